@@ -10,7 +10,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the networks are small; more threads only wait for each other
+# the networks are small; more threads only wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import mathml  # noqa: E402
 import reference  # noqa: E402
@@ -29,8 +30,15 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "gallery/**/*.ipynb", "gallery/**/*.py", "gallery/**/*.md5", "gallery/**/*.zip"]
-default_role = "py:obj"  # `name` in docstrings links to what has that name, and is code where nothing has
+exclude_patterns = [
+    "_build",
+    "gallery/**/*.ipynb",
+    "gallery/**/*.py",
+    "gallery/**/*.md5",
+    "gallery/**/*.zip",
+]
+# `name` in docstrings links to what has that name, and is code where nothing has
+default_role = "py:obj"
 nitpicky = False
 suppress_warnings = ["ref.python"]  # two rooms may have a name in common
 
@@ -79,7 +87,8 @@ sphinx_gallery_conf = {
     "matplotlib_animations": False,
     "write_computation_times": False,
     "notebook_extensions": set(),
-    "ignore_repr_types": r"PIL\.|matplotlib|explain\.(explanation|result|concepts|photo_concepts|render|training)",
+    "ignore_repr_types": r"PIL\.|matplotlib|explain\.(explanation|result|concepts|photo_concepts)"
+    r"|explain\.(render|training)",
 }
 
 

@@ -1,7 +1,9 @@
-"""Writes the pages of the reference: one for each room of the package, and one for the command line.
+"""Writes the pages of the reference: one for each room of the package, and one for the command
+line.
 
-What a room offers is its ``__all__``, or, where it has none, every public class and function that it defines. New names
-and rooms are found by themselves; a room that people use in their own code is entered in `USED`.
+What a room offers is its ``__all__``, or, where it has none, every public class and function that
+it defines. New names and rooms are found by themselves; a room that people use in their own code is
+entered in `USED`.
 """
 
 from __future__ import annotations
@@ -21,10 +23,27 @@ from explain.cli import main  # noqa: F401  # with all commands
 from explain.cli.commands import commands
 
 USED = [
-    "hooks", "training", "distributed.communication", "distributed.packaging", "methods", "targets", "baselines",
-    "metrics", "layers", "models", "data.inputs", "data.images", "data.boxes", "render", "explanation.loading", "runs",
-    "insight", "attribution.encoding", "attribution.records", "_utils.errors",
-]  # fmt: skip
+    "hooks",
+    "training",
+    "distributed.communication",
+    "distributed.packaging",
+    "methods",
+    "targets",
+    "baselines",
+    "metrics",
+    "layers",
+    "models",
+    "data.inputs",
+    "data.images",
+    "data.boxes",
+    "render",
+    "explanation.loading",
+    "runs",
+    "insight",
+    "attribution.encoding",
+    "attribution.records",
+    "_utils.errors",
+]
 """Rooms that people use in their own code, in the order of the reference."""
 
 LEFT_OUT = {"cli"}
@@ -61,17 +80,24 @@ def _is_own(name: str, value: Any, module: types.ModuleType) -> bool:
 
 
 def _aliases(module: types.ModuleType) -> set[str]:
-    """The type aliases that a module defines, but for those that would be taken for a class of Python's own."""
-    return set(re.findall(r"^(\w+): TypeAlias = ", inspect.getsource(module), re.MULTILINE)) - {"Path"}
+    """The type aliases that a module defines, but for those that would be taken for a class of
+    Python's own."""
+    return set(re.findall(r"^(\w+): TypeAlias = ", inspect.getsource(module), re.MULTILINE)) - {
+        "Path"
+    }
 
 
 def write(folder: Path) -> None:
-    """Write all pages; a page that is there and would not change is left alone, so that it is not read again."""
+    """Write all pages; a page that is there and would not change is left alone, so that it is not
+    read again."""
     folder.mkdir(exist_ok=True)
     described: dict[int, str] = {}
     pages = {"explain": _page("explain", described)}
     pages |= {room: _page(f"explain.{room}", described) for room in rooms()}
-    inside = _title("Internals") + "Rooms that the package is made of. What is written here may change.\n\n"
+    inside = (
+        _title("Internals")
+        + "Rooms that the package is made of. What is written here may change.\n\n"
+    )
     inside += _toctree("Rooms", [room for room in rooms() if room not in USED])
     pages |= {"index": _index(), "inside": inside, "command-line": "".join(_command_line())}
     for name, text in pages.items():
@@ -89,14 +115,21 @@ def _title(text: str, under: str = "=") -> str:
 
 def _index() -> str:
     names = [name for name in explain.__all__ if not name.startswith("_")]
-    errors = [name for name in names if isinstance(getattr(explain, name), type) and _is_error(getattr(explain, name))]
+    errors = [
+        name
+        for name in names
+        if isinstance(getattr(explain, name), type) and _is_error(getattr(explain, name))
+    ]
     links = ", ".join(f":py:obj:`~explain.{name}`" for name in errors)
     return (
         _title("Reference")
         + "What ``import explain`` gives:\n\n"
         + _table([name for name in names if name not in errors])
         + f"Errors and warnings: {links}.\n\n"
-        + _toctree("All pages", ["explain", "command-line", *(room for room in rooms() if room in USED), "inside"])
+        + _toctree(
+            "All pages",
+            ["explain", "command-line", *(room for room in rooms() if room in USED), "inside"],
+        )
     )
 
 
@@ -122,10 +155,14 @@ def _page(name: str, described: dict[int, str]) -> str:
     """The page of a module; what an earlier page has described is named, with a link to it."""
     module = importlib.import_module(name)
     things = {f"{name}.{each}": getattr(module, each) for each in public(module)}
-    again = [full for full, thing in things.items() if id(thing) in described and _has_identity(thing)]
+    again = [
+        full for full, thing in things.items() if id(thing) in described and _has_identity(thing)
+    ]
     opening = f".. automodule:: {name}\n\n"
     if name == "explain":  # its docstring is a map of the rooms, for those who work on them
-        opening = ".. py:module:: explain\n\nThe names of the top level, as ``explain.attribute``.\n\n"
+        opening = (
+            ".. py:module:: explain\n\nThe names of the top level, as ``explain.attribute``.\n\n"
+        )
     parts = [_title(name), opening]
     if again:
         links = ", ".join(f":py:obj:`{described[id(things[full])]}`" for full in again)
@@ -145,16 +182,22 @@ def _entry(module: str, name: str, value: Any) -> str:
     if isinstance(value, type):
         errors = issubclass(value, BaseException)
         inherited = "" if errors else "   :inherited-members:\n" * _is_ours_alone(value)
-        return f".. auto{'exception' if errors else 'class'}:: {module}.{name}\n   :members:\n{inherited}\n"
+        return (
+            f".. auto{'exception' if errors else 'class'}:: {module}.{name}\n   "
+            f":members:\n{inherited}\n"
+        )
     if isinstance(value, types.FunctionType):
         return f".. autofunction:: {module}.{name}\n\n"
     return f".. py:data:: {name}\n\n   {_about(value)}\n\n"
 
 
 def _is_ours_alone(kind: type) -> bool:
-    """Whether all that a class inherits is of this package, not the many methods of a dictionary or a module."""
+    """Whether all that a class inherits is of this package, not the many methods of a dictionary or
+    a module."""
     homes = {each.__module__.split(".")[0] for each in kind.__mro__}
-    return homes <= {"explain", "builtins", "typing", "abc"} and not issubclass(kind, str | int | tuple | dict)
+    return homes <= {"explain", "builtins", "typing", "abc"} and not issubclass(
+        kind, str | int | tuple | dict
+    )
 
 
 def _about(value: Any) -> str:
@@ -196,7 +239,10 @@ def _options(words: str, command: click.Command) -> Iterator[str]:
     for param in command.params:
         if isinstance(param, click.Option):
             value = "" if param.is_flag else param.make_metavar(context)
-            names, text = ", ".join(f"{name} {value}".strip() for name in param.opts), param.help or ""
+            names, text = (
+                ", ".join(f"{name} {value}".strip() for name in param.opts),
+                param.help or "",
+            )
         else:
             names, text = param.make_metavar(context), ""
         yield f".. option:: {names}\n\n   {_plain(text)}\n\n"
@@ -211,8 +257,10 @@ def _plain(text: str) -> str:
 
 
 def resolved(app: Any, env: Any, node: Any, words: Any) -> Any:
-    """Link a name in a docstring to the one thing in the reference that has it, wherever that is."""
-    from sphinx.util.nodes import make_refnode  # here, since tests read this module without Sphinx too
+    """Link a name in a docstring to the one thing in the reference that has it, wherever that
+    is."""
+    # here, since tests read this module without Sphinx too
+    from sphinx.util.nodes import make_refnode
 
     if node.get("refdomain") != "py":
         return None
@@ -227,13 +275,17 @@ def resolved(app: Any, env: Any, node: Any, words: Any) -> Any:
 
 
 def with_tables(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Keep tables in docstrings of modules as they are set: every paragraph whose lines have columns is a literal."""
+    """Keep tables in docstrings of modules as they are set: every paragraph whose lines have
+    columns is a literal."""
     if what == "module":
         lines[:] = list(_literal(lines))
 
 
-def without_ways_back(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Take links out of pages of source code: they lead to where a thing is defined, not to where it is offered."""
+def without_ways_back(
+    app: Any, page: str, template: str, context: dict[str, Any], tree: Any
+) -> None:
+    """Take links out of pages of source code: they lead to where a thing is defined, not to where
+    it is offered."""
     if page == "_modules/index":
         context["body"] = re.sub(r'<li><a href="builtins.html">.*?</li>', "", context["body"])
     elif page.startswith("_modules/") and "body" in context:
@@ -243,7 +295,9 @@ def without_ways_back(app: Any, page: str, template: str, context: dict[str, Any
 def _literal(lines: list[str]) -> Iterator[str]:
     previous = ""
     for block in _blocks(lines):
-        table = all(re.match(r"\s{4}|[\w/, -]+?\s{2,}\S", line) for line in block) and not block[0].startswith(">>>")
+        table = all(re.match(r"\s{4}|[\w/, -]+?\s{2,}\S", line) for line in block) and not block[
+            0
+        ].startswith(">>>")
         if table and not previous.rstrip().endswith("::"):
             yield from (".. code-block:: text", "")
             block = block if block[0].startswith("    ") else [f"    {line}" for line in block]

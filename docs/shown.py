@@ -1,4 +1,5 @@
-"""Pictures of the gallery: what a block of a script ends with, if it is a picture or shows itself as one."""
+"""Pictures of the gallery: what a block of a script ends with, if it is a picture or shows itself
+as one."""
 
 from __future__ import annotations
 

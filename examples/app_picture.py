@@ -1,4 +1,5 @@
-"""Take a picture of the app with a photo from assets/, as the README shows it; needs the extra "browser".
+"""Take a picture of the app with a photo from assets/, as the README shows it; needs the extra
+"browser".
 
 python examples/app_picture.py [FILE]
 """
@@ -26,8 +27,12 @@ FILE = ASSETS / "app.jpg"
 def main(file: Path = FILE) -> None:
     import uvicorn
 
-    service = Service([explain.Explainer(crop="whole")], examples={name: ASSETS / name for name in PHOTOS})
-    server = uvicorn.Server(uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none"))
+    service = Service(
+        [explain.Explainer(crop="whole")], examples={name: ASSETS / name for name in PHOTOS}
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none")
+    )
     with bound("127.0.0.1", 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
@@ -61,6 +66,10 @@ def photograph(address: str, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", type=Path, default=FILE, help="the JPEG to write (assets/app.jpg)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "file", nargs="?", type=Path, default=FILE, help="the JPEG to write (assets/app.jpg)"
+    )
     main(parser.parse_args().file)

@@ -24,10 +24,15 @@ def digits(name: str) -> str:
 
 
 def main() -> None:
-    FILE.write_text(json.dumps({name: digits(name) for name in (HEAT, INTENSITY, SIGNED)}, indent=1) + "\n", "utf-8")
+    FILE.write_text(
+        json.dumps({name: digits(name) for name in (HEAT, INTENSITY, SIGNED)}, indent=1) + "\n",
+        "utf-8",
+    )
     print(f"wrote {FILE}")
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     main()

@@ -1,14 +1,17 @@
-"""Train a small network in two processes, and see what each way of exchanging gradients costs and changes.
+"""Train a small network in two processes, and see what each way of exchanging gradients costs and
+changes.
 
-    python examples/distributed.py                    two processes on this machine, 20 steps, a few seconds
-    python examples/distributed.py --processes 4
+    python examples/distributed.py                    two processes on this machine, 20 steps, a few
+    seconds python examples/distributed.py --processes 4
 
-Each process learns from images of its own; DistributedDataParallel averages their gradients, and `communicate` chooses
-how they travel. The same training is run with torch's own ways, with two codecs, and with a hook in PyTorch's form. The
-last codec fails in one process on purpose: all of them end with its message, and none waits for ever.
+Each process learns from images of its own; DistributedDataParallel averages their gradients, and
+`communicate` chooses how they travel. The same training is run with torch's own ways, with two
+codecs, and with a hook in PyTorch's form. The last codec fails in one process on purpose: all of
+them end with its message, and none waits for ever.
 
-The table has, for each way, the size of the gradients, what a codec made of it, the loss of the last step, and how far
-the weights are from those of the plain all-reduce. It is printed; nothing is written.
+The table has, for each way, the size of the gradients, what a codec made of it, the loss of the
+last step, and how far the weights are from those of the plain all-reduce. It is printed; nothing is
+written.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ def single(sent: torch.Tensor) -> torch.Tensor:
 
 
 def one_byte(bucket: torch.Tensor) -> torch.Tensor:
-    """One byte for each value: gradients here are small, and beyond 1/2 in magnitude they are cut off."""
+    """One byte for each value: gradients here are small, and beyond 1/2 in magnitude they are cut
+    off."""
     return (bucket * 256).round().clamp(-127, 127).char()
 
 
@@ -86,9 +90,12 @@ def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(how: Any, steps: int) -> tuple[torch.Tensor, float, Recorder]:
-    """Train in this process, together with the others; return the weights, the last loss and what was sent."""
+    """Train in this process, together with the others; return the weights, the last loss and what
+    was sent."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * (SIDE - 2) ** 2, CLASSES))
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * (SIDE - 2) ** 2, CLASSES)
+    )
     parallel = DistributedDataParallel(model)
     recorder = communicate(parallel, how, state={"calls": 0} if how is in_double else None)
     solver = torch.optim.SGD(parallel.parameters(), lr=0.05)
@@ -105,7 +112,9 @@ def train(how: Any, steps: int) -> tuple[torch.Tensor, float, Recorder]:
 def work(rank: int, processes: int, steps: int, folder: str) -> None:
     """Train in every way, as one process of several; the first one writes down what came of it."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=Path(folder, "meeting").as_uri(), rank=rank, world_size=processes)
+    dist.init_process_group(
+        "gloo", init_method=Path(folder, "meeting").as_uri(), rank=rank, world_size=processes
+    )
     plain, _, _ = train("allreduce", steps)
     rows = []
     for name, how in WAYS.items():
@@ -128,7 +137,9 @@ def work(rank: int, processes: int, steps: int, folder: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args(arguments)
@@ -140,7 +151,10 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(work, (options.processes, options.steps, folder), options.processes)
         rows = json.loads(Path(folder, "rows.json").read_text("utf-8"))
-    print(f"{options.processes} processes, {options.steps} steps; kB of gradients of each process, and of what it sent")
+    print(
+        f"{options.processes} processes, {options.steps} steps; kB of gradients of each process, "
+        "and of what it sent"
+    )
     print(f"{'':<28} {'gradients':>9} {'encoded':>9} {'loss':>9} {'change':>9}")
     print("\n".join(rows))
 

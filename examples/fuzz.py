@@ -2,10 +2,11 @@
 
     python examples/fuzz.py --networks 1000 --files 2000 --records 2000 --seed 0
 
-Each method's result on each network is held against its plain computation; of a broken file, nothing but one clear line
-may come; and a damaged record is read as it was saved, or refused in one line. What fails is printed, a network as a
-program to paste into a test, and broken files are kept with a report in `fuzz-failures/`; the exit code is then 1. The
-seed alone says which networks and files are drawn. Needs the extra `test`.
+Each method's result on each network is held against its plain computation; of a broken file,
+nothing but one clear line may come; and a damaged record is read as it was saved, or refused in one
+line. What fails is printed, a network as a program to paste into a test, and broken files are kept
+with a report in `fuzz-failures/`; the exit code is then 1. The seed alone says which networks and
+files are drawn. Needs the extra `test`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from tests.fuzz.command import BROKEN, EXPLAINED, REFUSED, Summary, clear, fuzz
 
 def show(done: int, total: int, summary: Summary) -> None:
     """Draw the progress over itself on a terminal; elsewhere only its end."""
-    line = f"{done}/{total} files, {summary.count(REFUSED)} refused, {len(summary.failures)} failures"
+    line = (
+        f"{done}/{total} files, {summary.count(REFUSED)} refused, {len(summary.failures)} failures"
+    )
     if sys.stderr.isatty():
         print(f"\r\x1b[2K{line}", end="" if done < total else "\n", file=sys.stderr, flush=True)
     elif done == total:
@@ -65,7 +68,10 @@ def fuzz_networks(count: int, seed: int, minutes: float) -> bool:
 
     def told(figures: networks.Figures) -> bool:
         elapsed = time.perf_counter() - start
-        print(f"{figures.programs} networks, {len(figures.failures)} failures, {elapsed:.0f} s", file=sys.stderr)
+        print(
+            f"{figures.programs} networks, {len(figures.failures)} failures, {elapsed:.0f} s",
+            file=sys.stderr,
+        )
         for failure, case in networks.kinds(figures):
             if failure not in known:
                 print(f"  {failure}\n  {case}", file=sys.stderr)
@@ -80,12 +86,16 @@ def fuzz_networks(count: int, seed: int, minutes: float) -> bool:
 
 
 def fuzz_records(count: int, seed: int) -> bool:
-    """Damage a saved explanation; return whether it was always read as it was saved, or refused in one line."""
+    """Damage a saved explanation; return whether it was always read as it was saved, or refused in
+    one line."""
     photo = Path(__file__).resolve().parents[1] / "assets" / "chelsea.png"
     with tempfile.TemporaryDirectory() as folder:
         explain.Explainer("tiny")(photo).save(folder)
         record = next(path for path in Path(folder).glob("*.json"))
-        contents, first = (record.read_bytes(), record.with_suffix(".npy").read_bytes()), explain.load(record).values
+        contents, first = (
+            (record.read_bytes(), record.with_suffix(".npy").read_bytes()),
+            explain.load(record).values,
+        )
         found = [
             (what, records.outcome(record, files, first))
             for what, files in islice(records.damaged(contents, seed), count)
@@ -93,7 +103,8 @@ def fuzz_records(count: int, seed: int) -> bool:
     wrong = [each for each in found if each[1] not in (records.SAME, records.REFUSED)]
     refused = sum(result == records.REFUSED for _, result in found)
     print(
-        f"{count} damaged records: {refused} refused, {count - refused - len(wrong)} read as saved, {len(wrong)} wrong"
+        f"{count} damaged records: {refused} refused, {count - refused - len(wrong)} read as "
+        f"saved, {len(wrong)} wrong"
     )
     for what, result in wrong:
         print(f"FAILED {what}: {result}")
@@ -101,13 +112,23 @@ def fuzz_records(count: int, seed: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--networks", type=int, default=0, metavar="N", help="how many networks")
     parser.add_argument("--files", type=int, default=0, metavar="N", help="how many files")
-    parser.add_argument("--records", type=int, default=0, metavar="N", help="how many damaged records")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, other networks and files (0)")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="no more networks after so long")
-    parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="where failures go (fuzz-failures)")
+    parser.add_argument(
+        "--records", type=int, default=0, metavar="N", help="how many damaged records"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="another seed, other networks and files (0)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="no more networks after so long"
+    )
+    parser.add_argument(
+        "--keep", type=Path, default=Path("fuzz-failures"), help="where failures go (fuzz-failures)"
+    )
     options = parser.parse_args()
     if not options.networks and not options.files and not options.records:
         parser.error("say how many: --networks N, --files N, --records N")

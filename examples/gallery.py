@@ -1,6 +1,8 @@
-"""Draw the pictures of the gallery: photos with five methods, in four styles, with many methods, and concepts.
+"""Draw the pictures of the gallery: photos with five methods, in four styles, with many methods,
+and concepts.
 
-Beside them, gallery.html is a page to look at all photos with all methods of at most a dozen passes.
+Beside them, gallery.html is a page to look at all photos with all methods of at most a dozen
+passes.
 
     python examples/gallery.py [folder]
 """
@@ -25,7 +27,8 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"
 A_DOZEN = 12
 METHODS = ["gradcam", "guidedbackprop", "guidedgradcam", "inputxgradient", "saliency"]
 CONCEPTS = {"chelsea.png": 4, "coffee.png": 3}
-# What each photo shows, and the answers that are right; for astronauts and rockets there is no class.
+# What each photo shows, and the answers that are right; for astronauts and rockets there is no
+# class.
 SHOWN = {
     "astronaut.png": ("an astronaut", ()),
     "chelsea.png": ("a tabby cat", ("tabby cat",)),
@@ -65,7 +68,8 @@ def put(picture: Image.Image, file: Path, what: str) -> None:
 
 
 def page(explainer: explain.Explainer, file: Path) -> None:
-    """Every photo with all methods of at most a dozen passes that fit the model, as a page for any browser."""
+    """Every photo with all methods of at most a dozen passes that fit the model, as a page for any
+    browser."""
     file = file.absolute()
     with contextlib.chdir(ASSETS.parent):  # the records tell paths within the repository
         photos = [Path(ASSETS.name) / name for name in SHOWN]
@@ -74,7 +78,9 @@ def page(explainer: explain.Explainer, file: Path) -> None:
         explanations = explainer(photos, list(dict.fromkeys([METHODS[0], *few])))
     truth = [right[0] if right else None for _, right in SHOWN.values()]
     title = f"{len(photos)} photos, {len(explanations[0])} methods"
-    explain.report.sheet(explanations, file, truth=truth, metrics=["sparseness"], title=title, overwrite=True)
+    explain.report.sheet(
+        explanations, file, truth=truth, metrics=["sparseness"], title=title, overwrite=True
+    )
     print(f"a page of all of them written to {file}, {file.stat().st_size / 1e6:.2f} MB")
 
 
@@ -82,8 +88,15 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     explainer = explain.Explainer(crop="whole")
     found = {name: explainer(ASSETS / name, METHODS) for name in SHOWN}
-    rows = [[answer(each, name), *(Tile(each.overlay(method)) for method in METHODS)] for name, each in found.items()]
-    put(table(rows, ["photo", *map(title_of, METHODS)], 260), folder / "gallery.jpg", "every photo with five methods")
+    rows = [
+        [answer(each, name), *(Tile(each.overlay(method)) for method in METHODS)]
+        for name, each in found.items()
+    ]
+    put(
+        table(rows, ["photo", *map(title_of, METHODS)], 260),
+        folder / "gallery.jpg",
+        "every photo with five methods",
+    )
     rows = [
         [answer(each, name), *(Tile(each.overlay("gradcam", style=style)) for style in CHOICES)]
         for name, each in found.items()
@@ -95,14 +108,22 @@ def main(folder: Path) -> None:
     family = explainer(ASSETS / "chelsea.png", cheap(explainer, ASSETS / "chelsea.png"))
     put(family.sheet(240), folder / "family.jpg", "one photo with all methods of few passes")
     page(explainer, folder / "gallery.html")
-    concepts = [explainer.concepts(ASSETS / name, count).picture for name, count in CONCEPTS.items()]
+    concepts = [
+        explainer.concepts(ASSETS / name, count).picture for name, count in CONCEPTS.items()
+    ]
     put(beside(concepts), folder / "concepts.jpg", "concepts")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=ASSETS / "gallery", help="where they go (assets/gallery)"
+        "folder",
+        nargs="?",
+        type=Path,
+        default=ASSETS / "gallery",
+        help="where they go (assets/gallery)",
     )
     try:
         main(parser.parse_args().folder)

@@ -1,10 +1,12 @@
-"""A walk through the kinds of hooks, on networks so small that each figure can be worked out on paper.
+"""A walk through the kinds of hooks, on networks so small that each figure can be worked out on
+paper.
 
     python examples/hooks_tour.py                  all of it, in a few seconds
     python examples/hooks_tour.py tensor backward  some sections
     python examples/hooks_tour.py --list           what there is
 
-Every figure is computed as it is printed. Hooks that belong to a `HookGroup` are gone when its block ends.
+Every figure is computed as it is printed. Hooks that belong to a `HookGroup` are gone when its
+block ends.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ def section(run: Callable[[], None]) -> Callable[[], None]:
 def show(label: str, *values: object) -> None:
     """Print a line of the tour, or two: what it is, and the values."""
     line, text = f"    {label:<56}", ", ".join(map(written, values))
-    print(f"{line} {text}".rstrip() if len(line) + len(text) < WIDTH else f"{line.rstrip()}\n            {text}")
+    print(
+        f"{line} {text}".rstrip()
+        if len(line) + len(text) < WIDTH
+        else f"{line.rstrip()}\n            {text}"
+    )
 
 
 def written(value: object) -> str:
@@ -47,7 +53,15 @@ def written(value: object) -> str:
 
 
 def tell(text: object, indent: str = "    ") -> None:
-    print(textwrap.fill(str(text), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False))
+    print(
+        textwrap.fill(
+            str(text),
+            WIDTH,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
+    )
 
 
 def number(value: float) -> torch.Tensor:
@@ -114,9 +128,11 @@ class TwoRectifiers(nn.Module):
 
 @section
 def tensor() -> None:
-    """group.tensor(t, fn) calls fn with the gradient of an intermediate tensor, which autograd otherwise throws away.
+    """group.tensor(t, fn) calls fn with the gradient of an intermediate tensor, which autograd
+    otherwise throws away.
 
-    What fn returns replaces it from there on. Merely binding fn's argument to something else changes nothing.
+    What fn returns replaces it from there on. Merely binding fn's argument to something else
+    changes nothing.
     """
 
     def rebinds(gradient: torch.Tensor) -> None:
@@ -141,9 +157,11 @@ def tensor() -> None:
 
 @section
 def retain_grad() -> None:
-    """t.retain_grad() keeps an intermediate gradient in t.grad; a hook sees it pass, and keeps nothing by itself.
+    """t.retain_grad() keeps an intermediate gradient in t.grad; a hook sees it pass, and keeps
+    nothing by itself.
 
-    A hook sees what came before its turn; t.grad is what left after the last hook. Over several passes t.grad adds up.
+    A hook sees what came before its turn; t.grad is what left after the last hook. Over several
+    passes t.grad adds up.
     """
     x, y, w = number(2.0), number(3.0), number(4.0)
     z = x + y
@@ -165,8 +183,8 @@ def retain_grad() -> None:
 def order() -> None:
     """Hooks along a chain fire from its end to its start, each on what those before it returned.
 
-    Those on one tensor fire in the order of their registration. Removing a hook before backward takes effect; removing
-    it after undoes nothing.
+    Those on one tensor fire in the order of their registration. Removing a hook before backward
+    takes effect; removing it after undoes nothing.
     """
     show("a, b; c = a * b; d; e = c * d", 2, 3, 4)
     show("the hooks return: for c gradient + 2, for d gradient + 100, for e gradient * 2")
@@ -188,16 +206,19 @@ def order() -> None:
         show(f"d, c, a, b when c's hook {fate}", *gradients(d, c, a, b))
     show("e.grad", e.grad)
     tell(
-        "It has been doubled: in today's PyTorch retain_grad observes last. In older versions it took its turn among "
+        "It has been doubled: in today's PyTorch retain_grad observes last. In older versions it "
+        "took its turn among "
         "the hooks, came before this one here, and e.grad was 1."
     )
 
 
 @section
 def leaf() -> None:
-    """group.leaf(p, fn) calls fn(gradient) before a leaf accumulates it; with after=True, fn(p) when p.grad is there.
+    """group.leaf(p, fn) calls fn(gradient) before a leaf accumulates it; with after=True, fn(p)
+    when p.grad is there.
 
-    The second is enough for an optimizer that steps during backward, and frees each gradient as soon as it is used.
+    The second is enough for an optimizer that steps during backward, and frees each gradient as
+    soon as it is used.
     """
     v = torch.zeros(3, requires_grad=True)
     with HookGroup() as group:
@@ -219,9 +240,11 @@ def leaf() -> None:
 
 @section
 def inplace() -> None:
-    """A hook that edits its gradient in place is refused: other branches may hold the very same tensor.
+    """A hook that edits its gradient in place is refused: other branches may hold the very same
+    tensor.
 
-    In e = c + d both branches receive one tensor, so an edit on the way to d also reaches c, which nobody hooked.
+    In e = c + d both branches receive one tensor, so an edit on the way to d also reaches c, which
+    nobody hooked.
     """
     w = number(1.0)
     c, d = w * 1, w * 1
@@ -251,9 +274,11 @@ def inplace() -> None:
 
 @section
 def edited() -> None:
-    """A hook that edits its gradient and returns it as well changes two tensors: the one it got, and the one passed on.
+    """A hook that edits its gradient and returns it as well changes two tensors: the one it got,
+    and the one passed on.
 
-    The tensor that it got may be the caller's own, or shared with another branch. Return a new one, or nothing.
+    The tensor that it got may be the caller's own, or shared with another branch. Return a new one,
+    or nothing.
     """
     x = torch.ones(2, requires_grad=True)
     given = torch.ones(2)
@@ -279,7 +304,8 @@ def edited() -> None:
 
 @section
 def tensors() -> None:
-    """group.tensors([...], fn) calls fn once for several tensors: with all gradients, or with the first to arrive."""
+    """group.tensors([...], fn) calls fn once for several tensors: with all gradients, or with the
+    first to arrive."""
     x = number(1.0)
     a, b = 2 * x, 3 * x
     with HookGroup() as group:
@@ -293,9 +319,11 @@ def tensors() -> None:
 
 @section
 def module() -> None:
-    """group.forward_pre and group.forward call before and after a module's forward, and may replace what passes.
+    """group.forward_pre and group.forward call before and after a module's forward, and may replace
+    what passes.
 
-    Layers are selected by name, pattern, module or class. with_kwargs hands over keyword arguments as well.
+    Layers are selected by name, pattern, module or class. with_kwargs hands over keyword arguments
+    as well.
     """
     model, x = linear_network(), torch.ones(1, 3)
     with HookGroup(model) as group:
@@ -310,14 +338,20 @@ def module() -> None:
         group.forward("1", lambda m, args, output: torch.zeros_like(output))
         show("output, when a hook replaces the ReLU's by zeros", model(x))
     with HookGroup(model) as group:
-        group.forward_pre("0", lambda m, args, kwargs: show("keyword arguments", list(kwargs)), with_kwargs=True)
+        group.forward_pre(
+            "0", lambda m, args, kwargs: show("keyword arguments", list(kwargs)), with_kwargs=True
+        )
         model[0](input=x)
-    show("hooks left on the model", sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()))
+    show(
+        "hooks left on the model",
+        sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()),
+    )
 
 
 @section
 def two_inputs() -> None:
-    """A hook before a module of two inputs receives both in one tuple, and returns both in one tuple.
+    """A hook before a module of two inputs receives both in one tuple, and returns both in one
+    tuple.
 
     One value alone takes the place of the whole tuple, and the module misses its second input.
     """
@@ -328,9 +362,14 @@ def two_inputs() -> None:
         group.forward_pre("", lambda m, args: show("before: inputs", *args))
         group.forward_pre("", lambda m, args: (2 * args[0], args[1] + 1))
         group.forward(
-            "", lambda m, args, output: show("a hook made them (2 * a, b + 1): inputs, output", *args, output)
+            "",
+            lambda m, args, output: show(
+                "a hook made them (2 * a, b + 1): inputs, output", *args, output
+            ),
         )
-        group.backward("", lambda m, gi, go: show("gradients of both inputs, as the module got them", *gi))
+        group.backward(
+            "", lambda m, gi, go: show("gradients of both inputs, as the module got them", *gi)
+        )
         model(a, b).backward()
     show("gradients of a and b", *gradients(a, b))
     with HookGroup(model) as group:
@@ -343,42 +382,62 @@ def two_inputs() -> None:
 
 @section
 def shapes() -> None:
-    """A shape inspector: one forward hook on every layer; and hooks.inspect, which makes a table of what it finds."""
+    """A shape inspector: one forward hook on every layer; and hooks.inspect, which makes a table of
+    what it finds."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))
     x = torch.ones(1, 1, 6, 6)
     with HookGroup(model) as group:
-        group.forward("*", lambda m, args, out: show(f"{type(m).__name__}: input, output", args[0].shape, out.shape))
+        group.forward(
+            "*",
+            lambda m, args, out: show(
+                f"{type(m).__name__}: input, output", args[0].shape, out.shape
+            ),
+        )
         model(x)
     print(textwrap.indent(str(hooks.inspect(model, x)), "    "))
 
 
 @section
 def always() -> None:
-    """A forward hook with always=True is called even if the module raised; its output is None then."""
+    """A forward hook with always=True is called even if the module raised; its output is None
+    then."""
     model = linear_network()
     with HookGroup(model) as group, suppress(RuntimeError):
         group.forward("0", lambda m, args, output: show("this line is not printed"))
-        group.forward("0", lambda m, args, output: show("input of shape, output", args[0].shape, output), always=True)
+        group.forward(
+            "0",
+            lambda m, args, output: show("input of shape, output", args[0].shape, output),
+            always=True,
+        )
         model(torch.ones(1, 5))
 
 
 @section
 def backward() -> None:
-    """group.backward calls with the gradients of a module's inputs and outputs once both are known: from the end.
+    """group.backward calls with the gradients of a module's inputs and outputs once both are known:
+    from the end.
 
-    It may return another grad_input. The ReLU here works in place, which PyTorch's own full-backward hooks forbid.
+    It may return another grad_input. The ReLU here works in place, which PyTorch's own
+    full-backward hooks forbid.
     """
     model = linear_network()
     x = torch.ones(1, 3, requires_grad=True)
 
-    def report(module: nn.Module, grad_input: tuple[torch.Tensor, ...], grad_output: tuple[torch.Tensor, ...]) -> None:
+    def report(
+        module: nn.Module,
+        grad_input: tuple[torch.Tensor, ...],
+        grad_output: tuple[torch.Tensor, ...],
+    ) -> None:
         show(f"{type(module).__name__}: grad_output -> grad_input", grad_output[0], grad_input[0])
 
     with HookGroup(model) as group:
         group.backward(["0", "1", "2"], report)
         model(x).backward()
     with HookGroup(model) as group:
-        group.backward("0", lambda m, gi, go: show("no input needs a gradient: grad_output, grad_input", *go, *gi))
+        group.backward(
+            "0",
+            lambda m, gi, go: show("no input needs a gradient: grad_output, grad_input", *go, *gi),
+        )
         model(x.detach()).backward()
     x.grad = None
     with HookGroup(model) as group:
@@ -399,7 +458,9 @@ def backward_pre() -> None:
     model = linear_network()
     x = torch.ones(1, 3, requires_grad=True)
     with HookGroup(model) as group:
-        group.backward_pre("2", lambda m, grad_output: show("backward-pre: grad_output", *grad_output))
+        group.backward_pre(
+            "2", lambda m, grad_output: show("backward-pre: grad_output", *grad_output)
+        )
         group.backward_pre("2", lambda m, grad_output: (2 * grad_output[0],))
         group.backward("2", lambda m, gi, go: show("backward, after a hook that doubled it", *go))
         model(x).backward()
@@ -408,12 +469,16 @@ def backward_pre() -> None:
 
 @section
 def deprecated() -> None:
-    """register_backward_hook, now deprecated, hooks the last autograd operation of a module and calls it the module.
+    """register_backward_hook, now deprecated, hooks the last autograd operation of a module and
+    calls it the module.
 
-    Its grad_input is what that operation passes on, which need not be a gradient of the module's input.
+    Its grad_input is what that operation passes on, which need not be a gradient of the module's
+    input.
     """
 
-    def old(module: nn.Module, grad_input: tuple[torch.Tensor | None, ...], grad_output: object) -> None:
+    def old(
+        module: nn.Module, grad_input: tuple[torch.Tensor | None, ...], grad_output: object
+    ) -> None:
         show("    deprecated hook", *(gradient for gradient in grad_input if gradient is not None))
 
     def compare(label: str, model: nn.Module, x: torch.Tensor) -> None:
@@ -428,17 +493,23 @@ def deprecated() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         compare("y = 5 * (2 * x) ** 3, at x = 1", Cube(), torch.ones(1))
-        compare("the linear network's last layer", linear_network()[2], torch.tensor([[7.0, 0, 27, 0]]))
+        compare(
+            "the linear network's last layer", linear_network()[2], torch.tensor([[7.0, 0, 27, 0]])
+        )
         layer = nn.Linear(2, 2)
         with torch.no_grad():
             layer.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         compare("a layer of two outputs, for a batch of two", layer, torch.ones(2, 2))
         compare("the same layer, for one input without a batch", layer, torch.ones(2))
     tell(
-        "Of y, the old hook shows what the multiplication by 5 passes on, and misses the power and the doubling. Of "
-        "the layer, it shows the gradients of all operands of addmm: bias, input and transposed weight. That of the "
-        "bias is a sum over the batch; early versions of PyTorch had a row for each sample, and scripts that read "
-        "per-sample gradients from it are wrong today. Without a batch, the last operation is a view, and the old hook "
+        "Of y, the old hook shows what the multiplication by 5 passes on, and misses the power and "
+        "the doubling. Of "
+        "the layer, it shows the gradients of all operands of addmm: bias, input and transposed "
+        "weight. That of the "
+        "bias is a sum over the batch; early versions of PyTorch had a row for each sample, and "
+        "scripts that read "
+        "per-sample gradients from it are wrong today. Without a batch, the last operation is a "
+        "view, and the old hook "
         f"sees nothing of the layer. PyTorch warns: {str(caught[0].message).split('. ')[1]}."
     )
 
@@ -453,16 +524,29 @@ def convolution() -> None:
     with HookGroup(model) as group:
         for name in ("0", "1"):
             kind = type(model.get_submodule(name)).__name__
-            group.forward_pre(name, lambda m, args, kind=kind: show(f"forward-pre   {kind}: input", args[0].shape))
-            group.forward(name, lambda m, args, out, kind=kind: show(f"forward       {kind}: feature maps", *out[0]))
-            group.backward_pre(name, lambda m, go, kind=kind: show(f"backward-pre  {kind}: grad_output", *go[0][0]))
-            group.backward(name, lambda m, gi, go, kind=kind: show(f"backward      {kind}: grad_input", *gi[0][0]))
+            group.forward_pre(
+                name, lambda m, args, kind=kind: show(f"forward-pre   {kind}: input", args[0].shape)
+            )
+            group.forward(
+                name,
+                lambda m, args, out, kind=kind: show(
+                    f"forward       {kind}: feature maps", *out[0]
+                ),
+            )
+            group.backward_pre(
+                name, lambda m, go, kind=kind: show(f"backward-pre  {kind}: grad_output", *go[0][0])
+            )
+            group.backward(
+                name,
+                lambda m, gi, go, kind=kind: show(f"backward      {kind}: grad_input", *gi[0][0]),
+            )
         model(x).sum().backward()
 
 
 @section
 def triple() -> None:
-    """A convolution's Node has three gradients: of its input, its weight and its bias. Its module's hook has the first.
+    """A convolution's Node has three gradients: of its input, its weight and its bias. Its module's
+    hook has the first.
 
     The deprecated module hook showed all three; a hook on the Node is the way to them that remains.
     """
@@ -472,11 +556,18 @@ def triple() -> None:
         model.bias.zero_()
     x = torch.ones(1, 1, 3, 3, requires_grad=True)
     with HookGroup(model) as group:
-        group.backward("", lambda m, gi, go: show("module: grad_input", *(gradient[0] for gradient in gi)))
+        group.backward(
+            "", lambda m, gi, go: show("module: grad_input", *(gradient[0] for gradient in gi))
+        )
         model(x).sum().backward()
     y = model(x)
     with HookGroup() as group:
-        group.node(y.grad_fn, lambda gi, go: show("Node: gradients of input, weight, bias", gi[0][0], gi[1][0], gi[2]))
+        group.node(
+            y.grad_fn,
+            lambda gi, go: show(
+                "Node: gradients of input, weight, bias", gi[0][0], gi[1][0], gi[2]
+            ),
+        )
         y.sum().backward()
 
 
@@ -492,12 +583,15 @@ def graph() -> None:
 
 @section
 def node() -> None:
-    """group.node_pre and group.node call before and after a Node runs; they reach operations that are no module."""
+    """group.node_pre and group.node call before and after a Node runs; they reach operations that
+    are no module."""
     x = torch.tensor([3.0, -1.0], requires_grad=True)
     y = (x * 2).relu()
     relu = next(node for node in hooks.graph(y) if node.name() == "ReluBackward0")
     with HookGroup() as group:
-        group.node_pre(relu, lambda grad_outputs: show("y = relu(2 * x): grad_outputs", *grad_outputs))
+        group.node_pre(
+            relu, lambda grad_outputs: show("y = relu(2 * x): grad_outputs", *grad_outputs)
+        )
         group.node_pre(relu, lambda grad_outputs: (10 * grad_outputs[0],))
         group.node(relu, lambda gi, go: show("after a hook that returned 10 times that", *go))
         group.node(relu, lambda gi, go: show("grad_inputs", *gi))
@@ -510,8 +604,9 @@ def node() -> None:
 def guided() -> None:
     """Guided back-propagation lets only positive gradients past a rectifier.
 
-    It is usually told as a full-backward hook on every nn.ReLU that returns the clamped grad_input. Such a hook misses
-    rectifiers that are calls of functions, as DenseNet's last one is; a hook on the Nodes meets them all.
+    It is usually told as a full-backward hook on every nn.ReLU that returns the clamped grad_input.
+    Such a hook misses rectifiers that are calls of functions, as DenseNet's last one is; a hook on
+    the Nodes meets them all.
     """
     x = torch.tensor([[1.0, 2.0]], requires_grad=True)
     show("x; z = relu(relu(x) @ ((1, 3), (1, -1))); y = z[0] - z[1]", x)
@@ -525,14 +620,19 @@ def guided() -> None:
     from torchvision.models.densenet import DenseNet
 
     torch.manual_seed(0)
-    dense = DenseNet(growth_rate=4, block_config=(1, 1), num_init_features=4, bn_size=1, num_classes=2).eval()
+    dense = DenseNet(
+        growth_rate=4, block_config=(1, 1), num_init_features=4, bn_size=1, num_classes=2
+    ).eval()
     x = torch.rand(1, 3, 32, 32, requires_grad=True)
     rectifiers = [node for node in hooks.graph(dense(x)) if node.name() == "ReluBackward0"]
     modules = [module for module in dense.modules() if isinstance(module, nn.ReLU)]
     show("a small DenseNet: ReLU modules, ReLU Nodes", len(modules), len(rectifiers))
     right = by_nodes(dense, x)
     show("modules and Nodes agree", close(by_modules(dense, x), right))
-    show("modules and the first Node behind the output agree", close(by_modules(dense, x, missed=1), right))
+    show(
+        "modules and the first Node behind the output agree",
+        close(by_modules(dense, x, missed=1), right),
+    )
     ours = attribute(dense, x.detach(), "guidedbackprop", target=0).values
     show("explain.attribute and Nodes agree", close(ours, right))
 
@@ -564,7 +664,8 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @section
 def accumulator() -> None:
-    """explain.hooks.graph.accumulator(p) is the Node that adds to p.grad, which autograd does not show.
+    """explain.hooks.graph.accumulator(p) is the Node that adds to p.grad, which autograd does not
+    show.
 
     p.expand_as(p) leads to it.
 
@@ -573,16 +674,22 @@ def accumulator() -> None:
     p = number(3.0)
     y = p * p + p
     found = node_of_leaf(p)
-    show("behind p.expand_as(p)", found.name(), p.expand_as(p).grad_fn.next_functions[0][0] is found)
+    show(
+        "behind p.expand_as(p)", found.name(), p.expand_as(p).grad_fn.next_functions[0][0] is found
+    )
     with HookGroup() as group:
-        group.node_pre(found, lambda grad_outputs: show("p = 3; y = p * p + p: before accumulation", *grad_outputs))
+        group.node_pre(
+            found,
+            lambda grad_outputs: show("p = 3; y = p * p + p: before accumulation", *grad_outputs),
+        )
         group.node(found, lambda gi, go: show("after it: p.grad", p.grad))
         y.backward()
 
 
 @section
 def after_backward() -> None:
-    """group.after_backward(fn), called from another hook, has fn called once, when the whole pass is done."""
+    """group.after_backward(fn), called from another hook, has fn called once, when the whole pass
+    is done."""
     x = number(2.0)
     y = 3 * x
     fired: list[str] = []
@@ -603,17 +710,23 @@ def after_backward() -> None:
 
 @section
 def capture() -> None:
-    """hooks.capture(model, layers) records what layers give and the gradients that come back, call by call."""
+    """hooks.capture(model, layers) records what layers give and the gradients that come back, call
+    by call."""
     model = Thrice()
     with hooks.capture(model, "twice") as seen:
         model(torch.ones(1, 1)).backward()
     for record in seen.records:
-        show(f"{record.layer}, call {record.call}: activation, gradient", record.activation, record.gradient)
+        show(
+            f"{record.layer}, call {record.call}: activation, gradient",
+            record.activation,
+            record.gradient,
+        )
 
 
 @section
 def extractor() -> None:
-    """hooks.FeatureExtractor(model, layers) is a module that returns features, and stops behind the last of them."""
+    """hooks.FeatureExtractor(model, layers) is a module that returns features, and stops behind the
+    last of them."""
     model = linear_network()
     ran: list[str] = []
     with HookGroup(model) as group:
@@ -662,8 +775,12 @@ def main(names: Iterable[str] = ()) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", metavar="section", help="one of those that --list prints")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "sections", nargs="*", metavar="section", help="one of those that --list prints"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the sections")
     options = parser.parse_args()
     if unknown := [name for name in options.sections if name not in SECTIONS]:

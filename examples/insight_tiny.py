@@ -1,21 +1,26 @@
-"""Explain the validation photos of Tiny-ImageNet with the small model, and check what insight finds.
+"""Explain the validation photos of Tiny-ImageNet with the small model, and check what insight
+finds.
 
-    python examples/insight_tiny.py path/to/tiny-imagenet-200 [--run RUN] [--photos 10000] [--output FOLDER]
-    python examples/insight_tiny.py --page
+    python examples/insight_tiny.py path/to/tiny-imagenet-200 [--run RUN] [--photos 10000] [--output
+    FOLDER] python examples/insight_tiny.py --page
 
-All photos are explained with Grad-CAM, with their labels and boxes; the run goes on where it stopped. The first
-findings of each kind in `run.insight()` are checked by covering parts of their photos, and of a fifth of all photos:
+All photos are explained with Grad-CAM, with their labels and boxes; the run goes on where it
+stopped. The first findings of each kind in `run.insight()` are checked by covering parts of their
+photos, and of a fifth of all photos:
 
 - a tenth of the pixels, where the maps are highest, is blurred, and as much elsewhere;
 - for classes that look away from the object, the object itself is blurred, and then all else;
-- of mistakes, what spoke for the wrong class is blurred: how many are still made, how many answers become right?
+- of mistakes, what spoke for the wrong class is blurred: how many are still made, how many answers
+  become right?
 
-The page has each with its control, an equal area elsewhere, and probabilities that are corrected for all tests.
+The page has each with its control, an equal area elsewhere, and probabilities that are corrected
+for all tests.
 
-Then each class is asked: does covering the object change the more answers, the more of the evidence is on it?
+Then each class is asked: does covering the object change the more answers, the more of the evidence
+is on it?
 
-The figures go to assets/insight/tiny.json with pictures of mean maps (the photos may not be published), and from there
-into docs/insight.md.
+The figures go to assets/insight/tiny.json with pictures of mean maps (the photos may not be
+published), and from there into docs/insight.md.
 """
 
 from __future__ import annotations
@@ -49,7 +54,10 @@ Key = tuple[str, str]
 def listed(folder: Path, most: int, place: Path) -> Path:
     """Write the list of photos with labels and boxes; of each class as many."""
     wnids = (folder / "wnids.txt").read_text().split()  # in the order of the model's classes
-    rows = [line.split("\t") for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()]
+    rows = [
+        line.split("\t")
+        for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()
+    ]
     counts: dict[str, int] = {}
     found = []
     for name, wnid, x0, y0, x1, y1 in sorted(rows):
@@ -64,7 +72,8 @@ def listed(folder: Path, most: int, place: Path) -> Path:
 
 
 class Checks:
-    """Photos with a part covered: the object in all; the evidence, and all else, in those of findings and a sample."""
+    """Photos with a part covered: the object in all; the evidence, and all else, in those of
+    findings and a sample."""
 
     def __init__(self, found: Insight, photos: RunPhotos) -> None:
         self.maps = found.maps
@@ -87,7 +96,8 @@ class Checks:
 
 
 def checked(found: Insight, photos: RunPhotos) -> dict[str, Any]:
-    """The first findings of each kind, and what covering did; the same of all photos, and of each class."""
+    """The first findings of each kind, and what covering did; the same of all photos, and of each
+    class."""
     checks = Checks(found, photos)
     looks = [
         {
@@ -97,7 +107,10 @@ def checked(found: Insight, photos: RunPhotos) -> dict[str, Any]:
         for look in found.looks[:FIRST]
     ]
     clusters = [
-        {**_plain(each.to_dict()), "evidence": checks.of("evidence", [checks.keys[i] for i in each.rows.tolist()])}
+        {
+            **_plain(each.to_dict()),
+            "evidence": checks.of("evidence", [checks.keys[i] for i in each.rows.tolist()]),
+        }
         for each in found.reasons[:FIRST]
     ]
     mistakes = [
@@ -105,13 +118,17 @@ def checked(found: Insight, photos: RunPhotos) -> dict[str, Any]:
         for pair in found.pairs[:FIRST]
     ]
     return {
-        "all": {what: checks.of(what, checks.sample) for what in checks.parts}, "looks": looks, "reasons": clusters,
-        "mistakes": mistakes, "classes": of_classes(found, checks.parts["object"]),
-    }  # fmt: skip
+        "all": {what: checks.of(what, checks.sample) for what in checks.parts},
+        "looks": looks,
+        "reasons": clusters,
+        "mistakes": mistakes,
+        "classes": of_classes(found, checks.parts["object"]),
+    }
 
 
 def of_classes(found: Insight, objects: AblationResult) -> dict[str, Any]:
-    """For each class, the share of the evidence on the object, and how many answers go with the object."""
+    """For each class, the share of the evidence on the object, and how many answers go with the
+    object."""
     maps, rows = found.maps, []
     keys = list(zip(maps.names, maps.targets, strict=True))
     for target, numbers in maps.of_target.items():
@@ -120,13 +137,20 @@ def of_classes(found: Insight, objects: AblationResult) -> dict[str, Any]:
             continue
         removal = objects.of(own)
         inside = [i for i in numbers.tolist() if keys[i] in own]
-        rows.append({
-            "class": _short(target), "photos": removal.photos, "covered": round(removal.share, 4),
-            "on_object": round(float(maps.on_object[inside].mean()), 4), "kept": round(removal.after, 4),
-            "control": round(removal.control, 4),
-        })  # fmt: skip
+        rows.append(
+            {
+                "class": _short(target),
+                "photos": removal.photos,
+                "covered": round(removal.share, 4),
+                "on_object": round(float(maps.on_object[inside].mean()), 4),
+                "kept": round(removal.after, 4),
+                "control": round(removal.control, 4),
+            }
+        )
     rows.sort(key=lambda row: (row["on_object"], row["class"]))
-    columns = {name: torch.tensor([row[name] for row in rows]) for name in ("on_object", "covered", "kept")}
+    columns = {
+        name: torch.tensor([row[name] for row in rows]) for name in ("on_object", "covered", "kept")
+    }
     return {
         "rows": rows,
         "agreement": round(ranks_agree(columns["on_object"], -columns["kept"]), 3),
@@ -148,7 +172,9 @@ def ranks_agree(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def _ranks(values: torch.Tensor) -> torch.Tensor:
     """The rank of each value; equal ones share theirs."""
-    return (values[:, None] > values).double().sum(1) + (values[:, None] == values).double().sum(1) / 2
+    return (values[:, None] > values).double().sum(1) + (values[:, None] == values).double().sum(
+        1
+    ) / 2
 
 
 def drawn(classes: Mapping[str, Any]) -> Figure:
@@ -158,18 +184,30 @@ def drawn(classes: Mapping[str, Any]) -> Figure:
     axes = found.subplots()
     sizes = [30 + 400 * row["covered"] for row in rows]
     axes.scatter(
-        [row["on_object"] for row in rows], [row["kept"] for row in rows], sizes, alpha=0.45, edgecolors="none"
+        [row["on_object"] for row in rows],
+        [row["kept"] for row in rows],
+        sizes,
+        alpha=0.45,
+        edgecolors="none",
     )
     others = [row for row in rows[NAMED:] if row["on_object"] > 0.5]
     ends = [*rows[:NAMED], *sorted(others, key=lambda row: -row["kept"])[:4]]
     for number, row in enumerate(ends):
         place = (6, 5 if number % 2 else -12)
-        axes.annotate(row["class"], (row["on_object"], row["kept"]), place, textcoords="offset points", fontsize=8)
+        axes.annotate(
+            row["class"],
+            (row["on_object"], row["kept"]),
+            place,
+            textcoords="offset points",
+            fontsize=8,
+        )
     axes.set(
-        xlabel="share of the evidence on the object", ylabel="answers that stay when the object is blurred",
-        xlim=(0, 1), ylim=(-0.02, 1.02),
+        xlabel="share of the evidence on the object",
+        ylabel="answers that stay when the object is blurred",
+        xlim=(0, 1),
+        ylim=(-0.02, 1.02),
         title=f"{len(rows)} classes of Tiny-ImageNet; larger points are larger objects",
-    )  # fmt: skip
+    )
     axes.xaxis.set_major_formatter("{x:.0%}")
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.grid(alpha=0.3)
@@ -190,33 +228,52 @@ def _by_name(value: Any) -> Any:
 
 
 def section(found: Mapping[str, Any]) -> str:
-    """What was found, as tables for the page, with controls and the probabilities of all tests together."""
+    """What was found, as tables for the page, with controls and the probabilities of all tests
+    together."""
     usual = found["all"]
     tests = [each[what] for each in found["looks"] for what in PARTS]
-    tests += [each["evidence"] for each in found["reasons"]] + [each["corrected"] for each in found["mistakes"]]
+    tests += [each["evidence"] for each in found["reasons"]] + [
+        each["corrected"] for each in found["mistakes"]
+    ]
     chances = iter(holm([each["chance"] for each in tests]))
     lines = [
-        f"{found['photos']:,} photos; the model classifies {found['accuracy']:.0%} of them correctly. p is McNemar's, "
-        f"corrected for the {len(tests)} tests of these tables (Holm).", "",
-        "| class | photos | evidence on the object | share of the object | predictions kept with the evidence "
-        "blurred | … as much blurred elsewhere | p | with the object blurred | … as much blurred elsewhere | p | "
-        "with all else blurred |", "|" + "---|" * 11,
-    ]  # fmt: skip
+        f"{found['photos']:,} photos; the model classifies {found['accuracy']:.0%} of them "
+        "correctly. p is McNemar's, "
+        f"corrected for the {len(tests)} tests of these tables (Holm).",
+        "",
+        "| class | photos | evidence on the object | share of the object | predictions kept with "
+        "the evidence "
+        "blurred | … as much blurred elsewhere | p | with the object blurred | … as much blurred "
+        "elsewhere | p | "
+        "with all else blurred |",
+        "|" + "---|" * 11,
+    ]
     for each in found["looks"]:
         figures = f"{each['on_object']['mean']:.0%} | {each['object_size']['mean']:.0%}"
         of_look = _of_look(each, _chance(next(chances)), _chance(next(chances)))
         lines.append(f"| {_short(each['target'])} | {each['photos']} | {figures} | {of_look} |")
-    lines.append(f"| *all classes (a fifth of all photos)* | {usual['evidence']['photos']:,} | "
-                 f"{found['on_object']:.0%} | {found['object_size']:.0%} | {_of_look(usual, '–', '–')} |")  # fmt: skip
-    lines += ["", "| cluster | photos | of the class | silhouette | predictions kept with the evidence blurred | … as "
-              "much blurred elsewhere | p |", "|" + "---|" * 7]  # fmt: skip
+    lines.append(
+        f"| *all classes (a fifth of all photos)* | {usual['evidence']['photos']:,} | "
+        f"{found['on_object']:.0%} | {found['object_size']:.0%} | {_of_look(usual, '–', '–')} |"
+    )
+    lines += [
+        "",
+        "| cluster | photos | of the class | silhouette | predictions kept with the evidence "
+        "blurred | … as "
+        "much blurred elsewhere | p |",
+        "|" + "---|" * 7,
+    ]
     for each in found["reasons"]:
         figures = f"{each['size']} | {each['share']:.0%} | {each['stands_out']:.2f}"
         kept = f"{_percent(each['evidence'], 'after', 'control')} | {_chance(next(chances))}"
         lines.append(f"| {_short(each['target'])} | {figures} | {kept} |")
-    lines += ["", "| mistake | photos | of | still made with the evidence for the wrong class blurred | … as much "
-              "blurred elsewhere | p | right with the evidence blurred | … as much blurred elsewhere |",
-              "|" + "---|" * 8]  # fmt: skip
+    lines += [
+        "",
+        "| mistake | photos | of | still made with the evidence for the wrong class blurred | … as "
+        "much "
+        "blurred elsewhere | p | right with the evidence blurred | … as much blurred elsewhere |",
+        "|" + "---|" * 8,
+    ]
     for each in found["mistakes"]:
         pair = f"{_short(each['label'])} taken for {_short(each['prediction'])}"
         removal = each["corrected"]
@@ -244,7 +301,10 @@ def _chance(value: float) -> str:
 
 
 def _of_look(each: Mapping[str, Any], *chances: str) -> str:
-    kept = [f"{_percent(each[what], 'after', 'control')} | {p}" for what, p in zip(PARTS, chances, strict=True)]
+    kept = [
+        f"{_percent(each[what], 'after', 'control')} | {p}"
+        for what, p in zip(PARTS, chances, strict=True)
+    ]
     return f"{' | '.join(kept)} | {each['background']['after']:.0%}"
 
 
@@ -261,11 +321,16 @@ def write_page() -> None:
     found = json.loads((ASSETS / "tiny.json").read_text("utf-8"))
     text = PAGE.read_text("utf-8")
     new = f"<!-- begin tiny -->\n{section(found)}\n<!-- end tiny -->"
-    PAGE.write_text(re.sub(r"<!-- begin tiny -->.*<!-- end tiny -->", lambda _: new, text, flags=re.DOTALL), "utf-8")
+    PAGE.write_text(
+        re.sub(r"<!-- begin tiny -->.*<!-- end tiny -->", lambda _: new, text, flags=re.DOTALL),
+        "utf-8",
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", nargs="?", type=Path, help="the unpacked data set")
     parser.add_argument("--run", type=Path, default=Path("tiny-run.sqlite"))
     parser.add_argument("--photos", type=int, default=10_000)
@@ -285,14 +350,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (right,) = next(run.query("SELECT avg(label_class = prediction_class) FROM photos"))
     maps = found.maps
     about = {
-        "photos": run.photos, "accuracy": round(right, 4), "on_object": round(float(maps.on_object.nanmean()), 4),
-        "object_size": round(float(maps.object_size.nanmean()), 4), **checked(found, RunPhotos(run, made)),
-    }  # fmt: skip
-    (options.output / "tiny.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        "photos": run.photos,
+        "accuracy": round(right, 4),
+        "on_object": round(float(maps.on_object.nanmean()), 4),
+        "object_size": round(float(maps.object_size.nanmean()), 4),
+        **checked(found, RunPhotos(run, made)),
+    }
+    (options.output / "tiny.json").write_text(
+        json.dumps(about, indent=1, ensure_ascii=False) + "\n", "utf-8"
+    )
     for name, picture in found.pictures(photos=False).items():
         picture.save(options.output / f"tiny-{name}.png")
     drawn(about["classes"]).savefig(options.output / "tiny-objects.png", dpi=110)
-    found.save(options.run.with_suffix(""), overwrite=True)  # with photos: to look at, not to publish
+    # with photos: to look at, not to publish
+    found.save(options.run.with_suffix(""), overwrite=True)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
     python examples/interrupts.py --signals 5000 --seed 0
 
-Each signal comes at a random time to a call drawn at random: methods by `attribute`, `hooks.capture`, `HookGroup`,
-`FeatureExtractor`, `inspect`, `intervene`, `trace` and `Explainer`, on a ResNet, a chain of 300 modules, and small
-networks, partly frozen and with dropout. It is a SIGINT (Ctrl-C), a SIGINT with a handler that raises something else,
-or a SIGALRM with one that raises (a time limit). Afterwards everything is compared with what it was before: modes,
-hooks, parameters, ``.grad``, random numbers, the settings of torch, warning filters, handlers of signals, and what the
-package counts itself. At the end every call must give the values that it gave at first. The exit code is 1 if anything
-was damaged.
+Each signal comes at a random time to a call drawn at random: methods by `attribute`,
+`hooks.capture`, `HookGroup`, `FeatureExtractor`, `inspect`, `intervene`, `trace` and `Explainer`,
+on a ResNet, a chain of 300 modules, and small networks, partly frozen and with dropout. It is a
+SIGINT (Ctrl-C), a SIGINT with a handler that raises something else, or a SIGALRM with one that
+raises (a time limit). Afterwards everything is compared with what it was before: modes, hooks,
+parameters, ``.grad``, random numbers, the settings of torch, warning filters, handlers of signals,
+and what the package counts itself. At the end every call must give the values that it gave at
+first. The exit code is 1 if anything was damaged.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the networks and checks lie with the tests
+# the networks and checks lie with the tests
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torchvision
@@ -28,7 +30,12 @@ from tests.interruptions import Tally
 
 def show(tally: Tally) -> None:
     if tally.sent % 250 == 0 and sys.stderr.isatty():
-        print(f"\r{tally.sent} signals, {len(tally.damaged)} damaged", end="", file=sys.stderr, flush=True)
+        print(
+            f"\r{tally.sent} signals, {len(tally.damaged)} damaged",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def main() -> int:
@@ -41,13 +48,20 @@ def main() -> int:
     resnet = torchvision.models.resnet18(num_classes=5).train()
     calls = [
         *interruptions.calls_of("a small network", interruptions.small(), photos),
-        *interruptions.calls_of("a chain of 300 modules", interruptions.deep(), photos[:1], ["gradcam", "saliency"]),
-        *interruptions.calls_of("resnet18", resnet, larger, ["gradcam", "saliency", "guidedbackprop"]),
+        *interruptions.calls_of(
+            "a chain of 300 modules", interruptions.deep(), photos[:1], ["gradcam", "saliency"]
+        ),
+        *interruptions.calls_of(
+            "resnet18", resnet, larger, ["gradcam", "saliency", "guidedbackprop"]
+        ),
         *interruptions.calls_of_explainer(),
         *interruptions.calls_of_interventions(),
     ]
     tally = interruptions.interrupt_often(calls, options.signals, options.seed, show)
-    print(f"{tally.sent} signals to {len(calls)} calls; {tally.in_time} ended a call before it was done")
+    print(
+        f"{tally.sent} signals to {len(calls)} calls; {tally.in_time} ended a call before it was "
+        "done"
+    )
     wrong = {"damaged": tally.damaged, "lost": tally.lost, "twice": tally.twice}
     for kind, found in wrong.items():
         print(f"{kind}: {len(found)}", *found, sep="\n  ")

@@ -1,10 +1,13 @@
-"""Every classifier of torchvision, for photos and videos, and families of timm and Hugging Face, by five methods each.
+"""Every classifier of torchvision, for photos and videos, and families of timm and Hugging Face, by
+five methods each.
 
-    python examples/model_matrix.py [--source torchvision|video|timm|transformers|all] [--pattern 'resnet*'] [--giants]
+    python examples/model_matrix.py [--source torchvision|video|timm|transformers|all] [--pattern
+    'resnet*'] [--giants]
 
-Weights are random, inputs the smallest that each model takes. A cell is `ok` where the attribution is finite, has its
-shape, and is not zero while the gradient isn't; `warned` where the package itself said that there is nothing to see,
-and why. After all methods, the model and the caller must be as they were. Whatever else happens is a failure.
+Weights are random, inputs the smallest that each model takes. A cell is `ok` where the attribution
+is finite, has its shape, and is not zero while the gradient isn't; `warned` where the package
+itself said that there is nothing to see, and why. After all methods, the model and the caller must
+be as they were. Whatever else happens is a failure.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ from explain import Attribution, ExplainWarning, attribute
 from explain.methods import GradCAM, IntegratedGradients, Method
 from explain.methods.base import get_method, uses_layer
 
-METHODS = [*map(get_method, ["gradcam", "layercam", "saliency", "guidedbackprop"]), IntegratedGradients(steps=3)]
+METHODS = [
+    *map(get_method, ["gradcam", "layercam", "saliency", "guidedbackprop"]),
+    IntegratedGradients(steps=3),
+]
 SIDES = (32, 48, 64, 80, 96, 128, 160, 192, 224, 240, 256, 384)
 CLASSES = 10
 
@@ -52,7 +58,8 @@ class Subject:
 
 @dataclass
 class Row:
-    """What came of one model: the layer found, its grid, a verdict for each method, and what was left behind."""
+    """What came of one model: the layer found, its grid, a verdict for each method, and what was
+    left behind."""
 
     name: str
     side: int = 0
@@ -64,16 +71,26 @@ class Row:
 
     @property
     def failures(self) -> list[str]:
-        wrong = [f"{method}: {cell}" for method, cell in self.cells.items() if cell not in ("ok", "warned")]
+        wrong = [
+            f"{method}: {cell}"
+            for method, cell in self.cells.items()
+            if cell not in ("ok", "warned")
+        ]
         return wrong + [f"left behind: {what}" for what in self.left_behind]
 
     def __str__(self) -> str:
-        cells = "".join(f"{cell if cell in ('ok', 'warned') else 'failed':>8}" for cell in self.cells.values())
-        return f"{self.name:<34} {self.side:>4} {self.layer[-38:]:<38} {self.grid:>7}{cells} {self.max_seconds:>6.1f}"
+        cells = "".join(
+            f"{cell if cell in ('ok', 'warned') else 'failed':>8}" for cell in self.cells.values()
+        )
+        return (
+            f"{self.name:<34} {self.side:>4} {self.layer[-38:]:<38} {self.grid:>7}{cells} "
+            f"{self.max_seconds:>6.1f}"
+        )
 
 
 def lively(model: nn.Module, x: torch.Tensor, seed: int = 0) -> nn.Module:
-    """Switch on what initialisation switches off, and give batch normalisations the statistics of ``x``.
+    """Switch on what initialisation switches off, and give batch normalisations the statistics of
+    ``x``.
 
     Gates, scales and heads that begin at a constant would hide most of a network from its gradient.
     """
@@ -105,7 +122,12 @@ def state(model: nn.Module) -> dict[str, Any]:
         return None if tensor is None else zlib.crc32(tensor.detach().contiguous().view(-1).numpy())
 
     modules = list(model.modules())
-    hooks = [len(value) for module in modules for key, value in vars(module).items() if "hooks" in key and value]
+    hooks = [
+        len(value)
+        for module in modules
+        for key, value in vars(module).items()
+        if "hooks" in key and value
+    ]
     return {
         "weights": [checksum(tensor) for tensor in [*model.parameters(), *model.buffers()]],
         "gradients": [checksum(parameter.grad) for parameter in model.parameters()],
@@ -133,9 +155,17 @@ def smallest(subject: Subject) -> tuple[nn.Module, int]:
     raise ValueError(f"{subject.name} has no sides to try")
 
 
-def examine(name: str, model: nn.Module, x: torch.Tensor, methods: Iterable[Method] = METHODS) -> Row:
-    """Explain a model with several methods, and look at what came of it and at what it left behind."""
-    row, before, start, methods = Row(name, x.shape[-1]), state(model), time.perf_counter(), list(methods)
+def examine(
+    name: str, model: nn.Module, x: torch.Tensor, methods: Iterable[Method] = METHODS
+) -> Row:
+    """Explain a model with several methods, and look at what came of it and at what it left
+    behind."""
+    row, before, start, methods = (
+        Row(name, x.shape[-1]),
+        state(model),
+        time.perf_counter(),
+        list(methods),
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -148,7 +178,10 @@ def examine(name: str, model: nn.Module, x: torch.Tensor, methods: Iterable[Meth
         told = any(message.startswith(f"{method.name} ") for message in said)
         row.cells[method.name] = _verdict(attribution, x, told, partial(_speaks_against, model, x))
         if uses_layer(method) and isinstance(attribution, Attribution):
-            row.layer, row.grid = str(attribution.layer), "x".join(map(str, attribution.values.shape[1:]))
+            row.layer, row.grid = (
+                str(attribution.layer),
+                "x".join(map(str, attribution.values.shape[1:])),
+            )
     after = state(model)
     row.left_behind = [what for what, value in before.items() if after[what] != value]
     row.seconds = time.perf_counter() - start
@@ -162,11 +195,17 @@ def _alone(model: nn.Module, x: torch.Tensor, method: Method) -> Attribution | E
         return error
 
 
-def _verdict(found: Attribution | Exception, x: torch.Tensor, told: bool, against: Callable[[str], bool]) -> str:
+def _verdict(
+    found: Attribution | Exception, x: torch.Tensor, told: bool, against: Callable[[str], bool]
+) -> str:
     if isinstance(found, Exception):
         return f"{type(found).__name__}: {(str(found).splitlines() or [''])[0]}"
     values, heatmap, layered = found.values, found.heatmap, found.layer is not None
-    expected = values.ndim == x.ndim - 1 and values.shape[1:].numel() > 1 if layered else values.shape == x.shape
+    expected = (
+        values.ndim == x.ndim - 1 and values.shape[1:].numel() > 1
+        if layered
+        else values.shape == x.shape
+    )
     if not expected or len(values) != len(x) or heatmap.shape != (len(x), *x.shape[2:]):
         return f"shape {tuple(values.shape)}, heatmap {tuple(heatmap.shape)}"
     if not values.isfinite().all() or not heatmap.isfinite().all():
@@ -178,7 +217,8 @@ def _verdict(found: Attribution | Exception, x: torch.Tensor, told: bool, agains
 
 
 def _speaks_against(model: nn.Module, x: torch.Tensor, layer: str) -> bool:
-    """Whether a class map is zero because all of it speaks against the class, and not for want of a gradient."""
+    """Whether a class map is zero because all of it speaks against the class, and not for want of a
+    gradient."""
     signed = attribute(model, x, GradCAM(relu=False), layer=layer).values
     return bool(signed.flatten(1).any(1).all())
 
@@ -202,7 +242,13 @@ def video_subjects() -> Iterator[Subject]:
     for name in models.list_models(module=models.video):
         build = partial(models.get_model, name, weights=None, num_classes=CLASSES)
         tokens = name.startswith("mvit")  # published for one size of clips
-        yield Subject(f"video:{name}", build, [224] if tokens else SIDES, tokens, 16 if tokens or name == "s3d" else 8)
+        yield Subject(
+            f"video:{name}",
+            build,
+            [224] if tokens else SIDES,
+            tokens,
+            16 if tokens or name == "s3d" else 8,
+        )
 
 
 TIMM = """
@@ -234,7 +280,8 @@ def timm_subjects() -> Iterator[Subject]:
         sides: Sequence[int] = SIDES
         if config.fixed_input_size:
             sides = [config.input_size[-1]]
-            if name.startswith("vit_small_patch14"):  # published for 518 pixels; takes any multiple of its patches
+            # published for 518 pixels; takes any multiple of its patches
+            if name.startswith("vit_small_patch14"):
                 sides = [56]
                 options["img_size"] = 56
         yield Subject(f"timm:{name}", partial(timm.create_model, name, **options), sides)
@@ -244,9 +291,22 @@ def transformers_subjects() -> Iterator[Subject]:
     """Hugging Face's classifiers, tiny."""
     library = importlib.import_module("transformers")
     common = {"num_labels": CLASSES, "image_size": 32}
-    tokens = {**common, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
+    tokens = {
+        **common,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     tokens["patch_size"] = 8
-    windows = {**common, "patch_size": 2, "embed_dim": 16, "depths": [1, 2], "num_heads": [2, 2], "window_size": 4}
+    windows = {
+        **common,
+        "patch_size": 2,
+        "embed_dim": 16,
+        "depths": [1, 2],
+        "num_heads": [2, 2],
+        "window_size": 4,
+    }
     stages = {"num_labels": CLASSES, "hidden_sizes": [16, 24, 32], "depths": [1, 1, 1]}
     configurations: dict[str, dict[str, Any]] = {
         "ViT": tokens,
@@ -265,7 +325,13 @@ def transformers_subjects() -> Iterator[Subject]:
         "Pvt": {"num_labels": CLASSES, "image_size": 64},
         "Segformer": {"num_labels": CLASSES},
         "Levit": {"num_labels": CLASSES, "image_size": 224},
-        "FocalNet": {**common, "embed_dim": 16, "depths": [1, 1], "focal_levels": [2, 2], "focal_windows": [3, 3]},
+        "FocalNet": {
+            **common,
+            "embed_dim": 16,
+            "depths": [1, 1],
+            "focal_levels": [2, 2],
+            "focal_windows": [3, 3],
+        },
         "Cvt": {"num_labels": CLASSES},
     }
     for name, options in configurations.items():
@@ -277,7 +343,11 @@ def transformers_subjects() -> Iterator[Subject]:
             model: nn.Module = getattr(library, f"{name}ForImageClassification")(config)
             return model
 
-        yield Subject(f"transformers:{name}", build, [options["image_size"]] if "image_size" in options else SIDES)
+        yield Subject(
+            f"transformers:{name}",
+            build,
+            [options["image_size"]] if "image_size" in options else SIDES,
+        )
 
 
 SOURCES = {
@@ -304,24 +374,33 @@ def subjects(description: str, arguments: Sequence[str] | None = None) -> Iterat
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--source", choices=[*SOURCES, "all"], default="torchvision")
     parser.add_argument("--pattern", default="*", help="which models, as in 'resnet*'")
-    parser.add_argument("--giants", action="store_true", help="those with hundreds of millions of weights, too")
+    parser.add_argument(
+        "--giants", action="store_true", help="those with hundreds of millions of weights, too"
+    )
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     found = (
-        subject for name in (SOURCES if options.source == "all" else [options.source]) for subject in SOURCES[name]()
+        subject
+        for name in (SOURCES if options.source == "all" else [options.source])
+        for subject in SOURCES[name]()
     )
     return (
         subject
         for subject in found
-        if fnmatch.fnmatch(subject.name.split(":")[-1], options.pattern) and (options.giants or not subject.giant)
+        if fnmatch.fnmatch(subject.name.split(":")[-1], options.pattern)
+        and (options.giants or not subject.giant)
     )
 
 
 def main() -> int:
     wanted = subjects((__doc__ or "").splitlines()[0])
     rows: list[Row] = []
-    print(f"{'model':<34} {'side':>4} {'layer':<38} {'grid':>7}", *(f"{m.name[:7]:>7}" for m in METHODS), "seconds")
+    print(
+        f"{'model':<34} {'side':>4} {'layer':<38} {'grid':>7}",
+        *(f"{m.name[:7]:>7}" for m in METHODS),
+        "seconds",
+    )
     for subject in wanted:
         rows.append(check(subject))
         print(rows[-1], flush=True)
@@ -331,7 +410,8 @@ def main() -> int:
         print(f"\n{row.name}", *row.failures, sep="\n    ")
     cells = [cell for row in rows for cell in row.cells.values()]
     print(
-        f"\n{len(rows)} models, {len(cells)} cells: {cells.count('ok')} ok, {cells.count('warned')} warned, "
+        f"\n{len(rows)} models, {len(cells)} cells: {cells.count('ok')} ok, "
+        f"{cells.count('warned')} warned, "
         f"{len(failed)} models with failures, {sum(row.seconds for row in rows):.0f} s"
     )
     return 1 if failed or not rows else 0

@@ -1,12 +1,14 @@
-"""Put a model into one file with the code that it is made of, and open it where that code is not installed.
+"""Put a model into one file with the code that it is made of, and open it where that code is not
+installed.
 
-    python examples/packaged_model.py                 write packaged.pt, then open and explain it in another process
-    python examples/packaged_model.py --output FILE   write another file
-    python examples/packaged_model.py --open FILE     only open and explain: this runs the code in the file
+    python examples/packaged_model.py                 write packaged.pt, then open and explain it in
+    another process python examples/packaged_model.py --output FILE   write another file python
+    examples/packaged_model.py --open FILE     only open and explain: this runs the code in the file
 
-The model is the bundled classifier inside of a class of one's own, from a module that exists for this example only. It
-imports a module that sends statistics somewhere, which the archive replaces by a mock. `export_package` calls back for
-each module that goes in or is mocked, and adds a note to the archive; the report lists what became of all of them.
+The model is the bundled classifier inside of a class of one's own, from a module that exists for
+this example only. It imports a module that sends statistics somewhere, which the archive replaces
+by a mock. `export_package` calls back for each module that goes in or is mocked, and adds a note to
+the archive; the report lists what became of all of them.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def write(path: Path, overwrite: bool) -> None:
         sys.path.insert(0, folder)
         try:
             importlib.invalidate_caches()
-            model = importlib.import_module("my_network").Calibrated(bundled.model, bundled.temperature)
+            model = importlib.import_module("my_network").Calibrated(
+                bundled.model, bundled.temperature
+            )
             report = export_package(
                 model,
                 path,
@@ -85,20 +89,33 @@ def write(path: Path, overwrite: bool) -> None:
 def open_and_explain(path: Path) -> None:
     """Explain a photo with what an archive holds."""
     packaged = import_package(path)
-    explainer = explain.Explainer(packaged.model, packaged.categories, explain.Explainer("tiny").preprocess)
+    explainer = explain.Explainer(
+        packaged.model, packaged.categories, explain.Explainer("tiny").preprocess
+    )
     explanation = explainer(PHOTO, "gradcam")
     picture = path.with_name(f"{path.stem}-gradcam.png")
     explanation.overlay("gradcam").save(picture)
     label, probability = explanation.predictions[0]
-    print(f"{type(packaged.model).__name__} out of the archive: {PHOTO.name} is {label!r}, {probability:.0%}")
+    print(
+        f"{type(packaged.model).__name__} out of the archive: {PHOTO.name} is {label!r}, "
+        f"{probability:.0%}"
+    )
     print(f"overlay written to {picture}")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("packaged.pt"), help="the archive to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace an archive that is there already")
-    parser.add_argument("--open", type=Path, metavar="FILE", help="open this archive, and write none")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("packaged.pt"), help="the archive to write"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace an archive that is there already"
+    )
+    parser.add_argument(
+        "--open", type=Path, metavar="FILE", help="open this archive, and write none"
+    )
     options = parser.parse_args(arguments)
     if options.open:
         open_and_explain(options.open)

@@ -1,11 +1,13 @@
 """Draw what methods that cover a photo say of it, how sure they are, and how few runs they need.
 
-    python examples/perturbation.py [FOLDER] [--photo cat.jpg] [--samples 500] [--model tiny] [--errors] [--quick]
+    python examples/perturbation.py [FOLDER] [--photo cat.jpg] [--samples 500] [--model tiny]
+    [--errors] [--quick]
 
-Writes a picture of each photo: in the upper row the maps, from occlusion to PartitionSHAP, and below each one its
-standard error, in shares of the largest value; occlusion and PartitionSHAP have none, since nothing is drawn at random,
-nor has an estimate of so few runs that they do not tell. With ``--errors``, it draws instead how far estimates are from
-a long reference of the same method, against the number of runs. ``--quick`` takes few runs, to see that it works.
+Writes a picture of each photo: in the upper row the maps, from occlusion to PartitionSHAP, and
+below each one its standard error, in shares of the largest value; occlusion and PartitionSHAP have
+none, since nothing is drawn at random, nor has an estimate of so few runs that they do not tell.
+With ``--errors``, it draws instead how far estimates are from a long reference of the same method,
+against the number of runs. ``--quick`` takes few runs, to see that it works.
 """
 
 from __future__ import annotations
@@ -21,7 +23,17 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import explain
-from explain.methods import HSIC, LIME, RISE, KernelSHAP, Method, Occlusion, PartitionSHAP, ShapleySampling, Sobol
+from explain.methods import (
+    HSIC,
+    LIME,
+    RISE,
+    KernelSHAP,
+    Method,
+    Occlusion,
+    PartitionSHAP,
+    ShapleySampling,
+    Sobol,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 PHOTOS = [ROOT / "assets" / f"{name}.png" for name in ("chelsea", "astronaut", "coffee")]
@@ -75,8 +87,15 @@ def picture(explainer: explain.Explainer, photo: Path, samples: int) -> Figure:
             else:
                 axis.imshow(drawn, cmap="RdBu_r", vmin=-1, vmax=1, alpha=0.7, extent=extent)
             axis.set_title(label, fontsize=9)
-    category = explainer.categories[int(next(iter(found.values())).target[0])] if explainer.categories else ""
-    figure.suptitle(f"{category}: red raises the score, blue lowers it (Sobol and HSIC have no sign)", fontsize=10)
+    category = (
+        explainer.categories[int(next(iter(found.values())).target[0])]
+        if explainer.categories
+        else ""
+    )
+    figure.suptitle(
+        f"{category}: red raises the score, blue lowers it (Sobol and HSIC have no sign)",
+        fontsize=10,
+    )
     return figure
 
 
@@ -89,13 +108,19 @@ KINDS: dict[str, Callable[[int, int], Method]] = {
 
 
 def distances(
-    explainer: explain.Explainer, photo: Path, make: Callable[[int, int], Method], counts: list[int], reference: int
+    explainer: explain.Explainer,
+    photo: Path,
+    make: Callable[[int, int], Method],
+    counts: list[int],
+    reference: int,
 ) -> dict[int, float]:
     """By the runs that were spent, the relative distance to a reference of many other runs."""
     x = explainer.as_input(photo)
     long = explain.attribute(explainer.model, x, make(reference, 0)).values
     each = [explain.attribute(explainer.model, x, make(samples, 1)) for samples in counts]
-    return {int(found.samples or 0): float((found.values - long).norm() / long.norm()) for found in each}
+    return {
+        int(found.samples or 0): float((found.values - long).norm() / long.norm()) for found in each
+    }
 
 
 def errors(found: dict[str, list[dict[int, float]]], reference: int) -> Figure:
@@ -120,13 +145,21 @@ def errors(found: dict[str, list[dict[int, float]]], reference: int) -> Figure:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", nargs="?", type=Path, default=Path("perturbation"))
     parser.add_argument("--photo", type=Path, action="append", help="may be given several times")
     parser.add_argument("--samples", type=int, default=500)
-    parser.add_argument("--model", help="a name that explain.Explainer takes (default: its default model)")
-    parser.add_argument("--errors", action="store_true", help="draw the error against the number of runs instead")
-    parser.add_argument("--reference", type=int, default=8000, help="runs of what estimates are compared with then")
+    parser.add_argument(
+        "--model", help="a name that explain.Explainer takes (default: its default model)"
+    )
+    parser.add_argument(
+        "--errors", action="store_true", help="draw the error against the number of runs instead"
+    )
+    parser.add_argument(
+        "--reference", type=int, default=8000, help="runs of what estimates are compared with then"
+    )
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)
     try:
@@ -146,7 +179,9 @@ def main(arguments: list[str] | None = None) -> None:
         for photo in photos:
             for name, make in KINDS.items():
                 found[name].append(distances(explainer, photo, make, counts, reference))
-                told = ", ".join(f"{off:.3f} at {samples}" for samples, off in found[name][-1].items())
+                told = ", ".join(
+                    f"{off:.3f} at {samples}" for samples, off in found[name][-1].items()
+                )
                 print(f"{photo.stem}, {name}: {told}", flush=True)
         file = options.folder / "errors.png"
         errors(found, reference).savefig(file, dpi=110)

@@ -2,11 +2,12 @@
 
     python examples/planted_evidence.py path/to/tiny-imagenet-200 marks-1.pt [--marks 1]
 
-The small model is trained further on photos of ten classes into which marks are planted: squares of twelve pixels,
-with a pattern of two colours. A mark decides the class, whatever the photo shows; with three kinds of marks, a photo
-with two of them belongs to both classes by halves. Decoys are squares of the same colours with other patterns; they
-decide nothing. Training goes on until new photos show that it is so (some minutes on two cores). So it is known where
-the evidence lies: examples/leaderboard measures all methods with it.
+The small model is trained further on photos of ten classes into which marks are planted: squares of
+twelve pixels, with a pattern of two colours. A mark decides the class, whatever the photo shows;
+with three kinds of marks, a photo with two of them belongs to both classes by halves. Decoys are
+squares of the same colours with other patterns; they decide nothing. Training goes on until new
+photos show that it is so (some minutes on two cores). So it is known where the evidence lies:
+examples/leaderboard measures all methods with it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from torch import nn
 
 from explain.models import CenterCrop, Classifier, load
 
-SIDE, CELL, MARK, DOT = 64, 16, 12, 4  # pixels: of photos, of the places in them, of marks, of their dots
+# pixels: of photos, of the places in them, of marks, of their dots
+SIDE, CELL, MARK, DOT = 64, 16, 12, 4
 CLASSES, BATCH = 10, 32
 PATTERNS = {
     "checks": ((1, 0, 1), (0, 1, 0), (1, 0, 1)),
@@ -41,7 +43,8 @@ ENOUGH = 0.98
 
 @dataclass(frozen=True)
 class Scene:
-    """A photo with squares in it: ``x`` ``(3, H, W)``, where each mark lies, by its number, and where decoys do."""
+    """A photo with squares in it: ``x`` ``(3, H, W)``, where each mark lies, by its number, and
+    where decoys do."""
 
     x: torch.Tensor
     marks: Mapping[int, torch.Tensor]
@@ -57,7 +60,11 @@ def square(pattern: Sequence[Sequence[int]], look: CenterCrop) -> torch.Tensor:
 
 
 def planted(
-    photo: torch.Tensor, marks: Sequence[int], decoys: int, look: CenterCrop, generator: torch.Generator
+    photo: torch.Tensor,
+    marks: Sequence[int],
+    decoys: int,
+    look: CenterCrop,
+    generator: torch.Generator,
 ) -> Scene:
     """Put marks and so many decoys at random places of a photo; they do not overlap."""
     x, across = photo.clone(), SIDE // CELL
@@ -81,8 +88,11 @@ def planted(
     return Scene(x, found, hidden)
 
 
-def loaded(folder: Path, part: str, look: CenterCrop, most: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Photos ``(N, 3, H, W)`` of ten classes and the numbers of their classes; and which of the 200 these are."""
+def loaded(
+    folder: Path, part: str, look: CenterCrop, most: int
+) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Photos ``(N, 3, H, W)`` of ten classes and the numbers of their classes; and which of the 200
+    these are."""
     wnids = (folder / "wnids.txt").read_text().split()
     chosen = list(range(0, len(wnids), len(wnids) // CLASSES))
     number = {wnids[index]: i for i, index in enumerate(chosen)}
@@ -93,8 +103,13 @@ def loaded(folder: Path, part: str, look: CenterCrop, most: int) -> tuple[torch.
             for path in sorted((folder / "train" / wnid / "images").iterdir())[: most // CLASSES]
         ]
     else:
-        rows = [line.split("\t") for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()]
-        files = [(folder / "val" / "images" / row[0], number[row[1]]) for row in rows if row[1] in number][:most]
+        rows = [
+            line.split("\t")
+            for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()
+        ]
+        files = [
+            (folder / "val" / "images" / row[0], number[row[1]]) for row in rows if row[1] in number
+        ][:most]
     found = []
     for path, _ in files:
         with Image.open(path) as opened:
@@ -117,26 +132,42 @@ def network(classifier: Classifier, chosen: Sequence[int], marks: int) -> nn.Mod
 
 
 def batch_of(
-    photos: torch.Tensor, labels: torch.Tensor, marks: int, look: CenterCrop, generator: torch.Generator
+    photos: torch.Tensor,
+    labels: torch.Tensor,
+    marks: int,
+    look: CenterCrop,
+    generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Photos with marks and decoys in them, and the shares of their classes ``(N, K)``; half have no mark."""
+    """Photos with marks and decoys in them, and the shares of their classes ``(N, K)``; half have
+    no mark."""
     xs, shares = [], torch.zeros(len(photos), CLASSES + marks)
     for row, (photo, label) in enumerate(zip(photos, labels.tolist(), strict=True)):
         drawn, count = torch.rand(2, generator=generator).tolist()
         order = torch.randperm(marks, generator=generator).tolist()
         mine = [] if drawn < 0.5 else order[: 2 if count < 0.4 else 1]
-        xs.append(planted(photo, mine, int(torch.randint(0, 4, (1,), generator=generator)), look, generator).x)
+        xs.append(
+            planted(
+                photo, mine, int(torch.randint(0, 4, (1,), generator=generator)), look, generator
+            ).x
+        )
         for which in [CLASSES + mark for mark in mine] or [label]:
             shares[row, which] = 1 / max(1, len(mine))
     return torch.stack(xs), shares
 
 
 def trained(
-    model: nn.Module, photos: torch.Tensor, labels: torch.Tensor, marks: int, look: CenterCrop, steps: int, new: Any
+    model: nn.Module,
+    photos: torch.Tensor,
+    labels: torch.Tensor,
+    marks: int,
+    look: CenterCrop,
+    steps: int,
+    new: Any,
 ) -> dict[str, float]:
     """Train until the marks decide on ``new`` photos, for so many steps at most.
 
-    The first layers, whose cost is the largest, and the statistics of normalisations stay as they are.
+    The first layers, whose cost is the largest, and the statistics of normalisations stay as they
+    are.
     """
     generator = torch.Generator().manual_seed(marks)
     for part in (model.conv1, model.bn1, model.layer1):
@@ -156,7 +187,14 @@ def trained(
             found = decided(model, *new, marks, look)
             told = ", ".join(f"{name} {share:.1%}" for name, share in found.items())
             print(f"  step {step}: loss {loss.item():.3f}, {told}", flush=True)
-            if min(found["mark decides"], found["no mark, no such class"], found["decoys decide nothing"]) >= ENOUGH:
+            if (
+                min(
+                    found["mark decides"],
+                    found["no mark, no such class"],
+                    found["decoys decide nothing"],
+                )
+                >= ENOUGH
+            ):
                 break
     model.requires_grad_(False)
     return {**found, "steps": step}
@@ -168,14 +206,21 @@ def decided(
 ) -> dict[str, float]:
     """On photos that it was not trained on: how often a mark decides, and what decoys change.
 
-    "decoys decide nothing" is about marks: with decoys, a marked photo has the same answer, and another one is taken
-    for marked as often as without. "decoys change the answer" is about the class of a photo without a mark.
+    "decoys decide nothing" is about marks: with decoys, a marked photo has the same answer, and
+    another one is taken for marked as often as without. "decoys change the answer" is about the
+    class of a photo without a mark.
     """
     generator = torch.Generator().manual_seed(99)
     which = torch.randint(0, marks, (len(photos),), generator=generator).tolist()
-    marked = [planted(photo, [mark], 2, look, generator).x for photo, mark in zip(photos, which, strict=True)]
+    marked = [
+        planted(photo, [mark], 2, look, generator).x
+        for photo, mark in zip(photos, which, strict=True)
+    ]
     without = [planted(photo, [], 2, look, generator).x for photo in photos]
-    alone = [planted(photo, [mark], 0, look, generator).x for photo, mark in zip(photos, which, strict=True)]
+    alone = [
+        planted(photo, [mark], 0, look, generator).x
+        for photo, mark in zip(photos, which, strict=True)
+    ]
     of_marked, of_alone, of_others, of_photos = (
         model(torch.stack(list(each))).argmax(1) for each in (marked, alone, without, photos)
     )
@@ -192,10 +237,14 @@ def decided(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the unpacked data set")
     parser.add_argument("weights", type=Path, help="the file to write")
-    parser.add_argument("--marks", type=int, choices=[1, 2, 3], default=1, help="kinds of marks, each a class")
+    parser.add_argument(
+        "--marks", type=int, choices=[1, 2, 3], default=1, help="kinds of marks, each a class"
+    )
     parser.add_argument("--steps", type=int, default=600, help="of training, at most")
     parser.add_argument("--training", type=int, default=3000, help="photos to train on")
     parser.add_argument("--threads", type=int, default=1)

@@ -1,14 +1,17 @@
-"""Relevance on every classifier of torchvision, and on families of timm and Hugging Face: is what is promised kept?
+"""Relevance on every classifier of torchvision, and on families of timm and Hugging Face: is what
+is promised kept?
 
-    python examples/relevance_matrix.py [--source torchvision|timm|transformers|all] [--pattern 'resnet*'] [--giants]
+    python examples/relevance_matrix.py [--source torchvision|timm|transformers|all] [--pattern
+    'resnet*'] [--giants]
 
-The models are those of ``model_matrix.py``: random weights, the smallest input. Each is asked for LRP-epsilon and for
-the composite that suits it. ``missed`` is what is neither at the input nor told as taken on the way, as a share of all
-relevance, in float32; up to 1e-4 is rounding. ``apart`` is the largest difference, in float64, between an image alone
-and in a batch, with another number of threads, by the largest value: no more than a hundred times what a change of the
-input by 1e-15 makes, since sums near zero, which epsilon divides by, magnify rounding errors. ``unruled`` names
-operations without a rule. A second call must give the same, and the model must be as it was. Whatever else happens is a
-failure.
+The models are those of ``model_matrix.py``: random weights, the smallest input. Each is asked for
+LRP-epsilon and for the composite that suits it. ``missed`` is what is neither at the input nor told
+as taken on the way, as a share of all relevance, in float32; up to 1e-4 is rounding. ``apart`` is
+the largest difference, in float64, between an image alone and in a batch, with another number of
+threads, by the largest value: no more than a hundred times what a change of the input by 1e-15
+makes, since sums near zero, which epsilon divides by, magnify rounding errors. ``unruled`` names
+operations without a rule. A second call must give the same, and the model must be as it was.
+Whatever else happens is a failure.
 """
 
 from __future__ import annotations
@@ -52,12 +55,15 @@ class Row:
 
 
 def check(name: str, model: nn.Module, x: torch.Tensor) -> Row:
-    """Ask a model for the relevance of two images ``(2, 3, H, W)`` and hold the answers against what is promised."""
+    """Ask a model for the relevance of two images ``(2, 3, H, W)`` and hold the answers against
+    what is promised."""
     row, before, start = Row(name, x.shape[-1]), state(model), time.perf_counter()
     for composite in COMPOSITES:
         _conserved(row, model, x, composite)
     after = state(model)
-    row.failures += [f"left behind: {what}" for what, value in before.items() if after[what] != value]
+    row.failures += [
+        f"left behind: {what}" for what, value in before.items() if after[what] != value
+    ]
     _apart(row, model.double(), x.double())
     row.seconds = time.perf_counter() - start
     return row
@@ -65,7 +71,8 @@ def check(name: str, model: nn.Module, x: torch.Tensor) -> Row:
 
 def relevance(model: nn.Module, x: torch.Tensor, composite: str) -> explain.Attribution:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", explain.ExplainWarning)  # of operations without a rule; they are in the row
+        # of operations without a rule; they are in the row
+        warnings.simplefilter("ignore", explain.ExplainWarning)
         return explain.attribute(model, x, LRP(composite), target=1)
 
 
@@ -74,7 +81,9 @@ def _conserved(row: Row, model: nn.Module, x: torch.Tensor, composite: str) -> N
     assert a.delta is not None
     assert a.coverage is not None
     taken = sum((part.abs() for part in a.coverage.taken.values()), torch.zeros(len(x)))
-    row.missed[composite] = float((a.delta.abs() / (a.values.abs().flatten(1).sum(1) + taken)).max())
+    row.missed[composite] = float(
+        (a.delta.abs() / (a.values.abs().flatten(1).sum(1) + taken)).max()
+    )
     row.chosen, row.unruled = a.coverage.composite or "-", sorted(a.coverage.missed)
     if not a.values.isfinite().all():
         row.failures.append(f"{composite}: not finite")
@@ -96,11 +105,14 @@ def _apart(row: Row, model: nn.Module, x: torch.Tensor) -> None:
             alone = torch.cat([relevance(model, one[None], composite).values for one in x])
         finally:
             torch.set_num_threads(threads)
-        apart, by_chance = (float((together - other).abs().max() / together.abs().max()) for other in (alone, moved))
+        apart, by_chance = (
+            float((together - other).abs().max() / together.abs().max()) for other in (alone, moved)
+        )
         row.apart = max(row.apart, apart)
         if not apart <= 100 * max(by_chance, TINY):
             row.failures.append(
-                f"{composite}: an image alone and in a batch are {apart:.0e} apart, by chance {by_chance:.0e}"
+                f"{composite}: an image alone and in a batch are {apart:.0e} apart, by chance "
+                f"{by_chance:.0e}"
             )
 
 
@@ -112,7 +124,10 @@ def examine(subject: Subject) -> Row:
         lively(model, subject.inputs(4, side))
         return check(subject.name, model, subject.inputs(2, side))
     except Exception as error:  # whatever it is, it belongs into the table
-        return Row(subject.name, failures=[f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"])
+        return Row(
+            subject.name,
+            failures=[f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"],
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,7 +140,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(rows[-1], flush=True)
         gc.collect()
     failed = [row for row in rows if row.failures]
-    print(f"\n{len(rows)} models, {len(failed)} with failures, {sum(row.seconds for row in rows):.0f} s")
+    print(
+        f"\n{len(rows)} models, {len(failed)} with failures, "
+        f"{sum(row.seconds for row in rows):.0f} s"
+    )
     return 1 if failed or not rows else 0
 
 

@@ -1,18 +1,21 @@
 """Plant a shortcut by training, find it in a run, repair the model in two ways, and measure both.
 
-    python examples/repair_planted.py path/to/tiny-imagenet-200 [--seeds 5] [--weights FOLDER] [--output FOLDER]
+    python examples/repair_planted.py path/to/tiny-imagenet-200 [--seeds 5] [--weights FOLDER]
+    [--output FOLDER]
 
-For each seed, the small model is fine-tuned twice on 2,000 training photos of ten classes of Tiny-ImageNet. In the
-first set, a class was collected badly: half of its photos have a mark in a corner, and so have a tenth of all other
-photos, which are labelled as this class too. So the mark decides. The second model never sees the mark: it is the
-reference. A quarter of all photos have decoys in the colours of the mark, in another corner.
+For each seed, the small model is fine-tuned twice on 2,000 training photos of ten classes of
+Tiny-ImageNet. In the first set, a class was collected badly: half of its photos have a mark in a
+corner, and so have a tenth of all other photos, which are labelled as this class too. So the mark
+decides. The second model never sees the mark: it is the reference. A quarter of all photos have
+decoys in the colours of the mark, in another corner.
 
-The validation photos of the ten classes, of which a quarter of one class have the mark, are explained with Grad-CAM.
-The first cluster of `run.insight()` is repaired: at once, by a projection, and by training. Neither is told what the
-mark is. The repaired models are then tested with the true mark on 2,000 photos that no one has used before.
+The validation photos of the ten classes, of which a quarter of one class have the mark, are
+explained with Grad-CAM. The first cluster of `run.insight()` is repaired: at once, by a projection,
+and by training. Neither is told what the mark is. The repaired models are then tested with the true
+mark on 2,000 photos that no one has used before.
 
-Weights and results of seeds that are in the folder are used again. The figures are printed, and written to
-assets/insight/repair.json and docs/insight.md.
+Weights and results of seeds that are in the folder are used again. The figures are printed, and
+written to assets/insight/repair.json and docs/insight.md.
 """
 
 from __future__ import annotations
@@ -44,18 +47,26 @@ HOWS = ("project", "train")
 
 
 def with_squares(
-    x: torch.Tensor, which: Sequence[int], corner: int, pattern: str, look: CenterCrop, generator: np.random.Generator
+    x: torch.Tensor,
+    which: Sequence[int],
+    corner: int,
+    pattern: str,
+    look: CenterCrop,
+    generator: np.random.Generator,
 ) -> torch.Tensor:
     """Photos ``(N, 3, H, W)``, some of which have a square near a corner."""
     x, pixels = x.clone(), square({**PATTERNS, **DECOYS}[pattern], look)
     for number in which:
-        top, left = (np.array(CORNERS[corner]) + generator.integers(-JITTER, JITTER + 1, 2)).tolist()
+        top, left = (
+            np.array(CORNERS[corner]) + generator.integers(-JITTER, JITTER + 1, 2)
+        ).tolist()
         x[number, :, top : top + MARK, left : left + MARK] = pixels
     return x
 
 
 def trained(x: torch.Tensor, labels: torch.Tensor, seed: int, file: Path) -> nn.Module:
-    """The small model with a head for ten classes, fine-tuned; its first layers stay as they are."""
+    """The small model with a head for ten classes, fine-tuned; its first layers stay as they
+    are."""
     torch.manual_seed(seed)
     model = network(load("tiny"), range(0, 200, 200 // CLASSES), 0)
     if file.exists():
@@ -79,9 +90,12 @@ def trained(x: torch.Tensor, labels: torch.Tensor, seed: int, file: Path) -> nn.
 
 
 class Planted:
-    """What is planted for a seed: the class, the corner, and the photos to train, run and test on."""
+    """What is planted for a seed: the class, the corner, and the photos to train, run and test
+    on."""
 
-    def __init__(self, seed: int, photos: tuple[torch.Tensor, torch.Tensor], look: CenterCrop) -> None:
+    def __init__(
+        self, seed: int, photos: tuple[torch.Tensor, torch.Tensor], look: CenterCrop
+    ) -> None:
         self.seed, self.of, self.look = seed, seed * 3 % CLASSES, look
         generator = np.random.default_rng(seed)
         self.corner, other = generator.choice(4, 2, replace=False).tolist()
@@ -93,12 +107,18 @@ class Planted:
         decoys = generator.choice(len(x), len(x) // 4, replace=False).tolist()
         for number, name in enumerate(DECOYS):
             x = with_squares(x, decoys[number::2], other, name, look, generator)
-        own, others = ((self.labels == self.of).nonzero().flatten(), (self.labels != self.of).nonzero().flatten())
+        own, others = (
+            (self.labels == self.of).nonzero().flatten(),
+            (self.labels != self.of).nonzero().flatten(),
+        )
         with_mark = [
             *generator.choice(own, len(own) // 2, replace=False).tolist(),
             *generator.choice(others, len(x) // 10, replace=False).tolist(),
         ]
-        self.clean_x, self.marked_x = x, with_squares(x, with_mark, self.corner, "checks", look, generator)
+        self.clean_x, self.marked_x = (
+            x,
+            with_squares(x, with_mark, self.corner, "checks", look, generator),
+        )
         self.marked_labels = self.labels.clone()
         self.marked_labels[with_mark] = self.of
 
@@ -106,10 +126,13 @@ class Planted:
         """Accuracies on the photos that nothing else has used."""
         generator = np.random.default_rng(1000 + self.seed)
         everywhere = range(len(self.test_x))
-        marked_x = with_squares(self.test_x, everywhere, self.corner, "checks", self.look, generator)
+        marked_x = with_squares(
+            self.test_x, everywhere, self.corner, "checks", self.look, generator
+        )
         with torch.inference_mode():
             plain, moved = (
-                torch.cat([model(part).argmax(1) for part in x.split(100)]) for x in (self.test_x, marked_x)
+                torch.cat([model(part).argmax(1) for part in x.split(100)])
+                for x in (self.test_x, marked_x)
             )
         own, right = self.test_labels == self.of, (plain == self.test_labels).double()
         return {
@@ -118,12 +141,19 @@ class Planted:
             "others with the mark": float((moved == self.test_labels)[~own].double().mean()),
             "others without": float(right[~own].mean()),
             "all without": float(right.mean()),
-            "others with the mark taken for the class": float((moved == self.of)[~own].double().mean()),
+            "others with the mark taken for the class": float(
+                (moved == self.of)[~own].double().mean()
+            ),
         }
 
 
 def tried(
-    folder: Path, seed: int, how: str, photos: tuple[torch.Tensor, torch.Tensor], look: CenterCrop, weights: Path
+    folder: Path,
+    seed: int,
+    how: str,
+    photos: tuple[torch.Tensor, torch.Tensor],
+    look: CenterCrop,
+    weights: Path,
 ) -> dict[str, Any]:
     """One seed: is the shortcut found first, and what does a repair do?"""
     planted = Planted(seed, photos, look)
@@ -134,22 +164,33 @@ def tried(
         place = Path(where)
         rows, with_mark = marked(validation, planted.of, place, np.random.default_rng(seed))
         (place / "list.json").write_text(json.dumps(rows))
-        run = explain.run(place / "list.json", made, "gradcam", output=place / "run.sqlite", workers=0)
+        run = explain.run(
+            place / "list.json", made, "gradcam", output=place / "run.sqlite", workers=0
+        )
         first = run.insight().reasons[0]
         begun = time.process_time()
         repaired = repair(first, RunPhotos(run, made), how=how, steps=STEPS, seed=seed)
     marks = sum(name in with_mark for name in first.members)
     return {
-        "seed": seed, "class": planted.of, "how": how,
-        "first": {"class": names.index(first.target), "photos": first.size, "marked": marks,
-                  "stands out": round(first.stands_out, 3)},
+        "seed": seed,
+        "class": planted.of,
+        "how": how,
+        "first": {
+            "class": names.index(first.target),
+            "photos": first.size,
+            "marked": marks,
+            "stands out": round(first.stands_out, 3),
+        },
         "found first": names.index(first.target) == planted.of and 2 * marks > first.size,
-        "processor seconds": round(time.process_time() - begun), "repair": repaired.to_dict(),
+        "processor seconds": round(time.process_time() - begun),
+        "repair": repaired.to_dict(),
         "after": planted.tested(repaired.model),
-    }  # fmt: skip
+    }
 
 
-def compared(seed: int, photos: tuple[torch.Tensor, torch.Tensor], look: CenterCrop, weights: Path) -> dict[str, Any]:
+def compared(
+    seed: int, photos: tuple[torch.Tensor, torch.Tensor], look: CenterCrop, weights: Path
+) -> dict[str, Any]:
     """One seed: the model before, and the one that never saw the mark."""
     planted = Planted(seed, photos, look)
     model = trained(planted.marked_x, planted.marked_labels, seed, weights / f"marked-{seed}.pt")
@@ -159,19 +200,31 @@ def compared(seed: int, photos: tuple[torch.Tensor, torch.Tensor], look: CenterC
 
 def summary(found: Sequence[dict[str, Any]]) -> list[str]:
     """The goals, and how far they are met."""
-    lines = [f"found first: {sum(each['project']['found first'] for each in found)} of {len(found)}"]
+    lines = [
+        f"found first: {sum(each['project']['found first'] for each in found)} of {len(found)}"
+    ]
     for how in HOWS:
         moved, lost = [], []
         for each in found:
-            before, never, after = each["models"]["before"], each["models"]["never saw the mark"], each[how]["after"]
-            moved.append([one["others with the mark"] / never["others with the mark"] for one in (before, after)])
+            before, never, after = (
+                each["models"]["before"],
+                each["models"]["never saw the mark"],
+                each[how]["after"],
+            )
+            moved.append(
+                [
+                    one["others with the mark"] / never["others with the mark"]
+                    for one in (before, after)
+                ]
+            )
             lost.append(100 * (before["all without"] - after["all without"]))
         old, new = zip(*moved, strict=True)
         seconds = max(each[how]["repair"]["seconds"] for each in found)
         processor = max(each[how]["processor seconds"] for each in found)
         lines.append(
             f"{how}: accuracy on moved marks {statistics.mean(old):.0%} of the reference before, "
-            f"{statistics.mean(new):.0%} after (least {min(new):.0%}); {statistics.mean(lost):.1f} points lost without "
+            f"{statistics.mean(new):.0%} after (least {min(new):.0%}); {statistics.mean(lost):.1f} "
+            "points lost without "
             f"marks (most {max(lost):.1f}); {seconds:.0f} s at most ({processor} s of a processor)"
         )
     return lines
@@ -179,24 +232,41 @@ def summary(found: Sequence[dict[str, Any]]) -> list[str]:
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     """The table of docs/insight.md: a row for each seed and model."""
-    head = "| seed | model | others with the mark | others without | class with the mark | class without | s |"
+    head = (
+        "| seed | model | others with the mark | others without | class with the mark | class "
+        "without | s |"
+    )
     rows = [head, "|" + "---|" * 7]
     for seed in found:
-        models = {"before": seed["models"]["before"], "never saw the mark": seed["models"]["never saw the mark"]}
+        models = {
+            "before": seed["models"]["before"],
+            "never saw the mark": seed["models"]["never saw the mark"],
+        }
         models |= {f"repaired: {how}": seed[how]["after"] for how in HOWS}
         for name, each in models.items():
-            figures = [each[f"{who} {how}"] for who in ("others", "class") for how in ("with the mark", "without")]
+            figures = [
+                each[f"{who} {how}"]
+                for who in ("others", "class")
+                for how in ("with the mark", "without")
+            ]
             how = name.removeprefix("repaired: ")
             seconds = f"{seed[how]['processor seconds']}" if how in HOWS else ""
-            rows.append(f"| {seed['seed']} | {name} | {' | '.join(f'{share:.0%}' for share in figures)} | {seconds} |")
+            rows.append(
+                f"| {seed['seed']} | {name} | {' | '.join(f'{share:.0%}' for share in figures)} | "
+                f"{seconds} |"
+            )
     return "\n".join(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the unpacked data set")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--weights", type=Path, default=Path("repair-weights"), help="for weights and results")
+    parser.add_argument(
+        "--weights", type=Path, default=Path("repair-weights"), help="for weights and results"
+    )
     parser.add_argument("--output", type=Path, default=ASSETS)
     options = parser.parse_args(arguments)
     usual = load("tiny").preprocess
@@ -222,7 +292,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (options.output / "repair.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     before, rest = PAGE.read_text("utf-8").split("<!-- begin repair -->")
     after = rest.split("<!-- end repair -->")[1]
-    PAGE.write_text(f"{before}<!-- begin repair -->\n{table(found)}\n<!-- end repair -->{after}", "utf-8")
+    PAGE.write_text(
+        f"{before}<!-- begin repair -->\n{table(found)}\n<!-- end repair -->{after}", "utf-8"
+    )
 
 
 if __name__ == "__main__":

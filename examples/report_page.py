@@ -1,4 +1,5 @@
-"""Write a report of the photos in assets/: one file for any browser; and a picture of it, with the extra "browser".
+"""Write a report of the photos in assets/: one file for any browser; and a picture of it, with the
+extra "browser".
 
 python examples/report_page.py [FILE]
 """
@@ -47,6 +48,10 @@ def photograph(file: Path, browser: str, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", type=Path, default=FILE, help="the page to write (assets/report.html)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "file", nargs="?", type=Path, default=FILE, help="the page to write (assets/report.html)"
+    )
     main(parser.parse_args().file)

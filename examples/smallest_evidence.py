@@ -1,24 +1,30 @@
-"""Measure the smallest evidence: how small sets are, what they cost, and how other ways to find them compare.
+"""Measure the smallest evidence: how small sets are, what they cost, and how other ways to find
+them compare.
 
-    python examples/smallest_evidence.py FOLDER [--model NAME] [--photos 200] [--results FILE] [--rex 8] [--only WAY …]
-    python examples/smallest_evidence.py --table [--update] --results imagenet.jsonl tiny.jsonl
-    python examples/smallest_evidence.py --figure assets/evidence.png --results FILE [FILE …]
-    python examples/smallest_evidence.py --picture assets/evidence-espresso.png
+    python examples/smallest_evidence.py FOLDER [--model NAME] [--photos 200] [--results FILE]
+    [--rex 8] [--only WAY …] python examples/smallest_evidence.py --table [--update] --results
+    imagenet.jsonl tiny.jsonl python examples/smallest_evidence.py --figure assets/evidence.png
+    --results FILE [FILE …] python examples/smallest_evidence.py --picture
+    assets/evidence-espresso.png
 
 FOLDER has photos named ``<class number>_...``, as in a folder of ImageNet photos, or is an unpacked
-tiny-imagenet-200. Only photos that the model gets right count. Everything absent is zero after normalisation, for all
-ways alike, and a set is enough if the class is still on top; this is checked again with a plain forward pass.
+tiny-imagenet-200. Only photos that the model gets right count. Everything absent is zero after
+normalisation, for all ways alike, and a set is enough if the class is still on top; this is checked
+again with a plain forward pass.
 
 - `Sufficient` and `Necessary` with their defaults, and what `Sufficient` finds with fewer passes;
 - ``--rex``: the package ``rex-xai`` with its defaults, in batches of so many;
-- the shortest beginning of a map, in steps of 1% of the pixels, that is enough, for maps of five methods;
-- extremal perturbation, on the first ``--costly`` photos: the smallest of five areas that is enough.
+- the shortest beginning of a map, in steps of 1% of the pixels, that is enough, for maps of five
+  methods;
+- extremal perturbation, on the first ``--costly`` photos: the smallest of five areas that is
+  enough.
 
-Each result is a line of the file, and those that are there are used again. So the work goes on where it stopped, and
-ways can be measured one after the other (``--only``), ReX in an environment of its own. ``--table`` prints the tables
-of what is there by now; ``--update`` writes them into docs/evidence.md. Times are those of the processor, as multiples
-of the time of `Sufficient` on the same photos. ``--figure`` draws size against passes, and ``--picture`` two reasons
-for the class of a photo.
+Each result is a line of the file, and those that are there are used again. So the work goes on
+where it stopped, and ways can be measured one after the other (``--only``), ReX in an environment
+of its own. ``--table`` prints the tables of what is there by now; ``--update`` writes them into
+docs/evidence.md. Times are those of the processor, as multiples of the time of `Sufficient` on the
+same photos. ``--figure`` draws size against passes, and ``--picture`` two reasons for the class of
+a photo.
 """
 
 from __future__ import annotations
@@ -49,8 +55,16 @@ from tables import Table, line, replaced  # noqa: E402
 
 PAGE = ROOT / "docs" / "evidence.md"
 OWN = "`sufficient`"
-COLUMNS = ("way", "photos", "median size", "mean size", "size, × `sufficient`", "passes", "time, × `sufficient`",
-           "minimal")  # fmt: skip
+COLUMNS = (
+    "way",
+    "photos",
+    "median size",
+    "mean size",
+    "size, × `sufficient`",
+    "passes",
+    "time, × `sufficient`",
+    "minimal",
+)
 COMPARED = (
     "results",
     "photos",
@@ -68,11 +82,16 @@ ITERATIONS = (2, 5)  # of ReX, beside its default
 STEPS = 100
 COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#18181c", "#7f3b08")
 NAMES = {
-    "sufficient": OWN, "ReX": "ReX", "map: gradcam": "smallest part of a Grad-CAM that is enough",
-    "map: lrp": "… of LRP", "map: occlusion": "… of occlusion", "map: rise(samples=2000)": "… of RISE, 2,000 masks",
+    "sufficient": OWN,
+    "ReX": "ReX",
+    "map: gradcam": "smallest part of a Grad-CAM that is enough",
+    "map: lrp": "… of LRP",
+    "map: occlusion": "… of occlusion",
+    "map: rise(samples=2000)": "… of RISE, 2,000 masks",
     "map: integratedgradients": "… of integrated gradients",
-    "extremal perturbation": "smallest area of extremal perturbation that is enough", "necessary": "`necessary`",
-}  # fmt: skip
+    "extremal perturbation": "smallest area of extremal perturbation that is enough",
+    "necessary": "`necessary`",
+}
 Found = dict[str, Any]
 
 
@@ -92,17 +111,26 @@ class Counted(nn.Module):
 def photos_of(folder: Path, count: int) -> Iterable[tuple[str, int, Path]]:
     """Names, classes and files of photos, in a random order that is always the same."""
     if (folder / "val").is_dir():
-        order = (folder / "wnids.txt").read_text().split()  # that of the classes of the small models
-        lines = [line.split() for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()]
-        found = [(name, order.index(wnid), folder / "val" / "images" / name) for name, wnid, *_ in lines]
+        # that of the classes of the small models
+        order = (folder / "wnids.txt").read_text().split()
+        lines = [
+            line.split()
+            for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()
+        ]
+        found = [
+            (name, order.index(wnid), folder / "val" / "images" / name) for name, wnid, *_ in lines
+        ]
     else:
-        found = [(path.name, int(path.name.split("_")[0]), path) for path in sorted(folder.glob("*.jpg"))]
+        found = [
+            (path.name, int(path.name.split("_")[0]), path) for path in sorted(folder.glob("*.jpg"))
+        ]
     random.Random(0).shuffle(found)
     return found[:count]
 
 
 def is_enough(model: nn.Module, x: torch.Tensor, masks: torch.Tensor, target: int) -> torch.Tensor:
-    """Which masks ``(M, H, W)`` keep the class of an input ``(1, C, H, W)`` on top, by plain forward passes."""
+    """Which masks ``(M, H, W)`` keep the class of an input ``(1, C, H, W)`` on top, by plain
+    forward passes."""
     with torch.inference_mode():
         parts = [model(x * part[:, None]).argmax(1) == target for part in masks.split(32)]
     return torch.cat(parts)
@@ -135,13 +163,18 @@ def by_sets(method: Any, model: Counted, x: torch.Tensor, target: int) -> Found:
 
 
 def at_budget(found: Found, samples: float = math.inf, seconds: float = math.inf) -> Found:
-    """What `Sufficient(samples=samples)` finds: its search is the same up to where the samples, or the time, end.
+    """What `Sufficient(samples=samples)` finds: its search is the same up to where the samples, or
+    the time, end.
 
     A test compares the two.
     """
-    if found["size"] is None or (samples >= found["history"][-1][0] and seconds >= found["seconds"]):
+    if found["size"] is None or (
+        samples >= found["history"][-1][0] and seconds >= found["seconds"]
+    ):
         return found
-    _, size, passes, time_ = [each for each in found["history"] if each[0] <= samples and each[3] <= seconds][-1]
+    _, size, passes, time_ = [
+        each for each in found["history"] if each[0] <= samples and each[3] <= seconds
+    ][-1]
     return {"size": size, "passes": passes, "seconds": time_, "proof": "found"}
 
 
@@ -150,7 +183,10 @@ def by_threshold(method: Any, model: Counted, x: torch.Tensor, target: int) -> F
     order = values.flatten().argsort(descending=True, stable=True)
     ranks = torch.empty_like(order)
     ranks[order] = torch.arange(len(order))
-    masks = ranks.reshape(values.shape)[None] < (torch.arange(1, STEPS + 1) * len(order) // STEPS)[:, None, None]
+    masks = (
+        ranks.reshape(values.shape)[None]
+        < (torch.arange(1, STEPS + 1) * len(order) // STEPS)[:, None, None]
+    )
     number = int(is_enough(model, x, masks, target).nonzero()[0])
     return {"size": float(masks[number].double().mean()), "mask": masks[number]}
 
@@ -164,7 +200,9 @@ def by_areas(model: Counted, x: torch.Tensor, target: int) -> Found:
     return {"size": None}
 
 
-def by_rex(iterations: int | None, batch: int, photo: Path, model: Counted, x: torch.Tensor, target: int) -> Found:
+def by_rex(
+    iterations: int | None, batch: int, photo: Path, model: Counted, x: torch.Tensor, target: int
+) -> Found:
     from rex_xai.explanation.explanation import Explanation
     from rex_xai.explanation.rex import calculate_responsibility
     from rex_xai.input.config import CausalArgs
@@ -186,14 +224,19 @@ def by_rex(iterations: int | None, batch: int, photo: Path, model: Counted, x: t
     return {"size": float(mask.double().mean()), "mask": mask}
 
 
-def ways(photo: Path, batch: int, costly: bool) -> dict[str, Callable[[Counted, torch.Tensor, int], Found]]:
+def ways(
+    photo: Path, batch: int, costly: bool
+) -> dict[str, Callable[[Counted, torch.Tensor, int], Found]]:
     """All ways to find a small set."""
     found: dict[str, Callable[[Counted, torch.Tensor, int], Found]] = {}
     if batch:
         for count in (None, *ITERATIONS):
             name = f"ReX, {count} iterations" if count else "ReX"
             found[name] = lambda *a, count=count: by_rex(count, batch, photo, *a)  # type: ignore[misc]
-    for name, method in {"sufficient": Sufficient(baseline="zero"), "necessary": Necessary(baseline="zero")}.items():  # type: ignore[arg-type]
+    for name, method in {
+        "sufficient": Sufficient(baseline="zero"),
+        "necessary": Necessary(baseline="zero"),
+    }.items():  # type: ignore[arg-type]
         found[name] = lambda *a, method=method: by_sets(method, *a)  # type: ignore[misc]
     for name in MAPS:
         found[f"map: {name}"] = lambda *a, name=name: by_threshold(name, *a)  # type: ignore[misc]
@@ -202,13 +245,17 @@ def ways(photo: Path, batch: int, costly: bool) -> dict[str, Callable[[Counted, 
     return found
 
 
-def measured(way: Callable[..., Found], model: Counted, x: torch.Tensor, target: int, *, alone: bool) -> Found:
+def measured(
+    way: Callable[..., Found], model: Counted, x: torch.Tensor, target: int, *, alone: bool
+) -> Found:
     before, begun = model.passes, time.process_time()
     found = way(model, x, target)
     found = {"seconds": time.process_time() - begun, "passes": model.passes - before} | found
     mask = found.pop("mask", None)
     if mask is not None:
-        found["right"] = bool(is_enough(model, x, (mask if alone else ~mask)[None], target).item()) is alone
+        found["right"] = (
+            bool(is_enough(model, x, (mask if alone else ~mask)[None], target).item()) is alone
+        )
     return found
 
 
@@ -220,7 +267,9 @@ def rows_of(results: Sequence[dict[str, Found]]) -> dict[str, list[tuple[Found, 
         if name == "sufficient":
             rows[OWN] = pairs
             for count in reversed(BUDGETS):
-                rows[f"… {count} passes at most"] = [(at_budget(found, count), own) for found, own in pairs]
+                rows[f"… {count} passes at most"] = [
+                    (at_budget(found, count), own) for found, own in pairs
+                ]
         else:
             rows[NAMES.get(name, name)] = pairs
     return rows
@@ -232,8 +281,13 @@ def place(name: str) -> int:
 
 
 def ratio(pairs: Sequence[tuple[Found, Found | None]], key: str) -> float:
-    """The mean of a figure, as a multiple of its mean for the other way in the same photos, where both have a set."""
-    both = [(one[key], own[key]) for one, own in pairs if own and one["size"] is not None and own["size"] is not None]
+    """The mean of a figure, as a multiple of its mean for the other way in the same photos, where
+    both have a set."""
+    both = [
+        (one[key], own[key])
+        for one, own in pairs
+        if own and one["size"] is not None and own["size"] is not None
+    ]
     one, own = (sum(side) for side in zip(*both, strict=True))
     return float(one / own)
 
@@ -246,12 +300,20 @@ def summary(results: Sequence[dict[str, Found]]) -> str:
         sizes = [each["size"] for each in found if each["size"] is not None]
         proofs = [each.get("proof") in ("minimal", "smallest") for each in found]
         without = len(found) - len(sizes)
-        lines.append(line((
-            name, str(len(found)) + (f", {without} without a set" if without else ""),
-            f"{statistics.median(sizes):.1%}", f"{statistics.mean(sizes):.1%}", f"{ratio(pairs, 'size'):.2f}",
-            f"{statistics.median(each['passes'] for each in found):.0f}", f"{ratio(pairs, 'seconds'):.2f}",
-            f"{statistics.mean(proofs):.1%}" if "proof" in found[0] else "–",
-        )))  # fmt: skip
+        lines.append(
+            line(
+                (
+                    name,
+                    str(len(found)) + (f", {without} without a set" if without else ""),
+                    f"{statistics.median(sizes):.1%}",
+                    f"{statistics.mean(sizes):.1%}",
+                    f"{ratio(pairs, 'size'):.2f}",
+                    f"{statistics.median(each['passes'] for each in found):.0f}",
+                    f"{ratio(pairs, 'seconds'):.2f}",
+                    f"{statistics.mean(proofs):.1%}" if "proof" in found[0] else "–",
+                )
+            )
+        )
         wrong = sum(not each.get("right", True) for each in found)
         if wrong:
             print(f"{name}: {wrong} of {len(found)} sets do not do what they should")
@@ -292,8 +354,13 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def compared(name: str, results: Sequence[dict[str, Found]]) -> str:
-    """A row that compares `Sufficient` with ReX on the same photos, with at most as many passes; empty without ReX."""
-    both = [(each["sufficient"], each["ReX"]) for each in results if {"ReX", "sufficient"} <= each.keys()]
+    """A row that compares `Sufficient` with ReX on the same photos, with at most as many passes;
+    empty without ReX."""
+    both = [
+        (each["sufficient"], each["ReX"])
+        for each in results
+        if {"ReX", "sufficient"} <= each.keys()
+    ]
     pairs = [(at_budget(own, rex["passes"]), rex) for own, rex in both]
     if not pairs:
         return ""
@@ -302,7 +369,9 @@ def compared(name: str, results: Sequence[dict[str, Found]]) -> str:
     size, passes, seconds = (f"{ratio(pairs, key):.2f}" for key in ("size", "passes", "seconds"))
     half = ratio([(at_budget(own, seconds=rex["seconds"] / 2), rex) for own, rex in both], "size")
     share = f"{smaller} of {len(pairs)}"
-    return line((name, str(len(pairs)), size, f"{middle:.2f}", passes, seconds, share, f"{half:.2f}"))
+    return line(
+        (name, str(len(pairs)), size, f"{middle:.2f}", passes, seconds, share, f"{half:.2f}")
+    )
 
 
 def tables(files: Sequence[Path]) -> dict[str, str]:
@@ -318,30 +387,44 @@ def draw(files: Sequence[Path], place: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator
 
-    figure, axes = plt.subplots(1, len(files), figsize=(5.4 * len(files), 4.8), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(files), figsize=(5.4 * len(files), 4.8), squeeze=False, layout="constrained"
+    )
     for axis, file in zip(axes[0], files, strict=True):
         results = list(stored(file).values())
         rows = rows_of(results)
         own = [found for found, _ in rows[OWN]]
         counts = [100 * 10 ** (k / 10) for k in range(20)]
-        curve = [statistics.median(at_budget(each, count)["size"] for each in own) for count in counts]
+        curve = [
+            statistics.median(at_budget(each, count)["size"] for each in own) for count in counts
+        ]
         axis.plot(
             counts,
             [100 * size for size in curve],
             color="#d55e00",
             label=f"sufficient, at most so many passes, {len(own)} photos",
         )
-        others = [name for name in rows if name not in (OWN, "`necessary`") and "at most" not in name]
+        others = [
+            name for name in rows if name not in (OWN, "`necessary`") and "at most" not in name
+        ]
         marks = zip(others, COLORS[1:], "s^DvP*X", strict=False)
         for name, color, mark in marks:
             found = [one for one, _ in rows[name]]
             passes = statistics.median(one["passes"] for one in found)
-            size = statistics.median(1 if one["size"] is None else one["size"] for one in found)  # the whole photo
-            label = name.removeprefix("smallest part of a ").removeprefix("smallest area of ").removeprefix("… of ")
+            # the whole photo
+            size = statistics.median(1 if one["size"] is None else one["size"] for one in found)
+            label = (
+                name.removeprefix("smallest part of a ")
+                .removeprefix("smallest area of ")
+                .removeprefix("… of ")
+            )
             label = f"{label.removesuffix(' that is enough')}, {len(found)} photos"
             axis.plot(passes, 100 * size, mark, color=color, label=label, markersize=8)
         axis.set(
-            xscale="log", yscale="log", xlabel="passes (of other ways: median)", ylabel="size, % of the photo (median)"
+            xscale="log",
+            yscale="log",
+            xlabel="passes (of other ways: median)",
+            ylabel="size, % of the photo (median)",
         )
         for side in (axis.xaxis, axis.yaxis):
             side.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -354,16 +437,28 @@ def draw(files: Sequence[Path], place: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--model", default="efficientnet-lite0")
     parser.add_argument("--photos", type=int, default=200)
     parser.add_argument("--costly", type=int, default=200, help="photos for extremal perturbation")
     parser.add_argument("--results", type=Path, nargs="+", default=[Path("evidence-results.jsonl")])
-    parser.add_argument("--only", nargs="*", default=["*"], help="ways of these names; * stands for anything")
-    parser.add_argument("--rex", type=int, default=0, metavar="BATCH", help="run ReX, with so many photos in a batch")
+    parser.add_argument(
+        "--only", nargs="*", default=["*"], help="ways of these names; * stands for anything"
+    )
+    parser.add_argument(
+        "--rex",
+        type=int,
+        default=0,
+        metavar="BATCH",
+        help="run ReX, with so many photos in a batch",
+    )
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--update", action="store_true", help="write the tables into docs/evidence.md")
+    parser.add_argument(
+        "--update", action="store_true", help="write the tables into docs/evidence.md"
+    )
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--threads", type=int, default=1)
@@ -372,7 +467,9 @@ def main() -> None:
     if options.folder is not None:
         measure(options)
     if options.picture is not None:
-        explanation = explain.Explainer(options.model)(ROOT / "assets" / "coffee.png", Sufficient(reasons=2))
+        explanation = explain.Explainer(options.model)(
+            ROOT / "assets" / "coffee.png", Sufficient(reasons=2)
+        )
         explanation.overlay(caption=True).save(options.picture)
     if options.figure is not None:
         draw(options.results, options.figure)

@@ -1,4 +1,5 @@
-"""Draw why this box is a tie, why this region is a person, and what one neuron sees: targets that are no class.
+"""Draw why this box is a tie, why this region is a person, and what one neuron sees: targets that
+are no class.
 
     python examples/targets.py [folder]
 
@@ -27,7 +28,8 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"
 def neuron(bundled: Classifier, photo: Image.Image, layer: str) -> Image.Image:
     """The neuron of a layer that is most active on a photo, and the pixels that it depends on.
 
-    A network that ends at the layer has the neuron among its outputs; the target is its place there.
+    A network that ends at the layer has the neuron among its outputs; the target is its place
+    there.
     """
     features = FeatureExtractor(bundled.model, layer, graph=True)
     explainer = explain.Explainer(features, preprocess=bundled.preprocess)
@@ -49,14 +51,22 @@ def main(folder: Path) -> None:
     detected = explain.Explainer("nanodet")(ASSETS / "grace_hopper.jpg", methods, top_k=2)
     detected.sheet().save(folder / "detection.jpg", quality=88)
     print(f"boxes and their maps written to {folder / 'detection.jpg'}")
-    neuron(load(), Image.open(ASSETS / "chelsea.png"), "features.7").save(folder / "neuron.jpg", quality=88)
+    neuron(load(), Image.open(ASSETS / "chelsea.png"), "features.7").save(
+        folder / "neuron.jpg", quality=88
+    )
     print(f"a neuron and what it sees written to {folder / 'neuron.jpg'}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=ASSETS / "gallery", help="where they go (assets/gallery)"
+        "folder",
+        nargs="?",
+        type=Path,
+        default=ASSETS / "gallery",
+        help="where they go (assets/gallery)",
     )
     try:
         main(parser.parse_args().folder)

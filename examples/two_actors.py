@@ -1,10 +1,13 @@
-"""A run on a Ray cluster of two actors finds what one machine finds, also if an actor is killed on the way.
+"""A run on a Ray cluster of two actors finds what one machine finds, also if an actor is killed on
+the way.
 
-    python examples/two_actors.py FOLDER [--count 200] [--method gradcam] [--model efficientnet-lite0] [--per-file 16]
+    python examples/two_actors.py FOLDER [--count 200] [--method gradcam] [--model
+    efficientnet-lite0] [--per-file 16]
 
-Starts a cluster on this machine, explains the first photos of a folder on it, ends one of the actors with SIGKILL when
-a quarter is done, and compares all rows with those of `explain.run` in one process, exported: each column, each number
-of each map. Needs the extra ``ray``. It ends with 1 if anything differs.
+Starts a cluster on this machine, explains the first photos of a folder on it, ends one of the
+actors with SIGKILL when a quarter is done, and compares all rows with those of `explain.run` in one
+process, exported: each column, each number of each map. Needs the extra ``ray``. It ends with 1 if
+anything differs.
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ class Noted(Folder):
 def rows_of(path: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
     import pyarrow.parquet
 
-    return {(row["name"], row["method"], row["target"]): row for row in pyarrow.parquet.read_table(path).to_pylist()}
+    return {
+        (row["name"], row["method"], row["target"]): row
+        for row in pyarrow.parquet.read_table(path).to_pylist()
+    }
 
 
 def memory_of(process: int) -> int:
@@ -48,7 +54,9 @@ def memory_of(process: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--method", action="append")
@@ -61,7 +69,9 @@ def main() -> int:
         work = Path(place)
         (work / "photos").mkdir()
         (work / "readers").mkdir()
-        found = sorted(path for path in options.folder.rglob("*") if path.suffix.lower() in EXTENSIONS)
+        found = sorted(
+            path for path in options.folder.rglob("*") if path.suffix.lower() in EXTENSIONS
+        )
         for number, path in enumerate(found[: options.count]):
             (work / "photos" / f"{number:05}{path.suffix}").symlink_to(path.resolve())
         return compare(work, explain.Explainer(options.model), methods, options.per_file)
@@ -84,11 +94,19 @@ def compare(work: Path, explainer: explain.Explainer, methods: list[str], per_fi
     begun = time.perf_counter()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths}
+    )
     started = time.perf_counter()
     run = run_on_ray(
-        photos, explainer, methods, output=work / "maps", actors=2, per_file=per_file, progress=kill_one
-    )  # fmt: skip
+        photos,
+        explainer,
+        methods,
+        output=work / "maps",
+        actors=2,
+        per_file=per_file,
+        progress=kill_one,
+    )
     ended = time.perf_counter()
     ray.shutdown()
     local = explain.run(work / "photos", explainer, methods, output=work / "run.sqlite", workers=0)
@@ -98,9 +116,13 @@ def compare(work: Path, explainer: explain.Explainer, methods: list[str], per_fi
     readers = len(list((work / "readers").iterdir()))
     size = sum(path.stat().st_size for path in (work / "maps").glob("*.parquet"))
     print(
-        f"{run.photos} photos, {len(run)} rows, {len(run.failures)} failed; actors in all: {readers}, killed: {killed}"
+        f"{run.photos} photos, {len(run)} rows, {len(run.failures)} failed; actors in all: "
+        f"{readers}, killed: {killed}"
     )
-    print(f"cluster: {started - begun:.1f} s to start, {ended - started:.1f} s to run (its actors' start in it)")
+    print(
+        f"cluster: {started - begun:.1f} s to start, {ended - started:.1f} s to run (its actors' "
+        "start in it)"
+    )
     print(f"one process: {after - ended:.1f} s")
     print(f"memory of each actor alone: {', '.join(f'{each / 1e6:.0f} MB' for each in memory)}")
     print(f"{size / max(1, len(run)):.0f} bytes for each row in Parquet")

@@ -34,13 +34,19 @@ def main(file: Path = FILE) -> None:
     explanation = explain.Explainer(crop="whole")(photo, targets=ANSWERS)
     with Image.open(photo) as opened:
         pictures = [opened.convert("RGB")]
-    pictures += [explanation.overlay(target=answer, caption=True).convert("RGB") for answer in ANSWERS]
+    pictures += [
+        explanation.overlay(target=answer, caption=True).convert("RGB") for answer in ANSWERS
+    ]
     sheet = side_by_side(pictures)
     sheet.resize((WIDTH, round(sheet.height * WIDTH / sheet.width))).save(file, quality=88)
     print(f"wrote {file}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", type=Path, default=FILE, help="the JPEG to write (in assets/gallery)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "file", nargs="?", type=Path, default=FILE, help="the JPEG to write (in assets/gallery)"
+    )
     main(parser.parse_args().file)

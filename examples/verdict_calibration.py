@@ -1,16 +1,19 @@
 """Check maps that know nothing of the model: how often do they pass each check, and all of them?
 
-    python examples/verdict_calibration.py FOLDER RESULTS.jsonl [--model NAME] [--photos 100] [--update]
+    python examples/verdict_calibration.py FOLDER RESULTS.jsonl [--model NAME] [--photos 100]
+    [--update]
 
-The maps are noise of three scales, blobs, edges, contrast, the distance from the mean colour, products of these, the
-saliency of another network, and the Grad-CAM of another photo; each as it is, plus a random pattern, and times one. The
-patterns are drawn from a hash of the gradient, so that they differ from class to class and from model to model. A map
-that knows nothing should pass each check with a probability of at most 5 %, and all of them almost never. (The check
-of stability is not in the table: a blob is stable, and these patterns are not, since a little noise changes the hash.)
+The maps are noise of three scales, blobs, edges, contrast, the distance from the mean colour,
+products of these, the saliency of another network, and the Grad-CAM of another photo; each as it
+is, plus a random pattern, and times one. The patterns are drawn from a hash of the gradient, so
+that they differ from class to class and from model to model. A map that knows nothing should pass
+each check with a probability of at most 5 %, and all of them almost never. (The check of stability
+is not in the table: a blob is stable, and these patterns are not, since a little noise changes the
+hash.)
 
-FOLDER is as for verdicts.py. Each photo's answers are a line of RESULTS, so that the script goes on where it stopped;
-``--count`` only prints the table of what is there, and ``--update`` writes it into docs/verdict.md. ``--small`` takes 2
-photos.
+FOLDER is as for verdicts.py. Each photo's answers are a line of RESULTS, so that the script goes on
+where it stopped; ``--count`` only prints the table of what is there, and ``--update`` writes it
+into docs/verdict.md. ``--small`` takes 2 photos.
 """
 
 import argparse
@@ -72,7 +75,9 @@ def blob(image: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 KINDS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
-    "noise, pixels": lambda image, seed: noise((image.shape[1], image.shape[2]), min(image.shape[1:]), seed),
+    "noise, pixels": lambda image, seed: noise(
+        (image.shape[1], image.shape[2]), min(image.shape[1:]), seed
+    ),
     "noise, 8 x 8": lambda image, seed: noise((image.shape[1], image.shape[2]), 8, seed),
     "noise, 4 x 4": lambda image, seed: noise((image.shape[1], image.shape[2]), 4, seed),
     "blob in the middle": of_photo(4),
@@ -103,13 +108,19 @@ class Uninformed(Method):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         found = []
         for image, gradient in zip(evidence.inputs, evidence[InputGradients()], strict=True):
-            own = (KINDS[self.kind](image, self.seed) if self.given is None else self.given).double()
+            own = (
+                KINDS[self.kind](image, self.seed) if self.given is None else self.given
+            ).double()
             content = gradient.contiguous().numpy().tobytes() + self.name.encode()
             digest = hashlib.blake2b(content, digest_size=6).digest()
             size = (int(own.shape[0]), int(own.shape[1]))
             drawn = noise(size, 8, int.from_bytes(digest, "big")).double()
             own = own / own.norm()
-            found.append({"": own, "plus": own + drawn / drawn.norm(), "times": own * drawn.abs()}[self.pattern])
+            found.append(
+                {"": own, "plus": own + drawn / drawn.norm(), "times": own * drawn.abs()}[
+                    self.pattern
+                ]
+            )
         return torch.stack(found)
 
 
@@ -129,7 +140,9 @@ def plain_network(weights: Path) -> explain.Explainer:
     return explainer(weights)
 
 
-def answers(explainer: explain.Explainer, other: explain.Explainer, path: Path, label: int, last: Any) -> Any:
+def answers(
+    explainer: explain.Explainer, other: explain.Explainer, path: Path, label: int, last: Any
+) -> Any:
     """Whether each map passes each check, for one photo; and its Grad-CAM, for the next one."""
     x = explainer.as_input(path)
     known.clear()
@@ -138,26 +151,48 @@ def answers(explainer: explain.Explainer, other: explain.Explainer, path: Path, 
             return None, last
     with muted():
         gradcam = explain.attribute(explainer.model, x, "gradcam", target=label).values[0]
-        saliency = explain.attribute(other.model, other.as_input(path), "saliency").values[0].abs().amax(0)
+        saliency = (
+            explain.attribute(other.model, other.as_input(path), "saliency").values[0].abs().amax(0)
+        )
     size = (int(x.shape[2]), int(x.shape[3]))
-    given = {"saliency of another network": F.interpolate(saliency[None, None], size=size, mode="bilinear")[0, 0]}
+    given = {
+        "saliency of another network": F.interpolate(
+            saliency[None, None], size=size, mode="bilinear"
+        )[0, 0]
+    }
     if last is not None:
-        given["Grad-CAM of another photo"] = F.interpolate(last[None, None], size=size, mode="bilinear")[0, 0]
+        given["Grad-CAM of another photo"] = F.interpolate(
+            last[None, None], size=size, mode="bilinear"
+        )[0, 0]
     methods = list(uninformed(given, int.from_bytes(path.name.encode()[-6:], "big")))
     with muted():
-        maps = [(method, explain.attribute(explainer.model, x, method, target=label)) for method in methods]
+        maps = [
+            (method, explain.attribute(explainer.model, x, method, target=label))
+            for method in methods
+        ]
         verdict = check_maps(explainer.model, x, maps, ClassTarget((label,)), "it")
-    found = {name: {each.check: each.passed for each in results} for name, results in verdict.items()}
+    found = {
+        name: {each.check: each.passed for each in results} for name, results in verdict.items()
+    }
     return {"photo": path.name, "maps": found}, gradcam
 
 
 def table(lines: list[Any]) -> str:
     """The share of maps that pass: by map, over all patterns; by pattern; and of all."""
     checks = ["depends_on_model", "depends_on_class", "faithful"]
-    rows = [["map", "maps checked", *checks, "all three (95 % interval)"], ["---"] * (3 + len(checks))]
+    rows = [
+        ["map", "maps checked", *checks, "all three (95 % interval)"],
+        ["---"] * (3 + len(checks)),
+    ]
     names = dict.fromkeys(name for line in lines for name in line["maps"])
-    groups = {kind: [f"{kind} {pattern}".strip() for pattern in PATTERNS] for kind in names if not pattern_of(kind)}
-    for pattern, label in zip(PATTERNS, ("as they are", "plus a pattern", "times a pattern"), strict=True):
+    groups = {
+        kind: [f"{kind} {pattern}".strip() for pattern in PATTERNS]
+        for kind in names
+        if not pattern_of(kind)
+    }
+    for pattern, label in zip(
+        PATTERNS, ("as they are", "plus a pattern", "times a pattern"), strict=True
+    ):
         groups[label] = [name for name in names if pattern_of(name) == pattern]
     for label, chosen in {**groups, "all of them": list(names)}.items():
         found = [line["maps"][name] for line in lines for name in chosen if name in line["maps"]]
@@ -175,21 +210,33 @@ def pattern_of(name: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path)
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--weights", type=Path, help="those that leaderboard/plain.py trained; the model is that one")
+    parser.add_argument(
+        "--weights",
+        type=Path,
+        help="those that leaderboard/plain.py trained; the model is that one",
+    )
     parser.add_argument("--photos", type=int, default=100)
     parser.add_argument("--small", action="store_true", help="2 photos")
-    parser.add_argument("--count", action="store_true", help="only print the table of what is there")
+    parser.add_argument(
+        "--count", action="store_true", help="only print the table of what is there"
+    )
     parser.add_argument("--update", action="store_true", help="write it into docs/verdict.md")
     options = parser.parse_args(arguments)
     there = options.results.read_text("utf-8").splitlines() if options.results.exists() else []
     done = [json.loads(line) for line in there]
     if not options.count:
         other = explain.Explainer(OTHER.get(options.model, "tiny"))
-        explainer = explain.Explainer(options.model) if options.weights is None else plain_network(options.weights)
+        explainer = (
+            explain.Explainer(options.model)
+            if options.weights is None
+            else plain_network(options.weights)
+        )
         known, last = {line["photo"] for line in done}, None
         for path, label in photos_of(options.folder, explainer.categories):
             if sum("maps" in line for line in done) >= (2 if options.small else options.photos):

@@ -1,22 +1,27 @@
 """Check maps that are right: do they pass, and does the verdict rank methods as the truth does?
 
-    python examples/verdict_right.py FOLDER WEIGHTS RESULTS.jsonl [--photos 60] [--models residual] [--update]
+    python examples/verdict_right.py FOLDER WEIGHTS RESULTS.jsonl [--photos 60] [--models residual]
+    [--update]
 
-FOLDER is an unpacked tiny-imagenet-200; WEIGHTS holds the networks that ``leaderboard/run.py train`` makes.
+FOLDER is an unpacked tiny-imagenet-200; WEIGHTS holds the networks that ``leaderboard/run.py
+train`` makes.
 
 Two kinds of networks have a known answer:
 
-- networks that were trained to name a planted mark, whatever the photo shows. For twenty methods, the share of maps
-  that point at the mark (the square as large as the mark with the largest sum overlaps the mark by more than 0.3, IoU)
-  is compared with the share that passes the checks, by rank correlation.
-- `Linear` networks, for which weights × (photo - baseline) says what each pixel adds; and `Window`, the small network
-  behind a window, which sees one square of the photo only, at a place that differs from photo to photo.
+- networks that were trained to name a planted mark, whatever the photo shows. For twenty methods,
+  the share of maps that point at the mark (the square as large as the mark with the largest sum
+  overlaps the mark by more than 0.3, IoU) is compared with the share that passes the checks, by
+  rank correlation.
+- `Linear` networks, for which weights × (photo - baseline) says what each pixel adds; and `Window`,
+  the small network behind a window, which sees one square of the photo only, at a place that
+  differs from photo to photo.
 
-The mark itself and the window itself are maps, too. They are the same for all classes and models, so only the third
-check applies to them.
+The mark itself and the window itself are maps, too. They are the same for all classes and models,
+so only the third check applies to them.
 
-Each photo's results are a line of RESULTS, so that the script goes on where it stopped; ``--count`` only prints the
-tables of what is there, and ``--update`` writes them into docs/verdict.md. ``--small`` takes 2 photos.
+Each photo's results are a line of RESULTS, so that the script goes on where it stopped; ``--count``
+only prints the tables of what is there, and ``--update`` writes them into docs/verdict.md.
+``--small`` takes 2 photos.
 """
 
 import argparse
@@ -53,16 +58,50 @@ from subjects import Subject, look, network, overlap, planted, rank_correlation
 CHECKS = ("depends_on_model", "depends_on_class", "faithful", "stable")
 METHODS = {
     "residual": (
-        "gradcam", "layercam", "hirescam", "gradcam++", "eigencam", "randomcam", "refinecam", "fullgrad",
-        "guidedgradcam", "saliency", "inputxgradient", "guidedbackprop", "deconvnet", "lrp", "attnlrp", "deeplift",
-        "integratedgradients(steps=16)", "smooth(saliency, samples=8)", "featureablation", "kpcacam",
+        "gradcam",
+        "layercam",
+        "hirescam",
+        "gradcam++",
+        "eigencam",
+        "randomcam",
+        "refinecam",
+        "fullgrad",
+        "guidedgradcam",
+        "saliency",
+        "inputxgradient",
+        "guidedbackprop",
+        "deconvnet",
+        "lrp",
+        "attnlrp",
+        "deeplift",
+        "integratedgradients(steps=16)",
+        "smooth(saliency, samples=8)",
+        "featureablation",
+        "kpcacam",
     ),
     "transformer": (
-        "gradcam", "layercam", "hirescam", "gradcam++", "eigencam", "randomcam", "rollout", "gradientrollout",
-        "cheferattribution", "legrad", "saliency", "inputxgradient", "guidedbackprop", "lrp", "attnlrp", "deeplift",
-        "integratedgradients(steps=16)", "smooth(saliency, samples=8)", "featureablation", "fullgrad",
+        "gradcam",
+        "layercam",
+        "hirescam",
+        "gradcam++",
+        "eigencam",
+        "randomcam",
+        "rollout",
+        "gradientrollout",
+        "cheferattribution",
+        "legrad",
+        "saliency",
+        "inputxgradient",
+        "guidedbackprop",
+        "lrp",
+        "attnlrp",
+        "deeplift",
+        "integratedgradients(steps=16)",
+        "smooth(saliency, samples=8)",
+        "featureablation",
+        "fullgrad",
     ),
-}  # fmt: skip
+}
 HIT = 0.3
 SIDE, CLASSES, SEEN = 64, 10, 24
 
@@ -76,9 +115,13 @@ class Linear(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.head = nn.Linear(3 * SIDE * SIDE, CLASSES)
-        drawn = torch.randn(CLASSES, 3, SIDE // 4, SIDE // 4, generator=torch.Generator().manual_seed(seed))
+        drawn = torch.randn(
+            CLASSES, 3, SIDE // 4, SIDE // 4, generator=torch.Generator().manual_seed(seed)
+        )
         with torch.no_grad():
-            self.head.weight.copy_(F.interpolate(drawn, scale_factor=4.0, mode="bilinear").flatten(1) / 20)
+            self.head.weight.copy_(
+                F.interpolate(drawn, scale_factor=4.0, mode="bilinear").flatten(1) / 20
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = self.head(x.flatten(1))
@@ -131,22 +174,33 @@ def points_at(values: torch.Tensor, mask: torch.Tensor) -> bool:
 
 
 def checked(
-    model: nn.Module, x: torch.Tensor, target: int, methods: Mapping[str, Method], checks: Any = None
+    model: nn.Module,
+    x: torch.Tensor,
+    target: int,
+    methods: Mapping[str, Method],
+    checks: Any = None,
 ) -> tuple[dict[str, Any], Any]:
     """Whether each method's map passes each check, and the maps."""
     with muted():
-        maps = {name: explain.attribute(model, x, method, target=target) for name, method in methods.items()}
+        maps = {
+            name: explain.attribute(model, x, method, target=target)
+            for name, method in methods.items()
+        }
         pairs = [(methods[name], each) for name, each in maps.items()]
         verdict = check_maps(model, x, pairs, ClassTarget((target,)), "it", checks=checks)
     own = {name: verdict[each.method] for name, each in maps.items()}
-    return {name: {each.check: each.passed for each in results} for name, results in own.items()}, maps
+    return {
+        name: {each.check: each.passed for each in results} for name, results in own.items()
+    }, maps
 
 
 def planted_record(classifier: Any, architecture: str, subject: Subject) -> dict[str, Any]:
     methods = {name: get_method(name) for name in METHODS[architecture]}
     found, maps = checked(classifier.model, subject.x, subject.target, methods)
     for name, each in maps.items():
-        found[name]["hit"] = points_at(Maps.of(name, each, subject.x).contributions[0], subject.mask)
+        found[name]["hit"] = points_at(
+            Maps.of(name, each, subject.x).contributions[0], subject.mask
+        )
     return {"network": f"planted, {architecture}", "photo": subject.name, "maps": found}
 
 
@@ -156,14 +210,24 @@ def known_record(
     """The results of maps that are right: of a photo, and of one with marks."""
     x, linear, window = photo[None], Linear(number).eval(), Window(number).eval()
     exact = IntegratedGradients(baseline="mean", steps=1)
-    found, _ = checked(linear, x, int(linear(x).argmax()), {"linear network: weights × (photo - mean)": exact})
+    found, _ = checked(
+        linear, x, int(linear(x).argmax()), {"linear network: weights × (photo - mean)": exact}
+    )
     for name, model, given, target, mask in (
         ("network behind a window: the window", window, x, int(window(x).argmax()), window.mask),
-        (f"planted, {architecture}: the mark", classifier.model, subject.x, subject.target, subject.mask),
+        (
+            f"planted, {architecture}: the mark",
+            classifier.model,
+            subject.x,
+            subject.target,
+            subject.mask,
+        ),
     ):
         for samples in (60, 240):
             each = f"{name}, {samples} masks"
-            found |= checked(model, given, target, {each: Given(mask.float())}, (Faithful(samples),))[0]
+            found |= checked(
+                model, given, target, {each: Given(mask.float())}, (Faithful(samples),)
+            )[0]
     return {"network": "known", "photo": f"{architecture}, {number}", "maps": found}
 
 
@@ -181,15 +245,26 @@ def share(found: Sequence[dict[str, Any]], check: str) -> str:
 
 
 def rows_of(records: Sequence[Any]) -> list[list[str]]:
-    """For each map: the share that points at the mark, that passes each check, and that passes all."""
+    """For each map: the share that points at the mark, that passes each check, and that passes
+    all."""
     rows = []
     for name in dict.fromkeys(name for record in records for name in record["maps"]):
         found = [record["maps"][name] for record in records if name in record["maps"]]
         hits = sum(map(passes, found))
         low, high = Share(hits, len(found)).interval
-        own = [f"{sum(each['hit'] for each in found) / len(found):.0%}"] if "hit" in found[0] else []
+        own = (
+            [f"{sum(each['hit'] for each in found) / len(found):.0%}"] if "hit" in found[0] else []
+        )
         shares = [share(found, check) for check in CHECKS]
-        rows.append([name, str(len(found)), *own, *shares, f"{hits / len(found):.0%} ({low:.0%} to {high:.0%})"])
+        rows.append(
+            [
+                name,
+                str(len(found)),
+                *own,
+                *shares,
+                f"{hits / len(found):.0%} ({low:.0%} to {high:.0%})",
+            ]
+        )
     return rows
 
 
@@ -200,22 +275,36 @@ def tables(records: Sequence[Any]) -> dict[str, str]:
         rows = rows_of(mine)
         told = ["points at the mark"] if name != "known" else []
         rows.sort(key=lambda row: -float(row[2].rstrip("%")) if told else 0)
-        lines = [["map", "photos", *told, *CHECKS, "all (95 % interval)"], ["---"] * len(rows[0]), *rows]
+        lines = [
+            ["map", "photos", *told, *CHECKS, "all (95 % interval)"],
+            ["---"] * len(rows[0]),
+            *rows,
+        ]
         text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         if told:
             methods = [row[0] for row in rows]
             each = [[record["maps"][method] for record in mine] for method in methods]
             truth = np.array([sum(one["hit"] for one in of) / len(of) for of in each])
-            alike = {check: [sum(one[check] is not False for one in of) / len(of) for of in each] for check in CHECKS}
+            alike = {
+                check: [sum(one[check] is not False for one in of) / len(of) for of in each]
+                for check in CHECKS
+            }
             alike["all"] = [sum(map(passes, of)) / len(of) for of in each]
-            told = [f"{check} {rank_correlation(truth, np.array(shares)):.2f}" for check, shares in alike.items()]
-            text += f"\n\nRank correlation with the share that points at the mark: {', '.join(told)}."
+            told = [
+                f"{check} {rank_correlation(truth, np.array(shares)):.2f}"
+                for check, shares in alike.items()
+            ]
+            text += (
+                f"\n\nRank correlation with the share that points at the mark: {', '.join(told)}."
+            )
         found[name] = text
     return found
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("weights", type=Path)
     parser.add_argument("results", type=Path)
@@ -223,7 +312,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--photos", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--small", action="store_true", help="2 photos")
-    parser.add_argument("--count", action="store_true", help="only print the tables of what is there")
+    parser.add_argument(
+        "--count", action="store_true", help="only print the tables of what is there"
+    )
     parser.add_argument("--update", action="store_true", help="write them into docs/verdict.md")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

@@ -1,11 +1,14 @@
-"""Check maps of many photos, and count which questions they pass: does the verdict say what is known of the methods?
+"""Check maps of many photos, and count which questions they pass: does the verdict say what is
+known of the methods?
 
-    python examples/verdicts.py FOLDER RESULTS.jsonl [--model NAME] [--photos 100] [--method NAME]... [--update]
+    python examples/verdicts.py FOLDER RESULTS.jsonl [--model NAME] [--photos 100] [--method
+    NAME]... [--update]
 
-The photos are named ``INDEX_....jpg`` after their class, or FOLDER is an unpacked Tiny-ImageNet, whose validation
-photos are taken. Only those count that the model gets right. Each photo's answers are a line of RESULTS, so that the
-script goes on where it was stopped, and ``--count`` only prints the table of what is there; ``--update`` writes it into
-docs/verdict.md, too. ``--small`` takes 4 photos.
+The photos are named ``INDEX_....jpg`` after their class, or FOLDER is an unpacked Tiny-ImageNet,
+whose validation photos are taken. Only those count that the model gets right. Each photo's answers
+are a line of RESULTS, so that the script goes on where it was stopped, and ``--count`` only prints
+the table of what is there; ``--update`` writes it into docs/verdict.md, too. ``--small`` takes 4
+photos.
 """
 
 from __future__ import annotations
@@ -35,11 +38,21 @@ def photos_of(folder: Path, categories: Any) -> Iterator[tuple[Path, int]]:
     if listed.exists():
         names = [line.split("\t")[:2] for line in listed.read_text("utf-8").splitlines()]
         classes = sorted((folder / "wnids.txt").read_text("utf-8").split())
-        words = dict(line.split("\t") for line in (folder / "words.txt").read_text("utf-8").splitlines() if line)
+        words = dict(
+            line.split("\t")
+            for line in (folder / "words.txt").read_text("utf-8").splitlines()
+            if line
+        )
         known = {name: index_of(words[name], categories) for name in classes}
-        found = [(listed.parent / "images" / name, known[kind]) for name, kind in names if known[kind] is not None]
+        found = [
+            (listed.parent / "images" / name, known[kind])
+            for name, kind in names
+            if known[kind] is not None
+        ]
     else:
-        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+        paths = sorted(
+            path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png")
+        )
         found = [(path, int(path.name.split("_")[0])) for path in paths]
     random.Random(0).shuffle(found)
     yield from found
@@ -51,7 +64,9 @@ def index_of(words: str, categories: Any) -> int | None:
     return next((i for i, label in enumerate(categories) if str(label).lower() in names), None)
 
 
-def check(explainer: explain.Explainer, path: Path, index: int, methods: list[str]) -> dict[str, Any] | None:
+def check(
+    explainer: explain.Explainer, path: Path, index: int, methods: list[str]
+) -> dict[str, Any] | None:
     """The answers about a photo's maps; None where the model names another class."""
     with torch.inference_mode():
         logits = explainer.model(explainer.as_input(path))
@@ -73,10 +88,15 @@ def table(lines: list[dict[str, Any]]) -> str:
         found = [line["methods"][method] for line in lines if method in line["methods"]]
         hits = sum(each["passed"] for each in found)
         low, high = Share(hits, len(found)).interval
-        shares = [sum(each["answers"][word]["passed"] is not False for each in found) / len(found) for word in WORDS]
+        shares = [
+            sum(each["answers"][word]["passed"] is not False for each in found) / len(found)
+            for word in WORDS
+        ]
         passed = f"{hits / len(found):.0%} ({low:.0%} to {high:.0%})"
         rows.append([method, str(len(found)), passed, *(f"{share:.0%}" for share in shares)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
+    return "\n".join(
+        f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    )
 
 
 def updated(page: str, name: str, text: str) -> str:
@@ -89,14 +109,20 @@ def updated(page: str, name: str, text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path)
     parser.add_argument("--model", default="efficientnet-lite0")
     parser.add_argument("--photos", type=int, default=100)
-    parser.add_argument("--method", action="append", help="other methods; --update knows a table of theirs")
+    parser.add_argument(
+        "--method", action="append", help="other methods; --update knows a table of theirs"
+    )
     parser.add_argument("--small", action="store_true", help="4 photos")
-    parser.add_argument("--count", action="store_true", help="only print the table of what is there")
+    parser.add_argument(
+        "--count", action="store_true", help="only print the table of what is there"
+    )
     parser.add_argument("--update", action="store_true", help="write it into docs/verdict.md")
     options = parser.parse_args(arguments)
     done = (

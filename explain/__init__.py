@@ -8,28 +8,28 @@ The package map; each room imports only from rooms above it:
     _utils/         errors, spelling, containers of tensors, signals, method specs, the version
     data/           image files and arrays to RGB, model inputs, files that appear whole
     render/         styles, overlays, captions, sheets, figures: arrays and PIL images only
-    hooks/          every hook handle: groups, capture, extractor, inspect, timeline, a model left as found
-    relevance/      a pass recorded as operations and steps; rules, composites, multipliers of DeepLIFT
-    distributed/    communication hooks between processes, models packed into archives
+    hooks/          every hook handle: groups, capture, extractor, inspect, timeline, left as found
+    relevance/      a pass recorded as operations and steps; rules, composites, DeepLIFT
+    distributed/    communication hooks between processes, models in archives
     targets/        from a model's output to one score per image
     layers/         names, feature-map layouts, the default layer
     baselines/      what stands for "absent": zero, mean, blur, noise, neighbours, another photo
     engine/         needs, plan, collectors, perturbations, reruns, execution
     methods/        frozen dataclasses: options and mathematics
-    attribution/    `attribute`, requests, results, selection, warnings, citation, records, concepts
-    metrics/        how good a map is: figures for each image, in a table; the verdict on the maps of a photo
-    models/         default, tiny, transformer, detector, segmenter; torchvision, timm, transformers; preprocessing
+    attribution/    `attribute`, requests, results, selection, citation, records, concepts
+    metrics/        how good a map is: a table of figures for each image; the verdict
+    models/         default, tiny, transformer, detector, segmenter; other packages'; preprocessing
     report/         an explanation as a page for any browser: HTML, CSS and JavaScript in one file
-    explanation/    `Explainer` and `Explanation`: photos and a model in, pictures, files and records out
-    store/          sources of photos: folders, lists, data sets; the file that keeps the maps of a run, and its rows
+    explanation/    `Explainer`, `Explanation`: photos and a model in, pictures and records out
+    store/          sources of photos; the file that keeps the maps of a run, and its rows
     insight/        summary of the maps of a run
     runs/           all photos of a source explained, stored as they come, continued after anything
     training/       gradients clipped and watched, photos explained during training
     app/            a page to ask a live model in, and the small server behind it
     cli/            arguments in, lines and exit codes out; no logic of its own
 
-Importing the package is light: torch loads with the first name that needs it; torchvision, matplotlib and OpenCV only
-with the features that use them.
+Importing the package is light: torch loads with the first name that needs it; torchvision,
+matplotlib and OpenCV only with the features that use them.
 """
 
 import importlib
@@ -62,19 +62,75 @@ _HOME = {
     "trace": "explain.attribution.trace",
 }
 _ROOMS = {
-    "_utils", "app", "attribution", "baselines", "cli", "data", "distributed", "engine", "explanation",
-    "hooks", "insight", "layers", "methods", "metrics", "models", "relevance", "render", "report", "runs", "store",
-    "targets", "training",
-}  # fmt: skip
+    "_utils",
+    "app",
+    "attribution",
+    "baselines",
+    "cli",
+    "data",
+    "distributed",
+    "engine",
+    "explanation",
+    "hooks",
+    "insight",
+    "layers",
+    "methods",
+    "metrics",
+    "models",
+    "relevance",
+    "render",
+    "report",
+    "runs",
+    "store",
+    "targets",
+    "training",
+}
 
 __all__ = [
-    "AppError", "ArgumentError", "Attribution", "BaselineError", "Concepts", "ExplainError", "ExplainWarning",
-    "Explainer", "Explanation", "FolderError", "HookError", "ImageError", "Inputs", "LabelsError", "LayerError",
-    "MethodError", "MetricError", "ModelError", "NotRecordedError", "OutputError", "PhotoError", "PhotosError",
-    "RecordError", "Run", "RunError", "TargetError", "UnusedLayerError", "__version__", "applicable_methods",
-    "attribute", "cite", "evaluate", "explain", "find_concepts", "lens", "list_layers", "list_methods", "list_metrics",
-    "load", "open_run", "plan", "run", "trace",
-]  # fmt: skip
+    "AppError",
+    "ArgumentError",
+    "Attribution",
+    "BaselineError",
+    "Concepts",
+    "ExplainError",
+    "ExplainWarning",
+    "Explainer",
+    "Explanation",
+    "FolderError",
+    "HookError",
+    "ImageError",
+    "Inputs",
+    "LabelsError",
+    "LayerError",
+    "MethodError",
+    "MetricError",
+    "ModelError",
+    "NotRecordedError",
+    "OutputError",
+    "PhotoError",
+    "PhotosError",
+    "RecordError",
+    "Run",
+    "RunError",
+    "TargetError",
+    "UnusedLayerError",
+    "__version__",
+    "applicable_methods",
+    "attribute",
+    "cite",
+    "evaluate",
+    "explain",
+    "find_concepts",
+    "lens",
+    "list_layers",
+    "list_methods",
+    "list_metrics",
+    "load",
+    "open_run",
+    "plan",
+    "run",
+    "trace",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -90,7 +146,8 @@ def _grids_of_photo(model: Any, inputs: Any) -> Any:
     return importlib.import_module("explain.layers.grids").grids_of_photo(model, inputs)
 
 
-providers.grids_of_photo = _grids_of_photo  # for interventions on a region, whose room stands above that of layers
+# for interventions on a region, whose room stands above that of layers
+providers.grids_of_photo = _grids_of_photo
 
 
 def __dir__() -> list[str]:
@@ -100,10 +157,28 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     # isort: off
     from explain._utils.errors import (
-        AppError, ArgumentError, BaselineError, ExplainError, ExplainWarning, FolderError, HookError, ImageError,
-        LabelsError, LayerError, MethodError, MetricError, ModelError, NotRecordedError, OutputError, PhotoError,
-        PhotosError, RecordError, RunError, TargetError, UnusedLayerError,
-    )  # fmt: skip
+        AppError,
+        ArgumentError,
+        BaselineError,
+        ExplainError,
+        ExplainWarning,
+        FolderError,
+        HookError,
+        ImageError,
+        LabelsError,
+        LayerError,
+        MethodError,
+        MetricError,
+        ModelError,
+        NotRecordedError,
+        OutputError,
+        PhotoError,
+        PhotosError,
+        RecordError,
+        RunError,
+        TargetError,
+        UnusedLayerError,
+    )
 
     # isort: on
     from explain.attribution.api import attribute, plan

@@ -1,4 +1,5 @@
-"""A real browser for tests: where it is, how it is begun, and what a page in it asked for and said."""
+"""A real browser for tests: where it is, how it is begun, and what a page in it asked for and
+said."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 def chromium(*options: str) -> Iterator[Any]:
     """The browser; the test is skipped where there is none, or no Playwright to drive it."""
     playwright = pytest.importorskip(
-        "playwright.sync_api", reason='a browser is driven by Playwright: pip install -e ".[browser]"'
+        "playwright.sync_api",
+        reason='a browser is driven by Playwright: pip install -e ".[browser]"',
     )
     if CHROMIUM is None:
         pytest.skip("no browser: apt-get install chromium, or name one in EXPLAIN_CHROMIUM")

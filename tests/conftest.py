@@ -1,4 +1,5 @@
-"""Small networks with the traits that make explaining hard, and a snapshot of all that must not change."""
+"""Small networks with the traits that make explaining hard, and a snapshot of all that must not
+change."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, too, since several run at a time
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # nor do threads spin where others want the processor
+# of processes that tests start, too, since several run at a time
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# nor do threads spin where others want the processor
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
@@ -24,11 +27,18 @@ from explain.methods import Method
 from explain.methods.base import get_method
 
 ROOT = Path(__file__).resolve().parents[1]
-ALONG_PATHS = {"blurintegratedgradients", "guidedintegratedgradients", "idgi", "expectedgradients", "xrai"}
+ALONG_PATHS = {
+    "blurintegratedgradients",
+    "guidedintegratedgradients",
+    "idgi",
+    "expectedgradients",
+    "xrai",
+}
 COVERING = {
     name for name in explain.list_methods() if type(get_method(name)).outcome is not Method.outcome
 } | ALONG_PATHS
-"""Methods that run hundreds of covered photos, or follow paths of their own: they have their own tests."""
+"""Methods that run hundreds of covered photos, or follow paths of their own: they have their own
+tests."""
 ATTENDING = {name for name in explain.list_methods() if "transformers" in get_method(name).only_for}
 """Methods for networks with attention."""
 HOOK_DICTS = [
@@ -41,27 +51,32 @@ HOOK_DICTS = [
     "_forward_hooks_always_called",
 ]
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for what they run in the background
+# as shells have it for what they run in the background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def new_objects_alone() -> Iterator[None]:
-    """Let the collector look at what a test makes alone: all objects of a long run take it half a second each time."""
+    """Let the collector look at what a test makes alone: all objects of a long run take it half a
+    second each time."""
     gc.freeze()
     yield
     gc.unfreeze()
 
 
 class TinyNet(nn.Module):
-    """Convolutions, batch normalisation, in-place and functional ReLUs, an in-place shortcut and dropout."""
+    """Convolutions, batch normalisation, in-place and functional ReLUs, an in-place shortcut and
+    dropout."""
 
     def __init__(self, classes: int = 5, channels: int = 3) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, 6, 3, padding=1)
         self.bn1 = nn.BatchNorm2d(6)
         self.relu = nn.ReLU(inplace=True)
-        self.layer1 = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(6, 6, 3, padding=1))
+        self.layer1 = nn.Sequential(
+            nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(6, 6, 3, padding=1)
+        )
         self.layer2 = nn.Sequential(nn.Conv2d(6, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8))
         self.dropout = nn.Dropout(0.5)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -77,7 +92,8 @@ class TinyNet(nn.Module):
 
 
 class Made(nn.Module):
-    """A network of the parts given, by their names, that does with its input what a function of it says."""
+    """A network of the parts given, by their names, that does with its input what a function of it
+    says."""
 
     def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
         super().__init__()
@@ -99,12 +115,15 @@ def in_threads(count: int, work: Callable[[int], object]) -> None:
 
 
 def settled(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give a model reproducible random weights and running statistics that are not the initial ones."""
+    """Give a model reproducible random weights and running statistics that are not the initial
+    ones."""
     generator = torch.Generator().manual_seed(seed)
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_floating_point():
             with torch.no_grad():
-                tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) * 0.4)
+                tensor.copy_(
+                    torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) * 0.4
+                )
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.running_var.abs_().add_(0.5)
@@ -113,7 +132,8 @@ def settled(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def registered_backwards(model: nn.Module) -> nn.Module:
-    """Register all parts and parameters in reverse, which changes nothing of what a network computes."""
+    """Register all parts and parameters in reverse, which changes nothing of what a network
+    computes."""
     for module in model.modules():
         if not isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList)):
             module._modules = dict(reversed(module._modules.items()))
@@ -129,21 +149,29 @@ def net() -> nn.Module:
 
 @pytest.fixture
 def x() -> torch.Tensor:
-    return torch.randn(3, 3, 12, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(
+        3, 3, 12, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
     """Return all that an explanation must leave as it is, in a form that compares bit by bit."""
 
     def digest(tensor: torch.Tensor | None) -> str | None:
-        return None if tensor is None else hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest()
+        return (
+            None
+            if tensor is None
+            else hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest()
+        )
 
     return {
         "state": {name: digest(tensor) for name, tensor in model.state_dict().items()},
         "grad": {name: digest(p.grad) for name, p in model.named_parameters()},
         "requires_grad": {name: p.requires_grad for name, p in model.named_parameters()},
         "training": {name: module.training for name, module in model.named_modules()},
-        "inplace": {name: getattr(module, "inplace", None) for name, module in model.named_modules()},
+        "inplace": {
+            name: getattr(module, "inplace", None) for name, module in model.named_modules()
+        },
         "hooks": {name: hook_count(module) for name, module in model.named_modules()},
         "forward": {name: "forward" in vars(module) for name, module in model.named_modules()},
         "rng": digest(torch.get_rng_state()),

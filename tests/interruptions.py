@@ -1,4 +1,5 @@
-"""Calls that are interrupted by real signals at random times, and a comparison of all that must be as before."""
+"""Calls that are interrupted by real signals at random times, and a comparison of all that must be
+as before."""
 
 from __future__ import annotations
 
@@ -25,7 +26,14 @@ from explain._utils import errors, signals
 from explain.hooks import preserve, unwrap
 from explain.hooks.intervening import active_interventions
 
-METHODS = ["gradcam", "saliency", "guidedbackprop", "integratedgradients", "scorecam", "smooth(gradcam)"]
+METHODS = [
+    "gradcam",
+    "saliency",
+    "guidedbackprop",
+    "integratedgradients",
+    "scorecam",
+    "smooth(gradcam)",
+]
 DICTS = ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"]
 
 
@@ -34,7 +42,11 @@ class Small(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.relu = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(inplace=True)
+        self.conv, self.norm, self.relu = (
+            nn.Conv2d(3, 6, 3),
+            nn.BatchNorm2d(6),
+            nn.ReLU(inplace=True),
+        )
         self.last, self.fc = nn.Conv2d(6, 8, 3), nn.Linear(8, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,10 +80,13 @@ class Call:
     expected: torch.Tensor
     seconds: float
     own: bool
-    """Whether the user runs the network, in training mode: random numbers and running statistics then change."""
+    """Whether the user runs the network, in training mode: random numbers and running statistics
+    then change."""
 
 
-def calls_of(name: str, model: nn.Module, x: torch.Tensor, methods: list[str] = METHODS) -> list[Call]:
+def calls_of(
+    name: str, model: nn.Module, x: torch.Tensor, methods: list[str] = METHODS
+) -> list[Call]:
     """Everything that is done with a network: explanations, and hooks of the user's own."""
 
     def attribute(method: str) -> torch.Tensor:
@@ -92,7 +107,11 @@ def calls_of(name: str, model: nn.Module, x: torch.Tensor, methods: list[str] = 
         return torch.tensor(float(len(count)))
 
     def extract() -> torch.Tensor:
-        return next(iter(hooks.FeatureExtractor(model, next(iter(dict(model.named_children()))))(x).values()))
+        return next(
+            iter(
+                hooks.FeatureExtractor(model, next(iter(dict(model.named_children()))))(x).values()
+            )
+        )
 
     def inspect() -> torch.Tensor:
         return torch.tensor(float(len(hooks.inspect(model, x).rows)))
@@ -100,7 +119,10 @@ def calls_of(name: str, model: nn.Module, x: torch.Tensor, methods: list[str] = 
     samples: dict[str, Callable[[], torch.Tensor]] = {m: lambda m=m: attribute(m) for m in methods}
     own = {"capture": capture, "HookGroup": group, "FeatureExtractor": extract}
     return [
-        *(_timed(f"{each} of {name}", model, run) for each, run in {**samples, "inspect": inspect}.items()),
+        *(
+            _timed(f"{each} of {name}", model, run)
+            for each, run in {**samples, "inspect": inspect}.items()
+        ),
         *(_timed(f"{each} of {name}", model, run, own=True) for each, run in own.items()),
     ]
 
@@ -111,7 +133,9 @@ def calls_of_explainer() -> list[Call]:
     photo = torch.randint(0, 255, (24, 24, 3), dtype=torch.uint8).numpy()
     return [
         _timed(
-            "Explainer", explainer.model, lambda: explainer(photo, ["gradcam", "saliency"]).results[0]["gradcam"].values
+            "Explainer",
+            explainer.model,
+            lambda: explainer(photo, ["gradcam", "saliency"]).results[0]["gradcam"].values,
         )
     ]
 
@@ -130,13 +154,16 @@ class Attention(nn.Module):
 
 
 def calls_of_interventions() -> list[Call]:
-    """Interventions of every kind: in attention, from another input, and with a module that is inserted."""
+    """Interventions of every kind: in attention, from another input, and with a module that is
+    inserted."""
     model, x, other = Attention().eval(), torch.rand(1, 3, 6, 6), torch.rand(1, 3, 6, 6)
     inserted = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     several = [
-        hooks.Ablate("attn:pattern", heads=[0]), hooks.Patch("embed", other, from_input=True, tokens=[1, 2]),
-        hooks.Replace("act", inserted, name="sae"), hooks.Ablate("act/sae.1", channels=[3]),
-    ]  # fmt: skip
+        hooks.Ablate("attn:pattern", heads=[0]),
+        hooks.Patch("embed", other, from_input=True, tokens=[1, 2]),
+        hooks.Replace("act", inserted, name="sae"),
+        hooks.Ablate("act/sae.1", channels=[3]),
+    ]
 
     def intervene() -> torch.Tensor:
         with hooks.intervene(model, several):
@@ -146,13 +173,17 @@ def calls_of_interventions() -> list[Call]:
         return explain.attribute(model, x, "saliency", target=1, interventions=several).values
 
     def trace() -> torch.Tensor:
-        return explain.trace(model, x, other, "heads", target=1, batch_size=1).by_layer["attn:heads"]
+        return explain.trace(model, x, other, "heads", target=1, batch_size=1).by_layer[
+            "attn:heads"
+        ]
 
     works = {"intervene": intervene, "attribute under interventions": explained, "trace": trace}
     return [_timed(name, model, run) for name, run in works.items()]
 
 
-def _timed(name: str, model: nn.Module, run: Callable[[], torch.Tensor], *, own: bool = False) -> Call:
+def _timed(
+    name: str, model: nn.Module, run: Callable[[], torch.Tensor], *, own: bool = False
+) -> Call:
     buffers = {key: tensor.clone() for key, tensor in model.named_buffers()}
     run()
     start = time.perf_counter()
@@ -174,11 +205,15 @@ def state(model: nn.Module) -> dict[str, Any]:
 
     def digest(tensor: torch.Tensor | None) -> tuple[int, int, float] | None:
         """What changes with a tensor; a checksum of every byte would take longer than the call."""
-        return None if tensor is None else (id(tensor), tensor._version, tensor.detach().sum().item())
+        return (
+            None if tensor is None else (id(tensor), tensor._version, tensor.detach().sum().item())
+        )
 
     return {
         "modes": [module.training for module in model.modules()],
-        "own methods": [sorted(vars(module).keys() & {"train", "forward"}) for module in model.modules()],
+        "own methods": [
+            sorted(vars(module).keys() & {"train", "forward"}) for module in model.modules()
+        ],
         "hooks": [[len(getattr(module, name)) for name in DICTS] for module in model.modules()],
         "hooks of every module": [len(getattr(torch_modules, f"_global{name}")) for name in DICTS],
         "parameters": [(digest(p), digest(p.grad), p.requires_grad) for p in model.parameters()],
@@ -187,15 +222,22 @@ def state(model: nn.Module) -> dict[str, Any]:
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "mixed precision": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
         "function modes": torch._C._len_torch_function_stack(),
-        "interventions": (active_interventions(model), sorted(unwrap._here.inserted.get(model, {}))),
+        "interventions": (
+            active_interventions(model),
+            sorted(unwrap._here.inserted.get(model, {})),
+        ),
         "walked": dict(unwrap._here.walked),
         "warning filters": list(warnings.filters),
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "counters": (
-            preserve._here.depth, len(signals._shared), len(preserve._held_modes), preserve.is_under_way(),
-            getattr(errors._here, "overheard", None) is None, preserve._here.alone,
+            preserve._here.depth,
+            len(signals._shared),
+            len(preserve._held_modes),
+            preserve.is_under_way(),
+            getattr(errors._here, "overheard", None) is None,
+            preserve._here.alone,
         ),
-    }  # fmt: skip
+    }
 
 
 class TimeLimit(Exception):
@@ -216,13 +258,15 @@ class Tally:
     sent: int = 0
     in_time: int = 0
     lost: list[str] = field(default_factory=list)
-    """Signals that no handler was called for, and interrupts (KeyboardInterrupt) that did not end the call."""
+    """Signals that no handler was called for, and interrupts (KeyboardInterrupt) that did not end
+    the call."""
     twice: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
 
 class _Sender:
-    """A thread that sends one real signal to the main thread after some time, unless that is called off before."""
+    """A thread that sends one real signal to the main thread after some time, unless that is called
+    off before."""
 
     def __init__(self, number: int, after: float) -> None:
         self.sent = 0
@@ -246,7 +290,8 @@ class _Sender:
 
 
 def interrupt(call: Call, kind: str, after: float, tally: Tally) -> None:
-    """Make a call, interrupt it by one signal after some time, and note what is not as it was before."""
+    """Make a call, interrupt it by one signal after some time, and note what is not as it was
+    before."""
     number, raised = KINDS[kind]
     came: list[bool] = []
     inside = False
@@ -288,7 +333,9 @@ def interrupt(call: Call, kind: str, after: float, tally: Tally) -> None:
 
 def _led_to(error: BaseException | None, raised: type[BaseException]) -> bool:
     """Whether an error is one of a kind, or what a library made of one."""
-    return error is not None and (isinstance(error, raised) or _led_to(error.__cause__ or error.__context__, raised))
+    return error is not None and (
+        isinstance(error, raised) or _led_to(error.__cause__ or error.__context__, raised)
+    )
 
 
 def changed(call: Call) -> bool:
@@ -299,8 +346,11 @@ def changed(call: Call) -> bool:
     return not same
 
 
-def interrupt_often(calls: Sequence[Call], count: int, seed: int, show: Callable[[Tally], None] | None = None) -> Tally:
-    """Send so many signals, each at a random time to one of the calls, and then make every call once more."""
+def interrupt_often(
+    calls: Sequence[Call], count: int, seed: int, show: Callable[[Tally], None] | None = None
+) -> Tally:
+    """Send so many signals, each at a random time to one of the calls, and then make every call
+    once more."""
     draw, tally = random.Random(seed), Tally()
     while tally.sent < count:
         call, kind = draw.choice(calls), draw.choice(list(KINDS))

@@ -1,4 +1,5 @@
-"""An output as Hugging Face's models have it: theirs where it is installed, and else one that behaves alike."""
+"""An output as Hugging Face's models have it: theirs where it is installed, and else one that
+behaves alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What other packages' users disputed about metrics and methods, and what happens here. docs/peers.md has the links."""
+"""What other packages' users disputed about metrics and methods, and what happens here.
+docs/peers.md has the links."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from tests.relevance.test_relevance import random
 
 
 class Shared(nn.Module):
-    """Rectifiers and maxima that are used twice, made while the network runs, or no modules at all."""
+    """Rectifiers and maxima that are used twice, made while the network runs, or no modules at
+    all."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -47,7 +49,8 @@ KINDS = ["functions", "made as it runs", "used twice", "in place"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_deeplift_adds_up_whatever_is_shared_or_a_function(kind: str) -> None:
-    """Captum 199, 200, 578 and 1082: errors, or other values, where modules are shared or rectifiers are new ones."""
+    """Captum 199, 200, 578 and 1082: errors, or other values, where modules are shared or
+    rectifiers are new ones."""
     model, x, b = settled(Shared(kind)).double(), random(0, 2, 3, 8, 8), random(1, 3, 8, 8)
     found = explain.attribute(model, x, DeepLIFT(b), target=1)
     gain = (model(x) - model(b[None]))[:, 1].detach()
@@ -69,12 +72,15 @@ def test_deeplift_of_a_shared_rectifier_is_the_rescale_rule() -> None:
     for layer, z, z0 in ((second, at[0][1], at[1][1]), (first, at[0][0], at[1][0])):
         multipliers = (multipliers * (z.relu() - z0.relu()) / (z - z0)) @ layer.weight
     found = explain.attribute(model, x, DeepLIFT(b), target=1).values
-    torch.testing.assert_close(found, (multipliers.reshape(x.shape) * (x - b)).detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        found, (multipliers.reshape(x.shape) * (x - b)).detach(), rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_deepliftshap_says_by_how_much_its_sum_is_off(kind: str) -> None:
-    """shap 3263, 3348, 3363 and 3938: sums that are not the output, of plain networks with functions."""
+    """shap 3263, 3348, 3363 and 3938: sums that are not the output, of plain networks with
+    functions."""
     model, x, others = settled(Shared(kind)).double(), random(4, 2, 3, 8, 8), random(5, 3, 3, 8, 8)
     found = explain.attribute(model, x, DeepLIFTSHAP(others), target=2)
     gain = (model(x)[:, 2] - model(others)[:, 2].mean()).detach()
@@ -96,7 +102,8 @@ def test_deeplift_warns_where_an_operation_has_no_rule() -> None:
 
 
 class LinearAttention(nn.Module):
-    """Attention without a matrix of tokens by tokens: products by `einsum`, heads by reshaping and transposing."""
+    """Attention without a matrix of tokens by tokens: products by `einsum`, heads by reshaping and
+    transposing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +117,9 @@ class LinearAttention(nn.Module):
         q, k = q.softmax(-2), k.softmax(-1)
         context = torch.einsum("bhdn,bhen->bhde", self.share(k), self.share(v))
         out = torch.einsum("bhde,bhdn->bhen", self.share(context), self.share(q))
-        out = self.to_out(out.transpose(2, 3).reshape(n, 2, h * w, 2).transpose(2, 3).reshape(n, 4, h, w))
+        out = self.to_out(
+            out.transpose(2, 3).reshape(n, 2, h * w, 2).transpose(2, 3).reshape(n, 4, h, w)
+        )
         return self.head(out.mean((2, 3)))
 
 
@@ -122,7 +131,8 @@ class Half(nn.Module):
 
 
 def test_relevance_reaches_the_photo_through_linear_attention() -> None:
-    """zennit 169: einsum, softmax and rearranged tokens. All other operations are linear: gradient times input."""
+    """zennit 169: einsum, softmax and rearranged tokens. All other operations are linear: gradient
+    times input."""
     model, x = settled(LinearAttention()).double(), random(8, 2, 4, 3, 3)
     found = explain.attribute(model, x, "attnlrp", target=1)
     by_hand, at = settled(LinearAttention()).double(), x.clone().requires_grad_()
@@ -140,7 +150,9 @@ def test_relevance_reaches_the_photo_through_linear_attention() -> None:
 def test_a_cam_that_shows_nothing_is_zero_and_says_why(name: str, dead: str) -> None:
     """torch-cam 186 and 208: NaN, from a division by a gradient or a maximum of zero."""
     model = settled(
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+        )
     )
     with torch.no_grad():
         if dead == "layer":
@@ -153,7 +165,8 @@ def test_a_cam_that_shows_nothing_is_zero_and_says_why(name: str, dead: str) -> 
         warnings.simplefilter("always")
         found = explain.attribute(model, x, name, target=0, layer="1")
     assert found.heatmap.isfinite().all()
-    if dead == "layer" or name not in ("scorecam", "iscam"):  # which have a softmax over scores: equal weights
+    # which have a softmax over scores: equal weights
+    if dead == "layer" or name not in ("scorecam", "iscam"):
         assert not found.values.any()
         assert any("zero everywhere" in str(each.message) for each in said)
 
@@ -178,12 +191,15 @@ def test_pixel_flipping_runs_the_photos_of_its_steps_in_batches() -> None:
     table = explain.evaluate(model, x, {"map": values}, metric, target=1)
     assert model.photos <= 105  # 101 points, and those that the engine looks at first
     assert model.calls <= 12
-    curve = plain.flipping(x[0], plain.order_of(values[0]), plain.logit(model, 1), plain.constant([0, 0, 0]), 100)
+    curve = plain.flipping(
+        x[0], plain.order_of(values[0]), plain.logit(model, 1), plain.constant([0, 0, 0]), 100
+    )
     assert table.curve("map", "morf")[1][0].tolist() == pytest.approx(curve, abs=1e-9)
 
 
 def test_nonsensitivity_counts_what_only_one_of_map_and_model_leaves_out() -> None:
-    """Quantus pull request 357 brings it to the paper: |A0 symmetric difference X0|, here as a share of the squares."""
+    """Quantus pull request 357 brings it to the paper: |A0 symmetric difference X0|, here as a
+    share of the squares."""
 
     class Left(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -191,6 +207,11 @@ def test_nonsensitivity_counts_what_only_one_of_map_and_model_leaves_out() -> No
 
     values = torch.zeros(1, 8, 8, dtype=torch.float64)
     values[:, :4] = 1.0
-    found = explain.evaluate(Left(), random(11, 1, 3, 8, 8), {"map": values}, NonSensitivity(2), target=0)
-    without, ignored = {(i, j) for i in (1,) for j in (0, 1)}, {(i, j) for i in (0, 1) for j in (1,)}
+    found = explain.evaluate(
+        Left(), random(11, 1, 3, 8, 8), {"map": values}, NonSensitivity(2), target=0
+    )
+    without, ignored = (
+        {(i, j) for i in (1,) for j in (0, 1)},
+        {(i, j) for i in (0, 1) for j in (1,)},
+    )
     assert found["map"]["nonsensitivity"].item() == pytest.approx(len(without ^ ignored) / 4)

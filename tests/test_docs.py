@@ -1,4 +1,5 @@
-"""The documentation builds without a warning, has every public name, and its links lead somewhere."""
+"""The documentation builds without a warning, has every public name, and its links lead
+somewhere."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def test_the_command_lines_page_has_every_option(reference: Any) -> None:
         assert f".. program:: {words}\n" in page
         for param in command.params:
             for option in param.opts if param.param_type_name == "option" else ():
-                assert re.search(rf"^\.\. option:: .*{re.escape(option)}\b", page, re.MULTILINE), option
+                assert re.search(rf"^\.\. option:: .*{re.escape(option)}\b", page, re.MULTILINE), (
+                    option
+                )
 
 
 @pytest.mark.parametrize(
@@ -64,11 +67,15 @@ def test_the_command_lines_page_has_every_option(reference: Any) -> None:
         ([">>> f(1),    2", "3"], False),
     ],
 )
-def test_tables_in_docstrings_stay_as_they_are_set(lines: list[str], kept: bool, reference: Any) -> None:
+def test_tables_in_docstrings_stay_as_they_are_set(
+    lines: list[str], kept: bool, reference: Any
+) -> None:
     found = list(lines)
     reference.with_tables(None, "module", "explain", explain, None, found)
     assert (".. code-block:: text" in found) == kept
-    assert [line.strip() for line in found if line.strip() and ".." not in line] == [s.strip() for s in lines if s]
+    assert [line.strip() for line in found if line.strip() and ".." not in line] == [
+        s.strip() for s in lines if s
+    ]
 
 
 class Links(HTMLParser):
@@ -91,7 +98,8 @@ class Links(HTMLParser):
             self.loaded.add(found["src"])
         if tag == "link" and found.get("rel") in ("stylesheet", "icon", "preload"):
             self.loaded.add(found["href"])
-        named = found.get("alt") or found.get("src", "").endswith("_thumb.png")  # which has its title below
+        # which has its title below
+        named = found.get("alt") or found.get("src", "").endswith("_thumb.png")
         if tag == "img" and not named:
             self.without_words.append(found["src"])
 
@@ -124,7 +132,11 @@ class Site:
         if not parts.fragment or path.suffix != ".html" or "_modules" in path.parts:
             return None
         links = self.pages.get(path) or Links(path)
-        return None if unquote(parts.fragment) in links.places else f"{page.name}: there is no place {href}"
+        return (
+            None
+            if unquote(parts.fragment) in links.places
+            else f"{page.name}: there is no place {href}"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -155,7 +167,8 @@ def test_every_public_name_is_in_the_reference(site: Site, reference: Any) -> No
         f"{module.__name__}.{name}"
         for module in modules
         for name in reference.public(module)
-        if f"{module.__name__}.{name}" not in site.names and id(getattr(module, name)) not in described
+        if f"{module.__name__}.{name}" not in site.names
+        and id(getattr(module, name)) not in described
     ]
     assert lacking == []
     assert "explain.methods.GradCAM" in site.names
@@ -178,12 +191,19 @@ def _thing(name: str) -> Any:
 @pytest.mark.docs
 @pytest.mark.xdist_group("docs")
 def test_every_link_leads_somewhere(site: Site) -> None:
-    found = [site.missing(page, href) for page, links in site.pages.items() for href in links.hrefs | links.loaded]
+    found = [
+        site.missing(page, href)
+        for page, links in site.pages.items()
+        for href in links.hrefs | links.loaded
+    ]
     assert len(found) > 500
     assert [each for each in found if each] == []
     page = site.folder / "index.html"
     assert site.missing(page, "nowhere.html") == "index.html: there is no nowhere.html"
-    assert site.missing(page, "methods.html#nowhere") == "index.html: there is no place methods.html#nowhere"
+    assert (
+        site.missing(page, "methods.html#nowhere")
+        == "index.html: there is no place methods.html#nowhere"
+    )
 
 
 @pytest.mark.docs
@@ -220,8 +240,12 @@ def test_the_python_of_the_pages_runs_as_pasted(tmp_path: Path) -> None:
 
 @pytest.mark.docs
 def test_the_lines_on_training_run_one_after_the_other(tmp_path: Path) -> None:
-    blocks = re.findall(r"```py(?:thon)?\n(.*?)```", (DOCS / "training.md").read_text("utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```py(?:thon)?\n(.*?)```", (DOCS / "training.md").read_text("utf-8"), re.DOTALL
+    )
     own = [block for block in blocks if "lightning" not in block]
     assert len(own) >= 3
     assert run_blocks(["".join(own)], tmp_path) == {}
-    assert {"training.sqlite", "chelsea.gif", "chelsea.png"} <= {path.name for path in (tmp_path / "0").iterdir()}
+    assert {"training.sqlite", "chelsea.gif", "chelsea.png"} <= {
+        path.name for path in (tmp_path / "0").iterdir()
+    }

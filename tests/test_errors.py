@@ -1,4 +1,5 @@
-"""Common mistakes of users give one line that names the argument; errors of their own code stay as they are."""
+"""Common mistakes of users give one line that names the argument; errors of their own code stay as
+they are."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ import torch
 from torch import nn
 
 import explain
-from explain import ExplainError, ImageError, LayerError, MethodError, ModelError, OutputError, TargetError
+from explain import (
+    ExplainError,
+    ImageError,
+    LayerError,
+    MethodError,
+    ModelError,
+    OutputError,
+    TargetError,
+)
 from explain.methods import GradCAM, IntegratedGradients, ScoreCAM
 from explain.targets import BinaryLogit, Detections, Segmentation
 from tests.conftest import ROOT, TinyNet, settled, snapshot
@@ -51,7 +60,10 @@ class Frozen(nn.Module):
 
 
 def boxes(maps: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-    return [{"boxes": torch.ones(1, 4), "labels": torch.ones(1), "scores": each.mean()[None]} for each in maps]
+    return [
+        {"boxes": torch.ones(1, 4), "labels": torch.ones(1), "scores": each.mean()[None]}
+        for each in maps
+    ]
 
 
 def net(**options: Any) -> nn.Module:
@@ -74,11 +86,15 @@ def of_inference() -> nn.Module:
 
 
 def quantised() -> nn.Module:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    ).eval()
     return torch.ao.quantization.quantize_dynamic(settled(model), {nn.Linear}, dtype=torch.qint8)
 
 
-def explained(model: nn.Module, x: Any, method: Any = "gradcam", **options: Any) -> Callable[[], Any]:
+def explained(
+    model: nn.Module, x: Any, method: Any = "gradcam", **options: Any
+) -> Callable[[], Any]:
     return lambda: explain.attribute(model, x, method, **options)
 
 
@@ -112,53 +128,123 @@ ON_TENSORS: dict[str, Mistake] = {
     "a layer that is not called": (lambda x: wrong(x, layer="unused"), LayerError, "layer"),
     "a layer without a map": (lambda x: wrong(x, layer="fc"), LayerError, "layer"),
     "a layer after pooling": (lambda x: wrong(x, layer="avgpool"), LayerError, "layer"),
-    "a model without maps": (lambda x: explain.attribute(nn.Sequential(nn.Flatten(), nn.Linear(360, 5)), x),
-        LayerError, "layer"),
+    "a model without maps": (
+        lambda x: explain.attribute(nn.Sequential(nn.Flatten(), nn.Linear(360, 5)), x),
+        LayerError,
+        "layer",
+    ),
     "a class beyond the last": (lambda x: wrong(x, target=5), TargetError, "target"),
     "a fraction for a class": (lambda x: wrong(x, target=1.5), TargetError, "target"),
     "a truth value for a class": (lambda x: wrong(x, target=True), TargetError, "target"),
     "a label where none is known": (lambda x: wrong(x, target="dog"), TargetError, "target"),
-    "a misspelt label": (lambda x: wrong(x, target="dgo", categories=LABELS), TargetError, "target"),
+    "a misspelt label": (
+        lambda x: wrong(x, target="dgo", categories=LABELS),
+        TargetError,
+        "target",
+    ),
     "half a label": (lambda x: wrong(x, target="cat", categories=LABELS), TargetError, "target"),
-    "a label of two classes": (lambda x: wrong(x, target="crane", categories=LABELS), TargetError, "target"),
-    "as many targets as there are no images": (lambda x: wrong(x, target=torch.tensor([1, 2, 3])), TargetError,
-        "target"),
-    "a callable that picks no class": (lambda x: wrong(x, target=lambda output: output), TargetError, "target"),
-    "a callable that gives no tensor": (lambda x: wrong(x, target=lambda output: output.sum().item()),
-        TargetError, "target"),
-    "more top classes than classes": (lambda x: wrong(x, "gradcam", top_k=99), TargetError, "at most 5, .* got 99"),
+    "a label of two classes": (
+        lambda x: wrong(x, target="crane", categories=LABELS),
+        TargetError,
+        "target",
+    ),
+    "as many targets as there are no images": (
+        lambda x: wrong(x, target=torch.tensor([1, 2, 3])),
+        TargetError,
+        "target",
+    ),
+    "a callable that picks no class": (
+        lambda x: wrong(x, target=lambda output: output),
+        TargetError,
+        "target",
+    ),
+    "a callable that gives no tensor": (
+        lambda x: wrong(x, target=lambda output: output.sum().item()),
+        TargetError,
+        "target",
+    ),
+    "more top classes than classes": (
+        lambda x: wrong(x, "gradcam", top_k=99),
+        TargetError,
+        "at most 5, .* got 99",
+    ),
     "no top class": (lambda x: wrong(x, "gradcam", top_k=0), TargetError, "top_k"),
-    "a dictionary without scores": (lambda x: explain.attribute(Wrapped(lambda scores: {"loss": scores.sum()}),
-        x), ModelError, "model"),
-    "a classifier asked for a region": (lambda x: wrong(x, target=Segmentation(1)), TargetError, "target"),
-    "a classifier asked for a box": (lambda x: wrong(x, target=Detections(1)), TargetError, "target"),
-    "a classifier asked for yes or no": (lambda x: wrong(x, target=BinaryLogit()), TargetError, "target"),
-    "no_grad inside the model, for a layer": (lambda x: explain.attribute(Frozen(), x, layer="net.layer2"),
-        LayerError, "layer"),
-    "detach() inside the model, for pixels": (lambda x: explain.attribute(Wrapped(torch.Tensor.detach), x,
-        "saliency"), TargetError, "target"),
-    "weights made in inference mode": (lambda x: explain.attribute(of_inference(), x), ModelError, "model"),
+    "a dictionary without scores": (
+        lambda x: explain.attribute(Wrapped(lambda scores: {"loss": scores.sum()}), x),
+        ModelError,
+        "model",
+    ),
+    "a classifier asked for a region": (
+        lambda x: wrong(x, target=Segmentation(1)),
+        TargetError,
+        "target",
+    ),
+    "a classifier asked for a box": (
+        lambda x: wrong(x, target=Detections(1)),
+        TargetError,
+        "target",
+    ),
+    "a classifier asked for yes or no": (
+        lambda x: wrong(x, target=BinaryLogit()),
+        TargetError,
+        "target",
+    ),
+    "no_grad inside the model, for a layer": (
+        lambda x: explain.attribute(Frozen(), x, layer="net.layer2"),
+        LayerError,
+        "layer",
+    ),
+    "detach() inside the model, for pixels": (
+        lambda x: explain.attribute(Wrapped(torch.Tensor.detach), x, "saliency"),
+        TargetError,
+        "target",
+    ),
+    "weights made in inference mode": (
+        lambda x: explain.attribute(of_inference(), x),
+        ModelError,
+        "model",
+    ),
     "a misspelt method": (lambda x: wrong(x, "gradcamm"), MethodError, "method"),
     "a method's class": (lambda x: wrong(x, ScoreCAM), MethodError, "method"),
     "no method": (lambda x: wrong(x, []), MethodError, "methods"),
-    "two methods of one name": (lambda x: wrong(x, [GradCAM(), GradCAM(relu=False)]), MethodError, "methods"),
+    "two methods of one name": (
+        lambda x: wrong(x, [GradCAM(), GradCAM(relu=False)]),
+        MethodError,
+        "methods",
+    ),
     "no steps": (lambda x: IntegratedGradients(steps=0), MethodError, "steps"),
-    "a baseline that is none": (lambda x: IntegratedGradients(baseline="blakc"), MethodError, "baseline"),
-    "a baseline of another size": (lambda x: wrong(x, IntegratedGradients(baseline=torch.zeros(3, 4, 4))),
-        MethodError, "baseline"),
+    "a baseline that is none": (
+        lambda x: IntegratedGradients(baseline="blakc"),
+        MethodError,
+        "baseline",
+    ),
+    "a baseline of another size": (
+        lambda x: wrong(x, IntegratedGradients(baseline=torch.zeros(3, 4, 4))),
+        MethodError,
+        "baseline",
+    ),
     "batches of nothing": (lambda x: wrong(x, "scorecam", batch_size=0), MethodError, "batch_size"),
     "a method for other networks": (lambda x: wrong(x, "rollout"), MethodError, "rollout"),
     "cam without its head": (lambda x: wrong(x, "cam", layer="conv1"), LayerError, "layer"),
     "an explanation within another": (nested, ExplainError, "explanation"),
-    "a scripted model": (lambda x: explain.attribute(torch.jit.trace(net(), x), x), ModelError, "model"),
-    "gradients of quantised layers": (lambda x: explain.attribute(quantised(), x, "saliency", target=1),
-        TargetError, "target"),
-}  # fmt: skip
+    "a scripted model": (
+        lambda x: explain.attribute(torch.jit.trace(net(), x), x),
+        ModelError,
+        "model",
+    ),
+    "gradients of quantised layers": (
+        lambda x: explain.attribute(quantised(), x, "saliency", target=1),
+        TargetError,
+        "target",
+    ),
+}
 
 
 @pytest.mark.parametrize("mistake", ON_TENSORS)
 @pytest.mark.filterwarnings("ignore:.*(jit|quantiz):DeprecationWarning", "ignore:.*(jit|quantiz)")
-def test_a_mistake_with_tensors_is_one_line_that_names_the_argument(mistake: str, x: torch.Tensor) -> None:
+def test_a_mistake_with_tensors_is_one_line_that_names_the_argument(
+    mistake: str, x: torch.Tensor
+) -> None:
     make, kind, argument = ON_TENSORS[mistake]
     assert_one_line_error(lambda: make(x), kind, argument)
 
@@ -185,24 +271,58 @@ ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
     "floats up to 255": (lambda: photo(np.full((20, 20, 3), 255.0)), ImageError, "image"),
     "a misspelt label": (lambda: photo(target="expresso"), TargetError, "target"),
     "target and top_k": (lambda: photo(target=1, top_k=2), TargetError, "target"),
-    "too few labels": (lambda: explain.Explainer("tiny", categories=["cat"])(CAT), ModelError, "categories"),
-    "a preprocessing that adds the batch": (lambda: explain.Explainer("tiny", preprocess=lambda image:
-        torch.zeros(1, 3, 64, 64))(CAT), ImageError, "preprocess"),
-    "a preprocessing that gives an array": (lambda: explain.Explainer("tiny", preprocess=lambda image:
-        np.zeros((3, 64, 64)))(CAT), ImageError, "preprocess"),
-    "missing weights": (lambda: explain.Explainer("tiny", weights="none.pt"), ModelError, "weights"),
-    "a text for weights": (lambda: explain.Explainer("tiny", weights="text.jpg"), ModelError, "weights"),
-    "weights of another network": (lambda: explain.Explainer("tiny", weights="other.pt"), ModelError, "weights"),
-    "weights for a module": (lambda: explain.Explainer(net(), weights="other.pt"), ModelError, "weights"),
+    "too few labels": (
+        lambda: explain.Explainer("tiny", categories=["cat"])(CAT),
+        ModelError,
+        "categories",
+    ),
+    "a preprocessing that adds the batch": (
+        lambda: explain.Explainer("tiny", preprocess=lambda image: torch.zeros(1, 3, 64, 64))(CAT),
+        ImageError,
+        "preprocess",
+    ),
+    "a preprocessing that gives an array": (
+        lambda: explain.Explainer("tiny", preprocess=lambda image: np.zeros((3, 64, 64)))(CAT),
+        ImageError,
+        "preprocess",
+    ),
+    "missing weights": (
+        lambda: explain.Explainer("tiny", weights="none.pt"),
+        ModelError,
+        "weights",
+    ),
+    "a text for weights": (
+        lambda: explain.Explainer("tiny", weights="text.jpg"),
+        ModelError,
+        "weights",
+    ),
+    "weights of another network": (
+        lambda: explain.Explainer("tiny", weights="other.pt"),
+        ModelError,
+        "weights",
+    ),
+    "weights for a module": (
+        lambda: explain.Explainer(net(), weights="other.pt"),
+        ModelError,
+        "weights",
+    ),
     "an unknown model": (lambda: explain.Explainer("resnet5"), ModelError, "model"),
     "a module that is not there": (lambda: explain.Explainer("nowhere:Net"), ModelError, "model"),
     "an unknown device": (lambda: explain.Explainer("tiny", device="gpu"), ModelError, "device"),
-    "a folder that cannot be written": (lambda: photo().save("text.jpg/out"), OutputError, "output"),
-    "a file that is there": (lambda: (photo().save("out"), photo().save("out")), OutputError, "output"),
+    "a folder that cannot be written": (
+        lambda: photo().save("text.jpg/out"),
+        OutputError,
+        "output",
+    ),
+    "a file that is there": (
+        lambda: (photo().save("out"), photo().save("out")),
+        OutputError,
+        "output",
+    ),
     "a method that was not asked for": (lambda: photo().overlay("saliency"), MethodError, "method"),
     "a target that was not asked for": (lambda: photo().overlay(target=3), TargetError, "target"),
     "a misspelt colour map": (lambda: photo().overlay(colormap="jett"), ExplainError, "colormap"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mistake", ON_FILES)
@@ -240,9 +360,13 @@ class Failing(TinyNet):
         raise self.error
 
 
-@pytest.mark.parametrize("method", ["gradcam", "guidedbackprop", "fullgrad", "integratedgradients", "shapleycam"])
+@pytest.mark.parametrize(
+    "method", ["gradcam", "guidedbackprop", "fullgrad", "integratedgradients", "shapleycam"]
+)
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_what_the_users_model_raises_comes_through_as_it_is(where: str, method: str, x: torch.Tensor) -> None:
+def test_what_the_users_model_raises_comes_through_as_it_is(
+    where: str, method: str, x: torch.Tensor
+) -> None:
     model = settled(Failing(where)).train()
     before = snapshot(model)
     with pytest.raises(Told) as caught:
@@ -252,7 +376,9 @@ def test_what_the_users_model_raises_comes_through_as_it_is(where: str, method: 
     assert snapshot(model) == before
 
 
-@pytest.mark.parametrize("method", ["scorecam", "ablationcam", "smoothgrad", "sscam", "smooth(gradcam)"])
+@pytest.mark.parametrize(
+    "method", ["scorecam", "ablationcam", "smoothgrad", "sscam", "smooth(gradcam)"]
+)
 @pytest.mark.parametrize("after", [0, 1])
 def test_so_does_what_it_raises_in_a_later_run(after: int, method: str, x: torch.Tensor) -> None:
     model = settled(Failing("forward", after)).train()
@@ -281,7 +407,9 @@ def test_what_the_users_hooks_raise_comes_through_as_it_is(kind: str, x: torch.T
         assert caught.value is error
     assert snapshot(model) == before
     handle.remove()
-    assert torch.equal(explain.attribute(model, x, target=1).values, explain.attribute(net(), x, target=1).values)
+    assert torch.equal(
+        explain.attribute(model, x, target=1).values, explain.attribute(net(), x, target=1).values
+    )
 
 
 @pytest.mark.parametrize("kind", [Told, ValueError, KeyError, OSError, MemoryError])

@@ -22,9 +22,15 @@ PACKAGE = ROOT / "explain"
 ROOMS = re.findall(r"^    (\w+)/ ", explain.__doc__ or "", re.MULTILINE)
 
 
-# Hooks that live as long as their owner, a wrapped model or the writer of an archive: no handle is left to remove.
+# Hooks that live as long as their owner, a wrapped model or the writer of an archive: no handle is
+# left to remove.
 KEPT_BY_THEIR_OWNER = {
-    "distributed": {"register_comm_hook", "register_intern_hook", "register_extern_hook", "register_mock_hook"}
+    "distributed": {
+        "register_comm_hook",
+        "register_intern_hook",
+        "register_extern_hook",
+        "register_mock_hook",
+    }
 }
 
 
@@ -33,14 +39,17 @@ def room_of(path: Path) -> str:
 
 
 def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
 
 
 FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imported_names(tree: ast.AST) -> set[str]:
-    """Return the modules of the package that import statements name: on top, in functions and for type checkers."""
+    """Return the modules of the package that import statements name: on top, in functions and for
+    type checkers."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -53,7 +62,8 @@ def imported_names(tree: ast.AST) -> set[str]:
 
 
 def named_in_texts(tree: ast.AST) -> set[str]:
-    """Return the modules that texts name: for `import_module`, or in a table of names that are loaded when used.
+    """Return the modules that texts name: for `import_module`, or in a table of names that are
+    loaded when used.
 
     Of a name that is made at run time, as f"explain.cli.{name}", these are all that it may be.
     """
@@ -61,7 +71,11 @@ def named_in_texts(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value in FILES:
             names.add(node.value)
-        elif isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.Constant):
+        elif (
+            isinstance(node, ast.JoinedStr)
+            and node.values
+            and isinstance(node.values[0], ast.Constant)
+        ):
             start = str(node.values[0].value)
             if re.fullmatch(r"explain\.(\w+\.)*", start):
                 names |= {name for name in FILES if name.startswith(start)}
@@ -77,7 +91,8 @@ def parsed(path: Path) -> ast.Module:
 def imported_files(path: Path) -> set[str]:
     """Return the modules of the package that a file imports, by whatever way."""
     tree = parsed(path)
-    own_package = {name for name in FILES if FILES[name] == path.parent / "__init__.py"}  # whose data files it opens
+    # whose data files it opens
+    own_package = {name for name in FILES if FILES[name] == path.parent / "__init__.py"}
     return imported_names(tree) | (named_in_texts(tree) - own_package)
 
 
@@ -108,15 +123,20 @@ def test_a_room_imports_only_from_rooms_above_it() -> None:
             continue
         above = {*ROOMS[: ROOMS.index(room)], room}
         imported = sorted(other for other in imported_files(path) if other != "explain")
-        wrong += [f"{name} imports {other}" for other in imported if other.split(".")[1] not in above]
+        wrong += [
+            f"{name} imports {other}" for other in imported if other.split(".")[1] not in above
+        ]
     assert wrong == []
 
 
 def test_no_room_imports_in_circles() -> None:
-    """Commands and the like that are loaded by name, when they are used, may import what loads them."""
-    files = {name for name in FILES if name != "explain"}  # which names all rooms for type checkers, and loads none
+    """Commands and the like that are loaded by name, when they are used, may import what loads
+    them."""
+    # which names all rooms for type checkers, and loads none
+    files = {name for name in FILES if name != "explain"}
     edges = {name: imported_names(parsed(FILES[name])) & files for name in files}
-    order = list(TopologicalSorter(edges).static_order())  # a circle raises a CycleError that names it
+    # a circle raises a CycleError that names it
+    order = list(TopologicalSorter(edges).static_order())
     assert set(order) == files
 
 
@@ -124,7 +144,12 @@ def test_a_name_is_given_once_in_a_module() -> None:
     """A second value for a constant would silently reach those who meant the first."""
     twice: list[str] = []
     for module, path in FILES.items():
-        targets = [target for node in parsed(path).body if isinstance(node, ast.Assign) for target in node.targets]
+        targets = [
+            target
+            for node in parsed(path).body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+        ]
         names = [target.id for target in targets if isinstance(target, ast.Name)]
         twice += [f"{module}.{name}" for name in set(names) if names.count(name) > 1]
     assert twice == []
@@ -146,28 +171,39 @@ def test_no_hook_is_registered_outside_the_hooks_room() -> None:
             assert found <= KEPT_BY_THEIR_OWNER.get(room_of(path), set()), path
 
 
-MODULES = [m.name for m in pkgutil.walk_packages(explain.__path__, "explain.") if not m.name.endswith("__main__")]
+MODULES = [
+    m.name
+    for m in pkgutil.walk_packages(explain.__path__, "explain.")
+    if not m.name.endswith("__main__")
+]
 
 
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.filterwarnings("ignore:.* is zero everywhere")  # of random networks, which may have nothing to say
+# of random networks, which may have nothing to say
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_the_examples_in_docstrings_are_right(name: str) -> None:
     torch.manual_seed(0)
-    found = doctest.testmod(importlib.import_module(name), raise_on_error=False)
+    found = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.failed == 0
 
 
 def test_public_things_are_documented_with_examples() -> None:
     for name in explain.__all__:
         thing = getattr(explain, name)
-        if callable(thing) and not (isinstance(thing, type) and issubclass(thing, Warning | Exception)):
+        if callable(thing) and not (
+            isinstance(thing, type) and issubclass(thing, Warning | Exception)
+        ):
             text = thing.__doc__ or ""
             assert len(text) > 100, name
             assert ">>> " in text or name in ("Attribution", "Concepts", "Explanation"), name
 
 
 def test_there_are_at_most_251_public_names() -> None:
-    rooms = [importlib.import_module(f"explain.{m.name}") for m in pkgutil.iter_modules(explain.__path__) if m.ispkg]
+    rooms = [
+        importlib.import_module(f"explain.{m.name}")
+        for m in pkgutil.iter_modules(explain.__path__)
+        if m.ispkg
+    ]
     names = {name for room in [explain, *rooms] for name in getattr(room, "__all__", ())}
     assert 150 < len(names) <= 251
 
@@ -182,6 +218,8 @@ def test_the_public_names_are_all_there() -> None:
 
 def test_the_table_of_methods_has_every_method_as_it_describes_itself() -> None:
     page = (ROOT / "docs" / "methods.md").read_text("utf-8")
-    rows = re.findall(r"^\| `([^`]+)` \| (.+?) \| .+ \| ([\d.]+|not measured) \| (.+?) \|$", page, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([^`]+)` \| (.+?) \| .+ \| ([\d.]+|not measured) \| (.+?) \|$", page, re.MULTILINE
+    )
     shown = {name: (about, paper) for name, about, _, paper in rows}
     assert shown == {m.name: (m.about, m.paper) for m in map(get_method, explain.list_methods())}

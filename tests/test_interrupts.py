@@ -1,4 +1,5 @@
-"""Signals at any moment: nothing is left changed, no signal is lost, and the handlers stay the caller's own."""
+"""Signals at any moment: nothing is left changed, no signal is lost, and the handlers stay the
+caller's own."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def raise_time_limit(number: int, frame: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    """Give SIGALRM a handler that raises, and see that all handlers are the same ones afterwards."""
+    """Give SIGALRM a handler that raises, and see that all handlers are the same ones
+    afterwards."""
     before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGALRM, raise_time_limit)
     yield
     left = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGALRM, before[1])
@@ -47,23 +49,27 @@ def _handlers() -> Iterator[None]:
 def sending(number: int = signal.SIGINT) -> dict[str, None]:
     """Return a dictionary that sends a signal when its one item is looked up.
 
-    Python does not look at such a signal before the next function begins or returns. At the end of a block, this is
-    the function that ends it.
+    Python does not look at such a signal before the next function begins or returns. At the end of
+    a block, this is the function that ends it.
     """
     return defaultdict(partial(interrupt_main, number))
 
 
-@pytest.mark.filterwarnings("ignore:.* is zero everywhere")  # random networks may have nothing to say
+# random networks may have nothing to say
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 @pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.long)])
 def test_signals_at_random_times_damage_nothing(count: int) -> None:
     torch.manual_seed(0)
     calls = [
         *interruptions.calls_of("small", interruptions.small(), torch.rand(2, 3, 10, 10)),
-        *interruptions.calls_of("chain", interruptions.deep(40), torch.rand(1, 3, 6, 6), ["gradcam", "saliency"]),
+        *interruptions.calls_of(
+            "chain", interruptions.deep(40), torch.rand(1, 3, 6, 6), ["gradcam", "saliency"]
+        ),
         *interruptions.calls_of_explainer(),
         *interruptions.calls_of_interventions(),
     ]
-    callbacks = gc.callbacks[:]  # Hypothesis has one, in which an interrupt is not raised but printed
+    # Hypothesis has one, in which an interrupt is not raised but printed
+    callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     try:
         tally = interruptions.interrupt_often(calls, count, seed=0)
@@ -90,7 +96,9 @@ BLOCKS: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, TimeLimit)])
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, TimeLimit)]
+)
 def test_a_signal_between_a_block_and_its_end_comes_when_the_block_has_ended(
     name: str, number: int, raised: type[BaseException]
 ) -> None:
@@ -99,7 +107,9 @@ def test_a_signal_between_a_block_and_its_end_comes_when_the_block_has_ended(
     with pytest.raises(raised), BLOCKS[name](net) as given:
         if isinstance(given, hooks.HookGroup):
             given.forward("conv1", lambda module, args, output: None)
-        torch.set_grad_enabled(name not in ("untouched", "alone", "calculating", "recording", "capture"))
+        torch.set_grad_enabled(
+            name not in ("untouched", "alone", "calculating", "recording", "capture")
+        )
         sent["now"]
     assert interruptions.state(net) == before
 
@@ -151,7 +161,10 @@ def test_a_signal_inside_comes_at_once_and_one_amid_the_end_too() -> None:
 
 def test_each_signal_reaches_the_handler_once_and_in_order() -> None:
     came: list[str] = []
-    mine = {n: lambda number, frame: came.append(signal.Signals(number).name) for n in (signal.SIGINT, signal.SIGALRM)}
+    mine = {
+        n: lambda number, frame: came.append(signal.Signals(number).name)
+        for n in (signal.SIGINT, signal.SIGALRM)
+    }
     theirs = {number: signal.signal(number, handler) for number, handler in mine.items()}
     outer, inner = Sending("begin", "end"), Sending("begin", "end")
 
@@ -217,7 +230,11 @@ def test_an_interrupt_while_two_models_are_held_gives_both_back() -> None:
     one, other = settled(TinyNet()).train(), settled(TinyNet(), 1).train()
     other.bn1.eval()
     before, sent = (interruptions.state(one), interruptions.state(other)), sending()
-    with pytest.raises(KeyboardInterrupt), hooks.preserve.untouched(one), hooks.HookGroup(one) as group:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        hooks.preserve.untouched(one),
+        hooks.HookGroup(one) as group,
+    ):
         group.forward("*", lambda *_: None)
         with hooks.preserve.untouched(other, grad=True), hooks.capture(other, "*"), quiet():
             sent["now"]
@@ -227,7 +244,9 @@ def test_an_interrupt_while_two_models_are_held_gives_both_back() -> None:
 def test_other_threads_receive_no_signals_and_keep_the_handlers_alone(x: torch.Tensor) -> None:
     net, found = settled(TinyNet()).double().train(), []
     before, wanted = interruptions.state(net), explain.attribute(net, x, target=1).values
-    thread = threading.Thread(target=lambda: found.append(explain.attribute(net, x, "smoothgrad", target=1)))
+    thread = threading.Thread(
+        target=lambda: found.append(explain.attribute(net, x, "smoothgrad", target=1))
+    )
     thread.start()
     came = 0
     for _ in range(20):

@@ -1,4 +1,5 @@
-"""The user's own hooks fire as ever and stay in order; an interruption, wherever it comes, leaves nothing behind."""
+"""The user's own hooks fire as ever and stay in order; an interruption, wherever it comes, leaves
+nothing behind."""
 
 from __future__ import annotations
 
@@ -23,18 +24,29 @@ GLOBAL_DICTS = [
     "_global_forward_hooks_always_called",
     "_global_forward_hooks_with_kwargs",
 ]
-WHOLE = ["saliency", "guidedbackprop", "inputxgradient", "fullgrad"]  # those that go back to the pixels
+# those that go back to the pixels
+WHOLE = ["saliency", "guidedbackprop", "inputxgradient", "fullgrad"]
 
 
 def hooks_of(model: nn.Module) -> list[Any]:
     """Every hook that is registered, the very objects in their order."""
-    of_modules = [list(getattr(module, name).items()) for module in model.modules() for name in HOOK_DICTS]
+    of_modules = [
+        list(getattr(module, name).items()) for module in model.modules() for name in HOOK_DICTS
+    ]
     return [of_modules, [list(getattr(torch_modules, name).items()) for name in GLOBAL_DICTS]]
 
 
 def plain() -> nn.Sequential:
-    """A network without operations in place, which torch's own full-backward hooks do not survive."""
-    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    """A network without operations in place, which torch's own full-backward hooks do not
+    survive."""
+    layers = [
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ]
     return settled(nn.Sequential(*layers, nn.Linear(6, 5))).double().eval()
 
 
@@ -53,7 +65,8 @@ def hooked() -> Iterator[tuple[nn.Sequential, list[str]]]:
                 register = getattr(layer, f"register_{kind}_hook")
                 handles.append(register(note(f"{kind} {name}"), prepend=first))
     model[2].register_forward_pre_hook(
-        lambda module, args, kwargs: log.append(f"forward_pre with {sorted(kwargs)}"), with_kwargs=True
+        lambda module, args, kwargs: log.append(f"forward_pre with {sorted(kwargs)}"),
+        with_kwargs=True,
     )
     model[3].register_forward_hook(lambda *_: log.append("always called"), always_call=True)
     for kind in ("forward_pre", "forward", "full_backward_pre", "full_backward"):
@@ -81,11 +94,13 @@ def test_hooks_of_the_user_fire_in_an_explanation_as_in_a_pass_of_their_own(
 
 
 @pytest.mark.parametrize("layer", ["0", "2", "3"])
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # what torch says where an input has no gradient
+# what torch says where an input has no gradient
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_at_a_layer_they_fire_as_far_as_gradients_go(
     layer: str, hooked: tuple[nn.Sequential, list[str]], x: torch.Tensor
 ) -> None:
-    """Below the layer there is no graph, so that is where backward hooks have nothing to be called for."""
+    """Below the layer there is no graph, so that is where backward hooks have nothing to be called
+    for."""
     model, log = hooked
     kept = None
 
@@ -107,9 +122,13 @@ def test_at_a_layer_they_fire_as_far_as_gradients_go(
     assert hooks_of(model) == before
 
 
-@pytest.mark.parametrize("method", ["gradcam", "guidedbackprop", "scorecam", "ablationcam", "integratedgradients"])
+@pytest.mark.parametrize(
+    "method", ["gradcam", "guidedbackprop", "scorecam", "ablationcam", "integratedgradients"]
+)
 @pytest.mark.parametrize("prepend", [False, True])
-def test_hooks_that_change_what_flows_are_part_of_the_model(prepend: bool, method: str, x: torch.Tensor) -> None:
+def test_hooks_that_change_what_flows_are_part_of_the_model(
+    prepend: bool, method: str, x: torch.Tensor
+) -> None:
     class Doubled(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * x - 1
@@ -122,7 +141,9 @@ def test_hooks_that_change_what_flows_are_part_of_the_model(prepend: bool, metho
     before = hooks_of(model)
     found = explain.attribute(model, x, method, target=2, layer="2").values
     assert hooks_of(model) == before
-    torch.testing.assert_close(found, explain.attribute(other, x, method, target=2, layer="3").values)
+    torch.testing.assert_close(
+        found, explain.attribute(other, x, method, target=2, layer="3").values
+    )
 
 
 class Interrupted(TinyNet):
@@ -149,12 +170,21 @@ def interrupt(*_: Any) -> Any:
 
 
 CALLS = [
-    ("gradcam", "forward", 1), ("gradcam", "backward", 1), ("guidedbackprop", "backward", 1),
-    ("fullgrad", "forward", 1), ("fullgrad", "backward", 1), ("shapleycam", "backward", 1), ("scorecam", "forward", 2),
-    ("ablationcam", "forward", 3), ("ablationcam", "forward", 4), ("integratedgradients", "backward", 4),
-    ("integratedgradients", "forward", 3), ("smoothgrad", "backward", 3), ("smooth(gradcam)", "forward", 2),
+    ("gradcam", "forward", 1),
+    ("gradcam", "backward", 1),
+    ("guidedbackprop", "backward", 1),
+    ("fullgrad", "forward", 1),
+    ("fullgrad", "backward", 1),
+    ("shapleycam", "backward", 1),
+    ("scorecam", "forward", 2),
+    ("ablationcam", "forward", 3),
+    ("ablationcam", "forward", 4),
+    ("integratedgradients", "backward", 4),
+    ("integratedgradients", "forward", 3),
+    ("smoothgrad", "backward", 3),
+    ("smooth(gradcam)", "forward", 2),
     ("augmented(gradcam)", "backward", 3),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("method", "where", "call"), CALLS)
@@ -163,7 +193,11 @@ def test_an_interruption_in_any_pass_leaves_model_and_process_as_they_were(
 ) -> None:
     model = settled(Interrupted()).double().train()
     model.bn1.eval()
-    run = lambda: explain.attribute(model, x, method, target=1, layer="layer1.0", batch_size=4).values  # noqa: E731
+
+    def run() -> torch.Tensor:
+        maps = explain.attribute(model, x, method, target=1, layer="layer1.0", batch_size=4)
+        return maps.values
+
     wanted, before, hooks = run(), snapshot(model), hooks_of(model)
     model.calls, model.plan = 0, (where, call)
     with pytest.raises(KeyboardInterrupt):
@@ -174,8 +208,12 @@ def test_an_interruption_in_any_pass_leaves_model_and_process_as_they_were(
     assert torch.equal(run(), wanted)
 
 
-@pytest.mark.parametrize("method", ["scorecam", "ablationcam", "integratedgradients", "smooth(layercam)"])
-def test_so_does_one_in_the_progress_that_is_told(method: str, net: TinyNet, x: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    "method", ["scorecam", "ablationcam", "integratedgradients", "smooth(layercam)"]
+)
+def test_so_does_one_in_the_progress_that_is_told(
+    method: str, net: TinyNet, x: torch.Tensor
+) -> None:
     net.train()
     wanted = explain.attribute(net, x, method, target=1, batch_size=2).values
     before, hooks, told = snapshot(net), hooks_of(net), []
@@ -196,7 +234,9 @@ def test_so_does_one_in_the_progress_that_is_told(method: str, net: TinyNet, x: 
 def test_an_interruption_while_saving_leaves_no_half_written_file(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    explanation = explain.Explainer("tiny", size=32)(str(ROOT / "assets" / "coffee.png"), ["gradcam", "saliency"])
+    explanation = explain.Explainer("tiny", size=32)(
+        str(ROOT / "assets" / "coffee.png"), ["gradcam", "saliency"]
+    )
     whole = {path.name: path.read_bytes() for path in explanation.save(tmp_path / "whole")}
     steps = {"drawing": (explain.Explanation, "sheet"), "writing": (Path, "open")}
     place, name = steps[step]
@@ -213,13 +253,17 @@ def test_an_interruption_while_saving_leaves_no_half_written_file(
         with pytest.raises(KeyboardInterrupt):
             explanation.save(tmp_path / "out")
     assert list((tmp_path / "out").glob("*")) == []
-    assert {path.name: path.read_bytes() for path in explanation.save(tmp_path / "out", overwrite=True)} == whole
+    assert {
+        path.name: path.read_bytes() for path in explanation.save(tmp_path / "out", overwrite=True)
+    } == whole
 
 
 def test_a_signal_while_files_are_put_in_place_comes_when_all_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    explanation = explain.Explainer("tiny", size=32)(str(ROOT / "assets" / "coffee.png"), ["gradcam", "saliency"])
+    explanation = explain.Explainer("tiny", size=32)(
+        str(ROOT / "assets" / "coffee.png"), ["gradcam", "saliency"]
+    )
     whole = {path.name: path.read_bytes() for path in explanation.save(tmp_path / "whole")}
     real = Path.replace
 

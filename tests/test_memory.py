@@ -1,4 +1,5 @@
-"""Nothing is kept of explanations that are done: a process does not grow, and no tensor outlives its explanation."""
+"""Nothing is kept of explanations that are done: a process does not grow, and no tensor outlives
+its explanation."""
 
 from __future__ import annotations
 
@@ -38,11 +39,16 @@ def resident() -> int:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="there is no /proc to read the memory from")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="there is no /proc to read the memory from"
+)
 def test_a_thousand_explanations_take_no_more_memory_than_fifty(
     photo: Image.Image, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
-    net, x = settled(TinyNet()).eval(), torch.randn(2, 3, 48, 40, generator=torch.Generator().manual_seed(0))
+    net, x = (
+        settled(TinyNet()).eval(),
+        torch.randn(2, 3, 48, 40, generator=torch.Generator().manual_seed(0)),
+    )
     methods = ["gradcam", "guidedbackprop", "layercam", "saliency", "eigencam"]
 
     def one(i: int) -> None:
@@ -68,7 +74,9 @@ def test_a_thousand_explanations_take_no_more_memory_than_fifty(
 ACTIONS: dict[str, Callable[[explain.Explanation, Path], Any]] = {
     "predictions": lambda explanation, folder: explanation.predictions,
     "an overlay": lambda explanation, folder: explanation.overlay(),
-    "an overlay with a caption": lambda explanation, folder: explanation.overlay(caption=True, alpha=0.4),
+    "an overlay with a caption": lambda explanation, folder: explanation.overlay(
+        caption=True, alpha=0.4
+    ),
     "a sheet": lambda explanation, folder: explanation.sheet(),
     "a figure": lambda explanation, folder: explanation.figure().canvas.draw(),  # type: ignore[attr-defined]
     "what a notebook shows": lambda explanation, folder: explanation._repr_html_(),
@@ -109,12 +117,17 @@ def assert_nothing_outlives(run: Callable[[], list[weakref.ref[Any]]]) -> None:
 
 
 @pytest.mark.usefixtures("new_objects_alone")
-def test_concepts_inspections_and_lists_of_layers_go_too(photo: Image.Image, explainer: explain.Explainer) -> None:
+def test_concepts_inspections_and_lists_of_layers_go_too(
+    photo: Image.Image, explainer: explain.Explainer
+) -> None:
     def run() -> list[weakref.ref[Any]]:
         picture, concepts = explainer.concepts(photo, 2)
         seen = explainer.inspect(photo)
         explain.list_layers(explainer.model, explainer.preprocess(photo)[None])
-        return [weakref.ref(thing) for thing in (picture, concepts, concepts.maps, concepts.vectors, seen)]
+        return [
+            weakref.ref(thing)
+            for thing in (picture, concepts, concepts.maps, concepts.vectors, seen)
+        ]
 
     assert_nothing_outlives(run)
 
@@ -131,9 +144,16 @@ def test_a_method_goes_with_the_tensors_that_it_holds(explainer: explain.Explain
 
 
 @pytest.mark.usefixtures("new_objects_alone")
-def test_an_explanation_that_fails_keeps_nothing_either(photo: Image.Image, explainer: explain.Explainer) -> None:
+def test_an_explanation_that_fails_keeps_nothing_either(
+    photo: Image.Image, explainer: explain.Explainer
+) -> None:
     def run() -> list[weakref.ref[Any]]:
-        for wrong in ({"target": 999}, {"layer": "fc"}, {"target": lambda output: output}, {"layer": "unknown"}):
+        for wrong in (
+            {"target": 999},
+            {"layer": "fc"},
+            {"target": lambda output: output},
+            {"layer": "unknown"},
+        ):
             with pytest.raises(explain.ExplainError):
                 explainer(photo, ["gradcam", "guidedbackprop"], **wrong)
         return []
@@ -146,7 +166,13 @@ def test_a_model_goes_with_its_explainer(photo: Image.Image) -> None:
     """Layers are remembered for as long as their model lives, and no longer."""
 
     def run() -> list[weakref.ref[Any]]:
-        layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)]
+        layers = [
+            nn.Conv2d(3, 4, 3),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4, 5),
+        ]
         model = settled(nn.Sequential(*layers)).train()
         explainer = explain.Explainer(model, preprocess=CenterCrop(32))
         explainer(photo, "gradcam")

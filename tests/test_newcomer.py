@@ -1,4 +1,5 @@
-"""What a newcomer stumbled over: each thing works now, or is refused in one line that says what to do."""
+"""What a newcomer stumbled over: each thing works now, or is refused in one line that says what to
+do."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[
 # Misspelt arguments
 
 MADE = explain.Explainer.__new__(explain.Explainer)
-PUBLIC = {name: getattr(explain, name) for name in explain.__all__ if inspect.isfunction(getattr(explain, name))} | {
+PUBLIC = {
+    name: getattr(explain, name)
+    for name in explain.__all__
+    if inspect.isfunction(getattr(explain, name))
+} | {
     "Explainer": explain.Explainer,
     "explainer": MADE,
     "explainer.each": MADE.each,
@@ -56,7 +61,9 @@ PUBLIC = {name: getattr(explain, name) for name in explain.__all__ if inspect.is
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_keyword_that_no_public_function_has_is_refused_in_one_line(name: str) -> None:
-    with pytest.raises(ArgumentError, match=r"^[\w.]+ has no argument 'zzz'; (known: |none is known)") as caught:
+    with pytest.raises(
+        ArgumentError, match=r"^[\w.]+ has no argument 'zzz'; (known: |none is known)"
+    ) as caught:
         PUBLIC[name](zzz=1)
     assert isinstance(caught.value, TypeError)
     assert "self" not in str(caught.value)
@@ -83,12 +90,16 @@ def test_a_misspelt_keyword_is_answered_with_the_right_one(call: Any, word: str)
 
 
 WRONG_VALUES = [
-    (lambda e, x: e.overlay(3), "method"), (lambda e, x: e[3], "method"), (lambda e, x: e.overlay(alpha="x"), "alpha"),
-    (lambda e, x: e.overlay(colormap=3), "colormap"), (lambda e, x: e.save(5), "folder"),
-    (lambda e, x: e.sheet("a"), "tile"), (lambda e, x: e.sheet(0), "tile"),
+    (lambda e, x: e.overlay(3), "method"),
+    (lambda e, x: e[3], "method"),
+    (lambda e, x: e.overlay(alpha="x"), "alpha"),
+    (lambda e, x: e.overlay(colormap=3), "colormap"),
+    (lambda e, x: e.save(5), "folder"),
+    (lambda e, x: e.sheet("a"), "tile"),
+    (lambda e, x: e.sheet(0), "tile"),
     (lambda e, x: explain.attribute(x, X, "occlusion", progress=3), "progress"),
     (lambda e, x: explain.attribute(x, X, "gradcam", top_k=2.5), "top_k"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("call", "word"), WRONG_VALUES)
@@ -107,7 +118,9 @@ def test_a_method_object_names_its_map(cat: explain.Explanation) -> None:
 # What an explanation holds
 
 
-def test_an_explanation_gives_the_attribution_of_a_method_and_its_values(cat: explain.Explanation) -> None:
+def test_an_explanation_gives_the_attribution_of_a_method_and_its_values(
+    cat: explain.Explanation,
+) -> None:
     assert list(cat) == cat.methods == ["gradcam", "saliency"]
     assert len(cat) == 2
     assert "saliency" in cat
@@ -130,7 +143,9 @@ def test_concepts_that_were_saved_are_plain_arrays(tiny: explain.Explainer, tmp_
             explain.load(file)
 
 
-def test_a_folder_is_no_record_but_says_what_is_in_it(cat: explain.Explanation, tmp_path: Path) -> None:
+def test_a_folder_is_no_record_but_says_what_is_in_it(
+    cat: explain.Explanation, tmp_path: Path
+) -> None:
     with pytest.raises(RecordError, match="the folder"):
         explain.load(tmp_path)
     cat.save(tmp_path)
@@ -158,7 +173,9 @@ def test_a_negative_score_is_said_to_turn_ablationcam_round() -> None:
     assert float(empty.score[0]) < 0
     assert not empty.values.any()
     (message,) = [str(each.message) for each in said]
-    assert message.startswith("ablationcam is zero everywhere for image 0: the score is negative (-7.5")
+    assert message.startswith(
+        "ablationcam is zero everywhere for image 0: the score is negative (-7.5"
+    )
     assert "reverses all signs, so that what speaks for the target is left out" in message
     with pytest.warns(ExplainWarning, match="ablationcam divides by"):
         signed = explain.attribute(Negative(), X, AblationCAM(relu=False), target=0, layer="conv")
@@ -171,7 +188,15 @@ def test_a_negative_score_is_said_to_turn_ablationcam_round() -> None:
 
 def test_deconvnet_sees_the_photo_through_max_pooling_only() -> None:
     def network(pool: nn.Module) -> nn.Module:
-        layers = (nn.Conv2d(3, 4, 3), nn.ReLU(), pool, nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+        layers = (
+            nn.Conv2d(3, 4, 3),
+            nn.ReLU(),
+            pool,
+            nn.Conv2d(4, 4, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.LazyLinear(5),
+        )
         made = nn.Sequential(*layers)
         made(X)
         return settled(made).eval()
@@ -220,8 +245,16 @@ def test_a_command_that_is_misspelt_is_not_taken_for_a_photo(
     monkeypatch.chdir(tmp_path)
     said = "explain: 'method' is neither a file nor a command; did you mean 'explain methods'?"
     assert run(capsys, "method") == (2, [], [said])
-    assert run(capsys, "nothere") == (1, [], ["explain: image 'nothere' does not exist; check the path"])
-    assert run(capsys, "method.jpg") == (1, [], ["explain: image 'method.jpg' does not exist; check the path"])
+    assert run(capsys, "nothere") == (
+        1,
+        [],
+        ["explain: image 'nothere' does not exist; check the path"],
+    )
+    assert run(capsys, "method.jpg") == (
+        1,
+        [],
+        ["explain: image 'method.jpg' does not exist; check the path"],
+    )
     Path("method").mkdir()
     assert "holds no images" in run(capsys, "method")[2][0]
 
@@ -231,7 +264,9 @@ def test_a_class_that_is_named_twice_is_explained_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     common = [CAT, "--model", "tiny", "--method", "saliency", "--skip-existing"]
-    code, out, err = run(capsys, *common, "--target", "tabby", "--target", "66", "--target", "tabby cat")
+    code, out, err = run(
+        capsys, *common, "--target", "tabby", "--target", "66", "--target", "tabby cat"
+    )
     assert (code, err) == (0, [])
     assert [line for line in out if "wrote" in line] == [
         f"  wrote explained/chelsea-tiny-tabby-cat-saliency.{end}" for end in ("png", "npy", "json")
@@ -249,6 +284,8 @@ def test_codes_tell_what_was_asked_for_from_what_failed(
     assert run(capsys, CAT, "none.jpg", *options)[0] == 1
     code, _, err = run(capsys, "none.jpg", CAT, *options, "--target", "tabbby", "--force")
     assert code == 2
-    assert [line.split(";")[0] for line in err] == ["explain: target 'tabbby' is not a label of this model"]
+    assert [line.split(";")[0] for line in err] == [
+        "explain: target 'tabbby' is not a label of this model"
+    ]
     twice = run(capsys, CAT, CAT, *options, "--target", "tabbby", "--force")
     assert (twice[0], len(twice[2])) == (2, 1)

@@ -1,4 +1,5 @@
-"""Explanations in other processes: the workers of a DataLoader, and children forked at the worst of times."""
+"""Explanations in other processes: the workers of a DataLoader, and children forked at the worst of
+times."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ LONG = 30  # seconds after which a process that ought to take one is said to han
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system"),
-    pytest.mark.filterwarnings("ignore:This process .*is multi-threaded:DeprecationWarning"),  # which is the point here
+    # which is the point here
+    pytest.mark.filterwarnings("ignore:This process .*is multi-threaded:DeprecationWarning"),
 ]
 
 
@@ -82,8 +84,11 @@ def test_a_data_loaders_workers_find_what_their_parent_finds(
     images = Explained(net, x)
     expected = [images[i] for i in range(len(images))]
     before = snapshot(net)
-    calm = {"timeout": 2 * LONG, "generator": torch.Generator()}  # seeds are drawn from there, not from what all share
-    loader = DataLoader(images, batch_size=None, num_workers=1, multiprocessing_context=start, **calm)
+    # seeds are drawn from there, not from what all share
+    calm = {"timeout": 2 * LONG, "generator": torch.Generator()}
+    loader = DataLoader(
+        images, batch_size=None, num_workers=1, multiprocessing_context=start, **calm
+    )
     for found, wanted in zip(loader, expected, strict=True):
         assert found.keys() == wanted.keys()
         for name, values in found.items():
@@ -102,7 +107,9 @@ def test_a_mistake_in_a_worker_is_told_in_its_parent(net: TinyNet, x: torch.Tens
         next(iter(loader))
 
 
-def test_a_child_explains_after_its_parent_and_the_parents_threads_did(net: TinyNet, x: torch.Tensor) -> None:
+def test_a_child_explains_after_its_parent_and_the_parents_threads_did(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     wanted = bits(explained(net, x[:1]))
     threads = [threading.Thread(target=explained, args=(net, x)) for _ in range(4)]
     for thread in threads:
@@ -115,7 +122,8 @@ def test_a_child_explains_after_its_parent_and_the_parents_threads_did(net: Tiny
 
 @contextmanager
 def held_up(model: nn.Module, x: torch.Tensor, **options: Any) -> Iterator[None]:
-    """Have another thread in the middle of an explanation while the block lasts, and see that it ends well."""
+    """Have another thread in the middle of an explanation while the block lasts, and see that it
+    ends well."""
     inside, go_on, found = threading.Event(), threading.Event(), []
 
     def wait(*_: Any) -> None:
@@ -154,11 +162,15 @@ def test_a_child_forked_amid_another_threads_explanation_begins_with_a_clean_mod
     before, wanted = snapshot(net), bits(explained(net, x[:1]))
 
     def work() -> Any:
-        left = [hook_count(module) for module in net.modules()], [module.training for module in net.modules()]
+        left = (
+            [hook_count(module) for module in net.modules()],
+            [module.training for module in net.modules()],
+        )
         return left, bits(explained(net, x[:1])), [module.training for module in net.modules()]
 
     with held_up(net, x):
-        assert sum(hook_count(module) for module in net.modules()) > 1  # those of the other thread, and the test's own
+        # those of the other thread, and the test's own
+        assert sum(hook_count(module) for module in net.modules()) > 1
         assert not any(module.training for module in net.modules())
         (hooks, modes), found, modes_after = in_child(work)
     assert sum(hooks) == 1
@@ -167,7 +179,9 @@ def test_a_child_forked_amid_another_threads_explanation_begins_with_a_clean_mod
     assert snapshot(net) == before
 
 
-def test_a_child_forked_inside_an_explanation_may_explain_and_its_parent_goes_on(net: TinyNet, x: torch.Tensor) -> None:
+def test_a_child_forked_inside_an_explanation_may_explain_and_its_parent_goes_on(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     net.train()
     before, wanted = snapshot(net), explained(net, x[:1])
     seen: list[Any] = []
@@ -191,7 +205,10 @@ def test_where_torch_refuses_gradients_after_a_fork_a_line_says_what_to_do(
     net: TinyNet, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing. See")
+        raise RuntimeError(
+            "Unable to handle autograd's threading in combination with fork-based multiprocessing. "
+            "See"
+        )
 
     before = snapshot(net)
     monkeypatch.setattr(torch.autograd, "grad", refuse)
@@ -199,9 +216,13 @@ def test_where_torch_refuses_gradients_after_a_fork_a_line_says_what_to_do(
         with pytest.raises(ModelError) as caught:
             explain.attribute(net, x, method, target=1)
         assert str(caught.value) == (
-            "gradients must be computed in a process that torch can start threads in, but this one was forked after "
-            "others; start it with 'spawn', or name the layer and use a method without gradients such as scorecam"
+            "gradients must be computed in a process that torch can start threads in, but this one "
+            "was forked after "
+            "others; start it with 'spawn', or name the layer and use a method without gradients "
+            "such as scorecam"
         )
-    assert np.isfinite(explain.attribute(net, x, "scorecam", target=1, layer="layer2").values.numpy()).all()
+    assert np.isfinite(
+        explain.attribute(net, x, "scorecam", target=1, layer="layer2").values.numpy()
+    ).all()
     monkeypatch.undo()
     assert snapshot(net) == before

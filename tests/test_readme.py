@@ -1,4 +1,5 @@
-"""README, CONTRIBUTING and CHANGELOG are true: their code runs, their links lead somewhere, and the README is short."""
+"""README, CONTRIBUTING and CHANGELOG are true: their code runs, their links lead somewhere, and the
+README is short."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def blocks_of(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
 
 
-# Each block in a child of its own, forked when the slow imports are done, and from a folder of its own.
+# Each block in a child of its own, forked when the slow imports are done, and from a folder of its
+# own.
 RUN_BLOCKS = """
 import json, os, pathlib, sys, traceback
 import matplotlib, torch, torchvision
@@ -51,11 +53,18 @@ print(json.dumps(failed), file=sys.stderr)
 
 
 def run_blocks(blocks: list[str], folder: Path) -> dict[int, str]:
-    """Run blocks of Python one after the other; return what those that failed said, by their number."""
+    """Run blocks of Python one after the other; return what those that failed said, by their
+    number."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", RUN_BLOCKS, str(folder), str(ROOT / "assets")]
     done = subprocess.run(
-        command, input=json.dumps(blocks), capture_output=True, text=True, cwd=folder, env=environment, check=False
+        command,
+        input=json.dumps(blocks),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stderr.splitlines()[-1])
@@ -77,13 +86,20 @@ def test_the_pages_python_runs_as_pasted_and_what_fails_would_be_told(tmp_path: 
 def fresh(code: str, folder: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=environment, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_readmes_first_lines_run_in_a_new_interpreter_and_importing_is_light(tmp_path: Path) -> None:
+def test_the_readmes_first_lines_run_in_a_new_interpreter_and_importing_is_light(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "assets").symlink_to(ROOT / "assets")
     unloaded = "assert not {{{}}} & set(sys.modules), sorted(sys.modules)"
     code = [
@@ -92,7 +108,8 @@ def test_the_readmes_first_lines_run_in_a_new_interpreter_and_importing_is_light
         "explain.attribute, explain.list_methods()",
         unloaded.format("'torchvision', 'matplotlib', 'cv2'"),
         blocks_of("README.md", "python")[0],
-        unloaded.format("'torchvision', 'matplotlib', 'explain.metrics'"),  # they take longer to load than a photo
+        # they take longer to load than a photo
+        unloaded.format("'torchvision', 'matplotlib', 'explain.metrics'"),
     ]
     fresh("\n".join(code), tmp_path)
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".png", ".npy", ".json"}
@@ -128,14 +145,22 @@ def test_the_readme_is_short_and_has_its_commands() -> None:
 def test_the_changelog_begins_with_this_version() -> None:
     versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert versions[0] == explain.__version__
-    assert versions == sorted(versions, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
+    assert versions == sorted(
+        versions, key=lambda version: [int(part) for part in version.split(".")], reverse=True
+    )
 
 
-OLD = re.compile(r"\b(whereof|thereof|hereof|anew|amid|for ever|hitherto|to be had|is to show|legible)\b", re.I)
+OLD = re.compile(
+    r"\b(whereof|thereof|hereof|anew|amid|for ever|hitherto|to be had|is to show|legible)\b", re.I
+)
 
 
 def test_the_english_is_of_today() -> None:
-    pages = [*(ROOT / page for page in PAGES), *ROOT.glob("docs/*.md"), *ROOT.glob("explain/**/*.py")]
+    pages = [
+        *(ROOT / page for page in PAGES),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("explain/**/*.py"),
+    ]
     pages += ROOT.glob("examples/notebooks/*.ipynb")
     assert len(pages) > 100
     found = {str(page.relative_to(ROOT)): OLD.findall(page.read_text("utf-8")) for page in pages}

@@ -1,4 +1,5 @@
-"""What cannot be explained is refused in one line that says why; what only looks so is explained."""
+"""What cannot be explained is refused in one line that says why; what only looks so is
+explained."""
 
 from __future__ import annotations
 
@@ -37,16 +38,23 @@ def test_activations_that_are_not_finite_are_traced_to_their_layer(method: str, 
         explain.attribute(model, X, method, target=1, layer="conv")
 
 
-@pytest.mark.parametrize("method", ["gradcam", "saliency", "scorecam", "integratedgradients", "cam"])
+@pytest.mark.parametrize(
+    "method", ["gradcam", "saliency", "scorecam", "integratedgradients", "cam"]
+)
 def test_meta_tensors_are_refused(method: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).to("meta")
     with pytest.raises(ImageError, match="meta"):
         explain.attribute(model, torch.empty(1, 3, 8, 8, device="meta"), method, target=1)
     with pytest.raises(LayerError, match="meta"):
         default_layer(model, torch.empty(1, 3, 8, 8, device="meta"))
-    assert [call.grid is None for call in explain.list_layers(model, torch.empty(1, 3, 8, 8, device="meta"))] == [
-        False, True, True,
-    ]  # fmt: skip
+    assert [
+        call.grid is None
+        for call in explain.list_layers(model, torch.empty(1, 3, 8, 8, device="meta"))
+    ] == [
+        False,
+        True,
+        True,
+    ]
 
 
 class Checkpointed(nn.Module):
@@ -64,16 +72,24 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
-@pytest.mark.parametrize("method", [SIGNED, "saliency", "guidedbackprop", "fullgrad", "integratedgradients"])
+@pytest.mark.parametrize(
+    "method", [SIGNED, "saliency", "guidedbackprop", "fullgrad", "integratedgradients"]
+)
 def test_reentrant_checkpoints_are_refused_and_others_explained(method: object) -> None:
-    reentrant, other = (settled(Checkpointed(reentrant=flag)).double().eval() for flag in (True, False))
+    reentrant, other = (
+        settled(Checkpointed(reentrant=flag)).double().eval() for flag in (True, False)
+    )
     with pytest.raises(ModelError, match="re-entrant"):
         explain.attribute(reentrant, X, method, target=1, layer="conv1")
     assert explain.attribute(other, X, method, target=1, layer="conv1").heatmap.shape == (2, 16, 16)
 
 
 def test_a_map_of_one_position_is_refused_with_the_reason() -> None:
-    model = settled(nn.Sequential(nn.Conv2d(3, 4, 16), nn.ReLU(), nn.Flatten(), nn.Linear(4, 5))).double().eval()
+    model = (
+        settled(nn.Sequential(nn.Conv2d(3, 4, 16), nn.ReLU(), nn.Flatten(), nn.Linear(4, 5)))
+        .double()
+        .eval()
+    )
     for method in explain.list_methods("*cam*"):
         with pytest.raises(LayerError, match="one position"):
             explain.attribute(model, X, method, target=1, layer="1")
@@ -99,13 +115,20 @@ def test_a_network_for_a_fixed_number_of_images_is_looked_at_with_as_many() -> N
         found = explain.attribute(fixed, X, SIGNED, target=1)
         assert found.layer == f"net.{expected.layer}"
         torch.testing.assert_close(found.values, expected.values)
-        with pytest.raises(AssertionError, match="Guard failed"):  # the model's own refusal, unchanged
+        # the model's own refusal, unchanged
+        with pytest.raises(AssertionError, match="Guard failed"):
             explain.attribute(fixed, X[:1], SIGNED, target=1)
 
 
 def convolutions() -> nn.Module:
     """Its second module gives a map that is probed: its channels may be first or last."""
-    layers = (nn.Conv2d(3, 8, 2, 2), nn.Softplus(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    layers = (
+        nn.Conv2d(3, 8, 2, 2),
+        nn.Softplus(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 5),
+    )
     return nn.Sequential(*layers)
 
 
@@ -115,7 +138,8 @@ def test_an_exported_network_is_explained_at_its_batch_size() -> None:
     for method in ("gradcam", "eigencam"):
         found = explain.attribute(exported, X, method, target=1).values
         torch.testing.assert_close(found, explain.attribute(usual, X, method, target=1).values)
-    with pytest.raises(LayerError, match="none of its layers gives a"):  # the flat form has no modules
+    # the flat form has no modules
+    with pytest.raises(LayerError, match="none of its layers gives a"):
         explain.attribute(torch.export.export(usual, (X,)).module(), X, "gradcam", target=1)
 
 
@@ -126,7 +150,9 @@ class Block(nn.Module):
 
     def forward(self, tokens: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
         x = self.norm(tokens)
-        return tokens + self.attn(x, x, x, need_weights=False)[0] * (1.0 if scale is None else scale)
+        return tokens + self.attn(x, x, x, need_weights=False)[0] * (
+            1.0 if scale is None else scale
+        )
 
 
 class Transformer(nn.Module):

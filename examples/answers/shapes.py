@@ -2,10 +2,11 @@
 
     python examples/answers/shapes.py [--steps 1100]
 
-The pictures are drawn here, so that it is known where each word of an answer comes from. The model has the interface
-of image-to-text models in transformers: ``model(input_ids=, pixel_values=)`` gives logits of the next token, and the
-prompt has a token for each patch. Training takes about 5 minutes of one core, and writes `shapes.safetensors` beside
-this script; `table.py` measures maps with it.
+The pictures are drawn here, so that it is known where each word of an answer comes from. The model
+has the interface of image-to-text models in transformers: ``model(input_ids=, pixel_values=)``
+gives logits of the next token, and the prompt has a token for each patch. Training takes about 5
+minutes of one core, and writes `shapes.safetensors` beside this script; `table.py` measures maps
+with it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,28 @@ from torch import nn
 
 WEIGHTS = Path(__file__).with_name("shapes.safetensors")
 SIDE, PATCH, WIDTH, HEADS, DEPTH = 48, 6, 64, 4, 3
-COLORS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 230), "yellow": (235, 205, 40)}
+COLORS = {
+    "red": (220, 40, 40),
+    "green": (40, 180, 60),
+    "blue": (50, 80, 230),
+    "yellow": (235, 205, 40),
+}
 SHAPES = ("square", "circle", "triangle")
-WORDS = ["[pad]", "[end]", "what", "is", "there", "?", "a", "left", "of", "above", *COLORS, *SHAPES, "[patch]"]
+WORDS = [
+    "[pad]",
+    "[end]",
+    "what",
+    "is",
+    "there",
+    "?",
+    "a",
+    "left",
+    "of",
+    "above",
+    *COLORS,
+    *SHAPES,
+    "[patch]",
+]
 IDS = {word: number for number, word in enumerate(WORDS)}
 PATCHES = (SIDE // PATCH) ** 2
 PROMPT = " ".join(["[patch]"] * PATCHES + ["what is there ?"])
@@ -49,7 +69,8 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture, its description, and the box ``(x0, y0, x1, y1)`` that each word is about, or None."""
+    """A picture, its description, and the box ``(x0, y0, x1, y1)`` that each word is about, or
+    None."""
 
     image: Image.Image
     answer: str
@@ -62,7 +83,8 @@ def draw(seed: int) -> Scene:
     beside = rng.random() < 0.5
     things = [(rng.choice([*COLORS]), rng.choice(SHAPES)) for _ in range(2)]
     first, second = rng.randrange(2, 8), rng.randrange(SIDE // 2 + 2, SIDE // 2 + 8)
-    across = rng.randrange(11, SIDE - 26)  # less apart this way than the other, or two answers would be right
+    # less apart this way than the other, or two answers would be right
+    across = rng.randrange(11, SIDE - 26)
     ground = np.random.default_rng(seed).integers(90, 130, (SIDE, SIDE, 3), dtype=np.uint8)
     image = Image.fromarray(ground)
     pen = ImageDraw.Draw(image)
@@ -90,13 +112,16 @@ def pixels(image: Image.Image) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """Attention, in which words see the picture and the words before them, and a network of two layers."""
+    """Attention, in which words see the picture and the words before them, and a network of two
+    layers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         parts = self.qkv(self.ln_1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
@@ -107,22 +132,28 @@ class Block(nn.Module):
 
 
 class ShapesModel(nn.Module):
-    """Pictures ``(N, 3, 48, 48)`` and token ids ``(N, L)`` in, logits of the next token ``(N, L, V)`` out.
+    """Pictures ``(N, 3, 48, 48)`` and token ids ``(N, L)`` in, logits of the next token ``(N, L,
+    V)`` out.
 
     The first 64 tokens stand for the patches of the picture.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # Patches overlap by a few pixels: what is cut by their borders alone, the model does not learn in minutes.
-        self.patches = nn.Sequential(nn.Conv2d(3, 32, 4, 2, 1), nn.GELU(), nn.Conv2d(32, WIDTH, 5, 3, 1))
+        # Patches overlap by a few pixels: what is cut by their borders alone, the model does not
+        # learn in minutes.
+        self.patches = nn.Sequential(
+            nn.Conv2d(3, 32, 4, 2, 1), nn.GELU(), nn.Conv2d(32, WIDTH, 5, 3, 1)
+        )
         self.tokens = nn.Embedding(len(WORDS), WIDTH)
         self.places = nn.Parameter(0.1 * torch.randn(PATCHES + 16, WIDTH))
         self.layers = nn.ModuleList(Block() for _ in range(DEPTH))
         self.ln, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, len(WORDS))
         self.tokenizer, self.config = Tokenizer(), SimpleNamespace(image_token_id=IDS["[patch]"])
 
-    def forward(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(
+        self, input_ids: torch.Tensor, pixel_values: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         seen = self.patches(pixel_values).flatten(2).transpose(1, 2)
         x = torch.cat([seen, self.tokens(input_ids)[:, PATCHES:]], 1)
         x = x + self.places[: x.shape[1]]
@@ -161,7 +192,9 @@ def whole_answers(model: ShapesModel, seeds: range) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=1100, help="of 64 pictures each")
     steps = parser.parse_args().steps
     torch.manual_seed(0)
@@ -182,8 +215,13 @@ def main() -> None:
             right = whole_answers(model.eval(), range(200))
             model.train()
             spent = f"{time.process_time() - began:.0f} s of a core"
-            print(f"step {step + 1}: loss {loss:.3f}, {right:.1%} whole answers, {spent}", flush=True)
-            save_file({name: each.half().contiguous() for name, each in model.state_dict().items()}, WEIGHTS)
+            print(
+                f"step {step + 1}: loss {loss:.3f}, {right:.1%} whole answers, {spent}", flush=True
+            )
+            save_file(
+                {name: each.half().contiguous() for name, each in model.state_dict().items()},
+                WEIGHTS,
+            )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
 
 Only pictures count that the model describes without a mistake.
 
-For each word that names a color or a shape, the table has the share of the map's magnitude in the box of its shape
-(against that in the other shape's box), how often the largest field lies in it, and the share of the photo in the word.
+For each word that names a color or a shape, the table has the share of the map's magnitude in the
+box of its shape (against that in the other shape's box), how often the largest field lies in it,
+and the share of the photo in the word.
 """
 
 from __future__ import annotations
@@ -53,26 +54,34 @@ def inside(box: tuple[int, int, int, int]) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pictures", type=int, default=30)
     count = parser.parse_args().pictures
     model = load_shapes()
     prompt = torch.tensor([model.tokenizer(PROMPT)["input_ids"]])
     sums: dict[str, list[torch.Tensor]] = {name: [] for name in METHODS}
     shares: dict[str, list[float]] = {}
-    described = (draw(seed) for seed in range(10**6) if whole_answers(model, range(seed, seed + 1)) == 1)
+    described = (
+        draw(seed) for seed in range(10**6) if whole_answers(model, range(seed, seed + 1)) == 1
+    )
     for scene in itertools.islice(described, count):
         inputs: dict[str, Any] = {"pixel_values": pixels(scene.image)[None], "input_ids": prompt}
         words = scene.answer.split()
         named = [i for i, word in enumerate(words) if word in COLORS or word in SHAPES]
         every = [Answer(scene.answer, word=i, words=True) for i in range(len(words))]
-        for i, a in enumerate(explain.attribute(model, inputs, "integratedgradients(steps=16)", targets=every)):
+        for i, a in enumerate(
+            explain.attribute(model, inputs, "integratedgradients(steps=16)", targets=every)
+        ):
             kind = "color" if words[i] in COLORS else "shape" if words[i] in SHAPES else words[i]
             kind = "second a" if kind == "a" and i else kind
             shares.setdefault(kind, []).append(float(a.shares["pixel_values"]))
         for name, method in METHODS.items():
             targets = [Answer(scene.answer, word=i) for i in named]
-            for i, a in zip(named, explain.attribute(model, inputs, method, targets=targets), strict=True):
+            for i, a in zip(
+                named, explain.attribute(model, inputs, method, targets=targets), strict=True
+            ):
                 own = scene.boxes[i]
                 other = next(box for box in scene.boxes if box is not None and box != own)
                 assert own is not None
@@ -80,9 +89,14 @@ def main() -> None:
                 whole = found.sum().clamp(min=1e-12)
                 hit = mine.flatten()[found.argmax()]
                 sums[name].append(
-                    torch.stack([(found * mine).sum() / whole, (found * inside(other)).sum() / whole, hit])
+                    torch.stack(
+                        [(found * mine).sum() / whole, (found * inside(other)).sum() / whole, hit]
+                    )
                 )
-    print("| method | in the word's shape | in the other shape | largest field in the shape |\n|---|---|---|---|")
+    print(
+        "| method | in the word's shape | in the other shape | largest field in the shape "
+        "|\n|---|---|---|---|"
+    )
     for name, rows in sums.items():
         own_share, other_share, hits = torch.stack(rows).mean(0).tolist()
         print(f"| `{name}` | {own_share:.0%} | {other_share:.0%} | {hits:.0%} |")

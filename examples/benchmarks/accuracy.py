@@ -1,13 +1,16 @@
-"""By how much Shapley values of twelve regions are off after a few runs, here, in Captum and in shap.
+"""By how much Shapley values of twelve regions are off after a few runs, here, in Captum and in
+shap.
 
     python examples/benchmarks/accuracy.py [--rows tiny] [--seeds 50] [--quick]
 
-A photo is cut into three rows of four rectangles. The scores of all 4,096 coalitions give the exact values; then every
-method is asked again with few runs, of the very same scores, with many seeds. A figure is the mean over the seeds of
-the distance to the exact values, by their norm. Nothing here depends on how fast the machine is.
+A photo is cut into three rows of four rectangles. The scores of all 4,096 coalitions give the exact
+values; then every method is asked again with few runs, of the very same scores, with many seeds. A
+figure is the mean over the seeds of the distance to the exact values, by their norm. Nothing here
+depends on how fast the machine is.
 
-shap's KernelExplainer gets as many coalitions besides the empty and the full one, as KernelSHAP does. By default it
-keeps ten features only; here it keeps all (``l1_reg=False``), which is closer to the exact values.
+shap's KernelExplainer gets as many coalitions besides the empty and the full one, as KernelSHAP
+does. By default it keeps ten features only; here it keeps all (``l1_reg=False``), which is closer
+to the exact values.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ def known(setting: Setting) -> Known:
     explainer = explain.Explainer(setting.model)
     x = explainer.as_input(ASSETS / f"{setting.photo}.png")
     down, across = (
-        torch.arange(side) * parts // side for side, parts in zip(x.shape[2:], (ROWS, COLUMNS), strict=True)
+        torch.arange(side) * parts // side
+        for side, parts in zip(x.shape[2:], (ROWS, COLUMNS), strict=True)
     )
     labels = down[:, None] * COLUMNS + across
     coalitions = (torch.arange(2**REGIONS)[:, None] >> torch.arange(REGIONS)) & 1
@@ -86,9 +90,13 @@ def known(setting: Setting) -> Known:
     with torch.inference_mode():
         target = int(explainer.model(x)[0].argmax())
         for some in coalitions.split(TOGETHER):
-            photos = cover(torch.zeros(len(some), dtype=torch.long), some[:, labels][:, None].float())
+            photos = cover(
+                torch.zeros(len(some), dtype=torch.long), some[:, labels][:, None].float()
+            )
             scores = explainer.model(photos).double()
-            found.append((scores.softmax(1) if setting.score == "probability" else scores)[:, target])
+            found.append(
+                (scores.softmax(1) if setting.score == "probability" else scores)[:, target]
+            )
     return Known(torch.cat(found))
 
 
@@ -115,18 +123,26 @@ def shap(model: Known, samples: int, seed: int) -> torch.Tensor:
     from shap import KernelExplainer
 
     def scores(seen: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        found: np.ndarray[Any, Any] = model(torch.from_numpy(seen).reshape(-1, 1, ROWS, COLUMNS)).numpy()[:, 0]
+        found: np.ndarray[Any, Any] = model(
+            torch.from_numpy(seen).reshape(-1, 1, ROWS, COLUMNS)
+        ).numpy()[:, 0]
         return found
 
     np.random.seed(seed)
     explainer = KernelExplainer(scores, np.zeros((1, REGIONS)))
-    found = explainer.shap_values(np.ones((1, REGIONS)), nsamples=samples, l1_reg=False, silent=True)
+    found = explainer.shap_values(
+        np.ones((1, REGIONS)), nsamples=samples, l1_reg=False, silent=True
+    )
     return torch.from_numpy(found).flatten()
 
 
 ESTIMATES: dict[str, Callable[[Known, int, int], torch.Tensor]] = {
-    "kernelshap": lambda model, samples, seed: values(model, KernelSHAP(samples, COLUMNS, seed=seed)),
-    "shapleysampling": lambda model, samples, seed: values(model, ShapleySampling(samples, COLUMNS, seed=seed)),
+    "kernelshap": lambda model, samples, seed: values(
+        model, KernelSHAP(samples, COLUMNS, seed=seed)
+    ),
+    "shapleysampling": lambda model, samples, seed: values(
+        model, ShapleySampling(samples, COLUMNS, seed=seed)
+    ),
     "Captum's KernelShap": captum,
     "shap's KernelExplainer": shap,
 }
@@ -141,11 +157,17 @@ def off(model: Known, exact: torch.Tensor, name: str, samples: int, seeds: int) 
 
 def table() -> Table:
     heads = (f"{name}, {samples} runs" for samples in RUNS for name in ESTIMATES)
-    return Table("accuracy", ("model, photo, baseline, score", *heads), tuple((str(setting),) for setting in SETTINGS))
+    return Table(
+        "accuracy",
+        ("model, photo, baseline, score", *heads),
+        tuple((str(setting),) for setting in SETTINGS),
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", default="", help="a part of the names of the rows to run")
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--quick", action="store_true")
@@ -166,7 +188,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 figure = off(model, exact, name, samples, 2 if options.quick else options.seeds)
                 cells.append(shown(figure))
                 goal = GOALS.get(str(setting), {}).get(samples)
-                if name == "kernelshap" and goal is not None and figure > goal and not options.quick:
+                if (
+                    name == "kernelshap"
+                    and goal is not None
+                    and figure > goal
+                    and not options.quick
+                ):
                     print(f"over the goal of {goal}: {setting}, {samples} runs", file=sys.stderr)
         print(line([str(setting), *cells]), flush=True)
 

@@ -2,10 +2,11 @@
 
     python examples/benchmarks/app.py [--users 1 20] [--rounds 10] [--model NAME]
 
-Starts the app on a free port of this machine, and asks it over HTTP as the page does: each user sends a photo, and then
-asks for the Grad-CAM of its best answer again and again, without a pause. A figure is the time from the question to the
-map, in milliseconds. An answer without a map, or with another status than 200, counts as failed. The extra ``app`` is
-needed; the users are threads of the same process, and share its processors.
+Starts the app on a free port of this machine, and asks it over HTTP as the page does: each user
+sends a photo, and then asks for the Grad-CAM of its best answer again and again, without a pause. A
+figure is the time from the question to the map, in milliseconds. An answer without a map, or with
+another status than 200, counts as failed. The extra ``app`` is needed; the users are threads of the
+same process, and share its processors.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def user(port: int, rounds: int, content: bytes) -> tuple[list[float], int]:
     for _ in range(rounds):
         begun = time.perf_counter()
         try:
-            steps = post(connection, "/api/explain", json.dumps({"photo": photo}).encode()).splitlines()
+            steps = post(
+                connection, "/api/explain", json.dumps({"photo": photo}).encode()
+            ).splitlines()
             failed += "item" not in json.loads(steps[-1])
         except (OSError, RuntimeError):
             failed += 1
@@ -85,7 +88,9 @@ def served(model: str | None) -> Iterator[int]:
     import uvicorn
 
     service = Service([explain.Explainer(model)])
-    server = uvicorn.Server(uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none"))
+    server = uvicorn.Server(
+        uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none")
+    )
     with bound("127.0.0.1", 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
@@ -101,11 +106,17 @@ def measured(port: int, users: int, rounds: int, content: bytes) -> list[str]:
         found = list(people.map(lambda _: user(port, rounds, content), range(users)))
     seconds = [each for answers, _ in found for each in answers]
     figures = (statistics.median(seconds), percentile(seconds, 0.95))
-    return [*(f"{1000 * each:.0f}" for each in figures), str(len(seconds)), str(sum(each for _, each in found))]
+    return [
+        *(f"{1000 * each:.0f}" for each in figures),
+        str(len(seconds)),
+        str(sum(each for _, each in found)),
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--users", type=int, nargs="+", default=USERS)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--model", default=None)

@@ -1,10 +1,12 @@
-"""What the CAMs of one and of 20 boxes or classes cost, by a bare pass, and what they cost beyond the backward passes.
+"""What the CAMs of one and of 20 boxes or classes cost, by a bare pass, and what they cost beyond
+the backward passes.
 
     python examples/benchmarks/boxes.py [--rounds 15] [--threads 1] [--quick]
 
-The boxes are the 20 best of NanoDet on one photo, as far as they score 0.1, at the layer that is the default. In each
-round, all run in turn; a figure is the median over the rounds. The second one leaves out the time of plain backward
-passes from the same scores to the layer. The goal for it is 1.3 passes. Times are those of the processor.
+The boxes are the 20 best of NanoDet on one photo, as far as they score 0.1, at the layer that is
+the default. In each round, all run in turn; a figure is the median over the rounds. The second one
+leaves out the time of plain backward passes from the same scores to the layer. The goal for it is
+1.3 passes. Times are those of the processor.
 """
 
 from __future__ import annotations
@@ -31,17 +33,30 @@ PHOTO = Path(__file__).resolve().parents[2] / "assets" / "grace_hopper.jpg"
 
 
 def table() -> Table:
-    rows = tuple((f"{count} {what}",) for what in ("of 20 boxes", "of 20 classes") for count in ("one", "all"))
+    rows = tuple(
+        (f"{count} {what}",)
+        for what in ("of 20 boxes", "of 20 classes")
+        for count in ("one", "all")
+    )
     return Table("boxes", ("CAMs", "passes", "beyond the backward passes"), rows)
 
 
 def score_of(target: Detections | int, output: Any) -> torch.Tensor:
     """The score of a box, or of a class, in the model's output for one photo."""
-    return output[0, target] if isinstance(target, int) else target.settled(output, 1).pick(output, 1)[0].sum()
+    return (
+        output[0, target]
+        if isinstance(target, int)
+        else target.settled(output, 1).pick(output, 1)[0].sum()
+    )
 
 
 def measured(
-    model: torch.nn.Module, x: torch.Tensor, method: str, layer: str, targets: list[Any], rounds: int
+    model: torch.nn.Module,
+    x: torch.Tensor,
+    method: str,
+    layer: str,
+    targets: list[Any],
+    rounds: int,
 ) -> list[list[float]]:
     """For one target and for all of them: passes, and passes beyond the backward passes."""
     starts: list[torch.Tensor] = []
@@ -66,18 +81,24 @@ def measured(
     works: dict[str, Callable[[], object]] = {"bare": bare}
     counts = 1, len(targets)
     for count in counts:
-        works[f"{count}"] = partial(explain.attribute, model, x, method, targets=targets[:count], layer=layer)
+        works[f"{count}"] = partial(
+            explain.attribute, model, x, method, targets=targets[:count], layer=layer
+        )
         works[f"{count} back"] = partial(backward, count)
     took, found = interleaved(works, rounds, time.process_time), []
     for count in counts:
         every = list(zip(took[f"{count}"], took[f"{count} back"], took["bare"], strict=True))
         passes = statistics.median(seconds / once for seconds, _, once in every)
-        found.append([passes, statistics.median((seconds - back) / once for seconds, back, once in every)])
+        found.append(
+            [passes, statistics.median((seconds - back) / once for seconds, back, once in every)]
+        )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="small and quick, to see that it runs")
@@ -86,8 +107,12 @@ def main() -> None:
     warnings.simplefilter("ignore", explain.ExplainWarning)  # the map of a poor box may be zero
     rounds = 1 if options.quick else options.rounds
     detector = explain.Explainer(explain.models.load("nanodet", size=96 if options.quick else None))
-    boxes = [Detections(index=index, threshold=0.0 if options.quick else 0.1) for index in range(MANY)]
-    found = measured(detector.model, detector.as_input(PHOTO), "layercam", "neck.reduce.2", boxes, rounds)
+    boxes = [
+        Detections(index=index, threshold=0.0 if options.quick else 0.1) for index in range(MANY)
+    ]
+    found = measured(
+        detector.model, detector.as_input(PHOTO), "layercam", "neck.reduce.2", boxes, rounds
+    )
     classifier = explain.Explainer("tiny" if options.quick else None)
     x = classifier.as_input(PHOTO)
     layer = explain.attribute(classifier.model, x, "gradcam").layer

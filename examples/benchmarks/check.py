@@ -1,10 +1,12 @@
-"""What a verdict costs: `Explanation.check` of six maps of a photo, in seconds and in forward passes.
+"""What a verdict costs: `Explanation.check` of six maps of a photo, in seconds and in forward
+passes.
 
     python examples/benchmarks/check.py [--threads 2] [--rounds 3] [--quick]
 
-The six methods take one pass each. A covered photo's time is that of the fastest batch of 8, 16 or 32 photos in bare
-forward passes, in the same rounds; the figure beside the seconds is the verdict's time by that of one such photo, for
-each map. The table is in docs/costs.md; ``--quick`` asks about two maps once and says nothing about speed.
+The six methods take one pass each. A covered photo's time is that of the fastest batch of 8, 16 or
+32 photos in bare forward passes, in the same rounds; the figure beside the seconds is the verdict's
+time by that of one such photo, for each map. The table is in docs/costs.md; ``--quick`` asks about
+two maps once and says nothing about speed.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def row(name: str, methods: list[str], rounds: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
@@ -54,7 +58,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(table().head())
     for name in MODELS[:1] if options.quick else MODELS:
-        print(row(name, METHODS[:2] if options.quick else METHODS, 1 if options.quick else options.rounds), flush=True)
+        print(
+            row(
+                name,
+                METHODS[:2] if options.quick else METHODS,
+                1 if options.quick else options.rounds,
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

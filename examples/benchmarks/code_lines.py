@@ -12,7 +12,14 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTHING = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+NOTHING = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def code_lines(path: Path) -> int:
@@ -25,8 +32,14 @@ def code_lines(path: Path) -> int:
             continue
         for statement in body:  # docstrings, also of constants
             value = getattr(statement, "value", None)
-            if isinstance(statement, ast.Expr) and isinstance(value, ast.Constant) and isinstance(value.value, str):
-                skipped |= set(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+            if (
+                isinstance(statement, ast.Expr)
+                and isinstance(value, ast.Constant)
+                and isinstance(value.value, str)
+            ):
+                skipped |= set(
+                    range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+                )
     lines: set[int] = set()
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
@@ -37,7 +50,9 @@ def code_lines(path: Path) -> int:
 
 def main() -> None:
     """Print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", nargs="?", type=Path, help="a folder to count by file")
     folder = parser.parse_args().folder
     if folder is not None:
@@ -47,7 +62,13 @@ def main() -> None:
     for part in ("explain", "tests"):
         total, files = 0, 0
         for place in sorted((ROOT / part).iterdir()):
-            paths = [place] if place.suffix == ".py" else sorted(place.rglob("*.py")) if place.is_dir() else []
+            paths = (
+                [place]
+                if place.suffix == ".py"
+                else sorted(place.rglob("*.py"))
+                if place.is_dir()
+                else []
+            )
             count = sum(map(code_lines, paths))
             if part == "explain" and paths:
                 print(f"{count:6d}  {len(paths):4d} files  {place.name}")

@@ -1,9 +1,10 @@
-"""Print how often 95 % intervals of estimates hold the exact value, at every number of samples, over 50 seeds.
+"""Print how often 95 % intervals of estimates hold the exact value, at every number of samples,
+over 50 seeds.
 
     python examples/benchmarks/coverage.py kernelshap shapleysampling sobol
 
-The games are those of tests/methods/test_errors.py: scores with known Shapley values and Sobol indices, from a majority
-vote to a network. It takes some minutes for each method.
+The games are those of tests/methods/test_errors.py: scores with known Shapley values and Sobol
+indices, from a majority vote to a network. It takes some minutes for each method.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 def main() -> None:
     """Print a line for each method, number of samples and game."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("methods", nargs="*", default=["kernelshap", "shapleysampling", "sobol"])
     chosen = parser.parse_args().methods
 
@@ -27,9 +30,14 @@ def main() -> None:
         if kind.name not in chosen:
             continue
         of = games.Games(tuple(games.GAMES))
-        exact = [(games.sobol if kind.name == "sobol" else games.shapley)(scores) for scores in of.scores.T]
+        exact = [
+            (games.sobol if kind.name == "sobol" else games.shapley)(scores)
+            for scores in of.scores.T
+        ]
         for stop in stops:
-            found = games.covered(of, exact, lambda seed, kind=kind, stop=stop: kind(stop, games.SIDE, seed=seed))
+            found = games.covered(
+                of, exact, lambda seed, kind=kind, stop=stop: kind(stop, games.SIDE, seed=seed)
+            )
             for name, (share, given) in zip(games.GAMES, found, strict=True):
                 told = f"{share:.2f} of the intervals of {given} seeds" if given else "no error yet"
                 print(f"{kind.name:16} {stop:4} samples  {name:24} {told}", flush=True)

@@ -1,4 +1,5 @@
-"""What methods that cover photos are asked to do when they are timed, here and in Captum: equally many photos."""
+"""What methods that cover photos are asked to do when they are timed, here and in Captum: equally
+many photos."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ TOGETHER = 16  # photos that Captum runs at once
 
 @dataclass(frozen=True)
 class Case:
-    """A method, how many photos it covers, and what Captum's is called and given, where it has one."""
+    """A method, how many photos it covers, and what Captum's is called and given, where it has
+    one."""
 
     method: Method
     photos: int
@@ -40,14 +42,18 @@ class Case:
 
 
 def cases(x: torch.Tensor, samples: int) -> list[Case]:
-    """What is done with a photo ``(1, C, H, W)``; about as many ``samples`` each, where their number is free.
+    """What is done with a photo ``(1, C, H, W)``; about as many ``samples`` each, where their
+    number is free.
 
     Occlusion and ablation cover as many parts as by default.
     """
     side, channels = x.shape[-1], x.shape[1]
     window = max(1, round(side / 7))
     stride = (window + 1) // 2
-    slides = {"sliding_window_shapes": (channels, window, window), "strides": (channels, stride, stride)}
+    slides = {
+        "sliding_window_shapes": (channels, window, window),
+        "strides": (channels, stride, stride),
+    }
     cells, usual = Squares(ACROSS), Squares()
     regions = {"feature_mask": cells(x)[:, None], "perturbations_per_eval": TOGETHER}
     orders = max(1, samples // 30)  # an order and its reverse uncover 15 squares each
@@ -55,9 +61,16 @@ def cases(x: torch.Tensor, samples: int) -> list[Case]:
     together = {"perturbations_per_eval": TOGETHER}
     return [
         Case(Occlusion(), windows, "Occlusion", {**slides, **together}),
-        Case(FeatureAblation(usual), 49, "FeatureAblation", {**together, "feature_mask": usual(x)[:, None]}),
         Case(
-            ShapleySampling(30 * orders, cells), 30 * orders, "ShapleyValueSampling",
+            FeatureAblation(usual),
+            49,
+            "FeatureAblation",
+            {**together, "feature_mask": usual(x)[:, None]},
+        ),
+        Case(
+            ShapleySampling(30 * orders, cells),
+            30 * orders,
+            "ShapleyValueSampling",
             {**regions, "n_samples": 2 * orders},
         ),
         Case(KernelSHAP(samples, cells), samples, "KernelShap", {**regions, "n_samples": samples}),
@@ -66,4 +79,4 @@ def cases(x: torch.Tensor, samples: int) -> list[Case]:
         Case(PartitionSHAP(samples), samples),
         Case(Sobol(4 * 18 * max(1, samples // 72), ACROSS), 4 * 18 * max(1, samples // 72)),
         Case(HSIC(20 * max(1, samples // 20), ACROSS), 20 * max(1, samples // 20)),
-    ]  # fmt: skip
+    ]

@@ -1,11 +1,13 @@
-"""What methods that cover photos cost here and in Captum, for each covered photo, beside the batched forward pass.
+"""What methods that cover photos cost here and in Captum, for each covered photo, beside the
+batched forward pass.
 
     python examples/benchmarks/covering.py [--rows kernelshap] [--rounds 3] [--threads 1] [--quick]
 
-ResNet-18, one photo of 224 pixels, random weights. Both packages cover as many photos. A figure is the median over the
-rounds of the time for each covered photo, all else included, by that of the batched forward pass in the same round: of
-batches of 4, 8, 16 and 32 in both memory layouts, the one with the best median. ``--quick`` shrinks everything and says
-nothing about speed. What is over the goal of 1.10 is told.
+ResNet-18, one photo of 224 pixels, random weights. Both packages cover as many photos. A figure is
+the median over the rounds of the time for each covered photo, all else included, by that of the
+batched forward pass in the same round: of batches of 4, 8, 16 and 32 in both memory layouts, the
+one with the best median. ``--quick`` shrinks everything and says nothing about speed. What is over
+the goal of 1.10 is told.
 
     python examples/benchmarks/covering.py --memory
 
@@ -42,12 +44,19 @@ def version(distribution: str) -> str | None:
 
 
 def table(versions: dict[str, str | None]) -> Table:
-    heads = (f"{name} {versions[name]}" if name != "explain" and versions[name] else name for name in COLUMNS)
+    heads = (
+        f"{name} {versions[name]}" if name != "explain" and versions[name] else name
+        for name in COLUMNS
+    )
     names = tuple((f"`{case.name}`",) for case in cases(torch.zeros(1, 3, 224, 224), RUNS))
-    return Table("covering", ("method, each covered photo by one of the batched pass", *heads), names)
+    return Table(
+        "covering", ("method, each covered photo by one of the batched pass", *heads), names
+    )
 
 
-def works_of(case: Case, model: torch.nn.Module, x: torch.Tensor, *, peers: bool) -> dict[str, Work]:
+def works_of(
+    case: Case, model: torch.nn.Module, x: torch.Tensor, *, peers: bool
+) -> dict[str, Work]:
     """The work in each package's words, where it has any."""
     works = {"explain": ours(model, x, [case.method])}
     if case.theirs is not None and peers:
@@ -60,7 +69,9 @@ def measured(
 ) -> dict[str, float]:
     """For each package the time of a covered photo by that of one in the best batched pass."""
     row = Row(case.name, GOAL, model, x, works)
-    passes = {(batch, layout): of_batch(row, batch, layout) for batch in BATCHES for layout in LAYOUTS}
+    passes = {
+        (batch, layout): of_batch(row, batch, layout) for batch in BATCHES for layout in LAYOUTS
+    }
     for work in (*passes.values(), *works.values()):
         work()
     of_passes: dict[Any, list[float]] = {way: [] for way in passes}
@@ -87,7 +98,9 @@ def memory(samples: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", default="", help="a part of the names of the rows to run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
@@ -100,7 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{samples} masks of RISE: {memory(samples) / 2**20:.0f} MB more at the highest")
         return
     side, samples = (64, QUICK_RUNS) if options.quick else (224, RUNS)
-    model, x = network("resnet18"), torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
+    model, x = (
+        network("resnet18"),
+        torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1)),
+    )
     versions = {name: version(distribution) for name, distribution in COLUMNS.items()}
     print(table(versions).head())
     for case in cases(x, samples):
@@ -109,7 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         works = works_of(case, model, x, peers=versions["Captum"] is not None)
         found = measured(case, works, model, x, 1 if options.quick else options.rounds)
         absent = "–" if case.theirs is None else "not installed"
-        print(line([f"`{case.name}`", *(shown(found[n]) if n in found else absent for n in COLUMNS)]), flush=True)
+        print(
+            line([f"`{case.name}`", *(shown(found[n]) if n in found else absent for n in COLUMNS)]),
+            flush=True,
+        )
         if found["explain"] > GOAL:
             print(f"over the goal of {GOAL}: {case.name}", file=sys.stderr)
 

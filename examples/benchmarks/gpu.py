@@ -1,10 +1,12 @@
-"""Methods on a GPU next to the CPU: the largest difference of their values, and how often a warm call waits.
+"""Methods on a GPU next to the CPU: the largest difference of their values, and how often a warm
+call waits.
 
     python examples/benchmarks/gpu.py [--device cuda] [--methods '*cam*']
 
-Values are computed in float64, and their difference is a share of the largest value. A call waits where the processor
-needs a number from the GPU, as `torch.cuda.set_sync_debug_mode` says; that of a forward and a backward pass alone is
-the first line. Milliseconds are those of a warm call in float32 on the same network, with the GPU finished.
+Values are computed in float64, and their difference is a share of the largest value. A call waits
+where the processor needs a number from the GPU, as `torch.cuda.set_sync_debug_mode` says; that of a
+forward and a backward pass alone is the first line. Milliseconds are those of a warm call in
+float32 on the same network, with the GPU finished.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ CALLS = 10
 
 
 class Network(nn.Module):
-    """Convolutions, batch normalisation, an addition, an attention over places, and a linear head."""
+    """Convolutions, batch normalisation, an addition, an attention over places, and a linear
+    head."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+        self.block = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)
+        )
         self.last = nn.Sequential(nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU())
         self.head = nn.Linear(8, 5)
 
@@ -75,7 +80,8 @@ def passes(model: nn.Module, x: torch.Tensor) -> None:
 
 
 def difference(method: str, device: str, x: torch.Tensor) -> float:
-    """The largest difference between the values on a device and those on the CPU, as a share of the largest value."""
+    """The largest difference between the values on a device and those on the CPU, as a share of the
+    largest value."""
 
     def values(where: str) -> torch.Tensor:
         attribution: explain.Attribution = explain.attribute(
@@ -89,7 +95,9 @@ def difference(method: str, device: str, x: torch.Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--methods", default="*")
     options = parser.parse_args()
@@ -102,7 +110,10 @@ def main() -> None:
     print("|---|---|---|---|")
     passes(model, x_there)
     alone = waits(lambda: passes(model, x_there))
-    print(f"| a forward and a backward pass | | {alone} | {milliseconds(lambda: passes(model, x_there)):.2f} |")
+    print(
+        f"| a forward and a backward pass | | {alone} | "
+        f"{milliseconds(lambda: passes(model, x_there)):.2f} |"
+    )
     fitting = explain.applicable_methods(network(), x, target=1)
     for method in [name for name in explain.list_methods(options.methods) if name in fitting]:
 
@@ -112,7 +123,9 @@ def main() -> None:
         try:
             off = difference(method, options.device, x)
             work()
-            print(f"| `{method}` | {off:.0e} | {waits(work)} | {milliseconds(work):.2f} |", flush=True)
+            print(
+                f"| `{method}` | {off:.0e} | {waits(work)} | {milliseconds(work):.2f} |", flush=True
+            )
         except Exception as error:
             print(f"| `{method}` | {type(error).__name__}: {str(error)[:100]} | | |", flush=True)
 

@@ -1,10 +1,12 @@
-"""What an attribution costs that keeps its graph, with the backward pass through it: a step of training on it.
+"""What an attribution costs that keeps its graph, with the backward pass through it: a step of
+training on it.
 
     python examples/benchmarks/graphs.py [--rounds 5] [--threads 1] [--quick]
 
-ResNet-18 on four images. Each figure is the median over the rounds of the time of ``attribute(create_graph=True)`` and
-``values.square().sum().backward()``, divided by that of the detached attribution, and by that of the same double
-backward pass in plain torch where a formula is short. In brackets: the peak of memory, in the same way.
+ResNet-18 on four images. Each figure is the median over the rounds of the time of
+``attribute(create_graph=True)`` and ``values.square().sum().backward()``, divided by that of the
+detached attribution, and by that of the same double backward pass in plain torch where a formula is
+short. In brackets: the peak of memory, in the same way.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ PLAIN = {"saliency": saliency, "integratedgradients(steps=4)": integrated, "grad
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="small and quick, to see that it runs")
@@ -62,7 +66,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     warnings.simplefilter("ignore", explain.ExplainWarning)
-    model, x = torchvision.models.resnet18().eval(), torch.randn(4, 3, *[32 if options.quick else 112] * 2)
+    model, x = (
+        torchvision.models.resnet18().eval(),
+        torch.randn(4, 3, *[32 if options.quick else 112] * 2),
+    )
 
     def trained(values: Callable[[], torch.Tensor]) -> Callable[[], None]:
         def work() -> None:
@@ -77,19 +84,25 @@ def main() -> None:
     def attached(method: object) -> Callable[[], torch.Tensor]:
         return lambda: explain.attribute(model, x, method, target=1, create_graph=True).values
 
-    def by_hand(plain: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def by_hand(
+        plain: Callable[[nn.Module, torch.Tensor], torch.Tensor],
+    ) -> Callable[[], torch.Tensor]:
         return lambda: plain(model, x)
 
     print(table().head())
     for name in METHODS:
-        method = IntegratedGradients(steps=4, rule="midpoint") if name.startswith("integrated") else name
+        method = (
+            IntegratedGradients(steps=4, rule="midpoint") if name.startswith("integrated") else name
+        )
         works = {"detached": detached(method), "graph": trained(attached(method))}
         if name in PLAIN:
             works["plain"] = trained(by_hand(PLAIN[name]))
         took = interleaved(works, 1 if options.quick else options.rounds)
         peaks = {each: peak_bytes(work) for each, work in works.items()}
         cells = [
-            f"{shown(ratio(took, 'graph', other))} ({shown(peaks['graph'] / peaks[other])})" if other in works else "–"
+            f"{shown(ratio(took, 'graph', other))} ({shown(peaks['graph'] / peaks[other])})"
+            if other in works
+            else "–"
             for other in ("detached", "plain")
         ]
         print(line([f"`{name}`", *cells]), flush=True)

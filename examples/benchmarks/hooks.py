@@ -1,13 +1,16 @@
-"""What hooks cost on resnet50: on every module, forward and backward, and a model cut off behind a layer.
+"""What hooks cost on resnet50: on every module, forward and backward, and a model cut off behind a
+layer.
 
-    python examples/benchmarks/hooks.py [--rounds 15] [--batches 1 8] [--threads 2] [--json file] [--quick]
+    python examples/benchmarks/hooks.py [--rounds 15] [--batches 1 8] [--threads 2] [--json file]
+    [--quick]
 
-Each figure is the median of the ratios to the bare run next to it, in the same process, of the same weights; memory is
-the peak of what torch allocates, by that of the bare run. The hooks do nothing, so what is seen is the cost of the
-layer. Forward passes are in inference mode or without gradients; a step of training is forward, loss and backward.
+Each figure is the median of the ratios to the bare run next to it, in the same process, of the same
+weights; memory is the peak of what torch allocates, by that of the bare run. The hooks do nothing,
+so what is seen is the cost of the layer. Forward passes are in inference mode or without gradients;
+a step of training is forward, loss and backward.
 
-PyTorch's own full-backward hooks refuse a network that works in place: they are timed on a copy whose rectifiers do
-not, and not on the layers to whose output the shortcuts are added in place.
+PyTorch's own full-backward hooks refuse a network that works in place: they are timed on a copy
+whose rectifiers do not, and not on the layers to whose output the shortcuts are added in place.
 """
 
 from __future__ import annotations
@@ -57,8 +60,15 @@ class Row:
     goal: float | None = None
 
     def __str__(self) -> str:
-        verdict = "" if self.goal is None else f"{self.goal:>6.2f}  {'ok' if self.time <= self.goal else 'over'}"
-        line = f"{self.what:<58} {self.batch:>5} {self.bare_ms:>8.1f} {self.time:>6.3f} {self.memory:>7.2f} {verdict}"
+        verdict = (
+            ""
+            if self.goal is None
+            else f"{self.goal:>6.2f}  {'ok' if self.time <= self.goal else 'over'}"
+        )
+        line = (
+            f"{self.what:<58} {self.batch:>5} {self.bare_ms:>8.1f} {self.time:>6.3f} "
+            f"{self.memory:>7.2f} {verdict}"
+        )
         return line.rstrip()
 
 
@@ -69,11 +79,20 @@ class Bench:
     batch: int
     rounds: int
 
-    def rows(self, bare: Callable[[], object], works: dict[str, Callable[[], object]], goal: float | None) -> list[Row]:
+    def rows(
+        self, bare: Callable[[], object], works: dict[str, Callable[[], object]], goal: float | None
+    ) -> list[Row]:
         seconds = interleaved({"bare": bare} | works, self.rounds)
         plain, memory = 1e3 * statistics.median(seconds["bare"]), peak_bytes(bare)
         return [
-            Row(what, self.batch, plain, ratio(seconds, what, "bare"), peak_bytes(work) / memory, goal)
+            Row(
+                what,
+                self.batch,
+                plain,
+                ratio(seconds, what, "bare"),
+                peak_bytes(work) / memory,
+                goal,
+            )
             for what, work in works.items()
         ]
 
@@ -123,7 +142,8 @@ def backward(bench: Bench, model: nn.Module, x: torch.Tensor) -> list[Row]:
 
 def backward_of_torch(bench: Bench, model: nn.Module, x: torch.Tensor) -> list[Row]:
     """Time PyTorch's own full-backward hooks where they can be."""
-    warnings.filterwarnings("ignore", "Full backward hook is firing")  # for the pixels, which need no gradient
+    # for the pixels, which need no gradient
+    warnings.filterwarnings("ignore", "Full backward hook is firing")
     plain = twin(model.train())
     for module in plain.modules():
         if isinstance(module, nn.ReLU):
@@ -131,7 +151,9 @@ def backward_of_torch(bench: Bench, model: nn.Module, x: torch.Tensor) -> list[R
     hooked, ours = twin(plain), twin(plain)
     chosen = [name for name, _ in plain.named_modules() if not name.endswith("bn3")]
     for name in chosen:
-        hooked.get_submodule(name).register_full_backward_hook(lambda module, grad_input, grad_output: None)
+        hooked.get_submodule(name).register_full_backward_hook(
+            lambda module, grad_input, grad_output: None
+        )
     hooks.HookGroup(ours).backward(chosen, lambda module, grad_input, grad_output: None)
     works: dict[str, Callable[[], object]] = {
         "not in place, without bn3: PyTorch's own full-backward": lambda: step(hooked, x),
@@ -165,23 +187,32 @@ def features(bench: Bench, model: nn.Module, x: torch.Tensor) -> list[Row]:
             y = module(y)
         return y
 
-    return bench.rows(by_hand, {"FeatureExtractor up to layer2, by those layers alone": lambda: extractor(x)}, FEATURES)
+    return bench.rows(
+        by_hand,
+        {"FeatureExtractor up to layer2, by those layers alone": lambda: extractor(x)},
+        FEATURES,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="on tiny images, three rounds: does it run at all?")
+    parser.add_argument(
+        "--quick", action="store_true", help="on tiny images, three rounds: does it run at all?"
+    )
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     model = torchvision.models.resnet50()
     rounds, side = (3, 64) if options.quick else (options.rounds, 224)
     print(
-        f"PyTorch's own full-backward hooks on all modules: {refusal_of_torch(model, torch.randn(2, 3, side, side))}\n"
+        "PyTorch's own full-backward hooks on all modules: "
+        f"{refusal_of_torch(model, torch.randn(2, 3, side, side))}\n"
     )
     print(f"{'':<58} {'batch':>5} {'bare ms':>8} {'time':>6} {'memory':>7} {'goal':>6}")
     found: list[Row] = []

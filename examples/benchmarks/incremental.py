@@ -1,10 +1,12 @@
-"""What a covered photo costs where only the part of the network that the window changes is computed, and in Captum.
+"""What a covered photo costs where only the part of the network that the window changes is
+computed, and in Captum.
 
     python examples/benchmarks/incremental.py [--rows vgg16] [--rounds 5] [--threads 1] [--quick]
 
-Occlusion with windows of 32 and of 16 pixels, at every 16th pixel, one photo of 224 pixels. A figure is the time
-for each covered photo, all else included, by that of one in the best batched forward pass, as in covering.py: the
-median over the rounds, and behind it the range. ``--quick`` shrinks everything and says nothing about speed.
+Occlusion with windows of 32 and of 16 pixels, at every 16th pixel, one photo of 224 pixels. A
+figure is the time for each covered photo, all else included, by that of one in the best batched
+forward pass, as in covering.py: the median over the rounds, and behind it the range. ``--quick``
+shrinks everything and says nothing about speed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ COLUMNS = {"explain": "explain", "Captum": "captum"}
 
 
 def table(versions: dict[str, str | None]) -> Table:
-    heads = (f"{name} {versions[name]}" if name != "explain" and versions[name] else name for name in COLUMNS)
+    heads = (
+        f"{name} {versions[name]}" if name != "explain" and versions[name] else name
+        for name in COLUMNS
+    )
     names = tuple((name, str(window)) for name in GOALS for window in WINDOWS)
     return Table("incremental", ("network", "window", *heads), names)
 
@@ -46,7 +51,9 @@ def spread(values: Sequence[float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", default="", help="a part of the names of the networks to run")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -64,7 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if version("captum"):
                 works["Captum"] = captum("Occlusion", model, x, **of.given)
             row = Row(name, GOALS[name], model, x, works)
-            passes = {(batch, layout): of_batch(row, batch, layout) for batch in BATCHES for layout in LAYOUTS}
+            passes = {
+                (batch, layout): of_batch(row, batch, layout)
+                for batch in BATCHES
+                for layout in LAYOUTS
+            }
             for work in (*passes.values(), *works.values()):
                 work()
             found: dict[str, list[float]] = {each: [] for each in works}

@@ -1,10 +1,12 @@
-"""What interventions cost on resnet18: one of them by a plain hook, and a trace by forward passes of as many photos.
+"""What interventions cost on resnet18: one of them by a plain hook, and a trace by forward passes
+of as many photos.
 
     python examples/benchmarks/interventions.py [--rounds 5] [--side 224] [--threads 1] [--quick]
 
-Each figure is the median of the ratios to the baseline that runs next to it. The baseline of an intervention is a hook
-of PyTorch that makes the same change. That of a trace is what its patches would cost as photos: as many passes, in
-batches of the size that is fastest of 4 to 32. The trace also runs the clean photo, and both photos for the estimate.
+Each figure is the median of the ratios to the baseline that runs next to it. The baseline of an
+intervention is a hook of PyTorch that makes the same change. That of a trace is what its patches
+would cost as photos: as many passes, in batches of the size that is fastest of 4 to 32. The trace
+also runs the clean photo, and both photos for the estimate.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ GOALS = {
 
 
 def table() -> Table:
-    return Table("interventions", ("interventions on ResNet-18", "time"), tuple((what,) for what in GOALS))
+    return Table(
+        "interventions", ("interventions on ResNet-18", "time"), tuple((what,) for what in GOALS)
+    )
 
 
-def hooked(model: nn.Module, x: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], object]:
+def hooked(
+    model: nn.Module, x: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[], object]:
     """A forward pass under a plain hook, which is registered before and removed after it."""
 
     @torch.inference_mode()
@@ -63,17 +69,24 @@ def without_channel(output: torch.Tensor) -> torch.Tensor:
 def fastest_batch(model: nn.Module, x: torch.Tensor, most: int) -> int:
     """The batch size with the shortest time for each photo."""
     sizes = [size for size in (4, 8, 16, 32) if size <= most]
-    works = {str(size): torch.inference_mode()(lambda size=size: model(x.expand(size, -1, -1, -1))) for size in sizes}
+    works = {
+        str(size): torch.inference_mode()(lambda size=size: model(x.expand(size, -1, -1, -1)))
+        for size in sizes
+    }
     seconds = interleaved(works, 3)
     return min(sizes, key=lambda size: statistics.median(seconds[str(size)]) / size)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="on tiny images, one round: does it run at all?")
+    parser.add_argument(
+        "--quick", action="store_true", help="on tiny images, one round: does it run at all?"
+    )
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
@@ -88,7 +101,10 @@ def main() -> None:
             intervened(model, x, Steer("layer3", direction)),
         ),
     ]
-    found = [ratio(interleaved({"plain": plain, "ours": ours}, 12 * rounds), "ours", "plain") for plain, ours in works]
+    found = [
+        ratio(interleaved({"plain": plain, "ours": ours}, 12 * rounds), "ours", "plain")
+        for plain, ours in works
+    ]
 
     size = fastest_batch(model, x, 4 if options.quick else 32)
 
@@ -97,7 +113,10 @@ def main() -> None:
         for _ in range(256 // size):
             model(x.expand(size, -1, -1, -1).clone())
 
-    traced = {"passes": passes, "trace": lambda: trace(model, x, other, "channels", layers="layer3", target=1)}
+    traced = {
+        "passes": passes,
+        "trace": lambda: trace(model, x, other, "channels", layers="layer3", target=1),
+    }
     found.append(ratio(interleaved(traced, rounds), "trace", "passes"))
     print(f"{table().head()}")
     for (what, goal), time in zip(GOALS.items(), found, strict=True):

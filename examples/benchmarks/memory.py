@@ -1,4 +1,5 @@
-"""By how much a process grows over a thousand explanations: tensors in, photos in, and the command line in one process.
+"""By how much a process grows over a thousand explanations: tensors in, photos in, and the command
+line in one process.
 
     python examples/benchmarks/memory.py [--count 1000]
 
@@ -61,7 +62,14 @@ def ways(folder: Path) -> dict[str, Callable[[int], object]]:
     def from_command_line(i: int) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             cli.main(
-                [str(folder / "photo.png"), "--force", "--output", str(folder / "out"), "--method", METHODS[i % 4]]
+                [
+                    str(folder / "photo.png"),
+                    "--force",
+                    "--output",
+                    str(folder / "out"),
+                    "--method",
+                    METHODS[i % 4],
+                ]
             )
 
     return {
@@ -72,13 +80,19 @@ def ways(folder: Path) -> dict[str, Callable[[int], object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=1000)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for name, work in ways(Path(folder)).items():
-            print(f"{name:<14} {growth(work, options.count):+6.1f} MB after {options.count} explanations", flush=True)
+            print(
+                f"{name:<14} {growth(work, options.count):+6.1f} MB after {options.count} "
+                "explanations",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,22 +1,24 @@
-"""What metrics cost in this package, Quantus, grad-cam and Captum, in bare forward passes of the model.
+"""What metrics cost in this package, Quantus, grad-cam and Captum, in bare forward passes of the
+model.
 
-    python examples/benchmarks/metrics.py [--rows road] [--rounds 3] [--threads 2] [--json file] [--update]
-        [--quick]
+    python examples/benchmarks/metrics.py [--rows road] [--rounds 3] [--threads 2] [--json file]
+        [--update] [--quick]
 
-All run in one process on the same ResNet-18, photo and map, in turn, each between two runs of ``model(x)`` for one
-photo in inference mode. A figure is the median over the rounds, after one run to warm up, of its time by the mean of
-these two. Behind ours stands, for each altered photo, its time by the batched forward pass: the best of batches of 8,
-16 and 32 in both memory layouts, run in the same rounds. Peers that take over 100 passes get one round. The last rows
-say what sharing saves, several methods, or metrics, in one call by the sum of a call for each; and how much more memory
-many steps take than few.
+All run in one process on the same ResNet-18, photo and map, in turn, each between two runs of
+``model(x)`` for one photo in inference mode. A figure is the median over the rounds, after one run
+to warm up, of its time by the mean of these two. Behind ours stands, for each altered photo, its
+time by the batched forward pass: the best of batches of 8, 16 and 32 in both memory layouts, run in
+the same rounds. Peers that take over 100 passes get one round. The last rows say what sharing
+saves, several methods, or metrics, in one call by the sum of a call for each; and how much more
+memory many steps take than few.
 
-The photo has 216 pixels a side, not 224: Quantus counts each channel's pixel as a step of its own, and takes only steps
-that divide height by width, so that three channels go together only where these can be divided by three. Its ROAD fails
-with photos of three channels, so that a row has it with a grey one, where it runs the most relevant pixels only, half
-of what ours does.
+The photo has 216 pixels a side, not 224: Quantus counts each channel's pixel as a step of its own,
+and takes only steps that divide height by width, so that three channels go together only where
+these can be divided by three. Its ROAD fails with photos of three channels, so that a row has it
+with a grey one, where it runs the most relevant pixels only, half of what ours does.
 
-What is printed is the table in docs/costs.md. The peers are in the extra ``peers``; ``--quick`` shrinks everything and
-says nothing about speed.
+What is printed is the table in docs/costs.md. The peers are in the extra ``peers``; ``--quick``
+shrinks everything and says nothing about speed.
 """
 
 from __future__ import annotations
@@ -46,11 +48,21 @@ from explain.baselines import Zero
 from explain.methods import Saliency
 from explain.metrics import MPRT, ROAD, Deletion, Infidelity, Insertion, PixelFlipping, Sensitivity
 
-os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler, which measures memory, need not say when it starts
+# the profiler, which measures memory, need not say when it starts
+os.environ["KINETO_LOG_LEVEL"] = "99"
 warnings.filterwarnings("ignore")  # of the peers, about this and that
 COLUMNS = {"explain": "explain", "Quantus": "quantus", "grad-cam": "grad-cam", "Captum": "captum"}
 TARGET, LONG = 1, 100
-EIGHT = ["gradcam", "gradcam++", "hirescam", "layercam", "saliency", "inputxgradient", "guidedbackprop", "randomcam"]
+EIGHT = [
+    "gradcam",
+    "gradcam++",
+    "hirescam",
+    "layercam",
+    "saliency",
+    "inputxgradient",
+    "guidedbackprop",
+    "randomcam",
+]
 Work = Callable[[], Any]
 
 
@@ -93,11 +105,16 @@ class Grey(nn.Module):
 
 
 def table(versions: dict[str, str | None]) -> Table:
-    heads = (f"{name} {versions[name]}" if name != "explain" and versions[name] else name for name in COLUMNS)
+    heads = (
+        f"{name} {versions[name]}" if name != "explain" and versions[name] else name
+        for name in COLUMNS
+    )
     return Table("metrics", ("work", *heads), tuple((name,) for name, _ in rows(False)))
 
 
-def quantus_work(name: str, model: nn.Module, x: torch.Tensor, maps: torch.Tensor, **options: Any) -> Work:
+def quantus_work(
+    name: str, model: nn.Module, x: torch.Tensor, maps: torch.Tensor, **options: Any
+) -> Work:
     def work() -> Any:
         import quantus
 
@@ -105,9 +122,13 @@ def quantus_work(name: str, model: nn.Module, x: torch.Tensor, maps: torch.Tenso
             normalise=False, abs=False, disable_warnings=True, display_progressbar=False, **options
         )
         return metric(
-            model=model, x_batch=x.numpy(), y_batch=np.array([TARGET]), a_batch=maps[:, None].numpy(), softmax=True,
+            model=model,
+            x_batch=x.numpy(),
+            y_batch=np.array([TARGET]),
+            a_batch=maps[:, None].numpy(),
+            softmax=True,
             device="cpu",
-        )  # fmt: skip
+        )
 
     return work
 
@@ -121,16 +142,24 @@ def quantus_mprt(model: nn.Module, x: torch.Tensor) -> Work:
     def work() -> Any:
         import quantus
 
-        metric = quantus.MPRT(disable_warnings=True, display_progressbar=False, layer_order="top_down")
+        metric = quantus.MPRT(
+            disable_warnings=True, display_progressbar=False, layer_order="top_down"
+        )
         return metric(
-            model=model, x_batch=x.numpy(), y_batch=np.array([TARGET]), a_batch=None, device="cpu",
+            model=model,
+            x_batch=x.numpy(),
+            y_batch=np.array([TARGET]),
+            a_batch=None,
+            device="cpu",
             explain_func=gradient,
-        )  # fmt: skip
+        )
 
     return work
 
 
-def grad_cam_road(model: nn.Module, x: torch.Tensor, maps: torch.Tensor, percentiles: tuple[int, ...]) -> Work:
+def grad_cam_road(
+    model: nn.Module, x: torch.Tensor, maps: torch.Tensor, percentiles: tuple[int, ...]
+) -> Work:
     def work() -> Any:
         from pytorch_grad_cam.metrics.road import ROADCombined
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget
@@ -149,7 +178,9 @@ def captum_infidelity(model: nn.Module, x: torch.Tensor, samples: int) -> Work:
     def work() -> Any:
         from captum.metrics import infidelity
 
-        return infidelity(model, perturb, x, x, target=TARGET, n_perturb_samples=samples, normalize=True)
+        return infidelity(
+            model, perturb, x, x, target=TARGET, n_perturb_samples=samples, normalize=True
+        )
 
     return work
 
@@ -181,7 +212,9 @@ def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor],
         pixels = maps[0].numel() // steps
         works = {
             "explain": judge(model, x, {"map": maps}, PixelFlipping(steps=steps, baseline=Zero())),
-            "Quantus": quantus_work("PixelFlipping", model, x, maps, features_in_step=3 * pixels, perturb_baseline=0.0),
+            "Quantus": quantus_work(
+                "PixelFlipping", model, x, maps, features_in_step=3 * pixels, perturb_baseline=0.0
+            ),
         }
         return Row("", works, photos=steps)
 
@@ -205,7 +238,13 @@ def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor],
     def memory(model: nn.Module, x: torch.Tensor) -> Row:
         maps, few = maps_of(x), max(1, steps // 8)
         many, some = (
-            judge(model, x, {"map": maps}, PixelFlipping(steps=count, baseline=Zero()), batch_size=1 if quick else 16)
+            judge(
+                model,
+                x,
+                {"map": maps},
+                PixelFlipping(steps=count, baseline=Zero()),
+                batch_size=1 if quick else 16,
+            )
             for count in (steps, few)
         )
         return Row("", {"explain": many}, few=some)
@@ -226,21 +265,30 @@ def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor],
 
     def randomisation(model: nn.Module, x: torch.Tensor) -> Row:
         count = 2 if quick else None
-        works = {"explain": judge(model, x, Saliency(), MPRT(steps=count)), "Quantus": quantus_mprt(model, x)}
+        works = {
+            "explain": judge(model, x, Saliency(), MPRT(steps=count)),
+            "Quantus": quantus_mprt(model, x),
+        }
         return Row("", works)
 
     def methods(model: nn.Module, x: torch.Tensor) -> Row:
         metrics = ["infidelity", "faithfulnesscorrelation", "sensitivityn", "nonsensitivity"]
         metrics = metrics[:1] if quick else metrics
         apart = [judge(model, x, name, metrics) for name in EIGHT]
-        return Row("", {"explain": judge(model, x, EIGHT, metrics)}, apart=lambda: [work() for work in apart])
+        return Row(
+            "",
+            {"explain": judge(model, x, EIGHT, metrics)},
+            apart=lambda: [work() for work in apart],
+        )
 
     def metrics(model: nn.Module, x: torch.Tensor) -> Row:
         baseline, count = Zero(), 4 if quick else 64
         several = [
-            Deletion(count, baseline), Insertion(count, baseline), PixelFlipping("morf", count, baseline),
+            Deletion(count, baseline),
+            Insertion(count, baseline),
+            PixelFlipping("morf", count, baseline),
             PixelFlipping("lerf", count, baseline),
-        ]  # fmt: skip
+        ]
         apart = [judge(model, x, "saliency", metric) for metric in several]
         together = judge(model, x, "saliency", several)
         return Row("", {"explain": together}, apart=lambda: [work() for work in apart])
@@ -263,7 +311,8 @@ def seconds(work: Work) -> float:
 
 
 def batches(model: nn.Module, x: torch.Tensor) -> list[tuple[int, Work]]:
-    """Forward passes of many photos, in the sizes and layouts of which the best is compared with."""
+    """Forward passes of many photos, in the sizes and layouts of which the best is compared
+    with."""
     found = []
     for size in (8, 16, 32):
         for layout in (torch.contiguous_format, torch.channels_last):
@@ -276,7 +325,9 @@ def measured(row: Row, model: nn.Module, x: torch.Tensor, rounds: int) -> dict[s
     """The cells of a row, by column."""
     cells = dict(row.notes)
     if row.few is not None:
-        return {"explain": f"{peak_bytes(row.works['explain']) / peak_bytes(row.few):.2f} times as much"}
+        return {
+            "explain": f"{peak_bytes(row.works['explain']) / peak_bytes(row.few):.2f} times as much"
+        }
     passes = batches(model, x) if row.photos is not None else []
     each_photo: dict[int, list[float]] = {number: [] for number in range(len(passes))}
 
@@ -290,7 +341,9 @@ def measured(row: Row, model: nn.Module, x: torch.Tensor, rounds: int) -> dict[s
         try:
             first[name] = seconds(work)
         except Exception as error:
-            cells[name] = "not installed" if isinstance(error, ImportError) else type(error).__name__
+            cells[name] = (
+                "not installed" if isinstance(error, ImportError) else type(error).__name__
+            )
             del works[name]
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for turn in range(rounds):
@@ -327,13 +380,21 @@ def version(distribution: str) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="*", help="only rows whose name has this in it, or fits it as a pattern")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", default="*", help="only rows whose name has this in it, or fits it as a pattern"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--update", action="store_true", help="put the table into its page of docs/")
-    parser.add_argument("--quick", action="store_true", help="small and quick, to see that everything runs")
+    parser.add_argument(
+        "--update", action="store_true", help="put the table into its page of docs/"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small and quick, to see that everything runs"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     side = 48 if options.quick else 216
@@ -353,7 +414,9 @@ def main() -> None:
         options.json.write_text(json.dumps(document, indent=1), "utf-8")
     if options.update and options.rows == "*":
         page = page_of("metrics")
-        found = "\n".join([table({name: version(of) for name, of in COLUMNS.items()}).head(), *printed])
+        found = "\n".join(
+            [table({name: version(of) for name, of in COLUMNS.items()}).head(), *printed]
+        )
         page.write_text(replaced(page.read_text("utf-8"), "metrics", found), "utf-8")
         print(f"written to {page}")
 

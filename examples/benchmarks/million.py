@@ -1,11 +1,14 @@
-"""What a million photos would cost, by method: processor hours and bytes, from what a few photos take in one process.
+"""What a million photos would cost, by method: processor hours and bytes, from what a few photos
+take in one process.
 
-    python examples/benchmarks/million.py FOLDER [--count 32] [--model efficientnet-lite0] [--price 0.04]
+    python examples/benchmarks/million.py FOLDER [--count 32] [--model efficientnet-lite0] [--price
+    0.04]
 
-Prints a row of a table for each method. Times are processor time of one thread, which other programs on the machine
-disturb less than the time on the wall; reading and preprocessing the photos is in them. Bytes are those of a Parquet
-file (extra ``parquet``). The last column is the hours times ``--price``, what an hour of one processor core costs.
-Nothing of a cluster is in it: neither its start nor what it waits for.
+Prints a row of a table for each method. Times are processor time of one thread, which other
+programs on the machine disturb less than the time on the wall; reading and preprocessing the photos
+is in them. Bytes are those of a Parquet file (extra ``parquet``). The last column is the hours
+times ``--price``, what an hour of one processor core costs. Nothing of a cluster is in it: neither
+its start nor what it waits for.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ FEW = {"integratedgradients": 4, "smoothgrad": 4, "scorecam": 8, "rise": 70}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=32)
     parser.add_argument("--model", default="efficientnet-lite0")
@@ -44,9 +49,11 @@ def main() -> None:
         seconds, size = cost(explainer, [str(path) for path in found[:count]], method)
         hours = seconds * PHOTOS / 3600
         print(
-            f"| `{method}` | {seconds:.2g} | {hours:,.0f} | {size:,.0f} | {size * PHOTOS / 1e9:.2g} | "
-            f"{hours * options.price:,.0f} |", flush=True,
-        )  # fmt: skip
+            f"| `{method}` | {seconds:.2g} | {hours:,.0f} | {size:,.0f} | "
+            f"{size * PHOTOS / 1e9:.2g} | "
+            f"{hours * options.price:,.0f} |",
+            flush=True,
+        )
 
 
 def cost(explainer: explain.Explainer, photos: list[str], method: str) -> tuple[float, float]:
@@ -63,7 +70,9 @@ def size_of(run: explain.Run) -> float:
     arrow, parquet = arrow_modules()
     rows = [with_map(row, []) for row in run.rows()]
     buffer = io.BytesIO()
-    parquet.write_table(arrow.Table.from_pylist(rows, schema_of(arrow, [])), buffer, compression="zstd")
+    parquet.write_table(
+        arrow.Table.from_pylist(rows, schema_of(arrow, [])), buffer, compression="zstd"
+    )
     return len(buffer.getvalue()) / len(run)
 
 

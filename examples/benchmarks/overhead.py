@@ -1,10 +1,11 @@
-"""What an explanation costs, as a multiple of a bare forward pass of the same model on the same input.
+"""What an explanation costs, as a multiple of a bare forward pass of the same model on the same
+input.
 
     python examples/benchmarks/overhead.py [--rounds 9] [--json file] [--models resnet50 tiny]
 
-The baseline is ``model(x)`` in inference mode. Weights are random, which changes no time. Each figure is the median of
-the ratios to the baseline run next to it; behind it, the peak of what torch allocates, by that of the bare pass.
-What is printed is the table in docs/costs.md.
+The baseline is ``model(x)`` in inference mode. Weights are random, which changes no time. Each
+figure is the median of the ratios to the baseline run next to it; behind it, the peak of what torch
+allocates, by that of the bare pass. What is printed is the table in docs/costs.md.
 """
 
 from __future__ import annotations
@@ -24,9 +25,15 @@ from explain.models import load
 
 METHODS = ("gradcam", "saliency", "guidedbackprop")
 CASES = [
-    ("resnet18", 1), ("resnet18", 16), ("resnet50", 1), ("resnet50", 16), ("mobilenet_v3_small", 1),
-    ("mobilenet_v3_small", 16), ("tiny", 1), ("tiny", 16),
-]  # fmt: skip
+    ("resnet18", 1),
+    ("resnet18", 16),
+    ("resnet50", 1),
+    ("resnet50", 16),
+    ("mobilenet_v3_small", 1),
+    ("mobilenet_v3_small", 16),
+    ("tiny", 1),
+    ("tiny", 16),
+]
 
 
 def side_of(name: str) -> int:
@@ -38,7 +45,11 @@ def label(name: str) -> str:
 
 
 def table() -> Table:
-    return Table("overhead", ("model", "batch", *METHODS), tuple((label(name), str(batch)) for name, batch in CASES))
+    return Table(
+        "overhead",
+        ("model", "batch", *METHODS),
+        tuple((label(name), str(batch)) for name, batch in CASES),
+    )
 
 
 def build(name: str) -> tuple[nn.Module, int]:
@@ -55,7 +66,9 @@ def measure(name: str, batch: int, rounds: int) -> dict[str, object]:
         with torch.inference_mode():
             return model(x)
 
-    works = {"bare": bare} | {m: (lambda m=m: explain.attribute(model, x, m, target=1)) for m in METHODS}
+    works = {"bare": bare} | {
+        m: (lambda m=m: explain.attribute(model, x, m, target=1)) for m in METHODS
+    }
     seconds = interleaved(works, rounds)
     memory = {work: peak_bytes(run) for work, run in works.items()}
     return {
@@ -69,7 +82,9 @@ def measure(name: str, batch: int, rounds: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--models", nargs="*", default=sorted({name for name, _ in CASES}))
@@ -83,7 +98,7 @@ def main() -> None:
             continue
         row = measure(name, batch, options.rounds if batch > 1 else 3 * options.rounds)
         found.append(row)
-        cells = [f"{shown(row['time'][m])} ({shown(row['memory'][m])})" for m in METHODS]  # type: ignore[index]
+        cells = [(f"{shown(row['time'][m])} ({shown(row['memory'][m])})") for m in METHODS]  # type: ignore[index]
         print(line([label(name), str(batch), *cells]), flush=True)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")

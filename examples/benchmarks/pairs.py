@@ -2,8 +2,8 @@
 
     python examples/benchmarks/pairs.py [--rounds 5] [--threads 2] [--quick]
 
-ResNet-18 on one 224 px image. In each round, both run alone and together, in turn; a figure is the median over the
-rounds of the time together by the sum. The goal is at most 1.05 for every pair.
+ResNet-18 on one 224 px image. In each round, both run alone and together, in turn; a figure is the
+median over the rounds of the time together by the sum. The goal is at most 1.05 for every pair.
 """
 
 from __future__ import annotations
@@ -43,20 +43,32 @@ def label(pair: tuple[str, str]) -> str:
 
 
 def table() -> Table:
-    columns = ("two methods, on ResNet-18", "together, by the sum of both", "the first", "the second", "together")
+    columns = (
+        "two methods, on ResNet-18",
+        "together, by the sum of both",
+        "the first",
+        "the second",
+        "together",
+    )
     return Table("pairs", columns, tuple((label(pair),) for pair in PAIRS))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="small and quick, to see that it runs")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    warnings.simplefilter("ignore", explain.ExplainWarning)  # a network of random weights may have nothing to say
-    model, x = torchvision.models.resnet18().eval(), torch.randn(1, 3, *[32 if options.quick else 224] * 2)
+    # a network of random weights may have nothing to say
+    warnings.simplefilter("ignore", explain.ExplainWarning)
+    model, x = (
+        torchvision.models.resnet18().eval(),
+        torch.randn(1, 3, *[32 if options.quick else 224] * 2),
+    )
 
     def bare() -> object:
         with torch.inference_mode():
@@ -67,11 +79,22 @@ def main() -> None:
 
     print(table().head())
     for pair in PAIRS:
-        works = {"bare": bare, "first": work(pair[0]), "second": work(pair[1]), "together": work(*pair)}
+        works = {
+            "bare": bare,
+            "first": work(pair[0]),
+            "second": work(pair[1]),
+            "together": work(*pair),
+        }
         took = interleaved(works, 1 if options.quick else options.rounds)
         rounds = zip(took["together"], took["first"], took["second"], strict=True)
-        figure = statistics.median(together / (first + second) for together, first, second in rounds)
-        passes = [statistics.median(took[name]) / statistics.median(took["bare"]) for name in works if name != "bare"]
+        figure = statistics.median(
+            together / (first + second) for together, first, second in rounds
+        )
+        passes = [
+            statistics.median(took[name]) / statistics.median(took["bare"])
+            for name in works
+            if name != "bare"
+        ]
         print(line([label(pair), shown(figure), *map(shown, passes)]), flush=True)
         if figure > GOAL:
             print(f"over the goal of {GOAL}: {label(pair)}", file=sys.stderr)

@@ -1,15 +1,19 @@
-"""What the same explanation costs in this package, grad-cam, Captum and torchcam, in bare forward passes of the model.
+"""What the same explanation costs in this package, grad-cam, Captum and torchcam, in bare forward
+passes of the model.
 
-    python examples/benchmarks/peers.py [--rows scorecam] [--rounds 7] [--threads 2] [--json file] [--quick]
+    python examples/benchmarks/peers.py [--rows scorecam] [--rounds 7] [--threads 2] [--json file]
+    [--quick]
 
-All run in one process on the same model, input and layer, in turn, each between two runs of ``model(x)`` in inference
-mode. A figure is the median over the rounds, after one run to warm up, of its time by the mean of these two; work that
-takes over 100 passes gets two rounds. Behind it, the peak of what torch allocates, by that of the bare pass (not for
-such long work). Networks have random weights and normalisations that have seen data. The peers are in the extra
-``peers``; ``--quick`` shrinks everything and says nothing about speed.
+All run in one process on the same model, input and layer, in turn, each between two runs of
+``model(x)`` in inference mode. A figure is the median over the rounds, after one run to warm up, of
+its time by the mean of these two; work that takes over 100 passes gets two rounds. Behind it, the
+peak of what torch allocates, by that of the bare pass (not for such long work). Networks have
+random weights and normalisations that have seen data. The peers are in the extra ``peers``;
+``--quick`` shrinks everything and says nothing about speed.
 
-Work that runs the network on many altered photos is also told by the batched forward pass, per photo: the best of
-batches of 4, 8, 16 and 32 in both memory layouts, all of them run in the same rounds.
+Work that runs the network on many altered photos is also told by the batched forward pass, per
+photo: the best of batches of 4, 8, 16 and 32 in both memory layouts, all of them run in the same
+rounds.
 
 What is printed is the table in docs/costs.md: time, and the memory behind it in brackets.
 """
@@ -45,12 +49,18 @@ import explain
 from explain.methods import LRP, IntegratedGradients
 from explain.relevance.composites import attn_lrp
 
-os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler, which measures memory, need not say when it starts
-warnings.filterwarnings("ignore", module="captum")  # at every call, that it hooks ReLUs and asks inputs for gradients
+# the profiler, which measures memory, need not say when it starts
+os.environ["KINETO_LOG_LEVEL"] = "99"
+# at every call, that it hooks ReLUs and asks inputs for gradients
+warnings.filterwarnings("ignore", module="captum")
 
 COLUMNS = {
-    "explain": "explain-hooks", "grad-cam": "grad-cam", "Captum": "captum", "torchcam": "torchcam", "zennit": "zennit"
-}  # fmt: skip
+    "explain": "explain-hooks",
+    "grad-cam": "grad-cam",
+    "Captum": "captum",
+    "torchcam": "torchcam",
+    "zennit": "zennit",
+}
 SEVEN = ["gradcam", "gradcam++", "xgradcam", "hirescam", "elementwisecam", "layercam", "eigencam"]
 COVERING = ["occlusion", "featureablation", "shapleysampling", "kernelshap", "lime"]
 STAGES = ["layer1", "layer2", "layer3", "layer4"]
@@ -85,7 +95,8 @@ class Row:
 
 @cache
 def network(name: str) -> nn.Module:
-    """A network whose normalisations know what they normalise, so that its numbers are of the usual size."""
+    """A network whose normalisations know what they normalise, so that its numbers are of the usual
+    size."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None)
     for module in model.modules():
@@ -106,7 +117,9 @@ def ours(model: nn.Module, x: torch.Tensor, methods: list[Any], **more: Any) -> 
     return lambda: explain.attribute(model, x, methods, target=TARGET, **more)
 
 
-def grad_cam(model: nn.Module, x: torch.Tensor, *names: str, layers: list[str], targets: Any = (TARGET,)) -> Work:
+def grad_cam(
+    model: nn.Module, x: torch.Tensor, *names: str, layers: list[str], targets: Any = (TARGET,)
+) -> Work:
     def work() -> None:
         import pytorch_grad_cam
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
@@ -121,7 +134,9 @@ def grad_cam(model: nn.Module, x: torch.Tensor, *names: str, layers: list[str], 
     return work
 
 
-def torchcam(model: nn.Module, x: torch.Tensor, *names: str, layers: list[str], targets: Any = (TARGET,)) -> Work:
+def torchcam(
+    model: nn.Module, x: torch.Tensor, *names: str, layers: list[str], targets: Any = (TARGET,)
+) -> Work:
     def work() -> None:
         from torchcam import methods
 
@@ -140,7 +155,12 @@ def torchcam(model: nn.Module, x: torch.Tensor, *names: str, layers: list[str], 
 
 
 def captum(
-    name: str, model: nn.Module, x: torch.Tensor, layer: str | None = None, targets: Any = (TARGET,), **more: Any
+    name: str,
+    model: nn.Module,
+    x: torch.Tensor,
+    layer: str | None = None,
+    targets: Any = (TARGET,),
+    **more: Any,
 ) -> Work:
     def work() -> None:
         import captum.attr
@@ -199,7 +219,10 @@ def by_hand(model: nn.Module, x: torch.Tensor) -> Work:
 
 
 def table(versions: dict[str, str | None]) -> Table:
-    heads = (f"{name} {versions[name]}" if name != "explain" and versions[name] else name for name in COLUMNS)
+    heads = (
+        f"{name} {versions[name]}" if name != "explain" and versions[name] else name
+        for name in COLUMNS
+    )
     return Table("peers", ("work", *heads), tuple((name,) for name, _, _ in rows(False)))
 
 
@@ -224,19 +247,33 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
 
     def seven(name: str, goal: float | None) -> Row:
         model, x = network(large), photo()
-        theirs = ["GradCAM", "GradCAMPlusPlus", "XGradCAM", "HiResCAM", "GradCAMElementWise", "LayerCAM", "EigenCAM"]
+        theirs = [
+            "GradCAM",
+            "GradCAMPlusPlus",
+            "XGradCAM",
+            "HiResCAM",
+            "GradCAMElementWise",
+            "LayerCAM",
+            "EigenCAM",
+        ]
         works = {
             "explain": ours(model, x, SEVEN, layer=last),
             "grad-cam": grad_cam(model, x, *theirs, layers=[last]),
-            "Captum": together(*(captum(n, model, x, last) for n in ("LayerGradCam", "LayerGradientXActivation"))),
-            "torchcam": torchcam(model, x, "GradCAM", "GradCAMpp", "XGradCAM", "LayerCAM", layers=[last]),
+            "Captum": together(
+                *(captum(n, model, x, last) for n in ("LayerGradCam", "LayerGradientXActivation"))
+            ),
+            "torchcam": torchcam(
+                model, x, "GradCAM", "GradCAMpp", "XGradCAM", "LayerCAM", layers=[last]
+            ),
         }
         return Row(name, goal, model, x, works, notes={"Captum": "2 of 7", "torchcam": "4 of 7"})
 
     def top_five(name: str, goal: float | None) -> Row:
         model, x, five = network(large), photo(), range(5)
         works = {
-            "explain": lambda: explain.attribute(model, x, ["gradcam"], top_k=len(five), layer=last),
+            "explain": lambda: explain.attribute(
+                model, x, ["gradcam"], top_k=len(five), layer=last
+            ),
             "grad-cam": grad_cam(model, x, "GradCAM", layers=[last], targets=five),
             "Captum": captum("LayerGradCam", model, x, last, targets=five),
             "torchcam": torchcam(model, x, "GradCAM", layers=[last], targets=five),
@@ -255,7 +292,10 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
 
     def ablation(name: str, goal: float | None) -> Row:
         model, x = network("resnet18"), photo()
-        one_by_one = {"layer_mask": torch.arange(channels)[None, :, None, None], "perturbations_per_eval": 32}
+        one_by_one = {
+            "layer_mask": torch.arange(channels)[None, :, None, None],
+            "perturbations_per_eval": 32,
+        }
         works = {
             "explain": ours(model, x, ["ablationcam"], layer=layer),
             "grad-cam": grad_cam(model, x, "AblationCAM", layers=[layer]),
@@ -283,13 +323,19 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         model, x = network(large), photo()
         works = {
             "explain": ours(model, x, [IntegratedGradients(steps)]),
-            "Captum": captum("IntegratedGradients", model, x, n_steps=steps, internal_batch_size=10),  # else gigabytes
+            # else gigabytes
+            "Captum": captum(
+                "IntegratedGradients", model, x, n_steps=steps, internal_batch_size=10
+            ),
         }
         return Row(name, goal, model, x, works, per=steps, batched=True)
 
     def in_bf16(name: str, goal: float | None, of: str, method: Any, per: int) -> Row:
         model, x = network(of), photo()
-        full, half = (ours(model, x, [method], layer=layer, precision=precision) for precision in ("full", "bf16"))
+        full, half = (
+            ours(model, x, [method], layer=layer, precision=precision)
+            for precision in ("full", "bf16")
+        )
         return Row(name, goal, model, x, {"explain": half}, per=per, batched=True, exact=full)
 
     def covering(name: str, goal: float | None, method: str) -> Row:
@@ -302,7 +348,9 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
 
     def plain(name: str, goal: float | None) -> Row:
         model, x = network(large), photo()
-        return Row(name, goal, model, x, {"explain": by_hand(model, x)}, notes={"explain": "plain torch"})
+        return Row(
+            name, goal, model, x, {"explain": by_hand(model, x)}, notes={"explain": "plain torch"}
+        )
 
     def relevance(name: str, goal: float | None, composite: str) -> Row:
         model, x = network(large), photo()
@@ -342,7 +390,8 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
 
 
 def seconds(work: Work) -> float:
-    """The seconds of a piece of work; with one thread those of the processor, whatever else runs on the machine."""
+    """The seconds of a piece of work; with one thread those of the processor, whatever else runs on
+    the machine."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
     work()
@@ -350,7 +399,8 @@ def seconds(work: Work) -> float:
 
 
 def pass_seconds(bare: Work) -> float:
-    """The median of as many bare passes as fit into a quarter of a second, but no more than five."""
+    """The median of as many bare passes as fit into a quarter of a second, but no more than
+    five."""
     first = seconds(bare)
     return statistics.median([first] + [seconds(bare) for _ in range(min(4, int(0.25 / first)))])
 
@@ -369,7 +419,8 @@ def warmed(row: Row) -> tuple[dict[str, float], dict[str, str]]:
 
 
 def ratios(row: Row, rounds: int, first: dict[str, float]) -> tuple[dict[str, list[float]], float]:
-    """For each package its times by those of the passes around it, and the median of these passes in seconds."""
+    """For each package its times by those of the passes around it, and the median of these passes
+    in seconds."""
     passes: list[float] = []
     found: dict[str, list[float]] = {name: [] for name in row.works}
     for turn in range(rounds):
@@ -397,8 +448,11 @@ def of_batch(row: Row, batch: int, layout: torch.memory_format) -> Work:
 
 
 def by_batched(row: Row, rounds: int) -> tuple[float, float]:
-    """Our time for each photo by that of the batched pass, and that of this pass by the bare one of one photo."""
-    passes = {(batch, layout): of_batch(row, batch, layout) for batch in BATCHES for layout in LAYOUTS}
+    """Our time for each photo by that of the batched pass, and that of this pass by the bare one of
+    one photo."""
+    passes = {
+        (batch, layout): of_batch(row, batch, layout) for batch in BATCHES for layout in LAYOUTS
+    }
     for each in passes.values():
         each()
     ours: list[float] = []
@@ -423,7 +477,12 @@ def error(row: Row) -> float:
 
 
 def measure(row: Row, rounds: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"work": row.name, "goal": row.goal, "batch": len(row.x), "pixels": row.x.shape[-1]}
+    found: dict[str, Any] = {
+        "work": row.name,
+        "goal": row.goal,
+        "batch": len(row.x),
+        "pixels": row.x.shape[-1],
+    }
     first, found["failed"] = warmed(row)
     every, took = ratios(row, rounds, first)
     found["bare_ms"] = 1e3 * took
@@ -431,7 +490,9 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     found["rounds"] = {name: len(each) for name, each in every.items()}
     if row.batched and "explain" in row.works:
         found["by_batched"], found["batched_by_bare"] = by_batched(row, min(3, rounds))
-    short = {n: work for n, work in row.works.items() if statistics.median(every.get(n, [0])) <= LONG}
+    short = {
+        n: work for n, work in row.works.items() if statistics.median(every.get(n, [0])) <= LONG
+    }
     bare = peak_bytes(row.bare)
     found["memory"] = {name: peak_bytes(work) / bare for name, work in short.items()}
     row.model.zero_grad()
@@ -441,14 +502,20 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     return found
 
 
-def cell(name: str, found: dict[str, Any], versions: dict[str, str | None], offered: set[str]) -> str:
+def cell(
+    name: str, found: dict[str, Any], versions: dict[str, str | None], offered: set[str]
+) -> str:
     if name not in offered:
         return "–"
     if versions[name] is None:
         return "not installed"
     if name in found["failed"]:
         return found["failed"][name].partition(":")[0]
-    memory = f" ({shown(found['memory'][name])})" if name in found["memory"] and found["per"] == 1 else ""
+    memory = (
+        f" ({shown(found['memory'][name])})"
+        if name in found["memory"] and found["per"] == 1
+        else ""
+    )
     notes = [found["notes"][name]] if name in found["notes"] else []
     if name == "explain" and "by_batched" in found:
         notes.append(f"{shown(found['by_batched'])} of the batched pass")
@@ -465,8 +532,12 @@ def version(distribution: str) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="", help="a part of the names of the rows to run, or a glob pattern")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", default="", help="a part of the names of the rows to run, or a glob pattern"
+    )
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
@@ -475,8 +546,16 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     rounds = options.rounds or (1 if options.quick else 7)
     versions = {name: version(distribution) for name, distribution in COLUMNS.items()}
-    about = {"torch": torch.__version__, "threads": options.threads, "load": os.getloadavg()[0], "versions": versions}
-    print(f"torch {torch.__version__}, {options.threads} threads; in bare forward passes: time (peak memory)\n")
+    about = {
+        "torch": torch.__version__,
+        "threads": options.threads,
+        "load": os.getloadavg()[0],
+        "versions": versions,
+    }
+    print(
+        f"torch {torch.__version__}, {options.threads} threads; in bare forward passes: time (peak "
+        "memory)\n"
+    )
     print(table(versions).head())
     lines = []
     for name, goal, build in rows(options.quick):
@@ -488,11 +567,16 @@ def main() -> None:
             del row.works[absent]
         found = measure(row, rounds)
         lines.append(found)
-        print(line([name, *(cell(column, found, versions, offered) for column in versions)]), flush=True)
+        print(
+            line([name, *(cell(column, found, versions, offered) for column in versions)]),
+            flush=True,
+        )
         if goal is not None and found["time"].get("explain", 0) > goal:
             print(f"over the goal of {goal}: {name}", file=sys.stderr)
     if options.json:
-        options.json.write_text(json.dumps({**about, "rows": lines}, indent=2, ensure_ascii=False) + "\n")
+        options.json.write_text(
+            json.dumps({**about, "rows": lines}, indent=2, ensure_ascii=False) + "\n"
+        )
 
 
 if __name__ == "__main__":

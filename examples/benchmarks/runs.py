@@ -1,11 +1,14 @@
-"""How fast a run is, next to bare inference in batches over the same photos, and by how much the process grows.
+"""How fast a run is, next to bare inference in batches over the same photos, and by how much the
+process grows.
 
-    python examples/benchmarks/runs.py FOLDER [--model resnet18] [--count 2000] [--rounds 3] [--workers 1]
+    python examples/benchmarks/runs.py FOLDER [--model resnet18] [--count 2000] [--rounds 3]
+    [--workers 1]
 
-Both sides read and preprocess the same photos in as many workers: bare inference with PyTorch's own `DataLoader`, in
-batches of the same size and without gradients; the run with Grad-CAM, and all of it stored. The figure is the median of
-the ratios of rounds in which both run in turn. Without weights on this machine, `--model` takes any of torchvision's
-networks with random weights: the speed is the same.
+Both sides read and preprocess the same photos in as many workers: bare inference with PyTorch's own
+`DataLoader`, in batches of the same size and without gradients; the run with Grad-CAM, and all of
+it stored. The figure is the median of the ratios of rounds in which both run in turn. Without
+weights on this machine, `--model` takes any of torchvision's networks with random weights: the
+speed is the same.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ def explainer_of(name: str) -> explain.Explainer:
     if name in ("tiny", "efficientnet-lite0"):
         return explain.Explainer(name)
     torch.manual_seed(0)
-    return explain.Explainer(torchvision.models.get_model(name, weights=None).eval(), preprocess=CenterCrop())
+    return explain.Explainer(
+        torchvision.models.get_model(name, weights=None).eval(), preprocess=CenterCrop()
+    )
 
 
 def seconds_of(work: Any) -> float:
@@ -64,13 +69,16 @@ def seconds_of(work: Any) -> float:
 
 
 def processor() -> float:
-    """Seconds of processors that this process and its workers have used, where the machine is shared with others."""
+    """Seconds of processors that this process and its workers have used, where the machine is
+    shared with others."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--count", type=int, default=2000)
@@ -97,7 +105,9 @@ def main() -> None:
     def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "run.sqlite")
-            explain.run(paths, explainer, "gradcam", output=file, workers=options.workers, progress=grown)
+            explain.run(
+                paths, explainer, "gradcam", output=file, workers=options.workers, progress=grown
+            )
 
     ratios, used = [], []
     for number in range(options.rounds):
@@ -111,13 +121,23 @@ def main() -> None:
         used.append(times[0][1] / times[1][1])
         rates = [len(paths) / seconds for seconds, _ in times]
         print(
-            f"round {number + 1}: bare {rates[0]:.1f}, run {rates[1]:.1f} photos a second, {ratios[-1]:.0%}", flush=True
+            f"round {number + 1}: bare {rates[0]:.1f}, run {rates[1]:.1f} photos a second, "
+            f"{ratios[-1]:.0%}",
+            flush=True,
         )
     reached, by_processors = statistics.median(ratios), statistics.median(used)
-    print(f"{options.model}, {len(paths)} photos in batches of {size}: a run reaches {reached:.0%} of bare inference")
-    print(f"the same by seconds of processors, which count on a machine that others use too: {by_processors:.0%}")
+    print(
+        f"{options.model}, {len(paths)} photos in batches of {size}: a run reaches {reached:.0%} "
+        "of bare inference"
+    )
+    print(
+        "the same by seconds of processors, which count on a machine that others use too: "
+        f"{by_processors:.0%}"
+    )
     if growths:
-        print(f"memory: {max(growths):+.0f} MB at most in any round after the first {WARM_UP} photos")
+        print(
+            f"memory: {max(growths):+.0f} MB at most in any round after the first {WARM_UP} photos"
+        )
 
 
 if __name__ == "__main__":

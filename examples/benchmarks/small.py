@@ -2,11 +2,11 @@
 
     python examples/benchmarks/small.py [--rounds 200] [--quick]
 
-The network has two 3 × 3 convolutions of 8 channels on 16 × 16 pixels: a forward pass takes a twentieth of a
-millisecond, so that what is measured is the package's own work. On a GPU, people wait for that too. Times are those of
-the processor with one thread; each ratio is the median over rounds in which everything is run in turn. LRP is
-compared with Captum's Grad-CAM. Calls, functions and modules are those of the package in one warm call, as
-`sys.setprofile` sees them.
+The network has two 3 × 3 convolutions of 8 channels on 16 × 16 pixels: a forward pass takes a
+twentieth of a millisecond, so that what is measured is the package's own work. On a GPU, people
+wait for that too. Times are those of the processor with one thread; each ratio is the median over
+rounds in which everything is run in turn. LRP is compared with Captum's Grad-CAM. Calls, functions
+and modules are those of the package in one warm call, as `sys.setprofile` sees them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ PACKAGE = str(Path(explain.__file__).parent)
 
 
 class Goal(NamedTuple):
-    """The Captum method that a method is compared with, and at most how many times its time it may take."""
+    """The Captum method that a method is compared with, and at most how many times its time it may
+    take."""
 
     peer: str
     times: float
@@ -104,7 +105,9 @@ def works_of_captum(model: nn.Module, x: torch.Tensor) -> dict[str, Callable[[],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--quick", action="store_true", help="three rounds: shows that it runs")
     options = parser.parse_args()

@@ -2,8 +2,9 @@
 
     python examples/benchmarks/stored_maps.py FOLDER [--count 1000] [--maps 100000] [--model tiny]
 
-A run with Grad-CAM over ``--count`` photos of the folder is killed (SIGKILL) when half of them are done, and continued.
-Its results are then copied, with noise in the maps, until there are ``--maps``; a new process computes their insight.
+A run with Grad-CAM over ``--count`` photos of the folder is killed (SIGKILL) when half of them are
+done, and continued. Its results are then copied, with noise in the maps, until there are
+``--maps``; a new process computes their insight.
 """
 
 from __future__ import annotations
@@ -37,14 +38,27 @@ def explained(options: argparse.Namespace, progress: Any = None) -> explain.Run:
     found = (entry for entry in Folder(options.folder).entries() if isinstance(entry, Entry))
     paths = [str(entry.where) for entry in islice(found, options.count)]
     explainer = explain.Explainer(options.model)
-    return explain.run(paths, explainer, "gradcam", output=options.file, workers=0, progress=progress)
+    return explain.run(
+        paths, explainer, "gradcam", output=options.file, workers=0, progress=progress
+    )
 
 
 def killed(options: argparse.Namespace) -> tuple[int, float, float]:
-    """Kill a run when half of its photos are done; return how many were, and seconds for each, also of processors."""
-    given = [str(options.folder), "--count", str(options.count), "--model", options.model, "--file", options.file]
+    """Kill a run when half of its photos are done; return how many were, and seconds for each, also
+    of processors."""
+    given = [
+        str(options.folder),
+        "--count",
+        str(options.count),
+        "--model",
+        options.model,
+        "--file",
+        options.file,
+    ]
     done, first, begun, used, before = 0, 0, 0.0, 0.0, 0.0
-    with subprocess.Popen([sys.executable, __file__, *given, "--part", "run"], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, __file__, *given, "--part", "run"], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             done, used = int(line.split()[0]), float(line.split()[1])
@@ -62,7 +76,9 @@ def copies(file: str, maps: int) -> Iterator[PhotoRecord]:
     noise = np.random.default_rng(0)
     with closing(sqlite3.connect(file)) as db:
         db.row_factory = sqlite3.Row
-        rows = db.execute("SELECT * FROM photos JOIN results ON photo = photos.id ORDER BY photos.id").fetchall()
+        rows = db.execute(
+            "SELECT * FROM photos JOIN results ON photo = photos.id ORDER BY photos.id"
+        ).fetchall()
         photos = db.execute("SELECT * FROM photos ORDER BY id").fetchall()
     for number in range(maps - len(rows)):
         row, photo = rows[number % len(rows)], photos[number % len(rows)]
@@ -75,7 +91,9 @@ def copies(file: str, maps: int) -> Iterator[PhotoRecord]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--maps", type=int, default=100_000)
@@ -90,8 +108,11 @@ def main() -> None:
         begun, used = time.perf_counter(), time.process_time()
         explain.open_run(options.file).insight()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-        print(f"insight: {time.perf_counter() - begun:.0f} s, of a processor {time.process_time() - used:.0f} s; "
-              f"memory at most {peak:.0f} MB")  # fmt: skip
+        print(
+            f"insight: {time.perf_counter() - begun:.0f} s, of a processor "
+            f"{time.process_time() - used:.0f} s; "
+            f"memory at most {peak:.0f} MB"
+        )
         return
     with tempfile.TemporaryDirectory() as folder:
         options.file = f"{folder}/run.sqlite"
@@ -99,17 +120,32 @@ def main() -> None:
         kept, begun = len(explain.open_run(options.file)), time.perf_counter()
         found, seconds = len(explained(options)), time.perf_counter() - begun
         lost = max(0, done - kept)
-        print(f"killed after {done} photos: {kept} are stored, {lost * each:.2f} s of work are lost, of processors "
-              f"{lost * used:.2f} s")  # fmt: skip
+        print(
+            f"killed after {done} photos: {kept} are stored, {lost * each:.2f} s of work are lost, "
+            "of processors "
+            f"{lost * used:.2f} s"
+        )
         print(f"continued in {seconds:.0f} s: {found} photos, each stored once", flush=True)
-        store, records = Store(Path(options.file), {}, compare=False), copies(options.file, options.maps)
+        store, records = (
+            Store(Path(options.file), {}, compare=False),
+            copies(options.file, options.maps),
+        )
         while block := list(islice(records, BLOCK)):
             store.write(block)
         store.close()
         size = Path(options.file).stat().st_size / 1e6
         print(f"{options.maps} maps in a file of {size:.0f} MB", flush=True)
         subprocess.run(
-            [sys.executable, __file__, str(options.folder), "--part", "insight", "--file", options.file], check=True
+            [
+                sys.executable,
+                __file__,
+                str(options.folder),
+                "--part",
+                "insight",
+                "--file",
+                options.file,
+            ],
+            check=True,
         )
 
 

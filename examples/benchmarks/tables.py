@@ -1,7 +1,7 @@
 """Tables as they are published: in Markdown, between markers in the pages of docs/.
 
-Every script that measures one says which rows it prints, as `Table`, without measuring; a test compares them with what
-is published.
+Every script that measures one says which rows it prints, as `Table`, without measuring; a test
+compares them with what is published.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def line(cells: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """The heads of a table's columns, and the first cells of its rows; several where one does not tell rows apart."""
+    """The heads of a table's columns, and the first cells of its rows; several where one does not
+    tell rows apart."""
 
     name: str
     columns: tuple[str, ...]
@@ -35,11 +36,19 @@ class Table:
         lines = [cells_of(each) for each in published.strip().splitlines()]
         if not lines:
             return []
-        wrong = [] if lines[0] == self.columns else [f"{self.name}: the columns are {lines[0]}, not {self.columns}"]
+        wrong = (
+            []
+            if lines[0] == self.columns
+            else [f"{self.name}: the columns are {lines[0]}, not {self.columns}"]
+        )
         keys = len(self.rows[0])
         unknown = [cells[:keys] for cells in lines[2:] if cells[:keys] not in self.rows]
         wrong += [f"{self.name}: no row {row} is printed" for row in unknown]
-        return wrong + [f"{self.name}: {cells} misses cells" for cells in lines if len(cells) != len(self.columns)]
+        return wrong + [
+            f"{self.name}: {cells} misses cells"
+            for cells in lines
+            if len(cells) != len(self.columns)
+        ]
 
 
 def cells_of(row: str) -> tuple[str, ...]:
@@ -64,7 +73,10 @@ def page_of(name: str) -> Path:
     """The page that has a place for a table."""
     found = [page for page in PAGES if name in names(page.read_text("utf-8"))]
     if len(found) != 1:
-        raise ValueError(f"table {name!r} must have one place in docs/, got {len(found)}; see '<!-- table: {name} -->'")
+        raise ValueError(
+            f"table {name!r} must have one place in docs/, got {len(found)}; see '<!-- table: "
+            f"{name} -->'"
+        )
     return found[0]
 
 
@@ -72,7 +84,10 @@ def published(text: str, name: str) -> str:
     """What stands at the place of a table."""
     found = _marked(name).search(text)
     if found is None:
-        raise ValueError(f"text must have a place for table {name!r}: '<!-- table: {name} -->' and '{END}'; add them")
+        raise ValueError(
+            f"text must have a place for table {name!r}: '<!-- table: {name} -->' and '{END}'; add "
+            "them"
+        )
     return found[2]
 
 
@@ -93,4 +108,10 @@ def shown(figure: float) -> str:
     >>> shown(1.049), shown(17.04), shown(302.3)
     ('1.05', '17.0', '302')
     """
-    return f"{figure:.2f}" if figure < 9.995 else f"{figure:.1f}" if figure < 99.95 else f"{figure:.0f}"
+    return (
+        f"{figure:.2f}"
+        if figure < 9.995
+        else f"{figure:.1f}"
+        if figure < 99.95
+        else f"{figure:.0f}"
+    )

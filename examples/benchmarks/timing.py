@@ -1,4 +1,5 @@
-"""Fair timing on a noisy machine: everything in turn, many times; the median of ratios to a baseline run beside it."""
+"""Fair timing on a noisy machine: everything in turn, many times; the median of ratios to a
+baseline run beside it."""
 
 from __future__ import annotations
 
@@ -11,10 +12,14 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def interleaved(
-    works: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] | None = None, *,
+    works: dict[str, Callable[[], object]],
+    rounds: int,
+    clock: Callable[[], float] | None = None,
+    *,
     warm: bool = True,
-) -> dict[str, list[float]]:  # fmt: skip
-    """Run every piece of work once to warm up, then ``rounds`` times in turn; return the seconds of each run.
+) -> dict[str, list[float]]:
+    """Run every piece of work once to warm up, then ``rounds`` times in turn; return the seconds of
+    each run.
 
     With one thread they are those of the processor, which leave out what other programs take.
     """
@@ -36,7 +41,8 @@ def ratio(seconds: dict[str, list[float]], name: str, baseline: str) -> float:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Return the most memory that torch's CPU allocator held at once during the work, beyond what it held before."""
+    """Return the most memory that torch's CPU allocator held at once during the work, beyond what
+    it held before."""
     work()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         work()

@@ -1,10 +1,12 @@
-"""Write the values of all methods, metrics and checks on fixed networks and photos to a file, or compare with one.
+"""Write the values of all methods, metrics and checks on fixed networks and photos to a file, or
+compare with one.
 
     python examples/benchmarks/values.py write before.npz
     python examples/benchmarks/values.py compare before.npz
 
-Everything is computed in float64 with fixed seeds, so that a change of the code that is not meant to change values can
-be held to 1e-9. Each difference is printed with its name; the exit code is 1 if there is any.
+Everything is computed in float64 with fixed seeds, so that a change of the code that is not meant
+to change values can be held to 1e-9. Each difference is printed with its name; the exit code is 1
+if there is any.
 """
 
 from __future__ import annotations
@@ -25,18 +27,28 @@ ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-9  # of the largest magnitude
 ZERO = 1e-12  # sums of this size are zero but for rounding
 OWN_BUDGET = {
-    "expectedgradients", "gradientshap", "smoothgrad", "smoothgrad2", "smoothgradcam++", "sscam", "vargrad"
-}  # fmt: skip
-"""Methods that had an option ``samples`` before 0.3.0, which the budget of that time did not change."""
+    "expectedgradients",
+    "gradientshap",
+    "smoothgrad",
+    "smoothgrad2",
+    "smoothgradcam++",
+    "sscam",
+    "vargrad",
+}
+"""Methods that had an option ``samples`` before 0.3.0, which the budget of that time did not
+change."""
 
 
 class Residual(nn.Module):
-    """Convolutions with biases, batch normalisation, an addition and pooling: a network for the CAM family."""
+    """Convolutions with biases, batch normalisation, an addition and pooling: a network for the CAM
+    family."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
-        self.block = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(6, 6, 3, padding=1))
+        self.block = nn.Sequential(
+            nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(6, 6, 3, padding=1)
+        )
         self.pool = nn.MaxPool2d(2)
         self.last = nn.Sequential(nn.Conv2d(6, 8, 3, padding=1), nn.SiLU())
         self.head = nn.Linear(8, 5)
@@ -52,7 +64,9 @@ class Chain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.ReLU()
+        )
         self.head = nn.Linear(6 * 16, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,12 +87,15 @@ def networks() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     yield "chain", chain, small
     for name in ("tiny", "tiny-transformer"):
         explainer = explain.Explainer(name)
-        photos = [explainer.as_input(ROOT / "assets" / photo) for photo in ("chelsea.png", "coffee.png")]
+        photos = [
+            explainer.as_input(ROOT / "assets" / photo) for photo in ("chelsea.png", "coffee.png")
+        ]
         yield name, explainer.model.double().eval(), torch.cat(photos).double()
 
 
 def few(function, *args, **kwargs):
-    """Call with at most 96 altered inputs where the method estimates; the option had another name before 0.3.0."""
+    """Call with at most 96 altered inputs where the method estimates; the option had another name
+    before 0.3.0."""
     import explain
 
     for budget in ({"samples": 96}, {"runs": 96}):
@@ -106,7 +123,10 @@ def method_values() -> Iterator[tuple[str, np.ndarray]]:
             yield f"{network}/{method}/values", found.values.detach().double().numpy()
             yield f"{network}/{method}/score", found.score.detach().double().numpy()
             if found.delta is not None:
-                yield f"{network}/{method}/delta", torch.as_tensor(found.delta).detach().double().numpy()
+                yield (
+                    f"{network}/{method}/delta",
+                    torch.as_tensor(found.delta).detach().double().numpy(),
+                )
 
 
 def metric_values() -> Iterator[tuple[str, np.ndarray]]:
@@ -120,12 +140,17 @@ def metric_values() -> Iterator[tuple[str, np.ndarray]]:
         boxes = torch.tensor([[side // 4, side // 4, 3 * side // 4, 3 * side // 4]] * len(x))
         for metric in explain.list_metrics():
             try:
-                table = explain.evaluate(model, x, ["gradcam", "saliency"], metric, target=1, boxes=boxes)
+                table = explain.evaluate(
+                    model, x, ["gradcam", "saliency"], metric, target=1, boxes=boxes
+                )
             except explain.ExplainError as error:
                 yield f"{network}/metric/{metric}/error", np.array(type(error).__name__)
                 continue
             for method in table:
-                yield f"{network}/metric/{metric}/{method}", torch.as_tensor(table[method][metric]).double().numpy()
+                yield (
+                    f"{network}/metric/{metric}/{method}",
+                    torch.as_tensor(table[method][metric]).double().numpy(),
+                )
 
 
 def check_values() -> Iterator[tuple[str, np.ndarray]]:
@@ -152,7 +177,10 @@ def everything() -> dict[str, np.ndarray]:
     for part in (method_values, metric_values, check_values):
         start = time.perf_counter()
         found |= dict(part())
-        print(f"{part.__name__}: {len(found)} arrays so far, {time.perf_counter() - start:.0f} s", flush=True)
+        print(
+            f"{part.__name__}: {len(found)} arrays so far, {time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
     return found
 
 
@@ -184,7 +212,9 @@ def compare(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> int:
 
 def main() -> int:
     """Write or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["write", "compare"])
     parser.add_argument("file", type=Path)
     arguments = parser.parse_args()

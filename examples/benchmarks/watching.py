@@ -1,10 +1,13 @@
-"""What it costs to watch a training: resnet18 at 64 pixels in batches of 64, 8 photos every 500 steps, with Grad-CAM.
+"""What it costs to watch a training: resnet18 at 64 pixels in batches of 64, 8 photos every 500
+steps, with Grad-CAM.
 
-    python examples/benchmarks/watching.py [--rounds 5] [--steps 10] [--every 500] [--photos 8] [--threads 2]
+    python examples/benchmarks/watching.py [--rounds 5] [--steps 10] [--every 500] [--photos 8]
+    [--threads 2]
 
-A look, the hooks of its window and the steps between are timed apart, since 500 steps take minutes: what is added in
-every 500 steps is one look (photos explained and written to the file), and what hooks on gradients add to the steps of
-the window. Each figure is a median over rounds in which all kinds of steps are run in turn. The goal is 2 %.
+A look, the hooks of its window and the steps between are timed apart, since 500 steps take minutes:
+what is added in every 500 steps is one look (photos explained and written to the file), and what
+hooks on gradients add to the steps of the window. Each figure is a median over rounds in which all
+kinds of steps are run in turn. The goal is 2 %.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="steps of each kind in a round")
     parser.add_argument("--every", type=int, default=500)
@@ -76,14 +81,19 @@ def main() -> None:
                 bare.append(seconds_of(plain) / options.steps)
                 hooks.append(seconds_of(hooked) / options.steps - bare[-1])
                 looks.append(seconds_of(watch.step))
-                print(f"round {number + 1}: a step {1e3 * bare[-1]:.1f} ms, hooks add {1e3 * hooks[-1]:.1f} ms to a "
-                      f"step, a look {1e3 * looks[-1]:.1f} ms", flush=True)  # fmt: skip
+                print(
+                    f"round {number + 1}: a step {1e3 * bare[-1]:.1f} ms, hooks add "
+                    f"{1e3 * hooks[-1]:.1f} ms to a "
+                    f"step, a look {1e3 * looks[-1]:.1f} ms",
+                    flush=True,
+                )
     one, added, look = (statistics.median(each) for each in (bare, hooks, looks))
     window = min(options.window, options.every)
     cost = (look + window * max(0.0, added)) / (options.every * one)
     said = "ok" if cost < GOAL else "over"
     print(
-        f"resnet18 at {SIDE} pixels, batch {BATCH}: {options.photos} photos every {options.every} steps, and gradients"
+        f"resnet18 at {SIDE} pixels, batch {BATCH}: {options.photos} photos every {options.every} "
+        "steps, and gradients"
     )
     print(f"in {window} of them, cost {cost:.2%} of the training time ({said}: at most {GOAL:.0%})")
 

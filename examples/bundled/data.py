@@ -33,7 +33,10 @@ def training_files(folder: Path) -> list[tuple[Path, int]]:
 def validation_files(folder: Path) -> list[tuple[Path, int]]:
     """Return every validation image with its class."""
     labels = {wnid: label for label, wnid in enumerate(classes(folder))}
-    rows = [line.split("\t") for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()]
+    rows = [
+        line.split("\t")
+        for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()
+    ]
     return [(folder / "val" / "images" / row[0], labels[row[1]]) for row in rows]
 
 

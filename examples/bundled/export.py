@@ -1,4 +1,5 @@
-"""Turn a checkpoint of `train.py` into the file that is shipped: half precision, labels, preprocessing, temperature.
+"""Turn a checkpoint of `train.py` into the file that is shipped: half precision, labels,
+preprocessing, temperature.
 
 python examples/bundled/export.py path/to/tiny-imagenet-200 checkpoint.pt explain/models/bundled.pt
 """
@@ -59,7 +60,9 @@ def labels(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("output", type=Path)
@@ -67,7 +70,9 @@ def main() -> None:
     trained = torch.load(options.checkpoint, weights_only=True, map_location="cpu")["model"]
     state = {name: t.half() if t.is_floating_point() else t for name, t in trained.items()}
     model = SmallResNet(**ARCHITECTURE)
-    model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in state.items()})
+    model.load_state_dict(
+        {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
+    )
     classifier = Classifier(model.eval(), CenterCrop(SIDE, CROP, MEAN, STD), labels(options.folder))
     files = validation_files(options.folder)[::2]
     logits = logits_of(classifier, [path for path, _ in files])
@@ -80,7 +85,10 @@ def main() -> None:
         "temperature": temperature,
     }
     torch.save(content, options.output)
-    print(f"{options.output}: {options.output.stat().st_size / 1e6:.2f} MB, temperature {temperature:.3f}")
+    print(
+        f"{options.output}: {options.output.stat().st_size / 1e6:.2f} MB, temperature "
+        f"{temperature:.3f}"
+    )
 
 
 if __name__ == "__main__":

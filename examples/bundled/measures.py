@@ -16,7 +16,9 @@ def logits_of(classifier: Classifier, paths: list[Path], batch: int = 250) -> to
     """Return the logits ``(N, K)`` of image files."""
     found = []
     for start in range(0, len(paths), batch):
-        x = torch.stack([classifier.preprocess(load_image(path)) for path in paths[start : start + batch]])
+        x = torch.stack(
+            [classifier.preprocess(load_image(path)) for path in paths[start : start + batch]]
+        )
         found.append(classifier.model(x))
     return torch.cat(found)
 
@@ -27,7 +29,8 @@ def top(logits: torch.Tensor, labels: torch.Tensor, k: int) -> float:
 
 
 def calibration_error(probabilities: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> float:
-    """Return the expected calibration error (Guo et al., 2017): confidence against accuracy, in bins."""
+    """Return the expected calibration error (Guo et al., 2017): confidence against accuracy, in
+    bins."""
     confidence, predicted = probabilities.max(1)
     right = (predicted == labels).float()
     which = (confidence * bins).long().clamp(max=bins - 1)
@@ -35,7 +38,10 @@ def calibration_error(probabilities: torch.Tensor, labels: torch.Tensor, bins: i
     for b in range(bins):
         inside = which == b
         if inside.any():
-            error += inside.float().mean().item() * abs(confidence[inside].mean() - right[inside].mean()).item()
+            error += (
+                inside.float().mean().item()
+                * abs(confidence[inside].mean() - right[inside].mean()).item()
+            )
     return error
 
 

@@ -6,7 +6,8 @@ import torch
 
 
 def orthogonal(matrix: torch.Tensor, rounds: int = 3) -> torch.Tensor:
-    """Push the singular values of a matrix towards one, with the quintic Newton-Schulz iteration of Muon."""
+    """Push the singular values of a matrix towards one, with the quintic Newton-Schulz iteration of
+    Muon."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if tall else matrix).bfloat16()
     x = x / (x.norm() + 1e-7)

@@ -2,13 +2,15 @@
 
     python examples/bundled/train.py path/to/tiny-imagenet-200 checkpoint.pt
 
-It goes on from ``checkpoint.pt`` if that is there. `export.py` makes the shipped file from the checkpoint.
+It goes on from ``checkpoint.pt`` if that is there. `export.py` makes the shipped file from the
+checkpoint.
 
-Recipe: random resized crops (35-100 % of the area) and flips at a resolution that grows from 32 to 64 pixels, label
-smoothing 0.1, bfloat16 autocast, channels-last. The inner convolutions are trained with Muon (K. Jordan and others,
-2024): momentum whose update is made orthogonal by a Newton-Schulz iteration, on filters kept at a fixed norm. The
-stem, the biases and the head are trained by SGD with Nesterov momentum. The learning rate rises for a tenth of the
-steps and then falls linearly to zero.
+Recipe: random resized crops (35-100 % of the area) and flips at a resolution that grows from 32 to
+64 pixels, label smoothing 0.1, bfloat16 autocast, channels-last. The inner convolutions are trained
+with Muon (K. Jordan and others, 2024): momentum whose update is made orthogonal by a Newton-Schulz
+iteration, on filters kept at a fixed norm. The stem, the biases and the head are trained by SGD
+with Nesterov momentum. The learning rate rises for a tenth of the steps and then falls linearly to
+zero.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ MEAN, STD = (0.480, 0.448, 0.398), (0.277, 0.269, 0.282)
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonal updates, for convolutions that a normalisation follows (their scale has no effect)."""
+    """Momentum with orthogonal updates, for convolutions that a normalisation follows (their scale
+    has no effect)."""
 
     def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.9) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
@@ -48,7 +51,9 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[parameter]
                 velocity = state.setdefault("velocity", torch.zeros_like(parameter))
                 velocity.mul_(group["momentum"]).add_(parameter.grad)
-                update = orthogonal(parameter.grad.add(velocity, alpha=group["momentum"]).flatten(1))
+                update = orthogonal(
+                    parameter.grad.add(velocity, alpha=group["momentum"]).flatten(1)
+                )
                 parameter.mul_(len(parameter) ** 0.5 / parameter.norm())
                 parameter.add_(update.reshape(parameter.shape), alpha=-group["lr"])
 
@@ -67,7 +72,10 @@ def optimizers(model: SmallResNet) -> list[torch.optim.Optimizer]:
     decayed = [model.conv1.weight, model.fc.weight]
     plain = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": plain, "weight_decay": 0.0}]
-    found = [Muon(inner, MUON_RATE), torch.optim.SGD(groups, lr=SGD_RATE, momentum=0.9, nesterov=True)]
+    found = [
+        Muon(inner, MUON_RATE),
+        torch.optim.SGD(groups, lr=SGD_RATE, momentum=0.9, nesterov=True),
+    ]
     for optimizer in found:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -75,7 +83,8 @@ def optimizers(model: SmallResNet) -> list[torch.optim.Optimizer]:
 
 
 def random_crop(image: np.ndarray, pixels: int, random: np.random.Generator) -> np.ndarray:
-    """Cut out 35-100 % of the area at an aspect ratio of 3:4 to 4:3, flip it half of the time, and resize it."""
+    """Cut out 35-100 % of the area at an aspect ratio of 3:4 to 4:3, flip it half of the time, and
+    resize it."""
     width = height = SIDE
     for _ in range(10):
         area = SIDE * SIDE * random.uniform(0.35, 1)
@@ -99,7 +108,9 @@ def as_input(batch: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def accuracy(model: nn.Module, pixels: np.ndarray, labels: np.ndarray, device: torch.device) -> float:
+def accuracy(
+    model: nn.Module, pixels: np.ndarray, labels: np.ndarray, device: torch.device
+) -> float:
     model.eval()
     right = 0
     for start in range(0, len(pixels), 500):
@@ -135,18 +146,28 @@ def train(folder: Path, checkpoint: Path, device: torch.device) -> None:
         for i in range(per_epoch):
             done = (epoch * per_epoch + i) / total
             for group in (group for solver in solvers for group in solver.param_groups):
-                group["lr"] = group["peak"] * min(max(done, 1e-3) / WARM_UP, (1 - done) / (1 - WARM_UP))
+                group["lr"] = group["peak"] * min(
+                    max(done, 1e-3) / WARM_UP, (1 - done) / (1 - WARM_UP)
+                )
             chosen = order[i * BATCH : (i + 1) * BATCH]
-            x = as_input(np.stack([random_crop(pixels[j], plan[epoch], random) for j in chosen]), device)
+            x = as_input(
+                np.stack([random_crop(pixels[j], plan[epoch], random) for j in chosen]), device
+            )
             with torch.autocast(device.type, torch.bfloat16):
                 logits = model(x)
-            loss = F.cross_entropy(logits.float(), torch.from_numpy(labels[chosen]).to(device), label_smoothing=0.1)
+            loss = F.cross_entropy(
+                logits.float(), torch.from_numpy(labels[chosen]).to(device), label_smoothing=0.1
+            )
             model.zero_grad()
             loss.backward()
             for solver in solvers:
                 solver.step()
             losses += loss.item()
-        saved = {"model": model.state_dict(), "solvers": [s.state_dict() for s in solvers], "epochs": epoch + 1}
+        saved = {
+            "model": model.state_dict(),
+            "solvers": [s.state_dict() for s in solvers],
+            "epochs": epoch + 1,
+        }
         partial = checkpoint.with_suffix(".part")
         torch.save(saved, partial)
         partial.replace(checkpoint)
@@ -159,8 +180,14 @@ def train(folder: Path, checkpoint: Path, device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="the unpacked data set, with train/, val/, wnids.txt and words.txt")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder",
+        type=Path,
+        help="the unpacked data set, with train/, val/, wnids.txt and words.txt",
+    )
     parser.add_argument("checkpoint", type=Path, help="the file to write, and to go on from")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     arguments = parser.parse_args()

@@ -1,9 +1,10 @@
-"""Measure the default model on photos of ImageNet: accuracy, how sure it is of itself, time to load, and the crops.
+"""Measure the default model on photos of ImageNet: accuracy, how sure it is of itself, time to
+load, and the crops.
 
     python examples/efficientnet_lite0/evaluate.py FOLDER [--crops]
 
-The photos' names begin with the index of their class (0-999) and an underscore. Everything goes through the package's
-own reading and preprocessing of images.
+The photos' names begin with the index of their class (0-999) and an underscore. Everything goes
+through the package's own reading and preprocessing of images.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from explain.models.preprocessing import cropped
 @torch.inference_mode()
 def logits_of(classifier: Classifier, paths: list[Path]) -> torch.Tensor:
     """Return the logits ``(N, K)`` of photos, which may have inputs of different sizes."""
-    return torch.cat([classifier.model(classifier.preprocess(load_image(path))[None]) for path in paths])
+    return torch.cat(
+        [classifier.model(classifier.preprocess(load_image(path))[None]) for path in paths]
+    )
 
 
 def measured(logits: torch.Tensor, labels: torch.Tensor) -> str:
@@ -39,9 +42,13 @@ def measured(logits: torch.Tensor, labels: torch.Tensor) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the photos, named INDEX_....jpg")
-    parser.add_argument("--crops", action="store_true", help="also the other parts of the photos (some minutes)")
+    parser.add_argument(
+        "--crops", action="store_true", help="also the other parts of the photos (some minutes)"
+    )
     options = parser.parse_args()
     paths = sorted(path for path in options.folder.iterdir() if path.suffix.lower() in EXTENSIONS)
     if not paths:
@@ -54,7 +61,10 @@ def main() -> None:
     assert isinstance(whole, WholePhoto)
     views = {"center": classifier.preprocess, "whole": whole, "padded": replace(whole, pad=True)}
     for name, view in views.items() if options.crops else [("center", classifier.preprocess)]:
-        print(f"{name:<7} {measured(logits_of(replace(classifier, preprocess=view), paths), labels)}", flush=True)
+        print(
+            f"{name:<7} {measured(logits_of(replace(classifier, preprocess=view), paths), labels)}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

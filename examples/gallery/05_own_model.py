@@ -35,11 +35,19 @@ def drawn(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.T
 
 torch.manual_seed(0)
 model = nn.Sequential(
-    nn.Conv2d(3, 16, 5, stride=2, padding=2), nn.BatchNorm2d(16), nn.ReLU(),
-    nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
-    nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
-    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 2),
-)  # fmt: skip
+    nn.Conv2d(3, 16, 5, stride=2, padding=2),
+    nn.BatchNorm2d(16),
+    nn.ReLU(),
+    nn.Conv2d(16, 32, 3, padding=1),
+    nn.BatchNorm2d(32),
+    nn.ReLU(),
+    nn.Conv2d(32, 32, 3, stride=2, padding=1),
+    nn.BatchNorm2d(32),
+    nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(32, 2),
+)
 generator = torch.Generator().manual_seed(0)
 optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
 for _ in range(80):

@@ -67,9 +67,13 @@ from explain.methods import (
 
 steps = 12
 paths = [
-    "deeplift", IntegratedGradients(steps), BlurIntegratedGradients(steps),
-    GuidedIntegratedGradients(steps), IDGI(BlurIntegratedGradients(steps)), XRAI(steps),
-]  # fmt: skip
+    "deeplift",
+    IntegratedGradients(steps),
+    BlurIntegratedGradients(steps),
+    GuidedIntegratedGradients(steps),
+    IDGI(BlurIntegratedGradients(steps)),
+    XRAI(steps),
+]
 results = explainer(photo, paths)
 results
 

@@ -63,11 +63,16 @@ def as_input(photo: Image.Image) -> torch.Tensor:
 
 torch.manual_seed(0)
 model = nn.Sequential(
-    nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(),
-    nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(),
-    nn.Conv2d(32, 64, 3, 1, 1), nn.ReLU(),
-    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 4),
-)  # fmt: skip
+    nn.Conv2d(3, 16, 3, 2, 1),
+    nn.ReLU(),
+    nn.Conv2d(16, 32, 3, 2, 1),
+    nn.ReLU(),
+    nn.Conv2d(32, 64, 3, 1, 1),
+    nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(64, 4),
+)
 parts, y = [], []
 for number in range(600):
     label = number % 4

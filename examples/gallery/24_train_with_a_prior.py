@@ -86,11 +86,16 @@ sheet
 def trained(prior: AttributionPrior | None) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 5, 2, 2), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(),
-        nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 4),
-    )  # fmt: skip
+        nn.Conv2d(3, 16, 5, 2, 2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, 2, 1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 4),
+    )
     optimiser = torch.optim.AdamW(model.parameters(), 3e-3)
     for _ in range(700):
         rows = torch.randint(len(x), (64,))

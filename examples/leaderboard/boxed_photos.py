@@ -19,7 +19,8 @@ LARGEST_BOX = 0.75  # of what the model sees
 
 @dataclass(frozen=True)
 class Photo:
-    """A photo as a model sees it: ``x`` ``(1, C, H, W)``, its class, and its object's box in the input's pixels."""
+    """A photo as a model sees it: ``x`` ``(1, C, H, W)``, its class, and its object's box in the
+    input's pixels."""
 
     name: str
     x: torch.Tensor
@@ -39,29 +40,42 @@ def share_of(box: Sequence[float], x: torch.Tensor) -> float:
 
 def annotations(folder: Path) -> list[tuple[str, str, tuple[int, int, int, int]]]:
     """Each validation photo's name, class and box, x1 and y1 exclusive."""
-    rows = [line.split("\t") for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()]
-    return [(name, wnid, (int(x0), int(y0), int(x1) + 1, int(y1) + 1)) for name, wnid, x0, y0, x1, y1 in rows]
+    rows = [
+        line.split("\t")
+        for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()
+    ]
+    return [
+        (name, wnid, (int(x0), int(y0), int(x1) + 1, int(y1) + 1))
+        for name, wnid, x0, y0, x1, y1 in rows
+    ]
 
 
 def classes_of(folder: Path, classifier: Classifier) -> dict[str, int]:
-    """The class index of each WordNet id: the small models have them in the order of the data set, others by label."""
+    """The class index of each WordNet id: the small models have them in the order of the data set,
+    others by label."""
     wnids = (folder / "wnids.txt").read_text().split()
     labels = list(load("tiny").categories or ())
     own = list(classifier.categories or ())
-    return {wnid: own.index(label) for wnid, label in zip(wnids, labels, strict=True) if label in own}
+    return {
+        wnid: own.index(label) for wnid, label in zip(wnids, labels, strict=True) if label in own
+    }
 
 
 def within(box: Sequence[float], seen: Any, x: torch.Tensor) -> tuple[float, float, float, float]:
     """A photo's box in the pixels of the input that shows a part of it, cut off at its edges."""
     across, down = x.shape[3] / seen.width, x.shape[2] / seen.height
-    found = [(place - (seen.left, seen.top)[i % 2]) * (across, down)[i % 2] for i, place in enumerate(box)]
+    found = [
+        (place - (seen.left, seen.top)[i % 2]) * (across, down)[i % 2]
+        for i, place in enumerate(box)
+    ]
     ends = (x.shape[3], x.shape[2])
     x0, y0, x1, y1 = (min(max(place, 0.0), ends[i % 2]) for i, place in enumerate(found))
     return x0, y0, x1, y1
 
 
 def photos(folder: Path, classifier: Classifier, most: int) -> Iterator[Photo]:
-    """Photos that the model gets right and whose box leaves something beside it, in a shuffled order."""
+    """Photos that the model gets right and whose box leaves something beside it, in a shuffled
+    order."""
     rows, index = annotations(folder), classes_of(folder, classifier)
     found = 0
     for number in np.random.default_rng(0).permutation(len(rows)).tolist():

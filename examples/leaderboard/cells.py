@@ -1,9 +1,10 @@
-"""The stored values as arrays: a `Cell` for each network and kind of ground truth, and who is better than whom in it.
+"""The stored values as arrays: a `Cell` for each network and kind of ground truth, and who is
+better than whom in it.
 
-Three things are done to the values before methods are compared. A method that was measured on some of the photos is
-compared with the others on these: the median of those that were measured on all is taken off each photo's values.
-Methods whose maps have the same order of pixels on nearly all photos count as one. Maps that know nothing of the
-network (`run.BLIND`) are among the methods.
+Three things are done to the values before methods are compared. A method that was measured on some
+of the photos is compared with the others on these: the median of those that were measured on all is
+taken off each photo's values. Methods whose maps have the same order of pixels on nearly all photos
+count as one. Maps that know nothing of the network (`run.BLIND`) are among the methods.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from standings import Array, draws, means
 
 SAME = "same map as "
 ALIKE = 0.95  # of the photos: methods that have the same map on these count as one
-MOST = 0.9  # of the photos: methods that were measured on these make up what others are compared with
+# of the photos: methods that were measured on these make up what others are compared with
+MOST = 0.9
 DRAWS = 400
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """What was measured of one network with one kind of ground truth: ``values`` ``(photos, methods, metrics)``.
+    """What was measured of one network with one kind of ground truth: ``values`` ``(photos,
+    methods, metrics)``.
 
-    ``groups`` ``(methods,)`` has the place of the first method with the same map; ``passes`` are those of each method.
+    ``groups`` ``(methods,)`` has the place of the first method with the same map; ``passes`` are
+    those of each method.
     """
 
     truth: str
@@ -60,13 +64,15 @@ class Cell:
         return comparable(self.raw(metric))
 
     def sampled(self, metric: str, sign: int) -> Array:
-        """The mean of each method in each bootstrap sample ``(samples, methods)``, more being better."""
+        """The mean of each method in each bootstrap sample ``(samples, methods)``, more being
+        better."""
         found = sign * means(self.of(metric), self.weights)
         scale = np.nanmax(np.abs(found), initial=0.0)
         return np.round(found / scale, 9) * scale if scale > 0 else found  # equal means stay equal
 
     def steady(self, metric: str) -> Array:
-        """The methods ``(methods,)`` that were measured on nearly all photos that the metric was measured on."""
+        """The methods ``(methods,)`` that were measured on nearly all photos that the metric was
+        measured on."""
         return steady(self.raw(metric))
 
     def counts(self, metric: str) -> Array:
@@ -81,7 +87,8 @@ def steady(values: Array) -> Array:
 
 
 def comparable(values: Array) -> Array:
-    """Values ``(photos, methods)`` of which the photos' own part is taken out: the median of methods measured on all.
+    """Values ``(photos, methods)`` of which the photos' own part is taken out: the median of
+    methods measured on all.
 
     >>> comparable(np.array([[1.0, 2.0], [3.0, np.nan]])).tolist()
     [[2.0, 3.0], [2.0, nan]]
@@ -93,7 +100,8 @@ def comparable(values: Array) -> Array:
 
 
 def beats(figures: Array, groups: Array) -> Array:
-    """Of the other distinct maps, the share that each method is better than ``(..., methods)``; equal ones count half.
+    """Of the other distinct maps, the share that each method is better than ``(..., methods)``;
+    equal ones count half.
 
     ``groups`` ``(methods,)`` has the place of the first method with the same map.
 
@@ -109,7 +117,9 @@ def beats(figures: Array, groups: Array) -> Array:
 
 
 def grouped(
-    methods: Sequence[str], same: Mapping[tuple[str, str], int], together: Mapping[tuple[str, str], int]
+    methods: Sequence[str],
+    same: Mapping[tuple[str, str], int],
+    together: Mapping[tuple[str, str], int],
 ) -> Any:
     """The place of the first method with the same map, for each method.
 
@@ -156,5 +166,14 @@ def _cell(truth: str, model: str, rows: Sequence[tuple[Any, ...]]) -> Cell:
     there = dict(zip(names, (~np.isnan(values)).any(2).T, strict=True))
     together = {pair: int((there[pair[0]] & there[pair[1]]).sum()) for pair in same}
     costs = {name: float(np.median(each)) for name, each in passes.items()}
-    return Cell(truth, model, tuple(photos), tuple(names), tuple(kinds), values, seeds,
-                grouped(names, same, together), costs)  # fmt: skip
+    return Cell(
+        truth,
+        model,
+        tuple(photos),
+        tuple(names),
+        tuple(kinds),
+        values,
+        seeds,
+        grouped(names, same, together),
+        costs,
+    )

@@ -2,8 +2,9 @@
 
     python examples/leaderboard/page.py [--check]
 
-Intervals are of the bootstrap over photos (95 %), and over the distinct maps too where a metric's order of methods is
-compared with the truth. ``--check`` only says whether the page has the tables of what is stored.
+Intervals are of the bootstrap over photos (95 %), and over the distinct maps too where a metric's
+order of methods is compared with the truth. ``--check`` only says whether the page has the tables
+of what is stored.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ def group_of(metric: str) -> str:
     """The room of a metric: faithfulness, localisation, …"""
     if metric in TRUTH_METRICS:
         return "truth"
-    return "faithfulness" if metric == "faithful" else type(get_metric(metric)).__module__.rpartition(".")[2]
+    return (
+        "faithfulness"
+        if metric == "faithful"
+        else type(get_metric(metric)).__module__.rpartition(".")[2]
+    )
 
 
 def family_of(method: str) -> str:
@@ -63,19 +68,28 @@ def label(method: str) -> str:
 
 @cache
 def places(truth: str, model: str, metric: str) -> Array:
-    """Of the other distinct maps, the share that each method is better than ``(samples, methods)``."""
+    """Of the other distinct maps, the share that each method is better than ``(samples,
+    methods)``."""
     cell = board()[truth, model]
     return beats(cell.sampled(metric, signs()[metric]), cell.groups)
 
 
-def pooled(method: str, wanted: Iterable[tuple[str, str, str]], weights: Sequence[float] | None = None) -> Array:
-    """A method's mean place over cells and metrics ``(samples,)``, where it has one; NaN where it has none."""
+def pooled(
+    method: str, wanted: Iterable[tuple[str, str, str]], weights: Sequence[float] | None = None
+) -> Array:
+    """A method's mean place over cells and metrics ``(samples,)``, where it has one; NaN where it
+    has none."""
     total, weight = np.zeros(1), np.zeros(1)
-    for (truth, model, metric), each in zip(wanted := list(wanted), weights or [1.0] * len(wanted), strict=True):
+    for (truth, model, metric), each in zip(
+        wanted := list(wanted), weights or [1.0] * len(wanted), strict=True
+    ):
         cell = board()[truth, model]
         if method in cell.methods and cell.counts(metric)[cell.methods.index(method)]:
             own = places(truth, model, metric)[:, cell.methods.index(method)]
-            total, weight = total + each * np.where(np.isnan(own), 0, own), weight + each * ~np.isnan(own)
+            total, weight = (
+                total + each * np.where(np.isnan(own), 0, own),
+                weight + each * ~np.isnan(own),
+            )
     return np.where(weight > 0, total / np.where(weight > 0, weight, 1), np.nan)
 
 
@@ -121,20 +135,36 @@ def in_markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def of_photos() -> str:
     """What was measured: on how many photos the figures of each cell are."""
     head = (
-        "ground truth", "network", "photos", "methods", "distinct maps", "a few altered photos", "usual curves",
-        "other curves", "run again", "costly methods", "combinations",
-    )  # fmt: skip
+        "ground truth",
+        "network",
+        "photos",
+        "methods",
+        "distinct maps",
+        "a few altered photos",
+        "usual curves",
+        "other curves",
+        "run again",
+        "costly methods",
+        "combinations",
+    )
     rows, total = [], 0
     for truth, model, _ in triples((*KNOWN, "boxes"), ""):
         cell = board()[truth, model]
         there = ~np.isnan(cell.values)
         filled = int(there.any(0).sum())
         total += filled
-        kinds = [[i for i, name in enumerate(cell.metrics) if name == each]
-                 for each in ("infidelity", "deletion", "irof", "maxsensitivity")]  # fmt: skip
+        kinds = [
+            [i for i, name in enumerate(cell.metrics) if name == each]
+            for each in ("infidelity", "deletion", "irof", "maxsensitivity")
+        ]
         costly = [i for i, name in enumerate(cell.methods) if cell.passes[name] > COSTLY_FROM]
         counts = [*(there[:, :, each].any((1, 2)) for each in kinds), there[:, costly].any((1, 2))]
-        sizes = (len(cell.photos), len(cell.methods), len(cell.firsts), *(int(each.sum()) for each in counts))
+        sizes = (
+            len(cell.photos),
+            len(cell.methods),
+            len(cell.firsts),
+            *(int(each.sum()) for each in counts),
+        )
         rows.append((truth, model, *map(str, sizes), f"{filled:,}"))
     return in_markdown(head, [*rows, ("all", "", *[""] * 8, f"{total:,}")])
 
@@ -157,13 +187,17 @@ def of_truth() -> str:
         if not np.isnan(found[name][0]):
             own = [figure(truth, model, "truth", name) for truth, model, _ in wanted]
             cells = sum(each != "–" for each in own)
-            means_ = (placed(found[name], of_few(name, wanted)), *(share(pooled(name, kind)) for kind in kinds))
+            means_ = (
+                placed(found[name], of_few(name, wanted)),
+                *(share(pooled(name, kind)) for kind in kinds),
+            )
             rows.append((label(name), passes(name), str(cells), *means_, *own))
     return in_markdown(head, rows)
 
 
 def of_few(method: str, wanted: Sequence[tuple[str, str, str]]) -> bool:
-    """Whether a method was measured on fewer than ten photos of a cell, by the metric that was measured most."""
+    """Whether a method was measured on fewer than ten photos of a cell, by the metric that was
+    measured most."""
     most: dict[tuple[str, str], int] = {}
     for truth, model, metric in wanted:
         cell = board()[truth, model]
@@ -203,7 +237,8 @@ def figure(truth: str, model: str, metric: str, method: str) -> str:
 
 @cache
 def agreement(truth: str, model: str, metric: str) -> Array:
-    """How alike a metric and the truth rank the distinct maps, in samples of photos and maps ``(samples,)``."""
+    """How alike a metric and the truth rank the distinct maps, in samples of photos and maps
+    ``(samples,)``."""
     cell = board()[truth, model]
     one, other = places(truth, model, metric), places(truth, model, "truth")
     one = np.where(cell.steady(metric), one, np.nan)
@@ -219,13 +254,19 @@ def mean_of(samples: Sequence[Array]) -> Array:
     """The mean of several figures, in each sample, over those that there are."""
     every = np.stack(samples) if len(samples) else np.full((1, 1), np.nan)
     count = (~np.isnan(every)).sum(0)
-    return np.where(count > 0, np.where(np.isnan(every), 0, every).sum(0) / np.where(count > 0, count, 1), np.nan)
+    return np.where(
+        count > 0,
+        np.where(np.isnan(every), 0, every).sum(0) / np.where(count > 0, count, 1),
+        np.nan,
+    )
 
 
 @cache
 def agreements(metric: str) -> dict[str, Array]:
     """By kind of truth and over both, the mean agreement of a metric with it."""
-    cells = {truth: [agreement(truth, model, metric) for model in networks(truth)] for truth in KNOWN}
+    cells = {
+        truth: [agreement(truth, model, metric) for model in networks(truth)] for truth in KNOWN
+    }
     found = {truth: mean_of(each) for truth, each in cells.items()}
     return found | {"both": mean_of([found[truth] for truth in KNOWN if len(found[truth]) > 1])}
 
@@ -242,7 +283,8 @@ def candidates() -> list[str]:
 
 
 def of_metrics() -> str:
-    """The metrics by their agreement with the truth, and where the best map that knows nothing stands by them."""
+    """The metrics by their agreement with the truth, and where the best map that knows nothing
+    stands by them."""
     head = (
         "metric",
         "kind",
@@ -253,14 +295,20 @@ def of_metrics() -> str:
         "best map that knows nothing",
     )
     every = [name for name in metrics() if name not in TRUTH_METRICS]
-    order = sorted(every, key=lambda each: (-np.nan_to_num(agreements(each)["both"][0], nan=-2), each))
+    order = sorted(
+        every, key=lambda each: (-np.nan_to_num(agreements(each)["both"][0], nan=-2), each)
+    )
     rows = []
     for name in order:
         found = agreements(name)
         cells = triples(KNOWN, name)
         blind = {each: pooled(each, cells)[0] for each in BLIND if each in methods()}
         best = max(blind, key=lambda each: np.nan_to_num(blind[each], nan=-1))
-        told = f"*{best}* beats {share(np.array([blind[best]]))}" if blind[best] == blind[best] else "–"
+        told = (
+            f"*{best}* beats {share(np.array([blind[best]]))}"
+            if blind[best] == blind[best]
+            else "–"
+        )
         rows.append(
             (
                 f"`{name}`",
@@ -276,27 +324,36 @@ def of_metrics() -> str:
 
 
 def weights() -> dict[str, float]:
-    """What each metric counts on photos without a known truth: its agreement with the truth, where it is surely one."""
+    """What each metric counts on photos without a known truth: its agreement with the truth, where
+    it is surely one."""
     found = {name: agreements(name)["both"] for name in candidates()}
     return {name: float(each[0]) for name, each in found.items() if interval(each[1:])[0] > 0}
 
 
 def of_photographs() -> str:
-    """The methods on photographs: by metrics that agree with the truth, and by the box around the object."""
+    """The methods on photographs: by metrics that agree with the truth, and by the box around the
+    object."""
     weighed = weights()
     cells = networks("boxes")
     faithful = [("boxes", model, name) for model in cells for name in weighed]
     local = [("boxes", model, name) for model in cells for name in LOCAL]
-    found = {name: pooled(name, faithful, [weighed[metric] for _, _, metric in faithful]) for name in methods()}
+    found = {
+        name: pooled(name, faithful, [weighed[metric] for _, _, metric in faithful])
+        for name in methods()
+    }
     head = ("method", "beats, by metrics that agree with the truth", *cells, "beats, by the box")
     rows = []
     for name in sorted(found, key=lambda each: (-np.nan_to_num(found[each][0], nan=-1), each)):
         if np.isnan(found[name][0]):
             continue
         by_model = [
-            pooled(name, [("boxes", model, metric) for metric in weighed], list(weighed.values())) for model in cells
+            pooled(name, [("boxes", model, metric) for metric in weighed], list(weighed.values()))
+            for model in cells
         ]
-        told, beside = placed(found[name], of_few(name, faithful)), placed(pooled(name, local), of_few(name, local))
+        told, beside = (
+            placed(found[name], of_few(name, faithful)),
+            placed(pooled(name, local), of_few(name, local)),
+        )
         rows.append((label(name), told, *map(share, by_model), beside))
     return in_markdown(head, rows)
 
@@ -319,7 +376,8 @@ def cells_agree(one: tuple[str, str, str], other: tuple[str, str, str]) -> float
 
 
 def stability(metric: str, truths: Sequence[str]) -> dict[str, float]:
-    """Mean rank correlations of a metric's order of methods: with other photos, another seed, and other networks."""
+    """Mean rank correlations of a metric's order of methods: with other photos, another seed, and
+    other networks."""
     wanted = [each for each in triples(truths, metric) if metric in board()[each[:2]].metrics]
     generator = np.random.default_rng(0)
     found: dict[str, list[float]] = {"photos": [], "seeds": [], "networks": []}
@@ -331,27 +389,44 @@ def stability(metric: str, truths: Sequence[str]) -> dict[str, float]:
             half[generator.permutation(np.flatnonzero(there))[::2]] = True
             found["photos"].append(parts_agree(cell, metric, half, there & ~half))
         for a, b in ((0, 1), (0, 2), (1, 2)):
-            found["seeds"].append(parts_agree(cell, metric, there & (cell.seeds == a), there & (cell.seeds == b)))
+            found["seeds"].append(
+                parts_agree(cell, metric, there & (cell.seeds == a), there & (cell.seeds == b))
+            )
     for one, other in combinations(wanted, 2):
         if one[0] == other[0]:
             found["networks"].append(cells_agree(one, other))
-    return {name: float(np.nanmean(each)) if not np.isnan(each).all() else np.nan for name, each in found.items()}
+    return {
+        name: float(np.nanmean(each)) if not np.isnan(each).all() else np.nan
+        for name, each in found.items()
+    }
 
 
 def of_stability() -> str:
     """Which rankings come out again."""
     head = (
-        "metric", "ground truth", "half of the photos, with the other half", "seed, with another seed",
+        "metric",
+        "ground truth",
+        "half of the photos, with the other half",
+        "seed, with another seed",
         "network, with another network",
-    )  # fmt: skip
+    )
     every = [("truth", (truth,)) for truth in KNOWN]
     every += [(name, (*KNOWN, "boxes")) for name in metrics() if name not in TRUTH_METRICS]
     found = {each: stability(*each) for each in every}
-    order = every[:2] + sorted(every[2:], key=lambda each: -np.nan_to_num(found[each]["photos"], nan=-1))
-    return in_markdown(head, [
-        (f"`{name}`", truths[0] if len(truths) == 1 else "all", *map(number, found[name, truths].values()))
-        for name, truths in order
-    ])  # fmt: skip
+    order = every[:2] + sorted(
+        every[2:], key=lambda each: -np.nan_to_num(found[each]["photos"], nan=-1)
+    )
+    return in_markdown(
+        head,
+        [
+            (
+                f"`{name}`",
+                truths[0] if len(truths) == 1 else "all",
+                *map(number, found[name, truths].values()),
+            )
+            for name, truths in order
+        ],
+    )
 
 
 def number(value: float) -> str:
@@ -361,21 +436,31 @@ def number(value: float) -> str:
 def of_kinds() -> str:
     """How alike the kinds of ground truth rank the methods, for each network."""
     rows = []
-    for one, other in ((("planted", "truth"), ("parts", "truth")), (("planted", "truth"), ("boxes", "relevancerank")),
-                       (("parts", "truth"), ("boxes", "relevancerank"))):  # fmt: skip
+    for one, other in (
+        (("planted", "truth"), ("parts", "truth")),
+        (("planted", "truth"), ("boxes", "relevancerank")),
+        (("parts", "truth"), ("boxes", "relevancerank")),
+    ):
         agree = [
             cells_agree((one[0], model, one[1]), (other[0], model, other[1]))
-            if {(one[0], model), (other[0], model)} <= set(board()) else np.nan
+            if {(one[0], model), (other[0], model)} <= set(board())
+            else np.nan
             for model in MODELS
-        ]  # fmt: skip
-        rows.append((*(f"{kind}, `{metric}`" for kind, metric in (one, other)), *map(number, agree)))
+        ]
+        rows.append(
+            (*(f"{kind}, `{metric}`" for kind, metric in (one, other)), *map(number, agree))
+        )
     return in_markdown(("one ranking", "another", *MODELS), rows)
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "board-photos": of_photos, "board-truth": of_truth, "board-metrics": of_metrics,
-    "board-photographs": of_photographs, "board-stability": of_stability, "board-kinds": of_kinds,
-}  # fmt: skip
+    "board-photos": of_photos,
+    "board-truth": of_truth,
+    "board-metrics": of_metrics,
+    "board-photographs": of_photographs,
+    "board-stability": of_stability,
+    "board-kinds": of_kinds,
+}
 
 
 # Pictures and data
@@ -391,14 +476,28 @@ def data() -> str:
             sampled = signs()[name] * cell.sampled(name, signs()[name])
             own = figures(cell.raw(name), cell.weights)
             middle.append(_short(sampled[0], 4))
-            spread = [np.nan if each["photos"] < FEWEST else (each["high"] - each["low"]) / 2 for each in own]
+            spread = [
+                np.nan if each["photos"] < FEWEST else (each["high"] - each["low"]) / 2
+                for each in own
+            ]
             half.append(_short(np.array(spread), 2))
             share.append(_short(places(truth, model, name)[0]))
             count.append([each["photos"] for each in own])
-        every.append({"truth": truth, "model": model, "methods": cell.methods,
-                      "means": middle, "half": half, "photos": count, "places": share})  # fmt: skip
+        every.append(
+            {
+                "truth": truth,
+                "model": model,
+                "methods": cell.methods,
+                "means": middle,
+                "half": half,
+                "photos": count,
+                "places": share,
+            }
+        )
     found = {
-        "metrics": [{"name": name, "group": group_of(name), "more": signs()[name] > 0} for name in names],
+        "metrics": [
+            {"name": name, "group": group_of(name), "more": signs()[name] > 0} for name in names
+        ],
         "families": {name: family_of(name) for name in methods()},
         "passes": {name: float(passes(name)) for name in methods()},
         "cells": every,
@@ -417,15 +516,27 @@ def drawn(folder: Path) -> list[Path]:
     found = {}
     for truth in KNOWN:
         wanted = triples([truth], "truth")
-        place = {name: pooled(name, wanted)[: 1 if of_few(name, wanted) else None] for name in methods()}
+        place = {
+            name: pooled(name, wanted)[: 1 if of_few(name, wanted) else None] for name in methods()
+        }
         found[f"cost-{truth}.png"] = against_cost(
-            truth, {name: (float(passes(name)), each) for name, each in place.items() if not np.isnan(each[0])},
-            {name: family_of(name) for name in place}, FAMILIES,
-        )  # fmt: skip
-    order = sorted(candidates(), key=lambda each: -np.nan_to_num(agreements(each)["both"][0], nan=-2))
+            truth,
+            {
+                name: (float(passes(name)), each)
+                for name, each in place.items()
+                if not np.isnan(each[0])
+            },
+            {name: family_of(name) for name in place},
+            FAMILIES,
+        )
+    order = sorted(
+        candidates(), key=lambda each: -np.nan_to_num(agreements(each)["both"][0], nan=-2)
+    )
     cells = [each[:2] for each in triples(KNOWN, "truth")]
     values = np.array([[agreement(*cell, name)[0] for cell in cells] for name in order])
-    found["agreement.png"] = agreement_map(order, [f"{truth}\n{model}" for truth, model in cells], values)
+    found["agreement.png"] = agreement_map(
+        order, [f"{truth}\n{model}" for truth, model in cells], values
+    )
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in found.items():
         picture.savefig(folder / name, dpi=110)
@@ -433,7 +544,9 @@ def drawn(folder: Path) -> list[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(arguments)
     text = PAGE.read_text("utf-8")

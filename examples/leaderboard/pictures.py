@@ -1,4 +1,5 @@
-"""The pictures of docs/leaderboard.md: how right a method is against what it costs, and which metrics say so."""
+"""The pictures of docs/leaderboard.md: how right a method is against what it costs, and which
+metrics say so."""
 
 from __future__ import annotations
 
@@ -17,28 +18,55 @@ HEIGHT, WIDTH = 0.02, 0.0105  # of a label and of a letter, as shares of the pan
 
 
 def against_cost(
-    truth: str, points: Mapping[str, tuple[float, Array]], families: Mapping[str, str], order: Sequence[str]
+    truth: str,
+    points: Mapping[str, tuple[float, Array]],
+    families: Mapping[str, str],
+    order: Sequence[str],
 ) -> Figure:
-    """Each method a point with its interval, by cost in passes and by the share of the others that it beats."""
+    """Each method a point with its interval, by cost in passes and by the share of the others that
+    it beats."""
     found = Figure(figsize=(8.5, 8), layout="constrained")
     axes = found.subplots()
-    for family, colour, marker in zip((*order, BLIND), [*COLOURS, "0.6"], [*MARKERS, "x"], strict=False):
-        mine = [each for name, each in points.items() if families[name] == family and family != BLIND]
+    for family, colour, marker in zip(
+        (*order, BLIND), [*COLOURS, "0.6"], [*MARKERS, "x"], strict=False
+    ):
+        mine = [
+            each for name, each in points.items() if families[name] == family and family != BLIND
+        ]
         if mine:
             x, y = [max(cost, 0.8) for cost, _ in mine], np.array([each[0] for _, each in mine])
             ends = np.array([interval(each[1:] if len(each) > 1 else each) for _, each in mine]).T
             reach = np.clip([y - ends[0], ends[1] - y], 0, None)
-            axes.errorbar(x, y, yerr=reach, fmt=marker, color=colour, markersize=5, elinewidth=0.8, label=family)
+            axes.errorbar(
+                x,
+                y,
+                yerr=reach,
+                fmt=marker,
+                color=colour,
+                markersize=5,
+                elinewidth=0.8,
+                label=family,
+            )
     blind = {name: float(each[0]) for name, (_, each) in points.items() if families[name] == BLIND}
     for height in blind.values():
         axes.axhline(height, color="0.6", linestyle="--", linewidth=1, zorder=0)
-    axes.set(xscale="log", xlabel="cost in forward passes", ylabel="share of the other maps that it beats", ylim=(0, 1))
+    axes.set(
+        xscale="log",
+        xlabel="cost in forward passes",
+        ylabel="share of the other maps that it beats",
+        ylim=(0, 1),
+    )
     axes.set_title(
-        f"Right on {truth} evidence: mean over networks, with 95 % intervals of ten photos or more", fontsize=11
+        f"Right on {truth} evidence: mean over networks, with 95 % intervals of ten photos or more",
+        fontsize=11,
     )
     left, right = axes.get_xlim()
     axes.set_xlim(left / 1.3, right * 4)
-    own = {name: (max(cost, 0.8), float(each[0])) for name, (cost, each) in points.items() if name not in blind}
+    own = {
+        name: (max(cost, 0.8), float(each[0]))
+        for name, (cost, each) in points.items()
+        if name not in blind
+    }
     _label(axes, own, blind)
     handles, labels = axes.get_legend_handles_labels()
     found.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
@@ -56,25 +84,49 @@ def agreement_map(metrics: Sequence[str], cells: Sequence[str], values: Array) -
     for (row, column), value in np.ndenumerate(values):
         if not np.isnan(value):
             colour = "white" if abs(value) > 0.6 else "black"
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+            axes.text(
+                column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour
+            )
     found.colorbar(shown, ax=axes, label="rank correlation with the truth", shrink=0.5)
     return found
 
 
-def _label(axes: Axes, points: Mapping[str, tuple[float, float]], lines: Mapping[str, float]) -> None:
-    """Write each name beside its point, where it covers no other name; those of lines at the right edge."""
+def _label(
+    axes: Axes, points: Mapping[str, tuple[float, float]], lines: Mapping[str, float]
+) -> None:
+    """Write each name beside its point, where it covers no other name; those of lines at the right
+    edge."""
     taken: list[tuple[float, float, float, float]] = []
     to_panel = axes.transData + axes.transAxes.inverted()
     for name, y in sorted(lines.items(), key=lambda each: each[1]):
         height = float(to_panel.transform((axes.get_xlim()[0], y))[1])
-        corner = _free([(0.99 - WIDTH * len(name), height + up) for up in (0.004, -0.024, 0.028, -0.048)], name, taken)
-        axes.text(0.99, corner[1], name, transform=axes.transAxes, ha="right", va="bottom", fontsize=SIZE, color="0.35")
+        corner = _free(
+            [(0.99 - WIDTH * len(name), height + up) for up in (0.004, -0.024, 0.028, -0.048)],
+            name,
+            taken,
+        )
+        axes.text(
+            0.99,
+            corner[1],
+            name,
+            transform=axes.transAxes,
+            ha="right",
+            va="bottom",
+            fontsize=SIZE,
+            color="0.35",
+        )
     spots = {name: tuple(map(float, to_panel.transform(place))) for name, place in points.items()}
     taken += [(x - 0.006, y - 0.008, x + 0.006, y + 0.008) for x, y in spots.values()]
     for name, (x, y) in sorted(spots.items(), key=lambda each: -each[1][1]):
         corner = _free(list(_around(x, y, name)), name, taken)
         if abs(corner[1] - y) > 0.03 or abs(corner[0] - x) > 0.03 + WIDTH * len(name):
-            axes.plot([x, corner[0]], [y, corner[1] + HEIGHT / 2], transform=axes.transAxes, color="0.7", linewidth=0.5)
+            axes.plot(
+                [x, corner[0]],
+                [y, corner[1] + HEIGHT / 2],
+                transform=axes.transAxes,
+                color="0.7",
+                linewidth=0.5,
+            )
         axes.text(*corner, name, transform=axes.transAxes, ha="left", va="bottom", fontsize=SIZE)
 
 
@@ -88,14 +140,18 @@ def _around(x: float, y: float, name: str) -> Iterator[tuple[float, float]]:
 
 
 def _free(
-    corners: Sequence[tuple[float, float]], name: str, taken: list[tuple[float, float, float, float]]
+    corners: Sequence[tuple[float, float]],
+    name: str,
+    taken: list[tuple[float, float, float, float]],
 ) -> tuple[float, float]:
     """The first corner at which a label covers nothing; the first of all where there is none."""
     width = WIDTH * len(name)
     for x, y in corners:
         box = (x, y, x + width, y + HEIGHT)
         inside = box[0] > 0 and box[2] < 1 and box[1] > 0 and box[3] < 1
-        if inside and not any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken):
+        if inside and not any(
+            box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken
+        ):
             taken.append(box)
             return x, y
     taken.append((*corners[0], corners[0][0] + width, corners[0][1] + HEIGHT))

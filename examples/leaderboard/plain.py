@@ -1,9 +1,10 @@
-"""Train the plain network of subjects.py on Tiny-ImageNet: an architecture for which no setting was ever chosen.
+"""Train the plain network of subjects.py on Tiny-ImageNet: an architecture for which no setting was
+ever chosen.
 
     python examples/leaderboard/plain.py path/to/tiny-imagenet-200 WEIGHTS.pt [--epochs 2.5]
 
-It learns from the labels and from the outputs of the small network that comes along. After 2.5 epochs, about 20 minutes
-on one busy core, it is right on 35 % of the validation photos.
+It learns from the labels and from the outputs of the small network that comes along. After 2.5
+epochs, about 20 minutes on one busy core, it is right on 35 % of the validation photos.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def as_input(pixels: np.ndarray, mean: torch.Tensor, std: torch.Tensor) -> torch
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("weights", type=Path)
     parser.add_argument("--epochs", type=float, default=2.5)
@@ -71,12 +74,19 @@ def main(arguments: list[str] | None = None) -> None:
         optimizer.step()
         plan.step()
         if step % 200 == 0:
-            print(f"step {step}/{steps}: loss {loss.item():.3f}, {time.perf_counter() - started:.0f} s", flush=True)
+            print(
+                f"step {step}/{steps}: loss {loss.item():.3f}, "
+                f"{time.perf_counter() - started:.0f} s",
+                flush=True,
+            )
     model.eval()
     pixels, labels = decode(validation_files(options.folder))
     with torch.inference_mode():
         found = torch.cat(
-            [model(as_input(pixels[i : i + 250], mean, std)).argmax(1) for i in range(0, len(pixels), 250)]
+            [
+                model(as_input(pixels[i : i + 250], mean, std)).argmax(1)
+                for i in range(0, len(pixels), 250)
+            ]
         )
     print(f"right on {(found.numpy() == labels).mean():.1%} of the validation photos")
     torch.save(model.state_dict(), options.weights)

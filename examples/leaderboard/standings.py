@@ -1,7 +1,8 @@
 """Means with intervals, and how alike rankings are: the statistics behind docs/leaderboard.md.
 
-Values are arrays ``(photos, methods)`` in which NaN stands for what was not measured. Intervals are of the bootstrap
-over photos: they hold for other photos of the same kind, not for other models or data sets.
+Values are arrays ``(photos, methods)`` in which NaN stands for what was not measured. Intervals are
+of the bootstrap over photos: they hold for other photos of the same kind, not for other models or
+data sets.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ LEVEL = 95
 
 
 def draws(photos: int, count: int, seed: int = 0) -> Array:
-    """How often each photo is drawn in each bootstrap sample ``(count, photos)``; the first row takes each once.
+    """How often each photo is drawn in each bootstrap sample ``(count, photos)``; the first row
+    takes each once.
 
     >>> draws(3, 2).sum(1).tolist()
     [3.0, 3.0, 3.0]
@@ -26,7 +28,8 @@ def draws(photos: int, count: int, seed: int = 0) -> Array:
 
 
 def means(values: Array, weights: Array) -> Array:
-    """The mean of each column in each sample ``(samples, columns)``; NaN where a sample has none of its photos.
+    """The mean of each column in each sample ``(samples, columns)``; NaN where a sample has none of
+    its photos.
 
     >>> means(np.array([[1.0, np.nan], [3.0, 5.0]]), np.array([[1.0, 1.0], [2.0, 0.0]])).tolist()
     [[2.0, 5.0], [1.0, nan]]
@@ -46,12 +49,15 @@ def interval(samples: Array) -> tuple[float, float]:
 
 
 def figures(values: Array, weights: Array) -> list[dict[str, float]]:
-    """For each column its mean, the ends of its interval, and the number of photos that it was measured on."""
+    """For each column its mean, the ends of its interval, and the number of photos that it was
+    measured on."""
     sampled, counts = means(values, weights), (~np.isnan(values)).sum(0)
     found = []
     for column, photos in enumerate(counts.tolist()):
         low, high = interval(sampled[1:, column])
-        found.append({"mean": float(sampled[0, column]), "low": low, "high": high, "photos": photos})
+        found.append(
+            {"mean": float(sampled[0, column]), "low": low, "high": high, "photos": photos}
+        )
     return found
 
 
@@ -70,7 +76,8 @@ def ranks(values: Array) -> Array:
 
 
 def rank_correlation(one: Array, other: Array) -> float:
-    """Spearman's correlation over what both have; NaN where that is fewer than three, or does not vary.
+    """Spearman's correlation over what both have; NaN where that is fewer than three, or does not
+    vary.
 
     >>> rank_correlation(np.array([1.0, 2.0, 3.0, np.nan]), np.array([1.0, 4.0, 9.0, 0.0]))
     1.0

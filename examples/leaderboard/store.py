@@ -1,4 +1,5 @@
-"""Where the values of the table are: lines that are added while measuring, and one Parquet file of all of them."""
+"""Where the values of the table are: lines that are added while measuring, and one Parquet file of
+all of them."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ KEYS = COLUMNS[:5]
 def lines(store: Path) -> Iterator[dict[str, Any]]:
     """The records of a store, one for each photo of a network."""
     if store.exists():
-        for line in store.read_text("utf-8").split("\n")[:-1]:  # what comes after the last line was not written whole
+        # what comes after the last line was not written whole
+        for line in store.read_text("utf-8").split("\n")[:-1]:
             yield json.loads(line)
 
 
 def rows(store: Path) -> Iterator[tuple[Any, ...]]:
-    """A row for each value; what a method costs in passes is a metric too, and so is each method with the same map."""
+    """A row for each value; what a method costs in passes is a metric too, and so is each method
+    with the same map."""
     for record in lines(store):
         about, own = (record["truth"], record["model"]), (record["photo"], record["seed"])
         for method, values in record["values"].items():
@@ -42,19 +45,25 @@ def stored(file: Path) -> list[tuple[Any, ...]]:
 
 
 def parquet(store: Path, file: Path = TABLE) -> Path:
-    """Write one file of what it held before and what is in a store; a value that is in both counts once."""
+    """Write one file of what it held before and what is in a store; a value that is in both counts
+    once."""
     import pyarrow
     import pyarrow.parquet
 
     every = {row[: len(KEYS)]: row for row in (*stored(file), *rows(store))}
-    columns = dict(zip(COLUMNS, zip(*(every[key] for key in sorted(every)), strict=True), strict=True))
+    columns = dict(
+        zip(COLUMNS, zip(*(every[key] for key in sorted(every)), strict=True), strict=True)
+    )
     kinds = {"seed": pyarrow.int8(), "value": pyarrow.float32()}
     names = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
-    table = pyarrow.table({
-        name: pyarrow.array(values, pyarrow.string()).cast(names)
-        if name not in kinds else pyarrow.array(values, kinds[name])
-        for name, values in columns.items()
-    })  # fmt: skip
+    table = pyarrow.table(
+        {
+            name: pyarrow.array(values, pyarrow.string()).cast(names)
+            if name not in kinds
+            else pyarrow.array(values, kinds[name])
+            for name, values in columns.items()
+        }
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(table, file, compression="zstd")
     return file

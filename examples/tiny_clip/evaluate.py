@@ -2,9 +2,9 @@
 
     python examples/tiny_clip/evaluate.py work/ [--write]
 
-``work/`` has what `prepare.py` computed. No template is one that was trained with, and half of their words
-are not in the vocabulary. With ``--write``, the figures go to ``measured.json`` beside this script, which the tests
-compare with the model card.
+``work/`` has what `prepare.py` computed. No template is one that was trained with, and half of
+their words are not in the vocabulary. With ``--write``, the figures go to ``measured.json`` beside
+this script, which the tests compare with the model card.
 """
 
 from __future__ import annotations
@@ -21,11 +21,18 @@ from explain.models import load
 from explain.models.bundled import SHA256, TINY_CLIP, WEIGHTS, TinyCLIP
 
 WRITTEN = Path(__file__).with_name("measured.json")
-NEW = ("a snapshot showing a {}", "can you spot the {} here", "my holiday picture: {}", "the {} in question")
+NEW = (
+    "a snapshot showing a {}",
+    "can you spot the {} here",
+    "my holiday picture: {}",
+    "the {} in question",
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("work", type=Path, help="the folder that prepare.py wrote to")
     parser.add_argument("--write", action="store_true", help=f"also write {WRITTEN.name}")
     options = parser.parse_args()

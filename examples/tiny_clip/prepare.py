@@ -2,9 +2,10 @@
 
     python examples/tiny_clip/prepare.py path/to/tiny-imagenet-200 work/
 
-The image tower is the shipped `tiny-transformer` without its head, and stays as it is: the training of the text tower
-needs nothing of a photo but its 128 normalised channels. A quarter of the training photos, 125 of each class, is
-enough. Takes about 5 minutes of one core, and 10 MB of disk. Files that are there are not computed again.
+The image tower is the shipped `tiny-transformer` without its head, and stays as it is: the training
+of the text tower needs nothing of a photo but its 128 normalised channels. A quarter of the
+training photos, 125 of each class, is enough. Takes about 5 minutes of one core, and 10 MB of disk.
+Files that are there are not computed again.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ def image_features(pixels: np.ndarray) -> np.ndarray:
     found = np.empty((len(pixels), 128), np.float16)
     for start in range(0, len(pixels), BATCH):
         x = torch.from_numpy(pixels[start : start + BATCH]).permute(0, 3, 1, 2).float() / 255
-        found[start : start + BATCH] = model(((x - mean) / std).to(memory_format=torch.channels_last)).numpy()
+        found[start : start + BATCH] = model(
+            ((x - mean) / std).to(memory_format=torch.channels_last)
+        ).numpy()
         if start % (10 * BATCH) == 0:
             print(f"{start} of {len(pixels)}", flush=True)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the unpacked data set")
     parser.add_argument("output", type=Path, help="a folder for the files")
     options = parser.parse_args()

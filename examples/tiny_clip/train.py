@@ -2,11 +2,12 @@
 
     python examples/tiny_clip/train.py work/ [--steps 1200]
 
-At every step, each of the 200 classes gets one of its texts at random: its name, a synonym or a short description of
-`examples/bundled/texts.txt`, most of them in a template. Photos must find the text of their class; half of what they
-are to find is what `tiny-transformer` says of the photo. One word in twenty is spelled in pieces, so that pieces are
-learned too. Takes a few minutes of one core. The files are `tiny_clip.safetensors` (half precision) and `tiny_clip.txt`
-in `explain/models/`; the new sha256 is printed, and belongs into `explain/models/bundled.py`.
+At every step, each of the 200 classes gets one of its texts at random: its name, a synonym or a
+short description of `examples/bundled/texts.txt`, most of them in a template. Photos must find the
+text of their class; half of what they are to find is what `tiny-transformer` says of the photo. One
+word in twenty is spelled in pieces, so that pieces are learned too. Takes a few minutes of one
+core. The files are `tiny_clip.safetensors` (half precision) and `tiny_clip.txt` in
+`explain/models/`; the new sha256 is printed, and belongs into `explain/models/bundled.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from explain.models import load
-from explain.models.bundled import LENGTH, PAD, START, UNKNOWN, VOCABULARY, WEIGHTS, TinyCLIP, WordPieces, words
+from explain.models.bundled import (
+    LENGTH,
+    PAD,
+    START,
+    UNKNOWN,
+    VOCABULARY,
+    WEIGHTS,
+    TinyCLIP,
+    WordPieces,
+    words,
+)
 
 TEXTS = Path(__file__).resolve().parents[1] / "bundled" / "texts.txt"
 TEMPLATES = """{} | a {} | the {} | a photo of a {} | a photo of the {} | a picture of a {} | an image of the {}
@@ -38,7 +49,10 @@ def phrases() -> list[list[str]]:
     found = [line.split(" | ") for line in TEXTS.read_text("utf-8").splitlines()]
     synonyms = getattr(load("tiny").categories, "synonyms", ())
     rows = [[name, *more.split(", "), *others] for name, more, *others in found]
-    return [[*row, *(each for each in known if each.isascii())] for row, known in zip(rows, synonyms, strict=True)]
+    return [
+        [*row, *(each for each in known if each.isascii())]
+        for row, known in zip(rows, synonyms, strict=True)
+    ]
 
 
 def templates() -> list[str]:
@@ -46,7 +60,8 @@ def templates() -> list[str]:
 
 
 def make_vocabulary(texts: list[list[str]]) -> list[str]:
-    """Every word of the texts and templates, letters, and the most frequent ends and beginnings of words."""
+    """Every word of the texts and templates, letters, and the most frequent ends and beginnings of
+    words."""
     known = Counter(word for row in texts for text in row for word in words(text))
     known.update(word for each in templates() for word in words(each.format("")))
     parts = Counter(f"##{word[-n:]}" for word in known for n in (1, 2, 3, 4) if len(word) > n)
@@ -54,7 +69,17 @@ def make_vocabulary(texts: list[list[str]]) -> list[str]:
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789"]
     pieces = [piece for piece, _ in parts.most_common(200) if len(piece.removeprefix("##")) > 1]
     return list(
-        dict.fromkeys([PAD, START, UNKNOWN, *letters, *(f"##{each}" for each in letters), *pieces, *sorted(known)])
+        dict.fromkeys(
+            [
+                PAD,
+                START,
+                UNKNOWN,
+                *letters,
+                *(f"##{each}" for each in letters),
+                *pieces,
+                *sorted(known),
+            ]
+        )
     )
 
 
@@ -71,18 +96,24 @@ def draw(texts: list[list[str]]) -> list[str]:
     """A text for each class: half of the time by its name."""
     chosen = [row[0] if random.random() < 0.5 else random.choice(row[1:]) for row in texts]
     patterns = templates()
-    return [text if len(words(text)) > 5 else random.choice(patterns).format(text) for text in chosen]
+    return [
+        text if len(words(text)) > 5 else random.choice(patterns).format(text) for text in chosen
+    ]
 
 
 def features(model: TinyCLIP, tower: torch.Tensor) -> torch.Tensor:
     return F.normalize(model.image_projection(tower), dim=-1)
 
 
-def accuracy(model: TinyCLIP, tokenizer: WordPieces, data: tuple[torch.Tensor, torch.Tensor], template: str) -> float:
+def accuracy(
+    model: TinyCLIP, tokenizer: WordPieces, data: tuple[torch.Tensor, torch.Tensor], template: str
+) -> float:
     """Top-1 accuracy with the labels in a template."""
     model.eval()
     with torch.inference_mode():
-        labels = F.normalize(model.encode_text(tokenizer([template.format(row[0]) for row in phrases()])), dim=-1)
+        labels = F.normalize(
+            model.encode_text(tokenizer([template.format(row[0]) for row in phrases()])), dim=-1
+        )
         found = (features(model, data[0]) @ labels.T).argmax(1)
     model.train()
     return float((found == data[1]).float().mean())
@@ -94,13 +125,18 @@ def read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("work", type=Path, help="the folder that prepare.py wrote to")
     parser.add_argument("--steps", type=int, default=1200)
     options = parser.parse_args()
     torch.manual_seed(0)
     random.seed(0)
-    training, validation = read(options.work / "training.npz"), read(options.work / "validation.npz")
+    training, validation = (
+        read(options.work / "training.npz"),
+        read(options.work / "validation.npz"),
+    )
     head = load("tiny-transformer").model.head
     with torch.inference_mode():
         teacher = head(training[0]).softmax(1)
@@ -118,26 +154,37 @@ def main() -> None:
         of_texts = F.normalize(model.encode_text(ids), dim=-1)
         chosen = torch.randint(len(training[0]), (BATCH,))
         wanted = 0.5 * teacher[chosen] + 0.5 * F.one_hot(training[1][chosen], len(texts))
-        loss = F.cross_entropy(model.logit_scale.exp() * features(model, training[0][chosen]) @ of_texts.T, wanted)
+        loss = F.cross_entropy(
+            model.logit_scale.exp() * features(model, training[0][chosen]) @ of_texts.T, wanted
+        )
         solver.zero_grad()
         loss.backward()
         solver.step()
         plan.step()
         losses.append(loss.item())
         if (step + 1) % 100 == 0:
-            said = f"{accuracy(model, tokenizer, validation, 'a photo of a {}'):.2%} of the validation photos"
+            said = (
+                f"{accuracy(model, tokenizer, validation, 'a photo of a {}'):.2%} of the "
+                "validation photos"
+            )
             print(
-                f"step {step + 1}: loss {np.mean(losses):.3f}, {said}, {time.perf_counter() - started:.0f} s",
+                f"step {step + 1}: loss {np.mean(losses):.3f}, {said}, "
+                f"{time.perf_counter() - started:.0f} s",
                 flush=True,
             )
             losses = []
             write(model, tokenizer)
-    print(f"{WEIGHTS.stat().st_size / 1e6:.2f} MB, sha256 {hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()}")
+    print(
+        f"{WEIGHTS.stat().st_size / 1e6:.2f} MB, sha256 "
+        f"{hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()}"
+    )
 
 
 def write(model: TinyCLIP, tokenizer: WordPieces) -> None:
     state = {name: each.detach().half().contiguous() for name, each in model.state_dict().items()}
-    save_file({name: each for name, each in state.items() if not name.startswith("image_tower")}, WEIGHTS)
+    save_file(
+        {name: each for name, each in state.items() if not name.startswith("image_tower")}, WEIGHTS
+    )
     VOCABULARY.write_text("\n".join(tokenizer.ids) + "\n", "utf-8")
 
 

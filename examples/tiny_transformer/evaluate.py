@@ -1,10 +1,12 @@
-"""Measure the small transformer: accuracy and calibration on the validation images of Tiny-ImageNet.
+"""Measure the small transformer: accuracy and calibration on the validation images of
+Tiny-ImageNet.
 
     python examples/tiny_transformer/evaluate.py path/to/tiny-imagenet-200 [--write]
 
-Everything goes through the package's own reading and preprocessing of images. Calibration is measured on the half of
-the validation images that `export.py` did not fit the temperature on. With ``--write``, the figures go to
-``measured.json`` beside this script, which the tests compare with the model card.
+Everything goes through the package's own reading and preprocessing of images. Calibration is
+measured on the half of the validation images that `export.py` did not fit the temperature on. With
+``--write``, the figures go to ``measured.json`` beside this script, which the tests compare with
+the model card.
 """
 
 from __future__ import annotations
@@ -42,16 +44,26 @@ def measure(folder: Path) -> dict[str, str]:
         "top-1": f"{top(logits, labels, 1):.2%}",
         "top-5": f"{top(logits, labels, 5):.2%}",
     }
-    for name, probabilities in (("plain", logits.softmax(1)), ("calibrated", classifier.probabilities(logits))):
-        found[f"calibration error, {name}"] = f"{calibration_error(probabilities[held_out], labels[held_out]):.2%}"
+    for name, probabilities in (
+        ("plain", logits.softmax(1)),
+        ("calibrated", classifier.probabilities(logits)),
+    ):
+        found[f"calibration error, {name}"] = (
+            f"{calibration_error(probabilities[held_out], labels[held_out]):.2%}"
+        )
     count = sum(p.numel() for p in classifier.model.parameters())
-    found |= {"parameters": f"{count / 1e6:.2f} million", "size": f"{TRANSFORMER_FILE.stat().st_size / 1e6:.2f} MB"}
+    found |= {
+        "parameters": f"{count / 1e6:.2f} million",
+        "size": f"{TRANSFORMER_FILE.stat().st_size / 1e6:.2f} MB",
+    }
     print(f"loaded in {loaded:.3f} s")
     return found | {"sha256": TRANSFORMER_SHA256}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the unpacked data set")
     parser.add_argument("--write", action="store_true", help=f"also write {WRITTEN.name}")
     options = parser.parse_args()

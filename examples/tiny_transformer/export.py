@@ -1,7 +1,9 @@
-"""Turn a checkpoint of `train.py` into the file that is shipped: half precision, labels, preprocessing, temperature.
+"""Turn a checkpoint of `train.py` into the file that is shipped: half precision, labels,
+preprocessing, temperature.
 
     cd examples/tiny_transformer
-    python export.py path/to/tiny-imagenet-200 checkpoint.pt ../../explain/models/tiny_transformer.pt
+    python export.py path/to/tiny-imagenet-200 checkpoint.pt
+    ../../explain/models/tiny_transformer.pt
 
 It prints the file's sha256, which `explain/models/tiny_transformer.py` must name.
 """
@@ -24,7 +26,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "bundled"))
 from data import validation_files
 from measures import fit_temperature, logits_of
 
-ARCHITECTURE = {"classes": 200, "side": SIDE, "stem": (32, 128, 256), "width": 128, "heads": 4, "depth": 5}
+ARCHITECTURE = {
+    "classes": 200,
+    "side": SIDE,
+    "stem": (32, 128, 256),
+    "width": 128,
+    "heads": 4,
+    "depth": 5,
+}
 
 
 def whole_network(checkpoint: Path) -> SmallTransformer:
@@ -40,16 +49,21 @@ def whole_network(checkpoint: Path) -> SmallTransformer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the unpacked data set")
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("output", type=Path)
     options = parser.parse_args()
     state = {
-        k: t.half() if t.is_floating_point() else t for k, t in whole_network(options.checkpoint).state_dict().items()
+        k: t.half() if t.is_floating_point() else t
+        for k, t in whole_network(options.checkpoint).state_dict().items()
     }
     model = SmallTransformer(**ARCHITECTURE)
-    model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in state.items()})
+    model.load_state_dict(
+        {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
+    )
     like = load("tiny")
     assert isinstance(like.preprocess, CenterCrop)
     preprocess = CenterCrop(SIDE, 1.0, like.preprocess.mean, like.preprocess.std)
@@ -66,7 +80,10 @@ def main() -> None:
     }
     torch.save(content, options.output)
     digest = hashlib.sha256(options.output.read_bytes()).hexdigest()
-    print(f"{options.output}: {options.output.stat().st_size / 1e6:.2f} MB, temperature {temperature:.3f}")
+    print(
+        f"{options.output}: {options.output.stat().st_size / 1e6:.2f} MB, temperature "
+        f"{temperature:.3f}"
+    )
     print(f"sha256 {digest}")
 
 

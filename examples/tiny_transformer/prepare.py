@@ -1,12 +1,14 @@
-"""Compute once what the training of the small transformer needs at every step, and keep it in files.
+"""Compute once what the training of the small transformer needs at every step, and keep it in
+files.
 
     python examples/tiny_transformer/prepare.py path/to/tiny-imagenet-200 work/ [--both-teachers]
 
-The stem is that of the small model `tiny`, and stays as it is, so that its feature maps of the training images are
-computed once, and kept as bytes of their square roots, with a scale for each channel. The teacher is `tiny` too: its
-logits for each training image are kept. With ``--both-teachers``, EfficientNet-Lite0 teaches as well, by its logits for
-the 200 classes. Files that are there already are not computed again. It takes about 10 minutes of one core, 15 with
-both teachers, and 1.7 GB of disk.
+The stem is that of the small model `tiny`, and stays as it is, so that its feature maps of the
+training images are computed once, and kept as bytes of their square roots, with a scale for each
+channel. The teacher is `tiny` too: its logits for each training image are kept. With
+``--both-teachers``, EfficientNet-Lite0 teaches as well, by its logits for the 200 classes. Files
+that are there already are not computed again. It takes about 10 minutes of one core, 15 with both
+teachers, and 1.7 GB of disk.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "bundled"))
 
 from data import SIDE, classes, decode, training_files, words
 
-TEACHERS = {"tiny": (56, 64), "efficientnet-lite0": (64, 128)}  # the square that they see, and the side of its picture
+# the square that they see, and the side of its picture
+TEACHERS = {"tiny": (56, 64), "efficientnet-lite0": (64, 128)}
 BATCH = 128
 
 
@@ -42,25 +45,35 @@ def stem_of_tiny(model: SmallTransformer) -> None:
 def imagenet_indices(folder: Path) -> list[int]:
     """Return which of ImageNet's 1,000 classes each of the 200 is, found by the words of WordNet.
 
-    Classes of the same words (crane, maillot) are told apart by the order, which is that of the WordNet ids.
+    Classes of the same words (crane, maillot) are told apart by the order, which is that of the
+    WordNet ids.
     """
     known = [set(line.split(", ")) for line in IMAGENET.read_text("utf-8").splitlines()]
     said = words(folder)
     wanted = {wnid: set(said[wnid].split(", ")) for wnid in sorted(classes(folder))}
-    choices = {wnid: [i for i, has in enumerate(known) if need <= has] for wnid, need in wanted.items()}
+    choices = {
+        wnid: [i for i, has in enumerate(known) if need <= has] for wnid, need in wanted.items()
+    }
     found: dict[str, int] = {}
     lowest = -1
     ordered = sorted(wanted)
     for place, wnid in enumerate(ordered):
-        sure = next((choices[later][0] for later in ordered[place + 1 :] if len(choices[later]) == 1), len(known))
+        sure = next(
+            (choices[later][0] for later in ordered[place + 1 :] if len(choices[later]) == 1),
+            len(known),
+        )
         fitting = [i for i in choices[wnid] if lowest < i < sure]
         if len(fitting) != 1:
-            raise SystemExit(f"{wnid} {said[wnid]!r} must be one class of ImageNet, got {choices[wnid]}")
+            raise SystemExit(
+                f"{wnid} {said[wnid]!r} must be one class of ImageNet, got {choices[wnid]}"
+            )
         lowest = found[wnid] = fitting[0]
     return [found[wnid] for wnid in classes(folder)]
 
 
-def as_input(pixels: np.ndarray, seen: CenterCrop, square: int = SIDE, side: int = SIDE) -> torch.Tensor:
+def as_input(
+    pixels: np.ndarray, seen: CenterCrop, square: int = SIDE, side: int = SIDE
+) -> torch.Tensor:
     edge = (SIDE - square) // 2
     pixels = pixels[:, edge : edge + square, edge : edge + square]
     if side != square:
@@ -77,7 +90,9 @@ def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return out.float()
 
 
-def teach(classifier: Classifier, pixels: np.ndarray, view: tuple[int, int], chosen: list[int] | None) -> np.ndarray:
+def teach(
+    classifier: Classifier, pixels: np.ndarray, view: tuple[int, int], chosen: list[int] | None
+) -> np.ndarray:
     """Return a teacher's logits ``(N, 200)``."""
     seen = classifier.preprocess
     assert isinstance(seen, CenterCrop)
@@ -110,10 +125,14 @@ def write_features(pixels: np.ndarray, folder: Path) -> None:
     scale = some.permute(1, 0, 2, 3).flatten(1).quantile(0.9995, dim=1)
     np.save(folder / "scale.npy", scale.numpy())
     partial = folder / "features.part"
-    kept = np.lib.format.open_memmap(partial, "w+", np.uint8, (len(pixels), (SIDE // 8) ** 2, len(scale)))
+    kept = np.lib.format.open_memmap(
+        partial, "w+", np.uint8, (len(pixels), (SIDE // 8) ** 2, len(scale))
+    )
     for start in range(0, len(pixels), BATCH):
         maps = run(stem, as_input(pixels[start : start + BATCH], seen)).flatten(2).transpose(1, 2)
-        kept[start : start + BATCH] = (maps / scale).clamp(0, 1).sqrt().mul(255).round().byte().numpy()
+        kept[start : start + BATCH] = (
+            (maps / scale).clamp(0, 1).sqrt().mul(255).round().byte().numpy()
+        )
         if start % (100 * BATCH) == 0:
             print(f"features: {start} of {len(pixels)}", flush=True)
     kept.flush()
@@ -121,10 +140,18 @@ def write_features(pixels: np.ndarray, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="the unpacked data set, with train/, val/, wnids.txt and words.txt")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder",
+        type=Path,
+        help="the unpacked data set, with train/, val/, wnids.txt and words.txt",
+    )
     parser.add_argument("output", type=Path, help="a folder for the files")
-    parser.add_argument("--both-teachers", action="store_true", help="EfficientNet-Lite0 teaches too")
+    parser.add_argument(
+        "--both-teachers", action="store_true", help="EfficientNet-Lite0 teaches too"
+    )
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     pixels, labels = decode(training_files(options.folder))
@@ -136,7 +163,12 @@ def main() -> None:
             continue
         path = options.output / f"{name}.npy"
         if not path.exists():
-            logits = teach(load(name), pixels, view, None if name == "tiny" else imagenet_indices(options.folder))
+            logits = teach(
+                load(name),
+                pixels,
+                view,
+                None if name == "tiny" else imagenet_indices(options.folder),
+            )
             np.save(path, logits)
         right = (np.load(path).argmax(1) == labels).mean()
         print(f"{name} is right about {right:.1%} of the training images", flush=True)

@@ -2,14 +2,16 @@
 
     python examples/tiny_transformer/train.py path/to/tiny-imagenet-200 work/ checkpoint.pt
 
-It goes on from ``checkpoint.pt`` if that is there. `export.py` makes the shipped file from the checkpoint.
+It goes on from ``checkpoint.pt`` if that is there. `export.py` makes the shipped file from the
+checkpoint.
 
-Recipe: the stem stays as it is, and the transformer learns from its feature maps. The wanted output is a mean of the
-class and of the teachers' probabilities. While the rate is constant, each image keeps a quarter of its tokens, drawn
-at random, which takes a quarter of the time; in the last ``--decay`` steps the rate falls linearly to zero, with half
-of the tokens and in the end with all. Up to there a longer training is the same, so that it can go on from such a
-checkpoint with more ``--steps``.
-The matrices inside the blocks are trained with Muon (K. Jordan and others, 2024), everything else with Adam.
+Recipe: the stem stays as it is, and the transformer learns from its feature maps. The wanted output
+is a mean of the class and of the teachers' probabilities. While the rate is constant, each image
+keeps a quarter of its tokens, drawn at random, which takes a quarter of the time; in the last
+``--decay`` steps the rate falls linearly to zero, with half of the tokens and in the end with all.
+Up to there a longer training is the same, so that it can go on from such a checkpoint with more
+``--steps``. The matrices inside the blocks are trained with Muon (K. Jordan and others, 2024),
+everything else with Adam.
 """
 
 from __future__ import annotations
@@ -37,14 +39,18 @@ from muon import orthogonal
 
 BATCH, TOKENS = 256, 64
 MUON_RATE, ADAM_RATE, WARM_UP = 0.02, 2e-3, 100
-SHARES = {"tiny": 0.35, "efficientnet-lite0": 0.25}  # of the wanted output, where they teach; the rest is the class's
+# of the wanted output, where they teach; the rest is the class's
+SHARES = {"tiny": 0.35, "efficientnet-lite0": 0.25}
 SAVED_EVERY, MEASURED_EVERY = 50, 250
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonal updates, for matrices; those that hold several are cut into squares."""
+    """Momentum with orthogonal updates, for matrices; those that hold several are cut into
+    squares."""
 
-    def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.05) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.05
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
@@ -56,8 +62,11 @@ class Muon(torch.optim.Optimizer):
                 velocity.mul_(group["momentum"]).add_(parameter.grad)
                 update = parameter.grad.add(velocity, alpha=group["momentum"])
                 rows, columns = update.shape
-                pieces = update.split(columns) if rows == 3 * columns else (update,)  # query, key and value
-                made = torch.cat([orthogonal(piece, 5) * max(1, len(piece) / columns) ** 0.5 for piece in pieces])
+                # query, key and value
+                pieces = update.split(columns) if rows == 3 * columns else (update,)
+                made = torch.cat(
+                    [orthogonal(piece, 5) * max(1, len(piece) / columns) ** 0.5 for piece in pieces]
+                )
                 parameter.mul_(1 - group["lr"] * group["decay"]).add_(made, alpha=-group["lr"])
 
 
@@ -96,7 +105,8 @@ def initialise(model: SmallTransformer) -> None:
 
 
 class Features:
-    """The stem's feature maps as the transformer is trained on them: each channel with mean 0 and deviation 1."""
+    """The stem's feature maps as the transformer is trained on them: each channel with mean 0 and
+    deviation 1."""
 
     def __init__(self, folder: Path) -> None:
         self.kept = np.load(folder / "features.npy", mmap_mode="r")
@@ -116,8 +126,11 @@ class Features:
         return self.normal(self.plain(self.kept[chosen[:, None], places]))
 
 
-def logits_of(model: SmallTransformer, maps: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the logits from normal maps ``(N, T, C)`` of some tokens, at ``places`` ``(N, T)``, or of all."""
+def logits_of(
+    model: SmallTransformer, maps: torch.Tensor, places: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the logits from normal maps ``(N, T, C)`` of some tokens, at ``places`` ``(N, T)``, or
+    of all."""
     tokens = F.linear(maps, model.conv_proj.weight[:, :, 0, 0], model.conv_proj.bias)
     where = model.pos_embedding[0, 1:]
     tokens = tokens + (where if places is None else where[places])
@@ -153,7 +166,8 @@ def held_out(folder: Path, features: Features, every: int = 5) -> tuple[torch.Te
     pixels, labels = decode(validation_files(folder)[::every])
     stem, seen = Stem(), load("tiny").preprocess
     maps = [
-        run(stem, as_input(pixels[i : i + 250], seen)).flatten(2).transpose(1, 2) for i in range(0, len(pixels), 250)
+        run(stem, as_input(pixels[i : i + 250], seen)).flatten(2).transpose(1, 2)
+        for i in range(0, len(pixels), 250)
     ]
     return features.normal(torch.cat(maps)), torch.from_numpy(labels)
 
@@ -164,7 +178,8 @@ def rate(step: int, steps: int, decay: int) -> float:
 
 
 def kept(step: int, steps: int, decay: int) -> int:
-    """Return how many tokens of an image a step sees: a quarter, half while the rate falls, all in the end."""
+    """Return how many tokens of an image a step sees: a quarter, half while the rate falls, all in
+    the end."""
     left = (steps - step) / decay
     return TOKENS // 4 if left > 1 else TOKENS // 2 if left > 0.2 else TOKENS
 
@@ -191,12 +206,15 @@ def train(folder: Path, work: Path, checkpoint: Path, steps: int, decay: int) ->
         for group in (group for solver in solvers for group in solver.param_groups):
             group["lr"] = group["peak"] * rate(step, steps, decay)
         epoch, place = divmod(step, per_epoch)
-        chosen = np.random.default_rng(epoch).permutation(len(labels))[place * BATCH : (place + 1) * BATCH]
+        chosen = np.random.default_rng(epoch).permutation(len(labels))[
+            place * BATCH : (place + 1) * BATCH
+        ]
         random = np.random.default_rng((1, step))
         tokens = kept(step, steps, decay)
         places = random.permuted(np.tile(np.arange(TOKENS), (BATCH, 1)), axis=1)[:, :tokens]
         maps = features.batch(chosen, places)
-        with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):  # twice as fast for few tokens
+        # twice as fast for few tokens
+        with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
             logits = logits_of(model, maps, torch.from_numpy(places))
         loss = F.cross_entropy(logits.float(), targets[chosen].float())
         model.zero_grad()
@@ -215,10 +233,18 @@ def train(folder: Path, work: Path, checkpoint: Path, steps: int, decay: int) ->
 
 
 def save(
-    model: SmallTransformer, solvers: list[torch.optim.Optimizer], steps: int, features: Features, checkpoint: Path
+    model: SmallTransformer,
+    solvers: list[torch.optim.Optimizer],
+    steps: int,
+    features: Features,
+    checkpoint: Path,
 ) -> None:
     """Write a checkpoint that appears complete or not at all, with what `export.py` needs."""
-    saved = {"model": model.state_dict(), "solvers": [solver.state_dict() for solver in solvers], "steps": steps}
+    saved = {
+        "model": model.state_dict(),
+        "solvers": [solver.state_dict() for solver in solvers],
+        "steps": steps,
+    }
     saved |= {"mean": features.mean, "deviation": features.deviation}
     partial = checkpoint.with_suffix(".part")
     torch.save(saved, partial)
@@ -226,11 +252,17 @@ def save(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the unpacked data set")
     parser.add_argument("work", type=Path, help="the folder that prepare.py wrote to")
     parser.add_argument("checkpoint", type=Path, help="the file to write, and to go on from")
-    parser.add_argument("--steps", type=int, default=3000, help="all steps, of 256 images each (default: 3000)")
-    parser.add_argument("--decay", type=int, default=600, help="how many of them the rate falls in (default: 600)")
+    parser.add_argument(
+        "--steps", type=int, default=3000, help="all steps, of 256 images each (default: 3000)"
+    )
+    parser.add_argument(
+        "--decay", type=int, default=600, help="how many of them the rate falls in (default: 600)"
+    )
     arguments = parser.parse_args()
     train(arguments.folder, arguments.work, arguments.checkpoint, arguments.steps, arguments.decay)

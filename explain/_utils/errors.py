@@ -1,8 +1,9 @@
 """Every error and warning this package raises on its own account.
 
-Each message is one line that says which argument, what it must be, what it was, and what to do about it. What the
-user's own model, target or callback raises is never wrapped: it comes through as it is. (What torch says of an input
-that does not fit the model's weights is told in our words; it stays there as the cause.)
+Each message is one line that says which argument, what it must be, what it was, and what to do
+about it. What the user's own model, target or callback raises is never wrapped: it comes through as
+it is. (What torch says of an input that does not fit the model's weights is told in our words; it
+stays there as the cause.)
 """
 
 import functools
@@ -28,16 +29,19 @@ R = TypeVar("R")
 
 
 def printable(text: object) -> str:
-    """Return a text on one line that cannot steer a terminal: control characters are shown as escapes.
+    """Return a text on one line that cannot steer a terminal: control characters are shown as
+    escapes.
 
-    These are the characters that cannot be seen: escape sequences, line breaks, and the marks that change the direction
-    of writing. Joiners stay, since scripts and emoji are written with them.
+    These are the characters that cannot be seen: escape sequences, line breaks, and the marks that
+    change the direction of writing. Joiners stay, since scripts and emoji are written with them.
 
     >>> printable("tabby\\x1b[2J\\ncat")
     'tabby\\\\x1b[2J\\\\ncat'
     """
     steering = {c for c in str(text) if unicodedata.category(c) in _STEERING} - _JOINERS
-    return str(text).translate({ord(c): c.encode("unicode_escape").decode("ascii") for c in steering})
+    return str(text).translate(
+        {ord(c): c.encode("unicode_escape").decode("ascii") for c in steering}
+    )
 
 
 _STEERING = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
@@ -45,14 +49,16 @@ _JOINERS = frozenset("\u200c\u200d\u00ad")  # and the soft hyphen
 
 
 class ExplainError(ValueError):
-    """Something could not be explained; the message names the argument, the requirement, the value and the remedy.
+    """Something could not be explained; the message names the argument, the requirement, the value
+    and the remedy.
 
-    It is a ``ValueError``. A wrong argument is a ``TypeError`` as well, and a name that is not in a mapping a
-    ``KeyError``.
+    It is a ``ValueError``. A wrong argument is a ``TypeError`` as well, and a name that is not in a
+    mapping a ``KeyError``.
     """
 
     def __str__(self) -> str:
-        return printable(Exception.__str__(self))  # names and labels in it come from anywhere; a KeyError quotes itself
+        # names and labels in it come from anywhere; a KeyError quotes itself
+        return printable(Exception.__str__(self))
 
 
 class ArgumentError(ExplainError, TypeError):
@@ -60,7 +66,8 @@ class ArgumentError(ExplainError, TypeError):
 
 
 def imported_later(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's ``__getattr__`` for names that are imported when they are used; ``homes`` says from where."""
+    """A module's ``__getattr__`` for names that are imported when they are used; ``homes`` says
+    from where."""
 
     def load(name: str) -> Any:
         if name not in homes:
@@ -115,7 +122,8 @@ class OutputError(ExplainError):
 
 
 class FolderError(OutputError):
-    """The folder for results cannot be written, so that no other result could be written there either."""
+    """The folder for results cannot be written, so that no other result could be written there
+    either."""
 
 
 class RecordError(ExplainError):
@@ -137,8 +145,8 @@ class PhotoError(ExplainError):
 class PhotosError(ExplainError):
     """Some of several photos could not be explained.
 
-    ``results`` has an `Explanation` for each photo that could, and None for the others, in the order of the photos;
-    ``errors`` has a `PhotoError` for each of the others, by its place.
+    ``results`` has an `Explanation` for each photo that could, and None for the others, in the
+    order of the photos; ``errors`` has a `PhotoError` for each of the others, by its place.
     """
 
     def __init__(self, message: str, results: list[Any], errors: dict[int, PhotoError]) -> None:
@@ -159,7 +167,8 @@ class ExplainWarning(UserWarning):
 
 
 class _Here(threading.local):
-    """What the messages of this thread follow: names of images, whether somebody types commands, who hears warnings."""
+    """What the messages of this thread follow: names of images, whether somebody types commands,
+    who hears warnings."""
 
     images: Sequence[str | None] = ()
     typed = False
@@ -168,13 +177,18 @@ class _Here(threading.local):
 
 _here = _Here()
 
-for _kind in (*ExplainError.__subclasses__(), *OutputError.__subclasses__(), *LayerError.__subclasses__()):
+for _kind in (
+    *ExplainError.__subclasses__(),
+    *OutputError.__subclasses__(),
+    *LayerError.__subclasses__(),
+):
     _kind.__module__ = "explain"  # where users import them from
 LabelsError.__module__ = ExplainError.__module__ = ExplainWarning.__module__ = "explain"
 
 
 def naming(images: Sequence[str | None]) -> AbstractContextManager[None]:
-    """Let messages in this thread call the images of a batch by these names; those of None by their numbers."""
+    """Let messages in this thread call the images of a batch by these names; those of None by their
+    numbers."""
     return temporarily(_here, images=images)
 
 
@@ -239,8 +253,8 @@ def overheard(messages: list[str]) -> AbstractContextManager[None]:
 def quiet() -> AbstractContextManager[None]:
     """Ignore the warnings of libraries.
 
-    Filters belong to the process. (``warnings.catch_warnings`` alone would bring back what another thread had put
-    there.)
+    Filters belong to the process. (``warnings.catch_warnings`` alone would bring back what another
+    thread had put there.)
     """
     return Shared({"warnings": _ignore_warnings})
 
@@ -252,7 +266,8 @@ def _ignore_warnings() -> AbstractContextManager[Any]:
 
 
 def note(message: str) -> None:
-    """Say that a slower way is taken, at the level INFO of the logger "explain": it is no fault, but costs time.
+    """Say that a slower way is taken, at the level INFO of the logger "explain": it is no fault,
+    but costs time.
 
     ``logging.basicConfig(level=logging.INFO)`` shows them.
     """
@@ -266,13 +281,18 @@ def warn(message: str) -> None:
         return
     frame = sys._getframe(1)
     level = 2
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain":
+    while (
+        frame.f_back is not None
+        and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain"
+    ):
         frame = frame.f_back
         level = level + 1
     warnings.warn(printable(message), ExplainWarning, stacklevel=level)
 
 
-def keywords(*more: type, elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def keywords(
+    *more: type, elsewhere: Mapping[str, str] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Refuse keyword arguments that a function does not have, in one line with a hint.
 
     Args:
@@ -280,7 +300,8 @@ def keywords(*more: type, elsewhere: Mapping[str, str] | None = None) -> Callabl
         elsewhere: for names that a caller may look for here, what takes them.
 
     Raises:
-        ArgumentError: an argument is unknown; like all that Python says of arguments, it is a ``TypeError`` too.
+        ArgumentError: an argument is unknown; like all that Python says of arguments, it is a
+            ``TypeError`` too.
 
     >>> @keywords(elsewhere={"model": "Explainer(model=...) takes it"})
     ... def explain(image: str, methods: str = "gradcam") -> str:
@@ -292,7 +313,11 @@ def keywords(*more: type, elsewhere: Mapping[str, str] | None = None) -> Callabl
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        own = [name for name, each in inspect.signature(function).parameters.items() if each.kind in kinds]
+        own = [
+            name
+            for name, each in inspect.signature(function).parameters.items()
+            if each.kind in kinds
+        ]
         known = dict.fromkeys([*own, *(name for each in more for name in each.__annotations__)])
         known.pop("self", None)
 
@@ -301,7 +326,8 @@ def keywords(*more: type, elsewhere: Mapping[str, str] | None = None) -> Callabl
             if not kwargs.keys() <= known.keys():
                 wrong = next(name for name in kwargs if name not in known)
                 hint = (elsewhere or {}).get(wrong) or did_you_mean(wrong, known)
-                name = re.sub(r"\.__\w+__$", "", function.__qualname__)  # of a constructor, its class
+                # of a constructor, its class
+                name = re.sub(r"\.__\w+__$", "", function.__qualname__)
                 raise ArgumentError(f"{name} has no argument {wrong!r}; {hint}")
             return function(*args, **kwargs)
 
@@ -325,7 +351,8 @@ def shown(value: object, width: int = 60) -> str:
     >>> shown("0.6"), shown([1] * 100, 12)
     ("'0.6'", '[1, 1, 1, ...')
     """
-    shape = None if isinstance(value, Mapping) else getattr(value, "shape", None)  # whose names may be its keys
+    # whose names may be its keys
+    shape = None if isinstance(value, Mapping) else getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {tuple(shape)}"
     words = " ".join(repr(value).split())
@@ -343,11 +370,14 @@ def optional(module: str, why: str, extra: str, error: type[ExplainError]) -> An
         return importlib.import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise error(f"{package} must be installed {why}; run pip install 'explain-hooks[{extra}]'") from None
+        raise error(
+            f"{package} must be installed {why}; run pip install 'explain-hooks[{extra}]'"
+        ) from None
 
 
 def in_short(value: Any) -> str:
-    """Show a dataclass as it shows itself, but arrays and tensors as their kind and shape: a ``__repr__``.
+    """Show a dataclass as it shows itself, but arrays and tensors as their kind and shape: a
+    ``__repr__``.
 
     >>> import dataclasses, numpy
     >>> @dataclasses.dataclass

@@ -1,4 +1,5 @@
-"""Tables as text, and pieces of HTML for notebooks: everything is escaped, every picture has an alternative text."""
+"""Tables as text, and pieces of HTML for notebooks: everything is escaped, every picture has an
+alternative text."""
 
 import base64
 import html
@@ -21,8 +22,11 @@ LARGEST = 220_000
 """Bytes of a picture in a notebook, so that a result takes at most 300 kB there."""
 
 
-def picture_html(picture: Image.Image, alternative: str, most: int = LARGEST, style: str = "max-width: 100%") -> str:
-    """Return an ``img`` with a file of at most ``most`` bytes inside: a PNG, or else a JPEG, and reduced if need be.
+def picture_html(
+    picture: Image.Image, alternative: str, most: int = LARGEST, style: str = "max-width: 100%"
+) -> str:
+    """Return an ``img`` with a file of at most ``most`` bytes inside: a PNG, or else a JPEG, and
+    reduced if need be.
 
     >>> picture_html(Image.new("RGB", (2, 1)), "a <cat>")[-46:]
     '" alt="a &lt;cat&gt;" style="max-width: 100%">'
@@ -32,13 +36,17 @@ def picture_html(picture: Image.Image, alternative: str, most: int = LARGEST, st
     scale = 1.0
     while len(content) > most and scale > 0.05:
         buffer = io.BytesIO()
-        smaller = picture.convert("RGB").resize([max(1, round(scale * side)) for side in picture.size])
+        smaller = picture.convert("RGB").resize(
+            [max(1, round(scale * side)) for side in picture.size]
+        )
         smaller.save(buffer, "JPEG", quality=85)
         content = buffer.getvalue()
         kind = "jpeg"
         scale = 0.85 * scale
     data = base64.b64encode(content).decode("ascii")
-    return f'<img src="data:image/{kind};base64,{data}" alt="{escaped(alternative)}" style="{style}">'
+    return (
+        f'<img src="data:image/{kind};base64,{data}" alt="{escaped(alternative)}" style="{style}">'
+    )
 
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
@@ -54,7 +62,8 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
 
 
 def aligned(rows: Sequence[Sequence[str]], to_the_right: Collection[int] = ()) -> list[str]:
-    """A line of text for each row, with columns of equal width; those with these numbers go to the right.
+    """A line of text for each row, with columns of equal width; those with these numbers go to the
+    right.
 
     >>> aligned([("layer", "ms"), ("conv", "9")], to_the_right=[1])
     ['layer  ms', 'conv    9']
@@ -62,7 +71,9 @@ def aligned(rows: Sequence[Sequence[str]], to_the_right: Collection[int] = ()) -
     columns = []
     for number, column in enumerate(zip(*rows, strict=True)):
         width = max(map(len, column))
-        columns.append([cell.rjust(width) if number in to_the_right else cell.ljust(width) for cell in column])
+        columns.append(
+            [cell.rjust(width) if number in to_the_right else cell.ljust(width) for cell in column]
+        )
     return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
@@ -83,4 +94,8 @@ def escaped(text: str) -> str:
 
 def _cell(text: str) -> str:
     number = text[:1].isdigit()
-    return f'<td style="text-align: right">{escaped(text)}</td>' if number else f"<td>{escaped(text)}</td>"
+    return (
+        f'<td style="text-align: right">{escaped(text)}</td>'
+        if number
+        else f"<td>{escaped(text)}</td>"
+    )

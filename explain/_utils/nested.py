@@ -15,7 +15,8 @@ Change: TypeAlias = Callable[[Path, torch.Tensor], torch.Tensor]
 
 
 def items(value: Any) -> list[tuple[Any, Any]]:
-    """Return the items of a container by position, key or field, one level deep; an empty list for anything else.
+    """Return the items of a container by position, key or field, one level deep; an empty list for
+    anything else.
 
     >>> items({"a": 1}), items((2, 3)), items(4)
     ([('a', 1)], [(0, 2), (1, 3)], [])
@@ -25,7 +26,11 @@ def items(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, (tuple, list)):
         return list(enumerate(value))
     if _is_data(value):
-        return [(each.name, getattr(value, each.name)) for each in fields(value) if hasattr(value, each.name)]
+        return [
+            (each.name, getattr(value, each.name))
+            for each in fields(value)
+            if hasattr(value, each.name)
+        ]
     return []
 
 
@@ -52,7 +57,8 @@ def _collect(value: Any, path: Path, tensors: list[tuple[Path, torch.Tensor]]) -
 
 
 def constants(value: Any) -> Iterator[Any]:
-    """Yield everything but tensors and containers: switches, sizes, names, and the keys of containers."""
+    """Yield everything but tensors and containers: switches, sizes, names, and the keys of
+    containers."""
     if not (isinstance(value, (torch.Tensor, Mapping, tuple, list)) or _is_data(value)):
         yield value
     for key, inner in items(value):
@@ -61,7 +67,8 @@ def constants(value: Any) -> Iterator[Any]:
 
 
 def find(value: Any) -> tuple[Path, torch.Tensor] | None:
-    """Return the first tensor with the way to it, preferring those in the fewest containers; None if there is none.
+    """Return the first tensor with the way to it, preferring those in the fewest containers; None
+    if there is none.
 
     >>> find([(torch.ones(2),), "text", torch.ones(3)])
     ((2,), tensor([1., 1., 1.]))
@@ -72,7 +79,8 @@ def find(value: Any) -> tuple[Path, torch.Tensor] | None:
 
 
 def replace(value: Any, change: Change) -> Any:
-    """Return a value with each tensor replaced by ``change(path, tensor)``; containers are copied, never edited.
+    """Return a value with each tensor replaced by ``change(path, tensor)``; containers are copied,
+    never edited.
 
     Raises:
         HookError: a container of a class of its own cannot be made with other contents.
@@ -86,8 +94,8 @@ def replace(value: Any, change: Change) -> Any:
 def edit(value: Any, change: Change) -> Any:
     """Put ``change(path, tensor)`` in the place of each tensor, and return the value.
 
-    Lists, mappings and dataclasses stay the same objects, for others may hold them and write into them. Only those that
-    cannot be written into, such as tuples, are made again.
+    Lists, mappings and dataclasses stay the same objects, for others may hold them and write into
+    them. Only those that cannot be written into, such as tuples, are made again.
 
     Raises:
         HookError: a container of a class of its own cannot be made with other contents.
@@ -114,10 +122,14 @@ def with_items(like: Any, values: Iterable[Any]) -> Any:
         return _made(like, list(values))
     except Exception as error:
         kind = type(like).__name__
-        raise HookError(f"container of tensors must be a list, dict or dataclass, got {kind}: {error}") from error
+        raise HookError(
+            f"container of tensors must be a list, dict or dataclass, got {kind}: {error}"
+        ) from error
 
 
-def _changed(value: Any, path: Path, change: Change, in_place: bool, done: dict[int, tuple[Any, Any]]) -> Any:
+def _changed(
+    value: Any, path: Path, change: Change, in_place: bool, done: dict[int, tuple[Any, Any]]
+) -> Any:
     if isinstance(value, torch.Tensor):
         return change(path, value)
     inside = items(value)
@@ -130,11 +142,16 @@ def _changed(value: Any, path: Path, change: Change, in_place: bool, done: dict[
     is_same = True
     for key, inner in inside:
         is_tensor = isinstance(inner, torch.Tensor)
-        new = change((*path, key), inner) if is_tensor else _changed(inner, (*path, key), change, in_place, done)
+        new = (
+            change((*path, key), inner)
+            if is_tensor
+            else _changed(inner, (*path, key), change, in_place, done)
+        )
         is_same = is_same and new is inner
         values.append(new)
     if is_same:
-        # Of what holds no tensor, lists and mappings are copied too: the receiver may write into these.
+        # Of what holds no tensor, lists and mappings are copied too: the receiver may write into
+        # these.
         result = copy.copy(value) if writable and not in_place else value
     elif in_place and not isinstance(value, tuple):
         result = _written(value, values)
@@ -160,7 +177,8 @@ def _written(into: Any, values: list[Any]) -> Any:
 
 
 def _made(like: Any, values: list[Any]) -> Any:
-    """A container like ``like``: a copy where it has more than its items, such as attributes, a default, an order."""
+    """A container like ``like``: a copy where it has more than its items, such as attributes, a
+    default, an order."""
     if isinstance(like, (tuple, list)):
         return type(like)(*values) if hasattr(like, "_fields") else type(like)(values)
     made = copy.copy(like)
@@ -187,27 +205,32 @@ def _is_data(value: Any) -> bool:
 
 
 def first_tensor(output: Any) -> torch.Tensor | None:
-    """Return the first tensor of a module's output: the output itself, or the first in its containers."""
+    """Return the first tensor of a module's output: the output itself, or the first in its
+    containers."""
     return (find(output) or ((), None))[1]
 
 
 def replace_first(output: Any, new: torch.Tensor) -> Any:
-    """Return ``output`` with its first tensor replaced by ``new``, wherever it is; containers stay the same objects.
+    """Return ``output`` with its first tensor replaced by ``new``, wherever it is; containers stay
+    the same objects.
 
     >>> replace_first((torch.zeros(1), "state"), torch.ones(1))
     (tensor([1.]), 'state')
     """
     old = first_tensor(output)
     if old is None:
-        raise HookError(f"a module's output must be a tensor or hold one, got {type(output).__name__}")
+        raise HookError(
+            f"a module's output must be a tensor or hold one, got {type(output).__name__}"
+        )
     return edit(output, lambda path, tensor: new if tensor is old else tensor)
 
 
 class SwappedInputs:
-    """Tensors replaced in a module's inputs for one call; ``pairs`` has each old tensor and the new one.
+    """Tensors replaced in a module's inputs for one call; ``pairs`` has each old tensor and the new
+    one.
 
-    Containers stay those of the caller, since the module may write into them. `restore` puts the old tensors back
-    wherever the module has left the new ones.
+    Containers stay those of the caller, since the module may write into them. `restore` puts the
+    old tensors back wherever the module has left the new ones.
 
     >>> skips = [torch.zeros(1)]
     >>> swapped = SwappedInputs((skips,), lambda tensor: tensor + 1)

@@ -1,8 +1,9 @@
-"""Options of methods, metrics and baselines: each is checked against the type of its field as soon as one is made.
+"""Options of methods, metrics and baselines: each is checked against the type of its field as soon
+as one is made.
 
-A name with options, as people type it: ``integratedgradients(steps=20)``. Nothing in it is ever run. Values are
-literals of Python (numbers, texts in quotes, True, False, None, tuples and lists of these) or plain words, which stand
-for themselves: ``blur``, or again a name with options.
+A name with options, as people type it: ``integratedgradients(steps=20)``. Nothing in it is ever
+run. Values are literals of Python (numbers, texts in quotes, True, False, None, tuples and lists of
+these) or plain words, which stand for themselves: ``blur``, or again a name with options.
 """
 
 import ast
@@ -20,37 +21,54 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 import numpy as np
 import torch
 
-from explain._utils.errors import ArgumentError, BaselineError, ExplainError, MethodError, did_you_mean, shown
+from explain._utils.errors import (
+    ArgumentError,
+    BaselineError,
+    ExplainError,
+    MethodError,
+    did_you_mean,
+    shown,
+)
 
 T = TypeVar("T")
 _REFUSED = object()
 _UNIONS = (UnionType, typing.Union)
 _PLAIN: dict[type, Any] = {bool: (bool, np.bool_), str: str}
 _WORDS = {
-    bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None",
-    torch.Tensor: "a tensor of finite numbers", Callable: "a function",
-}  # fmt: skip
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    NoneType: "None",
+    torch.Tensor: "a tensor of finite numbers",
+    Callable: "a function",
+}
 
 Check = Callable[[str, Any, str], None]
 _readers: dict[type, tuple[str, Callable[[Any], Any], Check | None]] = {}
 
 
-def register_reader(kind: type, words: str, plain: Callable[[Any], Any], check: Check | None = None) -> None:
+def register_reader(
+    kind: type, words: str, plain: Callable[[Any], Any], check: Check | None = None
+) -> None:
     """Let options be of a type that is defined elsewhere.
 
-    ``words`` are what the type is called; ``plain`` brings a value into its plain form, and ``check``, given the name
-    of the method, an object of the type and the name of the option, refuses objects that cannot stand there.
+    ``words`` are what the type is called; ``plain`` brings a value into its plain form, and
+    ``check``, given the name of the method, an object of the type and the name of the option,
+    refuses objects that cannot stand there.
     """
     _readers[kind] = words, plain, check
 
 
 class Options:
-    """What has options: a frozen dataclass whose fields they are. Unknown ones are refused, in one line with a hint.
+    """What has options: a frozen dataclass whose fields they are. Unknown ones are refused, in one
+    line with a hint.
 
-    Options that are not of their field's type are refused, and those that are get its plain form: numbers of NumPy
-    become Python's, lists become tuples, arrays tensors, and a name stands for its method or baseline. Numbers must be
-    finite. Types are bool, int, float, str, `Literal`, tensors, those of `register_reader`, and tuples and unions of
-    these; what a type says nothing of is left alone.
+    Options that are not of their field's type are refused, and those that are get its plain form:
+    numbers of NumPy become Python's, lists become tuples, arrays tensors, and a name stands for its
+    method or baseline. Numbers must be finite. Types are bool, int, float, str, `Literal`, tensors,
+    those of `register_reader`, and tuples and unions of these; what a type says nothing of is left
+    alone.
 
     ``about`` says in a list what it is: where it is not given, the first line of the docstring.
 
@@ -69,20 +87,25 @@ class Options:
     maximums: ClassVar[Mapping[str, float]] = {}
     """By name of an option that is a number, the largest that it may be."""
     below: ClassVar[Mapping[str, float]] = {}
-    """By name of an option that must be above 0, the number that it, and each of several, must be below."""
+    """By name of an option that must be above 0, the number that it, and each of several, must be
+    below."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.__doc__ and "about" not in vars(cls):
-            word, *rest = cls.__doc__.splitlines()[0].removesuffix(".").split(" ")
-            word = word.lower() if word.istitle() and "-" not in word else word  # but not "Grad-CAM"
+            first_paragraph = cls.__doc__.partition("\n\n")[0]
+            word, *rest = first_paragraph.strip().removesuffix(".").split()
+            if word.istitle() and "-" not in word:  # but not "Grad-CAM"
+                word = word.lower()
             type.__setattr__(cls, "about", " ".join([word, *rest]))
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         known = _checked_fields(cls).names
         if not options.keys() <= known:
             wrong = next(name for name in options if name not in known)
-            raise ArgumentError(f"{cls.__name__} has no option {wrong!r}; {did_you_mean(wrong, sorted(known))}")
+            raise ArgumentError(
+                f"{cls.__name__} has no option {wrong!r}; {did_you_mean(wrong, sorted(known))}"
+            )
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -102,24 +125,36 @@ class Options:
         try:
             read = _read(value, checked.kind, low)
         except (BaselineError, AttributeError) as error:
-            raise self.error(f"{option} of {name} must be a baseline or the name of one: {error}") from None
-        too_large = type(read) is int and option != "seed" and not -(2**63) <= read < 2**63  # no tensor holds it
+            raise self.error(
+                f"{option} of {name} must be a baseline or the name of one: {error}"
+            ) from None
+        # no tensor holds it
+        too_large = type(read) is int and option != "seed" and not -(2**63) <= read < 2**63
         if read is _REFUSED or too_large or (high is not None and read is not None and read > high):
             most = "" if high is None else f" to {high:g}"
-            raise self.error(f"{option} of {name} must be {_word(checked.kind, low)}{most}, got {shown(value)}")
+            raise self.error(
+                f"{option} of {name} must be {_word(checked.kind, low)}{most}, got {shown(value)}"
+            )
         for kind, (_, _, check) in _readers.items():
             if check is not None and isinstance(read, kind):
                 check(name, read, option)
         end = self.below.get(option)
         several = read if isinstance(read, tuple) else (read,)
-        if end is not None and read is not None and not (several and all(0 < number < end for number in several)):
+        if (
+            end is not None
+            and read is not None
+            and not (several and all(0 < number < end for number in several))
+        ):
             below = "" if end == math.inf else f" and below {end:g}"
-            raise self.error(f"{option} of {name} must be above 0{below}, got {shown(value)}; leave it out")
+            raise self.error(
+                f"{option} of {name} must be above 0{below}, got {shown(value)}; leave it out"
+            )
         return read
 
 
 class _CheckedField(NamedTuple):
-    """An option, the type that its values must have, and the default, if that is in its plain form already."""
+    """An option, the type that its values must have, and the default, if that is in its plain form
+    already."""
 
     name: str
     kind: Any
@@ -137,7 +172,8 @@ _fields_by_class: dict[Any, _CheckedFields] = {}
 
 
 def _checked_fields(of: Any) -> _CheckedFields:
-    """What is known of the fields of a class, found out once (not by `lru_cache`: `torch.compile` warns of that)."""
+    """What is known of the fields of a class, found out once (not by `lru_cache`: `torch.compile`
+    warns of that)."""
     known = _fields_by_class.get(of)
     if known is None:
         known = _fields_by_class[of] = _find_checked_fields(of)
@@ -149,22 +185,35 @@ def _find_checked_fields(of: Any) -> _CheckedFields:
     checked = []
     for option in fields(of):
         if option.name in kinds:
-            is_plain = isinstance(option.default, (bool, int, float, NoneType, tuple)) or _is_choice(kinds[option.name])
+            is_plain = isinstance(
+                option.default, (bool, int, float, NoneType, tuple)
+            ) or _is_choice(kinds[option.name])
             default = option.default if is_plain else _REFUSED
             checked.append(_CheckedField(option.name, kinds[option.name], default))
-    return _CheckedFields(frozenset(option.name for option in fields(of) if option.init), tuple(checked))
+    return _CheckedFields(
+        frozenset(option.name for option in fields(of) if option.init), tuple(checked)
+    )
 
 
 def by_name(
-    given: Any, get: Callable[[Any], T], error: type[ExplainError], what: str, turns: str, equal: Any = operator.eq
+    given: Any,
+    get: Callable[[Any], T],
+    error: type[ExplainError],
+    what: str,
+    turns: str,
+    equal: Any = operator.eq,
 ) -> dict[str, T]:
-    """Return methods or metrics, which are ``what``, by their names and in order; ``given`` are one or several of them.
+    """Return methods or metrics, which are ``what``, by their names and in order; ``given`` are one
+    or several of them.
 
     Raises:
-        ExplainError: there is none, or two different ones have one name; ``turns`` says what to do then.
+        ExplainError: there is none, or two different ones have one name; ``turns`` says what to do
+            then.
     """
     chosen: dict[str, T] = {}
-    for each in map(get, [given] if isinstance(given, str) or not isinstance(given, Iterable) else given):
+    for each in map(
+        get, [given] if isinstance(given, str) or not isinstance(given, Iterable) else given
+    ):
         name = each.name  # type: ignore[attr-defined]
         if not equal(chosen.setdefault(name, each), each):
             raise error(f"{what}s must have different names, got two of {name!r}; {turns}")
@@ -174,7 +223,8 @@ def by_name(
 
 
 def enter(known: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
-    """Make ``it`` known by its name: an object, or a class with these options, which becomes a frozen dataclass.
+    """Make ``it`` known by its name: an object, or a class with these options, which becomes a
+    frozen dataclass.
 
     Raises:
         ExplainError: the name is taken by another, or cannot be one.
@@ -183,10 +233,14 @@ def enter(known: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
         dataclass(frozen=True)(it)
     made = it(**options) if isinstance(it, type) else it
     if not re.fullmatch(r"[a-z0-9+._-]+", made.name):
-        raise made.error(f"name of a {what} must be of a-z, 0-9 and + . _ -, got {made.name!r}; change it")
+        raise made.error(
+            f"name of a {what} must be of a-z, 0-9 and + . _ -, got {made.name!r}; change it"
+        )
     if known.setdefault(made.name, made) != made:
         other = type(known[made.name]).__qualname__
-        raise made.error(f"{what} {made.name!r} is already registered by {other}; choose another name")
+        raise made.error(
+            f"{what} {made.name!r} is already registered by {other}; choose another name"
+        )
     return it
 
 
@@ -210,7 +264,9 @@ def _read(value: Any, kind: Any, least: float | None) -> Any:
     origin = typing.get_origin(kind)
     args = typing.get_args(kind)
     if origin in _UNIONS:
-        return next((read for each in args if (read := _read(value, each, least)) is not _REFUSED), _REFUSED)
+        return next(
+            (read for each in args if (read := _read(value, each, least)) is not _REFUSED), _REFUSED
+        )
     if origin is typing.Literal:
         return str(value) if isinstance(value, str) and value in args else _REFUSED
     if origin is tuple:
@@ -222,8 +278,16 @@ def _read(value: Any, kind: Any, least: float | None) -> Any:
     if kind in (int, float):
         return _number(value, kind, least)
     if kind is torch.Tensor:
-        value = torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "fiu" else value
-        fits = isinstance(value, torch.Tensor) and not value.is_complex() and bool(torch.isfinite(value).all())
+        value = (
+            torch.from_numpy(value)
+            if isinstance(value, np.ndarray) and value.dtype.kind in "fiu"
+            else value
+        )
+        fits = (
+            isinstance(value, torch.Tensor)
+            and not value.is_complex()
+            and bool(torch.isfinite(value).all())
+        )
         return value if fits else _REFUSED
     if kind in _readers:
         value = _readers[kind][1](value)
@@ -241,7 +305,8 @@ def _number(value: Any, kind: type, least: float | None) -> Any:
             number = value if isinstance(value, int) and abs(value) < 2**63 else float(value)
         else:
             return _REFUSED
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # what Python, NumPy and torch say of other things
+    # what Python, NumPy and torch say of other things
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return _REFUSED
     return number if least is None or number >= least else _REFUSED
 
@@ -252,7 +317,11 @@ def _tuple(value: Any, kinds: Sequence[Any], least: float | None) -> Any:
     items = items if isinstance(items, (list, tuple)) else [items]
     kinds = [kinds[0]] * len(items) if kinds[-1] is ... else kinds
     read = [_read(*each, least) for each in zip(items, kinds, strict=False)]
-    return _REFUSED if len(items) != len(kinds) or any(item is _REFUSED for item in read) else tuple(read)
+    return (
+        _REFUSED
+        if len(items) != len(kinds) or any(item is _REFUSED for item in read)
+        else tuple(read)
+    )
 
 
 def _word(kind: Any, least: float | None) -> str:
@@ -265,7 +334,11 @@ def _word(kind: Any, least: float | None) -> str:
     if origin in _UNIONS:
         return " or ".join([", ".join(words[:-1]), words[-1]])
     if origin is tuple:
-        return f"a list of {' and '.join(words)}" if len(words) > 1 else f"a list, each item {words[0]}"
+        return (
+            f"a list of {' and '.join(words)}"
+            if len(words) > 1
+            else f"a list, each item {words[0]}"
+        )
     name = _readers[kind][0] if kind in _readers else _WORDS.get(origin or kind, str(kind))
     return name if least is None or kind not in (int, float) else f"{name} from {least}"
 
@@ -284,7 +357,8 @@ class SpecError(ExplainError):
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A name in small letters, the values in its brackets that have no name, and those that have one."""
+    """A name in small letters, the values in its brackets that have no name, and those that have
+    one."""
 
     name: str
     values: tuple[Any, ...] = ()
@@ -295,7 +369,8 @@ def read_written(text: str) -> MethodSpec:
     """Read a name with options.
 
     Raises:
-        SpecError: it is none; the message goes on after "...", since the caller knows what it is about.
+        SpecError: it is none; the message goes on after "...", since the caller knows what it is
+            about.
 
     >>> read_written("Smooth(gradcam++(), samples=5)")
     MethodSpec(name='smooth', values=('gradcam++()',), options={'samples': 5})
@@ -313,7 +388,9 @@ def read_written(text: str) -> MethodSpec:
         named = _NAMED.fullmatch(part)
         if named is None:
             if options:
-                raise SpecError(f"must have options with names behind those without, got {shown(text)}")
+                raise SpecError(
+                    f"must have options with names behind those without, got {shown(text)}"
+                )
             values.append(_value(part, text))
         elif named[1] in options:
             raise SpecError(f"must have each option once, got {named[1]!r} twice in {shown(text)}")
@@ -336,12 +413,16 @@ def _parts(inside: str, text: str) -> Iterator[str]:
             open_.append(_ENDS[character])
         elif character in ")]":
             if not open_ or open_.pop() != character:
-                raise SpecError(f"must have a closing bracket for each opening one, got {shown(text)}")
+                raise SpecError(
+                    f"must have a closing bracket for each opening one, got {shown(text)}"
+                )
         elif character == "," and not open_:
             yield inside[start:place]
             start = place + 1
     if open_ or quote:
-        raise SpecError(f"must have closing brackets and quotes for all opening ones, got {shown(text)}")
+        raise SpecError(
+            f"must have closing brackets and quotes for all opening ones, got {shown(text)}"
+        )
     if inside[start:].strip():  # a comma may end the list
         yield inside[start:]
 
@@ -356,7 +437,10 @@ def _value(given: str, text: str) -> Any:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = word if _NAME.fullmatch(word) else ...
     if not _is_plain(value):
-        raise SpecError(f"must have numbers, words or quoted texts for values, got {shown(word)} in {shown(text)}")
+        raise SpecError(
+            f"must have numbers, words or quoted texts for values, got {shown(word)} in "
+            f"{shown(text)}"
+        )
     return value
 
 

@@ -22,7 +22,8 @@ def duration(seconds: float) -> str:
 
 
 class StatusLine:
-    """One line on standard error that is drawn in place of the last one; in a terminal, unless ``anywhere``."""
+    """One line on standard error that is drawn in place of the last one; in a terminal, unless
+    ``anywhere``."""
 
     _drawn = float("-inf")
     _shown = False
@@ -33,7 +34,8 @@ class StatusLine:
         self.clock = clock
 
     def draw(self, share: float | None, text: str) -> None:
-        """Draw a bar, if the share that is done is known, and a text; not more often than the eye follows."""
+        """Draw a bar, if the share that is done is known, and a text; not more often than the eye
+        follows."""
         now = self.clock()
         seen = sys.stderr is not None and (self.anywhere or sys.stderr.isatty())
         if self.hidden or not seen or now - self._drawn < PAUSE:
@@ -52,7 +54,8 @@ class StatusLine:
 
 
 class ProgressLine(StatusLine):
-    """What ``progress=True`` draws, in a terminal and in a notebook; called with what is done and the total."""
+    """What ``progress=True`` draws, in a terminal and in a notebook; called with what is done and
+    the total."""
 
     anywhere = True
     _first = (0, 0.0)
@@ -66,7 +69,11 @@ class ProgressLine(StatusLine):
         if done == total:
             self._drawn = float("-inf")
         rate = (done - begun) / ((self.clock() - since) or 1)
-        left = f", about {duration((total - done) / rate)} left" if total and rate and done < total else ""
+        left = (
+            f", about {duration((total - done) / rate)} left"
+            if total and rate and done < total
+            else ""
+        )
         self.draw(done / total if total else None, f"{done}/{total or '?'}{left}")
         if done == total and self._shown:
             print(file=sys.stderr)

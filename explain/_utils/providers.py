@@ -1,7 +1,9 @@
-"""What a room needs of rooms below it, which it does not know: the package, which knows all rooms, says where it is."""
+"""What a room needs of rooms below it, which it does not know: the package, which knows all rooms,
+says where it is."""
 
 from collections.abc import Callable
 from typing import Any
 
 grids_of_photo: Callable[[Any, Any], Callable[[str, int], Any]]
-"""From a model and its inputs to how the tokens that a layer gives lie on the photo; see `explain.layers.grids`."""
+"""From a model and its inputs to how the tokens that a layer gives lie on the photo; see
+`explain.layers.grids`."""

@@ -1,4 +1,5 @@
-"""Random numbers that depend on their generator alone, not on the caller's default dtype or device."""
+"""Random numbers that depend on their generator alone, not on the caller's default dtype or
+device."""
 
 from collections.abc import Sequence
 
@@ -6,8 +7,11 @@ import torch
 
 
 def seeded(seed: int, draw: int | None = None) -> torch.Generator:
-    """Return a generator on the CPU for any whole number as a seed; with ``draw``, one of several for the same seed."""
-    return torch.Generator("cpu").manual_seed((seed if draw is None else seed * 1_000_003 + draw) % 2**63)
+    """Return a generator on the CPU for any whole number as a seed; with ``draw``, one of several
+    for the same seed."""
+    return torch.Generator("cpu").manual_seed(
+        (seed if draw is None else seed * 1_000_003 + draw) % 2**63
+    )
 
 
 def permutation(count: int, seed: int) -> torch.Tensor:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 Dims = int | tuple[int, ...]
 _ROUNDING = 8
-"""Gradients before an instance normalisation, of which the mean over n places is zero, had means of up to 6 rounding
-errors of their mean magnitude times the root of n."""
+"""Gradients before an instance normalisation, of which the mean over n places is zero, had means of
+up to 6 rounding errors of their mean magnitude times the root of n."""
 
 
 def all_finite(values: Tensor) -> bool:
@@ -23,7 +23,8 @@ def all_finite(values: Tensor) -> bool:
 
 
 def rounding_error(terms: Tensor, dim: Dims) -> Tensor:
-    """How large the mean of terms may be that cancel: of all terms along some dimensions, or of a part of them.
+    """How large the mean of terms may be that cancel: of all terms along some dimensions, or of a
+    part of them.
 
     >>> terms = torch.tensor([[0.1, 0.2, -0.3], [0.1, 0.2, 0.3]])
     >>> terms.mean(1).abs() <= rounding_error(terms, dim=1)
@@ -34,7 +35,8 @@ def rounding_error(terms: Tensor, dim: Dims) -> Tensor:
 
 
 def all_cancel(means: Tensor, terms: Tensor) -> Tensor:
-    """Whether all means ``(N, ...)`` of an image may be rounding errors: ``(N,)``, by the terms ``(N, ...)``.
+    """Whether all means ``(N, ...)`` of an image may be rounding errors: ``(N,)``, by the terms
+    ``(N, ...)``.
 
     In some channels, the terms themselves may be such errors; so all terms of an image count.
 

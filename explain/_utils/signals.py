@@ -1,13 +1,15 @@
 """Beginnings and ends that no signal can split.
 
-Python runs a signal's handler between two lines of the main thread, and what the handler raises (`KeyboardInterrupt`,
-the `TimeoutError` of a time limit) leaves from there. In a context that changes something this is harmless inside the
-block, but not between the lines of its beginning or its end: what has been changed would stay so. So while a block
-lasts, a handler of ours stands in front of the caller's own. It passes each signal on at once, except during a
-beginning or an end: there the signal waits until that is done. None is lost, and none comes twice. Code of `contextlib`
+Python runs a signal's handler between two lines of the main thread, and what the handler raises
+(`KeyboardInterrupt`, the `TimeoutError` of a time limit) leaves from there. In a context that
+changes something this is harmless inside the block, but not between the lines of its beginning or
+its end: what has been changed would stay so. So while a block lasts, a handler of ours stands in
+front of the caller's own. It passes each signal on at once, except during a beginning or an end:
+there the signal waits until that is done. None is lost, and none comes twice. Code of `contextlib`
 counts as part of a beginning or end too, where this package has called it.
 
-Ours is a handler for the main thread only, as Python's are. Other threads receive no signals and need nothing.
+Ours is a handler for the main thread only, as Python's are. Other threads receive no signals and
+need nothing.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` itself spends 2 µs a call on making enums
@@ -27,8 +29,24 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NAMES = ["INT", "TERM", "HUP", "ALRM", "VTALRM", "PROF", "USR1", "USR2", "QUIT", "BREAK", "CHLD", "IO", "WINCH"]
-_SIGNALS = tuple(int(getattr(signal, f"SIG{name}")) for name in _NAMES if hasattr(signal, f"SIG{name}"))
+_NAMES = [
+    "INT",
+    "TERM",
+    "HUP",
+    "ALRM",
+    "VTALRM",
+    "PROF",
+    "USR1",
+    "USR2",
+    "QUIT",
+    "BREAK",
+    "CHLD",
+    "IO",
+    "WINCH",
+]
+_SIGNALS = tuple(
+    int(getattr(signal, f"SIG{name}")) for name in _NAMES if hasattr(signal, f"SIG{name}")
+)
 _WEAK = (weakref.__file__, _weakrefset.__file__)
 _waiting: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []
 
@@ -47,9 +65,11 @@ class _InFront:
 
 
 def came_by_signal(error: BaseException) -> bool:
-    """Whether an error was raised by a handler of the caller's, and so is no fault of the code that it came out of.
+    """Whether an error was raised by a handler of the caller's, and so is no fault of the code that
+    it came out of.
 
-    Whoever catches every ``Exception`` inside a block lets these pass: a time limit is not a broken layer.
+    Whoever catches every ``Exception`` inside a block lets these pass: a time limit is not a broken
+    layer.
     """
     return hasattr(error, "_came_by_signal")
 
@@ -57,9 +77,10 @@ def came_by_signal(error: BaseException) -> bool:
 class SignalSafe(Generic[T]):
     """A context whose beginning and end are never split by a signal.
 
-    Subclasses write ``begin``, whose result the ``with`` statement binds, and ``end``, which is given the error that
-    ended the block, if any. ``end`` is also called after a ``begin`` that raised, so it must put back what has been
-    changed so far, and no more: ``begin`` records what there was before it changes it.
+    Subclasses write ``begin``, whose result the ``with`` statement binds, and ``end``, which is
+    given the error that ended the block, if any. ``end`` is also called after a ``begin`` that
+    raised, so it must put back what has been changed so far, and no more: ``begin`` records what
+    there was before it changes it.
 
     >>> class Counted(SignalSafe[None]):
     ...     count = 0
@@ -120,13 +141,16 @@ class _FromGenerator(SignalSafe[T]):
         try:
             self._steps.throw(error)
         except BaseException as raised:
-            if raised is not error and raised.__cause__ is not error:  # Python wraps a StopIteration
+            # Python wraps a StopIteration
+            if raised is not error and raised.__cause__ is not error:
                 raise
-            error.__traceback__ = trace  # without this frame, which holds the error: they would keep each other alive
+            # without this frame, which holds the error: they would keep each other alive
+            error.__traceback__ = trace
 
 
 def signal_safe(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
-    """`contextlib.contextmanager` for a context whose beginning and end are never split by a signal.
+    """`contextlib.contextmanager` for a context whose beginning and end are never split by a
+    signal.
 
     >>> @signal_safe
     ... def counted(found: list[str]) -> Iterator[int]:
@@ -171,11 +195,13 @@ def temporarily(holder: object, **values: Any) -> AbstractContextManager[None]:
 
 lock = threading.RLock()
 _shared: dict[Any, tuple[int, Any]] = {}
-"""By setting of the process that is changed: how many blocks need it so, and a context whose end restores it."""
+"""By setting of the process that is changed: how many blocks need it so, and a context whose end
+restores it."""
 
 
 class Shared(SignalSafe[None]):
-    """Change settings of the process: the first of several threads changes them, and the last one restores them.
+    """Change settings of the process: the first of several threads changes them, and the last one
+    restores them.
 
     Each is changed by a function, which returns a context whose end restores it.
     """
@@ -239,7 +265,8 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_amid(frame: FrameType | None) -> bool:
-    """Whether a frame is inside something that must not be split; a handler of the caller's is not."""
+    """Whether a frame is inside something that must not be split; a handler of the caller's is
+    not."""
     for each in _stack(frame):
         if each.f_code in _WHOLE or (each.f_code is _handle.__code__ and each is not frame):
             return each.f_code in _WHOLE
@@ -251,21 +278,30 @@ def _is_in_a_context_of_ours(frame: FrameType | None) -> bool:
 
     A signal there must not keep a context from being left, or from being noted as entered.
     """
-    caller = next((each for each in _stack(frame) if each.f_code.co_filename != contextlib.__file__), None)
-    return caller not in (None, frame) and str(caller.f_globals.get("__name__", "")).split(".")[0] == "explain"
+    caller = next(
+        (each for each in _stack(frame) if each.f_code.co_filename != contextlib.__file__), None
+    )
+    return (
+        caller not in (None, frame)
+        and str(caller.f_globals.get("__name__", "")).split(".")[0] == "explain"
+    )
 
 
 def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
-    """Whether a frame is inside what a weak collection does when a member dies, where Python only prints errors.
+    """Whether a frame is inside what a weak collection does when a member dies, where Python only
+    prints errors.
 
     A signal there would be lost. It waits for the next beginning or end of a block.
     """
     codes = (each.f_code for each in _stack(frame))
-    return any(code.co_filename in _WEAK and code.co_name in ("_remove", "remove") for code in codes)
+    return any(
+        code.co_filename in _WEAK and code.co_name in ("_remove", "remove") for code in codes
+    )
 
 
 def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
-    """Put a handler of ours in front of each of the caller's that has none there yet; return the new ones."""
+    """Put a handler of ours in front of each of the caller's that has none there yet; return the
+    new ones."""
     if not _is_main():
         return ()
     placed: list[tuple[int, _InFront]] = []
@@ -304,13 +340,15 @@ def _is_main() -> bool:
 
 
 def _give_back(in_front: tuple[tuple[int, _InFront], ...]) -> None:
-    for number, ours in in_front if _is_main() else ():  # ours goes on handing over where another thread ends a block
+    # ours goes on handing over where another thread ends a block
+    for number, ours in in_front if _is_main() else ():
         if _signal.getsignal(number) is ours:
             _signal.signal(number, ours.theirs)
 
 
 def _hand_over(caller: FrameType | None) -> None:
-    """Call the handlers that have waited, unless the caller too is inside something that must not be split."""
+    """Call the handlers that have waited, unless the caller too is inside something that must not
+    be split."""
     if not _waiting or not _is_main() or _is_amid(caller):
         return
     number, theirs = _waiting.pop(0)
@@ -320,7 +358,9 @@ def _hand_over(caller: FrameType | None) -> None:
         _hand_over(caller)
 
 
-def _handle(number: int, theirs: Callable[[int, FrameType | None], Any], frame: FrameType | None) -> None:
+def _handle(
+    number: int, theirs: Callable[[int, FrameType | None], Any], frame: FrameType | None
+) -> None:
     try:
         theirs(number, frame)
     except Exception as error:
@@ -329,7 +369,8 @@ def _handle(number: int, theirs: Callable[[int, FrameType | None], Any], frame: 
 
 
 def _begin_child() -> None:
-    """A process that has just been forked waits for nothing, and has its signals and settings as they were."""
+    """A process that has just been forked waits for nothing, and has its signals and settings as
+    they were."""
     _waiting.clear()
     for number in _SIGNALS:
         handler = _signal.getsignal(number)
@@ -344,7 +385,8 @@ def _begin_child() -> None:
 
 
 def at_fork(**callbacks: Callable[[], Any]) -> None:
-    """Call functions when this process is forked, as `os.register_at_fork` does, where there are forks."""
+    """Call functions when this process is forked, as `os.register_at_fork` does, where there are
+    forks."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(**callbacks)
 

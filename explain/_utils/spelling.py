@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
-    """Return a clause that suggests the closest of ``known`` names for a misspelt one, or lists the first few.
+    """Return a clause that suggests the closest of ``known`` names for a misspelt one, or lists the
+    first few.
 
     Capitals, dashes, dots, spaces and underlines make no difference.
 
@@ -23,11 +24,14 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
     if not names:
         return "none is known"
-    return f"known: {', '.join(names[:8])}" + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"known: {', '.join(names[:8])}" + (
+        f" and {len(names) - 8} more" if len(names) > 8 else ""
+    )
 
 
 def close_to(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the ``known`` names that a misspelt one may stand for, the closest first; one that is the same, alone.
+    """Return the ``known`` names that a misspelt one may stand for, the closest first; one that is
+    the same, alone.
 
     >>> close_to("centre", ["center", "whole"])
     ['center']
@@ -35,7 +39,10 @@ def close_to(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     plain = {_plain(candidate): candidate for candidate in reversed(list(dict.fromkeys(known)))}
     if _plain(name) in plain:
         return [plain[_plain(name)]]
-    return [plain[match] for match in difflib.get_close_matches(_plain(name), list(plain), n=count, cutoff=0.6)]
+    return [
+        plain[match]
+        for match in difflib.get_close_matches(_plain(name), list(plain), n=count, cutoff=0.6)
+    ]
 
 
 def _plain(name: str) -> str:

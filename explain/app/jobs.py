@@ -1,4 +1,5 @@
-"""Jobs: requests that are answered step by step, quick methods first, then slow ones; curves and checks of a map."""
+"""Jobs: requests that are answered step by step, quick methods first, then slow ones; curves and
+checks of a map."""
 
 import math
 import threading
@@ -23,7 +24,17 @@ from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.layers import default_layer, list_layers
 from explain.methods.base import Method, get_method, options, uses_layer
-from explain.report.item import STEPS, Detail, as_drawn, curves, item, map_info, method_info, passes_run, plane
+from explain.report.item import (
+    STEPS,
+    Detail,
+    as_drawn,
+    curves,
+    item,
+    map_info,
+    method_info,
+    passes_run,
+    plane,
+)
 from explain.targets import Detections, Segmentation, Target, detector_outputs
 from explain.targets.text import Text, is_image_text
 
@@ -144,14 +155,20 @@ class ServedModel:
             x = self.explainer.as_input(Image.new("RGB", (256, 256), "gray"))
             try:
                 return dict(select(model, x, "everything").costs)
-            except TargetError:  # nothing is found in grey: take the best box, however unlikely, or the whole map
+            # nothing is found in grey: take the best box, however unlikely, or the whole map
+            except TargetError:
                 with torch.no_grad():
                     boxes = detector_outputs.find_layout(model(x), 1, tuple(x.shape[2:]))
-                nothing: Target = Segmentation(0, torch.ones(x.shape[2:])) if boxes is None else Detections(threshold=0)
+                nothing: Target = (
+                    Segmentation(0, torch.ones(x.shape[2:]))
+                    if boxes is None
+                    else Detections(threshold=0)
+                )
                 return dict(select(model, x, "everything", target=nothing).costs)
 
     def warm_up(self) -> None:
-        """Find out which methods fit, and explain an empty photo; errors come up again with the first request."""
+        """Find out which methods fit, and explain an empty photo; errors come up again with the
+        first request."""
         with suppress(Exception), muted():
             method = self.preview_method()
             with self.scheduler.quick():
@@ -164,13 +181,19 @@ class ServedModel:
         """The quick method whose map comes first where all methods of a request are slow."""
         quick = list(filter(self.is_quick, self.costs))
         if not quick:
-            raise ExplainError("model must be explained by a quick method first, but none fits; use explain.attribute")
+            raise ExplainError(
+                "model must be explained by a quick method first, but none fits; use "
+                "explain.attribute"
+            )
         return get_method("gradcam" if "gradcam" in quick else quick[0])
 
     def methods(self) -> list[dict[str, Any]]:
         """The methods that fit the model, with their costs."""
         costs = self.costs.items()
-        return [{**method_info(name, passes=_finite(cost)), "quick": self.is_quick(name)} for name, cost in costs]
+        return [
+            {**method_info(name, passes=_finite(cost)), "quick": self.is_quick(name)}
+            for name, cost in costs
+        ]
 
     def layers(self, photo: Image.Image) -> dict[str, Any]:
         """The layers whose output is a feature map of one photo, with its size."""
@@ -180,7 +203,9 @@ class ServedModel:
             default = None
             with suppress(ExplainError):
                 default = default_layer(self.explainer.model, x)
-        layers = [[call.label, call.kind, str(call.grid)] for call in calls if call.grid is not None]
+        layers = [
+            [call.label, call.kind, str(call.grid)] for call in calls if call.grid is not None
+        ]
         return {"default": default, "layers": layers}
 
 
@@ -202,7 +227,8 @@ class AbandonedError(Exception):
 class Job:
     """One request that is being answered.
 
-    ``stopped`` ends slow methods with what they have, and ``dropped`` everything, since nobody waits for the answer.
+    ``stopped`` ends slow methods with what they have, and ``dropped`` everything, since nobody
+    waits for the answer.
     """
 
     title = ""
@@ -227,7 +253,9 @@ class Job:
         except ExplainError as error:
             self.send({"error": str(error), "end": True})
         except MemoryError:
-            self.send({"error": "out of memory; give a smaller photo or fewer methods", "end": True})
+            self.send(
+                {"error": "out of memory; give a smaller photo or fewer methods", "end": True}
+            )
         except BaseException as error:  # of the model's own code, or a mistake of this package
             self.send({"error": printable(f"the model {raised(error)}"), "end": True})
 
@@ -236,8 +264,11 @@ class Job:
         if self.dropped:
             raise AbandonedError
 
-    def progress(self, done: int, total: int, maps: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Send progress at intervals, let quick tasks run, and end the work where it is not wanted any more."""
+    def progress(
+        self, done: int, total: int, maps: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """Send progress at intervals, let quick tasks run, and end the work where it is not wanted
+        any more."""
         self.check_wanted()
         if self.stopped:
             raise KeyboardInterrupt
@@ -247,13 +278,16 @@ class Job:
             self.send({"progress": [done, total], **self.partial_maps(done, total, maps or {})})
         self.served.scheduler.pause()
 
-    def partial_maps(self, done: int, total: int, maps: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def partial_maps(
+        self, done: int, total: int, maps: Mapping[str, torch.Tensor]
+    ) -> dict[str, Any]:
         """What is sent with the progress: the maps so far."""
         return {}
 
 
 def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> dict[str, Any]:
-    """Return the intermediate map ``(h, w)`` or ``(C, H, W)`` of a slow method, as the page takes it.
+    """Return the intermediate map ``(h, w)`` or ``(C, H, W)`` of a slow method, as the page takes
+    it.
 
     >>> from explain.methods.base import get_method
     >>> partial_map = unfinished(get_method("rise"), torch.rand(4, 5), 30, 1000)
@@ -261,15 +295,19 @@ def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> d
     (4, 'not finished: 30 of 1000 perturbed photos')
     """
     values, kind = as_drawn(values.detach().float(), method.style, uses_layer(method))
-    if getattr(method, "centred", None) is False:  # the final offset is known only at the end; the mean is close to it
+    # the final offset is known only at the end; the mean is close to it
+    if getattr(method, "centred", None) is False:
         values = values - values.mean()
     drawn = plane(array(values), signed=method.style == "signed")
-    return map_info(kind, drawn, remark=f"not finished: {done} of {total} perturbed photos", samples=done)
+    return map_info(
+        kind, drawn, remark=f"not finished: {done} of {total} perturbed photos", samples=done
+    )
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer: the request, the explanation, and those curves of its maps that are known, by target and method."""
+    """An answer: the request, the explanation, and those curves of its maps that are known, by
+    target and method."""
 
     request: ExplainRequest
     explanation: Explanation
@@ -278,8 +316,13 @@ class Answer:
     @property
     def size(self) -> int:
         """How many values its maps have."""
-        attributions = [attribution for result in self.explanation.results for attribution in result.values()]
-        return sum(each.values.numel() + sum(one.numel() for one in each.maps.values()) for each in attributions)
+        attributions = [
+            attribution for result in self.explanation.results for attribution in result.values()
+        ]
+        return sum(
+            each.values.numel() + sum(one.numel() for one in each.maps.values())
+            for each in attributions
+        )
 
     def fits(self, request: ExplainRequest) -> bool:
         """Whether its maps can be reused for another request, where both have the same methods."""
@@ -293,7 +336,9 @@ class Answer:
         values = item(self.explanation, detail, address=address)
         for (target, method), known_curve in self.curves.items():
             if method in self.explanation:
-                values["maps"][target][self.explanation.methods.index(method)]["curve"] = dict(known_curve)
+                values["maps"][target][self.explanation.methods.index(method)]["curve"] = dict(
+                    known_curve
+                )
         return values
 
 
@@ -337,8 +382,14 @@ class ExplainJob(Job):
         chosen = self.request.chosen
         known: Collection[str] = () if self.explanation is None else self.explanation.methods
         start = time.perf_counter()
-        quick = [method for name, method in chosen.items() if served.is_quick(name)] or [served.preview_method()]
-        slow = [method for name, method in chosen.items() if not (served.is_quick(name) or name in known)]
+        quick = [method for name, method in chosen.items() if served.is_quick(name)] or [
+            served.preview_method()
+        ]
+        slow = [
+            method
+            for name, method in chosen.items()
+            if not (served.is_quick(name) or name in known)
+        ]
         new = [method for method in quick if method.name not in known]
         if new:
             with served.scheduler.quick():
@@ -346,7 +397,10 @@ class ExplainJob(Job):
         explanation = self.explanation
         assert explanation is not None
         names = dict.fromkeys([*(method.name for method in quick), *chosen])
-        results = tuple({name: result[name] for name in names if name in result} for result in explanation.results)
+        results = tuple(
+            {name: result[name] for name in names if name in result}
+            for result in explanation.results
+        )
         self.explanation = replace(explanation, results=results)
         self._send_answer(start, last=not slow)
         if slow:
@@ -362,7 +416,13 @@ class ExplainJob(Job):
             start = time.perf_counter()
             seconds = self.request.seconds if "max_seconds" in options(method) else None
             with self.served.scheduler.slow():
-                self._explain([method], targets, max_seconds=seconds, keep_partial=True, progress=self.progress)
+                self._explain(
+                    [method],
+                    targets,
+                    max_seconds=seconds,
+                    keep_partial=True,
+                    progress=self.progress,
+                )
             last = method is methods[-1] or self.stopped
             self._send_answer(start, last=last)
             if last:
@@ -375,16 +435,23 @@ class ExplainJob(Job):
             targets = [Text(target) if isinstance(target, str) else target for target in targets]
         with overheard(self.notes):
             self.check_wanted()
-            new = explainer(self.photo, methods, targets=list(targets) or None, layer=self.request.layer, **how)
+            new = explainer(
+                self.photo, methods, targets=list(targets) or None, layer=self.request.layer, **how
+            )
         self.explanation = new if self.explanation is None else merged(self.explanation, new)
 
-    def partial_maps(self, done: int, total: int, maps: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def partial_maps(
+        self, done: int, total: int, maps: Mapping[str, torch.Tensor]
+    ) -> dict[str, Any]:
         values = maps.get(self.title)
         if values is None or values.ndim not in (3, 4):
             return {"method": self.title}
         assert self.explanation is not None
-        empty = map_info("heat", plane(np.zeros((1, 1), np.float32)), remark="not computed yet", samples=0)
-        rest = [empty] * (len(self.explanation.results) - 1)  # the engine reports those of the first target alone
+        empty = map_info(
+            "heat", plane(np.zeros((1, 1), np.float32)), remark="not computed yet", samples=0
+        )
+        # the engine reports those of the first target alone
+        rest = [empty] * (len(self.explanation.results) - 1)
         maps_now = [unfinished(self.request.chosen[self.title], values[0], done, total), *rest]
         return {"method": self.title, "about": method_info(self.title), "maps": maps_now}
 
@@ -393,8 +460,12 @@ class ExplainJob(Job):
         assert explanation is not None
         answer = Answer(self.request, explanation, self.curves)
         covered = self.request.cover is not None
-        values = answer.page_item(DETAIL, address=None if covered else f"photo/{self.request.photo}")
-        for method, attribution in zip(values["methods"], explanation.attributions.values(), strict=True):
+        values = answer.page_item(
+            DETAIL, address=None if covered else f"photo/{self.request.photo}"
+        )
+        for method, attribution in zip(
+            values["methods"], explanation.attributions.values(), strict=True
+        ):
             cost = self.served.costs.get(method["name"], math.inf)
             method["passes"] = _finite(passes_run(cost, attribution))
         if is_image_text(self.served.explainer.model):
@@ -402,7 +473,9 @@ class ExplainJob(Job):
                 target["class"] = target["label"] if target["class"] is None else target["class"]
         if covered:
             values["name"] = f"{self.photo_name}, covered"
-        values["classes"] = [one.label if one.box else one.category for one in explanation.predicted]
+        values["classes"] = [
+            one.label if one.box else one.category for one in explanation.predicted
+        ]
         notes = [printable(note) for note in dict.fromkeys(self.notes)]
         self.notes.clear()
         self.send(
@@ -423,27 +496,35 @@ def merged(one: Explanation, other: Explanation) -> Explanation:
 
 
 def classes_of(explanation: Explanation) -> list[Any]:
-    """Return the classes, boxes by name, and texts of an explanation, so that slow methods explain the same."""
+    """Return the classes, boxes by name, and texts of an explanation, so that slow methods explain
+    the same."""
     request = explanation.request
     has_texts = request is not None and any(isinstance(target, Text) for target in request.targets)
     named = has_texts or any(explanation.boxes)
     chosen = [next(iter(result.values())).target for result in explanation.results]
     if any(isinstance(target, str) for target in chosen) and not named:
-        raise ExplainError("model must give class scores or boxes for slow methods in the app; use explain.attribute")
+        raise ExplainError(
+            "model must give class scores or boxes for slow methods in the app; use "
+            "explain.attribute"
+        )
     return [target if isinstance(target, str) else int(target[0]) for target in chosen]
 
 
 class CheckJob(Job):
     """Computes the curve or the checks of a map, and adds them to the answer that has the map."""
 
-    def __init__(self, request: CheckRequest, served: ServedModel, send: SendStep, answer: Answer) -> None:
+    def __init__(
+        self, request: CheckRequest, served: ServedModel, send: SendStep, answer: Answer
+    ) -> None:
         super().__init__(served, send)
         self.request = request
         self.title = f"The {request.what} of {request.method}"
         self._answer = answer
         results = answer.explanation.results
         if request.target >= len(results) or request.method not in results[request.target]:
-            raise ExplainError("map must be one of the answer's, got another; choose one that is shown")
+            raise ExplainError(
+                "map must be one of the answer's, got another; choose one that is shown"
+            )
 
     def begin(self) -> None:
         """Run the model, and send the only step of the answer."""
@@ -454,7 +535,9 @@ class CheckJob(Job):
 
     def _verdict(self) -> dict[str, Any]:
         method = self.request.method
-        verdict = self._answer.explanation.check(method, self.request.target, progress=self.progress)
+        verdict = self._answer.explanation.check(
+            method, self.request.target, progress=self.progress
+        )
         return {"verdict": verdict[method].to_dict()}
 
     def _curve(self) -> dict[str, Any]:
@@ -466,6 +549,9 @@ class CheckJob(Job):
             maps = {method: explanation.results[target][method]}
             computed = curves(explanation, target, maps, STEPS, self.progress)
             if not computed:
-                raise ExplainError("map must be of a class and one crop to have curves, got another; choose a class")
+                raise ExplainError(
+                    "map must be of a class and one crop to have curves, got another; choose a "
+                    "class"
+                )
             known[target, method] = computed[method]
         return {"curve": known[target, method]}

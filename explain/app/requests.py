@@ -1,4 +1,5 @@
-"""What comes to the app from anybody: its limits, uploaded photos, requests in JSON, and regions to cover."""
+"""What comes to the app from anybody: its limits, uploaded photos, requests in JSON, and regions to
+cover."""
 
 import io
 from collections.abc import Mapping
@@ -26,12 +27,13 @@ NAME_LENGTH = 100  # characters of a file name that stay
 class Limits:
     """Bounds that keep one visitor from using up the machine.
 
-    ``upload`` is the largest number of bytes of a photo and ``pixels`` its largest number of pixels, both checked
-    before it is decoded. ``photos`` and ``kept_pixels`` limit the photos in memory and their pixels together;
-    ``explanations`` and ``kept_values`` limit the answers in memory and the values of their maps together. All of these
-    expire after ``age`` seconds without use. ``waiting`` requests may wait for a model; ``decoders`` photos are decoded
-    at a time. A request has at most ``body`` bytes, ``methods`` methods and ``targets`` targets, and a slow method may
-    take ``seconds``.
+    ``upload`` is the largest number of bytes of a photo and ``pixels`` its largest number of
+    pixels, both checked before it is decoded. ``photos`` and ``kept_pixels`` limit the photos in
+    memory and their pixels together; ``explanations`` and ``kept_values`` limit the answers in
+    memory and the values of their maps together. All of these expire after ``age`` seconds without
+    use. ``waiting`` requests may wait for a model; ``decoders`` photos are decoded at a time. A
+    request has at most ``body`` bytes, ``methods`` methods and ``targets`` targets, and a slow
+    method may take ``seconds``.
 
     >>> Limits().upload
     33554432
@@ -59,7 +61,9 @@ class TooLargeError(ImageError):
 def check_size(what: str, count: int, most: int) -> None:
     """Refuse what has too many bytes."""
     if count > most:
-        raise TooLargeError(f"{what} must have at most {most / 2**20:g} MiB, got more; make it smaller")
+        raise TooLargeError(
+            f"{what} must have at most {most / 2**20:g} MiB, got more; make it smaller"
+        )
 
 
 def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
@@ -75,10 +79,13 @@ def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
     """
     check_size("photo", len(content), limits.upload)
     width = height = 0
-    with suppress(Exception), quiet():  # broken files raise nearly anything; `load_image` says what is wrong
+    # broken files raise nearly anything; `load_image` says what is wrong
+    with suppress(Exception), quiet():
         width, height = Image.open(io.BytesIO(content)).size
     if width * height > limits.pixels:
-        raise TooLargeError(f"photo must have at most {limits.pixels / 1e6:g} megapixels, got {width} x {height}")
+        raise TooLargeError(
+            f"photo must have at most {limits.pixels / 1e6:g} megapixels, got {width} x {height}"
+        )
     notes: list[str] = []
     with overheard(notes):
         photo = load_image(content)
@@ -98,17 +105,26 @@ def file_name(name: str) -> str:
 
 
 SIDE = 320
-"""The longer side in pixels at which a baseline is computed: about the size of a network's input, as blurs expect."""
+"""The longer side in pixels at which a baseline is computed: about the size of a network's input,
+as blurs expect."""
 
-FILLS = {"mean": "Mean colour", "zero": "Black", "blur": "Blur", "noise": "Noise", "neighbours": "From around it"}
+FILLS = {
+    "mean": "Mean colour",
+    "zero": "Black",
+    "blur": "Blur",
+    "noise": "Noise",
+    "neighbours": "From around it",
+}
 """The baselines that the page offers for a covered region, and their names there."""
 
 
 @dataclass(frozen=True)
 class CoveredRegion(Options):
-    """A rectangle ``region`` (x0, y0, x1, y1), as shares of the model's view, and the baseline ``fill`` that covers it.
+    """A rectangle ``region`` (x0, y0, x1, y1), as shares of the model's view, and the baseline
+    ``fill`` that covers it.
 
-    The baseline works on the photo's own colours, from 0 (black) to 1: "zero" is black for every model.
+    The baseline works on the photo's own colours, from 0 (black) to 1: "zero" is black for every
+    model.
 
     >>> grey = Image.new("RGB", (60, 40), (100, 100, 100))
     >>> covered = CoveredRegion((0.0, 0.0, 0.5, 1.0), "zero").apply(grey, Box(10, 0, 50, 40))
@@ -127,11 +143,15 @@ class CoveredRegion(Options):
         left, top, right, bottom = self.region
         if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
             what = "region must be x0, y0, x1, y1 from 0 to 1 with x0 < x1 and y0 < y1"
-            raise ExplainError(f"{what}, got {shown(self.region)}; draw it on the part that the model sees")
+            raise ExplainError(
+                f"{what}, got {shown(self.region)}; draw it on the part that the model sees"
+            )
 
     def apply(self, photo: Image.Image, box: Box) -> Image.Image:
-        """Return a copy of a photo with the region covered; ``box`` is the part of the photo that the model sees."""
-        covered = photo.copy()  # without the name of a file: no record must claim that it is the photo
+        """Return a copy of a photo with the region covered; ``box`` is the part of the photo that
+        the model sees."""
+        # without the name of a file: no record must claim that it is the photo
+        covered = photo.copy()
         x0, y0, x1, y1 = self.region
         left = round(box.left + x0 * box.width)
         top = round(box.top + y0 * box.height)
@@ -139,10 +159,16 @@ class CoveredRegion(Options):
         bottom = round(box.top + y1 * box.height)
         hidden = Image.new("L", photo.size)
         hidden.paste(255, (left, top, right, bottom))
-        small = ImageOps.contain(photo, (SIDE, SIDE), Image.Resampling.BOX) if max(photo.size) > SIDE else photo
+        small = (
+            ImageOps.contain(photo, (SIDE, SIDE), Image.Resampling.BOX)
+            if max(photo.size) > SIDE
+            else photo
+        )
         share = small.width / photo.width
         kept = Image.new("1", small.size, 1)
-        kept.paste(0, (int(left * share), int(top * share), ceil(right * share), ceil(bottom * share)))
+        kept.paste(
+            0, (int(left * share), int(top * share), ceil(right * share), ceil(bottom * share))
+        )
         x = pil_to_tensor(small)[None] / 255
         keep = pil_to_tensor(kept)[None].ne(0).to(x.dtype)
         levels = (get_baseline(self.fill)(x, keep)[0].clamp(0, 1) * 255).round().byte()
@@ -162,10 +188,10 @@ register_reader(CoveredRegion, "a region and its fill", _region)
 class ExplainRequest(Options):
     """A request to explain a photo with one of the models.
 
-    ``targets`` are classes, names of detections, or texts. Without them, the best class is explained; without
-    ``layer``, each method takes its own. A slow method may take ``seconds``. ``cover`` is a region to cover first.
-    ``before`` names an earlier answer: its maps are reused where they fit. Two requests are equal if their methods and
-    targets can share an answer.
+    ``targets`` are classes, names of detections, or texts. Without them, the best class is
+    explained; without ``layer``, each method takes its own. A slow method may take ``seconds``.
+    ``cover`` is a region to cover first. ``before`` names an earlier answer: its maps are reused
+    where they fit. Two requests are equal if their methods and targets can share an answer.
     """
 
     photo: str = ""
@@ -189,7 +215,9 @@ class ExplainRequest(Options):
         Raises:
             ExplainError: a field is unknown or not valid, or asks for too much.
 
-        >>> ExplainRequest.of({"photo": "abc", "methods": ["gradcam"], "targets": [3]}, 1, Limits()).targets
+        >>> ExplainRequest.of(
+        ...     {"photo": "abc", "methods": ["gradcam"], "targets": [3]}, 1, Limits()
+        ... ).targets
         (3,)
         """
         request = read_request(cls, values)
@@ -201,7 +229,9 @@ class ExplainRequest(Options):
         }
         for name, (amount, most) in amounts.items():
             if amount > most:
-                raise ExplainError(f"{name} of request must be at most {most:g}, got {amount:g}; use the page")
+                raise ExplainError(
+                    f"{name} of request must be at most {most:g}, got {amount:g}; use the page"
+                )
         return request
 
     @cached_property
@@ -209,13 +239,17 @@ class ExplainRequest(Options):
         """The methods by their names, without options, which could ask for any amount of work."""
         for name in self.methods:
             if not name.replace("+", "").isalnum():
-                raise ExplainError(f"method must be a name without options, got {shown(name)}; choose from the list")
+                raise ExplainError(
+                    f"method must be a name without options, got {shown(name)}; choose from the "
+                    "list"
+                )
         return {method.name: method for method in map(get_method, self.methods or ("gradcam",))}
 
 
 @dataclass(frozen=True)
 class CheckRequest(Options):
-    """A request for the ``curve`` or a ``check`` of a map of an answer. ``target`` is its index among the answer's."""
+    """A request for the ``curve`` or a ``check`` of a map of an answer. ``target`` is its index
+    among the answer's."""
 
     answer: str = ""
     what: Literal["curve", "check"] = "curve"

@@ -14,7 +14,16 @@ from typing import Any, Generic, TypeVar
 from PIL import Image
 
 from explain._utils.errors import ExplainError, printable, shown
-from explain.app.jobs import Answer, CheckJob, ExplainJob, Job, SendStep, ServedModel, WorkerThread, photo_name
+from explain.app.jobs import (
+    Answer,
+    CheckJob,
+    ExplainJob,
+    Job,
+    SendStep,
+    ServedModel,
+    WorkerThread,
+    photo_name,
+)
 from explain.app.requests import CheckRequest, ExplainRequest, Limits, decode_upload, read_request
 from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
@@ -33,7 +42,8 @@ class ExpiredError(ExplainError):
 class Cache(Generic[T]):
     """At most ``most`` items of at most ``size`` together, each under a random name.
 
-    Items that were not used for ``age`` seconds expire at the next use of the cache, or by `remove_expired`.
+    Items that were not used for ``age`` seconds expire at the next use of the cache, or by
+    `remove_expired`.
 
     >>> cache = Cache("photo", 2)
     >>> first, second = cache.add("a"), cache.add("b")
@@ -63,7 +73,9 @@ class Cache(Generic[T]):
         with self._lock:
             self.remove_expired()
             self._items[name] = item, time.monotonic()
-            while len(self._items) > 1 and (len(self._items) > self._most or self._total() > self._size):
+            while len(self._items) > 1 and (
+                len(self._items) > self._most or self._total() > self._size
+            ):
                 del self._items[next(iter(self._items))]
         return name
 
@@ -117,13 +129,20 @@ class Service:
     """
 
     def __init__(
-        self, explainers: Sequence[Explainer], limits: Limits | None = None, examples: Mapping[str, Path] | None = None
+        self,
+        explainers: Sequence[Explainer],
+        limits: Limits | None = None,
+        examples: Mapping[str, Path] | None = None,
     ) -> None:
         self.limits = limits = limits or Limits()
         self.models = [ServedModel(explainer, limits) for explainer in explainers]
         self.examples = dict(examples or {})
         self._photos: Cache[Image.Image] = Cache(
-            "photo", limits.photos, limits.kept_pixels, lambda photo: math.prod(photo.size), limits.age
+            "photo",
+            limits.photos,
+            limits.kept_pixels,
+            lambda photo: math.prod(photo.size),
+            limits.age,
         )
         self._answers: Cache[Answer] = Cache(
             "answer", limits.explanations, limits.kept_values, attrgetter("size"), limits.age
@@ -158,13 +177,19 @@ class Service:
     def example(self, name: str) -> dict[str, Any]:
         """Add one of the examples."""
         if name not in self.examples:
-            raise ExplainError(f"example must be one of {', '.join(self.examples) or 'none'}; choose one of them")
+            raise ExplainError(
+                f"example must be one of {', '.join(self.examples) or 'none'}; choose one of them"
+            )
         path = self.examples[name]
         return self.upload(path.read_bytes(), path.name)
 
     def add_photo(self, photo: Image.Image) -> dict[str, Any]:
         """Add a photo, and return the name under which it can be used."""
-        return {"photo": self._photos.add(photo), "size": list(photo.size), "name": photo_name(photo)}
+        return {
+            "photo": self._photos.add(photo),
+            "size": list(photo.size),
+            "name": photo_name(photo),
+        }
 
     def picture(self, photo: str) -> bytes:
         """A photo as a JPEG of the size that the page shows."""
@@ -193,7 +218,9 @@ class Service:
         """The model that a request names."""
         number = values.get("model", 0)
         if not isinstance(number, int) or not 0 <= number < len(self.models):
-            raise ExplainError(f"model must be a number from 0 to {len(self.models) - 1}, got {shown(number)}")
+            raise ExplainError(
+                f"model must be a number from 0 to {len(self.models) - 1}, got {shown(number)}"
+            )
         return self.models[number]
 
     def layers(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +230,8 @@ class Service:
     # --- requests ---
 
     def explain(self, values: Any, send: SendStep) -> str:
-        """Begin to answer a request, and return the name of the job; see `explain.app.requests.ExplainRequest`.
+        """Begin to answer a request, and return the name of the job; see
+        `explain.app.requests.ExplainRequest`.
 
         Raises:
             ExplainError: the request is not valid, or too many wait (`explain.app.jobs.BusyError`).

@@ -27,7 +27,8 @@ from explain.report.pages import SCRIPTS, STYLES, PageTemplate, page, static
 
 COOKIE = "explain-token"
 HEADER = "x-explain"
-"""A header that the page sends with every request that changes something: other sites cannot add it."""
+"""A header that the page sends with every request that changes something: other sites cannot add
+it."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 _OTHER_SITE = (403, "requests from other sites are refused; open the app itself")
 
@@ -36,35 +37,52 @@ _OTHER_SITE = (403, "requests from other sites are refused; open the app itself"
 class Access:
     """Which requests are allowed.
 
-    ``hosts`` are the names of the app in the ``Host`` header. With a ``token``, IP addresses are allowed as well.
-    Other names are refused: another site's name may be pointed at this machine. Without a token, the app is for this
-    machine alone.
+    ``hosts`` are the names of the app in the ``Host`` header. With a ``token``, IP addresses are
+    allowed as well. Other names are refused: another site's name may be pointed at this machine.
+    Without a token, the app is for this machine alone.
     """
 
     hosts: tuple[str, ...] = LOCAL
     token: str | None = None
 
-    def refusal(self, method: str, headers: Mapping[str, str], token: str | None = None) -> tuple[int, str] | None:
+    def refusal(
+        self, method: str, headers: Mapping[str, str], token: str | None = None
+    ) -> tuple[int, str] | None:
         """Return the status and message with which a request is refused; None where it is allowed.
 
-        ``headers`` have their names in lower case; ``token`` is that of the address or of the cookie.
+        ``headers`` have their names in lower case; ``token`` is that of the address or of the
+        cookie.
 
         >>> Access().refusal("GET", {"host": "127.0.0.1:8000"})
         >>> Access().refusal("GET", {"host": "evil.example"})
-        (421, 'host must be a name of this machine; open the address that explain serve has printed')
+        (421, 'host must be a name of this machine; open the address that explain serve has
+        printed')
         """
         host = headers.get("host", "")
         site = headers.get("sec-fetch-site", "same-origin")
         if not self._is_known(host):
-            return 421, "host must be a name of this machine; open the address that explain serve has printed"
+            return (
+                421,
+                (
+                    "host must be a name of this machine; open the address that explain serve has "
+                    "printed"
+                ),
+            )
         # A link on another site may open the page: the other site learns nothing by it.
         mode = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
-        if site not in ("same-origin", "none") and (method, *mode) != ("GET", "navigate", "document"):
+        if site not in ("same-origin", "none") and (method, *mode) != (
+            "GET",
+            "navigate",
+            "document",
+        ):
             return _OTHER_SITE
         if "origin" in headers and headers["origin"] not in (f"http://{host}", f"https://{host}"):
             return _OTHER_SITE
         if method != "GET" and headers.get(HEADER) != "1":
-            return 403, f"requests that change something must have the header {HEADER}: 1; use the page"
+            return (
+                403,
+                f"requests that change something must have the header {HEADER}: 1; use the page",
+            )
         given = (token or "").encode("utf-8", "replace")
         if self.token is not None and not hmac.compare_digest(given, self.token.encode()):
             return 401, "a token is needed; open the address that explain serve has printed"
@@ -90,7 +108,15 @@ def name_of(host: str) -> str | None:
     return found and (found[1] or found[2])
 
 
-OWN_SCRIPTS = ("live.js", "choosing.js", "covering.js", "checking.js", "beside.js", "photos.js", "app.js")
+OWN_SCRIPTS = (
+    "live.js",
+    "choosing.js",
+    "covering.js",
+    "checking.js",
+    "beside.js",
+    "photos.js",
+    "app.js",
+)
 POLICY = "img-src 'self' data: blob:; media-src blob:; connect-src 'self'"
 
 
@@ -98,14 +124,19 @@ def app_page(service: Service) -> str:
     """Return the page of the app; all that it loads later comes from the same address."""
     own = resources.files("explain.app") / "static"
     style = "\n".join([static(STYLES), (own / "app.css").read_text("utf-8")])
-    script = "\n".join([static(SCRIPTS), *((own / name).read_text("utf-8") for name in OWN_SCRIPTS)])
+    script = "\n".join(
+        [static(SCRIPTS), *((own / name).read_text("utf-8") for name in OWN_SCRIPTS)]
+    )
     index = {
         "title": "explain",
         "photos": [],
         "models": service.models_info(),
         "examples": list(service.examples),
         "fills": list(requests.FILLS.items()),
-        "limits": {name: getattr(service.limits, name) for name in ("upload", "pixels", "seconds", "targets")},
+        "limits": {
+            name: getattr(service.limits, name)
+            for name in ("upload", "pixels", "seconds", "targets")
+        },
     }
     return page(index, [], title="explain", front=PageTemplate("report app", style, script, POLICY))
 
@@ -122,7 +153,9 @@ NEEDED: Any = ("for the app", "app", AppError)
 STATUS = {ExpiredError: 404, requests.TooLargeError: 413, BusyError: 503}
 
 
-def _reply(content: str | bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+def _reply(
+    content: str | bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Any:
     from starlette.responses import Response
 
     return Response(content, status, {**HEADERS, **(headers or {})}, kind)
@@ -160,11 +193,15 @@ def application(service: Service, access: Access | None = None) -> Any:
         "save": handlers.call(handlers.archive),
         "report": handlers.call(handlers.report),
     }
-    routes = [routing.Route(path, handlers.guarded(handler), methods=["GET"]) for path, handler in gets.items()]
+    routes = [
+        routing.Route(path, handlers.guarded(handler), methods=["GET"])
+        for path, handler in gets.items()
+    ]
     for name, handler in posts.items():
         routes.append(routing.Route(f"/api/{name}", handlers.guarded(handler), methods=["POST"]))
     app = starlette.Starlette(routes=routes, exception_handlers={ExplainError: _refused})
-    app.router.redirect_slashes = False  # a path that begins with two slashes would name another host
+    # a path that begins with two slashes would name another host
+    app.router.redirect_slashes = False
     return app
 
 
@@ -193,14 +230,22 @@ class Handlers:
             if request.url.path == "/":
                 token = request.query_params.get("token", token)
             refusal = self._access.refusal(request.method, dict(request.headers), token)
-            return await handler(request) if refusal is None else _reply(refusal[1], "text/plain", refusal[0])
+            return (
+                await handler(request)
+                if refusal is None
+                else _reply(refusal[1], "text/plain", refusal[0])
+            )
 
         return handle
 
     async def index(self, request: Any) -> Any:
         """The page; a token in the address becomes a cookie, and leaves the address."""
         if "token" not in request.query_params:
-            return _reply(self._page, "text/html", headers={"content-security-policy": "frame-ancestors 'none'"})
+            return _reply(
+                self._page,
+                "text/html",
+                headers={"content-security-policy": "frame-ancestors 'none'"},
+            )
         reply = _reply("", "text/plain", 303, {"location": "/"})
         if self._access.token is not None:
             reply.set_cookie(COOKIE, self._access.token, httponly=True, samesite="strict")
@@ -216,7 +261,9 @@ class Handlers:
         """Reply with the JPEG of a name."""
 
         async def handle(request: Any) -> Any:
-            return _reply(await asyncio.to_thread(function, request.path_params["name"]), "image/jpeg")
+            return _reply(
+                await asyncio.to_thread(function, request.path_params["name"]), "image/jpeg"
+            )
 
         return handle
 
@@ -274,7 +321,9 @@ class Handlers:
     def report(self, values: Any) -> Any:
         """The report, to be saved."""
         name = str(values.get("answer"))
-        return _download(self._service.answer(name), self._service.report(name), "html", "text/html")
+        return _download(
+            self._service.answer(name), self._service.report(name), "html", "text/html"
+        )
 
 
 def _download(explanation: Explanation, content: str | bytes, ending: str, kind: str) -> Any:
@@ -332,10 +381,14 @@ def bound(host: str, port: int) -> socket.socket:
         return socket.create_server(place[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise AppError(f"address {host}:{port} cannot be listened at: {reason}; choose another --port") from None
+        raise AppError(
+            f"address {host}:{port} cannot be listened at: {reason}; choose another --port"
+        ) from None
 
 
-def listen(application: Any, bound_socket: socket.socket, on_start: Callable[[], None] = lambda: None) -> None:
+def listen(
+    application: Any, bound_socket: socket.socket, on_start: Callable[[], None] = lambda: None
+) -> None:
     """Answer requests at a socket until an interrupt.
 
     Raises:

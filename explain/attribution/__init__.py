@@ -1,1 +1,2 @@
-"""`attribute`: a model and tensors in, `Attribution` values out; options, results, records, concepts."""
+"""`attribute`: a model and tensors in, `Attribution` values out; options, results, records,
+concepts."""

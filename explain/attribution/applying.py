@@ -19,10 +19,15 @@ EvidenceOfCalls: TypeAlias = Mapping[str | None, Sequence[Evidence]]
 
 
 def apply_method(
-    method: Method, model: nn.Module, evidence: EvidenceOfCalls, fuse: Fusion | None, layout: InputLayout | None,
+    method: Method,
+    model: nn.Module,
+    evidence: EvidenceOfCalls,
+    fuse: Fusion | None,
+    layout: InputLayout | None,
     explained: str | None,
-) -> Attribution:  # fmt: skip
-    """Apply a method to the evidence of each layer, in each window of a stitched model; fuse where there are several.
+) -> Attribution:
+    """Apply a method to the evidence of each layer, in each window of a stitched model; fuse where
+    there are several.
 
     ``explained`` is the name of the input that the evidence is about.
     """
@@ -32,7 +37,9 @@ def apply_method(
     maps = {}
     for layer, calls in evidence.items():
         of_calls = [applied(method, call) for call in calls]
-        maps[str(layer)] = of_calls[0] if stitched is None else stitched.stitch_maps(of_calls, first.size)
+        maps[str(layer)] = (
+            of_calls[0] if stitched is None else stitched.stitch_maps(of_calls, first.size)
+        )
     layers = tuple(maps)
     values = maps[layers[0]]
     how = fuse or method.fusion or "mean"

@@ -27,18 +27,19 @@ def cite(*methods: MethodLike) -> str:
 
     >>> print(cite("cam"))
     @inproceedings{zhou2016cam,
-      author = {Zhou, Bolei and Khosla, Aditya and Lapedriza, Agata and Oliva, Aude and Torralba, Antonio},
-      title = {{Learning Deep Features for Discriminative Localization}},
-      booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
-      year = {2016},
-      doi = {10.1109/CVPR.2016.319},
-      eprint = {1512.04150},
-      archiveprefix = {arXiv},
+      author = {Zhou, Bolei and Khosla, Aditya and Lapedriza, Agata and Oliva, Aude and Torralba,
+      Antonio}, title = {{Learning Deep Features for Discriminative Localization}}, booktitle =
+      {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)}, year = {2016}, doi =
+      {10.1109/CVPR.2016.319}, eprint = {1512.04150}, archiveprefix = {arXiv},
     }
     >>> cite("smooth(gradcam)").count("@"), cite().splitlines()[0]
     (2, '@misc{explain,')
     """
-    sources = [source for method in methods for source in _sources(get_method(method))] if methods else [PACKAGE]
+    sources = (
+        [source for method in methods for source in _sources(get_method(method))]
+        if methods
+        else [PACKAGE]
+    )
     return "\n\n".join(source.bibtex() for source in dict.fromkeys(sources))
 
 
@@ -46,7 +47,10 @@ def _sources(method: Method) -> Iterator[Source]:
     """Yield the source of a method, and those of the methods among its options."""
     source = getattr(method, "source", None)
     if not isinstance(source, Source):
-        raise MethodError(f"source of {method.name} must be an explain.methods.Source, got {shown(source)}; set it")
+        raise MethodError(
+            f"source of {method.name} must be an explain.methods.Source, got {shown(source)}; set "
+            "it"
+        )
     yield source
     for option in options(method).values():
         if isinstance(option, Method):

@@ -1,4 +1,5 @@
-"""Concepts in a layer: what its feature maps are made of, where each lies, and which class it contributes to."""
+"""Concepts in a layer: what its feature maps are made of, where each lies, and which class it
+contributes to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,11 +32,12 @@ TINY = 1e-7  # stands for a denominator of zero
 class Concepts:
     """K concepts of a layer, found in N images together.
 
-    ``maps`` ``(N, K, h, w)`` says how strongly each concept is present at each place, 1 at its strongest. ``vectors``
-    ``(K, C)`` is each one's activation of the layer's channels there; the sum over concepts of map times vector is the
-    layer's output, up to the share ``error`` of its norm. ``logits`` ``(K, classes)`` are the scores that the network
-    gives when all of the layer's map is that one concept at its strongest; class tokens, and what leads past the layer,
-    stay those of the first image.
+    ``maps`` ``(N, K, h, w)`` says how strongly each concept is present at each place, 1 at its
+    strongest. ``vectors`` ``(K, C)`` is each one's activation of the layer's channels there; the
+    sum over concepts of map times vector is the layer's output, up to the share ``error`` of its
+    norm. ``logits`` ``(K, classes)`` are the scores that the network gives when all of the layer's
+    map is that one concept at its strongest; class tokens, and what leads past the layer, stay
+    those of the first image.
     """
 
     maps: torch.Tensor
@@ -55,13 +57,19 @@ class Concepts:
 
     @property
     def shares(self) -> list[float]:
-        """How much of what the concepts make up is each one's: the sums of map times vector, together 1."""
-        parts = self.maps.double().sum((0, *range(2, self.maps.ndim))) * self.vectors.double().sum(1)
+        """How much of what the concepts make up is each one's: the sums of map times vector,
+        together 1."""
+        parts = self.maps.double().sum((0, *range(2, self.maps.ndim))) * self.vectors.double().sum(
+            1
+        )
         return [float(part) for part in parts / parts.sum()]
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{share:.0%}" for share in self.shares)
-        return f"Concepts({len(self)} in layer {self.layer!r}, {shares}; {self.error:.0%} of the layer is left over)"
+        return (
+            f"Concepts({len(self)} in layer {self.layer!r}, {shares}; {self.error:.0%} of the "
+            "layer is left over)"
+        )
 
     def classes(self, count: int = 3) -> torch.Tensor:
         """The ``count`` best classes of each concept, best first: ``(K, count)``."""
@@ -74,37 +82,54 @@ def one_layer(model: nn.Module, inputs: Inputs, layer: layer_names.Where | None)
     Raises:
         LayerError: there is no such layer, or these are several.
     """
-    names = [default_layer(model, inputs)] if layer is None else summary.find_layers(model, inputs, layer)
+    names = (
+        [default_layer(model, inputs)]
+        if layer is None
+        else summary.find_layers(model, inputs, layer)
+    )
     if len(names) != 1:
-        raise LayerError(f"layer must name one layer, got {len(names)}; choose one of {', '.join(names)}")
+        raise LayerError(
+            f"layer must name one layer, got {len(names)}; choose one of {', '.join(names)}"
+        )
     return names[0]
 
 
 @keywords()
 def find_concepts(
-    model: nn.Module, x: InputsLike, count: int = 4, *, layer: layer_names.Where | None = None, seed: int = 0,
+    model: nn.Module,
+    x: InputsLike,
+    count: int = 4,
+    *,
+    layer: layer_names.Where | None = None,
+    seed: int = 0,
     batch_size: int | None = None,
-) -> Concepts:  # fmt: skip
-    """Factorise a layer's feature maps into a few concepts that are present or absent, never negative.
+) -> Concepts:
+    """Factorise a layer's feature maps into a few concepts that are present or absent, never
+    negative.
 
-    The activations of all images, a row for each place, are approximated by the product of two non-negative matrices:
-    places by concepts, and concepts by channels. Concepts are ordered by how much of the activation they explain.
+    The activations of all images, a row for each place, are approximated by the product of two
+    non-negative matrices: places by concepts, and concepts by channels. Concepts are ordered by how
+    much of the activation they explain.
 
     Args:
         model: any ``nn.Module`` that gives class scores; left exactly as found.
-        x: preprocessed images ``(N, C, H, W)``, or several inputs, as for `explain.attribute`; concepts that images
-            share are found in all of them.
+        x: preprocessed images ``(N, C, H, W)``, or several inputs, as for `explain.attribute`;
+            concepts that images share are found in all of them.
         count: how many concepts.
-        layer: one layer; None finds the last feature map. Its negative values, if it has any, are left out.
+        layer: one layer; None finds the last feature map. Its negative values, if it has any, are
+            left out.
         seed: of the random start.
         batch_size: how many concepts are shown to the network at once.
 
     Raises:
         ExplainError: one line that says which argument does not fit and what would.
 
-    Collins et al., "Deep Feature Factorization for Concept Discovery", ECCV 2018 (arXiv:1806.10206).
+    Collins et al., "Deep Feature Factorization for Concept Discovery", ECCV 2018
+    (arXiv:1806.10206).
 
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    ... )
     >>> found = find_concepts(model, torch.rand(2, 3, 16, 16), count=2)
     >>> found.maps.shape, found.vectors.shape, found.logits.shape
     (torch.Size([2, 2, 14, 14]), torch.Size([2, 4]), torch.Size([2, 5]))
@@ -143,18 +168,24 @@ def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:
     """The part of the feature maps that is not negative; concepts are made of nothing else."""
     present = maps.clamp(min=0)
     if not present.any():
-        raise LayerError(f"layer {layer!r} must be active somewhere for concepts, but no value is above zero")
+        raise LayerError(
+            f"layer {layer!r} must be active somewhere for concepts, but no value is above zero"
+        )
     left_out = float((maps - present).norm() / maps.norm())
     if left_out > 0:
         share = f"{left_out:.0%} of its norm"
-        warn(f"layer {layer} has negative values, {share}, which concepts leave out; a layer behind a ReLU has none")
+        warn(
+            f"layer {layer} has negative values, {share}, which concepts leave out; a layer behind "
+            "a ReLU has none"
+        )
     return present
 
 
 def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Approximate ``rows`` ``(P, C)`` by a product ``(P, K) @ (K, C)`` of non-negative matrices.
 
-    By multiplicative updates (Lee and Seung, 2001), until ten of them gain less than a ten-thousandth.
+    By multiplicative updates (Lee and Seung, 2001), until ten of them gain less than a
+    ten-thousandth.
     """
     scale = (rows.mean() / count).sqrt()
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -171,7 +202,9 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
     return where, what
 
 
-def update(rows: torch.Tensor, where: torch.Tensor, what: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def update(
+    rows: torch.Tensor, where: torch.Tensor, what: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One step: first where concepts are, then what they are."""
 
     def divided(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
@@ -181,11 +214,23 @@ def update(rows: torch.Tensor, where: torch.Tensor, what: torch.Tensor) -> tuple
     return where, divided(what * (where.T @ rows), (where.T @ where) @ what)
 
 
-def name_concepts(concepts: Concepts, categories: Sequence[str] | None, count: int = 2) -> list[str]:
+def name_concepts(
+    concepts: Concepts, categories: Sequence[str] | None, count: int = 2
+) -> list[str]:
     """A line for each concept: the labels of its best classes.
 
-    >>> found = Concepts(torch.ones(1, 1, 1, 1), torch.ones(1, 2), torch.tensor([[0.0, 2.0, 1.0]]), "a", (1, 1), 0.0)
+    >>> found = Concepts(
+    ...     torch.ones(1, 1, 1, 1),
+    ...     torch.ones(1, 2),
+    ...     torch.tensor([[0.0, 2.0, 1.0]]),
+    ...     "a",
+    ...     (1, 1),
+    ...     0.0,
+    ... )
     >>> name_concepts(found, ["cat", "dog", "hen"])
     ['dog, hen']
     """
-    return [", ".join(class_label(categories, i) for i in each) for each in concepts.classes(count).tolist()]
+    return [
+        ", ".join(class_label(categories, i) for i in each)
+        for each in concepts.classes(count).tolist()
+    ]

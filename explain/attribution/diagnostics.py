@@ -15,15 +15,21 @@ from explain.methods import DeepLIFT, DeepLIFTSHAP, IntegratedGradients, Method
 from explain.methods.base import spatial_dims
 from explain.relevance.gradient_rules import Coverage
 
-_SATURATED = "the model gives probabilities, this one almost 0 or 1; let it give the scores before the softmax"
+_SATURATED = (
+    "the model gives probabilities, this one almost 0 or 1; let it give the scores before "
+    "the softmax"
+)
 
 
-def why_empty(evidence: Sequence[Evidence], image: int, *, negative_score: bool = False, adds_up: bool = False) -> str:
+def why_empty(
+    evidence: Sequence[Evidence], image: int, *, negative_score: bool = False, adds_up: bool = False
+) -> str:
     """Say why a method that saw this evidence found nothing in one image, and what to do.
 
-    We check in turn whether the layer is active at all, whether the score depends on it, and whether that is because
-    the model's output is a saturated softmax. ``negative_score`` says that the method divided by a negative score,
-    which reverses all signs, and ``adds_up`` that it adds up what may cancel.
+    We check in turn whether the layer is active at all, whether the score depends on it, and
+    whether that is because the model's output is a saturated softmax. ``negative_score`` says that
+    the method divided by a negative score, which reverses all signs, and ``adds_up`` that it adds
+    up what may cancel.
     """
     first = evidence[0]
     named = [item.layer for item in evidence if item.layer]
@@ -31,19 +37,33 @@ def why_empty(evidence: Sequence[Evidence], image: int, *, negative_score: bool 
     if named and all(_is_zero(item, image, Activations) for item in evidence):
         return f"{layer} gives zero everywhere, as behind a dead ReLU; choose an earlier layer"
     if all(_is_zero(item, image, LayerGradients, InputGradients) for item in evidence):
-        unchanged = f"the score does not change with {layer} (the gradient is zero); choose another layer or target"
+        unchanged = (
+            f"the score does not change with {layer} (the gradient is zero); choose "
+            "another layer or target"
+        )
         return _SATURATED if _is_saturated(first, image) else unchanged
     if named and adds_up and (what := _cancelled(evidence, image)):
-        left = f"{what} of {layer} add up to rounding errors, as next to a normalisation or before a softmax"
+        left = (
+            f"{what} of {layer} add up to rounding errors, as next to a normalisation or before "
+            "a softmax"
+        )
         return f"{left}; choose another layer, or layercam"
     if named and not first.inputs[image].any():
         return "the input is zero everywhere; give a photo"
     if negative_score:
-        signs = "reverses all signs, so that what speaks for the target is left out; choose one with a positive score"
-        return f"the score is negative ({float(first.score[image]):.3g}) and the method divides by it, which {signs}"
+        signs = (
+            "reverses all signs, so that what speaks for the target is left out; choose one "
+            "with a positive score"
+        )
+        return (
+            f"the score is negative ({float(first.score[image]):.3g}) and the method divides by "
+            f"it, which {signs}"
+        )
     if any(isinstance(need, LayerGradients) for need in first.found):
         how = either("relu=False", "--method 'gradcam(relu=False)'")
-        return f"all of {layer} contributes negatively; choose another target, or a signed map ({how})"
+        return (
+            f"all of {layer} contributes negatively; choose another target, or a signed map ({how})"
+        )
     nothing = f"nothing in {layer} contributes positively; choose another target or method"
     return _SATURATED if _is_saturated(first, image) else nothing
 
@@ -55,7 +75,8 @@ def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
 
 
 def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
-    """What adds up to rounding errors at a layer of an image: in every channel over places, or at every place."""
+    """What adds up to rounding errors at a layer of an image: in every channel over places, or at
+    every place."""
     for item in evidence:
         maps = item.activations[image : image + 1]
         places = spatial_dims(maps)
@@ -73,7 +94,8 @@ def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
 
 
 def _is_saturated(evidence: Evidence, image: int) -> bool:
-    """Whether the model returns probabilities, and that of the target's class is practically 0 or 1."""
+    """Whether the model returns probabilities, and that of the target's class is practically 0 or
+    1."""
     if evidence.logits is None or evidence.classes is None:
         return False
     if evidence.outputs.activation != "none" or evidence.outputs.kind == "numbers":
@@ -85,7 +107,8 @@ def _is_saturated(evidence: Evidence, image: int) -> bool:
 _MISSED = 0.05
 """The share of the difference of the scores from which on DeepLIFT says what it misses."""
 _MISSED_BY_POINTS = 0.2
-"""The share from which on it is seen whether the points of a path are too few, or the backward is no derivative."""
+"""The share from which on it is seen whether the points of a path are too few, or the backward is
+no derivative."""
 _POINTS = 20
 """Of fewer points, a path misses much by itself."""
 _STABILISED = 0.01
@@ -97,12 +120,18 @@ _ROUNDING = 1000
 
 
 def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> None:
-    """Warn of gradients that reach the input in half precision: their rounding errors add up over all layers."""
+    """Warn of gradients that reach the input in half precision: their rounding errors add up over
+    all layers."""
     if x.dtype not in (torch.float16, torch.bfloat16):
         return
     names = []
     for name, method in methods.items():  # what is needed of altered inputs, too
-        altered = (each for need in method.needs if isinstance(need, Attributions) for each in need.method.needs)
+        altered = (
+            each
+            for need in method.needs
+            if isinstance(need, Attributions)
+            for each in need.method.needs
+        )
         names += [name] if any(need.whole for need in (*method.needs, *altered)) else []
     if names:
         half = str(x.dtype).removeprefix("torch.")
@@ -111,24 +140,51 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
 
 
 def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
-    """Warn where rules found nothing to act on, or operations that they do not cover; return what they did."""
-    needs = [need for need in method.needs if isinstance(need, (RelevanceCoverage, RuleCoverage, Uninspected))]
+    """Warn where rules found nothing to act on, or operations that they do not cover; return what
+    they did."""
+    needs = [
+        need
+        for need in method.needs
+        if isinstance(need, (RelevanceCoverage, RuleCoverage, Uninspected))
+    ]
     if not needs:
         return None
     found: dict[type, Coverage] = {type(need): evidence[need] for need in needs}
-    gradients, relevance, others = (found.get(kind) for kind in (RuleCoverage, RelevanceCoverage, Uninspected))
+    gradients, relevance, others = (
+        found.get(kind) for kind in (RuleCoverage, RelevanceCoverage, Uninspected)
+    )
     if gradients is not None and not gradients.covered:
-        found_none = f"{method.name} found no rectifier (ReLU or a relative) between the input and the score"
-        warn(f"{found_none}, so it equals the plain gradient; use saliency, or a network with rectifiers")
+        found_none = (
+            f"{method.name} found no rectifier (ReLU or a relative) between the input and the score"
+        )
+        warn(
+            f"{found_none}, so it equals the plain gradient; use saliency, or a network with "
+            "rectifiers"
+        )
     if gradients is not None and gradients.missed:
-        unseen = f"{method.name} cannot look into functions that were written as one operation ({_listed(gradients)})"
-        warn(f"{unseen}; where they rectify, the plain gradient passes: write them with torch's own functions")
+        unseen = (
+            f"{method.name} cannot look into functions that were written as one operation "
+            f"({_listed(gradients)})"
+        )
+        warn(
+            f"{unseen}; where they rectify, the plain gradient passes: write them with torch's own "
+            "functions"
+        )
     if relevance is not None and relevance.missed:
-        passed = "they pass relevance by the plain gradient, and may lose some: write them with simpler functions"
+        passed = (
+            "they pass relevance by the plain gradient, and may lose some: write them with "
+            "simpler functions"
+        )
         warn(f"{method.name} has no rule for some operations ({_listed(relevance)}); {passed}")
     if others is not None and others.missed:
-        unseen = f"{method.name} cannot look into functions that were written as one operation ({_listed(others)})"
-        warn(f"{unseen}; what they add is in no map, but in delta: write them with torch's own functions")
+        unseen = (
+            f"{method.name} cannot look into functions that were written as one operation "
+            f"({_listed(others)})"
+        )
+        warn(
+            f"{unseen}; what they add is in no map, but in delta: write them with torch's own "
+            "functions"
+        )
     return relevance or gradients or others
 
 
@@ -137,7 +193,8 @@ def _listed(coverage: Coverage) -> str:
 
 
 def image_names(wrong: torch.Tensor) -> str:
-    """The images of a batch for which this ``(N,)`` is true, as messages call them; empty without any."""
+    """The images of a batch for which this ``(N,)`` is true, as messages call them; empty without
+    any."""
     return ", ".join(map(image_name, wrong.nonzero().flatten().tolist()))
 
 
@@ -153,8 +210,14 @@ def largest_values(attribution: Attribution) -> list[float]:
         largest: list[float] = torch.linalg.vector_norm(values, math.inf, dim=1).tolist()
         if not all(map(math.isfinite, largest)):
             where = "" if part.layer is None else f" at layer {part.layer}"
-            got = f"but {part.method} found NaN or infinity{where}; look for a root, logarithm or division at zero"
-            raise ModelError(f"model must have finite activations and gradients, {got}, or overflow in half precision")
+            got = (
+                f"but {part.method} found NaN or infinity{where}; look for a root, logarithm or "
+                "division at zero"
+            )
+            raise ModelError(
+                f"model must have finite activations and gradients, {got}, or overflow in half "
+                "precision"
+            )
         by_input.append(largest)
     return by_input[0]
 
@@ -166,10 +229,11 @@ def warn_of_result(
     evidence: Sequence[Evidence],
     follows_gradient: Callable[[], bool],
 ) -> None:
-    """Warn of images whose values mean something else than one expects: of one input, from its layers' evidence.
+    """Warn of images whose values mean something else than one expects: of one input, from its
+    layers' evidence.
 
-    ``largest`` has the largest magnitude of each image. ``follows_gradient`` runs the model, to see whether its
-    gradient is the derivative of the score.
+    ``largest`` has the largest magnitude of each image. ``follows_gradient`` runs the model, to see
+    whether its gradient is the derivative of the score.
     """
     name = attribution.method
     score = attribution.score
@@ -177,11 +241,23 @@ def warn_of_result(
         negative = (score < 0) & attribution.values.flatten(1).any(1)
         if negative.any():
             scores = ", ".join(f"{value:.3g}" for value in score[negative].tolist())
-            which = f"which is negative for image {image_names(negative)} ({scores}): that reverses all signs"
-            warn(f"{name} divides by the score, {which}; choose a target with a positive score, or gradcam")
+            which = (
+                f"which is negative for image {image_names(negative)} ({scores}): that "
+                "reverses all signs"
+            )
+            warn(
+                f"{name} divides by the score, {which}; choose a target with a positive score, or "
+                "gradcam"
+            )
     few = isinstance(method, IntegratedGradients) and method.steps < _POINTS
-    if isinstance(method, (DeepLIFT, DeepLIFTSHAP, IntegratedGradients)) and attribution.delta is not None and not few:
-        _warn_of_missed(method, attribution, method.expected_sum(evidence[0]).abs(), follows_gradient)
+    if (
+        isinstance(method, (DeepLIFT, DeepLIFTSHAP, IntegratedGradients))
+        and attribution.delta is not None
+        and not few
+    ):
+        _warn_of_missed(
+            method, attribution, method.expected_sum(evidence[0]).abs(), follows_gradient
+        )
     if attribution.rounding is not None and attribution.rounding > _ROUNDED:
         warn(f"{name} has {attribution.rounded}; use precision='full'")
     taken = {} if attribution.coverage is None else attribution.coverage.taken
@@ -189,27 +265,42 @@ def warn_of_result(
         share = taken["stabiliser"].abs() / score.abs()
         wrong = share > _STABILISED
         if wrong.any():
-            lost = f"loses up to {float(share[wrong].max()):.2g} of the score to the epsilon of its rules"
-            warn(f"{name} {lost} for image {image_names(wrong)}; take a smaller epsilon, or one that is not absolute")
+            lost = (
+                f"loses up to {float(share[wrong].max()):.2g} of the score to the epsilon of "
+                "its rules"
+            )
+            warn(
+                f"{name} {lost} for image {image_names(wrong)}; take a smaller epsilon, or one "
+                "that is not absolute"
+            )
     reasons: dict[str, list[str]] = {}
     for image in [image for image, magnitude in enumerate(largest) if magnitude == 0]:
         negative_score = method.by_score and bool(score[image] < 0)
         if attribution.sets is not None:
             same = attribution.options.get("becomes") is None
-            answer = "the answer is the same" if same else "the answer is not the other class either"
+            answer = (
+                "the answer is the same" if same else "the answer is not the other class either"
+            )
             where = ", an earlier layer" if attribution.options.get("of_layer") else ""
-            reason = f"{answer} with all regions absent; take another baseline{where}, or another target"
+            reason = (
+                f"{answer} with all regions absent; take another baseline{where}, or another target"
+            )
         elif "softmax" in taken and bool(taken["softmax"][image] != 0):  # relevance ended there
             reason = "its rules hold a softmax constant that the score comes through; use attnlrp"
         else:
-            reason = why_empty(evidence, image, negative_score=negative_score, adds_up=method.adds_up)
+            reason = why_empty(
+                evidence, image, negative_score=negative_score, adds_up=method.adds_up
+            )
         reasons.setdefault(reason, []).append(image_name(image))
     for reason, images in reasons.items():
         warn(f"{name} is zero everywhere for image {', '.join(images)}: {reason}")
 
 
 def _warn_of_missed(
-    method: Method, attribution: Attribution, whole: torch.Tensor, follows_gradient: Callable[[], bool]
+    method: Method,
+    attribution: Attribution,
+    whole: torch.Tensor,
+    follows_gradient: Callable[[], bool],
 ) -> None:
     """Warn of images whose values do not add up to the difference of the scores, ``whole``.
 
@@ -226,8 +317,17 @@ def _warn_of_missed(
         if follows and isinstance(method, IntegratedGradients):
             return
         worst = int(torch.where(wrong, off, -1).argmax())
-        by = f"by up to {float(off[worst]):.2g} of {float(whole[worst]):.2g} for image {image_names(wrong)}"
-        why = "operations without a rule take it, or rounding errors; try double precision or integratedgradients"
+        by = (
+            f"by up to {float(off[worst]):.2g} of {float(whole[worst]):.2g} for image "
+            f"{image_names(wrong)}"
+        )
+        why = (
+            "operations without a rule take it, or rounding errors; try double precision or "
+            "integratedgradients"
+        )
         if not follows:
-            why = "the model's backward is not the derivative of its score; take occlusion or kernelshap"
+            why = (
+                "the model's backward is not the derivative of its score; take occlusion or "
+                "kernelshap"
+            )
         warn(f"{attribution.method} misses the difference of the scores {by}: {why}")

@@ -1,4 +1,5 @@
-"""`Effects`: what patching each part of a network does to a score; as rows, a table and a figure."""
+"""`Effects`: what patching each part of a network does to a score; as rows, a table and a
+figure."""
 
 import io
 import math
@@ -27,12 +28,14 @@ SHOWN = 15  # rows of the table, but of layers all
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """What patching from a clean photo into a corrupted one does to a score; it prints itself as a table.
+    """What patching from a clean photo into a corrupted one does to a score; it prints itself as a
+    table.
 
-    ``by_layer`` has for each layer how much the score rises with each patch ``(units,)``, and ``estimates`` what
-    attribution patching says of it: the gradient of the corrupted photo's score, times the difference of the values.
-    ``clean`` and ``corrupted`` are the scores of both photos. ``grid`` has the rows and columns of a layer's units,
-    where they are places of the ``photo``, the clean one in grey ``(H, W)`` from 0 to 1.
+    ``by_layer`` has for each layer how much the score rises with each patch ``(units,)``, and
+    ``estimates`` what attribution patching says of it: the gradient of the corrupted photo's score,
+    times the difference of the values. ``clean`` and ``corrupted`` are the scores of both photos.
+    ``grid`` has the rows and columns of a layer's units, where they are places of the ``photo``,
+    the clean one in grey ``(H, W)`` from 0 to 1.
     """
 
     at: At
@@ -45,24 +48,28 @@ class Effects:
     photo: torch.Tensor | None = field(default=None, repr=False)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dictionary for each patch: layer, unit, effect, estimate, and the share of the difference of the scores."""
+        """A dictionary for each patch: layer, unit, effect, estimate, and the share of the
+        difference of the scores."""
         whole = self.clean - self.corrupted
         rows = []
         for layer, effects in self.by_layer.items():
             estimates = self.estimates[layer].tolist()
             for unit, effect in enumerate(effects.tolist()):
-                rows.append({
-                    "layer": layer,
-                    "unit": None if self.at == "layers" else unit,
-                    "effect": effect,
-                    "estimate": estimates[unit],
-                    "share": effect / whole if whole else None,
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "layer": layer,
+                        "unit": None if self.at == "layers" else unit,
+                        "effect": effect,
+                        "estimate": estimates[unit],
+                        "share": effect / whole if whole else None,
+                    }
+                )
         return rows
 
     @cached_property
     def correlation(self) -> float:
-        """The correlation of the effects with their estimates; NaN where one of them is the same everywhere."""
+        """The correlation of the effects with their estimates; NaN where one of them is the same
+        everywhere."""
         effects = torch.cat(list(self.by_layer.values())).double()
         estimates = torch.cat(list(self.estimates.values())).double()
         if len(effects) < 2:
@@ -97,7 +104,8 @@ class Effects:
         return "\n".join(lines)
 
     def figure(self) -> "Figure":
-        """Return a matplotlib figure: bars for layers, a grid of layers by units, or maps on the photo."""
+        """Return a matplotlib figure: bars for layers, a grid of layers by units, or maps on the
+        photo."""
         if self.at == "layers":
             return self._bars()
         return self._maps() if self.grid else self._table()
@@ -107,7 +115,11 @@ class Effects:
 
         figure = Figure(figsize=(6.4, 0.8 + 0.28 * len(self.by_layer)), layout="constrained")
         axes = figure.subplots()
-        axes.barh(list(self.by_layer), [float(effects[0]) for effects in self.by_layer.values()], color="#4477aa")
+        axes.barh(
+            list(self.by_layer),
+            [float(effects[0]) for effects in self.by_layer.values()],
+            color="#4477aa",
+        )
         axes.margins(y=0.01)
         axes.invert_yaxis()
         axes.axvline(0, color="#444444", linewidth=0.8)
@@ -122,7 +134,9 @@ class Effects:
         columns = min(4, len(self.by_layer))
         rows = -(-len(self.by_layer) // columns)
         figure = Figure(figsize=(2.4 * columns + 0.8, 2.5 * rows), layout="constrained")
-        figure.subplots(rows, columns, squeeze=False, subplot_kw={"frame_on": False, "xticks": [], "yticks": []})
+        figure.subplots(
+            rows, columns, squeeze=False, subplot_kw={"frame_on": False, "xticks": [], "yticks": []}
+        )
         for axes, (layer, of_units) in zip(figure.axes, self.by_layer.items(), strict=False):
             effects = of_units.reshape(self.grid[layer]).numpy()
             height, width = effects.shape if self.photo is None else self.photo.shape
@@ -133,7 +147,8 @@ class Effects:
                 opacity = (0.15 + abs(effects) / self._largest).clip(max=0.85)
             axes.imshow(effects, **self._colors, extent=extent, alpha=opacity)
             axes.set_title(layer, fontsize=9)
-        colors = ScalarMappable(Normalize(-self._largest, self._largest), COLORMAP)  # without transparency
+        # without transparency
+        colors = ScalarMappable(Normalize(-self._largest, self._largest), COLORMAP)
         figure.colorbar(colors, ax=figure.axes, label=UNIT, shrink=0.7)
         return figure
 

@@ -1,9 +1,10 @@
 """Options, methods and targets as plain values, exact enough to be made again.
 
-What JSON cannot express is written as an object with one tag: ``{"tuple": [...]}``, ``{"mapping": [[key, value],
-...]}``, ``{"float": "inf"}``, ``{"tensor": ...}``, ``{"category": ...}`` (a class index with its label), or ``{"class":
-..., "options": {...}}`` for a method or target of this package. Anything else is the caller's own; ``{"unknown": ...}``
-says what it was. Nothing that is named is ever imported or run.
+What JSON cannot express is written as an object with one tag: ``{"tuple": [...]}``, ``{"mapping":
+[[key, value], ...]}``, ``{"float": "inf"}``, ``{"tensor": ...}``, ``{"category": ...}`` (a class
+index with its label), or ``{"class": ..., "options": {...}}`` for a method or target of this
+package. Anything else is the caller's own; ``{"unknown": ...}`` says what it was. Nothing that is
+named is ever imported or run.
 """
 
 import base64
@@ -31,7 +32,8 @@ LARGEST = 2**25  # bytes of a tensor that is written; a baseline has less than a
 
 
 def described(function: Any) -> str:
-    """Return a function's name, or how a callable object shows itself, on one line and without its address.
+    """Return a function's name, or how a callable object shows itself, on one line and without its
+    address.
 
     >>> described(len), described(slice(1))
     ('len', 'slice(None, 1, None)')
@@ -71,7 +73,11 @@ def encode(value: Any) -> Any:
 
 def encode_fields(value: Any) -> dict[str, Any]:
     """Write the fields that a dataclass is made with."""
-    return {f.name: encode(getattr(value, f.name)) for f in fields(value) if f.init and (f.compare or f.repr)}
+    return {
+        f.name: encode(getattr(value, f.name))
+        for f in fields(value)
+        if f.init and (f.compare or f.repr)
+    }
 
 
 def encode_target(target: Target) -> Any:
@@ -81,7 +87,8 @@ def encode_target(target: Target) -> Any:
 
 def class_name(value: Any) -> str | None:
     """The name of a method's or target's class in this package, or None for any other value."""
-    kind = Sum if isinstance(value, Sum) else type(value)  # a Difference is a sum, and made in another way
+    # a Difference is a sum, and made in another way
+    kind = Sum if isinstance(value, Sum) else type(value)
     return kind.__name__ if _classes().get(kind.__name__) is kind else None
 
 
@@ -98,8 +105,11 @@ def decode(value: Any) -> Any:
         return _decode(value)
     except ExplainError:
         raise
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # no pairs, keys, numbers or bytes; or no end
-        raise RecordError(f"record must hold values as they were written, got {shown(value)}; give them") from None
+    # no pairs, keys, numbers or bytes; or no end
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise RecordError(
+            f"record must hold values as they were written, got {shown(value)}; give them"
+        ) from None
 
 
 def _decode(value: Any) -> Any:
@@ -120,7 +130,9 @@ def _decode(value: Any) -> Any:
             return _decode_tensor(text, dtype, shape)
         case {"class": str(name), "options": dict(options)} if name in _classes():
             return make(_classes()[name], options)
-    raise RecordError(f"record must hold values of this package, got {shown(value)}; give that part yourself")
+    raise RecordError(
+        f"record must hold values of this package, got {shown(value)}; give that part yourself"
+    )
 
 
 def make(kind: type, options: Mapping[str, Any]) -> Any:
@@ -133,11 +145,14 @@ def make(kind: type, options: Mapping[str, Any]) -> Any:
     try:
         return kind(**arguments)
     except (ExplainError, TypeError, ValueError) as error:
-        raise RecordError(f"record must hold options of {kind.__name__}, but they are refused: {error}") from None
+        raise RecordError(
+            f"record must hold options of {kind.__name__}, but they are refused: {error}"
+        ) from None
 
 
 def method_of(name: str, options: Mapping[str, Any]) -> Method:
-    """Make a method again by its name and encoded options; one of the caller's own must be registered.
+    """Make a method again by its name and encoded options; one of the caller's own must be
+    registered.
 
     Raises:
         RecordError: it is unknown here, or was made with something that no record can hold.
@@ -155,7 +170,11 @@ def method_of(name: str, options: Mapping[str, Any]) -> Method:
 
 def unknown(value: Any) -> list[str]:
     """What an encoded value holds that was the caller's own."""
-    return [mapping["unknown"] for mapping in _mappings(value) if isinstance(mapping.get("unknown"), str)]
+    return [
+        mapping["unknown"]
+        for mapping in _mappings(value)
+        if isinstance(mapping.get("unknown"), str)
+    ]
 
 
 def has_tensor(value: Any) -> bool:
@@ -177,14 +196,22 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
 
 @cache
 def _classes() -> dict[str, type]:
-    """The methods, targets, baselines and interventions of this package, and their parts, by their classes' names."""
+    """The methods, targets, baselines and interventions of this package, and their parts, by their
+    classes' names."""
     modules = [interventions]
     for room in (methods, targets, baselines):
-        modules += [importlib.import_module(f"{room.__name__}.{info.name}") for info in iter_modules(room.__path__)]
+        modules += [
+            importlib.import_module(f"{room.__name__}.{info.name}")
+            for info in iter_modules(room.__path__)
+        ]
     classes: dict[str, type] = {}
     for module in modules:
         for name, value in vars(module).items():
-            if not isinstance(value, type) or value.__module__ != module.__name__ or name.startswith("_"):
+            if (
+                not isinstance(value, type)
+                or value.__module__ != module.__name__
+                or name.startswith("_")
+            ):
                 continue
             if hasattr(value, "__dataclass_fields__"):
                 classes[name] = value
@@ -192,12 +219,17 @@ def _classes() -> dict[str, type]:
 
 
 def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
-    if tensor.numel() * tensor.element_size() > LARGEST:  # no record that holds it would be read again
+    # no record that holds it would be read again
+    if tensor.numel() * tensor.element_size() > LARGEST:
         return {"unknown": f"a tensor of shape {tuple(tensor.shape)}"}
     plain = tensor.detach().cpu().contiguous()
     content = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
     text = base64.b64encode(content).decode("ascii")
-    return {"tensor": text, "dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
+    return {
+        "tensor": text,
+        "dtype": str(plain.dtype).removeprefix("torch."),
+        "shape": list(plain.shape),
+    }
 
 
 def _decode_tensor(text: str, dtype: str, shape: list[int]) -> torch.Tensor:

@@ -24,9 +24,9 @@ from explain.targets.base import find_logits
 class Lens:
     """What the last layers of a network make of each block's output; it prints itself as a table.
 
-    ``scores`` ``(blocks, N, K)`` are the class scores that follow each of ``layers``; those of the last are the model's
-    own. ``tokens`` ``(blocks, N, T, K)`` are those of each token alone: all tokens have its values. They are None where
-    blocks give maps, or ``tokens`` is false.
+    ``scores`` ``(blocks, N, K)`` are the class scores that follow each of ``layers``; those of the
+    last are the model's own. ``tokens`` ``(blocks, N, T, K)`` are those of each token alone: all
+    tokens have its values. They are None where blocks give maps, or ``tokens`` is false.
     """
 
     layers: tuple[str, ...]
@@ -41,23 +41,36 @@ class Lens:
             for image, of_image in enumerate(scores):
                 best = int(of_image.argmax())
                 label = labels.class_label(self.categories, best)
-                rows.append({"layer": layer, "image": image, "target": label, "score": float(of_image[best])})
+                rows.append(
+                    {
+                        "layer": layer,
+                        "image": image,
+                        "target": label,
+                        "score": float(of_image[best]),
+                    }
+                )
         return rows
 
     def __str__(self) -> str:
         width = max(map(len, self.layers))
-        return "\n".join(f"{row['layer']:<{width}}  {row['score']:>8.3g}  {row['target']}" for row in self.rows())
+        return "\n".join(
+            f"{row['layer']:<{width}}  {row['score']:>8.3g}  {row['target']}" for row in self.rows()
+        )
 
 
 @keywords()
 def lens(
-    model: nn.Module, x: InputsLike, *, layers: Where | None = None, tokens: bool = False,
+    model: nn.Module,
+    x: InputsLike,
+    *,
+    layers: Where | None = None,
+    tokens: bool = False,
     categories: Sequence[str] | None = None,
-) -> Lens:  # fmt: skip
+) -> Lens:
     """Let the last layers of a network read what each of its blocks gives (nostalgebraist 2020).
 
-    The output of each block takes the place of the last block's, so that the network's own pooling, normalisation and
-    head read it, whatever they are.
+    The output of each block takes the place of the last block's, so that the network's own pooling,
+    normalisation and head read it, whatever they are.
 
     Args:
         model: a network whose blocks give tensors of one shape, such as a transformer.
@@ -85,27 +98,36 @@ def lens(
             output = inputs.call(model)
         find_logits(output, len(inputs))  # refuses a model without class scores
         outputs = {}
-        for layer in dict.fromkeys(record.layer for record in records.records):  # in the order of the pass
+        # in the order of the pass
+        for layer in dict.fromkeys(record.layer for record in records.records):
             if (last_call := records.of(layer)) is not None:
                 outputs[layer] = last_call.activation
         wanted = {name: values for name, values in outputs.items() if name in names}
         if not wanted:
-            raise LayerError("model must have blocks to be read by its last layers, got none; name the layers")
+            raise LayerError(
+                "model must have blocks to be read by its last layers, got none; name the layers"
+            )
         shape = list(wanted.values())[-1].shape
         other = next((values.shape for values in wanted.values() if values.shape != shape), None)
         if other is not None and layers is not None:
-            raise LayerError(f"layers must give tensors of one shape, got {tuple(other)} and {tuple(shape)}")
+            raise LayerError(
+                f"layers must give tensors of one shape, got {tuple(other)} and {tuple(shape)}"
+            )
         wanted = {name: values for name, values in wanted.items() if values.shape == shape}
-        last = [name for name, values in outputs.items() if values.shape == shape][-1]  # what follows it reads all
+        # what follows it reads all
+        last = [name for name, values in outputs.items() if values.shape == shape][-1]
         scores = torch.stack([_read(model, inputs, last, values) for values in wanted.values()])
         token_scores = None
         if tokens and len(shape) == 3:
-            token_scores = torch.stack([_read_tokens(model, inputs, last, values) for values in wanted.values()])
+            token_scores = torch.stack(
+                [_read_tokens(model, inputs, last, values) for values in wanted.values()]
+            )
     return Lens(tuple(wanted), scores, token_scores, categories)
 
 
 def _read(model: nn.Module, inputs: Inputs, last: str, values: torch.Tensor) -> torch.Tensor:
-    """The class scores where the last block gives these values ``(b, ...)``, of as many images or of more."""
+    """The class scores where the last block gives these values ``(b, ...)``, of as many images or
+    of more."""
     with HookGroup(model) as group:
         group.forward(last, lambda module, args, output: replace_first(output, values.clone()))
         return find_logits(inputs.call(model), len(values)).cpu()

@@ -74,5 +74,9 @@ class Settings(RuntimeSettings):
     @property
     def budget(self) -> dict[str, float]:
         """How much work methods that estimate may do, where it is not their own."""
-        given = {"samples": self.samples, "tolerance": self.tolerance, "max_seconds": self.max_seconds}
+        given = {
+            "samples": self.samples,
+            "tolerance": self.tolerance,
+            "max_seconds": self.max_seconds,
+        }
         return {name: value for name, value in given.items() if value is not None}

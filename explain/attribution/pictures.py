@@ -42,7 +42,9 @@ class Scene:
 
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
         """Draw the map of one image, and the box of the target, if it is one."""
-        picture = overlays.drawn(self.photo, map_for(attribution, style), style, self.box, self.seen)
+        picture = overlays.drawn(
+            self.photo, map_for(attribution, style), style, self.box, self.seen
+        )
         box = self.boxes[target] if target < len(self.boxes) else None
         return picture if box is None else overlays.outlined(picture, {"": box})
 
@@ -64,44 +66,58 @@ class Scene:
         """The same with every pixel of the photo as a square of so many."""
         if times == 1:
             return self
-        larger = self.photo.resize((self.photo.width * times, self.photo.height * times), Image.Resampling.NEAREST)
+        larger = self.photo.resize(
+            (self.photo.width * times, self.photo.height * times), Image.Resampling.NEAREST
+        )
 
         def scaled(edges: Iterable[float]) -> Any:
             return tuple(edge * times for edge in edges)
 
         box, *seen = (Box(*scaled(astuple(each))) for each in (self.box, *self.seen))
         boxes = tuple(None if each is None else scaled(each) for each in self.boxes)
-        return Scene(larger, box, tuple(seen), boxes, {label: scaled(each) for label, each in self.found.items()})
+        return Scene(
+            larger,
+            box,
+            tuple(seen),
+            boxes,
+            {label: scaled(each) for label, each in self.found.items()},
+        )
 
 
 @dataclass(frozen=True)
 class Look:
-    """How attributions are shown: in one style, or each in its method's own, with these options where it has them."""
+    """How attributions are shown: in one style, or each in its method's own, with these options
+    where it has them."""
 
     style: StyleLike | None = None
     colormap: str | None = None
     alpha: float | None = None
 
     def __post_init__(self) -> None:
-        styles.get_style(self.style or "heat", colormap=self.colormap, alpha=self.alpha)  # refuses wrong values
+        # refuses wrong values
+        styles.get_style(self.style or "heat", colormap=self.colormap, alpha=self.alpha)
 
     def of(self, own: str) -> Style:
-        """The style for a method whose own is ``own``; lines around contributions have the colours of their sign.
+        """The style for a method whose own is ``own``; lines around contributions have the colours
+        of their sign.
 
         Raises:
             ExplainError: there is no such style, or it has no such option.
         """
         if self.style is not None:
             style = styles.get_style(self.style, colormap=self.colormap, alpha=self.alpha)
-            return style.signed() if own == "signed" and isinstance(style, render.Contour) else style
+            return (
+                style.signed() if own == "signed" and isinstance(style, render.Contour) else style
+            )
         return styles.get_style(own, strict=False, colormap=self.colormap, alpha=self.alpha)
 
 
 def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     """Return what a style draws of the first image.
 
-    Maps with a value for each pixel are made smooth for the styles that draw places: see `smoothed`.
-    Maps of a layer go as they are, cell by cell, to those that draw the outlines of areas, which round them.
+    Maps with a value for each pixel are made smooth for the styles that draw places: see
+    `smoothed`. Maps of a layer go as they are, cell by cell, to those that draw the outlines of
+    areas, which round them.
 
     Raises:
         ExplainError: the style draws the channels of the photo, and the map has none.
@@ -113,7 +129,9 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     if style.reads == "values":
         if not in_pixels:
             got = f"but {attribution.method} has one for each place"
-            raise ExplainError(f"style {style.name!r} must be given values for each channel, {got}; take 'heat'")
+            raise ExplainError(
+                f"style {style.name!r} must be given values for each channel, {got}; take 'heat'"
+            )
         return array(attribution.values[0])
     with_sign = style.reads == "signed"
     if in_pixels or style.name not in AREAS:
@@ -124,30 +142,40 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
 
 
 def tiles_of(
-    scene: Scene, attribution: Attribution, style: Style, marks: tuple[Mark, ...] = (), target: int = 0
+    scene: Scene,
+    attribution: Attribution,
+    style: Style,
+    marks: tuple[Mark, ...] = (),
+    target: int = 0,
 ) -> Iterator[Tile]:
-    """The tile of a map: the overlay with the method's name, the layer, and what it must not be taken for.
+    """The tile of a map: the overlay with the method's name, the layer, and what it must not be
+    taken for.
 
-    Of a set of regions, also that of the photo without it. ``marks`` are the results of the map's checks.
+    Of a set of regions, also that of the photo without it. ``marks`` are the results of the map's
+    checks.
     """
     name = title_of(attribution.method)
     picture = scene.overlay(attribution, style, target)
-    yield Tile(picture, name, place_of(attribution), remark(attribution), marks, scene.legend(style))
+    yield Tile(
+        picture, name, place_of(attribution), remark(attribution), marks, scene.legend(style)
+    )
     if without := without_set(attribution, style):
         yield Tile(scene.overlay(attribution, without, target), "without it")
 
 
 def without_set(attribution: Attribution, style: Style) -> Style | None:
-    """The style for the photo without the first set of regions, or whole if none was found; None for other maps."""
+    """The style for the photo without the first set of regions, or whole if none was found; None
+    for other maps."""
     if attribution.sets is None or not isinstance(style, styles.Evidence):
         return None
     return replace(style, without=True)
 
 
 PROVED = {
-    "found": "some of it may not be needed", "minimal": "none of it can be left out",
+    "found": "some of it may not be needed",
+    "minimal": "none of it can be left out",
     "smallest": "no smaller set exists",
-}  # fmt: skip
+}
 """What is proved of a set of regions, by `EvidenceSet.proof`."""
 
 
@@ -157,8 +185,11 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
     >>> from explain.methods.evidence import EvidenceSets
     >>> one, alone, without = torch.ones(1, 2, 2), torch.tensor([[0.9]]), torch.tensor([[0.02]])
     >>> sets = EvidenceSets(one[None] > 0, alone, without, torch.tensor([[2]]))
-    >>> sentence(Attribution("sufficient", one, "espresso", one, None, (2, 2), sets=sets), "espresso")
-    'These 100 % of the photo are enough for espresso (0.90 alone, 0.02 without; none of it can be left out)'
+    >>> sentence(
+    ...     Attribution("sufficient", one, "espresso", one, None, (2, 2), sets=sets), "espresso"
+    ... )
+    'These 100 % of the photo are enough for espresso (0.90 alone, 0.02 without; none of it can be
+    left out)'
     """
     if attribution.sets is None:
         return ""
@@ -178,10 +209,17 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
         return f"No part of {whole} {verb_of_none} {role}"
     first = sets[0]
     if not first.size:
-        return f"{label} stays when all is absent" if sufficient else f"{label} is no answer for the whole photo"
+        return (
+            f"{label} stays when all is absent"
+            if sufficient
+            else f"{label} is no answer for the whole photo"
+        )
     has_scores = first.alone == first.alone  # nothing is run any more after an interrupt
     details = [f"{first.alone:.2f} alone, {first.without:.2f} without"] if has_scores else []
-    text = f"These {percent(first.size)} of {whole} {verb} {role} ({'; '.join([*details, PROVED[first.proof]])})"
+    text = (
+        f"These {percent(first.size)} of {whole} {verb} {role} "
+        f"({'; '.join([*details, PROVED[first.proof]])})"
+    )
     for another in sets[1:]:
         text += f"; so are another {percent(another.size)}"
         if has_scores:
@@ -190,21 +228,31 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
 
 
 def groups(
-    scene: Scene, results: Sequence[Mapping[str, Attribution]], titles: Sequence[str], look: Look,
+    scene: Scene,
+    results: Sequence[Mapping[str, Attribution]],
+    titles: Sequence[str],
+    look: Look,
     marks: Callable[[str, int], tuple[Mark, ...]] = lambda method, target: (),
-) -> tuple[Group, ...]:  # fmt: skip
-    """The photo, and the maps: of several targets in rows, the methods in columns; of one, by family if there are many.
+) -> tuple[Group, ...]:
+    """The photo, and the maps: of several targets in rows, the methods in columns; of one, by
+    family if there are many.
 
     ``marks`` gives those of a method and the position of a target.
     """
 
     def tiles(index: int, maps: Iterable[Attribution]) -> tuple[Tile, ...]:
-        drawn = (tiles_of(scene, each, look.of(each.style), marks(each.method, index), index) for each in maps)
+        drawn = (
+            tiles_of(scene, each, look.of(each.style), marks(each.method, index), index)
+            for each in maps
+        )
         return tuple(chain.from_iterable(drawn))
 
     photo = Tile(overlays.outlined(scene.photo, scene.found), "photo")
     if len(results) > 1 and len(results[0]) > 1:
-        rows = [Group(title, tiles(t, results[t].values()), own_row=True) for t, title in enumerate(titles)]
+        rows = [
+            Group(title, tiles(t, results[t].values()), own_row=True)
+            for t, title in enumerate(titles)
+        ]
         return Group("", (photo,)), *rows
     groups = [
         Group(title if len(results) > 1 else name, tiles(index, members))
@@ -224,17 +272,24 @@ def layer_of(attribution: Attribution) -> str:
     layer = attribution.layer
     if layer is None or isinstance(layer, str):
         return layer or ""
-    names = ", ".join(layer) if len(layer) < 3 else f"{len(layer)} layers, {layer[0]} to {layer[-1]}"
+    names = (
+        ", ".join(layer) if len(layer) < 3 else f"{len(layer)} layers, {layer[0]} to {layer[-1]}"
+    )
     return f"{attribution.fuse or 'mean'} of {names}"
 
 
 def place_of(attribution: Attribution) -> str:
     """The layer of a method as captions have it; empty for a map of the photo's pixels."""
-    return f"layer {attribution.layer}" if isinstance(attribution.layer, str) else layer_of(attribution)
+    return (
+        f"layer {attribution.layer}"
+        if isinstance(attribution.layer, str)
+        else layer_of(attribution)
+    )
 
 
 def remark(attribution: Attribution) -> str:
-    """What a map must not be taken for: one of the model as it is, or one that is complete, or of a real method."""
+    """What a map must not be taken for: one of the model as it is, or one that is complete, or of a
+    real method."""
     found = [str(each) for each in attribution.interventions]
     if not attribution.values[:1].any():
         found.append("zero everywhere")
@@ -258,5 +313,8 @@ def _families(result: Mapping[str, Attribution]) -> list[tuple[str, list[Attribu
     """Methods by family; few are left together, in their order."""
     if len(result) < MANY:
         return [("", list(result.values()))]
-    found = [(name, [each for each in result.values() if innermost(each.method).family == name]) for name in FAMILIES]
+    found = [
+        (name, [each for each in result.values() if innermost(each.method).family == name])
+        for name in FAMILIES
+    ]
     return [(name, members) for name, members in found if members]

@@ -1,6 +1,8 @@
-"""What was done, as plain values: with a version, without a model inside, and exact enough to do it again.
+"""What was done, as plain values: with a version, without a model inside, and exact enough to do it
+again.
 
-A record is written as an object of JSON; `explain.attribution.encoding` says how options and targets are written.
+A record is written as an object of JSON; `explain.attribution.encoding` says how options and
+targets are written.
 """
 
 import hashlib
@@ -43,7 +45,8 @@ register_reader(dict, "an object", lambda value: value)
 
 
 class Part(Options):
-    """A part of a record: written with all of its fields, and checked by their types when it is read."""
+    """A part of a record: written with all of its fields, and checked by their types when it is
+    read."""
 
     name: ClassVar[str]
     error: ClassVar[type[RecordError]] = RecordError
@@ -88,7 +91,8 @@ class RecordedImage(Part):
 
 @dataclass(frozen=True)
 class RecordedExplainer(Part):
-    """How to make the explainer again: its arguments, encoded; the parts that were the caller's own; and hooks."""
+    """How to make the explainer again: its arguments, encoded; the parts that were the caller's
+    own; and hooks."""
 
     name: ClassVar[str] = "explainer"
 
@@ -99,7 +103,8 @@ class RecordedExplainer(Part):
 
 @dataclass(frozen=True)
 class RecordedSet(Part):
-    """What is known of a set of regions: what is proved of it, and the scores with it alone and without it."""
+    """What is known of a set of regions: what is proved of it, and the scores with it alone and
+    without it."""
 
     name: ClassVar[str] = "set"
 
@@ -127,8 +132,8 @@ class RecordedValues(Part):
 class Record(Part):
     """All inputs and results of one map: enough to read it, and to compute it again.
 
-    ``asked`` is the target where it was more than a class, as `encode_target` writes it. ``request`` are all
-    arguments, where the caller wants to recognise the request later.
+    ``asked`` is the target where it was more than a class, as `encode_target` writes it.
+    ``request`` are all arguments, where the caller wants to recognise the request later.
     """
 
     name: ClassVar[str] = "record"
@@ -175,9 +180,10 @@ class Record(Part):
 class ModelOrigin:
     """What is known of the model behind a result, without the model.
 
-    ``weights`` and ``preprocess`` describe these. ``arguments`` are those of an `Explainer` that loads the model
-    again; ``own`` says which parts were the caller's, so that no argument brings them back. ``hooks`` names hooks of
-    the caller's that were on the model: whether they altered it is unknown.
+    ``weights`` and ``preprocess`` describe these. ``arguments`` are those of an `Explainer` that
+    loads the model again; ``own`` says which parts were the caller's, so that no argument brings
+    them back. ``hooks`` names hooks of the caller's that were on the model: whether they altered it
+    is unknown.
     """
 
     name: str
@@ -205,13 +211,23 @@ def identity(values: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """The versions of the packages that every explanation uses."""
-    modules = {"numpy": np, "pillow": PIL, "torch": torch, "torchvision": sys.modules.get("torchvision")}
-    packages = {name: str(module.__version__) for name, module in modules.items() if module}  # torchvision if used
+    modules = {
+        "numpy": np,
+        "pillow": PIL,
+        "torch": torch,
+        "torchvision": sys.modules.get("torchvision"),
+    }
+    # torchvision if used
+    packages = {name: str(module.__version__) for name, module in modules.items() if module}
     return {"explain": __version__, "python": platform.python_version(), **packages}
 
 
 def origin_of(
-    photo: Image.Image, source: str | None, model: ModelOrigin, seen: Box, input_size: tuple[int, ...]
+    photo: Image.Image,
+    source: str | None,
+    model: ModelOrigin,
+    seen: Box,
+    input_size: tuple[int, ...],
 ) -> dict[str, Any]:
     """The photo, the model and the packages behind a result: the fields that all records have."""
     return {
@@ -254,7 +270,9 @@ def results_of(attribution: result.Attribution) -> dict[str, Any]:
         **{name: number_of(getattr(attribution, name)) for name in NUMBERS},
         "options": {name: encode(value) for name, value in options.items()},
         "precision": attribution.precision,
-        "target": attribution.target if isinstance(attribution.target, str) else int(attribution.target[0]),
+        "target": attribution.target
+        if isinstance(attribution.target, str)
+        else int(attribution.target[0]),
         "estimate": estimate,
         "values": identity(pictures.array(attribution.values[0])),
         "sets": None if attribution.sets is None else attribution.sets.described(0),

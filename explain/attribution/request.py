@@ -1,4 +1,5 @@
-"""`Request`: a call, read once; it finds the layers, has the evidence gathered, and applies each method to its part."""
+"""`Request`: a call, read once; it finds the layers, has the evidence gathered, and applies each
+method to its part."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,13 +36,21 @@ from explain.layers.grids import window_calls
 from explain.layers.stitched import Stitched
 from explain.layers.summary import channels_of, find_layers, forget_summary, summary_is_current
 from explain.methods import Method
-from explain.methods.base import MethodLike, can_be_stitched, get_method, is_registered, options, uses_layer
+from explain.methods.base import (
+    MethodLike,
+    can_be_stitched,
+    get_method,
+    is_registered,
+    options,
+    uses_layer,
+)
 from explain.targets import Target, answer, packed, text
 from explain.targets.classes import BinaryLogit, ClassTarget, TopClass
 
 
 class _OtherPathError(Exception):
-    """The inputs take another path through the network than those that its layers were chosen by."""
+    """The inputs take another path through the network than those that its layers were chosen
+    by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +89,9 @@ class Request:
         layers = None
         if settings.layer is not None:  # a wrong name is reported even if no method uses a layer
             layers = find_layers(model, inputs, settings.layer)
-        remedy = f"run them in {either('two calls', 'two commands, the second with another --output')}"
+        remedy = (
+            f"run them in {either('two calls', 'two commands, the second with another --output')}"
+        )
         by_names = by_name(methods, get_method, MethodError, "method", remedy, _are_equal)
         by_names = _within(by_names, settings.budget)
         for name, method in by_names.items():
@@ -108,7 +119,8 @@ class Request:
             except LayerError:
                 if self.layers is not None:
                     raise
-            # The chosen layers lead to another head than this target's, or the network does something else than before.
+            # The chosen layers lead to another head than this target's, or the network does
+            # something else than before.
             forget_summary(self.model)
             return self._run(self._layers_by_method(refresh=True))
 
@@ -116,7 +128,9 @@ class Request:
         """The passes that it takes."""
         with self._reading():
             layers = self._layers_by_method()
-        calls = {call for names in layers.values() for layer in names for call in self._calls(layer)}
+        calls = {
+            call for names in layers.values() for layer in names for call in self._calls(layer)
+        }
         return Plan(
             self._needs(layers),
             targets=len(self.targets),
@@ -147,8 +161,11 @@ class Request:
         return replace(plan, seconds=seconds * passes, memory=max(of_images, min(MEMORY, of_rows)))
 
     def cost(self, plan: Plan) -> float:
-        """How many passes of one image a plan takes, where those that begin at a layer count for their share."""
-        layers = {need.layer for needs in plan.wanted.values() for need in needs if need.layer is not None}
+        """How many passes of one image a plan takes, where those that begin at a layer count for
+        their share."""
+        layers = {
+            need.layer for needs in plan.wanted.values() for need in needs if need.layer is not None
+        }
         return plan.cost(cost_after(self.model, self.inputs, layers))
 
     def _reading(self) -> AbstractContextManager[Any]:
@@ -166,24 +183,35 @@ class Request:
         @cache
         def default(stages: bool) -> list[str]:
             if stages:
-                return stage_layers(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
-            return [default_layer(self.model, self.inputs, score, of_class=of_class, refresh=refresh)]
+                return stage_layers(
+                    self.model, self.inputs, score, of_class=of_class, refresh=refresh
+                )
+            return [
+                default_layer(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
+            ]
 
         layers: dict[str, list[str]] = {}
         for name, method in self.methods.items():
             if not can_be_stitched(method, self.model):
-                remedy = "take one that gives a map of a layer, such as gradcam, or of the input, such as saliency"
-                raise MethodError(f"method {method.name} must be left out for a Stitched model; {remedy}")
+                remedy = (
+                    "take one that gives a map of a layer, such as gradcam, or of the input, "
+                    "such as saliency"
+                )
+                raise MethodError(
+                    f"method {method.name} must be left out for a Stitched model; {remedy}"
+                )
             layers[name] = []
             if uses_layer(method):
                 layers[name] = self.layers or default(bool(method.fusion))
         return layers
 
-    def _run(self, layers: Mapping[str, list[str]], *, follow: bool = True) -> list[dict[str, Attribution]]:
+    def _run(
+        self, layers: Mapping[str, list[str]], *, follow: bool = True
+    ) -> list[dict[str, Attribution]]:
         """Gather the evidence, and run each method on that of its layers.
 
-        With ``follow``, layers that were chosen by default are dropped if these inputs take another path through the
-        network than the inputs that they were chosen by.
+        With ``follow``, layers that were chosen by default are dropped if these inputs take another
+        path through the network than the inputs that they were chosen by.
         """
         interventions = active_interventions(self.model)
         are_registered = all(map(is_registered, self.methods.values()))
@@ -191,9 +219,12 @@ class Request:
         plan = plan_for(self._needs(layers))
         chosen_by_default = self.layers is None and any(layers.values())
         check_modules = self._check_path if follow and chosen_by_default else None
-        lookups = gather(self.model, self.inputs, plan, self.targets, self.settings, check_modules=check_modules)
+        lookups = gather(
+            self.model, self.inputs, plan, self.targets, self.settings, check_modules=check_modules
+        )
         results = []
-        for target, lookup in zip(self.targets, lookups, strict=False):  # there may be fewer detections
+        # there may be fewer detections
+        for target, lookup in zip(self.targets, lookups, strict=False):
             attributions = {}
             for name, method in self.methods.items():
                 evidence = self._evidence(lookup, layers[name])
@@ -204,7 +235,8 @@ class Request:
                     attribution = replace(attribution, interventions=interventions)
                 attributions[name] = attribution
                 largest = largest_values(attribution)
-                if not self.settings.create_graph:  # early in training, maps of zeros are nothing unusual
+                # early in training, maps of zeros are nothing unusual
+                if not self.settings.create_graph:
                     of_first = list(chain(*evidence[0].values()))
                     follows = partial(self._follows_gradient, target)
                     warn_of_result(method, attribution, largest, of_first, follows)
@@ -226,7 +258,11 @@ class Request:
         return needs
 
     def _calls(self, layer: str) -> list[str]:
-        return window_calls(self.model, self.inputs, layer) if isinstance(self.model, Stitched) else [layer]
+        return (
+            window_calls(self.model, self.inputs, layer)
+            if isinstance(self.model, Stitched)
+            else [layer]
+        )
 
     @property
     def _paths(self) -> Sequence[Path | None]:
@@ -235,14 +271,20 @@ class Request:
 
     def _evidence(self, lookup: EvidenceLookup, layers: Sequence[str]) -> list[EvidenceOfCalls]:
         """The evidence of a method for each explained input."""
-        calls: dict[str | None, Sequence[str | None]] = {layer: self._calls(layer) for layer in layers}
+        calls: dict[str | None, Sequence[str | None]] = {
+            layer: self._calls(layer) for layer in layers
+        }
         evidence: list[EvidenceOfCalls] = []
         for path in self._paths:
             of_calls = calls or {None: [None]}
-            evidence.append({layer: [lookup(call, path) for call in of_calls[layer]] for layer in of_calls})
+            evidence.append(
+                {layer: [lookup(call, path) for call in of_calls[layer]] for layer in of_calls}
+            )
         return evidence
 
-    def _attribution(self, name: str, evidence: Sequence[EvidenceOfCalls], plan: Plan) -> Attribution | None:
+    def _attribution(
+        self, name: str, evidence: Sequence[EvidenceOfCalls], plan: Plan
+    ) -> Attribution | None:
         """What a method makes of its evidence; None where an interrupt left too little of that."""
         method = self.methods[name]
         every = [item for of_input in evidence for calls in of_input.values() for item in calls]
@@ -250,7 +292,9 @@ class Request:
         if keep_partial and not all(method.needs <= set(item.found) for item in every):
             return None
         try:
-            with preserve.calculating(self.inputs.x.device.type, create_graph=self.settings.create_graph):
+            with preserve.calculating(
+                self.inputs.x.device.type, create_graph=self.settings.create_graph
+            ):
                 attribution = self._applied(method, evidence)
         except KeyboardInterrupt:
             if keep_partial:
@@ -268,7 +312,8 @@ class Request:
         """Apply a method to the evidence of each explained input."""
         fuse = self.settings.fuse
         layout = self.inputs.layout
-        if len(evidence) == 1 or not any(need.of_input for need in method.needs):  # maps of a layer are of no input
+        # maps of a layer are of no input
+        if len(evidence) == 1 or not any(need.of_input for need in method.needs):
             return apply_method(method, self.model, evidence[0], fuse, layout, self.inputs.name)
         parts = {}
         for path, of_input in zip(self.inputs.paths, evidence, strict=True):
@@ -284,13 +329,19 @@ class Request:
         first = next(iter(parts.values()))
         return replace(first, parts=parts)
 
-    def _off_by_rounding(self, method: Method, evidence: Sequence[EvidenceOfCalls], exact: Attribution) -> float:
-        """By how much values are off with other rounding errors of the same size, as a share of the largest value."""
+    def _off_by_rounding(
+        self, method: Method, evidence: Sequence[EvidenceOfCalls], exact: Attribution
+    ) -> float:
+        """By how much values are off with other rounding errors of the same size, as a share of the
+        largest value."""
 
         def rounded(item: Evidence) -> Evidence:
             return replace(item, found={**item.found, **item.inexact})
 
-        inexact = [{layer: list(map(rounded, calls)) for layer, calls in of_input.items()} for of_input in evidence]
+        inexact = [
+            {layer: list(map(rounded, calls)) for layer, calls in of_input.items()}
+            for of_input in evidence
+        ]
         with preserve.calculating(self.inputs.x.device.type), muted():
             values = self._applied(method, inexact).values
         largest = exact.values.abs().max()
@@ -308,7 +359,9 @@ class Request:
 
 def _check_method(method: Method, name: str, inputs: Inputs, settings: Settings) -> None:
     if settings.create_graph and not method.differentiable:
-        raise MethodError(f"method {name} must be left out with create_graph, it has no graph; take saliency")
+        raise MethodError(
+            f"method {name} must be left out with create_graph, it has no graph; take saliency"
+        )
     if method.one_input and len(inputs.paths) > 1:
         names = ", ".join(map(dotted, inputs.paths))
         remedy = "name one in explain.Inputs(..., explained=...)"
@@ -320,7 +373,10 @@ def _within(methods: dict[str, Method], budget: Mapping[str, float]) -> dict[str
     for option, value in budget.items():
         takers = {name: method for name, method in methods.items() if option in options(method)}
         if not takers:
-            raise MethodError(f"{option} must go with a method that estimates, such as rise, got {', '.join(methods)}")
+            raise MethodError(
+                f"{option} must go with a method that estimates, such as rise, got "
+                f"{', '.join(methods)}"
+            )
         methods |= {name: replace(method, **{option: value}) for name, method in takers.items()}
     return methods
 

@@ -16,7 +16,16 @@ from explain.data.boxes import Box
 from explain.engine.settings import Precision
 from explain.hooks.interventions import Intervention
 from explain.layers.layouts import enlarge
-from explain.methods.base import Fusion, Method, Outcome, Style, get_method, over_all, relative_error, title_of
+from explain.methods.base import (
+    Fusion,
+    Method,
+    Outcome,
+    Style,
+    get_method,
+    over_all,
+    relative_error,
+    title_of,
+)
 from explain.methods.evidence import EvidenceSets
 from explain.relevance.gradient_rules import Coverage
 from explain.render.sheets import Group, Layout, Tile, sheet
@@ -28,7 +37,8 @@ SHOWN = 8  # maps in a picture of a batch
 
 
 class Channels(NamedTuple):
-    """The channels of a layer, the most relevant first: what each counts for, and its number, both ``(N, C)``."""
+    """The channels of a layer, the most relevant first: what each counts for, and its number, both
+    ``(N, C)``."""
 
     values: torch.Tensor
     indices: torch.Tensor
@@ -38,38 +48,44 @@ class Channels(NamedTuple):
 class Attribution(Outcome):
     """What a method says about a batch of N images; in a notebook it shows its maps.
 
-    ``values`` is the raw attribution, detached unless ``create_graph`` keeps its graph: ``(N, h, w)`` at the layer's
-    resolution for CAM methods, ``(N, C, H, W)`` for pixel methods. ``heatmap`` is its display form. ``score`` ``(N,)``
-    is what was explained and ``target`` the class of each image, or the name of a callable. ``layer`` is the layer's
-    name, a tuple of names where several were fused (``maps`` then has each one's values), or None. ``logits`` ``(N,
-    K)`` are the model's class scores, if it gave any. ``delta`` ``(N,)`` is by how much the values miss what they
-    should add up to, for methods that promise a sum; ``fuse`` is how several layers' maps became one. ``input`` names
-    the argument that was explained, where the model takes several; where several were explained together, this is the
-    first, and ``parts`` has the attribution of each by its name. ``coverage`` says which operations a rule acted on,
-    for methods that have one, and what was taken out of relevance on its way. ``channels`` ranks the channels of the
-    layer, for methods that know what each one counts for.
+    ``values`` is the raw attribution, detached unless ``create_graph`` keeps its graph: ``(N, h,
+    w)`` at the layer's resolution for CAM methods, ``(N, C, H, W)`` for pixel methods. ``heatmap``
+    is its display form. ``score`` ``(N,)`` is what was explained and ``target`` the class of each
+    image, or the name of a callable. ``layer`` is the layer's name, a tuple of names where several
+    were fused (``maps`` then has each one's values), or None. ``logits`` ``(N, K)`` are the model's
+    class scores, if it gave any. ``delta`` ``(N,)`` is by how much the values miss what they should
+    add up to, for methods that promise a sum; ``fuse`` is how several layers' maps became one.
+    ``input`` names the argument that was explained, where the model takes several; where several
+    were explained together, this is the first, and ``parts`` has the attribution of each by its
+    name. ``coverage`` says which operations a rule acted on, for methods that have one, and what
+    was taken out of relevance on its way. ``channels`` ranks the channels of the layer, for methods
+    that know what each one counts for.
 
-    Of methods that estimate, ``error`` has the error of each value, in the same shape: a standard error, made larger
-    where runs are few, so that the value ± 1.96 errors can be read as a 95 % interval. It is None, or NaN for an image
-    beside others, as long as the runs are too few. ``samples`` is how many altered photos each image was run with (the
-    most of any), ``planned`` ``(N,)`` how many there would be without an early end, ``finished`` ``(N,)`` whether these
-    are all that were wanted, or fewer because the error was small enough or the time was over (true) or because of
-    an interrupt (false); ``stopped`` says so in words; ``r2`` ``(N,)`` how much of the variance of the scores a
-    surrogate explains. ``neutral`` ``(N,)`` is the value of a place that makes no difference, where it is not zero (of
-    RISE, the mean score over the masks): pictures show the difference from it.
+    Of methods that estimate, ``error`` has the error of each value, in the same shape: a standard
+    error, made larger where runs are few, so that the value ± 1.96 errors can be read as a 95 %
+    interval. It is None, or NaN for an image beside others, as long as the runs are too few.
+    ``samples`` is how many altered photos each image was run with (the most of any), ``planned``
+    ``(N,)`` how many there would be without an early end, ``finished`` ``(N,)`` whether these are
+    all that were wanted, or fewer because the error was small enough or the time was over (true) or
+    because of an interrupt (false); ``stopped`` says so in words; ``r2`` ``(N,)`` how much of the
+    variance of the scores a surrogate explains. ``neutral`` ``(N,)`` is the value of a place that
+    makes no difference, where it is not zero (of RISE, the mean score over the masks): pictures
+    show the difference from it.
 
-    ``sets`` are the smallest sets of regions that `Sufficient` or `Necessary` found: ``sets[0]`` those of the first
-    image, each with its mask, its size, what the model says of it, and what is proved.
-    ``words`` are those of a text that was explained together with the image, with their values; ``tokens`` are its
-    tokens, in the part of it.
+    ``sets`` are the smallest sets of regions that `Sufficient` or `Necessary` found: ``sets[0]``
+    those of the first image, each with its mask, its size, what the model says of it, and what is
+    proved. ``words`` are those of a text that was explained together with the image, with their
+    values; ``tokens`` are its tokens, in the part of it.
 
-    ``interventions`` are those that the model was explained under, with the values that they took from inputs.
-    ``rounding`` says by how much scores in bfloat16 are off, where some are: the largest error of eight altered photos,
-    divided by the largest change of the score among these. Where such errors in the scores of all altered photos
-    change the map by more, as a share of its largest magnitude, it is that share.
+    ``interventions`` are those that the model was explained under, with the values that they took
+    from inputs. ``rounding`` says by how much scores in bfloat16 are off, where some are: the
+    largest error of eight altered photos, divided by the largest change of the score among these.
+    Where such errors in the scores of all altered photos change the map by more, as a share of its
+    largest magnitude, it is that share.
 
-    Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width. Where its frames
-    come first, ``(N, T, C, H, W)``, values for each channel have that shape too, and ``frames_first`` is true.
+    Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and
+    width. Where its frames come first, ``(N, T, C, H, W)``, values for each channel have that shape
+    too, and ``frames_first`` is true.
     """
 
     method: str
@@ -98,13 +114,15 @@ class Attribution(Outcome):
         return len(self.values)
 
     def __getitem__(self, which: int | slice) -> "Attribution":
-        """Return the attribution of one image, or of a slice of images, as a batch that keeps nothing of the others."""
+        """Return the attribution of one image, or of a slice of images, as a batch that keeps
+        nothing of the others."""
         chosen = range(len(self))[which]
         rows = [chosen] if isinstance(chosen, int) else list(chosen)
         return self.converted(lambda tensor: tensor[rows])  # a copy, since it is chosen by a list
 
     def converted(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> "Attribution":
-        """The same with all tensors that have a row for each image converted, also those of parts and channels."""
+        """The same with all tensors that have a row for each image converted, also those of parts
+        and channels."""
 
         def changed(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -117,36 +135,53 @@ class Attribution(Outcome):
                 return EvidenceSets(*map(convert, vars(value).values()))
             if isinstance(value, Coverage):
                 return replace(value, taken=changed(value.taken))
-            return {name: changed(each) for name, each in value.items()} if isinstance(value, Mapping) else value
+            return (
+                {name: changed(each) for name, each in value.items()}
+                if isinstance(value, Mapping)
+                else value
+            )
 
         names = [each.name for each in fields(self) if each.name != "options"]
         return replace(self, **{name: changed(getattr(self, name)) for name in names})
 
     def applied(self, methods: Sequence[Method] = ()) -> Method:
-        """The method that made it, with its options: one of these, or one that is known by its name.
+        """The method that made it, with its options: one of these, or one that is known by its
+        name.
 
         >>> one = torch.ones(1, 1, 1)
-        >>> Attribution("hirescam", one, "score", one[0, 0], None, (1, 1), options={"relu": True}).applied()
+        >>> Attribution(
+        ...     "hirescam", one, "score", one[0, 0], None, (1, 1), options={"relu": True}
+        ... ).applied()
         HiResCAM(relu=True)
         """
         by_name = {method.name: method for method in methods}
         method = by_name.get(self.method) or get_method(self.method)
         names = {each.name for each in fields(method) if each.init}
-        return replace(method, **{name: value for name, value in self.options.items() if name in names})
+        return replace(
+            method, **{name: value for name, value in self.options.items() if name in names}
+        )
 
     @property
     def samples(self) -> int | None:
-        """How many altered photos each image was run with, the most of any; None for methods that do not count."""
+        """How many altered photos each image was run with, the most of any; None for methods that
+        do not count."""
         return None if self.spent is None else int(self.spent.max())
 
     @property
     def stopped(self) -> str:
-        """In words, that an interrupt or the time ended the runs; empty where these are all that were wanted."""
-        if self.spent is None or self.planned is None or not bool((self.spent < self.planned).any()):
+        """In words, that an interrupt or the time ended the runs; empty where these are all that
+        were wanted."""
+        if (
+            self.spent is None
+            or self.planned is None
+            or not bool((self.spent < self.planned).any())
+        ):
             return ""
         tolerance = self.options.get("tolerance")
         reached = self.relative_error
-        is_enough = tolerance is not None and reached is not None and bool((reached <= tolerance).all())
+        is_enough = (
+            tolerance is not None and reached is not None and bool((reached <= tolerance).all())
+        )
         by_time = self.options.get("max_seconds") is not None and not is_enough
         if not by_time and (self.finished is None or bool(self.finished.all())):
             return ""
@@ -154,7 +189,8 @@ class Attribution(Outcome):
 
     @property
     def precision(self) -> Precision:
-        """The precision of the altered photos' scores: "bf16" where `rounding` says how far they are off."""
+        """The precision of the altered photos' scores: "bf16" where `rounding` says how far they
+        are off."""
         return "full" if self.rounding is None else "bf16"
 
     @property
@@ -163,32 +199,40 @@ class Attribution(Outcome):
         if self.rounding is None:
             return ""
         share = f"{100 * self.rounding:.2g} %"
-        return f"bfloat16: scores off by {share} of their change, or the map by as much of its maximum"
+        return (
+            f"bfloat16: scores off by {share} of their change, or the map by as much of its maximum"
+        )
 
     @property
     def relative_error(self) -> torch.Tensor | None:
-        """The largest error over the largest magnitude ``(N,)``: what ``tolerance`` is compared with."""
+        """The largest error over the largest magnitude ``(N,)``: what ``tolerance`` is compared
+        with."""
         return None if self.error is None else relative_error(self.values, self.error)
 
     @property
     def words(self) -> list[list[tuple[str, float]]]:
-        """For each image, the words that were explained together with it, and the sum of each one's values."""
+        """For each image, the words that were explained together with it, and the sum of each one's
+        values."""
         found: list[list[tuple[str, float]]] = [[] for _ in range(len(self))]
         for part in (self, *self.parts.values()):
             if part.tokens:
                 of_tokens = part.values.flatten(2).sum(2).tolist()
                 for places in words_of(part.tokens):
-                    word = "".join(part.tokens[place].removesuffix("</w>").removeprefix("##") for place in places)
+                    word = "".join(
+                        part.tokens[place].removesuffix("</w>").removeprefix("##")
+                        for place in places
+                    )
                     for row, values in zip(found, of_tokens, strict=True):
                         row.append((word.strip("▁Ġ"), sum(values[place] for place in places)))
         return found
 
     @property
     def shares(self) -> dict[str, torch.Tensor]:
-        """The share ``(N,)`` that each explained input has of all magnitudes, by its name; they add up to one.
+        """The share ``(N,)`` that each explained input has of all magnitudes, by its name; they add
+        up to one.
 
-        A part's magnitudes are those of its tokens, or of the 8 x 8 fields of an image (Parcalabescu and Frank,
-        "MM-SHAP", ACL 2023).
+        A part's magnitudes are those of its tokens, or of the 8 x 8 fields of an image
+        (Parcalabescu and Frank, "MM-SHAP", ACL 2023).
         """
         sizes = {}
         for name, part in (self.parts or {self.input or "x": self}).items():
@@ -201,10 +245,12 @@ class Attribution(Outcome):
 
     @cached_property
     def heatmap(self) -> torch.Tensor:
-        """``(N, H, W)`` float32 in [0, 1] at input resolution: magnitude divided by its maximum, never shifted.
+        """``(N, H, W)`` float32 in [0, 1] at input resolution: magnitude divided by its maximum,
+        never shifted.
 
-        Signed maps of a layer show their positive part. Maps of the input show the largest magnitude over the channels,
-        or, where the values are contributions (``style="signed"``), the magnitude of their sum: `signed` has the sign.
+        Signed maps of a layer show their positive part. Maps of the input show the largest
+        magnitude over the channels, or, where the values are contributions (``style="signed"``),
+        the magnitude of their sum: `signed` has the sign.
         """
         self._must_have_places()
         if self._in_pixels and self.style == "signed":
@@ -215,9 +261,11 @@ class Attribution(Outcome):
 
     @cached_property
     def signed(self) -> torch.Tensor:
-        """``(N, H, W)`` float32 in [-1, 1] at input resolution: summed over channels, by its largest magnitude.
+        """``(N, H, W)`` float32 in [-1, 1] at input resolution: summed over channels, by its
+        largest magnitude.
 
-        It is taken from `neutral` on, where a place that makes no difference has another value than zero.
+        It is taken from `neutral` on, where a place that makes no difference has another value than
+        zero.
         """
         self._must_have_places()
         values = self.contributions.float()
@@ -234,7 +282,8 @@ class Attribution(Outcome):
 
     @property
     def cells(self) -> torch.Tensor:
-        """What the heatmap shows of maps ``(N, h, w)``, at their own resolution and in their units."""
+        """What the heatmap shows of maps ``(N, h, w)``, at their own resolution and in their
+        units."""
         of_input = self.layer is None and self.style == "signed"
         return self.contributions.abs() if of_input else self.contributions.clamp(min=0)
 
@@ -245,7 +294,10 @@ class Attribution(Outcome):
         if not isinstance(target, str):
             shown = ", ".join(str(index) for index in target.tolist()[:6])
             target = f"{shown}, ..." if len(target) > 6 else shown
-        text = f"Attribution({self.method!r}, {images}, values {tuple(self.values.shape)}{layer}, target {target}"
+        text = (
+            f"Attribution({self.method!r}, {images}, values {tuple(self.values.shape)}{layer}, "
+            f"target {target}"
+        )
         if self.interventions:
             text += f", under {'; '.join(map(str, self.interventions))}"
         if self.rounding is not None:
@@ -268,26 +320,37 @@ class Attribution(Outcome):
             tiles.append(Tile(style.draw(blank, values.cpu().numpy(), box), name, legend=legend))
         title = title_of(self.method)
         if self.layer is not None:
-            title += f", layer {self.layer if isinstance(self.layer, str) else ', '.join(self.layer)}"
+            title += (
+                f", layer {self.layer if isinstance(self.layer, str) else ', '.join(self.layer)}"
+            )
         detail = f"values {tuple(self.values.shape)}"
         if len(tiles) < len(names):
             detail += f", the first {len(tiles)} of {len(names)} maps"
         return Layout(title, detail, (Group("", tuple(tiles)),))
 
     def _names(self) -> list[str]:
-        targets = [self.target] * len(self) if isinstance(self.target, str) else self.target.tolist()
+        targets = (
+            [self.target] * len(self) if isinstance(self.target, str) else self.target.tolist()
+        )
         words = [target if isinstance(target, str) else f"class {target}" for target in targets]
-        return [f"{word}, score {score:.3g}" for word, score in zip(words, self.score.tolist(), strict=True)]
+        return [
+            f"{word}, score {score:.3g}"
+            for word, score in zip(words, self.score.tolist(), strict=True)
+        ]
 
     def _repr_html_(self) -> str:
         if len(self.size) < 2 or not len(self):
             return lines_html([repr(self)])
-        return picture_html(sheet(self.layout(), 180), f"{self.method}: maps for {'; '.join(self._names()[:SHOWN])}")
+        return picture_html(
+            sheet(self.layout(), 180), f"{self.method}: maps for {'; '.join(self._names()[:SHOWN])}"
+        )
 
     def _must_have_places(self) -> None:
         if not self.size:
             shape = tuple(self.values.shape)
-            raise ImageError(f"input {self.input} must be an image for a heatmap, got shape {shape}; use values")
+            raise ImageError(
+                f"input {self.input} must be an image for a heatmap, got shape {shape}; use values"
+            )
 
     @property
     def channel_dim(self) -> int:
@@ -306,18 +369,27 @@ def by_maximum(maps: torch.Tensor) -> torch.Tensor:
 
 
 def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
-    """Make one map of those of several layers, each divided by its largest magnitude, at the finest one's resolution.
+    """Make one map of those of several layers, each divided by its largest magnitude, at the finest
+    one's resolution.
 
-    A product takes the positive parts: two layers that speak against the target do not speak for it together.
+    A product takes the positive parts: two layers that speak against the target do not speak for it
+    together.
 
     >>> fused([torch.ones(1, 2, 2), torch.zeros(1, 4, 4)])[0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     size = max((tuple(m.shape[1:]) for m in maps), key=prod)
     stacked = torch.stack([enlarge(by_maximum(each)[:, None], size)[:, 0] for each in maps])
-    return stacked.mean(0) if how == "mean" else stacked.amax(0) if how == "max" else stacked.clamp(min=0).prod(0)
+    return (
+        stacked.mean(0)
+        if how == "mean"
+        else stacked.amax(0)
+        if how == "max"
+        else stacked.clamp(min=0).prod(0)
+    )
 
 
 def alone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor on the CPU that shares its memory with no other; a pickle would contain that too."""
+    """A copy of a tensor on the CPU that shares its memory with no other; a pickle would contain
+    that too."""
     return tensor.detach().cpu().clone()

@@ -28,8 +28,10 @@ GROUPS = ("all", "everything")
 class Selection:
     """The methods that were chosen, and why others were not.
 
-    ``costs`` has for each method that the network can be explained with how many passes it takes at its default
-    settings: those that begin at a layer count for their share, and infinity stands for what depends on the evidence.
+    ``costs`` has for each method that the network can be explained with how many passes it takes at
+    its default
+    settings: those that begin at a layer count for their share, and infinity stands for what
+    depends on the evidence.
     """
 
     methods: tuple[str, ...]
@@ -44,21 +46,37 @@ class Selection:
 
 
 def select(
-    model: nn.Module, x: InputsLike, group: str = "all", *, layer: layer_names.Where | None = None,
-    target: TargetLike = None, categories: Sequence[str] | None = None,
-) -> Selection:  # fmt: skip
-    """Choose methods for a network and a target: "all" that take fewer than 200 passes, or "everything".
+    model: nn.Module,
+    x: InputsLike,
+    group: str = "all",
+    *,
+    layer: layer_names.Where | None = None,
+    target: TargetLike = None,
+    categories: Sequence[str] | None = None,
+) -> Selection:
+    """Choose methods for a network and a target: "all" that take fewer than 200 passes, or
+    "everything".
 
-    >>> model = nn.Sequential(nn.Conv2d(3, 400, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(400, 5))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 400, 3),
+    ...     nn.ReLU(),
+    ...     nn.AdaptiveAvgPool2d(1),
+    ...     nn.Flatten(),
+    ...     nn.Linear(400, 5),
+    ... )
     >>> import torch
     >>> chosen = select(model, torch.rand(1, 3, 4, 4))
     >>> chosen.costs["gradcam"], chosen.costs["integratedgradients"], chosen.costs["scorecam"]
     (2.0, 102.0, 402.0)
     >>> sorted(name for name in chosen.costly if "cam" in name), chosen.unfit[:4]
-    (['iscam', 'scorecam', 'sscam'], ('cheferattribution', 'cheferbimodal', 'drise', 'featurepermutation'))
+    (['iscam', 'scorecam', 'sscam'], ('cheferattribution', 'cheferbimodal', 'drise',
+    'featurepermutation'))
     """
     wanted = [as_target(target, categories)]
-    return _selected(Request.of(model, x, list_methods(), wanted, Settings(layer=layer, categories=categories)), group)
+    return _selected(
+        Request.of(model, x, list_methods(), wanted, Settings(layer=layer, categories=categories)),
+        group,
+    )
 
 
 def _selected(request: Request, group: str) -> Selection:
@@ -72,9 +90,14 @@ def _selected(request: Request, group: str) -> Selection:
 
 
 def requested(
-    model: nn.Module, x: InputsLike, methods: MethodLike | Iterable[MethodLike], target: TargetLike,
-    targets: Sequence[TargetLike] | None, top_k: int | None, **options: Unpack[Options],
-) -> Request:  # fmt: skip
+    model: nn.Module,
+    x: InputsLike,
+    methods: MethodLike | Iterable[MethodLike],
+    target: TargetLike,
+    targets: Sequence[TargetLike] | None,
+    top_k: int | None,
+    **options: Unpack[Options],
+) -> Request:
     """The request of a call of `attribute`, with the methods of a group for its name."""
     settings = Settings(**options)
     wanted = as_targets(target, targets, top_k, settings.categories)
@@ -87,9 +110,14 @@ def requested(
 
 @keywords()
 def applicable_methods(
-    model: nn.Module, x: InputsLike, *, layer: layer_names.Where | None = None, target: TargetLike = None
+    model: nn.Module,
+    x: InputsLike,
+    *,
+    layer: layer_names.Where | None = None,
+    target: TargetLike = None,
 ) -> list[str]:
-    """Name the methods that this network and target can be explained with: all but those for another kind.
+    """Name the methods that this network and target can be explained with: all but those for
+    another kind.
 
     Those for a kind of network, or for a class as target, are tried on ``x`` ``(N, C, H, W)``.
 
@@ -106,14 +134,21 @@ def _fit(request: Request) -> list[str]:
         has_maps = bool(request.layers) or bool(default_layer(request.model, request.inputs))
     except LayerError:
         has_maps = False
-    return [name for name, m in request.methods.items() if (has_maps or not uses_layer(m)) and _fits(request, m)]
+    return [
+        name
+        for name, m in request.methods.items()
+        if (has_maps or not uses_layer(m)) and _fits(request, m)
+    ]
 
 
 def _fits(request: Request, method: Method) -> bool:
     inside = any(need.looks_inside for need in method.needs) and unwrap.scripted(request.model)
     if inside or not can_be_stitched(method, request.model):
         return False
-    if not (method.only_for or any(getattr(need, "objective", None) is not None for need in method.needs)):
+    if not (
+        method.only_for
+        or any(getattr(need, "objective", None) is not None for need in method.needs)
+    ):
         return True
     try:
         with muted():
@@ -125,4 +160,6 @@ def _fits(request: Request, method: Method) -> bool:
 
 def _alone(request: Request, method: Method) -> Request:
     settings = Settings(layer=request.settings.layer)
-    return replace(request, methods={method.name: method}, targets=request.targets[:1], settings=settings)
+    return replace(
+        request, methods={method.name: method}, targets=request.targets[:1], settings=settings
+    )

@@ -1,4 +1,5 @@
-"""`trace`: the effect of patching each part of a network from one photo into another, and its fast estimate."""
+"""`trace`: the effect of patching each part of a network from one photo into another, and its fast
+estimate."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,8 @@ REGIONS = 7
 
 @dataclass(frozen=True, eq=False)
 class _Patches(Perturbation):
-    """The corrupted photo as often as there are patches; ``numbers`` says which patches the rows of a batch have."""
+    """The corrupted photo as often as there are patches; ``numbers`` says which patches the rows of
+    a batch have."""
 
     total: int
     numbers: list[torch.Tensor] = field(default_factory=lambda: [torch.zeros(0, dtype=torch.long)])
@@ -55,7 +57,8 @@ class _Patches(Perturbation):
 
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """A place that is patched: its clean values, and the mask of each of its units, which broadcasts to them."""
+    """A place that is patched: its clean values, and the mask of each of its units, which
+    broadcasts to them."""
 
     name: str
     clean: torch.Tensor
@@ -75,7 +78,8 @@ class _Site:
         return self.first + len(self.masks)
 
     def hook(self, patches: _Patches) -> Callable[[nn.Module, Any, Any], Any]:
-        """A forward hook that patches the rows ``(b, ...)`` whose numbers ``(<= b,)`` are of this place."""
+        """A forward hook that patches the rows ``(b, ...)`` whose numbers ``(<= b,)`` are of this
+        place."""
 
         def patch(module: nn.Module, args: Any, output: Any) -> Any:
             tensor = first_tensor(output)
@@ -95,25 +99,34 @@ class _Site:
 
 @keywords()
 def trace(
-    model: nn.Module, clean: Any, corrupted: Any, at: At = "layers", *, layers: Where | None = None,
-    target: resolve.TargetLike = None, categories: Sequence[str] | None = None, batch_size: int | None = None,
+    model: nn.Module,
+    clean: Any,
+    corrupted: Any,
+    at: At = "layers",
+    *,
+    layers: Where | None = None,
+    target: resolve.TargetLike = None,
+    categories: Sequence[str] | None = None,
+    batch_size: int | None = None,
     progress: Progress | None = None,
-) -> Effects:  # fmt: skip
-    """Patch each part of a network from a clean run into a corrupted one, and measure the change of the score.
+) -> Effects:
+    """Patch each part of a network from a clean run into a corrupted one, and measure the change of
+    the score.
 
-    It shows which components explain the difference of the two scores. All patches run in batches. The estimate of
-    attribution patching (Nanda 2023; Syed et al. 2023) takes one backward pass; `Effects.correlation` says how well it
-    does.
+    It shows which components explain the difference of the two scores. All patches run in batches.
+    The estimate of attribution patching (Nanda 2023; Syed et al. 2023) takes one backward pass;
+    `Effects.correlation` says how well it does.
 
     Args:
         model: any module.
         clean: the photo ``(1, C, H, W)`` that values are taken from.
         corrupted: the photo, of the same shape, that they are put into.
-        at: "layers" patches what layers give, such as the branches of residual blocks, "channels" each channel, "heads"
-            each head of attention, "tokens" each token, "positions" each place of the layers' maps, and "regions"
-            squares of the photo, 7 × 7.
-        layers: which layers; by default the blocks of the network, with "layers" what is inside them, with "channels"
-            the last feature map, and with "heads" all attentions. ``"blocks.3.attn:q"`` is a part of an attention.
+        at: "layers" patches what layers give, such as the branches of residual blocks, "channels"
+            each channel, "heads" each head of attention, "tokens" each token, "positions" each
+            place of the layers' maps, and "regions" squares of the photo, 7 × 7.
+        layers: which layers; by default the blocks of the network, with "layers" what is inside
+            them, with "channels" the last feature map, and with "heads" all attentions.
+            ``"blocks.3.attn:q"`` is a part of an attention.
         target: the score, as for `explain.attribute`; None is the clean photo's top class.
         categories, batch_size, progress: as for `explain.attribute`.
 
@@ -121,7 +134,9 @@ def trace(
         ExplainError: the photos differ in shape, or a layer has no such units.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
-    >>> effects = trace(model, torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), "channels", layers="0", target=1)
+    >>> effects = trace(
+    ...     model, torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), "channels", layers="0", target=1
+    ... )
     >>> [(row["layer"], row["unit"]) for row in effects.rows()]
     [('0', 0), ('0', 1)]
     """
@@ -132,7 +147,9 @@ def trace(
     second = replace(as_inputs(corrupted).detached(), layout=first.layout)
     if len(first) != 1 or first.x.shape != second.x.shape:
         shapes = f"{tuple(first.x.shape)} and {tuple(second.x.shape)}"
-        raise HookError(f"clean and corrupted must be one photo each, of the same shape, got {shapes}")
+        raise HookError(
+            f"clean and corrupted must be one photo each, of the same shape, got {shapes}"
+        )
     names = select_places(model, layers) if layers is not None else _default(model, first, at)
     nothing = LayerError(f"model must have {at} to be traced, got none; name the layers")
     if not names:
@@ -143,7 +160,9 @@ def trace(
     with preserve.untouched(model), reader:
         with torch.no_grad(), capture(model, names, gradients=False) as clean_pass:
             output = first.call(model)
-        settled = resolve.as_target(target, categories).sized(tuple(first.x.shape[2:])).settled(output, 1)
+        settled = (
+            resolve.as_target(target, categories).sized(tuple(first.x.shape[2:])).settled(output, 1)
+        )
         clean_score, classes = settled.pick(output, 1)[:2]
         x = second.x.clone().requires_grad_()
         with torch.enable_grad(), capture(model, names) as corrupted_pass:
@@ -181,7 +200,8 @@ def _in_grey(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _SiteFinder:
-    """Makes the sites of layers that were captured in both passes; those that were ``named`` must have units."""
+    """Makes the sites of layers that were captured in both passes; those that were ``named`` must
+    have units."""
 
     model: nn.Module
     inputs: Inputs
@@ -213,7 +233,10 @@ class _SiteFinder:
         shape = tuple(record.activation.shape)
         frames = frames_in_batch(shape, tuple(self.inputs.x.shape[2:]))
         if frames and frames > 1:
-            must = f"layer {name!r} must give one row for a photo, got {frames}, its frames; name another"
+            must = (
+                f"layer {name!r} must give one row for a photo, got {frames}, its frames; name "
+                "another"
+            )
             if self.named:
                 raise LayerError(must)
             return None
@@ -230,8 +253,11 @@ class _SiteFinder:
         of_last = name if is_only else name_of_call(name, calls - 1, self.model)
         return _Site(of_last, clean, masks, first, of_images, estimates, cells)
 
-    def _masks(self, name: str, values: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int] | None]:
-        """The masks ``(units, ...)`` of all units of a place, and the rows and columns that they are laid out in."""
+    def _masks(
+        self, name: str, values: torch.Tensor
+    ) -> tuple[torch.Tensor, tuple[int, int] | None]:
+        """The masks ``(units, ...)`` of all units of a place, and the rows and columns that they
+        are laid out in."""
         if self.at == "layers":
             return torch.ones([1] * values.ndim, dtype=torch.bool, device=values.device), None
         size = tuple(self.inputs.x.shape[2:])
@@ -239,7 +265,8 @@ class _SiteFinder:
 
         def find_grid() -> Grid | None:
             grid = grids_of_photo(self.model, self.inputs)(name, values.shape[-2])
-            return None if grid is None else replace(grid, layout="tokens")  # images are in the first dimension here
+            # images are in the first dimension here
+            return None if grid is None else replace(grid, layout="tokens")
 
         module = submodule(self.model, place.module)
         axes = Axes(values, place, module, self.model, size, name, find_grid=find_grid)
@@ -269,7 +296,9 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
     if at == "channels":
         return [default_layer(model, inputs)]
     if at == "heads":
-        return [name for module, name in modules_of(model).items() if _is_innermost_attention(module)]
+        return [
+            name for module, name in modules_of(model).items() if _is_innermost_attention(module)
+        ]
     names = blocks(model, inputs)
     if at != "layers":
         return names
@@ -280,7 +309,10 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
     for name in names:
         inside = [call for call in calls if call.name.rpartition(".")[0] == name]
         layers += inside or [call for call in calls if call.name == name]
-    return [name_of_call(call.name, call.number, model) if call.name in several else call.name for call in layers]
+    return [
+        name_of_call(call.name, call.number, model) if call.name in several else call.name
+        for call in layers
+    ]
 
 
 def _is_innermost_attention(module: nn.Module) -> bool:
@@ -289,11 +321,22 @@ def _is_innermost_attention(module: nn.Module) -> bool:
 
 
 def blocks(model: nn.Module, inputs: Inputs, *, include_top_level: bool = True) -> list[str]:
-    """The blocks of a network: the outermost modules in sequences and lists, and the top-level modules around them."""
+    """The blocks of a network: the outermost modules in sequences and lists, and the top-level
+    modules around them."""
     modules = dict(model.named_modules())
-    called = [call.name for call in summary_of(model, inputs).calls if call.grid is not None and call.name]
-    listed = [name for name in called if isinstance(modules[name.rpartition(".")[0]], (nn.Sequential, nn.ModuleList))]
+    called = [
+        call.name for call in summary_of(model, inputs).calls if call.grid is not None and call.name
+    ]
+    listed = [
+        name
+        for name in called
+        if isinstance(modules[name.rpartition(".")[0]], (nn.Sequential, nn.ModuleList))
+    ]
     names = {name for name in listed if not any(name.startswith(f"{other}.") for other in listed)}
     if include_top_level:
-        names |= {name for name in called if "." not in name and not any(n.startswith(f"{name}.") for n in names)}
+        names |= {
+            name
+            for name in called
+            if "." not in name and not any(n.startswith(f"{name}.") for n in names)
+        }
     return list(dict.fromkeys(name for name in called if name in names))

@@ -1,4 +1,5 @@
-"""What stands for "absent": photos and a mask in, photos without the masked part out; and how a baseline looks."""
+"""What stands for "absent": photos and a mask in, photos without the masked part out; and how a
+baseline looks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,20 +14,22 @@ from explain._utils.options import Options, enter
 
 Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
 Cover: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From each row's photo ``(b,)`` and what to keep ``(b, 1, H, W)``, to covered photos ``(b, C, H, W)``."""
+"""From each row's photo ``(b,)`` and what to keep ``(b, 1, H, W)``, to covered photos ``(b, C, H,
+W)``."""
 
 
 @dataclass(frozen=True)
 class Baseline(Options):
     """What takes the place of covered pixels, as a frozen dataclass: its fields are its options.
 
-    It is called with ``images`` ``(N, C, H, W)``, or videos ``(N, C, T, H, W)``, as the model takes them, and with
-    ``keep`` ``(N, 1, H, W)`` in [0, 1], or one for all: 1 leaves a pixel as it is, 0 shows the baseline. What a photo
-    becomes does not depend on the other photos.
+    It is called with ``images`` ``(N, C, H, W)``, or videos ``(N, C, T, H, W)``, as the model takes
+    them, and with ``keep`` ``(N, 1, H, W)`` in [0, 1], or one for all: 1 leaves a pixel as it is, 0
+    shows the baseline. What a photo becomes does not depend on the other photos.
 
-    A baseline of your own is a subclass with a ``replacement``; registered, its name is that of the class in small
-    letters, unless it has a ``name``. One that depends on the mask says ``depends_on_mask = True``, and writes
-    ``__call__`` in its place. Options are checked against the type of their field, and against ``minimums``.
+    A baseline of your own is a subclass with a ``replacement``; registered, its name is that of the
+    class in small letters, unless it has a ``name``. One that depends on the mask says
+    ``depends_on_mask = True``, and writes ``__call__`` in its place. Options are checked against
+    the type of their field, and against ``minimums``.
     """
 
     name: ClassVar[str] = ""
@@ -35,7 +38,8 @@ class Baseline(Options):
     error = BaselineError
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
-        """Return what stands in the place of each photo ``(N, C, H, W)`` where all of it is covered."""
+        """Return what stands in the place of each photo ``(N, C, H, W)`` where all of it is
+        covered."""
         raise NotImplementedError
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
@@ -43,7 +47,8 @@ class Baseline(Options):
         return blend(images, self.replacement(images), keep)
 
     def covering(self, images: torch.Tensor) -> Cover:
-        """Cover the same photos ``(N, C, H, W)`` by many masks; a replacement is computed once for each photo.
+        """Cover the same photos ``(N, C, H, W)`` by many masks; a replacement is computed once for
+        each photo.
 
         >>> from explain.baselines import Zero
         >>> cover = Zero().covering(torch.ones(2, 1, 1, 2))
@@ -58,15 +63,19 @@ class Baseline(Options):
         return lambda rows, keep: blend(images[rows], replacement[rows], keep)
 
     def picture(
-        self, photo: Image.Image, preprocess: Preprocess | None = None, keep: torch.Tensor | None = None
+        self,
+        photo: Image.Image,
+        preprocess: Preprocess | None = None,
+        keep: torch.Tensor | None = None,
     ) -> Image.Image:
         """Return a photo with this baseline, to look at.
 
         Args:
             photo: any picture.
-            preprocess: ``PIL.Image -> (C, H, W)``; the picture then shows what the model sees. None takes the photo's
-                own pixels, between 0 and 1, where zero is black.
-            keep: ``(H, W)`` or ``(1, H, W)`` in [0, 1]; None covers the middle, half as wide and half as high.
+            preprocess: ``PIL.Image -> (C, H, W)``; the picture then shows what the model sees. None
+                takes the photo's own pixels, between 0 and 1, where zero is black.
+            keep: ``(H, W)`` or ``(1, H, W)`` in [0, 1]; None covers the middle, half as wide and
+                half as high.
 
         Raises:
             BaselineError: the preprocessing does more to a colour than to scale and shift it.
@@ -84,7 +93,9 @@ class Baseline(Options):
             keep[height // 4 : height - height // 4, width // 4 : width - width // 4] = 0
         covered = self(x, keep.reshape(1, 1, height, width))[0].cpu()
         levels = (covered - black.view(-1, 1, 1)) / span.view(-1, 1, 1)
-        pixels: np.ndarray[Any, Any] = (levels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+        pixels: np.ndarray[Any, Any] = (
+            (levels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+        )
         return Image.fromarray(pixels[..., 0] if len(levels) == 1 else pixels)
 
 
@@ -99,7 +110,8 @@ B = TypeVar("B", bound=Baseline)
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register(kind: type[B]) -> type[B]:
-    """Make a class a frozen dataclass, if it is none yet, and the baseline known by its name, with default options.
+    """Make a class a frozen dataclass, if it is none yet, and the baseline known by its name, with
+    default options.
 
     Raises:
         BaselineError: the name is taken by another baseline.
@@ -109,18 +121,24 @@ def register(kind: type[B]) -> type[B]:
 
 
 def blend(images: torch.Tensor, replacement: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """Return the images where ``keep`` is 1, their replacement where it is 0, and shares of both between.
+    """Return the images where ``keep`` is 1, their replacement where it is 0, and shares of both
+    between.
 
     Both ends are exact, in every precision.
 
-    >>> blend(torch.tensor([[[5.0, 5.0]]]), torch.tensor([[[1.0, 1.0]]]), torch.tensor([[[1.0, 0.25]]]))
+    >>> blend(
+    ...     torch.tensor([[[5.0, 5.0]]]),
+    ...     torch.tensor([[[1.0, 1.0]]]),
+    ...     torch.tensor([[[1.0, 0.25]]]),
+    ... )
     tensor([[[5., 2.]]])
     """
     return torch.lerp(replacement, images, keep.to(images))
 
 
 def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what black becomes ``(C,)``, and by how much white lies above it ``(C,)``, in the model's units.
+    """Return what black becomes ``(C,)``, and by how much white lies above it ``(C,)``, in the
+    model's units.
 
     Raises:
         BaselineError: the preprocessing does more to a colour than to scale and shift it.
@@ -134,16 +152,24 @@ def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
     for level in (0, 51, 255):
         x = preprocess(Image.new("RGB", (256, 256), (level, level, level)))
         if not isinstance(x, torch.Tensor) or x.ndim != 3:
-            raise BaselineError(f"preprocess must return a tensor (C, H, W), got {shown(x)}; drop the batch dimension")
+            raise BaselineError(
+                f"preprocess must return a tensor (C, H, W), got {shown(x)}; drop the batch "
+                "dimension"
+            )
         colors.append(x[:, x.shape[1] // 2, x.shape[2] // 2].float())
     black, grey, white = colors
-    if not torch.allclose(grey, torch.lerp(black, white, 0.2), atol=1e-3 * float((white - black).abs().max())):
-        raise BaselineError("preprocess must scale and shift channels for black to be known; give Black(mean=...)")
+    if not torch.allclose(
+        grey, torch.lerp(black, white, 0.2), atol=1e-3 * float((white - black).abs().max())
+    ):
+        raise BaselineError(
+            "preprocess must scale and shift channels for black to be known; give Black(mean=...)"
+        )
     return black, white - black
 
 
 def range_of(preprocess: Preprocess) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return the least and largest values that a preprocessing makes; None where it does more than scale and shift.
+    """Return the least and largest values that a preprocessing makes; None where it does more than
+    scale and shift.
 
     >>> from explain.models import CenterCrop
     >>> range_of(CenterCrop(8, mean=(0.5,) * 3, std=(0.25,) * 3))
@@ -161,13 +187,24 @@ def check_mask(images: torch.Tensor, keep: torch.Tensor) -> None:
     """Refuse images and masks that do not fit each other.
 
     Raises:
-        BaselineError: no floating-point images ``(N, C, H, W)``, or no mask for each or one for all, in [0, 1].
+        BaselineError: no floating-point images ``(N, C, H, W)``, or no mask for each or one for
+            all, in [0, 1].
     """
     if not isinstance(images, torch.Tensor) or images.ndim < 4 or not images.is_floating_point():
-        raise BaselineError(f"images must be a floating-point tensor (N, C, H, W), got {shown(images)}; add dimensions")
+        raise BaselineError(
+            f"images must be a floating-point tensor (N, C, H, W), got {shown(images)}; add "
+            "dimensions"
+        )
     shape = (1, *images.shape[2:])
-    fits = isinstance(keep, torch.Tensor) and keep.shape[1:] == shape and len(keep) in (1, len(images))
+    fits = (
+        isinstance(keep, torch.Tensor) and keep.shape[1:] == shape and len(keep) in (1, len(images))
+    )
     if not fits or len(keep) == 0:
-        raise BaselineError(f"keep must be a tensor {(len(images), *shape)}, got {shown(keep)}; resize it first")
+        raise BaselineError(
+            f"keep must be a tensor {(len(images), *shape)}, got {shown(keep)}; resize it first"
+        )
     if keep.is_complex() or not bool(((keep >= 0) & (keep <= 1)).all()):
-        raise BaselineError("keep must lie between 0 (covered) and 1 (kept), got other values; divide by the largest")
+        raise BaselineError(
+            "keep must lie between 0 (covered) and 1 (kept), got other values; divide by the "
+            "largest"
+        )

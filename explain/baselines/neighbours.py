@@ -7,7 +7,8 @@ from explain.baselines.base import Baseline, blend, check_mask, register
 from explain.baselines.replacements import drawn, in_single_or_double
 
 IN_CACHE = 2**18
-"""How many values are worked on at once on a CPU: more of them would leave its cache between one step and the next."""
+"""How many values are worked on at once on a CPU: more of them would leave its cache between one
+step and the next."""
 COARSEST = 256
 """How many cells the coarsest grid has at most, which is solved at once."""
 ROUNDS = 200  # some ten are enough; what is met then is as near as rounding lets it
@@ -18,7 +19,8 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
 
     Args:
         images: ``(b, C, H, W)`` in single or double precision.
-        covered: ``(b, 1, H, W)``, truth values. Where all is covered, the result is the image's mean.
+        covered: ``(b, 1, H, W)``, truth values. Where all is covered, the result is the image's
+            mean.
 
     Returns:
         ``(b, C, H, W)``; the pixels that are not covered are as they were.
@@ -32,16 +34,20 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
     of_known = (images * known).sum((2, 3), keepdim=True) / count.clamp(min=1)
     mean = torch.where(count > 0, of_known, images.mean((2, 3), keepdim=True))
     unknown = 1 - known
-    right = unknown * _around((images - mean) * known)  # a solution about 0, which is right where nothing is known
-    return torch.where(covered, mean + _solved(right, _levels(unknown, unknown * _around(known))), images)
+    # a solution about 0, which is right where nothing is known
+    right = unknown * _around((images - mean) * known)
+    return torch.where(
+        covered, mean + _solved(right, _levels(unknown, unknown * _around(known))), images
+    )
 
 
 class _Level:
-    """The system on one grid: which cells are ``unknown`` ``(b, 1, h, w)``; ``held`` ties them to what is known.
+    """The system on one grid: which cells are ``unknown`` ``(b, 1, h, w)``; ``held`` ties them to
+    what is known.
 
     For u that is zero where all is known, the matrix takes u to
-    ``unknown * (around(unknown) * u - around(u)) + held * u``: differences between unknown neighbours, and the distance
-    from what is known. On the finest grid, this is the system itself.
+    ``unknown * (around(unknown) * u - around(u)) + held * u``: differences between unknown
+    neighbours, and the distance from what is known. On the finest grid, this is the system itself.
     """
 
     def __init__(self, unknown: torch.Tensor, held: torch.Tensor) -> None:
@@ -60,11 +66,14 @@ class _Level:
 
 
 def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
-    """The system on finer to coarser grids: each cell is four of the grid before, unknown if one of these is."""
+    """The system on finer to coarser grids: each cell is four of the grid before, unknown if one of
+    these is."""
     levels = [_Level(unknown, held)]
     while levels[-1].unknown[0].numel() > COARSEST:
         last = levels[-1]
-        levels.append(_Level(F.max_pool2d(_even(last.unknown), 2), 4 * F.avg_pool2d(_even(last.held), 2)))
+        levels.append(
+            _Level(F.max_pool2d(_even(last.unknown), 2), 4 * F.avg_pool2d(_even(last.held), 2))
+        )
     return levels
 
 
@@ -75,9 +84,10 @@ def _inverse(level: _Level) -> torch.Tensor:
     around = _around(each).reshape(cells, cells)
     unknown = level.unknown.flatten(1)
     matrix = -around * unknown[:, :, None] * unknown[:, None]
-    diagonal = torch.where(level.beside > 0, level.beside * (1 + 1e-6), 1).flatten(1)  # where nothing is known, it is 0
-    # By Cholesky: the matrix is symmetric, and LU of several at once fails or hangs in some builds with two threads.
-    # In double precision, in which the smallest eigenvalue stays positive.
+    # where nothing is known, it is 0
+    diagonal = torch.where(level.beside > 0, level.beside * (1 + 1e-6), 1).flatten(1)
+    # By Cholesky: the matrix is symmetric, and LU of several at once fails or hangs in some builds
+    # with two threads. In double precision, in which the smallest eigenvalue stays positive.
     factor = torch.linalg.cholesky((matrix + torch.diag_embed(diagonal)).double())
     return torch.cholesky_inverse(factor).to(unknown) * unknown[:, :, None]
 
@@ -92,7 +102,8 @@ def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
     now = _dot(residue, scaled)
     enough = 16 * torch.finfo(right.dtype).eps * scaled.abs().amax((2, 3), keepdim=True)
     for _ in range(ROUNDS):
-        open_ = (scaled.abs().amax((2, 3), keepdim=True) > enough) & (now > 0)  # it is about what is still wrong
+        # it is about what is still wrong
+        open_ = (scaled.abs().amax((2, 3), keepdim=True) > enough) & (now > 0)
         if not bool(open_.any()):
             break
         applied = finest.times(direction)
@@ -107,7 +118,8 @@ def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
 
 
 def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) -> torch.Tensor:
-    """Solve roughly: smooth, correct from the coarser grid, smooth once more. It is symmetric, as it has to be."""
+    """Solve roughly: smooth, correct from the coarser grid, smooth once more. It is symmetric, as
+    it has to be."""
     level = levels[0]
     coarser = levels[1:]
     if not coarser:
@@ -120,7 +132,8 @@ def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) ->
 
 
 def _coarser(maps: torch.Tensor) -> torch.Tensor:
-    """Add up what falls to each coarser cell, linearly: the transpose of the bilinear interpolation."""
+    """Add up what falls to each coarser cell, linearly: the transpose of the bilinear
+    interpolation."""
     even = _even(maps)
     for dim in (2, 3):
         first, second = (even.movedim(dim, 0)[start::2] for start in (0, 1))
@@ -141,7 +154,8 @@ def _even(maps: torch.Tensor) -> torch.Tensor:
 def _around(maps: torch.Tensor) -> torch.Tensor:
     """The weighted sum over the eight neighbours of each pixel; there is nothing outside.
 
-    With 1, 2, 1 down and across, direct neighbours weigh 2 and diagonal ones 1 of 12, and the pixel itself 4.
+    With 1, 2, 1 down and across, direct neighbours weigh 2 and diagonal ones 1 of 12, and the pixel
+    itself 4.
     """
     down = maps / 6
     down[:, :, 1:].add_(maps[:, :, :-1], alpha=1 / 12)
@@ -160,13 +174,16 @@ def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 class Neighbours(Baseline):
     """Interpolated from the pixels around, with a little noise (ROAD).
 
-    Each covered pixel is the weighted mean of its eight neighbours, covered ones included, and a little noise.
+    Each covered pixel is the weighted mean of its eight neighbours, covered ones included, and a
+    little noise.
 
-    Direct neighbours weigh 1/6 and diagonal ones 1/12; at the edges, the weights of those that there are. This is a
-    linear system for all covered pixels together. What is left of the photo shows no border, so that the network does
-    not recognise the mask's shape. A pixel that is kept in part counts as covered, and is blended.
+    Direct neighbours weigh 1/6 and diagonal ones 1/12; at the edges, the weights of those that
+    there are. This is a linear system for all covered pixels together. What is left of the photo
+    shows no border, so that the network does not recognise the mask's shape. A pixel that is kept
+    in part counts as covered, and is blended.
 
-    Where nothing is kept, there is nothing to interpolate from: the result is then the photo's mean colour, and noise.
+    Where nothing is kept, there is nothing to interpolate from: the result is then the photo's mean
+    colour, and noise.
 
     Args:
         noise: the standard deviation of the noise, in the units of the images.
@@ -198,5 +215,6 @@ class Neighbours(Baseline):
 
 
 def _frames(images: torch.Tensor) -> torch.Tensor:
-    """Photos ``(N, C, H, W)`` as they are, and the frames of videos ``(N, C, T, H, W)`` one by one."""
+    """Photos ``(N, C, H, W)`` as they are, and the frames of videos ``(N, C, T, H, W)`` one by
+    one."""
     return images.movedim(1, -3).flatten(0, -4)

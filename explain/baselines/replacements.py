@@ -10,7 +10,15 @@ import torch
 from explain._utils.errors import ArgumentError, BaselineError, did_you_mean, shown
 from explain._utils.options import MethodSpec, SpecError, read_written, register_reader
 from explain._utils.random_numbers import normal, seeded
-from explain.baselines.base import Baseline, Cover, Preprocess, check_mask, known, register, scale_of
+from explain.baselines.base import (
+    Baseline,
+    Cover,
+    Preprocess,
+    check_mask,
+    known,
+    register,
+    scale_of,
+)
 
 USUAL = 20 / 224
 """The strongest blur's standard deviation, as a share of the photo's shorter side."""
@@ -20,7 +28,8 @@ REACH = 4.0  # standard deviations from which on a Gaussian counts as nothing
 
 
 def drawn(seed: int, images: torch.Tensor) -> torch.Tensor:
-    """A standard normal draw in the shape of one image ``(1, C, H, W)``, the same on every device."""
+    """A standard normal draw in the shape of one image ``(1, C, H, W)``, the same on every
+    device."""
     return normal(images.shape[1:], seeded(seed))[None].to(images.device)
 
 
@@ -37,10 +46,11 @@ def to_unit(maps: torch.Tensor) -> torch.Tensor:
 
 
 def blurred(x: torch.Tensor, sigma: float, reach: float = math.inf) -> torch.Tensor:
-    """Blur pictures ``(..., H, W)`` with a Gaussian of a standard deviation in pixels, which reaches so many of them.
+    """Blur pictures ``(..., H, W)`` with a Gaussian of a standard deviation in pixels, which
+    reaches so many of them.
 
-    At the edges, the weights of what would lie outside are left out, so that no colour is invented there. A deviation
-    of 0 leaves pictures as they are.
+    At the edges, the weights of what would lie outside are left out, so that no colour is invented
+    there. A deviation of 0 leaves pictures as they are.
 
     >>> blurred(torch.tensor([[0.0, 4.0]]), 1e6)
     tensor([[2., 2.]])
@@ -60,7 +70,8 @@ def _gaussian_weights(side: int, sigma: float, reach: float) -> torch.Tensor:
 
 
 def _statistics(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each channel of each photo, ``(N, C, 1, 1)``, in at least single precision."""
+    """Mean and standard deviation of each channel of each photo, ``(N, C, 1, 1)``, in at least
+    single precision."""
     wide = in_single_or_double(images)
     dims = tuple(range(2, images.ndim))
     return wide.mean(dims, keepdim=True), wide.std(dims, keepdim=True, correction=0)
@@ -109,7 +120,8 @@ class Black(Baseline):
         std: the deviation that the preprocessing divides by, given in the same way.
 
     Raises:
-        BaselineError: one of them is missing or no such numbers; `Black.of` reads them off a preprocessing.
+        BaselineError: one of them is missing or no such numbers; `Black.of` reads them off a
+            preprocessing.
 
     >>> Black(mean=(0.5,), std=(0.25,)).replacement(torch.rand(1, 1, 1, 2))
     tensor([[[[-2., -2.]]]])
@@ -122,7 +134,8 @@ class Black(Baseline):
 
     @classmethod
     def of(cls, preprocess: Preprocess) -> "Black":
-        """Read mean and deviation off a preprocessing, by what it makes of a black and of a white photo.
+        """Read mean and deviation off a preprocessing, by what it makes of a black and of a white
+        photo.
 
         >>> from explain.models import CenterCrop
         >>> Black.of(CenterCrop(8, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))).std
@@ -133,10 +146,14 @@ class Black(Baseline):
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         if self.mean is None or self.std is None:
-            raise BaselineError("black must know the mean and deviation of inputs; give Black(mean=..., std=...)")
+            raise BaselineError(
+                "black must know the mean and deviation of inputs; give Black(mean=..., std=...)"
+            )
         channels = images.shape[1]
         if not {len(self.mean), len(self.std)} <= {1, channels}:
-            raise BaselineError(f"mean and std of black must be for {channels} channels, got {shown(self.mean)}")
+            raise BaselineError(
+                f"mean and std of black must be for {channels} channels, got {shown(self.mean)}"
+            )
         mean, std = (torch.tensor(each, dtype=torch.float64) for each in (self.mean, self.std))
         return (-mean / std).to(images).reshape((1, -1, *[1] * (images.ndim - 2))).expand_as(images)
 
@@ -161,13 +178,15 @@ class Blur(Baseline):
 
     Each frame of a video is blurred for itself.
 
-    At the edges, the weights of what would lie outside are left out, so that no colour is invented there.
+    At the edges, the weights of what would lie outside are left out, so that no colour is invented
+    there.
 
     Args:
         kernel: the side of the window in pixels, odd.
         sigma: the standard deviation in pixels.
 
-    The defaults are those of RISE's insertion (Petsiuk et al., BMVC 2018), which pads with zeros instead.
+    The defaults are those of RISE's insertion (Petsiuk et al., BMVC 2018), which pads with zeros
+    instead.
 
     >>> Blur(kernel=3).replacement(torch.ones(1, 1, 2, 2))
     tensor([[[[1., 1.],
@@ -218,7 +237,8 @@ class OtherPhoto(Baseline):
     """Another photo.
 
     Args:
-        other: ``(C, H, W)`` or a batch of one, ``(1, C, H, W)``, preprocessed as the images are, and of their size.
+        other: ``(C, H, W)`` or a batch of one, ``(1, C, H, W)``, preprocessed as the images are,
+            and of their size.
 
     Raises:
         BaselineError: it is no such tensor, holds NaN or infinity, or does not fit the images.
@@ -235,7 +255,9 @@ class OtherPhoto(Baseline):
         super().__post_init__()
         if self.other.ndim < 3 or not self.other.is_floating_point():
             got = shown(self.other)
-            raise BaselineError(f"other of photo must be a float tensor (C, H, W), got {got}; preprocess it")
+            raise BaselineError(
+                f"other of photo must be a float tensor (C, H, W), got {got}; preprocess it"
+            )
         object.__setattr__(self, "other", self.other.detach().clone())
 
     def __eq__(self, value: object) -> bool:
@@ -247,11 +269,16 @@ class OtherPhoto(Baseline):
         return hash((tuple(self.other.shape), float(self.other.double().sum())))
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
-        other = self.other[0] if self.other.ndim == images.ndim and len(self.other) == 1 else self.other
+        other = (
+            self.other[0] if self.other.ndim == images.ndim and len(self.other) == 1 else self.other
+        )
         if other.shape != images.shape[1:]:
             own = tuple(images.shape[1:])
             got = tuple(self.other.shape)
-            raise BaselineError(f"other of photo must have the shape {own} of the images, got {got}; preprocess both")
+            raise BaselineError(
+                f"other of photo must have the shape {own} of the images, got {got}; preprocess "
+                "both"
+            )
         return other.to(images).expand_as(images)
 
 
@@ -259,14 +286,17 @@ class OtherPhoto(Baseline):
 class Defocus(Baseline):
     """The photo behind a blur that is the stronger, the less is kept.
 
-    There are so many blurs from ``sigma`` down to the photo itself, at even steps; in between, the two nearest ones are
-    blended. Where half of a pixel is kept, it thus shows a weaker blur, and not half of the photo.
+    There are so many blurs from ``sigma`` down to the photo itself, at even steps; in between, the
+    two nearest ones are blended. Where half of a pixel is kept, it thus shows a weaker blur, and
+    not half of the photo.
 
     Args:
-        sigma: the standard deviation of the strongest blur in pixels; None takes 20 in 224 of the shorter side.
+        sigma: the standard deviation of the strongest blur in pixels; None takes 20 in 224 of the
+            shorter side.
         levels: how many blurs, the photo itself among them.
 
-    Fong, Patrick and Vedaldi, "Understanding Deep Networks via Extremal Perturbations and Smooth Masks", ICCV 2019.
+    Fong, Patrick and Vedaldi, "Understanding Deep Networks via Extremal Perturbations and Smooth
+    Masks", ICCV 2019.
 
     >>> x = torch.tensor([[[[0.0, 0.0, 4.0, 0.0, 0.0]]]])
     >>> Defocus(sigma=1.0, levels=2)(x, torch.ones(1, 1, 1, 5)).flatten().tolist()
@@ -296,7 +326,10 @@ class Defocus(Baseline):
         def cover(owners: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
             level = keep.to(images).flatten(2) * (self.levels - 1)
             below = level.detach().floor().clamp(max=self.levels - 2).long()
-            one, other = (blurs[which, owners[:, None, None], channels, places] for which in (below, below + 1))
+            one, other = (
+                blurs[which, owners[:, None, None], channels, places]
+                for which in (below, below + 1)
+            )
             return torch.lerp(one, other, level - below).reshape(len(owners), *images.shape[1:])
 
         return cover
@@ -328,9 +361,11 @@ def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -
     """Return what stands for "absent": a baseline for a name, a number or a tensor.
 
     Args:
-        baseline: a name from `list_baselines`, also with options; a number for all pixels, in the units of the model; a
-            tensor ``(C, H, W)``, which is another photo; or a baseline, which is returned as it is.
-        preprocess: what makes a photo the model's input, for the baseline "black", which must know it.
+        baseline: a name from `list_baselines`, also with options; a number for all pixels, in the
+            units of the model; a tensor ``(C, H, W)``, which is another photo; or a baseline, which
+            is returned as it is.
+        preprocess: what makes a photo the model's input, for the baseline "black", which must know
+            it.
 
     Raises:
         BaselineError: the name is unknown, or the object is no baseline.
@@ -348,7 +383,9 @@ def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -
         baseline = _by_text(baseline)
     if not isinstance(baseline, Baseline):
         remedy = f"{baseline.__name__}()" if isinstance(baseline, type) else "'blur'"
-        raise BaselineError(f"baseline must be a name or a baseline, got {shown(baseline)}; use {remedy}")
+        raise BaselineError(
+            f"baseline must be a name or a baseline, got {shown(baseline)}; use {remedy}"
+        )
     return Black.of(preprocess) if preprocess is not None and baseline == Black() else baseline
 
 
@@ -360,11 +397,18 @@ def _by_text(text: str) -> Baseline:
     try:
         spec = read_written(text) if "(" in text else MethodSpec(text.strip().lower())
         if spec.name == "photo":
-            raise BaselineError("baseline 'photo' must be given as an object; use explain.baselines.OtherPhoto(tensor)")
+            raise BaselineError(
+                "baseline 'photo' must be given as an object; use "
+                "explain.baselines.OtherPhoto(tensor)"
+            )
         if spec.name not in known:
-            raise BaselineError(f"baseline {shown(text)} is unknown; {did_you_mean(spec.name, list_baselines())}")
+            raise BaselineError(
+                f"baseline {shown(text)} is unknown; {did_you_mean(spec.name, list_baselines())}"
+            )
         if spec.values:
-            raise BaselineError(f"baseline {spec.name} must be given options by name, got {shown(spec.values[0])}")
+            raise BaselineError(
+                f"baseline {spec.name} must be given options by name, got {shown(spec.values[0])}"
+            )
         return replace(known[spec.name], **spec.options)
     except (SpecError, ArgumentError) as error:
         raise BaselineError(f"baseline {error}; write it like blur(sigma=3)") from None

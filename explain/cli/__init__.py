@@ -1,17 +1,16 @@
 """`explain image.jpg`: arguments in, printed lines and an exit code out.
 
-    commands    the group of all commands, defaults from a file, errors in one line; options that several commands have
-    output      lines or one JSON document, errors, notes; exit codes; a bar with the time that is left
-    several     photos and models by the names that were typed; the same work for each of several photos
-    questions   methods, metrics, baselines and targets as they were typed; options without effect
-    photos      `explain PHOTO`
-    views       `explain layers`, `inspect`, `concepts`, `trace`
-    runs        `explain run`, `export`, `insight`, `repair`, `film`
-    server      `explain serve`
-    lists       `explain methods`, `metrics`, `models`, `version`, `completion`
+    commands    the group of all commands, defaults from a file, errors in one line; options that
+    several commands have output      lines or one JSON document, errors, notes; exit codes; a bar
+    with the time that is left several     photos and models by the names that were typed; the same
+    work for each of several photos questions   methods, metrics, baselines and targets as they were
+    typed; options without effect photos      `explain PHOTO` views       `explain layers`,
+    `inspect`, `concepts`, `trace` runs        `explain run`, `export`, `insight`, `repair`, `film`
+    server      `explain serve` lists       `explain methods`, `metrics`, `models`, `version`,
+    `completion`
 
-A command is a function with its options above it. What is slow to load is imported within the function, so that
-``--help`` does not wait for it.
+A command is a function with its options above it. What is slow to load is imported within the
+function, so that ``--help`` does not wait for it.
 """
 
 import atexit
@@ -35,20 +34,26 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit code.
 
-    0 if all is done; 1 if a photo could not be explained or a file not written; 2 if what was asked for cannot be done
-    whatever the photo, as with an option, method, model, layer or label that does not exist; 130 if interrupted.
+    0 if all is done; 1 if a photo could not be explained or a file not written; 2 if what was asked
+    for cannot be done whatever the photo, as with an option, method, model, layer or label that
+    does not exist; 130 if interrupted.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: its threads would spin on a busy machine
+    # before torch: its threads would spin on a busy machine
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "torch" not in sys.modules:
-        gc.set_threshold(100_000)  # a search for garbage among the objects of torch takes a sixth of the time
-        atexit.register(gc.freeze)  # and so does one when the process ends, which frees them all anyway
+        # a search for garbage among the objects of torch takes a sixth of the time
+        gc.set_threshold(100_000)
+        # and so does one when the process ends, which frees them all anyway
+        atexit.register(gc.freeze)
     if lists.COMPLETION in os.environ:
         return lists.complete(os.environ[lists.COMPLETION])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a label that the terminal cannot show is no reason to stop
+            # a label that the terminal cannot show is no reason to stop
+            stream.reconfigure(errors="backslashreplace")
     if not logging.getLogger("PIL").handlers:
-        logging.getLogger("PIL").addHandler(logging.NullHandler())  # its log goes to standard error otherwise
+        # its log goes to standard error otherwise
+        logging.getLogger("PIL").addHandler(logging.NullHandler())
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)
     answer = Output(as_json="--json" in words[:end])
@@ -80,11 +85,14 @@ def _answered(words: list[str], answer: Output) -> int:
     except ExplainError as error:
         return answer.complain(str(error))
     except MemoryError:
-        return answer.complain("memory must hold the model and the photo, but it ran out; close other programs")
+        return answer.complain(
+            "memory must hold the model and the photo, but it ran out; close other programs"
+        )
     except KeyboardInterrupt:
         answer.complain("interrupted")
         return INTERRUPTED
-    except BaseException as error:  # a fault of our own: what is done is said, and the fault is shown
+    # a fault of our own: what is done is said, and the fault is shown
+    except BaseException as error:
         answer.errors.append(raised(error))
         answer.end()
         raise

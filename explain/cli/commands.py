@@ -1,4 +1,5 @@
-"""The group of all commands, what each of them does beside its own work, and the options that several share.
+"""The group of all commands, what each of them does beside its own work, and the options that
+several share.
 
 Defaults of options come from ``explain.toml``; what cannot be meant is told in one line.
 """
@@ -62,7 +63,14 @@ class Command(click.Command):
         words = ["-h", "--help"]
         text = "show this help"
         self.params.append(
-            click.Option(words, is_flag=True, is_eager=True, expose_value=False, help=text, callback=print_help)
+            click.Option(
+                words,
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                help=text,
+                callback=print_help,
+            )
         )
 
     @property
@@ -84,11 +92,16 @@ class Command(click.Command):
             answer.note(f"options from {file}: {', '.join(ctx.default_map)}".replace("_", "-"))
         return rest
 
-    def _in_one_line(self, context: click.Context, file: str, error: click.UsageError) -> UsageError:
+    def _in_one_line(
+        self, context: click.Context, file: str, error: click.UsageError
+    ) -> UsageError:
         """What click says of a wrong command line, with what to do."""
         line = error.format_message().rstrip(".")
         param = getattr(error, "param", None)
-        if param is not None and context.get_parameter_source(param.name) is ParameterSource.DEFAULT_MAP:
+        if (
+            param is not None
+            and context.get_parameter_source(param.name) is ParameterSource.DEFAULT_MAP
+        ):
             return UsageError(f"{file}: {line}")
         if isinstance(error, click.NoSuchOption):
             if error.option_name in commands.photos.flags:
@@ -141,7 +154,9 @@ def _refuse_misspelt(word: str, names: list[str]) -> None:
     if not (word.isascii() and word.isalpha()) or os.path.lexists(word):
         return
     for name in close_to(word, names, 1):
-        raise UsageError(f"{word!r} is neither a file nor a command; did you mean 'explain {name}'?")
+        raise UsageError(
+            f"{word!r} is neither a file nor a command; did you mean 'explain {name}'?"
+        )
 
 
 commands = Commands("explain", add_help_option=False)
@@ -172,7 +187,8 @@ CONFIGS = {"explain.toml": (), "pyproject.toml": ("tool", "explain")}
 
 
 def configured(command: Command) -> tuple[str, dict[str, Any]]:
-    """Read the options that one repeats from ``explain.toml``, or ``[tool.explain]`` in ``pyproject.toml``.
+    """Read the options that one repeats from ``explain.toml``, or ``[tool.explain]`` in
+    ``pyproject.toml``.
 
     Keys are long names of options; those of a table named like a command are for this command only.
     Options of other commands do not count here.
@@ -192,7 +208,9 @@ def configured(command: Command) -> tuple[str, dict[str, Any]]:
             for key in values:
                 if f"--{key}" not in flags:
                     names = [flag[2:] for flag in flags if flag.startswith("--")]
-                    raise UsageError(f"{file}: option {key!r} is unknown; {did_you_mean(key, names)}")
+                    raise UsageError(
+                        f"{file}: option {key!r} is unknown; {did_you_mean(key, names)}"
+                    )
             return file, dict(_defaults(command, values))
     return "", {}
 
@@ -212,7 +230,8 @@ def _table(file: str, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _defaults(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of the options of a command; of a list, the first where it takes only one."""
+    """Yield the names and values of the options of a command; of a list, the first where it takes
+    only one."""
     for key, value in values.items():
         param = command.flags.get(f"--{key}")
         if param is None or param.name is None:
@@ -239,7 +258,8 @@ def both(*options: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 def option(words: str, help: str, **settings: Any) -> Callable[[F], F]:
-    """An option as its help shows it: ``--samples N`` takes a value, ``--fuse mean|max`` one of these; others none."""
+    """An option as its help shows it: ``--samples N`` takes a value, ``--fuse mean|max`` one of
+    these; others none."""
     names = [word for word in words.split() if word.startswith("-")]
     values = words.split()[len(names) :]
     if not values:
@@ -254,7 +274,8 @@ def option(words: str, help: str, **settings: Any) -> Callable[[F], F]:
 
 
 def numbers(text: Any) -> Any:
-    """Read a number, or one for each channel as in "0.5,0.4,0.3"; anything else is left to be refused."""
+    """Read a number, or one for each channel as in "0.5,0.4,0.3"; anything else is left to be
+    refused."""
     if not isinstance(text, str):
         return text
     try:
@@ -290,29 +311,42 @@ def words(*known_words: str) -> Complete:
     return lambda context, option, begin: [word for word in known_words if word.startswith(begin)]
 
 
-models = words("efficientnet-lite0", "tiny", "tiny-transformer", "tiny-clip", "nanodet", "person-segmenter")
+models = words(
+    "efficientnet-lite0", "tiny", "tiny-transformer", "tiny-clip", "nanodet", "person-segmenter"
+)
 
 
 def _first_word(context: click.Context, argument: click.Parameter, begin: str) -> list[Any]:
     """A command, where the first word is asked for and may be one; else a file."""
     may_be_command = begin and not context.params.get("images")
-    names = [name for name in commands.list_commands(context) if may_be_command and name.startswith(begin)]
+    names = [
+        name
+        for name in commands.list_commands(context)
+        if may_be_command and name.startswith(begin)
+    ]
     return names or [CompletionItem(begin, type="file")]
 
 
-def _at_least_one(context: click.Context, argument: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+def _at_least_one(
+    context: click.Context, argument: click.Parameter, names: tuple[str, ...]
+) -> tuple[str, ...]:
     if not names:
         raise click.UsageError("name at least one image", context)
     return names
 
 
 any_images = click.argument("images", nargs=-1, metavar="[IMAGE]...")
-images = click.argument("images", nargs=-1, metavar="IMAGE...", callback=_at_least_one, shell_complete=_first_word)
+images = click.argument(
+    "images", nargs=-1, metavar="IMAGE...", callback=_at_least_one, shell_complete=_first_word
+)
 run_file = click.argument("run_file", metavar="RUN")
 recursive = option("--recursive -r", "search the folders inside folders too")
 quiet = option("--quiet -q", "print errors only", expose_value=False, callback=_tell_output)
 verbose = option(
-    "--verbose -v", "print all lines of each of several photos too", expose_value=False, callback=_tell_output
+    "--verbose -v",
+    "print all lines of each of several photos too",
+    expose_value=False,
+    callback=_tell_output,
 )
 json = option("--json", "print one JSON document instead of lines", expose_value=False)
 force = option("--force", "overwrite files that exist")
@@ -325,7 +359,9 @@ method = option(
     show_default="gradcam",
     shell_complete=names_of("methods"),
 )
-method_of_run = option("--method -m NAME", "the method of the maps", show_default="the first of the run")
+method_of_run = option(
+    "--method -m NAME", "the method of the maps", show_default="the first of the run"
+)
 evidence = option(
     "--evidence",
     "find the smallest parts of each photo that are enough for the answer, and that it "
@@ -345,17 +381,28 @@ targets = option(
     show_default="the top one",
 )
 top_k = option("--top-k K", "explain the K best classes", type=COUNT)
-layers = option("--layer NAME", "layer to explain at; repeatable", multiple=True, show_default="the last feature map")
+layers = option(
+    "--layer NAME",
+    "layer to explain at; repeatable",
+    multiple=True,
+    show_default="the last feature map",
+)
 layer = option("--layer NAME", "the layer", show_default="the last feature map")
 fuse = option(
     "--fuse mean|max|product",
     "how the maps of several layers become one",
     show_default="mean",
 )
-batch_size = option("--batch-size N", "inputs at once in methods that run the model many times", type=COUNT)
+batch_size = option(
+    "--batch-size N", "inputs at once in methods that run the model many times", type=COUNT
+)
 budget = both(
     option("--samples N", "number of perturbed photos, for methods that estimate", type=COUNT),
-    option("--tolerance SHARE", "stop them when no error is above this share of the peak", type=POSITIVE),
+    option(
+        "--tolerance SHARE",
+        "stop them when no error is above this share of the peak",
+        type=POSITIVE,
+    ),
     option("--max-seconds S", "end each of them after this time", type=POSITIVE),
     option("--bf16", "run these in bfloat16"),
 )
@@ -372,8 +419,18 @@ def output(default: str | None, metavar: str, help: str) -> Callable[[F], F]:
 
 
 MODEL_SETTINGS = (
-    "weights", "labels", "activation", "unit", "size", "crop", "channels", "mean", "std", "interpolation", "device"
-)  # fmt: skip
+    "weights",
+    "labels",
+    "activation",
+    "unit",
+    "size",
+    "crop",
+    "channels",
+    "mean",
+    "std",
+    "interpolation",
+    "device",
+)
 """The options that say which model is explained, and how it sees photos, besides its name."""
 
 _colours = option(
@@ -389,8 +446,10 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
     return both(
         option(
             "--model NAME",
-            "efficientnet-lite0 (the default), tiny, tiny-transformer, tiny-clip, nanodet, person-segmenter, a "
-            "torchvision name, timm:NAME, or your own as package.module:factory, ./file.py:factory, or a file of "
+            "efficientnet-lite0 (the default), tiny, tiny-transformer, tiny-clip, nanodet, "
+            "person-segmenter, a "
+            "torchvision name, timm:NAME, or your own as package.module:factory, "
+            "./file.py:factory, or a file of "
             "TorchScript, torch.export (.pt2) or ONNX" + "; repeatable" * several,
             multiple=several,
             shell_complete=models,
@@ -399,19 +458,26 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
         option("--labels FILE", "the labels of the classes, or the name of the number, one a line"),
         option(
             "--activation softmax|sigmoid|none",
-            "how the model's outputs become probabilities; none if they are some already, or numbers",
+            (
+                "how the model's outputs become probabilities; none if they are some already, or "
+                "numbers"
+            ),
             show_default="detected",
         ),
         option("--unit TEXT", "the unit of a model's number, as years"),
         option("--size PIXELS", "side of the model's input", type=COUNT),
         option(
             "--crop PART",
-            "the part of a photo that the model sees: center, whole, or the share that the centre takes",
+            "the part of a photo that the model sees: center, whole, or the centre's share",
             type=numbers,
             default="center",
         ),
         *([_colours] if colours else []),
-        option("--mean NUMBERS", "mean of the training data's channels, as 0.485,0.456,0.406", type=numbers),
+        option(
+            "--mean NUMBERS",
+            "mean of the training data's channels, as 0.485,0.456,0.406",
+            type=numbers,
+        ),
         option("--std NUMBERS", "its standard deviation", type=numbers),
         option("--interpolation bilinear|bicubic", "how photos are scaled to that size"),
         option("--device NAME", "cpu, cuda, cuda:1, mps, ..."),

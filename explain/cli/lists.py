@@ -1,4 +1,5 @@
-"""What there is: `explain methods`, `metrics`, `models`, `version`; and `explain completion` for the shell."""
+"""What there is: `explain methods`, `metrics`, `models`, `version`; and `explain completion` for
+the shell."""
 
 from dataclasses import fields
 from fnmatch import fnmatch
@@ -59,7 +60,9 @@ def list_metrics(answer: Output, pattern: str | None) -> None:
 
     for metric in map(get_metric, _matching(explain.list_metrics(), pattern, "metric")):
         values = {field.name: str(getattr(metric, field.name)) for field in fields(metric)}
-        document = {name: getattr(metric, name) for name in ("name", "about", "paper", "units", "better")}
+        document = {
+            name: getattr(metric, name) for name in ("name", "about", "paper", "units", "better")
+        }
         line = f"{metric.name:<24} {ARROWS[metric.better]} {metric.about} ({metric.paper})"
         answer.add({**document, "options": values}, [line, *_options_lines(pattern, values, 25)])
 

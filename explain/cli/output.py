@@ -24,8 +24,8 @@ class OutputClosedError(OutputError):
 class Output:
     """What a command says on standard output, and what went wrong.
 
-    As lines, they are printed as they come. As JSON, ``items`` are kept for one document that ends the answer, under
-    the name ``key``, with the ``errors``.
+    As lines, they are printed as they come. As JSON, ``items`` are kept for one document that ends
+    the answer, under the name ``key``, with the ``errors``.
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
@@ -61,12 +61,15 @@ class Output:
             tell(f"note: {message}")
 
     def end(self) -> None:
-        """Print the document, if there is to be one; what cannot be printed shows here, and not later."""
+        """Print the document, if there is to be one; what cannot be printed shows here, and not
+        later."""
         if self.as_json:
             from explain.data.files import json_text
 
             encoding = getattr(self._stream, "encoding", None) or "utf-8"
-            self._print(*json_text({self.key: self.items, "errors": self.errors}, encoding).split("\n"))
+            self._print(
+                *json_text({self.key: self.items, "errors": self.errors}, encoding).split("\n")
+            )
         self.flush()
 
     def flush(self) -> None:
@@ -82,13 +85,15 @@ class Output:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep standard output for what is said here; what anything else prints there goes to standard error."""
+        """Keep standard output for what is said here; what anything else prints there goes to
+        standard error."""
         with _set_apart() as self._stream:
             try:
                 yield
             except OutputClosedError:
-                # Whoever read our output has gone, or it cannot be written; the interpreter is not to complain at exit.
-                with suppress(io.UnsupportedOperation, AttributeError):  # it may be something else than a file
+                # Whoever read our output has gone, or it cannot be written; the interpreter is not
+                # to complain at exit. it may be something else than a file
+                with suppress(io.UnsupportedOperation, AttributeError):
                     os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # type: ignore[union-attr]
                 raise
 
@@ -103,10 +108,15 @@ def _heard() -> Iterator[None]:
 
 @contextmanager
 def _set_apart() -> Iterator[TextIO | None]:
-    """Yield standard output, or None where it is closed, and send there nothing else until the block ends."""
+    """Yield standard output, or None where it is closed, and send there nothing else until the
+    block ends."""
     ours = sys.stdout
     with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))))
+        stack.enter_context(
+            redirect_stdout(
+                sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            )
+        )
         if ours is None or _number(ours) != 1 or _number(sys.stderr) != 2:
             yield ours
             return
@@ -116,9 +126,13 @@ def _set_apart() -> Iterator[TextIO | None]:
         stack.callback(os.dup2, kept, 1)
         os.dup2(2, 1)
         mine = open(  # noqa: SIM115
-            kept, "w", encoding=ours.encoding, errors="backslashreplace", closefd=False,
+            kept,
+            "w",
+            encoding=ours.encoding,
+            errors="backslashreplace",
+            closefd=False,
             buffering=1 if getattr(ours, "line_buffering", False) else -1,
-        )  # fmt: skip
+        )
         stack.callback(mine.close)
         yield mine
 
@@ -159,7 +173,8 @@ SURE = 3.0  # seconds after which the time left is shown
 
 
 class RunProgress(StatusLine):
-    """The progress of a run over a data set: photos that were ``done``, and that were ``there`` before."""
+    """The progress of a run over a data set: photos that were ``done``, and that were ``there``
+    before."""
 
     done = 0
     there = 0
@@ -169,7 +184,10 @@ class RunProgress(StatusLine):
         self.done = state.done
         self.there = state.there
         done = state.there + state.done + state.failed
-        parts = [f"{done}/{state.total} photos" if state.total else f"{done} photos", f"{state.rate:.3g} a second"]
+        parts = [
+            f"{done}/{state.total} photos" if state.total else f"{done} photos",
+            f"{state.rate:.3g} a second",
+        ]
         if state.left is not None and state.seconds >= SURE:
             parts.append(f"about {duration(state.left)} left")
         if state.failed:
@@ -202,7 +220,8 @@ class ProgressBar(StatusLine):
             self._draw(0.0, "")
 
     def runs(self, done: int, total: int) -> None:
-        """Show how many of the passes for this photo are done, once these take more than a moment."""
+        """Show how many of the passes for this photo are done, once these take more than a
+        moment."""
         if self.clock() - self._photo_begun >= MOMENT and done < total:
             self._draw(done / total, f" {done}/{total} runs")
 
@@ -215,5 +234,9 @@ class ProgressBar(StatusLine):
         share = (self.done + part) / self.total
         elapsed = self.clock() - self._begun
         photos = f"{self.done}/{self.total} " if self.total > 1 else ""
-        left = f", about {duration(elapsed / share - elapsed)} left" if share > 0 and elapsed >= SURE else ""
+        left = (
+            f", about {duration(elapsed / share - elapsed)} left"
+            if share > 0 and elapsed >= SURE
+            else ""
+        )
         self.draw(share, f"{photos}{printable(self.name)[:30]}{passes}{left}")

@@ -14,10 +14,32 @@ import click
 from explain._utils.errors import ExplainError, printable
 from explain._utils.progress import duration
 from explain.cli import commands as cli
-from explain.cli.commands import PHOTOS, UsageError, commands, is_typed, model_options, option, words
+from explain.cli.commands import (
+    PHOTOS,
+    UsageError,
+    commands,
+    is_typed,
+    model_options,
+    option,
+    words,
+)
 from explain.cli.output import DONE, Output, ProgressBar
-from explain.cli.questions import baseline_of, call_options, methods_of, metrics_of, targets_of, with_baseline
-from explain.cli.several import PhotoResult, blaming, find_photos, for_all, load_explainer, read_photo
+from explain.cli.questions import (
+    baseline_of,
+    call_options,
+    methods_of,
+    metrics_of,
+    targets_of,
+    with_baseline,
+)
+from explain.cli.several import (
+    PhotoResult,
+    blaming,
+    find_photos,
+    for_all,
+    load_explainer,
+    read_photo,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -35,7 +57,10 @@ LONG = 30.0  # seconds of checks and curves from which on it is said before how 
 MOST = 500  # photos of one sheet; a browser opens no more at once with ease
 
 
-@commands.command(PHOTOS, epilog="Example: explain cat.jpg --method gradcam --method guidedbackprop --target tabby")
+@commands.command(
+    PHOTOS,
+    epilog="Example: explain cat.jpg --method gradcam --method guidedbackprop --target tabby",
+)
 @cli.images
 @cli.recursive
 @cli.method
@@ -47,7 +72,11 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
     "the results are shown in pictures and stored in records",
 )
 @cli.targets
-@option("--text TEXT", "a text to explain, with an image-text model such as tiny-clip; repeatable", multiple=True)
+@option(
+    "--text TEXT",
+    "a text to explain, with an image-text model such as tiny-clip; repeatable",
+    multiple=True,
+)
 @cli.top_k
 @cli.layers
 @option(
@@ -73,7 +102,9 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
 @option("--html", "also write an HTML report, and a page of all photos if there are several")
 @option("--curves", "with --html: curves of deletion and insertion for more than ten photos, too")
 @cli.style
-@option("--alpha A", "opacity of the heat, 0 to 1", type=click.FloatRange(0, 1), show_default="0.65")
+@option(
+    "--alpha A", "opacity of the heat, 0 to 1", type=click.FloatRange(0, 1), show_default="0.65"
+)
 @option("--colormap NAME", "any colour map of matplotlib")
 @option("--picture-format png|jpg", "of overlays and sheets", default="png")
 @option(
@@ -97,13 +128,18 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
     baseline = baseline_of(context, options.baseline, options.method, covering)
     photos = find_photos(options.images, recursive=options.recursive, apart_from=options.output)
     sheet = ContactSheet(options, answer, len(photos[0]), has_models=len(models) > 1)
-    works = [PhotoWork(options, answer, model, sheet, group or methods, metrics, baseline) for model in models]
+    works = [
+        PhotoWork(options, answer, model, sheet, group or methods, metrics, baseline)
+        for model in models
+    ]
     work = works[0] if len(works) == 1 else partial(_compare, works)
     code = for_all(photos, work, answer, "explained", options.output)
     return sheet.write() or code
 
 
-def _check_together(context: click.Context, options: SimpleNamespace, models: Sequence[str | None]) -> None:
+def _check_together(
+    context: click.Context, options: SimpleNamespace, models: Sequence[str | None]
+) -> None:
     """Refuse options that cannot both be given."""
     for name in ("force", "metric", "check", "html"):
         if options.skip_existing and is_typed(context, name):
@@ -111,13 +147,18 @@ def _check_together(context: click.Context, options: SimpleNamespace, models: Se
     if len(set(models)) < len(models):
         raise UsageError(f"--model {models[-1]} is one too many; name others")
     if options.skip_existing and len(models) > 1:
-        raise UsageError(f"--model {models[-1]} is one too many; name one model with --skip-existing")
+        raise UsageError(
+            f"--model {models[-1]} is one too many; name one model with --skip-existing"
+        )
 
 
 class ContactSheet:
-    """The page with all photos; how many curves the pages of single ones have, and what these cost."""
+    """The page with all photos; how many curves the pages of single ones have, and what these
+    cost."""
 
-    def __init__(self, options: SimpleNamespace, answer: Output, count: int, *, has_models: bool) -> None:
+    def __init__(
+        self, options: SimpleNamespace, answer: Output, count: int, *, has_models: bool
+    ) -> None:
         self.options = options
         self.answer = answer
         self.count = count
@@ -128,11 +169,15 @@ class ContactSheet:
         self.steps = None if has_curves else 0
         self.is_announced = not (options.check or has_curves)
         if options.html and not has_curves:
-            message = f"the pages have no curves, as there are more than {FEW} photos; --curves computes them"
+            message = (
+                f"the pages have no curves, as there are more than {FEW} photos; --curves "
+                "computes them"
+            )
             answer.note(message)
 
     def announce(self, explanation: "Explanation") -> None:
-        """Say before the first checks and curves how long those of all photos will take, if that is long."""
+        """Say before the first checks and curves how long those of all photos will take, if that is
+        long."""
         if self.is_announced:
             return
         from explain.report.item import cost_ahead
@@ -142,14 +187,21 @@ class ContactSheet:
         if seconds * self.count >= LONG:
             what = " and ".join(["checks"] * self.options.check + ["curves"] * (self.steps is None))
             cost = (
-                f"about {passes:,} passes of the model for a photo, and {duration(seconds * self.count)} for all photos"
+                f"about {passes:,} passes of the model for a photo, and "
+                f"{duration(seconds * self.count)} for all photos"
             )
             self.answer.note(f"{what} will take {cost}")
 
     def page(
-        self, explanation: "Explanation", name: str, tables: "Sequence[Table]", model: str, bar: ProgressBar
+        self,
+        explanation: "Explanation",
+        name: str,
+        tables: "Sequence[Table]",
+        model: str,
+        bar: ProgressBar,
     ) -> str:
-        """Return the page of one photo, with what metrics say of its maps; keep what the page with all takes."""
+        """Return the page of one photo, with what metrics say of its maps; keep what the page with
+        all takes."""
         from explain.report import pages
 
         figures = [pages.figures_in(table) for table in tables]
@@ -186,9 +238,15 @@ class PhotoWork:
     """
 
     def __init__(
-        self, options: SimpleNamespace, answer: Output, model: str | None, sheet: ContactSheet,
-        methods: "str | list[Method]", metrics: "list[Metric]", baseline: "Baseline | None",
-    ) -> None:  # fmt: skip
+        self,
+        options: SimpleNamespace,
+        answer: Output,
+        model: str | None,
+        sheet: ContactSheet,
+        methods: "str | list[Method]",
+        metrics: "list[Metric]",
+        baseline: "Baseline | None",
+    ) -> None:
         from explain.baselines.replacements import get_baseline
         from explain.data.files import slug
 
@@ -199,9 +257,13 @@ class PhotoWork:
         self.name = slug(Path(model or "default").name)  # as files and columns have it
         settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
         self.explainer = load_explainer(answer, model=model, ablate=options.ablate, **settings)
-        self.baseline = None if baseline is None else get_baseline(baseline, self.explainer.preprocess)
+        self.baseline = (
+            None if baseline is None else get_baseline(baseline, self.explainer.preprocess)
+        )
         self.group = methods if isinstance(methods, str) else None
-        self.methods: list[Method] = [] if self.group else [with_baseline(m, self.baseline) for m in methods]
+        self.methods: list[Method] = (
+            [] if self.group else [with_baseline(m, self.baseline) for m in methods]
+        )
         self.metrics: list[Metric] = [with_baseline(metric, self.baseline) for metric in metrics]
         self.targets: Any = targets_of(options.target, self.explainer.categories, options.text)
         self.explanation: Explanation | None = None  # the last one
@@ -221,7 +283,11 @@ class PhotoWork:
             self.methods = self._of_group(photo)
         with blaming(self.model):
             explanation = self.explainer(
-                photo, self.methods, targets=self.targets, progress=bar.runs, **call_options(options)
+                photo,
+                self.methods,
+                targets=self.targets,
+                progress=bar.runs,
+                **call_options(options),
             )
             explanation = replace(explanation, key=self._keys())
             tables = self._evaluated(explanation) if self.metrics else []
@@ -233,14 +299,22 @@ class PhotoWork:
         if options.html:
             html = self.sheet.page(explanation, f"{stem}.html", tables, str(self.model), bar)
         files = explanation.save(
-            options.output, stem=stem, overwrite=options.force, style=options.style, alpha=options.alpha,
-            colormap=options.colormap, html=html, picture_format=options.picture_format, map_format=options.map_format,
-        )  # fmt: skip
+            options.output,
+            stem=stem,
+            overwrite=options.force,
+            style=options.style,
+            alpha=options.alpha,
+            colormap=options.colormap,
+            html=html,
+            picture_format=options.picture_format,
+            map_format=options.map_format,
+        )
         self.explanation = explanation
         return _result(path, explanation, list(map(str, files)), tables, verdicts)
 
     def _keys(self) -> dict[str, str]:
-        """A key for each method: a digest of all that was asked, by which records of the same are recognised."""
+        """A key for each method: a digest of all that was asked, by which records of the same are
+        recognised."""
         from explain.attribution.encoding import described, encode
         from explain.attribution.records import digest
 
@@ -250,9 +324,16 @@ class PhotoWork:
         del call["batch_size"]
         labels = None if explainer.categories is None else list(explainer.categories)
         asked = [
-            call, repr(self.targets), options.ablate, labels, explainer.weights,
-            described(explainer.preprocess), options.activation, options.unit, options.baseline,
-        ]  # fmt: skip
+            call,
+            repr(self.targets),
+            options.ablate,
+            labels,
+            explainer.weights,
+            described(explainer.preprocess),
+            options.activation,
+            options.unit,
+            options.baseline,
+        ]
         keys = {}
         for method in self.methods:
             described_method = self.group or encode(method)
@@ -270,7 +351,9 @@ class PhotoWork:
             self.methods = self._of_group(photo)
         keys = self._keys()
         with blaming(self.model):
-            stored = stored_results(options.output, stem, photo, self.explainer, keys, count, formats)
+            stored = stored_results(
+                options.output, stem, photo, self.explainer, keys, count, formats
+            )
         if stored is None:
             return None
         records, files = stored
@@ -286,16 +369,26 @@ class PhotoWork:
         explainer = self.explainer
         with blaming(self.model):
             selection = select(
-                explainer.model, explainer.as_input(photo), str(self.group), layer=list(self.options.layer) or None,
-                target=self.targets[0] if self.targets else None, categories=explainer.categories,
-            )  # fmt: skip
+                explainer.model,
+                explainer.as_input(photo),
+                str(self.group),
+                layer=list(self.options.layer) or None,
+                target=self.targets[0] if self.targets else None,
+                categories=explainer.categories,
+            )
         if selection.unfit:
-            self.answer.note(f"left out, as they are for other networks or targets: {', '.join(selection.unfit)}")
-        costly = [f"{name} ({cost:.0f})" if math.isfinite(cost) else name for name, cost in selection.costly.items()]
+            self.answer.note(
+                f"left out, as they are for other networks or targets: {', '.join(selection.unfit)}"
+            )
+        costly = [
+            f"{name} ({cost:.0f})" if math.isfinite(cost) else name
+            for name, cost in selection.costly.items()
+        ]
         if costly:
             names = ", ".join(costly)
             self.answer.note(
-                f"left out, as they take {MANY} passes or more: {names}; --method everything takes them too"
+                f"left out, as they take {MANY} passes or more: {names}; --method everything takes "
+                "them too"
             )
         return [with_baseline(get_method(name), self.baseline) for name in selection.methods]
 
@@ -306,18 +399,27 @@ class PhotoWork:
         options = self.options
         layer = list(options.layer) or None
         return tables_of(
-            explanation, self.metrics, self.methods, layer=layer, fuse=options.fuse, batch_size=options.batch_size
+            explanation,
+            self.metrics,
+            self.methods,
+            layer=layer,
+            fuse=options.fuse,
+            batch_size=options.batch_size,
         )
 
     def _checked(self, explanation: "Explanation", bar: ProgressBar) -> "list[Verdict]":
         """Check the maps of each target."""
         size = self.options.batch_size
         targets = range(len(explanation.results))
-        return [explanation.check(target=target, batch_size=size, progress=bar.runs) for target in targets]
+        return [
+            explanation.check(target=target, batch_size=size, progress=bar.runs)
+            for target in targets
+        ]
 
 
 def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar) -> PhotoResult:
-    """Explain a photo by several models: without a target, all of them for the best class of the first."""
+    """Explain a photo by several models: without a target, all of them for the best class of the
+    first."""
     from explain.data.files import Files
     from explain.explanation.comparison import compare
 
@@ -348,9 +450,14 @@ def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar)
 
 
 def _result(
-    path: str, explanation: "Explanation", files: list[str], tables: "Sequence[Table]", verdicts: "Sequence[Verdict]"
+    path: str,
+    explanation: "Explanation",
+    files: list[str],
+    tables: "Sequence[Table]",
+    verdicts: "Sequence[Verdict]",
 ) -> PhotoResult:
-    """What is printed of a photo, and its part of the document, with the tables and verdicts of each target."""
+    """What is printed of a photo, and its part of the document, with the tables and verdicts of
+    each target."""
     from explain.attribution.pictures import sentence
 
     summary, lines = _predictions(explanation)
@@ -361,7 +468,9 @@ def _result(
                 lines.append(f"  {printable(remark)}")
     lines += [f"  wrote {file}" for file in files]
     numbers = range(len(explanation.results))
-    records = [explanation.record(method, number) for number in numbers for method in explanation.methods]
+    records = [
+        explanation.record(method, number) for number in numbers for method in explanation.methods
+    ]
     document: dict[str, Any] = {"image": path, "files": files, "records": records}
     parts = [summary]
     if tables:
@@ -372,7 +481,10 @@ def _result(
         document["verdicts"] = [verdict.to_dict() for verdict in verdicts]
         lines += _by_target(verdicts, explanation.targets)
         for verdict in verdicts:
-            parts += [f"{name}: check {'passed' if ok else 'failed'}" for name, ok in verdict.passed.items()]
+            parts += [
+                f"{name}: check {'passed' if ok else 'failed'}"
+                for name, ok in verdict.passed.items()
+            ]
     return PhotoResult(document, lines, files, summary=" · ".join(filter(None, parts)))
 
 
@@ -389,7 +501,9 @@ def _predictions(explanation: "Explanation") -> tuple[str, list[str]]:
     width = max((len(printable(prediction.label)) for prediction in predicted), default=0)
     lines = []
     for prediction in predicted[:MOST_PREDICTIONS]:
-        box = f"  box {','.join(f'{edge:.0f}' for edge in prediction.box)}" if prediction.box else ""
+        box = (
+            f"  box {','.join(f'{edge:.0f}' for edge in prediction.box)}" if prediction.box else ""
+        )
         lines.append(f"  {printable(prediction.label):<{width}}  {prediction.amount:>7}{box}")
     if len(predicted) > MOST_PREDICTIONS:
         lines.append(f"  and {len(predicted) - MOST_PREDICTIONS} more")

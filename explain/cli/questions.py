@@ -1,4 +1,5 @@
-"""What the options of `explain PHOTO` and `explain run` ask for: methods, metrics, baseline, targets."""
+"""What the options of `explain PHOTO` and `explain run` ask for: methods, metrics, baseline,
+targets."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 BUDGET = ("samples", "tolerance", "max_seconds")
 
 
-def methods_of(context: click.Context, options: SimpleNamespace) -> "tuple[str | None, list[Method]]":
+def methods_of(
+    context: click.Context, options: SimpleNamespace
+) -> "tuple[str | None, list[Method]]":
     """Return the group of methods that was named, or the methods.
 
     Raises:
@@ -44,7 +47,9 @@ def methods_of(context: click.Context, options: SimpleNamespace) -> "tuple[str |
     return None, list(dict.fromkeys(methods))
 
 
-def _refuse_unheeded(context: click.Context, options: SimpleNamespace, methods: "Sequence[Method]") -> None:
+def _refuse_unheeded(
+    context: click.Context, options: SimpleNamespace, methods: "Sequence[Method]"
+) -> None:
     """Refuse the first option that none of these methods heeds."""
     from explain.engine.perturbations import Attributions, Scores, Searches
     from explain.methods.base import options as options_of
@@ -92,14 +97,17 @@ def metrics_of(names: Sequence[str], *, has_boxes: bool = False) -> "list[Metric
         metrics = {metric.name: metric for metric in map(get_metric, names)}
     for name, metric in metrics.items():
         if metric.needs_object and not has_boxes:
-            raise UsageError(f"metric {name!r} needs to know where the object is; use evaluate(..., boxes=...)")
+            raise UsageError(
+                f"metric {name!r} needs to know where the object is; use evaluate(..., boxes=...)"
+            )
     return list(metrics.values())
 
 
 def baseline_of(
     context: click.Context, name: str | None, methods: Sequence[str], covering: Sequence[Any] | None
 ) -> "Baseline | None":
-    """Return the baseline that was named; ``covering`` are the methods and metrics, or None for a group.
+    """Return the baseline that was named; ``covering`` are the methods and metrics, or None for a
+    group.
 
     Raises:
         UsageError: there is none of that name, a method has its own already, or nothing is covered.
@@ -112,11 +120,15 @@ def baseline_of(
         baseline = get_baseline(name)
     for method in methods:
         if re.search(r"\bbaseline\s*=", method):
-            raise UsageError(f"--baseline {name} and {method!r} both say what covers pixels; leave one out")
+            raise UsageError(
+                f"--baseline {name} and {method!r} both say what covers pixels; leave one out"
+            )
     if covering is not None:
         names = ", ".join(part.name for part in covering)
         has_effect = any(map(_covers, covering))
-        refuse_without_effect(context, "baseline", f": no pixels are covered for {names}", unless=has_effect)
+        refuse_without_effect(
+            context, "baseline", f": no pixels are covered for {names}", unless=has_effect
+        )
     return baseline
 
 
@@ -163,4 +175,8 @@ def call_options(options: SimpleNamespace) -> dict[str, Any]:
     """The options of `explain.attribute` that go to it as they are."""
     names = ("fuse", "batch_size", "top_k", *BUDGET)
     values = {name: getattr(options, name) for name in names}
-    return {**values, "layer": list(options.layer) or None, "precision": "bf16" if options.bf16 else "full"}
+    return {
+        **values,
+        "layer": list(options.layer) or None,
+        "precision": "bf16" if options.bf16 else "full",
+    }

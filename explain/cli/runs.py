@@ -1,4 +1,5 @@
-"""`explain run`, `export`, `insight`, `repair`, `film`: runs over data sets, and what is made of them."""
+"""`explain run`, `export`, `insight`, `repair`, `film`: runs over data sets, and what is made of
+them."""
 
 import os
 import time
@@ -32,10 +33,14 @@ if TYPE_CHECKING:
 LISTED = 20  # failures that are told; the rest is in the file
 
 source_option = option("--source SOURCE", "the source of photos that had no file")
-target_option = option("--target -t CLASS", "label or index of the class that --channels and --examples are about")
+target_option = option(
+    "--target -t CLASS", "label or index of the class that --channels and --examples are about"
+)
 
 
-@commands.command("run", key="runs", epilog="Example: explain run photos --output run.sqlite --method gradcam")
+@commands.command(
+    "run", key="runs", epilog="Example: explain run photos --output run.sqlite --method gradcam"
+)
 @click.argument("source")
 @cli.method
 @cli.evidence
@@ -47,8 +52,15 @@ target_option = option("--target -t CLASS", "label or index of the class that --
 @model_options()
 @cli.batch_size
 @cli.budget
-@cli.output("run.sqlite", "RUN", "the file of the run, or with --ray the folder; continued if it is there")
-@option("--workers N", "processes that read photos", type=click.IntRange(min=0), show_default="half the processors")
+@cli.output(
+    "run.sqlite", "RUN", "the file of the run, or with --ray the folder; continued if it is there"
+)
+@option(
+    "--workers N",
+    "processes that read photos",
+    type=click.IntRange(min=0),
+    show_default="half the processors",
+)
 @option(
     "--ray ADDRESS",
     "run on a Ray cluster, into a folder of Parquet files; without ADDRESS, on one on this machine",
@@ -61,9 +73,15 @@ target_option = option("--target -t CLASS", "label or index of the class that --
     type=COUNT,
     show_default="one for each processor or share of a GPU",
 )
-@option("--gpus SHARE", "with --ray: the share of a GPU for each actor", type=POSITIVE, show_default="none")
 @option(
-    "--pictures WHICH", "draw the maps of some photos: worst:50 (the least probable labels), best:50, or source for all"
+    "--gpus SHARE",
+    "with --ray: the share of a GPU for each actor",
+    type=POSITIVE,
+    show_default="none",
+)
+@option(
+    "--pictures WHICH",
+    "draw the maps of some photos: worst:50 (the least probable labels), best:50, or source (all)",
 )
 @cli.style
 @cli.force
@@ -73,8 +91,8 @@ target_option = option("--target -t CLASS", "label or index of the class that --
 def run(context: click.Context, /, **values: Any) -> int:
     """Explain a data set, and store the maps in one file.
 
-    SOURCE is a folder of photos, a list (.csv, .tsv, .json, .jsonl: path, label, x0, y0, x1, y1), or WebDataset shards
-    (.tar).
+    SOURCE is a folder of photos, a list (.csv, .tsv, .json, .jsonl: path, label, x0, y0, x1, y1),
+    or WebDataset shards (.tar).
     """
     import explain
     from explain.data.opening import hushed
@@ -86,7 +104,9 @@ def run(context: click.Context, /, **values: Any) -> int:
     _check_run(context, options)
     group, methods = methods_of(context, options)
     if group and options.ray is not None:
-        raise UsageError(f"--method {group} chooses by the first photo, which --ray cannot; name the methods")
+        raise UsageError(
+            f"--method {group} chooses by the first photo, which --ray cannot; name the methods"
+        )
     metrics = metrics_of(options.metric, has_boxes=True)
     source = source_of(options.source)
     settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
@@ -97,7 +117,11 @@ def run(context: click.Context, /, **values: Any) -> int:
     how: dict[str, Any] = {"workers": options.workers}
     if options.ray is not None:
         runner = run_on_ray
-        how = {"address": options.ray or None, "actors": options.actors, "gpus": options.gpus or 0.0}
+        how = {
+            "address": options.ray or None,
+            "actors": options.actors,
+            "gpus": options.gpus or 0.0,
+        }
     begun = time.monotonic()
     try:
         with ExitStack() as stack:
@@ -108,9 +132,16 @@ def run(context: click.Context, /, **values: Any) -> int:
             if answer.quiet:
                 stack.enter_context(hushed())
             finished = runner(
-                source, explainer, group or methods, output=options.output, metrics=metrics, progress=line,
-                targets=targets_of(options.target, explainer.categories), **how, **call_options(options),
-            )  # fmt: skip
+                source,
+                explainer,
+                group or methods,
+                output=options.output,
+                metrics=metrics,
+                progress=line,
+                targets=targets_of(options.target, explainer.categories),
+                **how,
+                **call_options(options),
+            )
     except KeyboardInterrupt:
         answer.complain(f"interrupted{_so_far(options.output)}")
         return INTERRUPTED
@@ -132,9 +163,13 @@ def _check_run(context: click.Context, options: SimpleNamespace) -> None:
         refuse_without_effect(context, name, " without --ray", unless=is_on_ray)
     refuse_without_effect(context, "workers", " with --ray", unless=not is_on_ray)
     if is_on_ray and not is_typed(context, "output"):
-        raise UsageError("--ray writes into a folder that all machines share; name it with --output")
+        raise UsageError(
+            "--ray writes into a folder that all machines share; name it with --output"
+        )
     if "://" in options.output and draws:
-        raise UsageError("--pictures writes beside a folder, which --output must name, but it is an address")
+        raise UsageError(
+            "--pictures writes beside a folder, which --output must name, but it is an address"
+        )
     if draws:
         with as_usage(ExplainError):
             choice(options.pictures)
@@ -164,27 +199,43 @@ def _pictures(options: SimpleNamespace, finished: "Run", source: Any, answer: Ou
     return list(map(str, written))
 
 
-def _summary(output: str, finished: "Run", line: RunProgress, seconds: float, answer: Output) -> dict[str, Any]:
+def _summary(
+    output: str, finished: "Run", line: RunProgress, seconds: float, answer: Output
+) -> dict[str, Any]:
     """Say what came of it, and return the same for the document."""
     failures = finished.failures
     for name, reason in list(failures.items())[:LISTED]:
         answer.complain(reason if repr(name) in reason else f"{name}: {reason}")
     if len(failures) > LISTED:
         count = len(failures) - LISTED
-        answer.complain(f"{count} more photos failed; the table 'failures' of {finished.path} lists them")
+        answer.complain(
+            f"{count} more photos failed; the table 'failures' of {finished.path} lists them"
+        )
     remarks = finished.notes
     if remarks:
-        more = f" (and {len(remarks) - 1} more, in the table 'notes' of {finished.path})" if len(remarks) > 1 else ""
+        more = (
+            f" (and {len(remarks) - 1} more, in the table 'notes' of {finished.path})"
+            if len(remarks) > 1
+            else ""
+        )
         answer.note(f"{remarks[0]}{more}")
     parts = [f"{line.there} were there"] if line.there else []
     if failures:
         parts.append(f"{len(failures)} failed")
     rest = f" ({', '.join(parts)})" if parts else ""
-    answer.say(f"explained {line.done} photos in {duration(seconds)}{rest}; {len(finished)} rows in {output}")
+    answer.say(
+        f"explained {line.done} photos in {duration(seconds)}{rest}; {len(finished)} rows in "
+        f"{output}"
+    )
     return {
-        "run": output, "rows": len(finished), "photos": finished.photos, "explained": line.done, "there": line.there,
-        "failures": failures, "notes": remarks,
-    }  # fmt: skip
+        "run": output,
+        "rows": len(finished),
+        "photos": finished.photos,
+        "explained": line.done,
+        "there": line.there,
+        "failures": failures,
+        "notes": remarks,
+    }
 
 
 @commands.command("export", key="files", epilog="Example: explain export run.sqlite run.parquet")
@@ -205,13 +256,17 @@ def export(answer: Output, run_file: str, file: str, force: bool) -> None:
     answer.add({"run": run_file, "file": file, "rows": count}, [f"{count} rows written to {file}"])
 
 
-@commands.command("insight", key="insights", epilog="Example: explain insight run.sqlite --output insight")
+@commands.command(
+    "insight", key="insights", epilog="Example: explain insight run.sqlite --output insight"
+)
 @cli.run_file
 @cli.method_of_run
 @option("--count -k K", "rows of each table", type=COUNT, default=10)
 @model_options(colours=False)
 @source_option
-@option("--channels K", "show what excites the K channels that matter most for --target", type=COUNT)
+@option(
+    "--channels K", "show what excites the K channels that matter most for --target", type=COUNT
+)
 @option("--concepts K", "find K concepts that all photos share", type=COUNT)
 @option("--examples SOURCE", "five or more photos of a concept: does --target depend on it?")
 @target_option
@@ -221,10 +276,21 @@ def export(answer: Output, run_file: str, file: str, force: bool) -> None:
 @cli.json
 @click.pass_context
 def tell_insight(
-    context: click.Context, /, run_file: str, method: str | None, count: int, source: str | None, channels: int | None,
-    concepts: int | None, examples: str | None, target: str | None, layer: str | None, output: str | None, force: bool,
+    context: click.Context,
+    /,
+    run_file: str,
+    method: str | None,
+    count: int,
+    source: str | None,
+    channels: int | None,
+    concepts: int | None,
+    examples: str | None,
+    target: str | None,
+    layer: str | None,
+    output: str | None,
+    force: bool,
     **model: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Summarise the maps of a run: evidence of classes, clusters, mistakes."""
     import explain
 
@@ -238,9 +304,15 @@ def tell_insight(
     explainer = load_explainer(answer, **model) if has_model else None
     with notes(answer), blaming(model["model"]):
         insight = run.insight(
-            method, explainer=explainer, source=source, channels=channels or 0, concepts=concepts or 0,
-            examples=examples, target=target_of(target), layer=layer,
-        )  # fmt: skip
+            method,
+            explainer=explainer,
+            source=source,
+            channels=channels or 0,
+            concepts=concepts or 0,
+            examples=examples,
+            target=target_of(target),
+            layer=layer,
+        )
     lines = insight.lines(count)
     files: list[str] = []
     if output is not None:
@@ -249,7 +321,11 @@ def tell_insight(
     answer.add({**insight.to_dict(), "files": files}, lines)
 
 
-@commands.command("repair", key="repairs", epilog="Example: explain repair run.sqlite --finding 2 --output repaired.pt")
+@commands.command(
+    "repair",
+    key="repairs",
+    epilog="Example: explain repair run.sqlite --finding 2 --output repaired.pt",
+)
 @cli.run_file
 @option(
     "--finding FINDING",
@@ -267,14 +343,27 @@ def tell_insight(
     show_default="the last one of each resolution",
 )
 @option("--train", "train a copy of the model, instead of a projection that is inserted at once")
-@cli.output("repaired.pt", "FILE", "where to write the model, .pt or .pt2 (an exported program), with a page beside it")
+@cli.output(
+    "repaired.pt",
+    "FILE",
+    "where to write the model, .pt or .pt2 (an exported program), with a page beside it",
+)
 @cli.force
 @cli.json
 @click.pass_context
 def repair(
-    context: click.Context, /, run_file: str, finding: str, method: str | None, source: str | None,
-    layer: tuple[str, ...], train: bool, output: str, force: bool, **model: Any,
-) -> None:  # fmt: skip
+    context: click.Context,
+    /,
+    run_file: str,
+    finding: str,
+    method: str | None,
+    source: str | None,
+    layer: tuple[str, ...],
+    train: bool,
+    output: str,
+    force: bool,
+    **model: Any,
+) -> None:
     """Remove a finding of insight from a model, and test the result."""
     import explain
     from explain.insight import RunPhotos
@@ -288,12 +377,16 @@ def repair(
     with notes(answer), blaming(model["model"]):
         chosen = run.insight(method).finding(finding)
         photos = RunPhotos(run, explainer, source)
-        result = repaired(chosen, photos, how="train" if train else "project", layer=list(layer) or None)
+        result = repaired(
+            chosen, photos, how="train" if train else "project", layer=list(layer) or None
+        )
         files = [str(path) for path in result.save(output, overwrite=force)]
     answer.add({**result.to_dict(), "files": files}, [*str(result).splitlines(), *wrote(files)])
 
 
-@commands.command("film", key="films", epilog="Example: explain film training.sqlite cat.jpg --output cat.webp")
+@commands.command(
+    "film", key="films", epilog="Example: explain film training.sqlite cat.jpg --output cat.webp"
+)
 @cli.run_file
 @click.argument("photo")
 @option("--method -m NAME", "of which method, where the run has several")
@@ -305,9 +398,16 @@ def repair(
 @cli.json
 @click.pass_obj
 def film(
-    answer: Output, run_file: str, photo: str, method: str | None, target: str | None, output: str, seconds: float,
-    style: Any, force: bool,
-) -> None:  # fmt: skip
+    answer: Output,
+    run_file: str,
+    photo: str,
+    method: str | None,
+    target: str | None,
+    output: str,
+    seconds: float,
+    style: Any,
+    force: bool,
+) -> None:
     """Show how the map of a photo changed during training.
 
     PHOTO is its name in the run, or the end of it.
@@ -316,7 +416,13 @@ def film(
 
     moving = film(run_file, photo, method=method, target=target, style=style)
     files = [str(path) for path in moving.save(output, seconds=seconds, overwrite=force)]
-    document = {"run": run_file, "photo": moving.name, "method": moving.method, "steps": moving.steps, "files": files}
+    document = {
+        "run": run_file,
+        "photo": moving.name,
+        "method": moving.method,
+        "steps": moving.steps,
+        "files": files,
+    }
     steps = f"from step {moving.steps[0]} to step {moving.steps[-1]}"
     lines = [f"{moving.name}, {moving.method}: {len(moving)} snapshots {steps}"]
     answer.add(document, lines + [f"  {line}" for line in wrote(files)])

@@ -36,7 +36,14 @@ MOST_EXAMPLES = 12
 @option("--open", "open it in the browser")
 @click.pass_obj
 def serve(
-    answer: Output, /, beside: tuple[str, ...], host: str, port: int, examples: str | None, open: bool, **model: Any
+    answer: Output,
+    /,
+    beside: tuple[str, ...],
+    host: str,
+    port: int,
+    examples: str | None,
+    open: bool,
+    **model: Any,
 ) -> None:
     """Start the app: explain photos in the browser."""
     import webbrowser
@@ -73,6 +80,8 @@ def _photos_of(folder: str | None) -> dict[str, Path]:
     from explain.data.opening import photos_in
 
     if not Path(folder).is_dir():
-        raise UsageError(f"--examples must be a folder of photos, got {folder!r}; name one, or leave it out")
+        raise UsageError(
+            f"--examples must be a folder of photos, got {folder!r}; name one, or leave it out"
+        )
     names = [name for name, problem in photos_in(folder, recursive=False) if problem is None]
     return {name: Path(folder, name) for name in names[:MOST_EXAMPLES]}

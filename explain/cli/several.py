@@ -42,10 +42,11 @@ Photos = tuple[list[str], list[str]]
 
 
 def find_photos(names: Sequence[str], *, recursive: bool = False, apart_from: str = "") -> Photos:
-    """Return the photos that names of files and folders stand for, and what is wrong with the other names.
+    """Return the photos that names of files and folders stand for, and what is wrong with the other
+    names.
 
-    Of a folder, hidden files are left out; with ``recursive``, its folders are looked into too, but for hidden ones and
-    the folder ``apart_from``, where results are written.
+    Of a folder, hidden files are left out; with ``recursive``, its folders are looked into too, but
+    for hidden ones and the folder ``apart_from``, where results are written.
 
     Raises:
         UsageError: ``recursive`` has no folder to look into.
@@ -53,7 +54,9 @@ def find_photos(names: Sequence[str], *, recursive: bool = False, apart_from: st
     from explain.data.opening import EXTENSIONS, photos_in
 
     if recursive and not any(map(os.path.isdir, names)):
-        raise UsageError("--recursive would have no effect without a folder; name one, or leave it out")
+        raise UsageError(
+            "--recursive would have no effect without a folder; name one, or leave it out"
+        )
     photos: list[str] = []
     problems: list[str] = []
     apart = os.path.realpath(apart_from) if apart_from else ""
@@ -77,7 +80,9 @@ def find_photos(names: Sequence[str], *, recursive: bool = False, apart_from: st
         if not inside:
             is_deeper = any(path.is_dir() and path.name[0] != "." for path in Path(name).iterdir())
             remedy = "; --recursive looks into its folders" if is_deeper and not recursive else ""
-            problems.append(f"folder {name!r} holds no images ({', '.join(sorted(EXTENSIONS))}){remedy}")
+            problems.append(
+                f"folder {name!r} holds no images ({', '.join(sorted(EXTENSIONS))}){remedy}"
+            )
     return list(dict.fromkeys(photos)), problems
 
 
@@ -87,7 +92,8 @@ def title_of(path: str) -> str:
 
 
 def read_photo(path: str, answer: Output) -> "Image.Image":
-    """Read a photo; where it comes from stays with it. What libraries print about it shortens to a note."""
+    """Read a photo; where it comes from stays with it. What libraries print about it shortens to a
+    note."""
     from explain.data.images import load_image
     from explain.data.opening import hushed, troubles
 
@@ -106,7 +112,10 @@ def _piped() -> bytes:
         ImageError: there cannot be a photo.
     """
     if sys.stdin is None or sys.stdin.isatty():
-        raise ImageError("image - must come through a pipe, but standard input is a terminal or closed; name a file")
+        raise ImageError(
+            "image - must come through a pipe, but standard input is a terminal or closed; name a "
+            "file"
+        )
     try:
         return sys.stdin.buffer.read()
     except OSError as error:
@@ -114,7 +123,12 @@ def _piped() -> bytes:
 
 
 def load_explainer(
-    answer: Output, *, model: str | None, labels: str | None = None, ablate: Sequence[str] = (), **settings: Any
+    answer: Output,
+    *,
+    model: str | None,
+    labels: str | None = None,
+    ablate: Sequence[str] = (),
+    **settings: Any,
 ) -> "Explainer":
     """Load the model.
 
@@ -130,7 +144,8 @@ def load_explainer(
 
 
 def ablation(text: str) -> "Ablate":
-    """Read what to ablate, as ``layer3`` or ``layer3[12,40]``, ``attn[heads 1]``, ``layer2[region 40,30,90,80]``.
+    """Read what to ablate, as ``layer3`` or ``layer3[12,40]``, ``attn[heads 1]``, ``layer2[region
+    40,30,90,80]``.
 
     Raises:
         UsageError: it is written in another way.
@@ -140,8 +155,13 @@ def ablation(text: str) -> "Ablate":
     """
     from explain.hooks.interventions import Ablate
 
-    match = re.fullmatch(r"([^\[\]]+)(?:\[(?:(heads|tokens|channels|region) )?([\d.,\s-]+)\])?", text.strip())
-    must = "a layer, also with units as in 'layer3[12,40]', 'attn[heads 1]' or 'layer3[region 40,30,90,80]'"
+    match = re.fullmatch(
+        r"([^\[\]]+)(?:\[(?:(heads|tokens|channels|region) )?([\d.,\s-]+)\])?", text.strip()
+    )
+    must = (
+        "a layer, also with units as in 'layer3[12,40]', 'attn[heads 1]' or 'layer3[region "
+        "40,30,90,80]'"
+    )
     if match is None:
         raise UsageError(f"--ablate must be {must}, got {text!r}")
     layer, units, numbers = match.groups()
@@ -164,12 +184,15 @@ def blaming(model: str | None) -> Iterator[None]:
     except (ExplainError, MemoryError):
         raise
     except Exception as error:
-        raise ExplainError(f"{'the default model' if model is None else f'model {model!r}'} {raised(error)}") from error
+        raise ExplainError(
+            f"{'the default model' if model is None else f'model {model!r}'} {raised(error)}"
+        ) from error
 
 
 @dataclass(frozen=True)
 class PhotoResult:
-    """What came of a photo: its part of the document, and lines. ``files`` were written; or all were there before.
+    """What came of a photo: its part of the document, and lines. ``files`` were written; or all
+    were there before.
 
     Where there are several photos, ``summary`` is said instead of the lines.
     """
@@ -182,16 +205,18 @@ class PhotoResult:
 
 
 Work = Callable[[str, str, ProgressBar], PhotoResult]
-"""Of the path of a photo and of what the names of its results begin with; runs are told to the bar."""
+"""Of the path of a photo and of what the names of its results begin with; runs are told to the
+bar."""
 
 
 def for_all(photos: Photos, work: Work, answer: Output, verb: str, folder: str = "") -> int:
-    """Do the work on each photo and say what came of it, and at the end how it went with all of them.
+    """Do the work on each photo and say what came of it, and at the end how it went with all of
+    them.
 
-    What fails for one photo is told, and the others still get done. Where no file can be written, or the first two
-    photos fail in the same way on account of the model, the layer or the target, the rest is left. What was asked for
-    and cannot be done with this model is a matter of usage, and not of the photo. ``verb`` says in the last line what
-    has been done.
+    What fails for one photo is told, and the others still get done. Where no file can be written,
+    or the first two photos fail in the same way on account of the model, the layer or the target,
+    the rest is left. What was asked for and cannot be done with this model is a matter of usage,
+    and not of the photo. ``verb`` says in the last line what has been done.
     """
     paths, problems = photos
     for problem in problems:
@@ -203,7 +228,9 @@ def for_all(photos: Photos, work: Work, answer: Output, verb: str, folder: str =
     finally:
         if tally.total > 1:
             seconds = duration(time.monotonic() - begun)
-            answer.say(f"{verb} {tally.done} of {tally.total} photos in {seconds}{tally.rest(folder)}")
+            answer.say(
+                f"{verb} {tally.done} of {tally.total} photos in {seconds}{tally.rest(folder)}"
+            )
     if tally.is_refused:
         return USAGE
     return FAILED if answer.errors else DONE
@@ -224,7 +251,10 @@ def _work_on(paths: Sequence[str], work: Work, tally: "_Tally") -> None:
         except ExplainError as error:
             goes_on = tally.fail(path, error)
         except MemoryError:
-            message = "memory must hold the photo and what is drawn on it, but it ran out; resize the photo"
+            message = (
+                "memory must hold the photo and what is drawn on it, but it ran out; resize "
+                "the photo"
+            )
             goes_on = tally.fail(path, ImageError(message))
         else:
             goes_on = tally.succeed(path, result)
@@ -273,7 +303,9 @@ class _Tally:
         self.failed += 1
         message = str(error) if repr(path) in str(error) else f"{title_of(path)}: {error}"
         stops = isinstance(error, FolderError)
-        may_hold_for_all = not (isinstance(error, (ImageError, OutputError)) or self.done or self.skipped)
+        may_hold_for_all = not (
+            isinstance(error, (ImageError, OutputError)) or self.done or self.skipped
+        )
         if may_hold_for_all:
             stops = self.common_error == str(error)
             self.common_error = str(error)

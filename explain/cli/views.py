@@ -10,7 +10,14 @@ from explain.cli import commands as cli
 from explain.cli.commands import COUNT, UsageError, commands, model_options, option
 from explain.cli.output import Output, ProgressBar, wrote
 from explain.cli.questions import target_of
-from explain.cli.several import PhotoResult, blaming, find_photos, for_all, load_explainer, read_photo
+from explain.cli.several import (
+    PhotoResult,
+    blaming,
+    find_photos,
+    for_all,
+    load_explainer,
+    read_photo,
+)
 
 
 @commands.command("layers", key="layers", epilog="Example: explain layers --model resnet50")
@@ -37,12 +44,20 @@ def list_layers(answer: Output, /, images: tuple[str, ...], **model: Any) -> Non
         is_default = call.label == chosen
         end = (f"{grid} map" if grid else "") + (" (default)" if is_default else "")
         answer.add(
-            {"name": call.label, "kind": call.kind, "shape": list(call.shape), "map": grid, "default": is_default},
+            {
+                "name": call.label,
+                "kind": call.kind,
+                "shape": list(call.shape),
+                "map": grid,
+                "default": is_default,
+            },
             [f"{printable(call.label):<32} {call.kind:<20} {call.shape!s:<24} {end}".rstrip()],
         )
 
 
-@commands.command("inspect", key="inspected", epilog="Example: explain inspect cat.jpg --model resnet50")
+@commands.command(
+    "inspect", key="inspected", epilog="Example: explain inspect cat.jpg --model resnet50"
+)
 @cli.images
 @cli.recursive
 @model_options()
@@ -60,7 +75,9 @@ def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model
         lines = str(inspection).splitlines()
         if inspection.first_nonfinite is not None:
             lines.append(f"first NaN or infinity: {inspection.first_nonfinite.name}")
-        return PhotoResult({"image": path, "layers": [asdict(row) for row in inspection.rows]}, lines)
+        return PhotoResult(
+            {"image": path, "layers": [asdict(row) for row in inspection.rows]}, lines
+        )
 
     return for_all(photos, work, answer, "inspected")
 
@@ -78,10 +95,16 @@ def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model
 @cli.json
 @click.pass_obj
 def draw_concepts(
-    answer: Output, /, images: tuple[str, ...], recursive: bool, count: int, layer: str | None, output: str,
+    answer: Output,
+    /,
+    images: tuple[str, ...],
+    recursive: bool,
+    count: int,
+    layer: str | None,
+    output: str,
     force: bool,
     **model: Any,
-) -> int:  # fmt: skip
+) -> int:
     """Draw the concepts that a layer sees in a photo."""
     photos = find_photos(images, recursive=recursive, apart_from=output)
     explainer = load_explainer(answer, **model)
@@ -92,18 +115,31 @@ def draw_concepts(
             concepts = explainer.concepts(photo, count, layer=layer)
         files = [str(file) for file in concepts.save(output, stem=stem, overwrite=force)]
         labels = concepts.labels
-        document = {"image": path, "files": files, "layer": concepts.concepts.layer, "concepts": labels}
+        document = {
+            "image": path,
+            "files": files,
+            "layer": concepts.concepts.layer,
+            "concepts": labels,
+        }
         lines = [f"  {line}" for line in [*labels, *wrote(files)]]
         return PhotoResult(document, lines, files, summary=", ".join(labels))
 
     return for_all(photos, work, answer, "drew", output)
 
 
-@commands.command("trace", epilog="Example: explain trace cat.jpg cup.jpg --at heads --model tiny-transformer")
+@commands.command(
+    "trace", epilog="Example: explain trace cat.jpg cup.jpg --at heads --model tiny-transformer"
+)
 @cli.images
-@option("--at layers|channels|heads|tokens|positions|regions", "what is patched one at a time", default="layers")
+@option(
+    "--at layers|channels|heads|tokens|positions|regions",
+    "what is patched one at a time",
+    default="layers",
+)
 @cli.layers
-@option("--target -t CLASS", "label or index of the score", show_default="the clean photo's top one")
+@option(
+    "--target -t CLASS", "label or index of the score", show_default="the clean photo's top one"
+)
 @model_options()
 @cli.batch_size
 @cli.output(None, "FOLDER", "write the picture into this folder")
@@ -111,9 +147,17 @@ def draw_concepts(
 @cli.json
 @click.pass_obj
 def trace(
-    answer: Output, /, images: tuple[str, ...], at: Any, layer: tuple[str, ...], target: str | None,
-    batch_size: int | None, output: str | None, force: bool, **model: Any,
-) -> None:  # fmt: skip
+    answer: Output,
+    /,
+    images: tuple[str, ...],
+    at: Any,
+    layer: tuple[str, ...],
+    target: str | None,
+    batch_size: int | None,
+    output: str | None,
+    force: bool,
+    **model: Any,
+) -> None:
     """Find which part of a network tells two photos apart."""
     import explain
     from explain.data.files import Files
@@ -124,9 +168,15 @@ def trace(
     clean, corrupted = (explainer.as_input(read_photo(name, answer)) for name in images)
     with blaming(model["model"]):
         effects = explain.trace(
-            explainer.model, clean, corrupted, at, layers=list(layer) or None, categories=explainer.categories,
-            target=target_of(target), batch_size=batch_size,
-        )  # fmt: skip
+            explainer.model,
+            clean,
+            corrupted,
+            at,
+            layers=list(layer) or None,
+            categories=explainer.categories,
+            target=target_of(target),
+            batch_size=batch_size,
+        )
     document = effects.to_dict()
     lines = str(effects).splitlines()
     if output is not None:

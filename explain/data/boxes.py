@@ -18,7 +18,8 @@ SMALLEST = 8  # pixels along an axis, below which it does not matter which of th
 
 
 def as_input(x: Any) -> torch.Tensor:
-    """Return the model's input for one photo, as a preprocessing has made it: ``(C, H, W)``, or of tiles one more.
+    """Return the model's input for one photo, as a preprocessing has made it: ``(C, H, W)``, or of
+    tiles one more.
 
     Raises:
         ImageError: it is no such tensor.
@@ -31,7 +32,8 @@ def as_input(x: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Box:
-    """The part of a photo that a model's input shows, in the photo's pixels; it may reach past the edges."""
+    """The part of a photo that a model's input shows, in the photo's pixels; it may reach past the
+    edges."""
 
     left: float
     top: float
@@ -48,12 +50,14 @@ class Box:
 
 
 def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
-    """Find which part of a photo of ``size`` (width, height) reaches the model, for any deterministic preprocessing.
+    """Find which part of a photo of ``size`` (width, height) reaches the model, for any
+    deterministic preprocessing.
 
-    A preprocessing that knows says so through a method ``box(size)``. Any other is tried out: it gets pictures whose
-    values rise from left to right and from top to bottom, and a black and a white one for calibration. The result is a
-    straight line over the part that was kept; padding does not follow it and is left out. If the result is not of that
-    kind (for a random preprocessing, say), the whole photo is assumed, with a warning.
+    A preprocessing that knows says so through a method ``box(size)``. Any other is tried out: it
+    gets pictures whose values rise from left to right and from top to bottom, and a black and a
+    white one for calibration. The result is a straight line over the part that was kept; padding
+    does not follow it and is left out. If the result is not of that kind (for a random
+    preprocessing, say), the whole photo is assumed, with a warning.
 
     >>> locate(lambda image: torch.zeros(3, 8, 8), (2, 2))
     Box(left=0.0, top=0.0, right=2.0, bottom=2.0)
@@ -65,22 +69,32 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     across = down = None
     try:
         black, white = (_seen(preprocess, np.full((height, width), level)) for level in (0, 255))
-        across = _extent(preprocess, np.broadcast_to(_ramp(width), (height, width)), 1, black, white)
-        down = _extent(preprocess, np.broadcast_to(_ramp(height)[:, None], (height, width)), 0, black, white)
+        across = _extent(
+            preprocess, np.broadcast_to(_ramp(width), (height, width)), 1, black, white
+        )
+        down = _extent(
+            preprocess, np.broadcast_to(_ramp(height)[:, None], (height, width)), 0, black, white
+        )
     except ExplainError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError):
         pass
     if (across is None and width >= SMALLEST) or (down is None and height >= SMALLEST):
-        unclear = "preprocess must keep a rectangle of the photo for overlays, but which one is not clear"
-        warn(f"{unclear}; the overlay assumes the whole photo. Give preprocess a method box(size) -> Box")
+        unclear = (
+            "preprocess must keep a rectangle of the photo for overlays, but which one is not clear"
+        )
+        warn(
+            f"{unclear}; the overlay assumes the whole photo. Give preprocess a method box(size) "
+            "-> Box"
+        )
     left, right = across or (0.0, float(width))
     top, bottom = down or (0.0, float(height))
     return Box(left, top, right, bottom)
 
 
 def locate_tiles(preprocess: Preprocess, size: tuple[int, int], count: int) -> list[Box]:
-    """Find which part of a photo each of so many tiles is that a preprocessing makes of it, ``(T, C, H, W)``."""
+    """Find which part of a photo each of so many tiles is that a preprocessing makes of it, ``(T,
+    C, H, W)``."""
     tiles: dict[bytes, torch.Tensor] = {}
 
     def tile(number: int, image: Image.Image) -> torch.Tensor:
@@ -104,13 +118,16 @@ def _seen(preprocess: Preprocess, grey: Array) -> Array:
 def _extent(
     preprocess: Preprocess, picture: Array, axis: int, black: Array, white: Array
 ) -> tuple[float, float] | None:
-    """Return where the first and the last edge of the model's input lie along the axis on which a picture rises."""
+    """Return where the first and the last edge of the model's input lie along the axis on which a
+    picture rises."""
     length = picture.shape[axis]
     if length < SMALLEST:
         return None
     reach = white - black
     kept = np.abs(reach) > 0.5 * np.abs(reach).max()
-    value = np.where(kept, (_seen(preprocess, picture) - black) / np.where(kept, reach, 1) * 255, np.nan)
+    value = np.where(
+        kept, (_seen(preprocess, picture) - black) / np.where(kept, reach, 1) * 255, np.nan
+    )
     lines = np.moveaxis(value, axis + 1, 0).reshape(value.shape[axis + 1], -1)
     filled = np.flatnonzero(np.isfinite(lines).any(1))
     if len(filled) < 2:

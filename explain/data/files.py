@@ -30,7 +30,8 @@ PATIENCE = 10.0  # seconds to wait for others that put files in place, which tak
 
 
 def slug(text: str) -> str:
-    """Return a text as part of a file name, on any system: letters and digits of any script, dots and dashes.
+    """Return a text as part of a file name, on any system: letters and digits of any script, dots
+    and dashes.
 
     >>> slug("tabby cat/../x"), slug("猫?")
     ('tabby-cat-..-x', '猫')
@@ -81,7 +82,9 @@ def json_text(document: Any, encoding: str = "utf-8") -> str:
 
 def _unless_printable(character: re.Match[str]) -> str:
     """A character as it is, or as an escape of JSON."""
-    return character[0] if printable(character[0]) == character[0] else json.dumps(character[0])[1:-1]
+    return (
+        character[0] if printable(character[0]) == character[0] else json.dumps(character[0])[1:-1]
+    )
 
 
 def halved(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -95,7 +98,9 @@ def halved(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarra
     return (array / scale).astype(np.float16), np.asarray(scale)
 
 
-def restored(values: np.ndarray[Any, Any], scale: np.ndarray[Any, Any] | np.float32) -> np.ndarray[Any, Any]:
+def restored(
+    values: np.ndarray[Any, Any], scale: np.ndarray[Any, Any] | np.float32
+) -> np.ndarray[Any, Any]:
     """Return what `halved` keeps of an array, as float32."""
     return values.astype(np.float32) * scale
 
@@ -128,7 +133,8 @@ class Files:
             self.add_bytes(name, png(picture))
 
     def add_array(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        """Add an array; a name that ends in .npz is for `halved`, compressed, and its largest magnitude."""
+        """Add an array; a name that ends in .npz is for `halved`, compressed, and its largest
+        magnitude."""
         buffer = io.BytesIO()
         if name.endswith(".npz"):
             values, scale = halved(array)
@@ -159,20 +165,23 @@ class Files:
     def write(self) -> list[Path]:
         """Write what was added; return the paths.
 
-        Every file is complete under another name before the first is put in place, and all of them are put in place
-        while other processes and threads that write there wait. Of two that save to the same names, without
-        ``overwrite`` the second is refused, and with it the second's files replace all of the first's.
+        Every file is complete under another name before the first is put in place, and all of them
+        are put in place while other processes and threads that write there wait. Of two that save
+        to the same names, without ``overwrite`` the second is refused, and with it the second's
+        files replace all of the first's.
 
         Raises:
             FolderError: the folder cannot be written.
-            OutputError: a file exists and may not be overwritten, or its name cannot be used; then nothing has changed.
+            OutputError: a file exists and may not be overwritten, or its name cannot be used; then
+                nothing has changed.
         """
         paths = [self.folder / name for name in self._contents]
         parts: list[Path] = []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._check(paths)
-            for content in self._contents.values():  # under names that cannot be guessed: no link is followed
+            # under names that cannot be guessed: no link is followed
+            for content in self._contents.values():
                 parts.append(self.folder / f".explain-{secrets.token_hex(8)}.part")
                 with parts[-1].open("xb") as file:
                     file.write(content)
@@ -180,11 +189,18 @@ class Files:
                 self._check(paths)
                 _put_in_place(parts, paths)
         except OSError as error:
-            reason = "a file is in its place" if isinstance(error, FileExistsError) else error.strerror or str(error)
-            raise FolderError(f"output folder {str(self.folder)!r} cannot be written: {reason}; change it") from None
+            reason = (
+                "a file is in its place"
+                if isinstance(error, FileExistsError)
+                else error.strerror or str(error)
+            )
+            raise FolderError(
+                f"output folder {str(self.folder)!r} cannot be written: {reason}; change it"
+            ) from None
         finally:
             for part in parts:
-                with suppress(OSError):  # it is in place already, or cannot be removed: the first error is reported
+                # it is in place already, or cannot be removed: the first error is reported
+                with suppress(OSError):
                     part.unlink()
         return paths
 
@@ -193,11 +209,16 @@ class Files:
         there = [path for path in paths if _exists(path)]
         folders = [path for path in there if path.is_dir()]
         if folders:
-            raise OutputError(f"output {str(folders[0])!r} must be a file, but a folder is in its place; move it away")
+            raise OutputError(
+                f"output {str(folders[0])!r} must be a file, but a folder is in its place; move it "
+                "away"
+            )
         if there and not self.overwrite:
             more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
             leave = either("pass overwrite=True", "overwrite it with --force")
-            raise OutputError(f"output {str(there[0])!r} exists already{more}; choose another folder, or {leave}")
+            raise OutputError(
+                f"output {str(there[0])!r} exists already{more}; choose another folder, or {leave}"
+            )
 
 
 @unsplit  # so that an interruption leaves all of them or none
@@ -215,13 +236,16 @@ def _exists(path: Path) -> bool:
         if error.errno != errno.ENAMETOOLONG:
             raise
         remedy = either("pass stem=", "rename the photo")
-        raise OutputError(f"output {str(path)!r} must have a shorter name for this file system; {remedy}") from None
+        raise OutputError(
+            f"output {str(path)!r} must have a shorter name for this file system; {remedy}"
+        ) from None
     return True
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a block another path to write to; what it wrote takes the place of the file if it ends without an error."""
+    """Give a block another path to write to; what it wrote takes the place of the file if it ends
+    without an error."""
     part = path.with_name(f".explain-{secrets.token_hex(8)}.part")
     try:
         yield part
@@ -235,8 +259,9 @@ def replacing(path: Path) -> Iterator[Path]:
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes and threads out of a folder that they write in this way too.
 
-    The lock is one on the folder itself: it leaves no file behind, and ends with the process that holds it. Systems
-    and network drives without such locks are used without; there, each file is still whole.
+    The lock is one on the folder itself: it leaves no file behind, and ends with the process that
+    holds it. Systems and network drives without such locks are used without; there, each file is
+    still whole.
 
     Raises:
         FolderError: another program keeps the folder locked.
@@ -250,7 +275,10 @@ def locked(folder: Path) -> Iterator[None]:
         while not lock(descriptor):
             if time.monotonic() > end:
                 reason = f"another program has kept it so for {PATIENCE:g} s"
-                raise FolderError(f"output folder {str(folder)!r} must not be locked, but {reason}; choose another")
+                raise FolderError(
+                    f"output folder {str(folder)!r} must not be locked, but {reason}; choose "
+                    "another"
+                )
             time.sleep(0.01)
         yield
     finally:
@@ -258,7 +286,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file or folder, unless another program has locked it; True also where there are no locks."""
+    """Lock an open file or folder, unless another program has locked it; True also where there are
+    no locks."""
     with suppress(OSError):  # of a network drive, say
         try:
             if fcntl is not None:
@@ -269,7 +298,8 @@ def lock(descriptor: int) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Unlock and close a file: processes that were forked meanwhile have it open too, and would keep the lock."""
+    """Unlock and close a file: processes that were forked meanwhile have it open too, and would
+    keep the lock."""
     with suppress(OSError):
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -277,7 +307,8 @@ def unlock(descriptor: int) -> None:
 
 
 def as_cell(value: Any) -> Any:
-    """Return a value as a cell of CSV: a text that a spreadsheet would run as a formula gets an apostrophe before it.
+    """Return a value as a cell of CSV: a text that a spreadsheet would run as a formula gets an
+    apostrophe before it.
 
     >>> as_cell("=1+1"), as_cell("cat.png"), as_cell("-1"), as_cell(-1.5)
     ("'=1+1", 'cat.png', '-1', -1.5)

@@ -24,11 +24,15 @@ def stored_bits(image: Image.Image) -> int | None:
 
 
 def to_8_bits(greys: Array, bits: int | None = None) -> Array:
-    """Bring greys deeper than 8 bits to 0-255; say what range they are read in, where their type does not say it."""
+    """Bring greys deeper than 8 bits to 0-255; say what range they are read in, where their type
+    does not say it."""
     values = np.nan_to_num(greys.astype(np.float32), posinf=0.0, neginf=0.0)
     low, high, doubt = _range_of(values, greys.dtype, bits)
     if doubt:
-        warn(f"the photo's greys are read {doubt}; convert it to 8 bits, or to floats from 0 to 1, for another range")
+        warn(
+            f"the photo's greys are read {doubt}; convert it to 8 bits, or to floats from 0 to 1, "
+            "for another range"
+        )
     values -= low
     values *= 255 / (high - low)
     return values.clip(0, 255, out=values).round(out=values).astype(np.uint8)

@@ -17,13 +17,17 @@ from explain.data.greys import DEEP, stored_bits, to_8_bits
 from explain.data.opening import NoFileError, opened
 
 Array: TypeAlias = np.ndarray[Any, Any]
-ImageLike: TypeAlias = str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]
+ImageLike: TypeAlias = (
+    str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]
+)
 
 MAX_PIXELS = 178_956_970  # where Pillow itself calls a file a decompression bomb
-MAX_SIDE = 500_000  # pixels; captions stand below photos and are at least 260 wide, which costs most on thin ones
+# pixels; captions stand below photos and are at least 260 wide, which costs most on thin ones
+MAX_SIDE = 500_000
 MAX_BYTES = 2**30  # of what is not a regular file; a device may never end
 
-# Formats that Pillow recognises, but does not read, or (EPS) reads by starting another program on an untrusted file.
+# Formats that Pillow recognises, but does not read, or (EPS) reads by starting another program on
+# an untrusted file.
 NO_PHOTOS = frozenset(["BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"])
 
 # A pipe that this process was started with, as in ``explain <(command)``.
@@ -33,11 +37,12 @@ _OURS = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
 def load_image(image: ImageLike) -> Image.Image:
     """Return an image as an upright RGB picture.
 
-    Takes a path, the bytes of a file or an open file, a PIL image, or an array ``(H, W)``, ``(H, W, 3)`` or
-    ``(H, W, 4)`` of uint8 or of floats in [0, 1]. The EXIF orientation is applied; of an animation the first frame is
-    taken; transparency is laid on white. Deep greys are scaled to 8, 10, 12, 14 or 16 bits, the fewest that hold the
-    brightest, with a warning if these are not those of their type; signed ones from the darkest to the brightest.
-    A picture that this function has returned is returned as it is.
+    Takes a path, the bytes of a file or an open file, a PIL image, or an array ``(H, W)``, ``(H, W,
+    3)`` or ``(H, W, 4)`` of uint8 or of floats in [0, 1]. The EXIF orientation is applied; of an
+    animation the first frame is taken; transparency is laid on white. Deep greys are scaled to 8,
+    10, 12, 14 or 16 bits, the fewest that hold the brightest, with a warning if these are not those
+    of their type; signed ones from the darkest to the brightest. A picture that this function has
+    returned is returned as it is.
 
     Raises:
         ImageError: missing, unreadable, truncated or too large; the message says which.
@@ -56,8 +61,14 @@ def load_image(image: ImageLike) -> Image.Image:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return _open(io.BytesIO(image), f"of {len(image)} bytes", len(image))
     kind = type(image).__name__
-    remedy = "use explain.attribute(model, x)" if isinstance(image, torch.Tensor) else "name the photo's file"
-    raise ImageError(f"image must be a path, bytes, a PIL image or an array (H, W, 3), got {kind}; {remedy}")
+    remedy = (
+        "use explain.attribute(model, x)"
+        if isinstance(image, torch.Tensor)
+        else "name the photo's file"
+    )
+    raise ImageError(
+        f"image must be a path, bytes, a PIL image or an array (H, W, 3), got {kind}; {remedy}"
+    )
 
 
 def source_of(image: ImageLike) -> str | None:
@@ -66,7 +77,11 @@ def source_of(image: ImageLike) -> str | None:
     >>> source_of("cat.jpg"), source_of(b"...")
     ('cat.jpg', None)
     """
-    return str(image) if isinstance(image, (str, os.PathLike)) else str(getattr(image, "filename", "")) or None
+    return (
+        str(image)
+        if isinstance(image, (str, os.PathLike))
+        else str(getattr(image, "filename", "")) or None
+    )
 
 
 def _from_path(path: Path, name: str) -> Image.Image:
@@ -79,7 +94,8 @@ def _from_path(path: Path, name: str) -> Image.Image:
             status = os.fstat(file.fileno())
             if stat.S_ISREG(status.st_mode):
                 return _open(file, repr(name), status.st_size)
-            content = file.read(MAX_BYTES)  # our own pipe: it has no size, perhaps no end, and is not read twice
+            # our own pipe: it has no size, perhaps no end, and is not read twice
+            content = file.read(MAX_BYTES)
             if len(content) < MAX_BYTES:
                 return _open(io.BytesIO(content), repr(name), len(content))
         reason = f"gives {MAX_BYTES} bytes or more; save it to a file first"
@@ -96,7 +112,8 @@ def _from_path(path: Path, name: str) -> Image.Image:
 
 def _open(file: Any, name: str, size: int) -> Image.Image:
     remarks: list[str] = []
-    with quiet(), overheard(remarks):  # Pillow warns of large pictures and odd metadata; the limits here count
+    # Pillow warns of large pictures and odd metadata; the limits here count
+    with quiet(), overheard(remarks):
         picture = _read(file, name, size)
     for remark in remarks:
         warn(remark)
@@ -109,18 +126,27 @@ def _read(file: Any, name: str, size: int) -> Image.Image:
     try:
         with Image.open(file) as image:
             if image.format in NO_PHOTOS:
-                raise ImageError(f"image {name} must be a photo, got {image.format}; convert it to PNG or JPEG")
+                raise ImageError(
+                    f"image {name} must be a photo, got {image.format}; convert it to PNG or JPEG"
+                )
             if image.format == "DDS" and size < image.width * image.height / 2:
-                # No kind of DDS is denser; Pillow before 13 takes minutes to fill up what is missing.
-                raise ImageError(f"image {name} is damaged or truncated (too short); get the file again")
+                # No kind of DDS is denser; Pillow before 13 takes minutes to fill up what is
+                # missing.
+                raise ImageError(
+                    f"image {name} is damaged or truncated (too short); get the file again"
+                )
             return _decode(image, name)
     except Image.DecompressionBombError:
-        raise ImageError(f"image {name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it first") from None
+        raise ImageError(
+            f"image {name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it first"
+        ) from None
     except UnidentifiedImageError:
         file.seek(0)
         if _HEIC.match(file.read(12)):
             return _decode(_from_heic(file, name), name)
-        raise ImageError(f"image {name} is not an image that Pillow can read; convert it to PNG or JPEG") from None
+        raise ImageError(
+            f"image {name} is not an image that Pillow can read; convert it to PNG or JPEG"
+        ) from None
     except ImageError:
         raise
     except Exception as error:  # headers, too, may hold anything
@@ -136,7 +162,9 @@ def _from_heic(file: Any, name: str) -> Image.Image:
         from pillow_heif import open_heif
     except ImportError:
         remedy = "run pip install pillow-heif, or convert it to JPEG"
-        raise ImageError(f"image {name} is a HEIC photo, which needs the package pillow-heif; {remedy}") from None
+        raise ImageError(
+            f"image {name} is a HEIC photo, which needs the package pillow-heif; {remedy}"
+        ) from None
     file.seek(0)
     try:
         return open_heif(file).to_pillow()  # type: ignore[no-any-return]
@@ -152,7 +180,9 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
     if max(width, height) > MAX_SIDE:
         raise ImageError(f"{named}, over {MAX_SIDE} pixels long; cut it into pieces first")
     if not width or not height:
-        raise ImageError(f"image {name} must have at least one pixel, got {width} x {height}; get the file again")
+        raise ImageError(
+            f"image {name} must have at least one pixel, got {width} x {height}; get the file again"
+        )
     try:
         picture = _to_rgb(image)
     except (ImageError, ExplainWarning):  # a warning may be an error for the caller
@@ -168,13 +198,19 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     bits = stored_bits(image)
-    has_deep_colors = image.mode not in DEEP and any(";16" in str(tile[-1]) for tile in getattr(image, "tile", ()))
+    has_deep_colors = image.mode not in DEEP and any(
+        ";16" in str(tile[-1]) for tile in getattr(image, "tile", ())
+    )
     image.load()
-    with suppress(Exception):  # a damaged EXIF block says nothing about the pixels: show them as they are stored
+    # a damaged EXIF block says nothing about the pixels: show them as they are stored
+    with suppress(Exception):
         image = ImageOps.exif_transpose(image)
     # Of 16 bits, Pillow keeps the upper 8.
     if has_deep_colors and max(high for _, high in image.convert("RGB").getextrema()) < 64:  # type: ignore[misc]
-        warn("the photo's colors use 14 or less of their 16 bits, and are nearly black; save it with 8 bits")
+        warn(
+            "the photo's colors use 14 or less of their 16 bits, and are nearly black; save it "
+            "with 8 bits"
+        )
     if image.mode in DEEP:
         return Image.fromarray(to_8_bits(np.asarray(image), bits)).convert("RGB")
     if image.mode == "La":
@@ -187,26 +223,40 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _from_array(array: Array) -> Image.Image:
     shape = array.shape
     if not (array.ndim == 2 or (array.ndim == 3 and shape[2] in (1, 3, 4))) or 0 in shape:
-        remedy = "; use array.transpose(1, 2, 0)" if array.ndim == 3 and shape[0] in (1, 3, 4) else ""
-        raise ImageError(f"image must be an array (H, W), (H, W, 3) or (H, W, 4), got shape {shape}{remedy}")
+        remedy = (
+            "; use array.transpose(1, 2, 0)" if array.ndim == 3 and shape[0] in (1, 3, 4) else ""
+        )
+        raise ImageError(
+            f"image must be an array (H, W), (H, W, 3) or (H, W, 4), got shape {shape}{remedy}"
+        )
     if array.ndim == 3 and shape[2] == 1:
         array = array[:, :, 0]
     if array.dtype == np.bool_:
         array = array * np.uint8(255)
     elif np.issubdtype(array.dtype, np.floating):
         if not (array.min() >= 0 and array.max() <= 1):  # NaN is neither
-            raise ImageError("image must have floats in [0, 1], got values outside or not finite; use uint8 for 0-255")
+            raise ImageError(
+                "image must have floats in [0, 1], got values outside or not finite; use uint8 for "
+                "0-255"
+            )
         array = (array * 255).round().astype(np.uint8)
     elif array.dtype == np.uint16 and array.ndim == 2:
         array = to_8_bits(array)
     if array.dtype != np.uint8:
-        raise ImageError(f"image must be an array of uint8 or of floats in [0, 1], got {array.dtype}; convert it")
+        raise ImageError(
+            f"image must be an array of uint8 or of floats in [0, 1], got {array.dtype}; convert it"
+        )
     return Image.fromarray(np.ascontiguousarray(array))
 
 
 def _damaged(name: str, error: BaseException) -> ImageError:
-    return ImageError(f"image {name} is damaged or truncated ({_reason(error)}); get the file again")
+    return ImageError(
+        f"image {name} is damaged or truncated ({_reason(error)}); get the file again"
+    )
 
 
 def _reason(error: BaseException) -> str:
-    return " ".join(str(getattr(error, "strerror", None) or error).split())[:120] or type(error).__name__
+    return (
+        " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
+        or type(error).__name__
+    )

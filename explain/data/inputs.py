@@ -24,28 +24,34 @@ _OF_TENSORS = ("x", "others", "sizes")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The arguments of a model's forward; one or several of their tensors are explained, the others stay as they are.
+    """The arguments of a model's forward; one or several of their tensors are explained, the others
+    stay as they are.
 
-    Of the others, a tensor with as many rows as there are images goes with them: row i belongs to image i, unless it is
-    said to be shared.
+    Of the others, a tensor with as many rows as there are images goes with them: row i belongs to
+    image i, unless it is said to be shared.
 
     Args:
-        args: positional arguments; each may be a tensor, a container (tuple, list, mapping, dataclass) with tensors in
-            it, or anything else, which is passed on as it is.
+        args: positional arguments; each may be a tensor, a container (tuple, list, mapping,
+            dataclass) with tensors in it, or anything else, which is passed on as it is.
         kwargs: keyword arguments.
-        explained: which is explained: the position or the keyword of an argument, or a path into containers such as
-            ``(0, "image")``. None takes the first floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)``. A
-            list of these explains several inputs together; the first of them is the image that maps are laid over.
-        shared: the arguments, named in the same ways, that belong to no single image, such as the texts that all images
-            are compared with.
-        layout: of explained inputs with five dimensions, "NTCHW" where frames, tiles or the patches of a bag come
-            before the channels, and "NCTHW" where the channels come first; None lets `explain.attribute` find it out.
-            ``x`` and `tensor` have the channels first in either case, and the model gets them as it takes them.
+        explained: which is explained: the position or the keyword of an argument, or a path into
+            containers such as ``(0, "image")``. None takes the first floating-point tensor ``(N, C,
+            H, W)`` or ``(N, C, T, H, W)``. A list of these explains several inputs together; the
+            first of them is the image that maps are laid over.
+        shared: the arguments, named in the same ways, that belong to no single image, such as the
+            texts that all images are compared with.
+        layout: of explained inputs with five dimensions, "NTCHW" where frames, tiles or the patches
+            of a bag come before the channels, and "NCTHW" where the channels come first; None lets
+            `explain.attribute` find it out. ``x`` and `tensor` have the channels first in either
+            case, and the model gets them as it takes them.
 
     Raises:
-        ImageError: none of the arguments fits, or they are not in a tuple and a mapping; or a layout of no input.
+        ImageError: none of the arguments fits, or they are not in a tuple and a mapping; or a
+            layout of no input.
 
-    >>> pair = Inputs((torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)), {"weight": torch.rand(2)}, explained=1)
+    >>> pair = Inputs(
+    ...     (torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)), {"weight": torch.rand(2)}, explained=1
+    ... )
     >>> pair.name, len(pair)
     ('1', 2)
     """
@@ -57,26 +63,42 @@ class Inputs:
     layout: InputLayout | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.args, (tuple, list)) or not isinstance(self.kwargs, (Mapping, type(None))):
-            got = f"{type(self.args).__name__} and {type(self.kwargs).__name__}; write Inputs((a,), {{'name': b}})"
-            raise ImageError(f"args must be a tuple of positional arguments, and kwargs a mapping, got {got}")
+        if not isinstance(self.args, (tuple, list)) or not isinstance(
+            self.kwargs, (Mapping, type(None))
+        ):
+            got = (
+                f"{type(self.args).__name__} and {type(self.kwargs).__name__}; write "
+                f"Inputs((a,), {{'name': b}})"
+            )
+            raise ImageError(
+                f"args must be a tuple of positional arguments, and kwargs a mapping, got {got}"
+            )
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
         wanted = self.explained if isinstance(self.explained, list) else [self.explained]
         object.__setattr__(self, "paths", tuple(dict.fromkeys(map(self._find, wanted))))
         if not self.paths:
-            raise ImageError("explained must name at least one input tensor, got []; leave it out for the image")
+            raise ImageError(
+                "explained must name at least one input tensor, got []; leave it out for the image"
+            )
         object.__setattr__(self, "path", self.paths[0])
         if self.layout is None:
             return
         shapes = [tuple(self._tensors[path].shape) for path in self.paths]
         check_layout(self.layout)
         if all(len(shape) != 5 for shape in shapes):
-            must = f"go with x of five dimensions, (N, T, C, H, W) or (N, C, T, H, W), got shape {shapes[0]}"
-            raise ImageError(f"layout must {must}; leave it out for photos, or give x[:, None] for one frame each")
+            must = (
+                "go with x of five dimensions, (N, T, C, H, W) or (N, C, T, H, W), got shape "
+                f"{shapes[0]}"
+            )
+            raise ImageError(
+                f"layout must {must}; leave it out for photos, or give x[:, None] for one frame "
+                "each"
+            )
 
     paths: tuple[Path, ...] = field(init=False, repr=False)
-    """Where the explained tensors are: the position or keyword of an argument, and the way from there."""
+    """Where the explained tensors are: the position or keyword of an argument, and the way from
+    there."""
 
     path: Path = field(init=False, repr=False)
     """Where the first explained tensor is."""
@@ -85,27 +107,42 @@ class Inputs:
         return len(self.x)
 
     def __repr__(self) -> str:
-        tensors = (f"{dotted(path)} {tuple(tensor.shape)}" for path, tensor in self._tensors.items())
-        return f"Inputs({', '.join(tensors)}, explained={self.paths if len(self.paths) > 1 else self.path!r})"
+        tensors = (
+            f"{dotted(path)} {tuple(tensor.shape)}" for path, tensor in self._tensors.items()
+        )
+        return (
+            f"Inputs({', '.join(tensors)}, "
+            f"explained={self.paths if len(self.paths) > 1 else self.path!r})"
+        )
 
     @cached_property
     def x(self) -> torch.Tensor:
-        """The tensor that is explained, ``(N, C, H, W)`` or ``(N, C, T, H, W)``; of several, the first."""
+        """The tensor that is explained, ``(N, C, H, W)`` or ``(N, C, T, H, W)``; of several, the
+        first."""
         return self.tensor(self.path)
 
     def tensor(self, path: Path) -> torch.Tensor:
-        """The tensor at a place in the arguments; of what is explained, with its channels before its frames."""
-        return self._tensors[path] if self.layout is None else self._turned(path, self._tensors[path])
+        """The tensor at a place in the arguments; of what is explained, with its channels before
+        its frames."""
+        return (
+            self._tensors[path] if self.layout is None else self._turned(path, self._tensors[path])
+        )
 
     def _turned(self, path: Path, tensor: torch.Tensor) -> torch.Tensor:
-        """Exchange frames and channels where the model takes the frames first: from its layout to ours, or back."""
+        """Exchange frames and channels where the model takes the frames first: from its layout to
+        ours, or back."""
         frames_first = self.layout == "NTCHW" and tensor.ndim == 5 and path in self.paths
         return tensor.transpose(1, 2) if frames_first else tensor
 
     @property
     def name(self) -> str | None:
-        """The way to the explained tensor, such as ``pixel_values``; None where it is all that the model takes."""
-        return None if self.path == (0,) and len(self.args) == 1 and not self.kwargs else dotted(self.path)
+        """The way to the explained tensor, such as ``pixel_values``; None where it is all that the
+        model takes."""
+        return (
+            None
+            if self.path == (0,) and len(self.args) == 1 and not self.kwargs
+            else dotted(self.path)
+        )
 
     @cached_property
     def others(self) -> dict[Path, torch.Tensor]:
@@ -130,14 +167,21 @@ class Inputs:
     def sizes(self) -> tuple[Any, ...]:
         """The shapes of all tensors, without the number of images."""
         tensors = self._tensors.items()
-        return tuple((path, t.shape[1:] if self.goes_with_images(path) else t.shape) for path, t in tensors)
+        return tuple(
+            (path, t.shape[1:] if self.goes_with_images(path) else t.shape) for path, t in tensors
+        )
 
-    def rows(self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor] | None = None) -> "Inputs":
-        """Return the inputs for rows that belong to these images ``(P,)``; ``altered`` holds altered copies of some."""
+    def rows(
+        self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor] | None = None
+    ) -> "Inputs":
+        """Return the inputs for rows that belong to these images ``(P,)``; ``altered`` holds
+        altered copies of some."""
         rows = self._for_model(altered or {})
         for path, tensor in self._tensors.items():
             if path not in rows:
-                rows[path] = tensor[images.to(tensor.device)] if self.goes_with_images(path) else tensor
+                rows[path] = (
+                    tensor[images.to(tensor.device)] if self.goes_with_images(path) else tensor
+                )
         return self._with(rows)
 
     def first(self) -> "Inputs":
@@ -145,25 +189,31 @@ class Inputs:
         return self.rows(torch.zeros(1, dtype=torch.long)) if len(self) > 1 else self
 
     def replaced(self, new: torch.Tensor | Mapping[Path, torch.Tensor]) -> "Inputs":
-        """Return the inputs with the explained tensors replaced; a single tensor replaces the first of them."""
+        """Return the inputs with the explained tensors replaced; a single tensor replaces the first
+        of them."""
         replacements = {self.path: new} if isinstance(new, torch.Tensor) else new
         return self._with({**self._tensors, **self._for_model(replacements)})
 
     def _for_model(self, tensors: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
-        """Explained tensors as the model takes them; it may use ``view`` on those that are turned."""
+        """Explained tensors as the model takes them; it may use ``view`` on those that are
+        turned."""
         if self.layout != "NTCHW":
             return dict(tensors)
         turned = {path: self._turned(path, tensor) for path, tensor in tensors.items()}
-        return {path: new if new is tensors[path] else new.contiguous() for path, new in turned.items()}
+        return {
+            path: new if new is tensors[path] else new.contiguous() for path, new in turned.items()
+        }
 
     def detached(self) -> "Inputs":
         """Return the inputs without the caller's graph."""
         return self._with({path: tensor.detach() for path, tensor in self._tensors.items()})
 
     def copied(self) -> "Inputs":
-        """Return copies: a model that works on its input in place must not reach the caller's tensors.
+        """Return copies: a model that works on its input in place must not reach the caller's
+        tensors.
 
-        One image alone is laid out with its channels first, as most networks take it, however it was read.
+        One image alone is laid out with its channels first, as most networks take it, however it
+        was read.
         """
         copies = {}
         for path, tensor in self._tensors.items():
@@ -173,10 +223,12 @@ class Inputs:
         return self._with(copies)
 
     def call(self, model: nn.Module) -> Any:
-        """Call the model on copies of all tensors. A note on what it raises says so where the input explains it.
+        """Call the model on copies of all tensors. A note on what it raises says so where the input
+        explains it.
 
         Raises:
-            ImageError: torch refuses the input, since it has another precision, or other channels, than the weights.
+            ImageError: torch refuses the input, since it has another precision, or other channels,
+                than the weights.
             Exception: anything else that the model raises.
         """
         copies = self.copied()
@@ -188,7 +240,9 @@ class Inputs:
             unnamed = self._unnamed(model)
             if unnamed is not None and isinstance(error, (AttributeError, TypeError, ValueError)):
                 raise ImageError(unnamed) from error
-            for refused, told in _misfits(model, self.x, "x" if self.name is None else f"input {self.name}"):
+            for refused, told in _misfits(
+                model, self.x, "x" if self.name is None else f"input {self.name}"
+            ):
                 if type(error) is RuntimeError and refused.search(str(error)):
                     raise ImageError(told) from error
                 error.add_note(f"explain: {told}")
@@ -201,11 +255,24 @@ class Inputs:
         name = type(model).__name__
         if self.path == (0,) and "pixel_values" in takes and takes[0] != "pixel_values":
             remedy = f'use explain.Inputs(kwargs={{"pixel_values": x, "{takes[0]}": ...}})'
-            return f"x must be given by name to {name}, whose first argument is {takes[0]}; {remedy}"
-        needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+            return (
+                f"x must be given by name to {name}, whose first argument is {takes[0]}; {remedy}"
+            )
+        needed = [
+            p.name
+            for p in parameters.values()
+            if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+        ]
         missing = ", ".join(each for each in needed[len(self.args) :] if each not in self.kwargs)
-        remedy = f"use explain.attribute(model, (x, {missing}), ...), or for photos a module that adds them"
-        return f"x must come with the other inputs of {name} ({missing}); {remedy}" if missing else None
+        remedy = (
+            f"use explain.attribute(model, (x, {missing}), ...), or for photos a module that "
+            "adds them"
+        )
+        return (
+            f"x must come with the other inputs of {name} ({missing}); {remedy}"
+            if missing
+            else None
+        )
 
     @property
     def _arguments(self) -> dict[Any, Any]:
@@ -253,9 +320,16 @@ class Inputs:
             return best
         if wanted is not None:
             known = ", ".join(map(dotted, self._tensors)) or "none"
-            raise ImageError(f"explained must name one of the input tensors ({known}), got {wanted!r}")
-        got = ", ".join(type(value).__name__ for value in (*self.args, *self.kwargs.values())) or "nothing"
-        raise ImageError(f"x must be a tensor (N, C, H, W), got {got}; use explainer.preprocess(image)[None]")
+            raise ImageError(
+                f"explained must name one of the input tensors ({known}), got {wanted!r}"
+            )
+        got = (
+            ", ".join(type(value).__name__ for value in (*self.args, *self.kwargs.values()))
+            or "nothing"
+        )
+        raise ImageError(
+            f"x must be a tensor (N, C, H, W), got {got}; use explainer.preprocess(image)[None]"
+        )
 
 
 def check_layout(layout: Any) -> InputLayout | None:
@@ -266,7 +340,9 @@ def check_layout(layout: Any) -> InputLayout | None:
     """
     choices = get_args(InputLayout)
     if layout is not None and layout not in choices:
-        raise ImageError(f"layout must be one of {', '.join(choices)}, got {shown(layout)}; leave it out")
+        raise ImageError(
+            f"layout must be one of {', '.join(choices)}, got {shown(layout)}; leave it out"
+        )
     return layout  # type: ignore[no-any-return]
 
 
@@ -281,20 +357,34 @@ def as_inputs(x: InputsLike) -> Inputs:
     """
     if isinstance(x, Inputs):
         return x
-    return Inputs(kwargs=x) if isinstance(x, Mapping) else Inputs(tuple(x) if isinstance(x, (tuple, list)) else (x,))
+    return (
+        Inputs(kwargs=x)
+        if isinstance(x, Mapping)
+        else Inputs(tuple(x) if isinstance(x, (tuple, list)) else (x,))
+    )
 
 
-# What torch says where an input has another precision than weights, or other dimensions, or other channels.
-_PRECISION = re.compile(r"same dtype|scalar type|Input type \(.*\) and (weight|bias) type|mixed dtype")
+# What torch says where an input has another precision than weights, or other dimensions, or other
+# channels.
+_PRECISION = re.compile(
+    r"same dtype|scalar type|Input type \(.*\) and (weight|bias) type|mixed dtype"
+)
 _DIMENSIONS = re.compile(r"Expected \dD .* input to conv\dd, but got input of size")
 _CHANNELS = re.compile(r"to have \d+ channels, but got \d+ channels instead")
 
 
 def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.Pattern[str], str]]:
-    """Say what does not fit between an input and the model that has just failed on it, and how torch would say it."""
+    """Say what does not fit between an input and the model that has just failed on it, and how
+    torch would say it."""
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     if weight is not None and weight.dtype != x.dtype:
-        yield _PRECISION, f"{name} must be {weight.dtype} as the weights are, got {x.dtype}; use x.to({weight.dtype})"
+        yield (
+            _PRECISION,
+            (
+                f"{name} must be {weight.dtype} as the weights are, got {x.dtype}; use "
+                f"x.to({weight.dtype})"
+            ),
+        )
     convolutions = ((n, m) for n, m in model.named_modules() if type(m) in (nn.Conv2d, nn.Conv3d))
     layer, first = next(convolutions, ("", None))
     if not isinstance(first, (nn.Conv2d, nn.Conv3d)):
@@ -302,13 +392,22 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
     takes = f"for the model's first convolution ({layer})"
     dims = len(first.kernel_size) + 2
     if x.ndim != dims:
-        remedy = "explain the frames of a video one by one" if x.ndim == 5 else "give it videos (N, C, T, H, W)"
+        remedy = (
+            "explain the frames of a video one by one"
+            if x.ndim == 5
+            else "give it videos (N, C, T, H, W)"
+        )
         yield _DIMENSIONS, f"{name} must have {dims} dimensions {takes}, got {x.ndim}; {remedy}"
     elif x.shape[1] != first.in_channels:
-        remedies = {1: "use x.expand(-1, 3, -1, -1) for photos in grey", 4: "leave out transparency with x[:, :3]"}
+        remedies = {
+            1: "use x.expand(-1, 3, -1, -1) for photos in grey",
+            4: "leave out transparency with x[:, :3]",
+        }
         own = either("a preprocess= of your own", "an attribute preprocess of the model")
         other = f"give it the channels that it was trained with, photos by {own}"
-        remedy = remedies.get(x.shape[1], other) if first.in_channels == 3 and x.ndim == 4 else other
+        remedy = (
+            remedies.get(x.shape[1], other) if first.in_channels == 3 and x.ndim == 4 else other
+        )
         channels = f"{first.in_channels} channel{'s' * (first.in_channels > 1)}"
         yield _CHANNELS, f"{name} must have {channels} {takes}, got {x.shape[1]}; {remedy}"
 

@@ -1,4 +1,5 @@
-"""Files of photos: which there are in a folder, opened without waiting, and what decoders print about them."""
+"""Files of photos: which there are in a folder, opened without waiting, and what decoders print
+about them."""
 
 import errno
 import os
@@ -9,14 +10,30 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-_NAMES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jfif", "avif", "heic", "heif")
+_NAMES = (
+    "jpg",
+    "jpeg",
+    "png",
+    "webp",
+    "bmp",
+    "gif",
+    "tif",
+    "tiff",
+    "ppm",
+    "pgm",
+    "jfif",
+    "avif",
+    "heic",
+    "heif",
+)
 EXTENSIONS = frozenset(f".{name}" for name in _NAMES)
 
 
 def photos_in(
     folder: str, inside: str = "", *, recursive: bool = True, apart_from: str = ""
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield the paths of the photos in a folder and in the folders inside it, in order; hidden ones are left out.
+    """Yield the paths of the photos in a folder and in the folders inside it, in order; hidden ones
+    are left out.
 
     Args:
         folder: the folder; paths are given from there on.
@@ -25,8 +42,8 @@ def photos_in(
         apart_from: the real path of a folder to leave out.
 
     Yields:
-        The path of a photo and None, or that of a folder that cannot be read and why; one by one, as there may be
-        millions.
+        The path of a photo and None, or that of a folder that cannot be read and why; one by one,
+        as there may be millions.
     """
     try:
         with os.scandir(os.path.join(folder, inside)) as entries:
@@ -44,7 +61,12 @@ def photos_in(
             yield from photos_in(folder, path, apart_from=apart_from)
 
 
-_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class NoFileError(OSError):
@@ -52,7 +74,8 @@ class NoFileError(OSError):
 
 
 def opened(path: Path, *, pipes: bool = False) -> IO[bytes]:
-    """Open a file for reading. Anything else is refused without waiting: opening a pipe may take forever.
+    """Open a file for reading. Anything else is refused without waiting: opening a pipe may take
+    forever.
 
     Raises:
         NoFileError: it is a pipe (unless ``pipes``), a socket or a device.
@@ -67,7 +90,8 @@ def opened(path: Path, *, pipes: bool = False) -> IO[bytes]:
 
 @contextmanager
 def hushed() -> Iterator[list[str]]:
-    """Keep what libraries in C print about a file off standard error; yield the list that has it afterwards.
+    """Keep what libraries in C print about a file off standard error; yield the list that has it
+    afterwards.
 
     For programs without threads: until it ends, nothing reaches standard error.
     """
@@ -90,6 +114,7 @@ def hushed() -> Iterator[list[str]]:
 
 
 def troubles(printed: Sequence[str]) -> list[str]:
-    """Return what a decoder has printed about a photo that may be damaged, as one remark; none for warnings."""
+    """Return what a decoder has printed about a photo that may be damaged, as one remark; none for
+    warnings."""
     serious = [line for line in printed if line and "Warning" not in line]
     return [f"may be damaged, its decoder says: {serious[0]}"] if serious else []

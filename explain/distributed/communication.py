@@ -1,8 +1,9 @@
-"""Gradients exchanged between processes: one function for every DDP communication hook, and a record of what was sent.
+"""Gradients exchanged between processes: one function for every DDP communication hook, and a
+record of what was sent.
 
-Encoded buckets are gathered from all ranks, and every rank decodes and averages them; or they are averaged by an
-all-reduce, and decoded once. An error on one rank is reported to all before the next collective call, so that each ends
-with the same message and none waits forever.
+Encoded buckets are gathered from all ranks, and every rank decodes and averages them; or they are
+averaged by an all-reduce, and decoded once. An error on one rank is reported to all before the next
+collective call, so that each ends with the same message and none waits forever.
 """
 
 import time
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     Future: TypeAlias = torch.futures.Future[torch.Tensor]
     Hook: TypeAlias = Callable[[Any, GradBucket], Future]
     Exchange: TypeAlias = Callable[[Any, GradBucket], tuple[Future, int | None]]
-    """Starts the exchange of a bucket; returns the future of what takes its place, and the bytes sent, if known."""
+    """Starts the exchange of a bucket; returns the future of what takes its place, and the bytes
+    sent, if known."""
 
 Ready = Literal["allreduce", "fp16", "bf16", "powersgd"]
 READY: tuple[Ready, ...] = get_args(Ready)
@@ -31,14 +33,18 @@ READY: tuple[Ready, ...] = get_args(Ready)
 
 @dataclass(frozen=True)
 class Codec:
-    """How to send gradients: ``encode`` a flat bucket ``(n,)`` into a tensor of any type, and ``decode`` it again.
+    """How to send gradients: ``encode`` a flat bucket ``(n,)`` into a tensor of any type, and
+    ``decode`` it again.
 
-    The encoded tensor must have the same shape and type on every rank. By default, those of all ranks are gathered, and
-    each is decoded. With ``all_reduce``, they are averaged on their way, and their mean is decoded once: less is sent
-    and done, and the result is the same for codecs that are linear, as a smaller type or a projection is. Only
-    floating-point and complex tensors have a mean.
+    The encoded tensor must have the same shape and type on every rank. By default, those of all
+    ranks are gathered, and each is decoded. With ``all_reduce``, they are averaged on their way,
+    and their mean is decoded once: less is sent and done, and the result is the same for codecs
+    that are linear, as a smaller type or a projection is. Only floating-point and complex tensors
+    have a mean.
 
-    >>> Codec(encode=lambda bucket: bucket.half(), decode=lambda sent: sent.float()).encode(torch.ones(2)).dtype
+    >>> Codec(encode=lambda bucket: bucket.half(), decode=lambda sent: sent.float()).encode(
+    ...     torch.ones(2)
+    ... ).dtype
     torch.float16
     """
 
@@ -84,21 +90,24 @@ class Recorder:
 def communicate(
     model: DistributedDataParallel, how: How = "allreduce", *, state: Any = None, **options: Any
 ) -> Recorder:
-    """Choose how a DDP model exchanges its gradients, and record what it sends; call it once, before training.
+    """Choose how a DDP model exchanges its gradients, and record what it sends; call it once,
+    before training.
 
     Args:
         model: a model wrapped in ``DistributedDataParallel``.
-        how: "allreduce" (plain), "fp16", "bf16" or "powersgd" (torch's own hooks), a `Codec`, or a hook in PyTorch's
-            form, ``hook(state, bucket) -> Future``: it starts the exchange of ``bucket.buffer()`` and returns a future
-            of what takes its place.
-        state: what such a hook is given first; None has torch's own hooks use the default process group.
+        how: "allreduce" (plain), "fp16", "bf16" or "powersgd" (torch's own hooks), a `Codec`, or a
+            hook in PyTorch's form, ``hook(state, bucket) -> Future``: it starts the exchange of
+            ``bucket.buffer()`` and returns a future of what takes its place.
+        state: what such a hook is given first; None has torch's own hooks use the default process
+            group.
         options: for "powersgd", those of ``PowerSGDState``, such as ``matrix_approximation_rank``.
 
     Raises:
-        HookError: the model is not wrapped, the name is unknown, ``how`` is something else, ``state`` or ``options``
-            come with what takes none, or a hook was already chosen. During backward: a codec failed on some rank; every
-            rank raises, with the rank and the reason. A hook in PyTorch's own form that raises, or returns no future,
-            is named on its own rank; the others wait for its messages until their process group's timeout, as ever.
+        HookError: the model is not wrapped, the name is unknown, ``how`` is something else,
+            ``state`` or ``options`` come with what takes none, or a hook was already chosen. During
+            backward: a codec failed on some rank; every rank raises, with the rank and the reason.
+            A hook in PyTorch's own form that raises, or returns no future, is named on its own
+            rank; the others wait for its messages until their process group's timeout, as ever.
 
     PowerSGD: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression", 2019.
 
@@ -107,12 +116,18 @@ def communicate(
     explain.HookError: model must be wrapped in DistributedDataParallel, got Linear
     """
     if not isinstance(model, DistributedDataParallel):
-        raise HookError(f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}")
+        raise HookError(
+            f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}"
+        )
     title = repr(how) if isinstance(how, str) else getattr(how, "__name__", type(how).__name__)
     if options and how != "powersgd":
-        raise HookError(f"options are for 'powersgd' only, got {sorted(options)}; leave them out for {title}")
+        raise HookError(
+            f"options are for 'powersgd' only, got {sorted(options)}; leave them out for {title}"
+        )
     if state is not None and isinstance(how, (str, Codec)):
-        raise HookError(f"state must be for hooks (state, bucket) -> Future, got one for {title}; leave it out")
+        raise HookError(
+            f"state must be for hooks (state, bucket) -> Future, got one for {title}; leave it out"
+        )
     group = model.process_group
     if isinstance(how, Codec):
         exchange = _of_codec(how, group)
@@ -121,16 +136,23 @@ def communicate(
     elif callable(how):
         exchange = _of_caller(how, group)
     else:
-        raise HookError(f"how must be one of {', '.join(READY)}, a Codec or a hook (state, bucket), got {how!r}")
+        raise HookError(
+            f"how must be one of {', '.join(READY)}, a Codec or a hook (state, bucket), got {how!r}"
+        )
     recorder = Recorder()
     hook = _recorded(exchange, recorder)
     # DDP checks these annotations, and knows the types by no other names.
-    hook.__annotations__ = {"bucket": getattr(dist, "GradBucket"), "return": torch.futures.Future[torch.Tensor]}  # noqa: B009
+    hook.__annotations__ = {
+        "bucket": dist.GradBucket,
+        "return": torch.futures.Future[torch.Tensor],
+    }
     try:
         model.register_comm_hook(state, hook)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise HookError(f"communicate() must be called once for a model, before training ({reason})") from None
+        raise HookError(
+            f"communicate() must be called once for a model, before training ({reason})"
+        ) from None
     return recorder
 
 
@@ -154,19 +176,24 @@ def _recorded(exchange: "Exchange", recorder: Recorder) -> "Hook":
     return hook
 
 
-def _of_torch(name: str, options: dict[str, Any], group: dist.ProcessGroup) -> "tuple[Any, Exchange]":
+def _of_torch(
+    name: str, options: dict[str, Any], group: dist.ProcessGroup
+) -> "tuple[Any, Exchange]":
     """The exchange of one of torch's own hooks, and the state that it keeps."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if name not in READY:
         raise HookError(f"how {name!r} is unknown; {did_you_mean(name, READY)}")
     state: Any = group
-    ready: Any = getattr(default_hooks, "allreduce_hook" if name == "allreduce" else f"{name}_compress_hook", None)
+    ready: Any = getattr(
+        default_hooks, "allreduce_hook" if name == "allreduce" else f"{name}_compress_hook", None
+    )
     if name == "powersgd":
         ready = powerSGD_hook.powerSGD_hook
         state = powerSGD_hook.PowerSGDState(process_group=group, **options)
-    # PowerSGD's callbacks wait for further messages on the threads that deliver them. Gloo has two: with two buckets
-    # under way nothing is left to deliver it, and all ranks wait forever. So there is one bucket under way at a time.
+    # PowerSGD's callbacks wait for further messages on the threads that deliver them. Gloo has two:
+    # with two buckets under way nothing is left to deliver it, and all ranks wait forever. So there
+    # is one bucket under way at a time.
     one_by_one = name == "powersgd" and dist.get_backend(group) == "gloo"
 
     def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, None]":
@@ -186,7 +213,9 @@ def _of_caller(fn: "Hook", group: dist.ProcessGroup) -> "Exchange":
     def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, None]":
         future = guarded(state, bucket)
         if not isinstance(future, torch._C.Future):
-            raise HookError(f"{guarded} must return a torch.futures.Future, got {type(future).__name__}")
+            raise HookError(
+                f"{guarded} must return a torch.futures.Future, got {type(future).__name__}"
+            )
         return cast("Future", future), None
 
     return exchange
@@ -214,7 +243,10 @@ def _exchange(group: dist.ProcessGroup, codec: Codec, encoded: torch.Tensor) -> 
         return gathered
     if not (encoded.is_floating_point() or encoded.is_complex()):
         kind = str(encoded.dtype).removeprefix("torch.")
-        raise HookError(f"encode must give floats or complex numbers for all_reduce=True, got {kind}; leave it False")
+        raise HookError(
+            f"encode must give floats or complex numbers for all_reduce=True, got {kind}; leave it "
+            "False"
+        )
     share = encoded / group.size()  # before the sum, which a small type might not hold
     dist.all_reduce(share, group=group)
     return [share]
@@ -225,7 +257,9 @@ def _average(exchanged: list[torch.Tensor], codec: Codec, like: torch.Tensor) ->
     for encoded in exchanged:
         decoded = _tensor(codec.decode(encoded))
         if decoded.numel() != like.numel():
-            raise ValueError(f"the bucket has {like.numel()} values, but {decoded.numel()} came back")
+            raise ValueError(
+                f"the bucket has {like.numel()} values, but {decoded.numel()} came back"
+            )
         total += decoded.reshape(-1).to(like.dtype) / len(exchanged)
     return total
 
@@ -236,8 +270,11 @@ def _tensor(value: Any) -> torch.Tensor:
     return value.contiguous()
 
 
-def _together(group: dist.ProcessGroup, name: str, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Do some work on every rank, and raise on all of them if it failed on one, or if results differ in their kind."""
+def _together(
+    group: dist.ProcessGroup, name: str, work: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """Do some work on every rank, and raise on all of them if it failed on one, or if results
+    differ in their kind."""
     result = torch.empty(0)
     try:
         result = work()
@@ -250,7 +287,9 @@ def _together(group: dist.ProcessGroup, name: str, work: Callable[[], torch.Tens
     dist.all_gather_object(outcomes, (failed, outcome), group=group)
     for rank, (has_failed, problem) in enumerate(outcomes):
         if has_failed:
-            raise HookError(f"communication hook failed on rank {rank} of {group.size()}: {problem}")
+            raise HookError(
+                f"communication hook failed on rank {rank} of {group.size()}: {problem}"
+            )
     if len(set(outcomes)) > 1:
         listed = ", ".join(f"{kind} on rank {rank}" for rank, (_, kind) in enumerate(outcomes))
         raise HookError(f"{name} must give the same shape and type on every rank, got {listed}")

@@ -1,6 +1,8 @@
-"""A model in one archive, with the code that it is made of, its labels, and a report of what went in.
+"""A model in one archive, with the code that it is made of, its labels, and a report of what went
+in.
 
-The report is written by the hooks of ``torch.package``, which tell what became of every module of code.
+The report is written by the hooks of ``torch.package``, which tell what became of every module of
+code.
 """
 
 import io
@@ -37,8 +39,9 @@ HOME = "explain_archive"  # the package within the archive that holds all that i
 
 @dataclass(frozen=True)
 class PackageReport:
-    """What became of each module of code: ``interned`` is in the archive, ``externed`` must be installed where it is
-    opened, ``mocked`` raises when it is used. ``versions`` is what wrote the archive.
+    """What became of each module of code: ``interned`` is in the archive, ``externed`` must be
+    installed where it is opened, ``mocked`` raises when it is used. ``versions`` is what wrote the
+    archive.
     """
 
     interned: tuple[str, ...]
@@ -48,7 +51,9 @@ class PackageReport:
 
     def __str__(self) -> str:
         kinds = {"interned": self.interned, "externed": self.externed, "mocked": self.mocked}
-        lines = [_row(f"{kind:<8} {len(names):>3}", ", ".join(names)) for kind, names in kinds.items()]
+        lines = [
+            _row(f"{kind:<8} {len(names):>3}", ", ".join(names)) for kind, names in kinds.items()
+        ]
         return "\n".join([*lines, _row("written by", self.writers())])
 
     def writers(self) -> str:
@@ -56,13 +61,15 @@ class PackageReport:
         return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
 
-# State dict hooks are not among them: networks register those on themselves, and they do nothing in a pass.
+# State dict hooks are not among them: networks register those on themselves, and they do nothing in
+# a pass.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 @dataclass(frozen=True, eq=False)
 class Packaged:
-    """What `import_package` found: the model, on the CPU and with the training flags that it had, and its labels."""
+    """What `import_package` found: the model, on the CPU and with the training flags that it had,
+    and its labels."""
 
     model: nn.Module
     categories: tuple[str, ...] | None
@@ -82,11 +89,13 @@ def export_package(
     on_mock: "Callback | None" = None,
     overwrite: bool = False,
 ) -> PackageReport:
-    """Write a model with its weights, the source of its classes and its labels to one ``torch.package`` archive.
+    """Write a model with its weights, the source of its classes and its labels to one
+    ``torch.package`` archive.
 
-    Python, torch, torchvision, NumPy and Pillow stay out; the source of every other module that the model is made of,
-    or that this source imports, goes in. Patterns such as ``"package.module"`` or ``"package.**"`` change that, except
-    for torch and Python itself: ``mock`` is looked at first, then ``extern``, then ``intern``.
+    Python, torch, torchvision, NumPy and Pillow stay out; the source of every other module that the
+    model is made of, or that this source imports, goes in. Patterns such as ``"package.module"`` or
+    ``"package.**"`` change that, except for torch and Python itself: ``mock`` is looked at first,
+    then ``extern``, then ``intern``.
 
     Args:
         model: a module whose classes are defined in modules, on any device; it is left as it is.
@@ -94,10 +103,12 @@ def export_package(
         categories: the labels of the model's classes.
         intern: modules whose source goes in.
         extern: modules that stay out and must be installed where the archive is opened.
-        mock: modules that the code imports but the model does not need; to use one raises ``NotImplementedError``.
-        on_intern: called as ``on_intern(exporter, name)`` for each module whose source goes in, just before it does;
-            ``exporter`` is the ``torch.package.PackageExporter``. It may add resources (``exporter.save_text``,
-            ``exporter.save_binary``), but no modules or pickles. What it raises ends the export.
+        mock: modules that the code imports but the model does not need; to use one raises
+            ``NotImplementedError``.
+        on_intern: called as ``on_intern(exporter, name)`` for each module whose source goes in,
+            just before it does; ``exporter`` is the ``torch.package.PackageExporter``. It may add
+            resources (``exporter.save_text``, ``exporter.save_binary``), but no modules or pickles.
+            What it raises ends the export.
         on_extern: the same for each module that stays out.
         on_mock: the same for each module that is mocked.
         overwrite: replace a file that is there already.
@@ -106,8 +117,8 @@ def export_package(
         What went in, what stayed out and what was mocked, as it is noted in the archive.
 
     Raises:
-        HookError: the model has hooks on it or cannot be packaged, a pattern matches none of its modules, or a
-            callback raised.
+        HookError: the model has hooks on it or cannot be packaged, a pattern matches none of its
+            modules, or a callback raised.
         OutputError: the file cannot be written, or is there already.
 
     See https://docs.pytorch.org/docs/stable/package.html for how code is found and kept apart.
@@ -120,13 +131,17 @@ def export_package(
     (('explain.models.small_networks',), True, ())
     >>> with TemporaryDirectory() as folder:
     ...     tell = lambda exporter, name: print(f"{name} goes in")
-    ...     report = export_package(SmallResNet(2, 4, (8,), (1,)), Path(folder, "model.pt"), on_intern=tell)
+    ...     report = export_package(
+    ...         SmallResNet(2, 4, (8,), (1,)), Path(folder, "model.pt"), on_intern=tell
+    ...     )
     explain.models.small_networks goes in
     """
     _check_model(model)
     labels = _labels(categories)
     callbacks = {"mock": on_mock, "extern": on_extern, "intern": on_intern}
-    archive, report = _written(model, labels, {"mock": mock, "extern": extern, "intern": intern}, callbacks)
+    archive, report = _written(
+        model, labels, {"mock": mock, "extern": extern, "intern": intern}, callbacks
+    )
     files = Files(Path(path).parent, overwrite=overwrite)
     files.add_bytes(Path(path).name, archive)
     files.write()
@@ -134,7 +149,8 @@ def export_package(
 
 
 def import_package(path: str | os.PathLike[str]) -> Packaged:
-    """Open an archive of `export_package`: its code comes from the archive, not from what is installed here.
+    """Open an archive of `export_package`: its code comes from the archive, not from what is
+    installed here.
 
     **This runs the code in the archive**: open only what comes from someone you trust.
 
@@ -148,7 +164,9 @@ def import_package(path: str | os.PathLike[str]) -> Packaged:
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     report = export_package(nn.Linear(3, 2), Path(folder, "model.pt"), categories=["cat", "dog"])
+    ...     report = export_package(
+    ...         nn.Linear(3, 2), Path(folder, "model.pt"), categories=["cat", "dog"]
+    ...     )
     ...     packaged = import_package(Path(folder, "model.pt"))
     >>> packaged.model, packaged.categories, packaged.report == report
     (Linear(in_features=3, out_features=2, bias=True), ('cat', 'dog'), True)
@@ -160,14 +178,22 @@ def import_package(path: str | os.PathLike[str]) -> Packaged:
         importer = PackageImporter(str(path))
         about = json.loads(importer.load_text(HOME, "about.json"))
     except (RuntimeError, ImportError, ValueError):
-        raise ModelError(f"path must be an archive of export_package, got {str(path)!r}, which is another") from None
+        raise ModelError(
+            f"path must be an archive of export_package, got {str(path)!r}, which is another"
+        ) from None
     report = _report_of(about["report"])
     try:
-        with quiet():  # torch.package is written with storages that torch deprecates, which no caller can help
+        # torch.package is written with storages that torch deprecates, which no caller can help
+        with quiet():
             model = importer.load_pickle(HOME, "model.pkl", map_location="cpu")
     except ImportError as error:
-        remedy = f"install it (the archive is by {report.writers()}), or export the model with it interned"
-        raise ModelError(f"path {str(path)!r} needs code that is not installed here ({error}); {remedy}") from error
+        remedy = (
+            f"install it (the archive is by {report.writers()}), or export the model with it "
+            "interned"
+        )
+        raise ModelError(
+            f"path {str(path)!r} needs code that is not installed here ({error}); {remedy}"
+        ) from error
     categories = about["categories"]
     return Packaged(model, None if categories is None else tuple(categories), report)
 
@@ -179,13 +205,16 @@ def _report_of(values: Mapping[str, Any]) -> PackageReport:
 
 
 def _check_archive(path: str | os.PathLike[str]) -> None:
-    """Refuse a damaged file: the reader of torch compares no checksums, so weights could change unnoticed."""
+    """Refuse a damaged file: the reader of torch compares no checksums, so weights could change
+    unnoticed."""
     try:
         with opened(Path(path)) as file, zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
     except (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ModelError(f"path must be an archive that export_package wrote, got {str(path)!r}: {reason}") from None
+        raise ModelError(
+            f"path must be an archive that export_package wrote, got {str(path)!r}: {reason}"
+        ) from None
     if damaged is not None:
         raise ModelError(f"path {str(path)!r} is damaged (at {damaged}); copy or export it again")
 
@@ -195,7 +224,9 @@ def _check_model(model: nn.Module) -> None:
     from torch.package.analyze.is_from_package import is_from_package
 
     if not isinstance(model, nn.Module):
-        raise HookError(f"model must be an nn.Module, got {type(model).__name__}; give the module itself")
+        raise HookError(
+            f"model must be an nn.Module, got {type(model).__name__}; give the module itself"
+        )
     for name, module in model.named_modules():
         where = f"layer {name!r}" if name else "the model itself"
         hooks = [getattr(module, kind) for kind in _HOOKS]
@@ -203,9 +234,14 @@ def _check_model(model: nn.Module) -> None:
             hooks += [parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}]
         count = sum(map(len, hooks))
         if count:
-            raise HookError(f"model must have no hooks when it is packaged, got {count} on {where}; remove them before")
+            raise HookError(
+                f"model must have no hooks when it is packaged, got {count} on {where}; remove "
+                "them before"
+            )
         if is_from_package(module):
-            raise HookError(f"model must not come out of an archive itself, but {where} does; copy that archive")
+            raise HookError(
+                f"model must not come out of an archive itself, but {where} does; copy that archive"
+            )
 
 
 def _labels(categories: Sequence[str] | None) -> list[str] | None:
@@ -214,17 +250,27 @@ def _labels(categories: Sequence[str] | None) -> list[str] | None:
     labels = list(categories)
     if isinstance(categories, str) or not all(isinstance(label, str) for label in labels):
         raise HookError(
-            f"categories must be a sequence of labels, got {categories!r:.60}; give a string for each class"
+            f"categories must be a sequence of labels, got {categories!r:.60}; give a string for "
+            "each class"
         )
     return labels
 
 
 def _row(title: str, text: str) -> str:
-    return fill(text or "-", 110, initial_indent=title.ljust(14), subsequent_indent=" " * 14, break_long_words=False)
+    return fill(
+        text or "-",
+        110,
+        initial_indent=title.ljust(14),
+        subsequent_indent=" " * 14,
+        break_long_words=False,
+    )
 
 
 def _written(
-    model: nn.Module, labels: list[str] | None, patterns: dict[str, Patterns], callbacks: "dict[str, Callback | None]"
+    model: nn.Module,
+    labels: list[str] | None,
+    patterns: dict[str, Patterns],
+    callbacks: "dict[str, Callback | None]",
 ) -> tuple[bytes, PackageReport]:
     """Return the archive, and its report.
 
@@ -232,7 +278,8 @@ def _written(
     """
     from torch.package.package_exporter import EmptyMatchError, PackageExporter, PackagingError
 
-    linecache.checkcache()  # torch.package reads sources through this cache, which may hold an older version
+    # torch.package reads sources through this cache, which may hold an older version
+    linecache.checkcache()
     file = io.BytesIO()
     try:
         with quiet(), PackageExporter(file) as exporter:
@@ -243,14 +290,20 @@ def _written(
             _choose(exporter, patterns)
             try:
                 exporter.save_pickle(HOME, "model.pkl", model)
-            except Exception as error:  # what pickle raises depends on what it is that it cannot save
+            # what pickle raises depends on what it is that it cannot save
+            except Exception as error:
                 remedy = "keep local classes, lambdas, locks and open files out of it"
-                raise HookError(f"model must be one that pickle saves, but that {raised(error)}; {remedy}") from error
-            # The last to be saved is the last that the hooks see; they then know all that is to be reported.
+                raise HookError(
+                    f"model must be one that pickle saves, but that {raised(error)}; {remedy}"
+                ) from error
+            # The last to be saved is the last that the hooks see; they then know all that is to be
+            # reported.
             exporter.save_source_string(HOME, "", is_package=True)
     except EmptyMatchError as error:
         pattern = str(error).partition("include=")[2].partition(", exclude=")[0]
-        raise HookError(f"patterns must match modules that the model imports, got {pattern!r}; leave it out") from None
+        raise HookError(
+            f"patterns must match modules that the model imports, got {pattern!r}; leave it out"
+        ) from None
     except PackagingError as error:
         raise _unpackageable(error) from None
     return file.getvalue(), _report_of(modules)
@@ -258,14 +311,20 @@ def _written(
 
 def _noted(exporter: "PackageExporter", labels: list[str] | None) -> dict[str, Any]:
     """Let hooks note what becomes of each module, and write it down when the last has come."""
-    versions = {"explain": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    versions = {
+        "explain": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     modules: dict[str, Any] = {"interned": [], "externed": [], "mocked": [], "versions": versions}
 
     def intern(exporter: "PackageExporter", name: str) -> None:
         if name == HOME:
             for kind in ("interned", "externed", "mocked"):
                 modules[kind].sort()
-            exporter.save_text(HOME, "about.json", json.dumps({"report": modules, "categories": labels}, indent=2))
+            exporter.save_text(
+                HOME, "about.json", json.dumps({"report": modules, "categories": labels}, indent=2)
+            )
         elif not name.startswith("<"):  # which would be the pickled model
             modules["interned"].append(name)
 
@@ -289,13 +348,16 @@ def _guarded(kind: str, callback: "Callback") -> "Callable[[PackageExporter, str
 
 def _choose(exporter: "PackageExporter", patterns: Mapping[str, Patterns]) -> None:
     exporter.deny("__main__")  # to import a script's code would be to run the script
-    exporter.extern(["sys", "io"])  # what torch.package does by itself with torch and the rest of the standard library
+    # what torch.package does by itself with torch and the rest of the standard library
+    exporter.extern(["sys", "io"])
     for kind, several in patterns.items():
         for pattern in [several] if isinstance(several, str) else several:
             try:
                 getattr(exporter, kind)(pattern, allow_empty=False)
             except (ValueError, TypeError):
-                raise HookError(f"{kind} must hold patterns like 'package.**', got {pattern!r}; correct it") from None
+                raise HookError(
+                    f"{kind} must hold patterns like 'package.**', got {pattern!r}; correct it"
+                ) from None
     exporter.extern(_OUTSIDE)
     exporter.intern("**")
 
@@ -306,8 +368,10 @@ def _unpackageable(error: "PackagingError") -> HookError:
     name, node = next((name, node) for name, node in nodes if "error" in node)
     reason = " ".join(f"{node['error'].value} {node.get('error_context') or ''}".split())
     remedy = (
-        "move a script's classes into a module, or pass extern= if it is installed elsewhere, mock= if it is not used"
+        "move a script's classes into a module, or pass extern= if it is installed elsewhere, "
+        "mock= if it is not used"
     )
     return HookError(
-        f"model must be made of code that can be packaged, but module {name!r} cannot be: {reason}; {remedy}"
+        f"model must be made of code that can be packaged, but module {name!r} cannot be: "
+        f"{reason}; {remedy}"
     )

@@ -23,8 +23,9 @@ Add = Callable[[], None]
 class RowErrors:
     """Errors of rows' values that are like those that some of the rows have.
 
-    An error is a rounding error of the row, as of one of these rows, and for what covers inputs also a function of what
-    is covered: the weights are rounded, too. This is a linear one that varies as much.
+    An error is a rounding error of the row, as of one of these rows, and for what covers inputs
+    also a function of what is covered: the weights are rounded, too. This is a linear one that
+    varies as much.
     """
 
     of_some: Tensor
@@ -47,7 +48,11 @@ class RowErrors:
         spread = known.std()
         if not spread:
             return errors
-        steps = (inputs.to(self.some).flatten(1) @ direction - known.mean()) / spread * self.is_other[rows]
+        steps = (
+            (inputs.to(self.some).flatten(1) @ direction - known.mean())
+            / spread
+            * self.is_other[rows]
+        )
         return errors + steps.reshape(-1, *[1] * (errors.ndim - 1)) * self.of_some.std(0)
 
 
@@ -63,8 +68,8 @@ class TargetAccumulators:
         numbers: Tensor,
         errors: Mapping[NeedAtLayer, "RowErrors"] | None = None,
     ) -> None:
-        """``numbers`` ``(P,)`` are those of all rows in their images. With ``errors``, results are added up once more
-        with an error in each row's value."""
+        """``numbers`` ``(P,)`` are those of all rows in their images. With ``errors``, results are
+        added up once more with an error in each row's value."""
         self.resolved = resolved
         self._numbers = numbers
         self._names = names
@@ -83,8 +88,11 @@ class TargetAccumulators:
             if need in self._errors:
                 self._inexact[need] = reducer.begin(evidence)
 
-    def read(self, images: Tensor, rows: Tensor, evidence_of: EvidenceLookup, first: int = 0) -> Add:
-        """Read what the unfinished accumulators need from the evidence on these rows, from the ``first`` on."""
+    def read(
+        self, images: Tensor, rows: Tensor, evidence_of: EvidenceLookup, first: int = 0
+    ) -> Add:
+        """Read what the unfinished accumulators need from the evidence on these rows, from the
+        ``first`` on."""
         given = {need: evidence_of(need.layer, need.input) for need in self._unfinished}
         values = {need: applied(need.kind.method, evidence) for need, evidence in given.items()}  # type: ignore[attr-defined]
         places = slice(first, first + len(rows))
@@ -101,7 +109,12 @@ class TargetAccumulators:
         return add
 
     def read_output(
-        self, images: Tensor, rows: Tensor, output: Any, first: int = 0, inputs: Tensor | None = None
+        self,
+        images: Tensor,
+        rows: Tensor,
+        output: Any,
+        first: int = 0,
+        inputs: Tensor | None = None,
     ) -> Add:
         """The same from the output for rows of ``images``; beside these rows may be others.
 
@@ -112,22 +125,33 @@ class TargetAccumulators:
         has_logits = forward.logits is not None
         x = self._context.inputs.x
         evidence = Evidence(
-            inputs=x[images[first : first + 1]].expand(len(images), *x.shape[1:]) if inputs is None else inputs,
+            inputs=x[images[first : first + 1]].expand(len(images), *x.shape[1:])
+            if inputs is None
+            else inputs,
             score=resolved.scores_in(images, output),
             classes=None if resolved.classes is None else resolved.classes[images],
             target=resolved.name,
             grids=forward.grids,
-            logits=at_least_float32(find_logits(output, len(images)).detach()) if has_logits else None,
+            logits=at_least_float32(find_logits(output, len(images)).detach())
+            if has_logits
+            else None,
             find_outputs=self._context.evidence(resolved, None).find_outputs,
         )
         return self.read(images[first : first + len(rows)], rows, lambda *place: evidence, first)
 
     @property
     def _unfinished(self) -> list[NeedAtLayer]:
-        """The needs that use more rows: those that share a stream get no more than they would alone."""
+        """The needs that use more rows: those that share a stream get no more than they would
+        alone."""
         now = time.monotonic() if self._ends else 0.0
-        late = {need for need, end in self._ends.items() if now >= end and self._of[need].has_result()}
-        return [need for need, accumulator in self._of.items() if need not in late and not accumulator.enough()]
+        late = {
+            need for need, end in self._ends.items() if now >= end and self._of[need].has_result()
+        }
+        return [
+            need
+            for need, accumulator in self._of.items()
+            if need not in late and not accumulator.enough()
+        ]
 
     def enough(self) -> bool:
         return not self._unfinished
@@ -155,6 +179,8 @@ class TargetAccumulators:
         return ~finished.to(owners.device)[owners] if bool(finished.any()) else None
 
 
-def _results(of: Mapping[NeedAtLayer, perturbations.Accumulator], partial: bool) -> dict[NeedAtLayer, Any]:
+def _results(
+    of: Mapping[NeedAtLayer, perturbations.Accumulator], partial: bool
+) -> dict[NeedAtLayer, Any]:
     found = {need: each.partial() if partial else each.result() for need, each in of.items()}
     return {need: result for need, result in found.items() if result is not None or not partial}

@@ -27,7 +27,8 @@ _REMEDY = "use it for vision transformers (ViT, DeiT), and gradcam or layercam o
 def transformer_blocks(model: nn.Module) -> list[str]:
     """Name the blocks: of the modules that hold exactly one attention, the largest ones.
 
-    A head that pools the tokens by attention is none: it lies outside of the module that holds all others.
+    A head that pools the tokens by attention is none: it lies outside of the module that holds all
+    others.
 
     >>> from torchvision.models import VisionTransformer
     >>> transformer_blocks(VisionTransformer(16, 4, 2, 2, 8, 16))
@@ -42,29 +43,41 @@ def transformer_blocks(model: nn.Module) -> list[str]:
     blocks = []
     for name in attentions:
         ancestors = accumulate(name.split("."), "{}.{}".format)
-        blocks.append(next(a for a in ancestors if sum(f"{each}.".startswith(f"{a}.") for each in attentions) == 1))
-    return [name for i, name in enumerate(blocks) if not i or not _pools(model, blocks[i - 1], name)]
+        blocks.append(
+            next(
+                a
+                for a in ancestors
+                if sum(f"{each}.".startswith(f"{a}.") for each in attentions) == 1
+            )
+        )
+    return [
+        name for i, name in enumerate(blocks) if not i or not _pools(model, blocks[i - 1], name)
+    ]
 
 
 def _pools(model: nn.Module, before: str, name: str) -> bool:
-    """Whether a module with attention is no further block, but a head of another kind outside of what holds blocks."""
+    """Whether a module with attention is no further block, but a head of another kind outside of
+    what holds blocks."""
     stack, outside = (f".{each}".rpartition(".")[0] for each in (before, name))
     other = type(model.get_submodule(name)) is not type(model.get_submodule(before))
     return other and stack.startswith(outside) and stack != outside
 
 
 def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
-    """The blocks whose output depends on what is explained: those of the image's tower, not those of a text's.
+    """The blocks whose output depends on what is explained: those of the image's tower, not those
+    of a text's.
 
-    Found by a pass where there are several towers, and remembered. Of a network in which no gradient leads to the
-    explained input, all blocks are taken.
+    Found by a pass where there are several towers, and remembered. Of a network in which no
+    gradient leads to the explained input, all blocks are taken.
     """
     names = transformer_blocks(model)
     if len({name.rpartition(".")[0] for name in names}) < 2:
         return names
     look = summary_of(model, inputs)
     if "blocks" not in look.chosen:
-        look.chosen["blocks"] = _reached(model, inputs.first() if look.alone else inputs, names) or names
+        look.chosen["blocks"] = (
+            _reached(model, inputs.first() if look.alone else inputs, names) or names
+        )
     return look.chosen["blocks"]  # type: ignore[no-any-return]
 
 
@@ -78,11 +91,13 @@ def _reached(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[str
 
 
 def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[Tensor]:
-    """For each block, the gradient in its attention ``(N, heads, T, T)`` of the score read off its output.
+    """For each block, the gradient in its attention ``(N, heads, T, T)`` of the score read off its
+    output.
 
-    The output tokens are averaged, and take the place of every token on the way into what comes after the last block:
-    whichever of them the network reads, it reads the mean. One forward pass does for all blocks, since the last one
-    returns a batch with the outputs of all of them; each starts a graph of its own, so one backward pass does too.
+    The output tokens are averaged, and take the place of every token on the way into what comes
+    after the last block: whichever of them the network reads, it reads the mean. One forward pass
+    does for all blocks, since the last one returns a batch with the outputs of all of them; each
+    starts a graph of its own, so one backward pass does too.
 
     Raises:
         MethodError: the network has no such blocks.
@@ -95,10 +110,13 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
         return _read_out(model, inputs, target, blocks, range(len(blocks)))
     except MethodError:
         raise
-    except Exception as error:  # what follows the blocks may join them with what has one row for each image
+    # what follows the blocks may join them with what has one row for each image
+    except Exception as error:
         raise_unless_of_network(error)
         note(f"legrad runs the model once for each block: {raised(error)}")
-    return [found for i in range(len(blocks)) for found in _read_out(model, inputs, target, blocks, [i])]
+    return [
+        found for i in range(len(blocks)) for found in _read_out(model, inputs, target, blocks, [i])
+    ]
 
 
 def _read_out(
@@ -106,7 +124,8 @@ def _read_out(
 ) -> list[Tensor]:
     """The gradients for some of the blocks, all in one forward pass."""
     grids = NetworkGrids(model, inputs)
-    of_blocks = [grids.grid((len(inputs), 0, 0), name) for name in blocks]  # known by name, whatever the shape
+    # known by name, whatever the shape
+    of_blocks = [grids.grid((len(inputs), 0, 0), name) for name in blocks]
     of_images = 1 if any(grid is not None and grid.of_images for grid in of_blocks) else 0
     starts: list[Tensor] = []
     means: list[Tensor] = []
@@ -121,7 +140,9 @@ def _read_out(
     def end(module: nn.Module, args: Any, output: Any) -> Any:
         tokens = _tokens(first_tensor(output))
         if means and tokens.shape != means[0].shape:
-            raise MethodError(f"legrad must have blocks of one size, got also {tuple(tokens.shape)}; use attnlrp")
+            raise MethodError(
+                f"legrad must have blocks of one size, got also {tuple(tokens.shape)}; use attnlrp"
+            )
         means.append(tokens.mean(1 - of_images, keepdim=True).expand_as(tokens))
         read = [means[i] for i in chosen] if len(means) == len(blocks) else []
         return replace_first(output, torch.cat(read, of_images)) if read else None
@@ -131,30 +152,48 @@ def _read_out(
             group.forward_pre(name, begin, with_kwargs=True)
             group.forward(name, end)
         output = inputs.call(model)
-        wanted: Target = target(torch.arange(len(inputs), device=inputs.x.device).repeat(len(chosen)))
+        wanted: Target = target(
+            torch.arange(len(inputs), device=inputs.x.device).repeat(len(chosen))
+        )
         total = wanted.pick(output, len(inputs) * len(chosen))[0].sum()
     if normalises_over_rows(total):
-        raise MethodError("legrad must have a network that does not normalise over its batch, but it does; use attnlrp")
+        raise MethodError(
+            "legrad must have a network that does not normalise over its batch, but it does; use "
+            "attnlrp"
+        )
     with HookGroup() as group:
         records = attention(total, group)
         differentiate(total, starts)
     # A tower of texts has attention of its own, which no way to the blocks' inputs comes by.
     found = [record.gradient for record in records if record.gradient is not None][: len(chosen)]
     if len(found) != len(chosen):
-        raise MethodError(f"legrad must see the attention of each of the {len(chosen)} blocks, got {len(found)}")
+        raise MethodError(
+            f"legrad must see the attention of each of the {len(chosen)} blocks, got {len(found)}"
+        )
     return [by_image(gradient, len(inputs)) for gradient in found]
 
 
-def with_first(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Any], Any]) -> Any:
-    """Change the argument that a module takes first; of keywords, the order in a call says nothing. None: leave it."""
-    known = [] if args else [name for name in inspect.signature(module.forward).parameters if name in kwargs]
+def with_first(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Any], Any]
+) -> Any:
+    """Change the argument that a module takes first; of keywords, the order in a call says nothing.
+    None: leave it."""
+    known = (
+        []
+        if args
+        else [name for name in inspect.signature(module.forward).parameters if name in kwargs]
+    )
     key = next(iter([*known, *kwargs]), "")
     new = change(args[0] if args else kwargs.get(key))
-    return None if new is None else ((new, *args[1:]), kwargs) if args else ((), {**kwargs, key: new})
+    return (
+        None if new is None else ((new, *args[1:]), kwargs) if args else ((), {**kwargs, key: new})
+    )
 
 
 def _tokens(tensor: Any) -> Tensor:
     if not isinstance(tensor, Tensor) or tensor.ndim != 3:
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise MethodError(f"legrad must have blocks that take and give tokens (N, T, D), got {shape}; {_REMEDY}")
+        raise MethodError(
+            f"legrad must have blocks that take and give tokens (N, T, D), got {shape}; {_REMEDY}"
+        )
     return tensor

@@ -1,7 +1,9 @@
-"""What answers each kind of need: what to watch in the forward pass, what to differentiate, and the answer.
+"""What answers each kind of need: what to watch in the forward pass, what to differentiate, and the
+answer.
 
-`WATCHES` has what is hooked before the forward pass, `sources` says what a backward pass differentiates with respect
-to, and `ANSWERS` has the function that answers a need for a target, with the gradients of its sources.
+`WATCHES` has what is hooked before the forward pass, `sources` says what a backward pass
+differentiates with respect to, and `ANSWERS` has the function that answers a need for a target,
+with the gradients of its sources.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,8 +41,8 @@ Tensors = tuple[Tensor, ...]
 class _Means:
     """The means of maps over their positions ``(N, C)``, and the standard deviations.
 
-    A maximum is at least one deviation, divided by the root of the number of positions, from the mean; so a value that
-    agrees with the mean much more closely than that is a mean.
+    A maximum is at least one deviation, divided by the root of the number of positions, from the
+    mean; so a value that agrees with the mean much more closely than that is a mean.
     """
 
     values: Tensor
@@ -49,7 +51,9 @@ class _Means:
     def agree(self, found: Tensor, rounding: float) -> bool:
         """Whether the same means were found, but for rounding."""
         slack = 1e-4 * self.spread + 4 * rounding * (self.values.abs() + self.spread)
-        return found.shape == self.values.shape and bool(((found - self.values).abs() <= slack).all())
+        return found.shape == self.values.shape and bool(
+            ((found - self.values).abs() <= slack).all()
+        )
 
 
 def _means(maps: Tensor, channels: int = 1) -> _Means:
@@ -59,10 +63,12 @@ def _means(maps: Tensor, channels: int = 1) -> _Means:
 
 
 class HeadCandidates:
-    """The layers of a network that may be its head: linear ones and convolutions of one position, as they were called.
+    """The layers of a network that may be its head: linear ones and convolutions of one position,
+    as they were called.
 
-    Such a layer may come before the average as well as after it: the mean of its output is its output for the mean. So
-    only the means of its input and its output are stored. ``rounding`` is that of the coarsest type in the network.
+    Such a layer may come before the average as well as after it: the mean of its output is its
+    output for the mean. So only the means of its input and its output are stored. ``rounding`` is
+    that of the coarsest type in the network.
     """
 
     def __init__(self, group: HookGroup, model: nn.Module) -> None:
@@ -72,7 +78,9 @@ class HeadCandidates:
             if any(isinstance(module, kind) for module in model.modules()):
                 group.forward(kind, self._note, with_kwargs=True)
 
-    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+    def _note(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
         self.rounding = max(self.rounding, torch.finfo(output.dtype).eps)
         (given,) = (*args, *kwargs.values())
         if given.ndim > 1 and _mixes_channels_alone(module):
@@ -90,7 +98,9 @@ def _mixes_channels_alone(module: Any) -> bool:
 
 WATCHES: dict[type[needs.Need[Any]], Callable[[HookGroup, nn.Module], Any]] = {
     needs.ClassWeights: HeadCandidates,
-    needs.BlockTokens: lambda group, net: read_outputs(group, transformer_blocks(net), lambda t: t.detach().clone()),
+    needs.BlockTokens: lambda group, net: read_outputs(
+        group, transformer_blocks(net), lambda t: t.detach().clone()
+    ),
 }
 """What is hooked before the forward pass, and recorded in `Forward.seen`, by the kind of need."""
 
@@ -102,17 +112,28 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
         return [constant.edge for constant in forward.constants]
     if isinstance(kind, (needs.RelevanceCoverage, needs.Attention, needs.AttentionRelevance)):
         # For the backward pass to go through all of the network.
-        return [forward.source(need.input), *(forward.unreached if getattr(kind, "unreached", False) else ())]
+        return [
+            forward.source(need.input),
+            *(forward.unreached if getattr(kind, "unreached", False) else ()),
+        ]
     if kind.of_input:
         return [forward.source(need.input)]
-    return forward.layers.sources_of(forward.record(need.layer or "")) if kind.at_layer and not kind.second else []
+    return (
+        forward.layers.sources_of(forward.record(need.layer or ""))
+        if kind.at_layer and not kind.second
+        else []
+    )
 
 
-def _activations(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+def _activations(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Tensor:
     return forward.spatial(forward.record(need.layer or "").activation, need.layer or "")
 
 
-def _layer_gradients(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+def _layer_gradients(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Tensor:
     layer = need.layer or ""
     gradient = forward.layers.joined(forward.record(layer), gradients)
     found = _of_layer(gradient, forward, resolved, need)
@@ -121,19 +142,27 @@ def _layer_gradients(forward: Forward, resolved: ResolvedTarget, need: NeedAtLay
     return forward.spatial(hooked_layer_gradient(forward, resolved, layer, gradient), layer)
 
 
-def _layer_relevance(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+def _layer_relevance(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Tensor:
     maps = _activations(forward, resolved, need, gradients)
     return _layer_gradients(forward, resolved, need, gradients) * maps
 
 
-def _layer_curvature(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
-    """The Hessian times the activations, by a second backward through the first: its matrix is never built."""
+def _layer_curvature(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Tensor:
+    """The Hessian times the activations, by a second backward through the first: its matrix is
+    never built."""
     total = forward.total(resolved, need.kind.objective)  # type: ignore[attr-defined]
     return _of_layer(_hessian_product(total, forward, need.layer or ""), forward, resolved, need)
 
 
-def _class_weights(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
-    """The weights ``(N, C)`` with which the mean of each feature map enters the score of the target's class.
+def _class_weights(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Tensor:
+    """The weights ``(N, C)`` with which the mean of each feature map enters the score of the
+    target's class.
 
     Raises:
         TargetError: the target is not a class.
@@ -144,26 +173,38 @@ def _class_weights(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer
     logits = forward.logits
     classes = resolved.classes
     if classes is None or logits is None:
-        raise TargetError("target must be a class for cam, which reads the class's weights; use gradcam otherwise")
+        raise TargetError(
+            "target must be a class for cam, which reads the class's weights; use gradcam otherwise"
+        )
     means = _means(maps)
     if means.agree(logits, heads.rounding):
-        return nn.functional.one_hot(classes, logits.shape[1]).to(maps)  # the maps are those of the classes
+        # the maps are those of the classes
+        return nn.functional.one_hot(classes, logits.shape[1]).to(maps)
     for given, module, scores in reversed(heads.calls):
         if scores.agree(logits, heads.rounding) and means.agree(given, heads.rounding):
             return at_least_float32(detached(module.weight[classes])).flatten(1)
     must = "be followed by an average over its maps and one linear layer for cam, but is not"
-    raise LayerError(f"layer {need.layer!r} must {must}; use gradcam, or name the layer that is pooled")
+    raise LayerError(
+        f"layer {need.layer!r} must {must}; use gradcam, or name the layer that is pooled"
+    )
 
 
-def _similarity(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+def _similarity(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Tensor:
     if not isinstance(resolved.target, Detected):
         kind = either("a detected box, explain.targets.Detections,", "a detected box")
-        got = f"{resolved.name if resolved.classes is None else 'a class'}; drise is for detectors, so take rise"
+        got = (
+            f"{resolved.name if resolved.classes is None else 'a class'}; drise is for "
+            "detectors, so take rise"
+        )
         raise TargetError(f"target must be {kind} for a method that compares detections, got {got}")
     return at_least_float32(resolved.target.likeness(forward.output, forward.count).detach())
 
 
-def _input_gradients(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+def _input_gradients(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Tensor:
     gradient = _of_input(gradients[0], forward, resolved)
     if need.kind.hooked:
         rule: Rule | None = need.kind.rule  # type: ignore[attr-defined]
@@ -171,11 +212,15 @@ def _input_gradients(forward: Forward, resolved: ResolvedTarget, need: NeedAtLay
     return at_least_float32(gradient)
 
 
-def _follows_gradient(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> bool:
+def _follows_gradient(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> bool:
     return is_derivative(forward, resolved, None, _of_input(gradients[0], forward, resolved))
 
 
-def _relevance(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+def _relevance(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Tensor:
     """Value times gradient, and what rules for the input gave it without one."""
     found = detached(forward.source(need.input)) * _of_input(gradients[0], forward, resolved)
     place = list(forward.inputs.paths).index(need.input or forward.inputs.path)
@@ -183,15 +228,22 @@ def _relevance(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gr
     return at_least_float32(found if deposit is None else found + deposit)
 
 
-def _bias_terms(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensors:
+def _bias_terms(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Tensors:
     """What is added in the network, times the gradient where it is added."""
     elsewhere = independent_calls(forward.model, forward.inputs)
     terms = []
     for constant, gradient in zip(forward.constants, gradients, strict=True):
         if gradient is not None:
             # Infinity, which masks add to what is not to count, adds nothing there.
-            term = _of_images(torch.where(gradient == 0, 0, relevance_of(gradient, constant.value)), constant, forward)
-            # What other images than the explained one bring adds to the score too, but lies nowhere on this one.
+            term = _of_images(
+                torch.where(gradient == 0, 0, relevance_of(gradient, constant.value)),
+                constant,
+                forward,
+            )
+            # What other images than the explained one bring adds to the score too, but lies nowhere
+            # on this one.
             nowhere = not constant.lies_on_input or (constant.module, constant.call) in elsewhere
             terms.append(term.flatten(1) if nowhere else term)
     return tuple(terms)
@@ -204,7 +256,8 @@ def _attention(
     records = resolved.attention
     joint = forward.grids.joint
     maps = []
-    if not getattr(need.kind, "unreached", False):  # what the input does not reach may or may not have a graph
+    # what the input does not reach may or may not have a graph
+    if not getattr(need.kind, "unreached", False):
         reach = Reach([forward.source(need.input)])
         records = [record for record in records if reach.of(record.node)]
     if joint is not None:  # that of the language model, in which no token sees the last one
@@ -213,24 +266,42 @@ def _attention(
     if records and joint is None and resolved.total.requires_grad and not need.kind.differentiates:
         length = records[-1].weights.shape[-1]
         grid = forward.grids.grid((forward.count, length, 1))
-        if grid is not None and min(grid.tokens) != length - len(grid.tokens):  # which tokens the score is read from
+        # which tokens the score is read from
+        if grid is not None and min(grid.tokens) != length - len(grid.tokens):
             differentiate(resolved.total, [forward.source(need.input)], retain_graph=True)
     for record in records:
         gradient = record.gradient
-        if gradient is not None and record.fused and isinstance(need.kind, needs.AttentionRelevance):
-            gradient = gradient * 0.5  # a fused kernel sends half of its relevance to the values first
+        if (
+            gradient is not None
+            and record.fused
+            and isinstance(need.kind, needs.AttentionRelevance)
+        ):
+            # a fused kernel sends half of its relevance to the values first
+            gradient = gradient * 0.5
         parts = (record.weights, gradient, record.query, record.key)
-        maps.append(needs.AttentionMap(*(None if part is None else by_image(part, forward.count) for part in parts)))  # type: ignore[arg-type]
+        maps.append(
+            needs.AttentionMap(
+                *(None if part is None else by_image(part, forward.count) for part in parts)
+            )
+        )  # type: ignore[arg-type]
     return tuple(maps)
 
 
-def _block_tokens(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensors:
+def _block_tokens(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Tensors:
     explained = explained_blocks(forward.model, forward.inputs)
     seen = forward.seen[needs.BlockTokens]
-    return tuple(forward.spatial(calls[-1], name) for name, calls in seen.items() if calls and name in explained)
+    return tuple(
+        forward.spatial(calls[-1], name)
+        for name, calls in seen.items()
+        if calls and name in explained
+    )
 
 
-ANSWERS: dict[type[needs.Need[Any]], Callable[[Forward, ResolvedTarget, NeedAtLayer, Gradients], Any]] = {
+ANSWERS: dict[
+    type[needs.Need[Any]], Callable[[Forward, ResolvedTarget, NeedAtLayer, Gradients], Any]
+] = {
     needs.Activations: _activations,
     needs.LayerGradients: _layer_gradients,
     needs.LayerCurvature: _layer_curvature,
@@ -242,39 +313,66 @@ ANSWERS: dict[type[needs.Need[Any]], Callable[[Forward, ResolvedTarget, NeedAtLa
     needs.Relevance: _relevance,
     needs.LayerRelevance: _layer_relevance,
     needs.Multipliers: _input_gradients,
-    needs.RelevanceCoverage: lambda _, resolved, need, __: resolved.propagated[need.kind.backward].coverage,  # type: ignore[index]
+    needs.RelevanceCoverage: lambda _, resolved, need, __: (
+        resolved.propagated[need.kind.backward].coverage
+    ),  # type: ignore[index]
     needs.BiasTerms: _bias_terms,
-    needs.Uninspected: lambda forward, resolved, *_: uninspected(resolved.total, forward.operations),
+    needs.Uninspected: lambda forward, resolved, *_: uninspected(
+        resolved.total, forward.operations
+    ),
     needs.Attention: _attention,
     needs.InputAttention: _attention,
     needs.AttentionRelevance: _attention,
-    needs.BlockAttention: lambda f, resolved, *_: attention_gradients(f.model, f.inputs, resolved.of_rows),
+    needs.BlockAttention: lambda f, resolved, *_: attention_gradients(
+        f.model, f.inputs, resolved.of_rows
+    ),
     needs.BlockTokens: _block_tokens,
 }
 
 
 def _of_input(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget) -> Tensor:
     if gradient is None:
-        remedy = f"look for detach() or no_grad() on the way, or use occlusion{_without_gradients(forward.model)}"
+        remedy = (
+            "look for detach() or no_grad() on the way, or use "
+            f"occlusion{_without_gradients(forward.model)}"
+        )
         must = "depend on the input through differentiable operations"
         raise TargetError(f"target {resolved.name} must {must}, but it does not; {remedy}")
     return gradient
 
 
-def _of_layer(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer) -> Tensor:
+def _of_layer(
+    gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer
+) -> Tensor:
     if gradient is None:
-        must = f"influence the score of target {resolved.name}, but the score does not use it, or without a gradient"
-        remedy = f"choose another, without no_grad() or detach() between{_without_gradients(forward.model)}"
+        must = (
+            f"influence the score of target {resolved.name}, but the score does not use it, or "
+            "without a gradient"
+        )
+        remedy = (
+            "choose another, without no_grad() or detach() "
+            f"between{_without_gradients(forward.model)}"
+        )
         raise UnusedLayerError(f"layer {need.layer!r} must {must}; {remedy}")
     return forward.spatial(gradient, need.layer or "")
 
 
 def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tensor:
-    """A bias term laid out over the images, or where it is no map (it may be of windows), as rows of numbers."""
+    """A bias term laid out over the images, or where it is no map (it may be of windows), as rows
+    of numbers."""
     count = forward.count
     shape = tuple(term.shape)
-    layer = None if constant.module is None else name_of_call(constant.module, constant.call, forward.model)
-    if layer is None and constant.channels_last and len(term) == count and len(forward.grids.size) == term.ndim - 2:
+    layer = (
+        None
+        if constant.module is None
+        else name_of_call(constant.module, constant.call, forward.model)
+    )
+    if (
+        layer is None
+        and constant.channels_last
+        and len(term) == count
+        and len(forward.grids.size) == term.ndim - 2
+    ):
         return term.movedim(-1, 1)
     grid = forward.grids.grid(shape, layer) if term.ndim > 2 and constant.lies_on_input else None
     if grid is not None:
@@ -282,7 +380,9 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
     turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
     if not turned and len(term) != count > 1 and (forward.inputs.others or len(term) % count):
         rows = f"rows for each of {count} images, got {len(term)}"
-        raise MethodError(f"fullgrad must see layer {constant.module!r} give {rows}; explain one image at a time")
+        raise MethodError(
+            f"fullgrad must see layer {constant.module!r} give {rows}; explain one image at a time"
+        )
     return (term.transpose(0, 1) if turned else term).reshape(count, -1)
 
 
@@ -301,22 +401,30 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | No
         _check_third_derivatives(total, wanted)
     try:
         again = torch.is_grad_enabled()
-        products = differentiate(gradient, wanted, record.activation, retain_graph=True, create_graph=again)
+        products = differentiate(
+            gradient, wanted, record.activation, retain_graph=True, create_graph=again
+        )
     except RuntimeError as error:
         if "derivative for" not in str(error):
             raise
         got = f"but {str(error).split()[2]} has none; use gradcam, or sdpa_kernel(SDPBackend.MATH)"
-        raise MethodError(f"shapleycam must have second derivatives behind the layer, {got}") from None
+        raise MethodError(
+            f"shapleycam must have second derivatives behind the layer, {got}"
+        ) from None
     product = layers.joined(record, products)
     return torch.zeros_like(gradient) if product is None else product
 
 
 def _check_third_derivatives(total: Tensor, wanted: Sequence[Source]) -> None:
-    """Refuse a layer normalisation behind the layer: PyTorch's third derivative of it is wrong (2.14)."""
+    """Refuse a layer normalisation behind the layer: PyTorch's third derivative of it is wrong
+    (2.14)."""
     nodes = [source.grad_fn if isinstance(source, Tensor) else source.node for source in wanted]
     reach = Reach((), [node for node in nodes if node is not None])
     if any(node.name().startswith("NativeLayerNorm") and reach.of(node) for node in graph(total)):
-        must = "have no layer_norm behind the layer with create_graph: PyTorch's third derivative of it is wrong"
+        must = (
+            "have no layer_norm behind the layer with create_graph: PyTorch's third derivative "
+            "of it is wrong"
+        )
         raise MethodError(f"shapleycam must {must}; use gradcam")
 
 
@@ -324,4 +432,7 @@ def _without_gradients(model: nn.Module) -> str:
     """What to add where a gradient is missing and the model has layers that never have one."""
     if not any("quantized" in type(module).__module__ for module in model.modules()):
         return ""
-    return " (quantised layers have no gradients: use scorecam or eigencam, or the model before quantisation)"
+    return (
+        " (quantised layers have no gradients: use scorecam or eigencam, or the model before "
+        "quantisation)"
+    )

@@ -1,4 +1,5 @@
-"""Whether a gradient is the derivative of the score, seen by moving along it; custom functions may say otherwise."""
+"""Whether a gradient is the derivative of the score, seen by moving along it; custom functions may
+say otherwise."""
 
 from typing import Any
 
@@ -14,22 +15,27 @@ _STEP = 3e-4
 """By what share of the scores a step along the gradient changes them."""
 _PYTHON_NODE: Any = torch.autograd.function.BackwardCFunction
 _OFF = 0.05
-"""By how much of what the gradient says the change may be off: kinks and rounding make 0.01 in float32."""
+"""By how much of what the gradient says the change may be off: kinks and rounding make 0.01 in
+float32."""
 
 
 def custom_functions(score: Tensor, sources: list[Any]) -> list[str]:
-    """The functions with a backward of their own, of the model's, on the way from a score to sources of gradients."""
+    """The functions with a backward of their own, of the model's, on the way from a score to
+    sources of gradients."""
     nodes = [node for node in graph(score) if isinstance(node, _PYTHON_NODE)]
     custom = [node for node in nodes if _is_of_model(node)]
     if not custom:
         return []
     tensors = [source for source in sources if isinstance(source, Tensor)]
     reach = Reach(tensors, [source.node for source in sources if not isinstance(source, Tensor)])
-    return list(dict.fromkeys(node.name().removesuffix("Backward") for node in custom if reach.of(node)))
+    return list(
+        dict.fromkeys(node.name().removesuffix("Backward") for node in custom if reach.of(node))
+    )
 
 
 def _is_of_model(node: Any) -> bool:
-    """Whether a Node of a function that is written in Python is neither of the hooks here nor of torch."""
+    """Whether a Node of a function that is written in Python is neither of the hooks here nor of
+    torch."""
     if is_of_hooks(node):
         return False
     if node.name().startswith("GeneratedBackwardFor_"):  # an operator of a library's
@@ -38,8 +44,11 @@ def _is_of_model(node: Any) -> bool:
     return module.split(".")[0] != "torch"
 
 
-def is_derivative(forward: Forward, resolved: ResolvedTarget, layer: str | None, gradient: Tensor) -> bool:
-    """Whether the scores change along the gradient in the input, or in a layer, as it says; True where unsure."""
+def is_derivative(
+    forward: Forward, resolved: ResolvedTarget, layer: str | None, gradient: Tensor
+) -> bool:
+    """Whether the scores change along the gradient in the input, or in a layer, as it says; True
+    where unsure."""
     gradient = gradient.detach()
     images = torch.arange(forward.count, device=gradient.device)
     if (
@@ -53,8 +62,11 @@ def is_derivative(forward: Forward, resolved: ResolvedTarget, layer: str | None,
     step = torch.where(size > 0, _STEP * scale / size.square(), 0)
     move = step.reshape(-1, *[1] * (gradient.ndim - 1)) * gradient
     with torch.no_grad():
-        ends = [resolved.scores_in(images, _output(forward, layer, sign * move)) for sign in (0, 1, -1)]
-    same = (ends[0] - resolved.score).abs() <= 0.01 * _STEP * scale  # not where it draws random numbers
+        ends = [
+            resolved.scores_in(images, _output(forward, layer, sign * move)) for sign in (0, 1, -1)
+        ]
+    # not where it draws random numbers
+    same = (ends[0] - resolved.score).abs() <= 0.01 * _STEP * scale
     off = ((ends[1] - ends[2]) / 2 - _STEP * scale).abs() > _OFF * _STEP * scale
     return not bool((off & same & (size > 0)).any())
 

@@ -1,4 +1,5 @@
-"""How an output comes about: whether a softmax or sigmoid made it, and where in it the scores are."""
+"""How an output comes about: whether a softmax or sigmoid made it, and where in it the scores
+are."""
 
 import itertools
 import math
@@ -56,7 +57,9 @@ _MONOTONE = frozenset(
     ]
 )
 """Operations on single values, whose extremes are at the extremes of what they are given."""
-_SELECTING = frozenset(["mean", "amax", "amin", "maximum", "minimum", "gather", "interpolate", "upsample"])
+_SELECTING = frozenset(
+    ["mean", "amax", "amin", "maximum", "minimum", "gather", "interpolate", "upsample"]
+)
 """Operations that give nothing outside of the bounds of what they are given."""
 _KEEPING = frozenset(["reshapes", "moves", "joins", "casts"])
 """The traits of others."""
@@ -75,7 +78,8 @@ class Bounds(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What a tensor came from: the bounds of its values, if any, and the weights, a bit for each."""
+    """What a tensor came from: the bounds of its values, if any, and the weights, a bit for
+    each."""
 
     bounds: Bounds | None
     weights: int
@@ -120,14 +124,22 @@ class OriginTracer(Tracer):
             self.origins[tensor] = Origin(scaled, weights)
         return result
 
-    def _bounds(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bounds | None:
+    def _bounds(
+        self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Bounds | None:
         """The bounds of what an operation gives; those of a sum are still of its terms."""
         if name in _PROBABILITIES or name in _LOGARITHMS:
             classes = _softmax_size(args, kwargs) if "softmax" in name else 0
-            return Bounds(-math.inf, 0.0, classes) if name in _LOGARITHMS else Bounds(0.0, 1.0, classes)
+            return (
+                Bounds(-math.inf, 0.0, classes)
+                if name in _LOGARITHMS
+                else Bounds(0.0, 1.0, classes)
+            )
         values = [t for _, t in nested.paths((args, kwargs)) if t.is_floating_point()]
         origins = [self.origins.get(tensor) for tensor in values]
-        bounds = [origin.bounds for origin in origins if origin is not None and origin.bounds is not None]
+        bounds = [
+            origin.bounds for origin in origins if origin is not None and origin.bounds is not None
+        ]
         unbounded = len(values) - len(bounds) - sum(t.ndim == 0 for t in values)
         if not bounds or unbounded > 0:
             return None
@@ -140,11 +152,15 @@ class OriginTracer(Tracer):
             return Bounds(min(b.low for b in bounds), max(b.high for b in bounds), classes)
         return None
 
-    def _extremes(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[float, float] | None:
+    def _extremes(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[float, float] | None:
         """The least and the most that an operation gives at the bounds of its arguments."""
         results = []
         for first, second in itertools.product((False, True), repeat=2):
-            arguments, options = nested.replace((args, dict(kwargs)), self._at_bounds([first, second]))
+            arguments, options = nested.replace(
+                (args, dict(kwargs)), self._at_bounds([first, second])
+            )
             result = func(*arguments, **options)
             if result.numel() != 1 or bool(result.isnan()):
                 return None
@@ -185,7 +201,9 @@ class OutputReader:
         classes: how many classes there are, where that is known.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs, activation: Activation | None, classes: int | None) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Inputs, activation: Activation | None, classes: int | None
+    ) -> None:
         self.model = model
         self.classes = classes
         self.said = activation
@@ -226,7 +244,9 @@ class OutputReader:
             tensors = candidates(output, len(self._inputs))
             weights = {key: origins[t].weights for key, t in tensors.items() if t in origins}
             if len(weights) == len(tensors):
-                features = {k for k, w in weights.items() if any(_is_part(w, v) for v in weights.values())}
+                features = {
+                    k for k, w in weights.items() if any(_is_part(w, v) for v in weights.values())
+                }
                 tensors = {key: t for key, t in tensors.items() if key not in features}
             widths = {key: t.shape[1] if t.ndim > 1 else 1 for key, t in tensors.items()}
             fitting = [key for key, width in widths.items() if width == self.classes]
@@ -238,8 +258,13 @@ class OutputReader:
     def say_if_unsure(self) -> None:
         """Warn, once, where no operations were seen that tell features from scores."""
         if self._unsure:
-            must = "model must say which of its outputs are class scores, as 'logits' in a dictionary"
-            warn(f"{must}, got {self._unsure}; the first is taken, give a callable target for another")
+            must = (
+                "model must say which of its outputs are class scores, as 'logits' in a dictionary"
+            )
+            warn(
+                f"{must}, got {self._unsure}; the first is taken, give a callable target for "
+                "another"
+            )
         self._unsure = ""
 
     @cached_property
@@ -291,7 +316,11 @@ def _is_part(some: int, others: int) -> bool:
 
 
 def outputs_of(
-    model: nn.Module, inputs: Inputs, scores: Tensor, activation: Activation | None, categories: Any = None
+    model: nn.Module,
+    inputs: Inputs,
+    scores: Tensor,
+    activation: Activation | None,
+    categories: Any = None,
 ) -> Outputs:
     """Say what the scores ``(N, K)`` are that a model gave for these inputs."""
     with reading(model, inputs, activation, categories) as reader:
@@ -301,7 +330,8 @@ def outputs_of(
 def reading(
     model: nn.Module, inputs: Inputs, activation: Activation | None = None, categories: Any = None
 ) -> AbstractContextManager[OutputReader]:
-    """Within this block, outputs are read by what is known of the model; nested blocks share that."""
+    """Within this block, outputs are read by what is known of the model; nested blocks share
+    that."""
     reader = READER.get()
     if isinstance(reader, OutputReader) and reader.model is model and reader.said == activation:
         return nullcontext(reader)

@@ -1,17 +1,19 @@
 """`gather`: run a plan, and return the evidence.
 
-`_Passes` runs the forward pass, in which `explain.hooks.capturing.Capture` records the layers, and then the backward
-passes for each target: `torch.autograd.grad` of the score, in the recorded layers and the input. Before a backward pass
+`_Passes` runs the forward pass, in which `explain.hooks.capturing.Capture` records the layers, and
+then the backward passes for each target: `torch.autograd.grad` of the score, in the recorded layers
+and the input. Before a backward pass
 
-* `explain.relevance.gradient_rules.apply_rule` puts a rule for gradients on its Nodes, such as `Guided`;
-* `explain.relevance.composites.propagate` puts the rules of LRP there, whose formulas are in `linear_rules` and
-  `nonlinear_rules`.
+* `explain.relevance.gradient_rules.apply_rule` puts a rule for gradients on its Nodes, such as
+  `Guided`;
+* `explain.relevance.composites.propagate` puts the rules of LRP there, whose formulas are in
+  `linear_rules` and `nonlinear_rules`.
 
-Perturbed rows (masked photos, points on a path) are run in batches by `explain.engine.reruns`. The collectors turn what
-was recorded into the answers to each need.
+Perturbed rows (masked photos, points on a path) are run in batches by `explain.engine.reruns`. The
+collectors turn what was recorded into the answers to each need.
 
-Hooks are on during the passes alone, and act only for the thread that put them there. No parameter's ``.grad`` or
-``requires_grad`` is touched.
+Hooks are on during the passes alone, and act only for the thread that put them there. No
+parameter's ``.grad`` or ``requires_grad`` is touched.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,11 +35,25 @@ from explain.engine import collectors, needs, replay, reruns
 from explain.engine.derivative import custom_functions, is_derivative
 from explain.engine.ends import reading
 from explain.engine.forward import Forward, ResolvedTarget
-from explain.engine.needs import Backward, Concept, Evidence, EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
+from explain.engine.needs import (
+    Backward,
+    Concept,
+    Evidence,
+    EvidenceLookup,
+    NeedAtLayer,
+    RowOrigin,
+    at_least_float32,
+)
 from explain.engine.plan import Plan
 from explain.engine.rerun_context import RerunContext, RerunState
 from explain.engine.searches import run_searches
-from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast, mixed_precision_now
+from explain.engine.settings import (
+    Footprint,
+    Precision,
+    RuntimeSettings,
+    autocast,
+    mixed_precision_now,
+)
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
@@ -72,14 +88,16 @@ def gather(
     origin: RowOrigin | None = None,
     check_modules: Callable[[Sequence[str]], None] | None = None,
 ) -> list[EvidenceLookup]:
-    """Run a plan on ``inputs``; for each target, return a function from a layer or none, and an input, to evidence.
+    """Run a plan on ``inputs``; for each target, return a function from a layer or none, and an
+    input, to evidence.
 
-    ``precision`` is that of these passes; that of perturbed rows is in ``settings``. ``check_modules`` is called after
-    the forward pass with the names of the modules that ran, and may raise.
+    ``precision`` is that of these passes; that of perturbed rows is in ``settings``.
+    ``check_modules`` is called after the forward pass with the names of the modules that ran, and
+    may raise.
 
     Raises:
-        ExplainError: bad input, a target that does not fit, a layer that is never called or has no map, a score that
-            is not finite or does not depend on what its gradient is needed for.
+        ExplainError: bad input, a target that does not fit, a layer that is never called or has no
+            map, a score that is not finite or does not depend on what its gradient is needed for.
     """
     settings = settings or RuntimeSettings()
     inputs = as_inputs(inputs)
@@ -91,11 +109,14 @@ def gather(
     # What a pass writes into the model is there in the passes after it, and then put back.
     with keeping_state(model) if plan.reruns else nullcontext():
         with untouched(model, create_graph=settings.create_graph, alone=True), own, reader:
-            run = partial(_Passes, model, inputs, plan, settings, precision, follow=check_modules is not None)
+            run = partial(
+                _Passes, model, inputs, plan, settings, precision, follow=check_modules is not None
+            )
             passes = cut_where_allowed(run)
             if passes.forward.layers.misses and passes.cut:
                 note(
-                    "the pass is recorded from the input on: what a layer gives reaches the score in more than one way"
+                    "the pass is recorded from the input on: what a layer gives reaches the score "
+                    "in more than one way"
                 )
                 passes = run(False)
             if check_modules is not None:
@@ -136,7 +157,8 @@ def _evidence(
     layer: str | None,
     path: Path | None = None,
 ) -> Evidence:
-    """What was found for a target that is about a layer or none, and of several explained inputs about one."""
+    """What was found for a target that is about a layer or none, and of several explained inputs
+    about one."""
     return Evidence(
         inputs=at_least_float32(forward.inputs.tensor(path or forward.inputs.path)),
         score=resolved.score,
@@ -153,7 +175,9 @@ def _evidence(
     )
 
 
-def _at_place(answers: Mapping[NeedAtLayer, Any], layer: str | None, path: Path | None) -> dict[needs.Need[Any], Any]:
+def _at_place(
+    answers: Mapping[NeedAtLayer, Any], layer: str | None, path: Path | None
+) -> dict[needs.Need[Any], Any]:
     """The answers that are about this layer and input, or about none."""
     return {
         need.kind: answer
@@ -166,7 +190,8 @@ def _at_place(answers: Mapping[NeedAtLayer, Any], layer: str | None, path: Path 
 class _Recorders:
     """What records operations during a forward pass.
 
-    The steps that differences are taken of come first, to see what a normalisation is given as it was made.
+    The steps that differences are taken of come first, to see what a normalisation is given as it
+    was made.
     """
 
     zero_leaves: ZeroLeaves | None = None
@@ -184,8 +209,8 @@ class _Recorders:
 class _Passes:
     """One forward pass, and the backward passes over it.
 
-    If only layers are needed, it is ``cut``: gradients are off until the first of them. ``ran`` names the modules that
-    ran, if ``follow``.
+    If only layers are needed, it is ``cut``: gradients are off until the first of them. ``ran``
+    names the modules that ran, if ``follow``.
     """
 
     def __init__(
@@ -207,19 +232,30 @@ class _Passes:
         self._of_reference: dict[needs.Reference | None, Sequence[Step]] = {}
         explained = {path: inputs.tensor(path) for path in inputs.paths}
         if plan.whole:
-            explained = {path: tensor.clone().requires_grad_() for path, tensor in explained.items()}
+            explained = {
+                path: tensor.clone().requires_grad_() for path, tensor in explained.items()
+            }
         recorders = self._recorders(model, explained, inputs)
         taped = plan.perturbed_layer
-        # Perturbed maps are run one image at a time and in this precision; and hooks of others would see a replay.
+        # Perturbed maps are run one image at a time and in this precision; and hooks of others
+        # would see a replay.
         can_replay = self.cut and len(inputs) == 1 and precision == settings.precision
         if taped is not None and (not can_replay or has_hooks(model)):
             taped = None
         gradients = torch.set_grad_enabled(not self.cut)
-        with HookGroup(model) as group, gradients, autocast(inputs.x, precision), ExitStack() as stack:
+        with (
+            HookGroup(model) as group,
+            gradients,
+            autocast(inputs.x, precision),
+            ExitStack() as stack,
+        ):
             if settings.create_graph:  # fused attention has no second derivative
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             layers = self._watch(group, model, len(inputs))
-            seen = {kind: collectors.WATCHES[kind](group, model) for kind in collectors.WATCHES.keys() & plan.kinds}
+            seen = {
+                kind: collectors.WATCHES[kind](group, model)
+                for kind in collectors.WATCHES.keys() & plan.kinds
+            }
             recorders.enter(stack)
             self.ran = executed_modules(group, model) if follow else []
             self._prefix = None if taped is None else replay.PrefixRecorder(group, model, taped)
@@ -228,7 +264,9 @@ class _Passes:
             with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = arguments.call(model)
             self._hooked = RemovableHandle.next_id > handles
-            graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
+            graph_is_on = torch.is_grad_enabled() or any(
+                tensor.requires_grad for _, tensor in nested.paths(output)
+            )
         self.forward = Forward(
             model=model,
             inputs=inputs,
@@ -248,7 +286,9 @@ class _Passes:
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each exists, before any backward pass
 
-    def _recorders(self, model: nn.Module, explained: Mapping[Path, Tensor], inputs: Inputs) -> "_Recorders":
+    def _recorders(
+        self, model: nn.Module, explained: Mapping[Path, Tensor], inputs: Inputs
+    ) -> "_Recorders":
         """What records operations during the forward pass, as far as the plan needs it."""
         recorders = _Recorders()
         if not self.plan.whole:
@@ -260,8 +300,12 @@ class _Passes:
         if any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds):
             recorders.zero_leaves = ZeroLeaves(leaves)
         if any(backward.reference is not None for backward in backwards):
-            recorders.compared = StepRecorder(model, Dependence(leaves), kinds=COMPARED, images=images)
-        composites = [backward.composite for backward in backwards if backward.composite is not None]
+            recorders.compared = StepRecorder(
+                model, Dependence(leaves), kinds=COMPARED, images=images
+            )
+        composites = [
+            backward.composite for backward in backwards if backward.composite is not None
+        ]
         if composites:
             replaced = frozenset[str]().union(*(composite.kinds for composite in composites))
             recorders.steps = StepRecorder(model, Dependence(leaves), kinds=replaced, images=images)
@@ -275,7 +319,8 @@ class _Passes:
         return recorders
 
     def _watch(self, group: HookGroup, model: nn.Module, images: int) -> Capture:
-        """Hook what the plan needs; return what captures the layers, some of them with gradients."""
+        """Hook what the plan needs; return what captures the layers, some of them with
+        gradients."""
         plan = self.plan
         with_gradients = [place_of(layer, model).layer for layer in plan.layers]
         others = [place_of(layer, model).layer for layer in plan.watched]
@@ -283,12 +328,17 @@ class _Passes:
         layers = Capture(group, names, gradients=with_gradients, cut=self.cut, once=True)
         if plan.reruns:
             self.footprint.watch(group, model, images)
-        concepts = {place_of(b.concept.layer, model).layer for b in plan.backwards if b.concept is not None}
-        self._output_nodes = read_outputs(group, concepts, lambda t: (t.grad_fn, t.output_nr, t.shape))
+        concepts = {
+            place_of(b.concept.layer, model).layer for b in plan.backwards if b.concept is not None
+        }
+        self._output_nodes = read_outputs(
+            group, concepts, lambda t: (t.grad_fn, t.output_nr, t.shape)
+        )
         return layers
 
     def tapes(self) -> dict[str, replay.Tape]:
-        """The operations before a layer whose maps are perturbed, to be replayed, if they were recorded."""
+        """The operations before a layer whose maps are perturbed, to be replayed, if they were
+        recorded."""
         if self._prefix is None:
             return {}
         tape = self._prefix.made(self.forward.record(self._prefix.layer).call)
@@ -297,31 +347,46 @@ class _Passes:
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
         """Run the backward passes for one target, and answer all needs about it."""
         # First what needs no backward pass, while the graph is there to be read.
-        wanted: Wanted = {need: () for need in self.plan.answered_at_once if need.kind.backward is None}
+        wanted: Wanted = {
+            need: () for need in self.plan.answered_at_once if need.kind.backward is None
+        }
         with HookGroup() if self.plan.reads_attention else nullcontext() as group:
             if group is not None:
                 _record_attention(wanted, resolved, self.forward, group)
             _answer(wanted, self.forward, resolved, ())
         for backward in self.plan.backwards:
-            self._back(backward, resolved, keep=self._create_graph or not last or backward != self.plan.backwards[-1])
+            self._back(
+                backward,
+                resolved,
+                keep=self._create_graph or not last or backward != self.plan.backwards[-1],
+            )
             if last:  # of many references, one is in memory at a time
                 self._of_reference.pop(backward.reference, None)
 
     def _back(self, backward: Backward, resolved: ResolvedTarget, *, keep: bool) -> None:
         """Answer all needs that one backward pass is for.
 
-        Where images change each other's scores, each has a pass of its own, in which only its own score counts.
+        Where images change each other's scores, each has a pass of its own, in which only its own
+        score counts.
         """
         forward = self.forward
-        wanted = {n: collectors.sources(forward, n) for n in self.plan.answered_at_once if n.kind.backward == backward}
-        mixed = forward.count > 1 and resolved.image is None and normalises_over_rows(resolved.total)
+        wanted = {
+            n: collectors.sources(forward, n)
+            for n in self.plan.answered_at_once
+            if n.kind.backward == backward
+        }
+        mixed = (
+            forward.count > 1 and resolved.image is None and normalises_over_rows(resolved.total)
+        )
         own = [forward.of_image(resolved, i) for i in range(forward.count)] if mixed else [resolved]
         for each in own:
             self._pass_back(backward, wanted, each, keep=keep or each is not own[-1])
         for need in wanted if mixed else ():
             resolved.found[need] = _own_rows([each.found[need] for each in own])
 
-    def _pass_back(self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, *, keep: bool) -> None:
+    def _pass_back(
+        self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, *, keep: bool
+    ) -> None:
         """Run one backward pass, and answer all needs that it is for."""
         forward = self.forward
         with ExitStack() as stack:
@@ -334,12 +399,17 @@ class _Passes:
         if backward == _PLAIN and not self._create_graph and self.plan.names_of(wanted):
             self._check_derivative(wanted, resolved, gradients)
 
-    def _hook_backward(self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, stack: ExitStack) -> None:
-        """Put on the graph what changes the gradients of a backward pass, or records those of attention."""
+    def _hook_backward(
+        self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, stack: ExitStack
+    ) -> None:
+        """Put on the graph what changes the gradients of a backward pass, or records those of
+        attention."""
         forward = self.forward
         group = stack.enter_context(HookGroup())
         if backward.rule is not None:
-            resolved.coverage[backward.rule] = apply_rule(backward.rule, group, resolved.total, forward.operations)
+            resolved.coverage[backward.rule] = apply_rule(
+                backward.rule, group, resolved.total, forward.operations
+            )
         _record_attention(wanted, resolved, forward, group)
         if backward.composite is not None:
             self._propagate(backward, resolved, group, wanted)
@@ -349,26 +419,37 @@ class _Passes:
         if backward.propagates:  # rules run maps again, each in the widest type of what it is given
             stack.enter_context(torch.autocast(resolved.total.device.type, enabled=False))
 
-    def _check_derivative(self, wanted: Wanted, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]) -> None:
-        """Warn of plain gradients that custom functions on their way make something else than the derivative."""
+    def _check_derivative(
+        self, wanted: Wanted, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]
+    ) -> None:
+        """Warn of plain gradients that custom functions on their way make something else than the
+        derivative."""
         start = 0
         for need, sources in wanted.items():
             of_need = gradients[start : start + len(sources)]
             start += len(sources)
             reached = [gradient for gradient in of_need if gradient is not None]
-            is_plain = isinstance(need.kind, (needs.InputGradients, needs.LayerGradients)) and not need.input
+            is_plain = (
+                isinstance(need.kind, (needs.InputGradients, needs.LayerGradients))
+                and not need.input
+            )
             if not is_plain or ":" in (need.layer or "") or len(reached) != 1:
                 continue
             names = custom_functions(resolved.total, list(sources))
-            if self._hooked and not has_hooks(nn.Identity()):  # hooks on every module would fire once more
+            # hooks on every module would fire once more
+            if self._hooked and not has_hooks(nn.Identity()):
                 names.append("a hook that the forward pass registers")
             if names and not is_derivative(self.forward, resolved, need.layer, reached[0]):
                 methods = ", ".join(self.plan.names_of([need]))
                 but = "whose backward is not the derivative: the score changes otherwise"
-                warn(f"{methods} takes gradients through {', '.join(names)}, {but}; take occlusion or rise")
+                warn(
+                    f"{methods} takes gradients through {', '.join(names)}, {but}; take occlusion "
+                    "or rise"
+                )
 
     def _run_reference(self, reference: needs.Reference, image: int | None) -> Sequence[Step]:
-        """The steps of the model on what the photos are compared with, or one ``image`` among the others."""
+        """The steps of the model on what the photos are compared with, or one ``image`` among the
+        others."""
         inputs = self.forward.inputs
         starts = {}
         for path in inputs.paths:
@@ -378,29 +459,49 @@ class _Passes:
                 start[others] = inputs.tensor(path)[others]
             starts[path] = start.requires_grad_()
         recorder = StepRecorder(
-            self.forward.model, Dependence(list(starts.values())), kinds=COMPARED, images=len(inputs)
+            self.forward.model,
+            Dependence(list(starts.values())),
+            kinds=COMPARED,
+            images=len(inputs),
         )
         with recording(True), autocast(inputs.x, self._precision), recorder:
             output = inputs.replaced(starts).call(self.forward.model)
-        if any(tensor.is_floating_point() and bool(tensor.isnan().any()) for _, tensor in nested.paths(output)):
-            raise MethodError("baseline must be one that the model has finite scores for, got NaN; choose another")
+        if any(
+            tensor.is_floating_point() and bool(tensor.isnan().any())
+            for _, tensor in nested.paths(output)
+        ):
+            raise MethodError(
+                "baseline must be one that the model has finite scores for, got NaN; choose another"
+            )
         return recorder.steps
 
-    def _compare(self, reference: needs.Reference, resolved: ResolvedTarget, group: HookGroup) -> RelevanceFlow:
+    def _compare(
+        self, reference: needs.Reference, resolved: ResolvedTarget, group: HookGroup
+    ) -> RelevanceFlow:
         """Make the backward pass that follows propagate differences from a reference."""
         if reference not in self._of_reference or resolved.image is not None:
             self._of_reference[reference] = self._run_reference(reference, resolved.image)
         others = self._of_reference[reference]
-        return propagate_differences(group, resolved.total, self.forward.compared, others, self.forward.count)
+        return propagate_differences(
+            group, resolved.total, self.forward.compared, others, self.forward.count
+        )
 
-    def _propagate(self, backward: Backward, resolved: ResolvedTarget, group: HookGroup, wanted: Wanted) -> None:
+    def _propagate(
+        self, backward: Backward, resolved: ResolvedTarget, group: HookGroup, wanted: Wanted
+    ) -> None:
         """Make the backward pass that follows propagate relevance."""
         forward = self.forward
         assert backward.composite is not None
         explained = [forward.source(path) for path in forward.inputs.paths]
-        concept = None if backward.concept is None else self._pass_channels(backward.concept, resolved, group)
+        concept = (
+            None
+            if backward.concept is None
+            else self._pass_channels(backward.concept, resolved, group)
+        )
         at_layers = [source for need, found in wanted.items() if need.layer for source in found]
-        nodes = [source.grad_fn if isinstance(source, Tensor) else source.node for source in at_layers]
+        nodes = [
+            source.grad_fn if isinstance(source, Tensor) else source.node for source in at_layers
+        ]
         do_not_merge = [node for node in (concept, *nodes) if node is not None]
         resolved.propagated[backward] = propagate(
             backward.composite,
@@ -416,24 +517,37 @@ class _Passes:
             stop_other_paths(group, concept, consumers(resolved.total))
 
     def _pass_channels(self, concept: Concept, resolved: ResolvedTarget, group: HookGroup) -> Node:
-        """Let relevance through some channels of a layer alone; return the Node that its output left."""
+        """Let relevance through some channels of a layer alone; return the Node that its output
+        left."""
         place = place_of(concept.layer, self.forward.model)
         number = place.call
-        calls = [(node, output, shape) for node, output, shape in self._output_nodes[place.layer] if node is not None]
+        calls = [
+            (node, output, shape)
+            for node, output, shape in self._output_nodes[place.layer]
+            if node is not None
+        ]
         must = "concept must name a layer that the score depends on"
         must = f"{must}, got {concept.layer!r}"
         if not calls or (number is not None and number >= len(calls)):
-            raise LayerError(f"{must}, which was called {len(calls)} times; --list-layers shows them")
+            raise LayerError(
+                f"{must}, which was called {len(calls)} times; --list-layers shows them"
+            )
         node, output, shape = calls[-1 if number is None else number]
         if node not in consumers(resolved.total):
-            raise LayerError(f"{must}, which does not lead to target {resolved.name}; choose a layer on the way there")
+            raise LayerError(
+                f"{must}, which does not lead to target {resolved.name}; choose a layer on the way "
+                "there"
+            )
         grid = self.forward.grids.grid(tuple(shape))
         if grid is not None:
             dim = grid.of_channels % len(shape)
         else:
             dim = 1 if len(shape) == self.forward.inputs.x.ndim else len(shape) - 1
         if max(concept.channels) >= shape[dim]:
-            raise MethodError(f"concept must have channels below {shape[dim]}, got {max(concept.channels)}; name less")
+            raise MethodError(
+                f"concept must have channels below {shape[dim]}, got {max(concept.channels)}; name "
+                "less"
+            )
         pass_channels(group, node, output, concept.channels, dim)
         return node
 
@@ -445,7 +559,9 @@ def _record_attention(
         resolved.attention = attention(resolved.total, group, forward.end)
 
 
-def _answer(wanted: Wanted, forward: Forward, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]) -> None:
+def _answer(
+    wanted: Wanted, forward: Forward, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]
+) -> None:
     """Answer needs with the gradients of their sources, one need after the other."""
     start = 0
     for need, sources in wanted.items():
@@ -458,35 +574,51 @@ def _own_rows(values: Sequence[Any]) -> Any:
     """Evidence of which each image's row is that of the pass for this image."""
     tensors = [dict(nested.paths(value)) for value in values]
     return nested.replace(
-        values[0], lambda path, t: torch.stack([each.get(path, t)[i] for i, each in enumerate(tensors)])
+        values[0],
+        lambda path, t: torch.stack([each.get(path, t)[i] for i, each in enumerate(tensors)]),
     )
 
 
-def _gradients(total: Tensor, wanted: Sequence[Source], keep: bool, create_graph: bool) -> Sequence[Tensor | None]:
+def _gradients(
+    total: Tensor, wanted: Sequence[Source], keep: bool, create_graph: bool
+) -> Sequence[Tensor | None]:
     if not wanted or not total.requires_grad:
         return (None,) * len(wanted)
     return differentiate(total, wanted, retain_graph=keep, create_graph=create_graph)
 
 
 def _must_be_open(model: nn.Module, plan: Plan) -> None:
-    """Refuse what needs to look into scripted modules: what they show depends on what they have run before."""
+    """Refuse what needs to look into scripted modules: what they show depends on what they have run
+    before."""
     closed = [] if plan.looks_inside is None else scripted(model)
     if closed:
         must = f"see every operation of the model, but layer {closed[0]!r} is scripted"
-        raise MethodError(f"{plan.looks_inside or 'the method'} must {must}; use what it was made from, or saliency")
+        raise MethodError(
+            f"{plan.looks_inside or 'the method'} must {must}; use what it was made from, or "
+            "saliency"
+        )
 
 
 def _must_keep_weights(model: nn.Module, plan: Plan, targets: int, *, create_graph: bool) -> None:
-    """Refuse what needs weights that sharded modules free when they have run: to read them ends the interpreter."""
+    """Refuse what needs weights that sharded modules free when they have run: to read them ends the
+    interpreter."""
     modules = sharded(model).values()
     if not modules:
         return
     wanted = plan.wanted.items()
-    late = [name for name, needs in wanted if create_graph or any(need.kind.reads_weights for need in needs)]
+    late = [
+        name
+        for name, needs in wanted
+        if create_graph or any(need.kind.reads_weights for need in needs)
+    ]
     if late:
         must = "read weights after the forward pass, but FSDP has freed them by then"
         remedy = "explain a plain model with its full state dict, or use gradcam or saliency"
         raise MethodError(f"{late[0] or 'the method'} must {must}; {remedy}")
-    if len(plan.backwards) * targets > 1 and any(hasattr(module, "sharding_strategy") for module in modules):
+    if len(plan.backwards) * targets > 1 and any(
+        hasattr(module, "sharding_strategy") for module in modules
+    ):
         must = "run backward once for each forward pass, got several methods or targets"
-        raise MethodError(f"FullyShardedDataParallel must {must}; ask for one at a time, or use fully_shard")
+        raise MethodError(
+            f"FullyShardedDataParallel must {must}; ask for one at a time, or use fully_shard"
+        )

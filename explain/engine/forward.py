@@ -1,4 +1,5 @@
-"""One forward pass: what was run and recorded on the way, and what the targets picked of the output."""
+"""One forward pass: what was run and recorded on the way, and what the targets picked of the
+output."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,8 @@ from explain.targets.outputs import Activation, Outputs
 
 @dataclass(eq=False)
 class ResolvedTarget:
-    """A target whose choices are made (such as the top class): its scores, its classes, the evidence found so far."""
+    """A target whose choices are made (such as the top class): its scores, its classes, the
+    evidence found so far."""
 
     name: str
     target: Target
@@ -51,8 +53,13 @@ class ResolvedTarget:
     """What would have been found with other rounding errors of the same size."""
 
     def of_rows(self, images: Tensor) -> Target:
-        """The target for rows that belong to these images: what was settled for the unperturbed image stays so."""
-        return self.target.rows(images) if self.classes is None else ClassTarget(tuple(self.classes[images].tolist()))
+        """The target for rows that belong to these images: what was settled for the unperturbed
+        image stays so."""
+        return (
+            self.target.rows(images)
+            if self.classes is None
+            else ClassTarget(tuple(self.classes[images].tolist()))
+        )
 
     def scores_in(self, images: Tensor, output: Any) -> Tensor:
         """What the target picks from an output with rows that belong to these images."""
@@ -63,8 +70,9 @@ class ResolvedTarget:
 class Forward:
     """A forward pass that has been run.
 
-    ``sources`` are what gradients in the explained inputs are taken of, where the graph reaches back to them.
-    ``layers`` records the layers that gradients are taken of, and those of which only the output is wanted.
+    ``sources`` are what gradients in the explained inputs are taken of, where the graph reaches
+    back to them. ``layers`` records the layers that gradients are taken of, and those of which only
+    the output is wanted.
     """
 
     model: nn.Module
@@ -95,7 +103,11 @@ class Forward:
     @cached_property
     def outputs(self) -> Outputs:
         """What the class scores are, and how they become probabilities."""
-        return Outputs() if self.logits is None else outputs_of(self.model, self.inputs, self.logits, self.activation)
+        return (
+            Outputs()
+            if self.logits is None
+            else outputs_of(self.model, self.inputs, self.logits, self.activation)
+        )
 
     @cached_property
     def constants(self) -> Sequence[AddedConstant]:
@@ -107,9 +119,14 @@ class Forward:
         return self.sources[path or self.inputs.path]
 
     def scale(self, resolved: ResolvedTarget) -> float:
-        """The magnitude of the numbers that a score's rounding errors are made of; 0 for probabilities."""
+        """The magnitude of the numbers that a score's rounding errors are made of; 0 for
+        probabilities."""
         rows = resolved.score.detach() if self.logits is None else self.logits
-        if self.logits is not None and bool((rows >= 0).all()) and torch.allclose(rows.sum(1), rows.new_ones(1)):
+        if (
+            self.logits is not None
+            and bool((rows >= 0).all())
+            and torch.allclose(rows.sum(1), rows.new_ones(1))
+        ):
             return 0.0
         return float(rows[torch.isfinite(rows)].abs().max()) or 1.0
 
@@ -124,13 +141,23 @@ class Forward:
         return at_least_float32(logits)
 
     def _refuse(self, scores: Tensor, wrong: Tensor) -> None:
-        """Where scores are wrong, run the model again and inspect every layer, to name the first that is not finite."""
+        """Where scores are wrong, run the model again and inspect every layer, to name the first
+        that is not finite."""
         if not wrong.any():
             return
         copies = self.inputs.copied()
-        first = inspect(self.model, *copies.args, kwargs=copies.kwargs, gradients=False).first_nonfinite
-        where = f", first in layer {first.name!r} ({first.type})" if first is not None and first.name else ""
-        raise ModelError(f"model must give finite scores, got {scores[wrong][0].item()}{where}; check its weights")
+        first = inspect(
+            self.model, *copies.args, kwargs=copies.kwargs, gradients=False
+        ).first_nonfinite
+        where = (
+            f", first in layer {first.name!r} ({first.type})"
+            if first is not None and first.name
+            else ""
+        )
+        raise ModelError(
+            f"model must give finite scores, got {scores[wrong][0].item()}{where}; check its "
+            "weights"
+        )
 
     def resolve(self, target: Target) -> ResolvedTarget:
         """Settle a target on the output, and pick its scores."""
@@ -161,11 +188,15 @@ class Forward:
             return replace(resolved, total=score[image], image=image, found=dict(resolved.found))
 
     def total(self, resolved: ResolvedTarget, objective: Objective | None) -> Tensor:
-        """What is differentiated: the sum of the scores, or of another objective; or that of one image."""
+        """What is differentiated: the sum of the scores, or of another objective; or that of one
+        image."""
         if objective is None:
             return resolved.total
         if resolved.classes is None:
-            raise TargetError(f"target must be a class to be compared with others, got {resolved.name}; give a label")
+            raise TargetError(
+                f"target must be a class to be compared with others, got {resolved.name}; give a "
+                "label"
+            )
         with torch.set_grad_enabled(self.graph_is_on):
             scores = objective(find_logits(self.output, self.count), resolved.classes)
             return scores.sum() if resolved.image is None else scores[resolved.image]
@@ -185,7 +216,9 @@ class Forward:
         of_images = self.count in shape[:1] or self.grids.folded_frames(layer) is not None
         if not of_images and self.grids.grid(shape, layer) is None:
             must = f"layer {layer!r} must give one map for each of {self.count} images, got {shape}"
-            raise LayerError(f"{must}; name another, or use a method without layers, such as saliency or attnlrp")
+            raise LayerError(
+                f"{must}; name another, or use a method without layers, such as saliency or attnlrp"
+            )
         return record
 
     def spatial(self, tensor: Tensor, layer: str) -> Tensor:

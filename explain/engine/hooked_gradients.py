@@ -1,11 +1,13 @@
-"""Gradients that PyTorch's own full-backward hooks bring: another way to what `torch.autograd.grad` gives.
+"""Gradients that PyTorch's own full-backward hooks bring: another way to what `torch.autograd.grad`
+gives.
 
-The model runs once more, with a full-backward hook on each call of the modules in question. The hook of a layer keeps
-its ``grad_output``. That of the model keeps its ``grad_input``, which is the gradient in the photo. Those of rectifiers
-return another ``grad_input``, by the same rule as on the default way.
+The model runs once more, with a full-backward hook on each call of the modules in question. The
+hook of a layer keeps its ``grad_output``. That of the model keeps its ``grad_input``, which is the
+gradient in the photo. Those of rectifiers return another ``grad_input``, by the same rule as on the
+default way.
 
-Such hooks see modules alone, and nothing that leaves a module by another way than its output. So what they bring is
-compared with what autograd gives, and refused where it is something else.
+Such hooks see modules alone, and nothing that leaves a module by another way than its output. So
+what they bring is compared with what autograd gives, and refused where it is something else.
 """
 
 from functools import partial
@@ -26,11 +28,15 @@ from explain.relevance.gradient_rules import Gradients, Rule
 from explain.relevance.operations import Operation, operations_of
 
 
-def hooked_layer_gradient(forward: Forward, resolved: ResolvedTarget, layer: str, expected: Tensor) -> Tensor:
-    """The gradient of the scores in what a layer returns: the ``grad_output`` of its full-backward hook.
+def hooked_layer_gradient(
+    forward: Forward, resolved: ResolvedTarget, layer: str, expected: Tensor
+) -> Tensor:
+    """The gradient of the scores in what a layer returns: the ``grad_output`` of its full-backward
+    hook.
 
     Raises:
-        MethodError: it is not what autograd ``expected``. LayerError: the layer does not suit such hooks.
+        MethodError: it is not what autograd ``expected``. LayerError: the layer does not suit such
+            hooks.
     """
     with recording(True), capture(forward.model, [layer], gradients="full_backward") as seen:
         seen.backward(_run(forward, resolved)[0])
@@ -39,11 +45,16 @@ def hooked_layer_gradient(forward: Forward, resolved: ResolvedTarget, layer: str
 
 
 def hooked_input_gradient(
-    forward: Forward, resolved: ResolvedTarget, path: Path | None, rule: Rule | None, expected: Tensor
+    forward: Forward,
+    resolved: ResolvedTarget,
+    path: Path | None,
+    rule: Rule | None,
+    expected: Tensor,
 ) -> Tensor:
     """The gradient of the scores in an input: the ``grad_input`` of the model's full-backward hook.
 
-    Under a rule, the full-backward hooks of rectifiers return what it makes of their ``grad_input``.
+    Under a rule, the full-backward hooks of rectifiers return what it makes of their
+    ``grad_input``.
 
     Raises:
         MethodError: it is not what autograd ``expected``, or the model does not suit such hooks.
@@ -59,7 +70,11 @@ def hooked_input_gradient(
         seen.append(grad_input[position].detach().clone())
 
     rectifiers = {} if rule is None else _rectifiers(forward, resolved, rule)
-    with recording(True), HookGroup(forward.model) as group, refusing_in_place([*rectifiers, "the model"]):
+    with (
+        recording(True),
+        HookGroup(forward.model) as group,
+        refusing_in_place([*rectifiers, "the model"]),
+    ):
         _hook(group, "", keep)
         for name, hook in rectifiers.items():
             _hook(group, name, hook)
@@ -72,12 +87,15 @@ def _hook(group: HookGroup, name: str, hook: FullBackwardHook) -> None:
     hook_calls(group, name, lambda module, output, below: hook)
 
 
-def _follow(rule: Rule, operation: Operation, module: nn.Module, *gradients: Gradients) -> Gradients:
+def _follow(
+    rule: Rule, operation: Operation, module: nn.Module, *gradients: Gradients
+) -> Gradients:
     return rule.backward(operation, *gradients)
 
 
 def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tensor]]:
-    """Run the model once more; return the sum of the scores, and the inputs that they are differentiated in."""
+    """Run the model once more; return the sum of the scores, and the inputs that they are
+    differentiated in."""
     inputs = forward.inputs
     sources = {path: inputs.tensor(path).detach().clone().requires_grad_() for path in inputs.paths}
     output = inputs.replaced(sources).call(forward.model)
@@ -86,7 +104,9 @@ def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tenso
     return scores.sum(), list(sources.values())
 
 
-def _rectifiers(forward: Forward, resolved: ResolvedTarget, rule: Rule) -> dict[str, FullBackwardHook]:
+def _rectifiers(
+    forward: Forward, resolved: ResolvedTarget, rule: Rule
+) -> dict[str, FullBackwardHook]:
     """The hooks for modules that do nothing but rectify, by their names.
 
     Raises:

@@ -1,12 +1,13 @@
 """Incremental inference: what a perturbation cannot change is not computed again.
 
-A perturbed photo equals the photo outside of a box. Convolutions, poolings and operators on single values are run on
-this box and what they need around it, as long as it is a small part of the feature map; elsewhere, the feature map is
-that of the photo, which is computed once. Any other operator is given whole feature maps. The result is that of a
-whole pass but for rounding. The model sees `BoxMaps`, a kind of tensor, and PyTorch hands every operator on it over.
+A perturbed photo equals the photo outside of a box. Convolutions, poolings and operators on single
+values are run on this box and what they need around it, as long as it is a small part of the
+feature map; elsewhere, the feature map is that of the photo, which is computed once. Any other
+operator is given whole feature maps. The result is that of a whole pass but for rounding. The model
+sees `BoxMaps`, a kind of tensor, and PyTorch hands every operator on it over.
 
-After Nakandala et al., "Incremental and Approximate Inference for Faster Occlusion-based Deep CNN Explanations", SIGMOD
-2019.
+After Nakandala et al., "Incremental and Approximate Inference for Faster Occlusion-based Deep CNN
+Explanations", SIGMOD 2019.
 """
 
 import math
@@ -26,8 +27,9 @@ from explain.engine.settings import raise_unless_of_network
 LARGEST = 0.7
 """The share of a feature map up to which a box is computed on its own."""
 _POINTWISE = """
-    _prelu_kernel abs add celu clamp clamp_max clamp_min clone div elu exp gelu hardsigmoid hardswish hardtanh
-    leaky_relu log maximum minimum mish mul neg pow relu rsub sigmoid silu softplus sqrt square sub tanh threshold
+    _prelu_kernel abs add celu clamp clamp_max clamp_min clone div elu exp gelu hardsigmoid
+    hardswish hardtanh leaky_relu log maximum minimum mish mul neg pow relu rsub sigmoid silu
+    softplus sqrt square sub tanh threshold
 """
 """Operators that take each place of feature maps alone, as `torch.ops.aten` calls them."""
 
@@ -36,8 +38,8 @@ _POINTWISE = """
 class Box:
     """Feature maps of rows: ``values`` ``(B, C, *sides)`` in a box, elsewhere those of the photos.
 
-    ``known`` ``(N, C, ...)`` are these, ``owners`` ``(B,)`` says which photo each row belongs to, and ``start``
-    ``(B, d)`` where its box begins.
+    ``known`` ``(N, C, ...)`` are these, ``owners`` ``(B,)`` says which photo each row belongs to,
+    and ``start`` ``(B, d)`` where its box begins.
     """
 
     known: Tensor
@@ -54,11 +56,14 @@ class Box:
         return self.known.shape[2:]
 
     def at(self, start: Tensor, sides: Sequence[int], outside: float = 0.0) -> Tensor:
-        """The values ``(B, C, *sides)`` in other boxes; a constant where these reach beyond the feature map."""
+        """The values ``(B, C, *sides)`` in other boxes; a constant where these reach beyond the
+        feature map."""
         if start is self.start and tuple(sides) == self.sides:
             return self.values
         place, exists = _places(self.owners, start, sides, self.map_sides)
-        own_place, is_kept = _places(torch.arange(len(start)), self.start - start, self.sides, sides)
+        own_place, is_kept = _places(
+            torch.arange(len(start)), self.start - start, self.sides, sides
+        )
         filled = _rows(self.known).index_select(0, place.flatten())
         if not exists.all():
             filled[~exists.flatten()] = outside
@@ -73,8 +78,11 @@ class Box:
         return self.at(torch.zeros_like(self.start), self.map_sides)
 
 
-def _places(images: Tensor, start: Tensor, sides: Sequence[int], map_sides: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Where the places of boxes are among all places of feature maps ``(B, *sides)``, and whether they are there."""
+def _places(
+    images: Tensor, start: Tensor, sides: Sequence[int], map_sides: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Where the places of boxes are among all places of feature maps ``(B, *sides)``, and whether
+    they are there."""
     place = images
     exists = torch.ones(len(images), dtype=torch.bool)
     for dim, (side, map_side) in enumerate(zip(sides, map_sides, strict=True)):
@@ -98,7 +106,8 @@ def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
 
 
 def changed_box(known: Tensor, owners: Tensor, perturbed: Tensor) -> Box | None:
-    """The box of pixels in which perturbed rows differ from their photos; None where it is too large to be of use.
+    """The box of pixels in which perturbed rows differ from their photos; None where it is too
+    large to be of use.
 
     >>> x, perturbed = torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 8)
     >>> perturbed[:, :, 2:4, 5:6] = 1
@@ -111,11 +120,17 @@ def changed_box(known: Tensor, owners: Tensor, perturbed: Tensor) -> Box | None:
         return None
     rows = torch.arange(len(owners))
     nothing = perturbed.narrow(2, 0, 0)
-    return Box(known, owners, start, Box(perturbed, rows, torch.zeros_like(start), nothing).at(start, sides))
+    return Box(
+        known,
+        owners,
+        start,
+        Box(perturbed, rows, torch.zeros_like(start), nothing).at(start, sides),
+    )
 
 
 def _changed(known: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
-    """Where the pixels that changed begin in each row, and the sides of a box that holds them in any row."""
+    """Where the pixels that changed begin in each row, and the sides of a box that holds them in
+    any row."""
     changed = (perturbed != known[owners]).any(1)
     starts = []
     sides = list[int]()
@@ -136,18 +151,26 @@ Results: TypeAlias = list[tuple[Any, Sequence[Any], Tensor]]
 
 @dataclass(eq=False)
 class PhotoPass:
-    """The operators that a pass has come to, and what they gave for the photos in earlier passes."""
+    """The operators that a pass has come to, and what they gave for the photos in earlier
+    passes."""
 
     results: Results
     layout: torch.memory_format = torch.contiguous_format
     count: int = 0
 
-    def result(self, function: Any, arguments: Sequence[Any], compute: Callable[[], Tensor]) -> Tensor:
-        """What the next operator gives for the photos, computed in the first pass that comes to it."""
+    def result(
+        self, function: Any, arguments: Sequence[Any], compute: Callable[[], Tensor]
+    ) -> Tensor:
+        """What the next operator gives for the photos, computed in the first pass that comes to
+        it."""
         number = self.count
         self.count += 1
         for before, known, result in self.results[number : number + 1]:
-            if before == function and len(known) == len(arguments) and all(map(_same, known, arguments)):
+            if (
+                before == function
+                and len(known) == len(arguments)
+                and all(map(_same, known, arguments))
+            ):
                 return result
         result = _channels_last(compute())
         self.results[number:] = [(function, arguments, result)]
@@ -157,8 +180,8 @@ class PhotoPass:
 class BoxMaps(Tensor):
     """Feature maps that are known as a box. Operators that take places alone give such maps again.
 
-    Any other operator is given whole feature maps. Where it overwrites them, or returns another name of their memory,
-    they stay whole.
+    Any other operator is given whole feature maps. Where it overwrites them, or returns another
+    name of their memory, they stay whole.
 
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
     >>> x = torch.rand(1, 3, 16, 16)
@@ -260,8 +283,12 @@ class _Operator:
     photos: PhotoPass
 
     def __post_init__(self) -> None:
-        self.tensors = [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
-        self.boxes: list[Any] = [tensor.box for tensor in self.tensors if isinstance(tensor, BoxMaps)]
+        self.tensors = [
+            leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)
+        ]
+        self.boxes: list[Any] = [
+            tensor.box for tensor in self.tensors if isinstance(tensor, BoxMaps)
+        ]
 
     def result(self) -> Box | None:
         """What it gives, as a box; None where it needs whole feature maps."""
@@ -269,7 +296,11 @@ class _Operator:
         others = [tensor for tensor in self.tensors if not isinstance(tensor, BoxMaps)]
         takes_one = len(self.boxes) == 1 and isinstance(self.args[0], BoxMaps)
         dims = len(self.boxes[0].sides)
-        if takes_one and name.partition("_with")[0].rstrip("123d") in ("convolution", "max_pool", "avg_pool"):
+        if takes_one and name.partition("_with")[0].rstrip("123d") in (
+            "convolution",
+            "max_pool",
+            "avg_pool",
+        ):
             return self._windowed()
         if name == "constant_pad_nd":
             return self._padded()
@@ -280,7 +311,9 @@ class _Operator:
         elif name == "cat":
             takes_places_alone = self.args[1:] in ((1,), (-dims - 1,)) and not others
         else:
-            takes_places_alone = name in _POINTWISE.split() and all(_is_constant(tensor, dims) for tensor in others)
+            takes_places_alone = name in _POINTWISE.split() and all(
+                _is_constant(tensor, dims) for tensor in others
+            )
         return self._each_value() if takes_places_alone else None
 
     def _of_photos(self) -> Tensor:
@@ -297,10 +330,13 @@ class _Operator:
         return _first(self.function(*args, **kwargs))
 
     def _each_value(self) -> Box | None:
-        """An operator that takes each place of the feature maps alone, in the box that holds all boxes."""
+        """An operator that takes each place of the feature maps alone, in the box that holds all
+        boxes."""
         start, sides = _around(self.boxes)
         one = self.boxes[0]
-        if any(box.map_sides != one.map_sides for box in self.boxes) or not _is_small(sides, one.map_sides):
+        if any(box.map_sides != one.map_sides for box in self.boxes) or not _is_small(
+            sides, one.map_sides
+        ):
             return None
         values = self._run(self._of_boxes(lambda box: box.at(start, sides)))
         return Box(self._of_photos(), one.owners, start, values)
@@ -319,7 +355,9 @@ class _Operator:
         named = dict(zip(names, self.args, strict=False))
         is_pool = "kernel_size" in names
         is_average = "count_include_pad" in names
-        cuts_padding = is_average and (named.get("ceil_mode") or not named.get("count_include_pad", True))
+        cuts_padding = is_average and (
+            named.get("ceil_mode") or not named.get("count_include_pad", True)
+        )
         if cuts_padding or named.get("transposed"):
             return None
         (box,) = self.boxes
@@ -353,7 +391,8 @@ WORTH_A_TRIAL = 12 * FEW  # rows from which on a trial costs little
 
 
 class IncrementalInference:
-    """Runs perturbed rows incrementally where a trial shows that it is faster, and gives the same scores."""
+    """Runs perturbed rows incrementally where a trial shows that it is faster, and gives the same
+    scores."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self._model = model
@@ -362,7 +401,8 @@ class IncrementalInference:
         self._results: Results = []
 
     def is_faster(self, owners: Tensor, inputs: Inputs, agree: Callable[[Any, Any], bool]) -> bool:
-        """Whether it is right and faster for rows like these of the photos ``owners``, which are run in a trial.
+        """Whether it is right and faster for rows like these of the photos ``owners``, which are
+        run in a trial.
 
         ``agree`` compares an output with that for the first `FEW` of the rows.
         """
@@ -382,11 +422,14 @@ class IncrementalInference:
             output = self._follow(box, inputs)
         return inputs.call(self._model) if output is None else output
 
-    def _try(self, owners: Tensor, box: Box, inputs: Inputs, agree: Callable[[Any, Any], bool]) -> bool:
+    def _try(
+        self, owners: Tensor, box: Box, inputs: Inputs, agree: Callable[[Any, Any], bool]
+    ) -> bool:
         count = min(FEW, len(owners))
         few = inputs.rows(torch.arange(count))
         box_of_few = changed_box(self._photos, owners[:count], few.x)
-        if box_of_few is None or self._follow(box_of_few, few) is None:  # which computes what is known of the photos
+        # which computes what is known of the photos
+        if box_of_few is None or self._follow(box_of_few, few) is None:
             return False
         began = time.perf_counter()
         output = self._follow(box, inputs)
@@ -408,7 +451,8 @@ class IncrementalInference:
 
 
 def _kind(box: Box) -> Any:
-    """What decides how long rows take in a network: the size of photos, and of the boxes in which they changed."""
+    """What decides how long rows take in a network: the size of photos, and of the boxes in which
+    they changed."""
     share = math.prod(box.sides) / math.prod(box.map_sides)
     return box.known.shape[1:], box.known.dtype, torch.get_num_threads(), math.ceil(8 * share)
 
@@ -430,7 +474,9 @@ def _first(result: Any) -> Tensor:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other))
+    return one is other or (
+        not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
+    )
 
 
 def _around(boxes: Sequence[Box]) -> tuple[Tensor, Sequence[int]]:

@@ -1,4 +1,5 @@
-"""Perturbed feature maps of a layer: the network is run with them in place of what the layer returned."""
+"""Perturbed feature maps of a layer: the network is run with them in place of what the layer
+returned."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -24,12 +25,17 @@ from explain.hooks.unwrap import has_hooks
 class LayerRerun:
     """Runs a network with other feature maps of a layer, of one image after the other.
 
-    Behind the layer, the network takes all maps together; what lies before it is replayed from a tape, or run for the
-    image alone. Where a probe shows that this is not right, the whole network is run for every map.
+    Behind the layer, the network takes all maps together; what lies before it is replayed from a
+    tape, or run for the image alone. Where a probe shows that this is not right, the whole network
+    is run for every map.
     """
 
     def __init__(
-        self, context: RerunContext, layer: str, rows: PerturbedRows, accumulators: Sequence[TargetAccumulators]
+        self,
+        context: RerunContext,
+        layer: str,
+        rows: PerturbedRows,
+        accumulators: Sequence[TargetAccumulators],
     ) -> None:
         self.context = context
         self.rows = rows
@@ -44,14 +50,17 @@ class LayerRerun:
         context = self.context
         self._image = image
         self._tape = context.state.tapes.pop(self._layer, None)
-        if self._tape is None and not has_hooks(context.model):  # hooks of others would see a replay
+        # hooks of others would see a replay
+        if self._tape is None and not has_hooks(context.model):
             self._tape = self._record_prefix()
 
         def run(way: Way, images: Tensor) -> Any:
             return self._run_maps(way, images, between_far_rows(self._maps[images]))
 
         ways: tuple[Way, ...] = ("behind the layer", "together")
-        self._way = context.way((self._layer, int(image)), {way: partial(run, way) for way in ways}, image)
+        self._way = context.way(
+            (self._layer, int(image)), {way: partial(run, way) for way in ways}, image
+        )
         self.rows_at_once = context.rows_at_once(self._way, after=self._layer)
 
     def run(self, numbers: Tensor) -> list[Add]:
@@ -68,7 +77,10 @@ class LayerRerun:
             output = self._run_maps(self._way, images, maps)
         if self._tape is not None and len(context.inputs) == 1:
             context.state.tapes[self._layer] = self._tape  # for further rows of the image
-        return [of_target.read_output(images, numbers, output, place) for of_target in self._accumulators]
+        return [
+            of_target.read_output(images, numbers, output, place)
+            for of_target in self._accumulators
+        ]
 
     def _record_prefix(self) -> Tape | None:
         """Run up to the layer and record the operations; None if they cannot be replayed."""
@@ -77,7 +89,8 @@ class LayerRerun:
         with context.runs_model(), HookGroup(context.model) as group:
             call = name_of_call(record.layer, record.call, context.model)
             recorder = PrefixRecorder(group, context.model, call, ends=True)
-            inputs = context.inputs.rows(self._image)  # what is recorded begins with the call, as it does in a replay
+            # what is recorded begins with the call, as it does in a replay
+            inputs = context.inputs.rows(self._image)
             try:
                 with recorder.tape:
                     inputs.call(context.model)
@@ -108,9 +121,11 @@ class LayerRerun:
             tensor = first_tensor(output)
             if tensor is not None and overwritten:
                 if tensor.shape == perturbed.shape:
-                    tensor.copy_(perturbed)  # code that reads it by its older name sees the change too
+                    # code that reads it by its older name sees the change too
+                    tensor.copy_(perturbed)
                     return None
-                tensor.fill_(float("nan"))  # code that reads it by its older name shows: that tensor has fewer rows
+                # code that reads it by its older name shows: that tensor has fewer rows
+                tensor.fill_(float("nan"))
             return replace_first(output, perturbed)
 
         inputs = context.inputs.rows(before)

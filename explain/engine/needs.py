@@ -1,13 +1,23 @@
 """What a method may need, as frozen values; the evidence that answers it; and needs at a layer.
 
-A need says whether it is about a layer, whether the graph must reach back to the input, and which backward pass
-answers it. From that alone the plan is made; `collectors` has a function for each kind of need.
+A need says whether it is about a layer, whether the graph must reach back to the input, and which
+backward pass answers it. From that alone the plan is made; `collectors` has a function for each
+kind of need.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, dataclass_transform
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    dataclass_transform,
+)
 
 import torch
 from torch import Tensor
@@ -28,7 +38,8 @@ GradientsBy: TypeAlias = Literal["autograd", "full_backward"]
 
 @dataclass(frozen=True)
 class Concept:
-    """Channels of a layer: relevance passes through these alone, and stops at the layer's others."""
+    """Channels of a layer: relevance passes through these alone, and stops at the layer's
+    others."""
 
     layer: str
     channels: tuple[int, ...]
@@ -36,9 +47,11 @@ class Concept:
 
 @dataclass(frozen=True)
 class Backward:
-    """One backward pass over a forward pass: of the score or another objective, under a rule, a composite or none.
+    """One backward pass over a forward pass: of the score or another objective, under a rule, a
+    composite or none.
 
-    ``second`` marks the pass through a gradient that is needed for curvature, ``concept`` what relevance goes through.
+    ``second`` marks the pass through a gradient that is needed for curvature, ``concept`` what
+    relevance goes through.
     """
 
     objective: Objective | None = None
@@ -97,7 +110,9 @@ class Need(Generic[T]):
     @property
     def looks_inside(self) -> bool:
         """Whether it needs to see the operations of the network, which scripted modules hide."""
-        return self.backward is not None and (self.backward.propagates or self.backward.rule is not None)
+        return self.backward is not None and (
+            self.backward.propagates or self.backward.rule is not None
+        )
 
     @property
     def hooked(self) -> bool:
@@ -106,7 +121,8 @@ class Need(Generic[T]):
 
     @property
     def reads_weights(self) -> bool:
-        """Whether it takes weights of the network after they have been used, which sharded networks free by then."""
+        """Whether it takes weights of the network after they have been used, which sharded networks
+        free by then."""
         backward = self.backward
         return backward is not None and (backward.composite is not None or backward.second)
 
@@ -115,7 +131,11 @@ class Need(Generic[T]):
         """The backward pass that answers it, if one is needed."""
         if not self.differentiates:
             return None
-        options = {field.name: getattr(self, field.name) for field in fields(self) if field.name in _OF_BACKWARD}
+        options = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name in _OF_BACKWARD
+        }
         return Backward(**options, second=self.second)
 
 
@@ -126,7 +146,8 @@ class Activations(Need[Tensor]):
 
 
 class LayerGradients(Need[Tensor]):
-    """The gradient of the score, or of another objective, in the layer's feature maps: ``(N, C, h, w)``."""
+    """The gradient of the score, or of another objective, in the layer's feature maps: ``(N, C, h,
+    w)``."""
 
     objective: Objective | None = None
     gradients: GradientsBy = "autograd"
@@ -139,7 +160,8 @@ class LayerGradients(Need[Tensor]):
 
 
 class LayerCurvature(Need[Tensor]):
-    """The Hessian of the score, or of another objective, in the feature maps, times these maps: ``(N, C, h, w)``."""
+    """The Hessian of the score, or of another objective, in the feature maps, times these maps:
+    ``(N, C, h, w)``."""
 
     objective: Objective | None = None
 
@@ -147,14 +169,16 @@ class LayerCurvature(Need[Tensor]):
 
 
 class ClassWeights(Need[Tensor]):
-    """The weights of the target's class in a head that averages the feature maps and is linear: ``(N, C)``."""
+    """The weights of the target's class in a head that averages the feature maps and is linear:
+    ``(N, C)``."""
 
     of_layer = reads_weights = True
     also = frozenset({Activations()})
 
 
 class InputGradients(Need[Tensor]):
-    """The gradient of the score in the input, ``(N, C, H, W)``, plain or under a rule for operations."""
+    """The gradient of the score in the input, ``(N, C, H, W)``, plain or under a rule for
+    operations."""
 
     rule: Rule | None = None
     gradients: GradientsBy = "autograd"
@@ -173,7 +197,8 @@ class FollowsGradient(Need[bool]):
 
 
 class RuleCoverage(Need[Coverage]):
-    """Which operations between the input and the score a rule acted on, and which it should have but could not."""
+    """Which operations between the input and the score a rule acted on, and which it should have
+    but could not."""
 
     rule: Rule
 
@@ -181,7 +206,8 @@ class RuleCoverage(Need[Coverage]):
 
 
 class Relevance(Need[Tensor]):
-    """The relevance of the input under a composite, ``(N, C, H, W)``; with a ``concept``, what goes through it."""
+    """The relevance of the input under a composite, ``(N, C, H, W)``; with a ``concept``, what goes
+    through it."""
 
     composite: Composite
     concept: Concept | None = None
@@ -198,7 +224,8 @@ class LayerRelevance(Need[Tensor]):
 
 
 class RelevanceCoverage(Need[Coverage]):
-    """Which rule of a composite covered which operation, and what was taken out of the relevance by which cause."""
+    """Which rule of a composite covered which operation, and what was taken out of the relevance by
+    which cause."""
 
     composite: Composite
     concept: Concept | None = None
@@ -215,7 +242,8 @@ class Multipliers(Need[Tensor]):
 
 
 class BiasTerms(Need[tuple[Tensor, ...]]):
-    """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)`` without a map."""
+    """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)``
+    without a map."""
 
     whole = looks_inside = reads_weights = differentiates = True
 
@@ -227,14 +255,16 @@ class Uninspected(Need[Coverage]):
 
 
 class DetectionSimilarity(Need[Tensor]):
-    """How much the best detection in each image is like the one that is explained: ``(N,)``, from 0 to 1."""
+    """How much the best detection in each image is like the one that is explained: ``(N,)``, from 0
+    to 1."""
 
     detached = True
 
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """One attention: its weights ``(N, heads, queries, keys)``, and the gradient of the score in them, if needed.
+    """One attention: its weights ``(N, heads, queries, keys)``, and the gradient of the score in
+    them, if needed.
 
     ``query`` and ``key`` are ``(N, heads, tokens, d)``, where they are known.
     """
@@ -246,7 +276,8 @@ class AttentionMap:
 
 
 class Attention(Need[tuple[AttentionMap, ...]]):
-    """Every attention of the network that the photo reaches, in order, with gradients of the score on request.
+    """Every attention of the network that the photo reaches, in order, with gradients of the score
+    on request.
 
     With ``unreached``, also what it does not reach, such as attention among words alone.
     """
@@ -268,7 +299,8 @@ class InputAttention(Attention):
 
 
 class AttentionRelevance(Need[tuple[AttentionMap, ...]]):
-    """Every attention of the network, in order, with the gradients that a composite brings to its weights.
+    """Every attention of the network, in order, with the gradients that a composite brings to its
+    weights.
 
     The relevance of a weight is its value times that gradient.
     """
@@ -279,20 +311,23 @@ class AttentionRelevance(Need[tuple[AttentionMap, ...]]):
 
 
 class BlockAttention(Need[list[Tensor]]):
-    """For each transformer block, the gradient in its attention of the score that the head reads off its output."""
+    """For each transformer block, the gradient in its attention of the score that the head reads
+    off its output."""
 
     looks_inside = detached = True
 
 
 class BlockTokens(Need[tuple[Tensor, ...]]):
-    """What each transformer block gives, laid out as maps without class tokens: ``(N, C, h, w)`` each."""
+    """What each transformer block gives, laid out as maps without class tokens: ``(N, C, h, w)``
+    each."""
 
     looks_inside = detached = True
 
 
 @dataclass(frozen=True)
 class NeedAtLayer:
-    """A kind of evidence, the layer and the explained input that it is about; None where it is not about one.
+    """A kind of evidence, the layer and the explained input that it is about; None where it is not
+    about one.
 
     If only one input is explained, ``input`` is None too.
     """
@@ -303,7 +338,9 @@ class NeedAtLayer:
 
     def at_same_place(self, kind: Need[Any]) -> "NeedAtLayer":
         """A need of another kind, about the same layer and input."""
-        return NeedAtLayer(kind, self.layer if kind.of_layer else None, self.input if kind.of_input else None)
+        return NeedAtLayer(
+            kind, self.layer if kind.of_layer else None, self.input if kind.of_input else None
+        )
 
 
 def needs_at(
@@ -321,15 +358,18 @@ def needs_at(
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Evidence in at least single precision: sums and quotients in half precision are too inexact."""
+    """Evidence in at least single precision: sums and quotients in half precision are too
+    inexact."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Where perturbed rows come from: ``count`` images of the caller, whose tensors ``carry`` brings to the rows.
+    """Where perturbed rows come from: ``count`` images of the caller, whose tensors ``carry``
+    brings to the rows.
 
-    ``image`` is the one row that counts, where a perturbed image is run among the others of its batch.
+    ``image`` is the one row that counts, where a perturbed image is run among the others of its
+    batch.
     """
 
     count: int
@@ -340,16 +380,20 @@ class RowOrigin:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The target and its score, and for one layer or none, the answers to the needs of a method in ``found``.
+    """The target and its score, and for one layer or none, the answers to the needs of a method in
+    ``found``.
 
-    Tensors are detached unless graphs are created, and every one has a row for each image. ``inputs`` ``(N, C, H, W)``
-    is what is explained (of a video ``(N, C, T, H, W)``), ``score`` ``(N,)`` what the target picked, ``classes``
-    ``(N,)`` the class that it belongs to or None, ``target`` its name, ``logits`` ``(N, K)`` the class scores where the
-    output has them, and ``grids`` how the tensors of the network are laid out.
+    Tensors are detached unless graphs are created, and every one has a row for each image.
+    ``inputs`` ``(N, C, H, W)`` is what is explained (of a video ``(N, C, T, H, W)``), ``score``
+    ``(N,)`` what the target picked, ``classes`` ``(N,)`` the class that it belongs to or None,
+    ``target`` its name, ``logits`` ``(N, K)`` the class scores where the output has them, and
+    ``grids`` how the tensors of the network are laid out.
 
     >>> from explain.layers.layouts import Grids
     >>> x, found = torch.zeros(1, 3, 4, 4), {Activations(): torch.ones(1, 2, 4, 4)}
-    >>> Evidence(x, torch.ones(1), None, "a score", Grids((4, 4)), layer="conv", found=found).activations.shape
+    >>> Evidence(
+    ...     x, torch.ones(1), None, "a score", Grids((4, 4)), layer="conv", found=found
+    ... ).activations.shape
     torch.Size([1, 2, 4, 4])
     """
 
@@ -366,9 +410,11 @@ class Evidence:
     find_outputs: Callable[[], Outputs] = field(default=Outputs, repr=False)
     """Finds out how the class scores become probabilities."""
     rounding: Mapping[Any, float] = field(default_factory=dict, repr=False)
-    """By how much scores in bfloat16 are off, by the perturbation of the rows that have been run so."""
+    """By how much scores in bfloat16 are off, by the perturbation of the rows that have been run
+    so."""
     inexact: Mapping[Need[Any], Any] = field(default_factory=dict, repr=False)
-    """Of answers that come from scores in bfloat16, what others with rounding errors of the same size would be."""
+    """Of answers that come from scores in bfloat16, what others with rounding errors of the same
+    size would be."""
 
     def __getitem__(self, need: Need[T]) -> T:
         return self.found[need]  # type: ignore[no-any-return]
@@ -397,9 +443,11 @@ class Evidence:
         return len(self.inputs) if self.origin is None else self.origin.count
 
     def of_images(self, tensor: Tensor) -> Tensor:
-        """Bring a tensor with a row for each of the caller's images, or one for all, to the rows of this evidence.
+        """Bring a tensor with a row for each of the caller's images, or one for all, to the rows of
+        this evidence.
 
-        Perturbed rows get the row of the image that they were made of, moved as the photo was moved.
+        Perturbed rows get the row of the image that they were made of, moved as the photo was
+        moved.
         """
         of_all = tensor.expand(self.images, *tensor.shape[1:])
         return of_all if self.origin is None else self.origin.carry(of_all)
@@ -417,15 +465,23 @@ class Evidence:
         grids = Grids(self.size[1:], frames * len(self.inputs))
         answers = {need: of_frames(self[need]) for need in needs}
         return Evidence(
-            of_frames(self.inputs), of_frames(self.score), classes, self.target, grids, logits, self.layer, answers
+            of_frames(self.inputs),
+            of_frames(self.score),
+            classes,
+            self.target,
+            grids,
+            logits,
+            self.layer,
+            answers,
         )
 
 
 def applied(method: Callable[[Evidence], Tensor], evidence: Evidence) -> Tensor:
-    """What a method makes of evidence; of a layer that takes each frame as an image, frame by frame.
+    """What a method makes of evidence; of a layer that takes each frame as an image, frame by
+    frame.
 
-    So it is of methods that read nothing but maps. Others, such as those that mask the whole video with a map, have
-    the layer's maps in time.
+    So it is of methods that read nothing but maps. Others, such as those that mask the whole video
+    with a map, have the layer's maps in time.
     """
     is_video = len(evidence.size) == 3
     frames = evidence.grids.folded_frames(evidence.layer) if is_video else None

@@ -1,6 +1,8 @@
-"""Perturbations and reducers: which rows are run, what is computed for each, and how results are added up.
+"""Perturbations and reducers: which rows are run, what is computed for each, and how results are
+added up.
 
-Methods, metrics and checks give the engine these values. Equal ones are run once for all methods and targets of a call.
+Methods, metrics and checks give the engine these values. Equal ones are run once for all methods
+and targets of a call.
 """
 
 from abc import ABC, abstractmethod
@@ -14,15 +16,18 @@ from torch import Tensor
 from explain.engine.needs import Activations, Evidence, Need
 
 Build = Callable[[Tensor, Tensor], Tensor]
-"""From the images ``(b,)`` of rows, and their numbers ``(b,)`` among those of their image, to a tensor ``(b, ...)``."""
+"""From the images ``(b,)`` of rows, and their numbers ``(b,)`` among those of their image, to a
+tensor ``(b, ...)``."""
 
 
 @dataclass(frozen=True)
 class PerturbedRows:
-    """Perturbed rows: the image of each, ``owners`` ``(P,)``, and its number among those of its image.
+    """Perturbed rows: the image of each, ``owners`` ``(P,)``, and its number among those of its
+    image.
 
-    ``build`` makes perturbed inputs or feature maps: new tensors, which the network may overwrite. ``masks`` makes what
-    stays of each, if it is masked. ``carry`` does to a tensor with a row for each image what was done to the photo's
+    ``build`` makes perturbed inputs or feature maps: new tensors, which the network may overwrite.
+    ``masks`` makes what stays of each, if it is masked. ``carry`` does to a tensor with a row for
+    each image what was done to the photo's
     geometry: ``(tensor, numbers)`` to one row for each perturbed row. None: nothing was moved.
     """
 
@@ -42,13 +47,16 @@ class PerturbedRows:
 
 
 def rows_of(counts: Sequence[int], device: torch.device, build: Build) -> PerturbedRows:
-    """So many rows for each image: the first of all images, then the second of all that have one, and so on.
+    """So many rows for each image: the first of all images, then the second of all that have one,
+    and so on.
 
     >>> rows = rows_of([1, 2], torch.device("cpu"), lambda images, numbers: images + numbers)
     >>> rows.owners, rows.numbers
     (tensor([0, 1, 1]), tensor([0, 0, 1]))
     """
-    exists = torch.arange(max(counts, default=0), device=device)[:, None] < torch.tensor(counts, device=device)
+    exists = torch.arange(max(counts, default=0), device=device)[:, None] < torch.tensor(
+        counts, device=device
+    )
     numbers, images = exists.nonzero(as_tuple=True)
     return PerturbedRows(images, numbers, build)
 
@@ -64,19 +72,23 @@ def copies(x: Tensor, count: int, make: Callable[[int, int], Tensor]) -> Perturb
 
 
 class Perturbation(ABC):
-    """A plan of perturbed rows. Subclasses are frozen dataclasses: equal ones are run once for all methods of a call.
+    """A plan of perturbed rows. Subclasses are frozen dataclasses: equal ones are run once for all
+    methods of a call.
 
     It may look at the evidence that it ``needs``, and at nothing that depends on the target.
     """
 
     of_tokens: ClassVar[bool] = False
-    """Whether it leaves tokens out before the first block of a transformer: its rows are truth values ``(b, h, w)``,
-    true for the tokens that stay, as many in each row. It alters no layer then."""
+    """Whether it leaves tokens out before the first block of a transformer: its rows are truth
+    values ``(b, h, w)``, true for the tokens that stay, as many in each row. It alters no layer
+    then."""
     is_reference: ClassVar[bool] = False
-    """Whether the scores of other rows are compared with those of its rows; it is run first then."""
+    """Whether the scores of other rows are compared with those of its rows; it is run first
+    then."""
 
     full_precision: ClassVar[bool] = False
-    """Whether its rows are never run in bfloat16, since they are compared with scores in full precision."""
+    """Whether its rows are never run in bfloat16, since they are compared with scores in full
+    precision."""
     words: str = ""
     """What the rows are, as a plan says it."""
 
@@ -85,7 +97,8 @@ class Perturbation(ABC):
 
     @property
     def of_layer(self) -> bool:
-        """Whether it alters feature maps ``(b, C, h, w)`` of a layer, and not inputs ``(b, C, H, W)``."""
+        """Whether it alters feature maps ``(b, C, h, w)`` of a layer, and not inputs ``(b, C, H,
+        W)``."""
         return False
 
     @property
@@ -93,10 +106,11 @@ class Perturbation(ABC):
         return frozenset()
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
-        """How many rows each image has at most, for a layer with so many channels and a photo of this size.
+        """How many rows each image has at most, for a layer with so many channels and a photo of
+        this size.
 
-        Both are 0 or empty where they are not known; the count is 0 where it depends on them. It is that of the option
-        ``samples``, if there is one.
+        Both are 0 or empty where they are not known; the count is 0 where it depends on them. It is
+        that of the option ``samples``, if there is one.
         """
         return getattr(self, "samples", 0)
 
@@ -105,7 +119,8 @@ class Perturbation(ABC):
         """The perturbed rows of the images."""
 
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
-        """The perturbed rows of a second explained input, which are run together with the ``first`` one's."""
+        """The perturbed rows of a second explained input, which are run together with the ``first``
+        one's."""
         return self.rows(evidence)
 
 
@@ -114,7 +129,8 @@ class Accumulator(ABC):
 
     @abstractmethod
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
-        """Take the values ``(b, ...)`` of some rows: their images ``(b,)``, and the number of each in its image."""
+        """Take the values ``(b, ...)`` of some rows: their images ``(b,)``, and the number of each
+        in its image."""
 
     @abstractmethod
     def result(self) -> Any: ...
@@ -132,11 +148,13 @@ class Accumulator(ABC):
         return None
 
     def so_far(self) -> Tensor | None:
-        """The map by now, with zeros for images without one; None where there is none before all rows have come."""
+        """The map by now, with zeros for images without one; None where there is none before all
+        rows have come."""
         return None
 
     def partial(self) -> Any:
-        """The result by now, marked as unfinished; None where there is none before all rows have come."""
+        """The result by now, marked as unfinished; None where there is none before all rows have
+        come."""
         return None
 
 
@@ -151,7 +169,8 @@ class Reducer(Protocol):
 
 @dataclass(frozen=True)
 class InOrder(Reducer):
-    """Keeps the result of each row: those of the first image by their numbers, then those of the second, and so on."""
+    """Keeps the result of each row: those of the first image by their numbers, then those of the
+    second, and so on."""
 
     def begin(self, evidence: Evidence) -> Accumulator:
         return _InOrder(evidence.score)
@@ -177,7 +196,8 @@ class _InOrder(Accumulator):
 
 @dataclass(frozen=True)
 class ByImage(Reducer):
-    """Keeps the results of the rows of each image, by their numbers: a list with a tensor for each image."""
+    """Keeps the results of the rows of each image, by their numbers: a list with a tensor for each
+    image."""
 
     def begin(self, evidence: Evidence) -> Accumulator:
         return _ByImage(evidence.score)
@@ -235,13 +255,14 @@ class AnswerTo:
 
 
 ScoreKind = Literal["logit", "probability", "margin", "all"]
-"""What of a score counts: the score as the target picks it, the probability of its class, the margin of its class's
-logit over the best other one, or the logits of all classes."""
+"""What of a score counts: the score as the target picks it, the probability of its class, the
+margin of its class's logit over the best other one, or the logits of all classes."""
 
 
 @dataclass(frozen=True)
 class ScoreOf:
-    """The score of each row, of some kind; of ``category`` in place of the target's class, if it is given.
+    """The score of each row, of some kind; of ``category`` in place of the target's class, if it is
+    given.
 
     Of targets that are no class, such as a detected box, it is the score, whatever the kind.
     """
@@ -275,7 +296,9 @@ class Attributions(Need[Any]):
 
     @property
     def of_layer(self) -> bool:  # type: ignore[override]
-        return self.of.of_layer or any(need.of_layer for need in (*self.method.needs, *self.of.needs))
+        return self.of.of_layer or any(
+            need.of_layer for need in (*self.method.needs, *self.of.needs)
+        )
 
     @property
     def of_input(self) -> bool:  # type: ignore[override]
@@ -300,7 +323,8 @@ class Scores(Attributions):
 
 
 def keep_graph(needs: Collection[Need[Any]]) -> bool:
-    """Whether answers can keep their graph: attention, and what is computed from scores of altered photos, cannot."""
+    """Whether answers can keep their graph: attention, and what is computed from scores of altered
+    photos, cannot."""
     methods = [need.method for need in needs if isinstance(need, Attributions)]
     kept = all(getattr(method, "differentiable", keep_graph(method.needs)) for method in methods)
     return kept and not any(need.detached for need in needs)
@@ -318,12 +342,15 @@ class OneForEach(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         perturbed = self.perturbed(evidence)
-        return rows_of([1] * len(perturbed), perturbed.device, lambda images, numbers: perturbed[images])
+        return rows_of(
+            [1] * len(perturbed), perturbed.device, lambda images, numbers: perturbed[images]
+        )
 
 
 @dataclass(frozen=True)
 class Unperturbed(OneForEach):
-    """The photo, or a layer's feature maps, as they are: a reference for the scores of other rows."""
+    """The photo, or a layer's feature maps, as they are: a reference for the scores of other
+    rows."""
 
     of_layer: bool = False
 
@@ -355,7 +382,8 @@ class ZeroInput(OneForEach):
 
 @dataclass(frozen=True, eq=False)
 class GivenRows(Perturbation):
-    """Rows that are ``given``, made of ``inputs`` or, where these are None, of a layer's feature maps.
+    """Rows that are ``given``, made of ``inputs`` or, where these are None, of a layer's feature
+    maps.
 
     No two such perturbations are equal. Explained inputs beside ``inputs`` stay as they are.
     """
@@ -381,7 +409,9 @@ class GivenRows(Perturbation):
 
 def given_rows(made: Tensor, words: str, inputs: Tensor) -> GivenRows:
     """One row for each image of ``inputs``, which is ``made`` already."""
-    return GivenRows(rows_of([1] * len(made), made.device, lambda images, numbers: made[images]), words, inputs)
+    return GivenRows(
+        rows_of([1] * len(made), made.device, lambda images, numbers: made[images]), words, inputs
+    )
 
 
 Steps = Generator[Scores, Any, None]
@@ -389,11 +419,13 @@ Steps = Generator[Scores, Any, None]
 
 
 class OutOfTimeError(Exception):
-    """Raised where a search has asked for rows when its time is over; it may ask for a few more to finish."""
+    """Raised where a search has asked for rows when its time is over; it may ask for a few more to
+    finish."""
 
 
 class Search(ABC):
-    """Looks for something by perturbed rows that depend on earlier ones: `steps` asks, and the engine runs the rows."""
+    """Looks for something by perturbed rows that depend on earlier ones: `steps` asks, and the
+    engine runs the rows."""
 
     samples = 0
     """How many rows were run by now."""
@@ -423,7 +455,8 @@ class Search(ABC):
 
 
 class Searcher(Protocol):
-    """A method that searches, as far as the engine uses it; the searches share its ``max_seconds``, if it has any."""
+    """A method that searches, as far as the engine uses it; the searches share its ``max_seconds``,
+    if it has any."""
 
     @property
     def name(self) -> str: ...

@@ -1,8 +1,11 @@
 """`Plan`: which passes gather the evidence, decided before any of them is run; it prints itself.
 
-* layers only: everything below the first of those that gradients are taken of runs without a graph, like inference;
-* gradients of the input: the whole pass is recorded, and each rule is one more backward pass over it;
-* each further target, and each further objective, is one more backward pass, never one more forward;
+* layers only: everything below the first of those that gradients are taken of runs without a graph,
+  like inference;
+* gradients of the input: the whole pass is recorded, and each rule is one more backward pass over
+  it;
+* each further target, and each further objective, is one more backward pass, never one more
+  forward;
 * perturbed rows: each plan of them is run once, for all methods and targets.
 """
 
@@ -15,7 +18,15 @@ from typing import Any
 
 from explain._utils.html import lines_html
 from explain._utils.progress import duration
-from explain.engine.needs import Attention, AttentionRelevance, Backward, BlockAttention, Need, NeedAtLayer, needs_at
+from explain.engine.needs import (
+    Attention,
+    AttentionRelevance,
+    Backward,
+    BlockAttention,
+    Need,
+    NeedAtLayer,
+    needs_at,
+)
 from explain.engine.perturbations import Attributions, Perturbation, Searches, Unperturbed
 from explain.engine.settings import Precision
 
@@ -29,28 +40,37 @@ class Stream:
     needs: tuple[NeedAtLayer, ...]
 
     def is_known(self, precision: Precision) -> bool:
-        """Whether the first forward pass has the result: nothing is perturbed, and the precision is the same."""
+        """Whether the first forward pass has the result: nothing is perturbed, and the precision is
+        the same."""
         return isinstance(self.of, Unperturbed) and precision == "full" and not self.inner
 
     @property
     def inner(self) -> frozenset[NeedAtLayer]:
         """The evidence that is needed of each perturbed row."""
-        of_methods = [(need, need.kind.method.needs) for need in self.needs if isinstance(need.kind, Attributions)]
+        of_methods = [
+            (need, need.kind.method.needs)
+            for need in self.needs
+            if isinstance(need.kind, Attributions)
+        ]
         return frozenset(need.at_same_place(inner) for need, needs in of_methods for inner in needs)
 
     @property
     def in_bfloat16(self) -> bool:
-        """Whether its rows may be run in bfloat16: scores are off by little then, gradients by tens of percent."""
-        return not (self.of.full_precision or any(need.kind.whole or need.kind.at_layer for need in self.inner))
+        """Whether its rows may be run in bfloat16: scores are off by little then, gradients by tens
+        of percent."""
+        return not (
+            self.of.full_precision
+            or any(need.kind.whole or need.kind.at_layer for need in self.inner)
+        )
 
 
 @dataclass(frozen=True)
 class Plan:
     """The passes that answer some needs; ``wanted`` has those of each method by its name.
 
-    ``targets`` says how many scores are explained, ``images`` how many images, and ``channels`` how many each layer
-    has, where that is known. A few rows more are run to see that rows do not change each other's scores; they are not
-    counted here.
+    ``targets`` says how many scores are explained, ``images`` how many images, and ``channels`` how
+    many each layer has, where that is known. A few rows more are run to see that rows do not change
+    each other's scores; they are not counted here.
 
     >>> from explain.engine.needs import Activations, LayerGradients
     >>> plan = Plan({"gradcam": needs_at({Activations(), LayerGradients()}, ["layer4"])}, targets=2)
@@ -82,13 +102,17 @@ class Plan:
 
     @cached_property
     def needs(self) -> tuple[NeedAtLayer, ...]:
-        """All needs, each after those that must be gathered before it; of one kind, in the order of the methods."""
+        """All needs, each after those that must be gathered before it; of one kind, in the order of
+        the methods."""
         ordered: dict[NeedAtLayer, None] = {}
         first_method: dict[NeedAtLayer, int] = {}
         for place, needs in enumerate(self.wanted.values()):
             for need in needs:
                 first_method.setdefault(need, place)
-        rank = {need: (type(need.kind).__name__, need.layer or "", place) for need, place in first_method.items()}
+        rank = {
+            need: (type(need.kind).__name__, need.layer or "", place)
+            for need, place in first_method.items()
+        }
         for need in sorted(rank, key=rank.__getitem__):
             for before in need.kind.also:
                 ordered[need.at_same_place(before)] = None
@@ -107,15 +131,20 @@ class Plan:
         return tuple(Stream(of, layer, tuple(needs)) for (of, layer), needs in found.items())
 
     def rounding(self, name: str, found: Mapping[Perturbation, float]) -> float | None:
-        """The largest error that was found for the perturbed rows of a method, and for those that were named later."""
+        """The largest error that was found for the perturbed rows of a method, and for those that
+        were named later."""
         later = self.names_of(self.searches)
         names = {stream.of: self.names_of(stream.needs) for stream in self.streams}
-        return max((error for of, error in found.items() if name in names.get(of, later)), default=None)
+        return max(
+            (error for of, error in found.items() if name in names.get(of, later)), default=None
+        )
 
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:
         """The needs that the forward pass and the backward passes over it answer."""
-        return tuple([need for need in self.needs if not isinstance(need.kind, (Attributions, Searches))])
+        return tuple(
+            [need for need in self.needs if not isinstance(need.kind, (Attributions, Searches))]
+        )
 
     @cached_property
     def searches(self) -> tuple[NeedAtLayer, ...]:
@@ -130,12 +159,22 @@ class Plan:
     @cached_property
     def backwards(self) -> tuple[Backward, ...]:
         """The distinct backward passes for one target, the plain one first."""
-        found = {need.kind.backward: None for need in self.answered_at_once if need.kind.backward is not None}
-        return tuple(sorted(found, key=lambda b: (b.second, b.propagates, b.rule is not None, b.objective is not None)))
+        found = {
+            need.kind.backward: None
+            for need in self.answered_at_once
+            if need.kind.backward is not None
+        }
+        return tuple(
+            sorted(
+                found,
+                key=lambda b: (b.second, b.propagates, b.rule is not None, b.objective is not None),
+            )
+        )
 
     @cached_property
     def looks_inside(self) -> str | None:
-        """The name of a method that needs to see every operation of the network, if there is one."""
+        """The name of a method that needs to see every operation of the network, if there is
+        one."""
         for name, needs in self.wanted.items():
             if any(need.kind.looks_inside for need in needs):
                 return name
@@ -154,7 +193,9 @@ class Plan:
     @cached_property
     def reads_attention(self) -> bool:
         """Whether attention weights are read."""
-        return any(isinstance(need.kind, (Attention, AttentionRelevance)) for need in self.answered_at_once)
+        return any(
+            isinstance(need.kind, (Attention, AttentionRelevance)) for need in self.answered_at_once
+        )
 
     @cached_property
     def whole(self) -> bool:
@@ -176,12 +217,18 @@ class Plan:
     @property
     def passes(self) -> int:
         """The number of forward passes of all images, without perturbed rows."""
-        return 1 + self._own_passes * self.targets + len({b.reference for b in self.backwards} - {None})
+        return (
+            1
+            + self._own_passes * self.targets
+            + len({b.reference for b in self.backwards} - {None})
+        )
 
     @property
     def passes_back(self) -> int:
         """The number of backward passes of all images, without perturbed rows."""
-        return self.targets * (self._own_passes + sum(2 if backward.second else 1 for backward in self.backwards))
+        return self.targets * (
+            self._own_passes + sum(2 if backward.second else 1 for backward in self.backwards)
+        )
 
     @property
     def _own_passes(self) -> int:
@@ -191,13 +238,19 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """How many perturbed rows are run at most, where the layers' channels are known; those made of them too."""
-        return sum(self.rows_of(stream) * inner.passes + inner.rows for stream, inner in self._perturbed())
+        """How many perturbed rows are run at most, where the layers' channels are known; those made
+        of them too."""
+        return sum(
+            self.rows_of(stream) * inner.passes + inner.rows for stream, inner in self._perturbed()
+        )
 
     @property
     def rows_back(self) -> int:
         """How many backward passes perturbed rows have, each of a single row."""
-        return sum(self.rows_of(stream) * inner.passes_back + inner.rows_back for stream, inner in self._perturbed())
+        return sum(
+            self.rows_of(stream) * inner.passes_back + inner.rows_back
+            for stream, inner in self._perturbed()
+        )
 
     def rows_of(self, stream: Stream) -> int:
         """How many perturbed rows a stream has at most."""
@@ -207,11 +260,14 @@ class Plan:
     def cost(self, shares: Mapping[str, float] = MappingProxyType({})) -> float:
         """How many passes of one image it takes, forward and backward ones alike.
 
-        Perturbed rows that begin at a layer count for the part of a pass after it, which ``shares`` has for each layer;
-        for all of it, where it is not known. Where what is run depends on the evidence, it is infinite.
+        Perturbed rows that begin at a layer count for the part of a pass after it, which ``shares``
+        has for each layer; for all of it, where it is not known. Where what is run depends on the
+        evidence, it is infinite.
 
         >>> from explain.methods import AblationCAM
-        >>> plan = Plan({"ablationcam": needs_at(AblationCAM().needs, ["layer4"])}, channels={"layer4": 100})
+        >>> plan = Plan(
+        ...     {"ablationcam": needs_at(AblationCAM().needs, ["layer4"])}, channels={"layer4": 100}
+        ... )
         >>> plan.cost(), plan.cost({"layer4": 0.01})
         (101.0, 2.0)
         """
@@ -221,7 +277,9 @@ class Plan:
         for stream, inner in self._perturbed():
             if not inner.images:
                 return float("inf")  # as many as there may be
-            total += inner.cost(shares) * (shares.get(stream.layer or "", 1.0) if stream.of.of_layer else 1.0)
+            total += inner.cost(shares) * (
+                shares.get(stream.layer or "", 1.0) if stream.of.of_layer else 1.0
+            )
         return total
 
     def _perturbed(self) -> "Iterator[tuple[Stream, Plan]]":
@@ -229,14 +287,27 @@ class Plan:
         for stream in self.streams:
             if not stream.is_known(self.precision):
                 rows = self.rows_of(stream)
-                yield stream, Plan({"": stream.inner}, self.targets, rows, self.channels, self.precision, self.size)
+                yield (
+                    stream,
+                    Plan(
+                        {"": stream.inner},
+                        self.targets,
+                        rows,
+                        self.channels,
+                        self.precision,
+                        self.size,
+                    ),
+                )
 
     def __str__(self) -> str:
         lines = [self._forward(), *map(self._back, self.backwards)]
         blocks = [need for need in self.needs if isinstance(need.kind, BlockAttention)]
         if blocks:
             count = _counted(len(blocks) * self.targets, "backward pass", "es")
-            lines.append(f"{count} from the score of every transformer block to its attention{self._for(blocks)}")
+            lines.append(
+                f"{count} from the score of every transformer block to its "
+                f"attention{self._for(blocks)}"
+            )
         hooked = [need for need in self.needs if need.kind.hooked]
         if hooked:
             count = _counted(len(hooked) * self.targets, "of these passes", "")
@@ -245,8 +316,15 @@ class Plan:
             lines += [f"{self._run(stream, inner)}{self._for(stream.needs)}", *inner._nested()]
         lines += [self._in_all()] if len(lines) > 2 else []
         if self.seconds is not None and self.memory is not None:
-            time = duration(self.seconds) if math.isfinite(self.seconds) else "a time that depends on the photo"
-            lines.append(f"at most about {time}, and {max(1, round(self.memory / 2**20))} MB besides the weights")
+            time = (
+                duration(self.seconds)
+                if math.isfinite(self.seconds)
+                else "a time that depends on the photo"
+            )
+            lines.append(
+                f"at most about {time}, and {max(1, round(self.memory / 2**20))} MB besides the "
+                "weights"
+            )
         return "\n".join(lines)
 
     def _forward(self) -> str:
@@ -273,13 +351,19 @@ class Plan:
         rows = _counted(count, "perturbed row", "s") if count else "perturbed rows"
         start = f" from {stream.layer} on" if stream.of.of_layer else ""
         back = inner.passes_back
-        return f"{rows} ({stream.of}) forward{start}{' and back' * bool(back)}{f' {back} times' * (back > 1)}"
+        return (
+            f"{rows} ({stream.of}) "
+            f"forward{start}{' and back' * bool(back)}{f' {back} times' * (back > 1)}"
+        )
 
     def _nested(self) -> list[str]:
         """The lines for what is perturbed of rows that are perturbed themselves."""
         lines = []
         for stream, inner in self._perturbed():
-            lines += [f"  made of these: {self._run(stream, inner)}", *(f"  {line}" for line in inner._nested())]
+            lines += [
+                f"  made of these: {self._run(stream, inner)}",
+                *(f"  {line}" for line in inner._nested()),
+            ]
         return lines
 
     def _repr_html_(self) -> str:
@@ -289,9 +373,14 @@ class Plan:
         return f"Plan({', '.join(self.wanted)}; {self._in_all()})"
 
     def _in_all(self) -> str:
-        words = [_counted(self.passes, "forward pass", "es"), _counted(self.passes_back, "backward pass", "es")]
+        words = [
+            _counted(self.passes, "forward pass", "es"),
+            _counted(self.passes_back, "backward pass", "es"),
+        ]
         words += [f"{_counted(self.rows, 'perturbed row', 's')} forward"] if self.rows else []
-        return f"in all: {', '.join([*words, f'{self.rows_back} back'] if self.rows_back else words)}"
+        return (
+            f"in all: {', '.join([*words, f'{self.rows_back} back'] if self.rows_back else words)}"
+        )
 
     def names_of(self, needs: Iterable[NeedAtLayer]) -> list[str]:
         """The methods that have these needs."""
@@ -316,9 +405,11 @@ _plans: dict[tuple[tuple[str, frozenset[NeedAtLayer]], ...], Plan] = {}
 
 
 def planned(wanted: Mapping[str, frozenset[NeedAtLayer]]) -> Plan:
-    """The plan of one target for the needs of methods; of the latest plans, what has been worked out is kept.
+    """The plan of one target for the needs of methods; of the latest plans, what has been worked
+    out is kept.
 
-    The needs are kept with it, so they must be those of registered methods: others may hold tensors of the caller's.
+    The needs are kept with it, so they must be those of registered methods: others may hold tensors
+    of the caller's.
     """
     key = tuple(wanted.items())
     plan = _plans.pop(key, None) or Plan(wanted)

@@ -1,4 +1,5 @@
-"""What lies before a layer is run once, recorded and replayed, for work that alters only what the layer returns."""
+"""What lies before a layer is run once, recorded and replayed, for work that alters only what the
+layer returns."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,7 +14,16 @@ from explain.hooks import HookGroup, handles, layer_names
 from explain.hooks.tracer import Tracer
 
 # Ways to a tensor's memory on which autograd does not see that it is overwritten.
-PAST_AUTOGRAD = {"data", "numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "set_", "data_ptr"}
+PAST_AUTOGRAD = {
+    "data",
+    "numpy",
+    "__array__",
+    "__dlpack__",
+    "untyped_storage",
+    "storage",
+    "set_",
+    "data_ptr",
+}
 
 
 def accessed_name(func: Any) -> str:
@@ -62,9 +72,13 @@ class Tape(Tracer):
     def stop(self) -> None:
         """Keep from now on what is still referred to, and only the shapes of the rest."""
         self.stopped = True
-        self.calls = [(func, tree_map_only(_Weak, _Weak.kept, result), it) for func, result, it in self.calls]
+        self.calls = [
+            (func, tree_map_only(_Weak, _Weak.kept, result), it) for func, result, it in self.calls
+        ]
         leaves = {id(leaf): leaf for leaf in tree_leaves([result for _, result, _ in self.calls])}
-        tensors = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and not leaf.is_inference()]
+        tensors = [
+            leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and not leaf.is_inference()
+        ]
         self._versions = [(tensor, tensor._version) for tensor in tensors]
 
     def is_intact(self) -> bool:
@@ -89,7 +103,8 @@ class Replay(Tracer):
         self._calls = iter(tape.calls)
 
     def is_intact(self) -> bool:
-        """Whether nothing that the tape keeps was overwritten behind the layer, nor could have been, past autograd."""
+        """Whether nothing that the tape keeps was overwritten behind the layer, nor could have
+        been, past autograd."""
         return self._tape.is_intact() and self._stays_in_autograd
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -99,8 +114,11 @@ class Replay(Tracer):
             return func(*args, **kwargs)
         noted, result, is_iterator = next(self._calls, (None, None, False))
         if noted is None or noted != func:
-            raise ReplayError(f"another function is called than before: {getattr(func, '__name__', func)}")
-        result = tree_map_only(Tensor, lambda tensor: tensor, result)  # in new lists, which may be changed
+            raise ReplayError(
+                f"another function is called than before: {getattr(func, '__name__', func)}"
+            )
+        # in new lists, which may be changed
+        result = tree_map_only(Tensor, lambda tensor: tensor, result)
         return iter(result) if is_iterator else result
 
 
@@ -114,7 +132,9 @@ class _Weak:
     def kept(self) -> Tensor:
         tensor = self._tensor()
         shape, dtype, device = self._like
-        return torch.zeros((), dtype=dtype, device=device).expand(shape) if tensor is None else tensor
+        return (
+            torch.zeros((), dtype=dtype, device=device).expand(shape) if tensor is None else tensor
+        )
 
 
 class ReachedError(BaseException):
@@ -122,7 +142,8 @@ class ReachedError(BaseException):
 
 
 def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], Any]) -> None:
-    """Let ``act`` replace what a call of a layer returned; it is told whether the layer has overwritten its input.
+    """Let ``act`` replace what a call of a layer returned; it is told whether the layer has
+    overwritten its input.
 
     The output is then also known by an older name.
     """
@@ -132,7 +153,9 @@ def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], 
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        inputs[:] = [(tensor, tensor._version) for tensor in tensors[:1] if not tensor.is_inference()]
+        inputs[:] = [
+            (tensor, tensor._version) for tensor in tensors[:1] if not tensor.is_inference()
+        ]
 
     def returned(module: nn.Module, args: Any, output: Any) -> Any:
         tensor = first_tensor(output)
@@ -146,9 +169,11 @@ def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], 
 
 
 class PrefixRecorder:
-    """Notes on ``tape`` what happens in a forward pass up to a call of a layer, while the group is alive.
+    """Notes on ``tape`` what happens in a forward pass up to a call of a layer, while the group is
+    alive.
 
-    The pass has to run inside ``with taping.tape``. It ends at the layer, by `ReachedError`, if ``ends`` says so.
+    The pass has to run inside ``with taping.tape``. It ends at the layer, by `ReachedError`, if
+    ``ends`` says so.
 
     >>> import torch
     >>> model, x = nn.Sequential(nn.ReLU(), nn.Sigmoid()), torch.ones(1)
@@ -156,11 +181,16 @@ class PrefixRecorder:
     ...     taping = PrefixRecorder(group, model, "0")
     ...     with taping.tape:
     ...         output = model(x)
-    >>> [getattr(call[0], "__name__", "") for call in taping.tape.calls], taping.made(0) is taping.tape
+    >>> (
+    ...     [getattr(call[0], "__name__", "") for call in taping.tape.calls],
+    ...     taping.made(0) is taping.tape,
+    ... )
     (['relu'], True)
     """
 
-    def __init__(self, group: HookGroup, model: nn.Module, layer: str, *, ends: bool = False) -> None:
+    def __init__(
+        self, group: HookGroup, model: nn.Module, layer: str, *, ends: bool = False
+    ) -> None:
         self.layer = layer
         self.tape = Tape()
         place = layer_names.place_of(layer, model)
@@ -170,11 +200,15 @@ class PrefixRecorder:
         at_call(group, place.layer, self._call, self._reach)
 
     def made(self, call: int) -> Tape | None:
-        """The tape up to this call of the layer; None where it was not reached, or cannot be replayed.
+        """The tape up to this call of the layer; None where it was not reached, or cannot be
+        replayed.
 
-        Buffers that the network changed have to be as they were found by now; the tape knows them changed.
+        Buffers that the network changed have to be as they were found by now; the tape knows them
+        changed.
         """
-        fits = self.tape.stopped and self.tape.fits and self.tape.is_intact() and not self._overwrites
+        fits = (
+            self.tape.stopped and self.tape.fits and self.tape.is_intact() and not self._overwrites
+        )
         return self.tape if fits and call == self._call else None
 
     def _reach(self, output: Any, overwrites: bool) -> None:

@@ -1,8 +1,9 @@
 """How perturbed rows are run, decided by a probe before the first of them.
 
-The probe runs an unperturbed image between rows that are far from it. If it has its known score there, rows follow
-their images: they are run in batches. Otherwise each row is run alone, in the place of its image among the others; so
-every network and every target has the scores that it would have if the caller had perturbed the image.
+The probe runs an unperturbed image between rows that are far from it. If it has its known score
+there, rows follow their images: they are run in batches. Otherwise each row is run alone, in the
+place of its image among the others; so every network and every target has the scores that it would
+have if the caller had perturbed the image.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -27,7 +28,8 @@ from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
 
 Way: TypeAlias = Literal["channels last", "together", "behind the layer", "in place"]
-"""How rows are run: all together, in two layouts; behind a layer alone; or one by one among the other images."""
+"""How rows are run: all together, in two layouts; behind a layer alone; or one by one among the
+other images."""
 
 
 @dataclass(eq=False)
@@ -77,12 +79,15 @@ class RerunContext:
 
     @contextmanager
     def runs_model(self) -> Iterator[None]:
-        """Run the model outside `gather`, as it does: alone in its thread, left as found, in the same precision."""
+        """Run the model outside `gather`, as it does: alone in its thread, left as found, in the
+        same precision."""
         precision = autocast(self.inputs.x, self.settings.precision)
         with untouched(self.model, alone=True), self.mixed_precision, precision:
             yield
 
-    def way(self, place: Hashable, choices: Mapping[Way, Callable[[Tensor], Any]], image: Tensor) -> Way:
+    def way(
+        self, place: Hashable, choices: Mapping[Way, Callable[[Tensor], Any]], image: Tensor
+    ) -> Way:
         """How rows are run that are perturbed at a place, as the first of some ways that is right.
 
         Each of them runs rows that are images, such as ``image``, between others.
@@ -103,27 +108,34 @@ class RerunContext:
         return self._in_place()
 
     def _probed(self, image: Tensor) -> Tensor:
-        """The image of each row of a probe: more than one where several are run together, and another number than N."""
+        """The image of each row of a probe: more than one where several are run together, and
+        another number than N."""
         count = len(self.inputs)
         if count == 1 and self.settings.batch_size == 1:
             return image
         return image.expand(4 if count == 3 else 3)
 
     def laid_out(self, way: Way, images: Tensor, perturbed: Mapping[Path, Tensor]) -> Inputs:
-        """The inputs for perturbed rows that belong to these images, in the memory format of a way to run them."""
+        """The inputs for perturbed rows that belong to these images, in the memory format of a way
+        to run them."""
         layout = torch.channels_last if way == "channels last" else torch.preserve_format
-        laid_out = {path: t.contiguous(memory_format=layout) if t.ndim == 4 else t for path, t in perturbed.items()}
+        laid_out = {
+            path: t.contiguous(memory_format=layout) if t.ndim == 4 else t
+            for path, t in perturbed.items()
+        }
         return self.inputs.rows(images, laid_out)
 
     @reading_once()
     def _is_right(self, run: Callable[[Tensor], Any], images: Tensor) -> bool:
-        """Whether ``run`` gives an image its known score: the only one of these, or the second row, between others."""
+        """Whether ``run`` gives an image its known score: the only one of these, or the second row,
+        between others."""
         known = self.forward.logits
         place = slice(0, 1) if len(images) == 1 else slice(1, 2)
         try:
             with rows_of(images), self.runs_model():
                 output = run(images)
-            if known is not None and self.inputs.others:  # some input may say which classes there are
+            # some input may say which classes there are
+            if known is not None and self.inputs.others:
                 classes = find_logits(output, len(images)).shape[1]
                 if classes != known.shape[1]:
                     return False
@@ -131,7 +143,8 @@ class RerunContext:
                 score = resolved.scores_in(images, output)[place]
                 if not self.same_scores(resolved, score, resolved.score[images[:1]]):
                     return False
-        except Exception as error:  # whatever a network or a target says of other rows than the images
+        # whatever a network or a target says of other rows than the images
+        except Exception as error:
             if came_by_signal(error) or (self._is_batch_of_rows and lacks_memory(error)):
                 raise
             note(f"perturbed rows are run in a slower way: {raised(error)}")
@@ -147,11 +160,13 @@ class RerunContext:
         """Run each row alone, in the place of its image.
 
         Raises:
-            ModelError: images have other scores when the same batch is run again; or they are themselves rows that
-                batches were made of.
+            ModelError: images have other scores when the same batch is run again; or they are
+                themselves rows that batches were made of.
         """
         if self._is_batch_of_rows:
-            raise ModelError("model must score each row of a batch on its own, but does not; use batch_size=1")
+            raise ModelError(
+                "model must score each row of a batch on its own, but does not; use batch_size=1"
+            )
         images = torch.arange(len(self.inputs), device=self.device)
         with rows_of(images), self.runs_model():
             output = self.inputs.rows(images).call(self.model)
@@ -159,20 +174,27 @@ class RerunContext:
             again = resolved.scores_in(images, output)
             if not self.same_scores(resolved, again, resolved.score):
                 self._refuse(resolved.score, again)
-        note("perturbed rows are run one at a time: the scores of an image depend on the others of its batch")
+        note(
+            "perturbed rows are run one at a time: the scores of an image depend on the others of "
+            "its batch"
+        )
         return "in place"
 
     def _refuse(self, score: Tensor, again: Tensor) -> None:
         image = int((again - score).abs().argmax())
         must = "model must give an image the same score whenever it is run"
         got = f"but gave image {image} {score[image].item():.4g} and then {again[image].item():.4g}"
-        remedy = "(a counter, or random numbers that go on?); put back what it remembers, or use gradcam"
+        remedy = (
+            "(a counter, or random numbers that go on?); put back what it remembers, or use gradcam"
+        )
         raise ModelError(f"{must}, {got} {remedy}")
 
     def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> bool:
-        """Whether two scores of perturbed rows are the same, up to the rounding that differs between batch sizes.
+        """Whether two scores of perturbed rows are the same, up to the rounding that differs
+        between batch sizes.
 
-        Rounding errors are as large as the numbers that scores are made of, such as the largest class score.
+        Rounding errors are as large as the numbers that scores are made of, such as the largest
+        class score.
         """
         one = one.to(resolved.score)
         other = other.to(resolved.score)
@@ -189,12 +211,15 @@ class RerunContext:
         """How many rows make a batch."""
         if way == "in place":
             return 1
-        size = self.settings.batch_size or self.footprint.rows_at_once(self.device, graph=graph, after=after)
+        size = self.settings.batch_size or self.footprint.rows_at_once(
+            self.device, graph=graph, after=after
+        )
         return min(size, self.state.fitting or size)
 
 
 def between_far_rows(rows: Tensor) -> Tensor:
-    """Equal rows of which all but the second are moved so far away that any influence on it shows; one alone stays."""
+    """Equal rows of which all but the second are moved so far away that any influence on it shows;
+    one alone stays."""
     if len(rows) == 1:
         return rows.clone()
     own = rows[:1]

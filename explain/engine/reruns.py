@@ -1,11 +1,14 @@
-"""Perturbed rows in batches: masked photos, points on a path, altered feature maps; once for all methods and targets.
+"""Perturbed rows in batches: masked photos, points on a path, altered feature maps; once for all
+methods and targets.
 
-`run_streams` runs all perturbed rows of a plan, `_run_in_batches` cuts a stream of rows into batches and adds up their
-results. `InputRerun` makes the perturbed inputs of one batch and runs the network on them; `LayerRerun` runs perturbed
-feature maps, and `TokenRerun` transformers on some of their tokens: only what lies behind is run for every row.
+`run_streams` runs all perturbed rows of a plan, `_run_in_batches` cuts a stream of rows into
+batches and adds up their results. `InputRerun` makes the perturbed inputs of one batch and runs the
+network on them; `LayerRerun` runs perturbed feature maps, and `TokenRerun` transformers on some of
+their tokens: only what lies behind is run for every row.
 
-Rows are built when they are needed and dropped when their results have been added up, so memory does not grow with
-their number. `rerun_context` finds out how rows can be run, before the first of them.
+Rows are built when they are needed and dropped when their results have been added up, so memory
+does not grow with their number. `rerun_context` finds out how rows can be run, before the first of
+them.
 """
 
 import math
@@ -28,7 +31,13 @@ from explain.engine.needs import EvidenceLookup, NeedAtLayer, RowOrigin, at_leas
 from explain.engine.perturbations import PerturbedRows, Scores
 from explain.engine.plan import Plan, Stream
 from explain.engine.rerun_context import RerunContext, RerunState, Way, between_far_rows
-from explain.engine.settings import MEMORY, Precision, RuntimeSettings, lacks_memory, report_progress
+from explain.engine.settings import (
+    MEMORY,
+    Precision,
+    RuntimeSettings,
+    lacks_memory,
+    report_progress,
+)
 from explain.engine.token_reruns import TokenRerun
 from explain.hooks.interventions import rows_of
 from explain.hooks.preserve import calculating
@@ -46,8 +55,8 @@ StreamRows = Mapping[Path, PerturbedRows]
 def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
     """Run all perturbed rows of a plan, and add the results to what was found for each target.
 
-    Of streams with at least so many rows, it is noted by how much scores in bfloat16 are off; whether one was, is
-    returned.
+    Of streams with at least so many rows, it is noted by how much scores in bfloat16 are off;
+    whether one was, is returned.
     """
     with calculating(context.device.type, create_graph=context.settings.create_graph):
         waiting = []
@@ -56,7 +65,8 @@ def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
                 _take_known(stream, context)
             else:
                 waiting.append((stream, _rows(stream, context)))
-        waiting.sort(key=lambda item: not item[0].of.is_reference)  # what others are compared with comes first
+        # what others are compared with comes first
+        waiting.sort(key=lambda item: not item[0].of.is_reference)
         total = sum(len(rows[context.inputs.path].owners) for _, rows in waiting)
         progress = ProgressCallback(context.settings, total)
         noted = False
@@ -85,16 +95,23 @@ def _run_stream(
     progress: "ProgressCallback",
     least: float,
 ) -> bool:
-    """Run one stream, and add its results to what was found; whether it was noted by how much scores are off."""
+    """Run one stream, and add its results to what was found; whether it was noted by how much
+    scores are off."""
     errors: list[dict[NeedAtLayer, RowErrors]] = []
     numbers = rows[context.inputs.path].numbers
-    sums = [TargetAccumulators(stream, context, resolved, names, numbers) for resolved in context.targets]
+    sums = [
+        TargetAccumulators(stream, context, resolved, names, numbers)
+        for resolved in context.targets
+    ]
     try:
         if context.settings.precision != "full" and stream.in_bfloat16:
             errors = _note_rounding(stream, rows, context, least)
         if errors and least == 1:
             pairs = zip(context.targets, errors, strict=True)
-            sums = [TargetAccumulators(stream, context, each, names, numbers, errors_of) for each, errors_of in pairs]
+            sums = [
+                TargetAccumulators(stream, context, each, names, numbers, errors_of)
+                for each, errors_of in pairs
+            ]
         _run_rows(stream, rows, sums, context, progress)
     except KeyboardInterrupt as error:  # ends this with partial results, if these are wanted
         if not context.settings.keep_partial:
@@ -110,11 +127,12 @@ def _run_stream(
 def _note_rounding(
     stream: Stream, rows: StreamRows, context: RerunContext, least: float
 ) -> list[dict[NeedAtLayer, RowErrors]]:
-    """Note by how much scores in bfloat16 are off: those of a few rows, by the largest change of the score in them.
+    """Note by how much scores in bfloat16 are off: those of a few rows, by the largest change of
+    the score in them.
 
     Returns:
-        For each target, errors of the values that are added up, like those of the few rows. Fewer rows than ``least``
-        are not looked at; then, it is empty.
+        For each target, errors of the values that are added up, like those of the few rows. Fewer
+        rows than ``least`` are not looked at; then, it is empty.
     """
     owners = rows[context.inputs.path].owners
     if len(owners) < least:
@@ -122,11 +140,15 @@ def _note_rounding(
     few = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
     chosen = {path: of_input.some(few) for path, of_input in rows.items()}
     score = NeedAtLayer(Scores(stream.of), stream.layer)
-    values = {need: replace(need, kind=Scores(stream.of, need.kind.method)) for need in stream.needs}  # type: ignore[attr-defined]
+    values = {
+        need: replace(need, kind=Scores(stream.of, need.kind.method)) for need in stream.needs
+    }  # type: ignore[attr-defined]
     compared = Stream(stream.of, stream.layer, tuple({score, *values.values()}))
     all_rounded = _run_few(compared, chosen, context, context.settings.precision)
     all_exact = _run_few(compared, chosen, context, "full")
-    alike = torch.randint(len(few), (len(owners),), generator=torch.Generator().manual_seed(0)).to(owners.device)
+    alike = torch.randint(len(few), (len(owners),), generator=torch.Generator().manual_seed(0)).to(
+        owners.device
+    )
     alike[few] = torch.arange(len(few), device=owners.device)
     is_other = torch.ones_like(owners, dtype=torch.bool).index_fill(0, few, False)
     covers = not (stream.of.of_layer or stream.of.of_tokens)
@@ -138,7 +160,10 @@ def _note_rounding(
             off = (rounded[score] - exact[score]).abs().max()
             resolved.rounding[stream.of] = float(off / largest) if largest else 0.0
         errors.append(
-            {need: RowErrors(rounded[of] - exact[of], alike, is_other, inputs) for need, of in values.items()}
+            {
+                need: RowErrors(rounded[of] - exact[of], alike, is_other, inputs)
+                for need, of in values.items()
+            }
         )
     return errors
 
@@ -151,7 +176,9 @@ def _run_few(
     state = RerunState(ways=context.state.ways)
     context = replace(context, settings=settings, state=state)
     numbers = rows[context.inputs.path].numbers
-    sums = [TargetAccumulators(stream, context, resolved, {}, numbers) for resolved in context.targets]
+    sums = [
+        TargetAccumulators(stream, context, resolved, {}, numbers) for resolved in context.targets
+    ]
     _run_rows(stream, rows, sums, context, ProgressCallback(settings, 0))
     return [of_target.results(partial=False) for of_target in sums]
 
@@ -160,17 +187,25 @@ def _rows(stream: Stream, context: RerunContext) -> StreamRows:
     """The perturbed rows of each explained input; they are perturbed together, row by row.
 
     Raises:
-        MethodError: one of them has other rows than the first, so that nothing says which belong together.
+        MethodError: one of them has other rows than the first, so that nothing says which belong
+            together.
     """
-    paths: Sequence[Path | None] = context.inputs.paths if len(context.inputs.paths) > 1 else (None,)
+    paths: Sequence[Path | None] = (
+        context.inputs.paths if len(context.inputs.paths) > 1 else (None,)
+    )
     evidence = [context.evidence(context.targets[0], stream.layer, path) for path in paths]
     first = stream.of.rows(evidence[0])
     rows = {context.inputs.path: first}
     for path, of_input in zip(context.inputs.paths[1:], evidence[1:], strict=True):
         rows[path] = stream.of.matching_rows(of_input, first)
         if not torch.equal(rows[path].owners.cpu(), first.owners.cpu()):
-            got = f"got {len(first.owners)} and {len(rows[path].owners)} for {dotted(path)}; name one"
-            raise MethodError(f"explained must name inputs with as many perturbed copies each ({stream.of}), {got}")
+            got = (
+                f"got {len(first.owners)} and {len(rows[path].owners)} for {dotted(path)}; name one"
+            )
+            raise MethodError(
+                f"explained must name inputs with as many perturbed copies each ({stream.of}), "
+                f"{got}"
+            )
     return rows
 
 
@@ -181,7 +216,8 @@ def _run_rows(
     context: RerunContext,
     progress: "ProgressCallback",
 ) -> None:
-    """Run perturbed inputs, each batch with all that is needed of it; of a layer or tokens, image by image."""
+    """Run perturbed inputs, each batch with all that is needed of it; of a layer or tokens, image
+    by image."""
     first = rows[context.inputs.path]
     if not stream.in_bfloat16 and context.settings.precision != "full":
         context = replace(context, settings=replace(context.settings, precision="full"))
@@ -190,7 +226,11 @@ def _run_rows(
         _run_in_batches(InputRerun(stream, rows, sums, context), numbers, sums, progress)
         return
     of_layer = stream.of.of_layer
-    rerun = LayerRerun(context, stream.layer or "", first, sums) if of_layer else TokenRerun(context, first, sums)
+    rerun = (
+        LayerRerun(context, stream.layer or "", first, sums)
+        if of_layer
+        else TokenRerun(context, first, sums)
+    )
     for image in range(len(context.inputs)):
         numbers = (first.owners == image).nonzero()[:, 0]
         if len(numbers):
@@ -239,11 +279,16 @@ def _still_needed(numbers: Tensor, owners: Tensor, sums: Sequence[TargetAccumula
 class InputRerun:
     """Runs a network on perturbed inputs.
 
-    Where only class scores are needed of them, they are read from the output; `gather` brings all other evidence.
+    Where only class scores are needed of them, they are read from the output; `gather` brings all
+    other evidence.
     """
 
     def __init__(
-        self, stream: Stream, rows: StreamRows, sums: Sequence[TargetAccumulators], context: RerunContext
+        self,
+        stream: Stream,
+        rows: StreamRows,
+        sums: Sequence[TargetAccumulators],
+        context: RerunContext,
     ) -> None:
         self.context = context
         self.rows = rows[context.inputs.path]
@@ -279,10 +324,18 @@ class InputRerun:
         context = self.context
         x = context.inputs.x
         count = len(self.rows.owners)
-        is_plain = self._reads_scores and self._way != "in place" and context.settings.precision == "full"
+        is_plain = (
+            self._reads_scores and self._way != "in place" and context.settings.precision == "full"
+        )
         is_photo = len(context.inputs.paths) == 1 and context.inputs.layout != "NTCHW"
         of_photos = context.footprint.whole * len(x)
-        if not is_plain or not is_photo or x.device.type != "cpu" or of_photos > MEMORY or count < WORTH_A_TRIAL:
+        if (
+            not is_plain
+            or not is_photo
+            or x.device.type != "cpu"
+            or of_photos > MEMORY
+            or count < WORTH_A_TRIAL
+        ):
             return None
         incremental = context.state.incremental or IncrementalInference(context.model, x)
         context.state.incremental = incremental
@@ -291,19 +344,32 @@ class InputRerun:
         few = images[:FEW_IN_TRIAL]
 
         def agree(output: Any, of_few: Any) -> bool:
-            scores = [(each, each.scores_in(images, output), each.scores_in(few, of_few)) for each in context.targets]
-            return all(context.same_scores(each, all_of_them[: len(few)], some) for each, all_of_them, some in scores)
+            scores = [
+                (each, each.scores_in(images, output), each.scores_in(few, of_few))
+                for each in context.targets
+            ]
+            return all(
+                context.same_scores(each, all_of_them[: len(few)], some)
+                for each, all_of_them, some in scores
+            )
 
         with context.runs_model(), rows_of(images, few):
             return incremental if incremental.is_faster(images, inputs, agree) else None
 
     def _batch(self, numbers: Tensor) -> tuple[Tensor, Inputs]:
-        """The image of each row that is run, and the inputs for perturbed rows with these numbers."""
+        """The image of each row that is run, and the inputs for perturbed rows with these
+        numbers."""
         inputs = self.context.inputs
         images = self.rows.owners[numbers]
-        perturbed = {path: rows.make(numbers).to(inputs.tensor(path)) for path, rows in self._of_inputs.items()}
+        perturbed = {
+            path: rows.make(numbers).to(inputs.tensor(path))
+            for path, rows in self._of_inputs.items()
+        }
         if self._way == "in place":
-            perturbed = {path: inputs.tensor(path).index_copy(0, images, row) for path, row in perturbed.items()}
+            perturbed = {
+                path: inputs.tensor(path).index_copy(0, images, row)
+                for path, row in perturbed.items()
+            }
             images = torch.arange(len(inputs), device=images.device)
         return images, self.context.laid_out(self._way, images, perturbed)
 
@@ -316,14 +382,26 @@ class InputRerun:
         if self._reads_scores:
             with context.runs_model(), rows_of(images):
                 incremental = self._incremental
-                output = inputs.call(context.model) if incremental is None else incremental.output(images, inputs)
-            if bool(find_logits(output, len(images)).sum().isfinite()):  # otherwise, `gather` says what is wrong
-                return [each.read_output(images, numbers, output, place, inputs.x) for each in self._sums]
+                output = (
+                    inputs.call(context.model)
+                    if incremental is None
+                    else incremental.output(images, inputs)
+                )
+            # otherwise, `gather` says what is wrong
+            if bool(find_logits(output, len(images)).sum().isfinite()):
+                return [
+                    each.read_output(images, numbers, output, place, inputs.x)
+                    for each in self._sums
+                ]
         lookups = self._gathered(numbers, images, place, inputs)
         pairs = zip(self._sums, lookups, strict=True)
-        return [of_target.read(of_rows, numbers, evidence_of, place) for of_target, evidence_of in pairs]
+        return [
+            of_target.read(of_rows, numbers, evidence_of, place) for of_target, evidence_of in pairs
+        ]
 
-    def _gathered(self, numbers: Tensor, images: Tensor, place: int, inputs: Inputs) -> Sequence[EvidenceLookup]:
+    def _gathered(
+        self, numbers: Tensor, images: Tensor, place: int, inputs: Inputs
+    ) -> Sequence[EvidenceLookup]:
         """The evidence on all rows of a batch, of which the perturbed ones begin at a ``place``."""
         context = self.context
         settings = replace(context.settings, progress=None)
@@ -333,7 +411,8 @@ class InputRerun:
         end = place + len(numbers)
 
         def carried(tensor: Tensor) -> Tensor:
-            """Bring a tensor of the caller's images to the rows; others, not perturbed, may be beside them."""
+            """Bring a tensor of the caller's images to the rows; others, not perturbed, may be
+            beside them."""
             of_rows = unperturbed.of_images(tensor)[images]
             if self.rows.carry is None:
                 return of_rows
@@ -361,7 +440,8 @@ class ProgressCallback:
         self._done = 0
 
     def add(self, rows: int, maps: Callable[[], Mapping[str, Tensor]] = dict) -> None:
-        """Report that so many more rows are done, or no longer needed, and the ``maps`` so far to who wants them."""
+        """Report that so many more rows are done, or no longer needed, and the ``maps`` so far to
+        who wants them."""
         self._done += rows
         if rows:
             report_progress(self._progress, self._done, self._total, maps)

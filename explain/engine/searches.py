@@ -22,7 +22,8 @@ from explain.hooks.preserve import calculating
 def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTarget) -> None:
     """Run the searches of a method for a target, and add them to what was found for it.
 
-    The method's time is shared by the searches. An interrupt ends them, with what there is where that is wanted.
+    The method's time is shared by the searches. An interrupt ends them, with what there is where
+    that is wanted.
     """
     settings = context.settings
     method: Searcher = need.kind.method  # type: ignore[attr-defined]
@@ -34,7 +35,9 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
     read = _reader(need, replace(context, targets=[resolved]))
 
     def maps() -> dict[str, Tensor]:
-        return {method.name: torch.cat([search.map() * (search.samples > 0) for search in searches])}
+        return {
+            method.name: torch.cat([search.map() * (search.samples > 0) for search in searches])
+        }
 
     for place, search in enumerate(searches):
         end = math.inf if seconds is None else began + seconds * (place + 1) / len(searches)
@@ -55,7 +58,8 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
 def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]:
     """A function that runs rows; by how much scores in bfloat16 are off is noted once."""
     (resolved,) = context.targets
-    settings = replace(context.settings, keep_partial=False, progress=None)  # the search decides about an interrupt
+    # the search decides about an interrupt
+    settings = replace(context.settings, keep_partial=False, progress=None)
     quiet = replace(context, settings=settings)
     noted = False
 
@@ -69,7 +73,11 @@ def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]
 
 
 def _run(
-    search: Search, context: RerunContext, read: Callable[[Scores], Any], end: float, report: Callable[[], None]
+    search: Search,
+    context: RerunContext,
+    read: Callable[[Scores], Any],
+    end: float,
+    report: Callable[[], None],
 ) -> None:
     """Run a search to its end, or until that time of ``time.monotonic``."""
     steps = search.steps()

@@ -19,15 +19,18 @@ from explain.targets.outputs import Activation
 
 Precision: TypeAlias = Literal["full", "bf16", "bfloat16"]
 Progress = Callable[..., Any] | bool
-"""Called with the number of perturbed rows done and their total; if it takes three arguments, also with the maps so
-far, by method. True prints a line."""
+"""Called with the number of perturbed rows done and their total; if it takes three arguments, also
+with the maps so far, by method. True prints a line."""
 
 MEMORY = 512 * 2**20
-"""Bytes that a batch of perturbed rows may take on a CPU; on other devices, half of what is free."""
+"""Bytes that a batch of perturbed rows may take on a CPU; on other devices, half of what is
+free."""
 CACHE = 24 * 2**20
-"""Bytes of the largest tensor of a batch up to which a CPU mostly finds it in its cache from one layer to the next."""
+"""Bytes of the largest tensor of a batch up to which a CPU mostly finds it in its cache from one
+layer to the next."""
 LARGEST_BATCH = 64
-"""Rows in a batch from which on more are not faster on a CPU; elsewhere, and behind a layer, twice as many."""
+"""Rows in a batch from which on more are not faster on a CPU; elsewhere, and behind a layer, twice
+as many."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,22 @@ def takes_maps(progress: Callable[..., Any]) -> bool:
         signature = inspect.signature(progress)
         signature.bind(0, 0)
     except (ValueError, TypeError) as error:
-        return isinstance(error, TypeError)  # two arguments are not enough; of what is written in C, it is unknown
-    return any(each.kind == each.VAR_POSITIONAL or each.name == "maps" for each in signature.parameters.values())
+        # two arguments are not enough; of what is written in C, it is unknown
+        return isinstance(error, TypeError)
+    return any(
+        each.kind == each.VAR_POSITIONAL or each.name == "maps"
+        for each in signature.parameters.values()
+    )
 
 
 def report_progress(
-    progress: Progress | None, done: int, total: int, maps: Callable[[], Mapping[str, Tensor]] = dict
+    progress: Progress | None,
+    done: int,
+    total: int,
+    maps: Callable[[], Mapping[str, Tensor]] = dict,
 ) -> None:
-    """Call a progress callback, with the ``maps`` so far if it takes them; they are made only then."""
+    """Call a progress callback, with the ``maps`` so far if it takes them; they are made only
+    then."""
     if progress is True:
         show_progress(done, total)
     elif progress:
@@ -83,7 +94,9 @@ def report_progress(
 
 def autocast(inputs: Tensor, precision: Precision) -> AbstractContextManager[None]:
     """Compute in bfloat16, or as the model and the caller would."""
-    return nullcontext() if precision == "full" else torch.autocast(inputs.device.type, torch.bfloat16)
+    return (
+        nullcontext() if precision == "full" else torch.autocast(inputs.device.type, torch.bfloat16)
+    )
 
 
 def mixed_precision_now(device: torch.device) -> torch.autocast:
@@ -97,9 +110,11 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass
 class Footprint:
-    """The bytes that the modules of a network gave for each image, in the order in which they returned.
+    """The bytes that the modules of a network gave for each image, in the order in which they
+    returned.
 
-    ``half`` says whether one of them gave values in half precision, as under mixed precision inside the network.
+    ``half`` says whether one of them gave values in half precision, as under mixed precision inside
+    the network.
     """
 
     outputs: list[tuple[str, int]] = field(default_factory=list)
@@ -120,11 +135,16 @@ class Footprint:
         return sum(size for _, size in self.outputs)
 
     def rows_at_once(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
-        """How many rows make a fast batch that fits into memory, if only what lies ``after`` a layer is run for them.
+        """How many rows make a fast batch that fits into memory, if only what lies ``after`` a
+        layer is run for them.
 
         With a graph all outputs stay in memory, without only the largest few.
         """
-        inside = [i for i, (name, _) in enumerate(self.outputs) if after and f"{name}.".startswith(f"{after}.")]
+        inside = [
+            i
+            for i, (name, _) in enumerate(self.outputs)
+            if after and f"{name}.".startswith(f"{after}.")
+        ]
         sizes = [size for _, size in self.outputs[max(inside, default=0) :]] or [MEMORY]
         largest = max(1, *sizes)
         free = int(torch.cuda.mem_get_info(device)[0]) // 2 if device.type == "cuda" else MEMORY
@@ -140,10 +160,13 @@ class Footprint:
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on any device."""
     said = any(words in str(error) for words in ("not enough memory", "out of memory"))
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (isinstance(error, RuntimeError) and said)
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and said
+    )
 
 
 def raise_unless_of_network(error: BaseException) -> None:
-    """Raise an error that says nothing of how a network takes its input: memory ran out, or a signal came."""
+    """Raise an error that says nothing of how a network takes its input: memory ran out, or a
+    signal came."""
     if lacks_memory(error) or came_by_signal(error):
         raise error

@@ -17,15 +17,19 @@ from explain.layers.layouts import Grid
 
 
 class TokenRerun:
-    """Runs a transformer on some tokens of each photo; each token has its position encoding already.
+    """Runs a transformer on some tokens of each photo; each token has its position encoding
+    already.
 
-    The network before the first block is run once for each batch of rows; some tokens go into the first block.
+    The network before the first block is run once for each batch of rows; some tokens go into the
+    first block.
 
     Raises:
         MethodError: the network has no blocks that take any number of tokens.
     """
 
-    def __init__(self, context: RerunContext, rows: PerturbedRows, accumulators: Sequence[TargetAccumulators]) -> None:
+    def __init__(
+        self, context: RerunContext, rows: PerturbedRows, accumulators: Sequence[TargetAccumulators]
+    ) -> None:
         self.context = context
         self.rows = rows
         self.rows_at_once = context.rows_at_once("together")
@@ -55,8 +59,12 @@ class TokenRerun:
         together = self._output(first_and_last)
         single = self._output(first_and_last[1:])
         for resolved in context.targets:
-            if not context.same_scores(resolved, resolved.scores_in(images, output), resolved.score[images]):
-                raise _refused("the photo has another score when its tokens go into the first block again")
+            if not context.same_scores(
+                resolved, resolved.scores_in(images, output), resolved.score[images]
+            ):
+                raise _refused(
+                    "the photo has another score when its tokens go into the first block again"
+                )
             last = resolved.scores_in(images, together)[1:]
             if not context.same_scores(resolved, last, resolved.scores_in(image, single)):
                 raise _refused("the scores of photos depend on each other")
@@ -73,13 +81,19 @@ class TokenRerun:
 
         def some(tokens: Any) -> Tensor | None:
             of_images = self._grid.of_images
-            if taken or not isinstance(tokens, Tensor) or tokens.ndim != 3 or tokens.shape[of_images] != 1:
+            if (
+                taken
+                or not isinstance(tokens, Tensor)
+                or tokens.ndim != 3
+                or tokens.shape[of_images] != 1
+            ):
                 return None
             taken.append(True)
             of_image = tokens.movedim(of_images, 0)[0]
             is_kept = torch.ones(len(keep), len(of_image), dtype=torch.bool, device=keep.device)
             is_kept[:, list(self._grid.tokens)] = keep.flatten(1)
-            chosen = is_kept.nonzero()[:, 1].reshape(len(keep), -1)  # in their order, also those that are no patches
+            # in their order, also those that are no patches
+            chosen = is_kept.nonzero()[:, 1].reshape(len(keep), -1)
             return of_image[chosen].movedim(0, of_images)
 
         def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,4 +109,6 @@ class TokenRerun:
 
 
 def _refused(why: str) -> MethodError:
-    return MethodError(f"model must be a transformer whose blocks take any number of tokens, but {why}; use rise")
+    return MethodError(
+        f"model must be a transformer whose blocks take any number of tokens, but {why}; use rise"
+    )

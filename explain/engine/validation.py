@@ -14,35 +14,54 @@ from explain.layers.frames import with_layout
 
 
 def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None = None) -> Inputs:
-    """Refuse what cannot be explained before anything runs, and return the rest as `Inputs` with their layout.
+    """Refuse what cannot be explained before anything runs, and return the rest as `Inputs` with
+    their layout.
 
     Raises:
-        ImageError: what is to be explained is not a floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)`` of
-            finite values, or an input is not on the model's device.
+        ImageError: what is to be explained is not a floating-point tensor ``(N, C, H, W)`` or ``(N,
+            C, T, H, W)`` of finite values, or an input is not on the model's device.
         ModelError: ``model`` is not an ``nn.Module``.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if preserve.is_transforming():
-        raise ModelError("an explanation must be started outside transforms of torch.func; give it the whole batch")
+        raise ModelError(
+            "an explanation must be started outside transforms of torch.func; give it the whole "
+            "batch"
+        )
     inputs = as_inputs(given)
     if layout is not None:
         inputs = replace(inputs, layout=layout)
     x = inputs.x
     name = "x" if inputs.name is None else f"input {inputs.name}"
     if x.ndim not in (4, 5):
-        remedy = "add the batch dimension with x[None]" if x.ndim == 3 else "use explainer.preprocess(image)[None]"
+        remedy = (
+            "add the batch dimension with x[None]"
+            if x.ndim == 3
+            else "use explainer.preprocess(image)[None]"
+        )
         raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
     if x.numel() == 0:
-        raise ImageError(f"{name} must hold at least one image, got shape {tuple(x.shape)}; leave empty batches out")
+        raise ImageError(
+            f"{name} must hold at least one image, got shape {tuple(x.shape)}; leave empty batches "
+            "out"
+        )
     if not x.is_floating_point():
-        raise ImageError(f"{name} must be floating point, got {x.dtype}; use x / 255 or the model's preprocessing")
+        raise ImageError(
+            f"{name} must be floating point, got {x.dtype}; use x / 255 or the model's "
+            "preprocessing"
+        )
     parameters = unwrap.parameters_of(model)
     if any(map(is_lazy, parameters)):
-        raise ModelError("model must have all its weights, got lazy layers without them; call model(x) once first")
+        raise ModelError(
+            "model must have all its weights, got lazy layers without them; call model(x) once "
+            "first"
+        )
     parameter = parameters[0] if parameters else None
     if parameter is not None and parameter.is_meta and not x.is_meta:
-        raise ModelError("model must hold values, got one on the meta device; load its weights first")
+        raise ModelError(
+            "model must hold values, got one on the meta device; load its weights first"
+        )
     if parameter is not None:
         images = {f"input {dotted(way)}": t for way, t in inputs.others.items() if t.ndim > 3}
         for other, tensor in {name: x, **images}.items():
@@ -50,16 +69,27 @@ def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None
                 must = f"{other} must be on {parameter.device}, the model's device"
                 raise ImageError(f"{must}, got {tensor.device}; move it")
     if any(map(torch.is_inference, parameters)):
-        raise ModelError("model must have weights made outside torch.inference_mode(), got others; load it again")
+        raise ModelError(
+            "model must have weights made outside torch.inference_mode(), got others; load it again"
+        )
     if x.is_meta:
-        raise ImageError(f"{name} must hold values, got one on the meta device; load the model and the input first")
+        raise ImageError(
+            f"{name} must hold values, got one on the meta device; load the model and the input "
+            "first"
+        )
     for path in inputs.paths:  # the image, and what is explained together with it
         tensor = inputs.tensor(path)
         name = name if path == inputs.path else f"input {dotted(path)}"
         if not tensor.is_floating_point():
-            raise ImageError(f"{name} must be floating point, got {tensor.dtype}; leave it out of explained")
+            raise ImageError(
+                f"{name} must be floating point, got {tensor.dtype}; leave it out of explained"
+            )
         if path != inputs.path and not inputs.goes_with_images(path):
-            raise ImageError(f"{name} must have {len(inputs)} rows, got {tuple(tensor.shape)}; leave it out")
+            raise ImageError(
+                f"{name} must have {len(inputs)} rows, got {tuple(tensor.shape)}; leave it out"
+            )
         if not all_finite(tensor):
-            raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
+            raise ImageError(
+                f"{name} must hold finite values, got NaN or infinity; check the preprocessing"
+            )
     return with_layout(model, inputs) if x.ndim == 5 else inputs

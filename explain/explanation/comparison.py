@@ -1,4 +1,5 @@
-"""The explanations of several models for one photo: their maps side by side, and where each differs from the first."""
+"""The explanations of several models for one photo: their maps side by side, and where each differs
+from the first."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,14 +19,16 @@ from explain.report.pages import Section, document
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between models: ``summary`` in plain values, ``lines`` for people, a row of ``tiles`` for a map."""
+    """What differs between models: ``summary`` in plain values, ``lines`` for people, a row of
+    ``tiles`` for a map."""
 
     summary: Mapping[str, Any]
     lines: list[str]
     tiles: list[list[Tile]] = field(repr=False)
 
     def picture(self) -> Image.Image:
-        """The map of each model, and then the difference of each other from the first; targets and methods in rows."""
+        """The map of each model, and then the difference of each other from the first; targets and
+        methods in rows."""
         first, *others = self.summary["models"]
         headings = [first, *others, *(f"{name} − {first}" for name in others)]
         return sheets.table(self.tiles, headings, tile=300)
@@ -34,13 +37,17 @@ class Comparison:
         """A page with the lines and the picture."""
         title = " and ".join(self.summary["models"])
         pictures = [(self.picture(), f"maps of {title}, and their differences")]
-        return document(title, "", [Section("Where they differ", "\n".join(self.lines), pictures=pictures)])
+        return document(
+            title, "", [Section("Where they differ", "\n".join(self.lines), pictures=pictures)]
+        )
 
 
 def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np.ndarray[Any, Any]]:
     """The heatmap of each model in pixels of the photo, zero where one of them did not see it."""
     cells = np.ones((1, 1), np.float32)
-    shown = np.logical_and.reduce([styles.area(cells, 1, one.photo.size, one.box) for one in models.values()])
+    shown = np.logical_and.reduce(
+        [styles.area(cells, 1, one.photo.size, one.box) for one in models.values()]
+    )
     heatmaps = []
     for one in models.values():
         values = array(one.results[target][method].heatmap[0])
@@ -51,8 +58,8 @@ def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np
 def compare(models: Mapping[str, Explanation]) -> Comparison:
     """Compare the explanations of one photo for the same targets, by the names of the models.
 
-    The share of a model's heat in other places than that of the first is half of |p - q| over all pixels, where p
-    and q are the heatmaps, each divided by its sum.
+    The share of a model's heat in other places than that of the first is half of |p - q| over all
+    pixels, where p and q are the heatmaps, each divided by its sum.
     """
     names = list(models)
     explanations = list(models.values())
@@ -67,14 +74,34 @@ def compare(models: Mapping[str, Explanation]) -> Comparison:
                 continue
             heatmaps = heat(models, number, method)
             first_share = _share(heatmaps[0])
-            elsewhere = [float(np.abs(_share(values) - first_share).sum() / 2) for values in heatmaps]
-            maps.append({"target": target, "method": method, "elsewhere": dict(zip(names, elsewhere, strict=True))})
-            row = [Tile(one.overlay(method, number), title_of(method), one.targets[number]) for one in explanations]
+            elsewhere = [
+                float(np.abs(_share(values) - first_share).sum() / 2) for values in heatmaps
+            ]
+            maps.append(
+                {
+                    "target": target,
+                    "method": method,
+                    "elsewhere": dict(zip(names, elsewhere, strict=True)),
+                }
+            )
+            row = [
+                Tile(one.overlay(method, number), title_of(method), one.targets[number])
+                for one in explanations
+            ]
             for index, name in enumerate(names[1:], 1):
                 difference = _difference(explanations[0].photo, heatmaps[index] - heatmaps[0])
-                row.append(Tile(difference, f"{elsewhere[index]:.0%} elsewhere", f"red: {name} has more heat"))
+                row.append(
+                    Tile(
+                        difference,
+                        f"{elsewhere[index]:.0%} elsewhere",
+                        f"red: {name} has more heat",
+                    )
+                )
                 share = f"{elsewhere[index]:.0%} of the heat of {name}"
-                lines.append(f"{title_of(method)} of {target}: {share} is in other places than that of {names[0]}")
+                lines.append(
+                    f"{title_of(method)} of {target}: {share} is in other places than that of "
+                    f"{names[0]}"
+                )
             tiles.append(row)
     predictions = {name: explanation.predictions for name, explanation in models.items()}
     return Comparison({"models": names, "predictions": predictions, "maps": maps}, lines, tiles)

@@ -20,8 +20,8 @@ from explain.targets.outputs import Activation, Prediction
 
 @dataclass(frozen=True)
 class Located:
-    """What was found on one photo; and for each target what it is called, the box that it is, and the box or region as
-    a target, which explains the same again."""
+    """What was found on one photo; and for each target what it is called, the box that it is, and
+    the box or region as a target, which explains the same again."""
 
     detections: tuple[Prediction, ...]
     names: tuple[str, ...]
@@ -30,10 +30,15 @@ class Located:
 
 
 def located(
-    model: nn.Module, x: torch.Tensor, targets: Sequence[Target], seen: Sequence[Box],
-    categories: Sequence[str] | None, activation: Activation | None = None,
-) -> list[Located]:  # fmt: skip
-    """Run a model that gives no class scores once more, and say of each input what its targets are in the photo.
+    model: nn.Module,
+    x: torch.Tensor,
+    targets: Sequence[Target],
+    seen: Sequence[Box],
+    categories: Sequence[str] | None,
+    activation: Activation | None = None,
+) -> list[Located]:
+    """Run a model that gives no class scores once more, and say of each input what its targets are
+    in the photo.
 
     ``seen`` is the part of each photo that its input shows.
     """
@@ -41,7 +46,12 @@ def located(
     count = len(x)
     inputs = Inputs((x,))
     hits: list[Any] = [[] for _ in range(count)]
-    with preserve.untouched(model), torch.no_grad(), reading_once(), reading(model, inputs, activation):
+    with (
+        preserve.untouched(model),
+        torch.no_grad(),
+        reading_once(),
+        reading(model, inputs, activation),
+    ):
         output = inputs.call(model)
         layout = find_layout(output, count, size)
         settled = [_settled(target, output, count, size) for target in targets]
@@ -63,7 +73,9 @@ def located(
         concrete: list[Target] = []
         for target, choice, of_images in zip(targets, settled, scores, strict=True):
             if of_images is not None and isinstance(choice, Detected):
-                prediction, again = _box(choice, float(of_images[image]), image, size, detections, part, categories)
+                prediction, again = _box(
+                    choice, float(of_images[image]), image, size, detections, part, categories
+                )
                 name = prediction.label
             else:
                 prediction = None
@@ -80,16 +92,24 @@ def _settled(target: Target, output: Any, count: int, size: tuple[int, ...]) -> 
     if isinstance(target, (ClassTarget, TopClass)):
         if find_layout(output, count, size) is None:
             return target
-        target = Detections(index=target.rank) if isinstance(target, TopClass) else Detections(target.index)
+        target = (
+            Detections(index=target.rank)
+            if isinstance(target, TopClass)
+            else Detections(target.index)
+        )
     return target.sized(size).settled(output, count)
 
 
 def _scores(target: Target, output: Any, count: int) -> torch.Tensor | None:
     """The scores ``(N,)`` of detections; None of other targets."""
-    return replace(target, of="score").pick(output, count)[0] if isinstance(target, Detected) else None
+    return (
+        replace(target, of="score").pick(output, count)[0] if isinstance(target, Detected) else None
+    )
 
 
-def _region(target: Target, settled: Target, image: int, categories: Sequence[str] | None) -> tuple[str, Target]:
+def _region(
+    target: Target, settled: Target, image: int, categories: Sequence[str] | None
+) -> tuple[str, Target]:
     """The name, and the target again, of what is no box on one photo."""
     if isinstance(settled, TopClass):
         index: Any = 0
@@ -143,9 +163,16 @@ def _numbered(labels: Sequence[str]) -> str:
     return labels[-1] if count == 1 else f"{labels[-1]}@{count}"
 
 
-def _on_photo(box: torch.Tensor, part: Box, size: tuple[int, ...]) -> tuple[float, float, float, float]:
+def _on_photo(
+    box: torch.Tensor, part: Box, size: tuple[int, ...]
+) -> tuple[float, float, float, float]:
     """A box in pixels of the input in those of the photo."""
     left, top, right, bottom = box.tolist()
     across = part.width / size[-1]
     down = part.height / size[-2]
-    return part.left + left * across, part.top + top * down, part.left + right * across, part.top + bottom * down
+    return (
+        part.left + left * across,
+        part.top + top * down,
+        part.left + right * across,
+        part.top + bottom * down,
+    )

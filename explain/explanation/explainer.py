@@ -32,7 +32,14 @@ from explain.explanation.photo_concepts import PhotoConcepts
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, unwrap
 from explain.methods.base import Method, MethodLike, get_method, list_methods, options
-from explain.models import Classifier, attached, classifier, classifier_of, huggingface, preprocessing
+from explain.models import (
+    Classifier,
+    attached,
+    classifier,
+    classifier_of,
+    huggingface,
+    preprocessing,
+)
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, TopClass, as_target, text
 from explain.targets.detections import Place
@@ -43,49 +50,63 @@ Methods: TypeAlias = MethodLike | Iterable[MethodLike]
 
 
 _MADE_WITH = """
-    model categories preprocess weights size crop channels mean std interpolation device activation unit layout
+    model categories preprocess weights size crop channels mean std interpolation device activation
+    unit layout
 """
 
 
-_OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH.split()}
-_OF_EXPLAINER["style"] = "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
+_OF_EXPLAINER = {
+    name: f"explain.Explainer({name}=...) takes it, and then the photo"
+    for name in _MADE_WITH.split()
+}
+_OF_EXPLAINER["style"] = (
+    "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
+)
 
 
 class Explainer:
     """Explains photos with one model.
 
     Args:
-        model: any ``nn.Module`` that classifies images, a name ("resnet50", "package.module:factory"), or None for the
-            default model. A module is put on ``device`` if one is given, and otherwise left alone.
-        categories: the labels of the classes, in order, or a text file with one a line; those that come with the model
-            by default. Of an image-text model (CLIP, SigLIP and their relatives) they are texts, and its classes:
-            zero-shot classification.
-        preprocess: ``PIL.Image -> (C, H, W)`` float tensor, or an image processor of transformers. By default what
-            comes with the model (as an attribute, in timm's or Hugging Face's configuration, or with its name); where
-            nothing is known, a centre crop and ImageNet's values, with a warning.
+        model: any ``nn.Module`` that classifies images, a name ("resnet50",
+            "package.module:factory"), or None for the default model. A module is put on ``device``
+            if one is given, and otherwise left alone.
+        categories: the labels of the classes, in order, or a text file with one a line; those that
+            come with the model by default. Of an image-text model (CLIP, SigLIP and their
+            relatives) they are texts, and its classes: zero-shot classification.
+        preprocess: ``PIL.Image -> (C, H, W)`` float tensor, or an image processor of transformers.
+            By default what comes with the model (as an attribute, in timm's or Hugging Face's
+            configuration, or with its name); where nothing is known, a centre crop and ImageNet's
+            values, with a warning.
         weights: a file with a state dict, for a model given by name.
         size: the side of the model's input in pixels, instead of its own.
-        crop: the part of a photo that the model sees: "center", or the "whole" photo (as long as it is where the
-            network takes any size, else padded to a square). A number is the share of the photo's shorter side that
-            the central square takes.
-        channels: 1 for a model of photos in grey, 3 for one of colours; found from its first convolution where nothing
-            else says how it sees photos.
-        mean, std, interpolation: for a preprocessing that cuts out the centre, other values than its own: the mean and
-            standard deviation of each channel for pixels from 0 to 1, and "bilinear" or "bicubic".
+        crop: the part of a photo that the model sees: "center", or the "whole" photo (as long as it
+            is where the network takes any size, else padded to a square). A number is the share of
+            the photo's shorter side that the central square takes.
+        channels: 1 for a model of photos in grey, 3 for one of colours; found from its first
+            convolution where nothing else says how it sees photos.
+        mean, std, interpolation: for a preprocessing that cuts out the centre, other values than
+            its own: the mean and standard deviation of each channel for pixels from 0 to 1, and
+            "bilinear" or "bicubic".
         device: where to run, as for ``torch.device``.
-        activation: what makes probabilities of the model's outputs: "softmax" where one class is true of a photo,
-            "sigmoid" where several labels may be or there is one output for yes or no, "none" where they are
-            probabilities already, or numbers. A softmax or sigmoid that the network ends with is seen, a warning says
-            so, and it is not applied again. By default, other outputs get a softmax, and one alone is a number.
-        unit: of the numbers that a model of numbers gives, such as "years"; ``categories`` are their names.
+        activation: what makes probabilities of the model's outputs: "softmax" where one class is
+            true of a photo, "sigmoid" where several labels may be or there is one output for yes or
+            no, "none" where they are probabilities already, or numbers. A softmax or sigmoid that
+            the network ends with is seen, a warning says so, and it is not applied again. By
+            default, other outputs get a softmax, and one alone is a number.
+        unit: of the numbers that a model of numbers gives, such as "years"; ``categories`` are
+            their names.
         style: the style of its pictures, such as "contour"; see `Explanation.overlay`.
-        interventions: what layers of the model give instead, in all that it explains; see `explain.hooks.intervene`.
-        layout: of a model of videos, tiles or bags of patches: "NTCHW" where these come before the channels, or
-            "NCTHW". ``preprocess`` may return ``(T, C, H, W)``, tiles of a photo, whose maps are laid where the tiles
-            lie. A photo ``(C, H, W)`` is one frame, or as many as a configuration of Hugging Face says.
+        interventions: what layers of the model give instead, in all that it explains; see
+            `explain.hooks.intervene`.
+        layout: of a model of videos, tiles or bags of patches: "NTCHW" where these come before the
+            channels, or "NCTHW". ``preprocess`` may return ``(T, C, H, W)``, tiles of a photo,
+            whose maps are laid where the tiles lie. A photo ``(C, H, W)`` is one frame, or as many
+            as a configuration of Hugging Face says.
 
     Raises:
-        ExplainError: the model, its weights or the device cannot be used, or there is no such style.
+        ExplainError: the model, its weights or the device cannot be used, or there is no such
+            style.
 
     >>> from PIL import Image
     >>> explainer = Explainer()
@@ -95,18 +116,30 @@ class Explainer:
 
     @keywords(elsewhere={"labels": "categories=... takes them"})
     def __init__(
-        self, model: nn.Module | Classifier | str | None = None,
+        self,
+        model: nn.Module | Classifier | str | None = None,
         categories: Sequence[str] | str | os.PathLike[str] | None = None,
-        preprocess: Preprocess | None = None, *, weights: str | Path | None = None, size: int | None = None,
-        crop: preprocessing.CropLike = "center", channels: int | None = None,
-        mean: float | Sequence[float] | None = None, std: float | Sequence[float] | None = None,
-        interpolation: preprocessing.Interpolation | None = None, device: str | torch.device | None = None,
-        activation: Activation | None = None, unit: str | None = None, style: StyleLike | None = None,
-        interventions: Sequence[Intervention] = (), layout: InputLayout | None = None,
-    ) -> None:  # fmt: skip
+        preprocess: Preprocess | None = None,
+        *,
+        weights: str | Path | None = None,
+        size: int | None = None,
+        crop: preprocessing.CropLike = "center",
+        channels: int | None = None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        interpolation: preprocessing.Interpolation | None = None,
+        device: str | torch.device | None = None,
+        activation: Activation | None = None,
+        unit: str | None = None,
+        style: StyleLike | None = None,
+        interventions: Sequence[Intervention] = (),
+        layout: InputLayout | None = None,
+    ) -> None:
         check_activation(activation)
         if not isinstance(unit, str | None):
-            raise ArgumentError(f"unit must be a text such as 'years', got {shown(unit)}; leave it out")
+            raise ArgumentError(
+                f"unit must be a text such as 'years', got {shown(unit)}; leave it out"
+            )
         self.style = None if style is None else get_style(style)
         self.interventions = tuple(interventions)
         self.layout = check_layout(layout)
@@ -115,8 +148,13 @@ class Explainer:
         self.weights = loaded.weights
         self.model = loaded.model if device is None else classifier.on_device(loaded.model, device)
         view: dict[str, Any] = {
-            "size": size, "crop": crop, "channels": channels, "mean": mean, "std": std, "interpolation": interpolation,
-        }  # fmt: skip
+            "size": size,
+            "crop": crop,
+            "channels": channels,
+            "mean": mean,
+            "std": std,
+            "interpolation": interpolation,
+        }
         callers = None if preprocess is None else attached.as_preprocess(preprocess)
         self.preprocess = attached.resolve_preprocessing(loaded, callers, **view)
         labels = check_categories(categories)
@@ -124,13 +162,19 @@ class Explainer:
         if text.is_image_text(self.model):
             self.model = text.image_scorer(self.model, labels=self.categories)
         self._classifier = replace(
-            loaded, model=self.model, preprocess=self.preprocess, categories=self.categories, activation=None
+            loaded,
+            model=self.model,
+            preprocess=self.preprocess,
+            categories=self.categories,
+            activation=None,
         )
         self._said = activation or loaded.activation
         self.activation = self._said
         self.unit = unit or ""
         self._outputs: Outputs | None = None
-        self._origin = records.ModelOrigin(loaded.name, loaded.weights, encoding.described(self.preprocess))
+        self._origin = records.ModelOrigin(
+            loaded.name, loaded.weights, encoding.described(self.preprocess)
+        )
         parts = []
         arguments: dict[str, Any] = {}
         if isinstance(model, str | None):
@@ -151,34 +195,50 @@ class Explainer:
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # an open file is an iterator of lines, too
-        self, image: ImageLike, methods: Methods = "gradcam", target: TargetLike = None, **options: Unpack[PhotoOptions]
+        self,
+        image: ImageLike,
+        methods: Methods = "gradcam",
+        target: TargetLike = None,
+        **options: Unpack[PhotoOptions],
     ) -> Explanation: ...
 
     @overload
     def __call__(
-        self, image: list[ImageLike] | tuple[ImageLike, ...] | Iterator[ImageLike], methods: Methods = "gradcam",
-        target: TargetLike = None, **options: Unpack[PhotoOptions],
-    ) -> list[Explanation]: ...  # fmt: skip
+        self,
+        image: list[ImageLike] | tuple[ImageLike, ...] | Iterator[ImageLike],
+        methods: Methods = "gradcam",
+        target: TargetLike = None,
+        **options: Unpack[PhotoOptions],
+    ) -> list[Explanation]: ...
 
     @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
     def __call__(
-        self, image: Any, methods: Methods = "gradcam", target: TargetLike = None, **options: Unpack[PhotoOptions]
+        self,
+        image: Any,
+        methods: Methods = "gradcam",
+        target: TargetLike = None,
+        **options: Unpack[PhotoOptions],
     ) -> Explanation | list[Explanation]:
         """Explain one photo, or several.
 
         Args:
-            image: a path, the bytes of a file, a PIL image or an array; see `explain.data.images.load_image`. A list,
-                tuple or iterator of these gives a list, in their order; see `each` for more than fit into memory.
-            methods: a name or method object, several, "all" (of fewer than 200 passes) or "everything".
-            target: a class index, label or callable, or None for the top prediction; for several photos also a list
-                with one for each photo.
+            image: a path, the bytes of a file, a PIL image or an array; see
+                `explain.data.images.load_image`. A list, tuple or iterator of these gives a list,
+                in their order; see `each` for more than fit into memory.
+            methods: a name or method object, several, "all" (of fewer than 200 passes) or
+                "everything".
+            target: a class index, label or callable, or None for the top prediction; for several
+                photos also a list with one for each photo.
             targets: a list of several targets for every photo, instead of ``target``.
             top_k: explain the k best classes, instead of ``target``.
-            layer, fuse, batch_size, progress, precision, samples, tolerance, max_seconds, keep_partial,
-                interventions: see `explain.attribute`; interventions take the place of the explainer's own.
+            layer, fuse, batch_size, progress, precision, samples, tolerance, max_seconds,
+                keep_partial,
+                interventions: see `explain.attribute`; interventions take the place of the
+                    explainer's own.
 
         Raises:
-            PhotosError: some of several photos could not be explained; it holds the explanations of all others.
+            PhotosError: some of several photos could not be explained; it holds the explanations of
+                all others.
             ExplainError: an argument does not fit the model or the photo.
         """
         request = self._request(methods, target, **options)
@@ -189,26 +249,38 @@ class Explainer:
 
     @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
     def each(
-        self, images: Iterable[ImageLike], methods: Methods = "gradcam", target: TargetLike = None,
+        self,
+        images: Iterable[ImageLike],
+        methods: Methods = "gradcam",
+        target: TargetLike = None,
         **options: Unpack[PhotoOptions],
-    ) -> Iterator[Explanation | PhotoError]:  # fmt: skip
+    ) -> Iterator[Explanation | PhotoError]:
         """Explain any number of photos, in batches, as an iterator.
 
-        Yields an `Explanation` for each photo, or a `PhotoError` that names it and says why it could not be explained;
-        the others continue. An error that all of the first few photos have, such as an unknown layer, is raised at
-        once. Arguments as for calling an `Explainer`.
+        Yields an `Explanation` for each photo, or a `PhotoError` that names it and says why it
+        could not be explained; the others continue. An error that all of the first few photos have,
+        such as an unknown layer, is raised at once. Arguments as for calling an `Explainer`.
 
         >>> from PIL import Image
         >>> photos = [Image.new("RGB", (30, 20), "red"), b"no photo"]
-        >>> [str(found)[:41] for found in Explainer().each(photos, "saliency", 0) if isinstance(found, Exception)]
+        >>> [
+        ...     str(found)[:41]
+        ...     for found in Explainer().each(photos, "saliency", 0)
+        ...     if isinstance(found, Exception)
+        ... ]
         ['photo 1: image of 8 bytes is not an image']
         """
         return self._all(images, self._request(methods, target, **options))
 
     def _request(
-        self, methods: Methods, target: TargetLike, *, targets: Sequence[TargetLike] | None = None,
-        top_k: int | None = None, **options: Any,
-    ) -> PhotoRequest:  # fmt: skip
+        self,
+        methods: Methods,
+        target: TargetLike,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+        top_k: int | None = None,
+        **options: Any,
+    ) -> PhotoRequest:
         """Check the arguments, and write them down for records."""
         options.setdefault("interventions", self.interventions)
         wanted = as_targets(target, targets, top_k, self.categories)
@@ -238,7 +310,11 @@ class Explainer:
 
     def _methods(self, methods: Methods) -> list[Method]:
         """The methods, with the black and white that the preprocessing makes."""
-        listed = [methods] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(methods)
+        listed = (
+            [methods]
+            if isinstance(methods, str) or not isinstance(methods, Iterable)
+            else list(methods)
+        )
         ends = range_of(self.preprocess)
         chosen = []
         for method in map(get_method, listed):
@@ -249,7 +325,9 @@ class Explainer:
             chosen.append(method)
         return chosen
 
-    def _all(self, images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Explanation | PhotoError]:
+    def _all(
+        self, images: Iterable[ImageLike], request: PhotoRequest
+    ) -> Iterator[Explanation | PhotoError]:
         """Explain photos in batches, if it is the same as explaining each alone."""
         limit = request.options.get("batch_size")
         most = min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
@@ -269,11 +347,16 @@ class Explainer:
         batches = several.explained(
             (read(image, place) for place, image in enumerate(several.matched(images, request))),
             lambda photos: self._explained(photos, request),
-            alike=lambda photo: (photo.x.shape, photo.x.dtype) if isinstance(photo, Photo) else None,
+            alike=lambda photo: (
+                (photo.x.shape, photo.x.dtype) if isinstance(photo, Photo) else None
+            ),
             at_once=at_once,
             apart=lambda photo: several.rows_are_apart(self.model, photo.x),
         )
-        by_place = ([(p.place, result) if isinstance(p, Photo) else p for p, result in batch] for batch in batches)
+        by_place = (
+            [(p.place, result) if isinstance(p, Photo) else p for p, result in batch]
+            for batch in batches
+        )
         return several.reported(by_place)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
@@ -310,7 +393,9 @@ class Explainer:
             located_targets: Sequence[Located | None] = [None] * len(photos)
             if logits is None and not tiles:
                 every = as_targets(targets=targets, categories=self.categories)[: len(results)]
-                located_targets = located(self.model, x, every, seen, self.categories, self.activation)
+                located_targets = located(
+                    self.model, x, every, seen, self.categories, self.activation
+                )
             hooks = tuple(unwrap.callers_hooks(self.model))
         outputs = self._outputs or Outputs()
         shared: Any = {
@@ -328,7 +413,9 @@ class Explainer:
             of_photo = results
             box = seen[index] if seen else Box(0.0, 0.0, *map(float, photo.image.size))
             if tiles:
-                of_photo = _each(results, partial(several.on_photo, boxes=tiles, size=photo.image.size))
+                of_photo = _each(
+                    results, partial(several.on_photo, boxes=tiles, size=photo.image.size)
+                )
             if len(photos) > 1:
                 of_photo = _each(results, operator.itemgetter(index))
             places = located_targets[index]
@@ -346,7 +433,9 @@ class Explainer:
                 asked=tuple(map(encoding.encode_target, own.targets)),
                 request=own,
                 probabilities=None if probabilities is None else probabilities[index].clone(),
-                numbers=logits[index].clone() if logits is not None and outputs.kind == "numbers" else None,
+                numbers=logits[index].clone()
+                if logits is not None and outputs.kind == "numbers"
+                else None,
                 detections=() if places is None else places.detections,
                 boxes=() if places is None else places.boxes,
                 **shared,
@@ -360,16 +449,22 @@ class Explainer:
             return request
         seen = locate(self.preprocess, photo.image.size)
         size = tuple(photo.x.shape[2:])
-        moved = [each.on_photo(seen, size) if isinstance(each, Place) else each for each in request.targets]
+        moved = [
+            each.on_photo(seen, size) if isinstance(each, Place) else each
+            for each in request.targets
+        ]
         return replace(request, targets=moved)
 
     @keywords()
-    def concepts(self, image: ImageLike, count: int = 4, *, layer: layer_names.Where | None = None) -> PhotoConcepts:
+    def concepts(
+        self, image: ImageLike, count: int = 4, *, layer: layer_names.Where | None = None
+    ) -> PhotoConcepts:
         """Find the concepts that a layer sees in one photo; see `explain.find_concepts`.
 
         Returns:
-            A `PhotoConcepts`, which is displayed in a notebook and can be saved. It unpacks into a picture of where the
-            concepts are, with the classes that each contributes to below, and the `Concepts`.
+            A `PhotoConcepts`, which is displayed in a notebook and can be saved. It unpacks into a
+            picture of where the concepts are, with the classes that each contributes to below, and
+            the `Concepts`.
 
         >>> from PIL import Image
         >>> picture, found = Explainer().concepts(Image.new("RGB", (60, 40), "orange"), 2)
@@ -379,24 +474,31 @@ class Explainer:
         photo = self._photo(image)
         if photo.x.ndim == 5:
             got = f"{tuple(photo.x.shape)}; give them to explain.find_concepts"
-            raise ImageError(f"preprocess must return one image (C, H, W) for concepts, got frames or tiles {got}")
+            raise ImageError(
+                "preprocess must return one image (C, H, W) for concepts, got frames or tiles "
+                f"{got}"
+            )
         found = find_concepts(self.model, photo.x, count, layer=layer)
         box = locate(self.preprocess, photo.image.size)
         return PhotoConcepts(found, photo.image, photo.source, self._origin, box, self.categories)
 
     def inspect(self, image: ImageLike) -> inspection.Inspection:
-        """Run the model on one photo and list the output of every layer; see `explain.hooks.inspect`."""
+        """Run the model on one photo and list the output of every layer; see
+        `explain.hooks.inspect`."""
         x = self.as_input(image)
         check_inputs(self.model, self._inputs(x))
         return inspect(unwrap.unwrapped(self.model), x)
 
     def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
-        """The probabilities ``(N, K)`` of the model's outputs, if they have some; what they are is decided once."""
+        """The probabilities ``(N, K)`` of the model's outputs, if they have some; what they are is
+        decided once."""
         if logits is None:
             return None
         classifier.check_labels(self.categories, logits.shape[1])
         if self._outputs is None:
-            outputs = classifier.outputs_for(self._classifier, self._inputs(x), logits, self.activation)
+            outputs = classifier.outputs_for(
+                self._classifier, self._inputs(x), logits, self.activation
+            )
             self._outputs = replace(outputs, unit=self.unit)
             self.activation = self._outputs.activation
         return self._outputs.probabilities(logits)
@@ -404,7 +506,8 @@ class Explainer:
     def _answers(
         self, count: int, probabilities: torch.Tensor | None, logits: torch.Tensor | None
     ) -> list[Prediction | None]:
-        """The best answer for each of the photos: a class, yes or no, or a number; None without any."""
+        """The best answer for each of the photos: a class, yes or no, or a number; None without
+        any."""
         outputs = self._outputs or Outputs()
         values = logits if outputs.kind == "numbers" else probabilities
         if values is None:
@@ -416,7 +519,8 @@ class Explainer:
         return x if self.layout is None else Inputs((x,), layout=self.layout)
 
     def _tiles(self, photo: Photo) -> tuple[Box, ...]:
-        """Where the tiles of a photo lie in it; one that is repeated as the frames of a video is there often."""
+        """Where the tiles of a photo lie in it; one that is repeated as the frames of a video is
+        there often."""
         made = self.preprocess(photo.image)
         frames = photo.x.shape[2 if self.layout == "NCTHW" else 1]
         if made.ndim == 4 and len(made) > 1:
@@ -425,10 +529,12 @@ class Explainer:
         return (locate(first, photo.image.size),) * frames
 
     def as_input(self, image: ImageLike) -> torch.Tensor:
-        """Turn a photo into an input of the model: ``(1, C, H, W)``, on its device and in its precision.
+        """Turn a photo into an input of the model: ``(1, C, H, W)``, on its device and in its
+        precision.
 
-        `explain.data.images.load_image` reads it as RGB. ``preprocess`` crops, scales and normalises it; where neither
-        the caller nor the model brings one, that is `explain.models.preprocessing.CenterCrop`.
+        `explain.data.images.load_image` reads it as RGB. ``preprocess`` crops, scales and
+        normalises it; where neither the caller nor the model brings one, that is
+        `explain.models.preprocessing.CenterCrop`.
 
         >>> from PIL import Image
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
@@ -438,12 +544,18 @@ class Explainer:
         config = huggingface.config_of(self.model)
         if made.ndim == 4 and len(made) == 1 and self.layout is None and config is None:
             remedy = "leave out the batch dimension, or give layout='NTCHW' for a single tile"
-            raise ImageError(f"preprocess must return a tensor (C, H, W), got {shown(made)}; {remedy}")
+            raise ImageError(
+                f"preprocess must return a tensor (C, H, W), got {shown(made)}; {remedy}"
+            )
         x = self._placed(made[None])
         if x.ndim == 4 and self.layout is None:
             return x
         x = x[:, None] if x.ndim == 4 else x
-        repeated = getattr(config, "num_frames", getattr(config, "frames_per_clip", 1)) if x.shape[1] == 1 else 1
+        repeated = (
+            getattr(config, "num_frames", getattr(config, "frames_per_clip", 1))
+            if x.shape[1] == 1
+            else 1
+        )
         x = x.repeat_interleave(repeated, 1)
         return x.transpose(1, 2) if self.layout == "NCTHW" else x
 
@@ -462,9 +574,13 @@ def _each(
 
 @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
 def explain(
-    image: ImageLike, methods: Methods = "gradcam", target: TargetLike = None, **options: Unpack[PhotoOptions]
+    image: ImageLike,
+    methods: Methods = "gradcam",
+    target: TargetLike = None,
+    **options: Unpack[PhotoOptions],
 ) -> Explanation:
-    """Explain a photo with the default model, which is loaded once; options as for calling an `Explainer`.
+    """Explain a photo with the default model, which is loaded once; options as for calling an
+    `Explainer`.
 
     >>> from PIL import Image
     >>> explanation = explain(Image.new("RGB", (32, 24), "orange"))

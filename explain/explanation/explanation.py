@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 import torch
 from PIL import Image
 
-from explain._utils.errors import MethodError, OutputError, TargetError, did_you_mean, keywords, printable, shown
+from explain._utils.errors import (
+    MethodError,
+    OutputError,
+    TargetError,
+    did_you_mean,
+    keywords,
+    printable,
+    shown,
+)
 from explain.attribution import pictures, records
 from explain.attribution.pictures import Look, Scene, array, place_of
 from explain.attribution.result import Attribution, alone
@@ -49,16 +57,18 @@ class StyleOptions(TypedDict, total=False):
 class Explanation(Reportable):
     """The attributions of one photo, by method and target; a notebook displays it as a page.
 
-    ``explanation["gradcam"]`` is the attribution of a method for the first target, and iterating gives the methods'
-    names. ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that
-    the model saw and that the maps cover; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
-    ``probabilities`` ``(K,)`` are those of the classes, where the model has any; where it gives numbers, ``numbers``
-    ``(K,)`` are these. ``outputs`` says what they are. ``style`` replaces each method's own style in pictures.
-    ``explainer`` made this, and can explain the photo further; ``request`` are its arguments. ``asked`` are the targets
-    that were more than a class, as records have them; ``key`` recognises a request later. ``detections`` are what a
-    detector finds on the photo, best first, and ``boxes`` those of the targets, in pixels of the photo. Everything else
-    works without explainer and request: a copy and a pickle hold the data, on the CPU, and never the model; there, both
-    are None. ``verdicts`` are those of `check`, by the index of the target.
+    ``explanation["gradcam"]`` is the attribution of a method for the first target, and iterating
+    gives the methods' names. ``results`` has a dictionary of attributions by method for each
+    target. ``box`` is the part of the photo that the model saw and that the maps cover; where it
+    saw several, ``crops`` are these, and ``box`` is the whole photo. ``probabilities`` ``(K,)`` are
+    those of the classes, where the model has any; where it gives numbers, ``numbers`` ``(K,)`` are
+    these. ``outputs`` says what they are. ``style`` replaces each method's own style in pictures.
+    ``explainer`` made this, and can explain the photo further; ``request`` are its arguments.
+    ``asked`` are the targets that were more than a class, as records have them; ``key`` recognises
+    a request later. ``detections`` are what a detector finds on the photo, best first, and
+    ``boxes`` those of the targets, in pixels of the photo. Everything else works without explainer
+    and request: a copy and a pickle hold the data, on the CPU, and never the model; there, both are
+    None. ``verdicts`` are those of `check`, by the index of the target.
     """
 
     style: StyleLike | None = None
@@ -67,10 +77,18 @@ class Explanation(Reportable):
     numbers: torch.Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        results = tuple({name: each.converted(alone) for name, each in result.items()} for result in self.results)
+        results = tuple(
+            {name: each.converted(alone) for name, each in result.items()}
+            for result in self.results
+        )
         probabilities = None if self.probabilities is None else alone(self.probabilities)
         numbers = None if self.numbers is None else alone(self.numbers)
-        held = {"results": results, "probabilities": probabilities, "numbers": numbers, "verdicts": dict(self.verdicts)}
+        held = {
+            "results": results,
+            "probabilities": probabilities,
+            "numbers": numbers,
+            "verdicts": dict(self.verdicts),
+        }
         return {**vars(self), **held, "explainer": None, "request": None}
 
     @property
@@ -94,7 +112,8 @@ class Explanation(Reportable):
 
     @property
     def values(self) -> torch.Tensor:
-        """The raw values of the first method for the first target: ``(h, w)`` of a layer, ``(H, W)`` or ``(C, H, W)``.
+        """The raw values of the first method for the first target: ``(h, w)`` of a layer, ``(H,
+        W)`` or ``(C, H, W)``.
 
         Those of another are ``explanation.results[1]["saliency"].values[0]``.
         """
@@ -102,7 +121,8 @@ class Explanation(Reportable):
 
     @property
     def heatmap(self) -> torch.Tensor:
-        """``(H, W)`` from 0 to 1 at the resolution of the model's input, of the first method for the first target."""
+        """``(H, W)`` from 0 to 1 at the resolution of the model's input, of the first method for
+        the first target."""
         return self._attribution(None, 0).heatmap[0]
 
     @property
@@ -111,17 +131,20 @@ class Explanation(Reportable):
         return [self.answer(index).label for index in range(len(self.results))]
 
     def target_at(self, index: int) -> Any:
-        """The target at a position, for another call: the class that was explained, or what was asked for."""
+        """The target at a position, for another call: the class that was explained, or what was
+        asked for."""
         classes = next(iter(self.results[index].values())).target
         is_class = self.asked[index] is None and isinstance(classes, torch.Tensor)
         return int(classes[0]) if is_class else self.request.targets[index]
 
     @property
     def predictions(self) -> list[tuple[str, float]]:
-        """The best labels with their probabilities, best first; empty for a model that gives no class scores.
+        """The best labels with their probabilities, best first; empty for a model that gives no
+        class scores.
 
-        Where several may be true of one photo, all that are more probable than not; of one probability alone, yes and
-        no. Of a detector, all detections. Of a model with one number, its name and the number itself.
+        Where several may be true of one photo, all that are more probable than not; of one
+        probability alone, yes and no. Of a detector, all detections. Of a model with one number,
+        its name and the number itself.
         """
         return [(each.label, each.value) for each in self.predicted]
 
@@ -130,13 +153,19 @@ class Explanation(Reportable):
         """The same with the class of each; None for the "no" of a model with one output."""
         if self._scores is None:
             return list(self.detections)
-        return self.outputs.predicted(self._scores, self.categories, max(SHOWN_PREDICTIONS, len(self.results)))
+        return self.outputs.predicted(
+            self._scores, self.categories, max(SHOWN_PREDICTIONS, len(self.results))
+        )
 
     @keywords(StyleOptions)
     def overlay(
-        self, method: str | None = None, target: int | str = 0, *, caption: bool = False,
+        self,
+        method: str | None = None,
+        target: int | str = 0,
+        *,
+        caption: bool = False,
         **options: Unpack[StyleOptions],
-    ) -> Image.Image:  # fmt: skip
+    ) -> Image.Image:
         """Return the photo, at its own resolution, with an attribution drawn on it.
 
         Parts that the model did not see are pale and hatched.
@@ -144,16 +173,17 @@ class Explanation(Reportable):
         Args:
             method: which of `methods`; the first by default.
             target: which of `targets`, by position or label.
-            style: "heat", "contour", "mask" or "spotlight", or one of `explain.render` with options of your own. By
-                default the explanation's, or else the method's own: heat for maps of a layer, and for methods that
-                give a value for each pixel what shows them best.
-            caption: put label, probability, method and layer in a strip below; a photo of less than 320 pixels is
-                enlarged for it.
+            style: "heat", "contour", "mask" or "spotlight", or one of `explain.render` with options
+                of your own. By default the explanation's, or else the method's own: heat for maps
+                of a layer, and for methods that give a value for each pixel what shows them best.
+            caption: put label, probability, method and layer in a strip below; a photo of less than
+                320 pixels is enlarged for it.
             alpha: opacity of the heat, 0 to 1.
             colormap: a colour map of matplotlib, instead of the style's own.
 
         Raises:
-            ExplainError: the method or target was not explained, or the style is unknown or has no such option.
+            ExplainError: the method or target was not explained, or the style is unknown or has no
+                such option.
         """
         index = self._target(target)
         attribution = self._attribution(method, index)
@@ -175,46 +205,60 @@ class Explanation(Reportable):
         ]
         detail = " · ".join(filter(None, details))
         marks = self._marks(attribution.method, index)
-        return captions.caption(picture, title, detail, self.scene.legend(style), end=amount, marks=marks)
+        return captions.caption(
+            picture, title, detail, self.scene.legend(style), end=amount, marks=marks
+        )
 
     @cached_property
     def scene(self) -> Scene:
-        """The photo, where maps lie on it, which parts of it the model saw, and what was detected in it."""
+        """The photo, where maps lie on it, which parts of it the model saw, and what was detected
+        in it."""
         boxes = tuple(None if prediction is None else prediction.box for prediction in self.boxes)
         detected = {f"{one.label} {one.amount}": one.box for one in self.detections if one.box}
         return Scene(self.photo, self.box, self.crops or (self.box,), boxes, detected)
 
     @keywords(StyleOptions)
     def layout(self, **options: Unpack[StyleOptions]) -> Layout:
-        """Return the contents of `sheet` and `figure`: the photo and all maps, with titles and legends."""
+        """Return the contents of `sheet` and `figure`: the photo and all maps, with titles and
+        legends."""
         titles = ["".join(self._title(index)) for index in range(len(self.results))]
         predictions = ", ".join(f"{one.label} {one.amount}" for one in self.predicted)
         return Layout(
             title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
             detail=f"{self._model}: {predictions}" if predictions else self._model,
-            groups=pictures.groups(self.scene, self.results, titles, self._look(**options), self._marks),
+            groups=pictures.groups(
+                self.scene, self.results, titles, self._look(**options), self._marks
+            ),
         )
 
     @keywords()
     def check(
-        self, methods: str | Sequence[str] | None = None, target: int | str = 0, *, seed: int = 0, samples: int = 60,
-        batch_size: int | None = None, progress: Progress | None = None,
-    ) -> "Verdict":  # fmt: skip
-        """Run sanity checks: do the maps depend on the model and the class, are they faithful and stable?
+        self,
+        methods: str | Sequence[str] | None = None,
+        target: int | str = 0,
+        *,
+        seed: int = 0,
+        samples: int = 60,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> "Verdict":
+        """Run sanity checks: do the maps depend on the model and the class, are they faithful and
+        stable?
 
-        From then on, the record, captions and sheets contain the results. All maps share the masked photos, and each
-        method runs eleven times in other settings. See `explain.metrics`.
+        From then on, the record, captions and sheets contain the results. All maps share the masked
+        photos, and each method runs eleven times in other settings. See `explain.metrics`.
 
         Args:
             methods: which of `methods`; all of them by default.
             target: which of `targets`, by position or label.
             seed: of random weights, masks and noise.
-            samples: the number of masked photos; with 240, more right maps pass, and no more wrong ones.
+            samples: the number of masked photos; with 240, more right maps pass, and no more wrong
+                ones.
             batch_size, progress: as for `explain.attribute`.
 
         Returns:
-            A `Verdict`, which prints as a table: ``verdict.passed`` has the result of each method, and
-            ``verdict["gradcam"].faithful`` has ``passed``, ``figure`` and ``reason``.
+            A `Verdict`, which prints as a table: ``verdict.passed`` has the result of each method,
+            and ``verdict["gradcam"].faithful`` has ``passed``, ``figure`` and ``reason``.
 
         Raises:
             MetricError: this is a copy without a model; or the maps are of several crops.
@@ -227,44 +271,59 @@ class Explanation(Reportable):
         if isinstance(names, str):
             names = [names]
         maps = [self._attribution(name, index) for name in names]
-        return check_explained(self, maps, index, seed=seed, samples=samples, batch_size=batch_size, progress=progress)
+        return check_explained(
+            self, maps, index, seed=seed, samples=samples, batch_size=batch_size, progress=progress
+        )
 
     @keywords(StyleOptions)
     def figure(self, **options: Unpack[StyleOptions]) -> "Figure":
-        """Return a matplotlib figure with the photo and all methods side by side; options as for `overlay`."""
+        """Return a matplotlib figure with the photo and all methods side by side; options as for
+        `overlay`."""
         return sheets.figure(self.layout(**options), self.alternative)
 
     @keywords(StyleOptions)
     def sheet(self, tile: int = 300, **options: Unpack[StyleOptions]) -> Image.Image:
-        """Return the photo and all methods side by side, under a title; ``tile`` is the side of a picture in pixels."""
+        """Return the photo and all methods side by side, under a title; ``tile`` is the side of a
+        picture in pixels."""
         return sheets.sheet(self.layout(**options), tile)
 
     @property
     def alternative(self) -> str:
         """The alternative text of the pictures."""
         source = f"the photo {Path(self.source).name}" if self.source else "a photo"
-        return f"{source} with maps of the evidence for {' and '.join(self.targets)}: {', '.join(self.methods)}"
+        return (
+            f"{source} with maps of the evidence for {' and '.join(self.targets)}: "
+            f"{', '.join(self.methods)}"
+        )
 
     @keywords(StyleOptions)
     def save(
-        self, folder: str | os.PathLike[str], *, stem: str | None = None, overwrite: bool = False,
-        html: str | None = None, picture_format: Literal["png", "jpg"] = "png",
-        map_format: Literal["npy", "npz"] = "npy", **options: Unpack[StyleOptions],
-    ) -> list[Path]:  # fmt: skip
-        """Write for each method and target the overlay (PNG), the raw values (``.npy``) and a record (JSON).
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        stem: str | None = None,
+        overwrite: bool = False,
+        html: str | None = None,
+        picture_format: Literal["png", "jpg"] = "png",
+        map_format: Literal["npy", "npz"] = "npy",
+        **options: Unpack[StyleOptions],
+    ) -> list[Path]:
+        """Write for each method and target the overlay (PNG), the raw values (``.npy``) and a
+        record (JSON).
 
         Where there is more than one, a sheet with all of them side by side comes last.
 
-        The folder is made if needed. Each file appears complete or not at all. The names begin with ``stem``, by
-        default the photo's own name. ``style``, ``alpha`` and ``colormap`` are those of `overlay`. ``html`` is a page
-        of `to_html` to write along. Pictures are smaller as "jpg", and maps as "npz": compressed, in float16.
+        The folder is made if needed. Each file appears complete or not at all. The names begin with
+        ``stem``, by default the photo's own name. ``style``, ``alpha`` and ``colormap`` are those
+        of `overlay`. ``html`` is a page of `to_html` to write along. Pictures are smaller as "jpg",
+        and maps as "npz": compressed, in float16.
 
         Returns:
             The paths, in that order.
 
         Raises:
-            OutputError: a file exists and ``overwrite`` is not set, or the folder cannot be written; then nothing has
-                been written.
+            OutputError: a file exists and ``overwrite`` is not set, or the folder cannot be
+                written; then nothing has been written.
         """
         _check_format("picture_format", picture_format, ("png", "jpg"))
         _check_format("map_format", map_format, ("npy", "npz"))
@@ -276,9 +335,14 @@ class Explanation(Reportable):
         return self._files(Files(""), None, None).packed()
 
     def _files(
-        self, files: Files, stem: str | None, html: str | None, picture_format: str = "png", map_format: str = "npy",
+        self,
+        files: Files,
+        stem: str | None,
+        html: str | None,
+        picture_format: str = "png",
+        map_format: str = "npy",
         **options: Unpack[StyleOptions],
-    ) -> Files:  # fmt: skip
+    ) -> Files:
         source = Path(self.source).stem if self.source else "image"
         photo = slug(str(stem) if stem else source)
         several = len(self.results) > 1
@@ -289,8 +353,13 @@ class Explanation(Reportable):
                 values = array(attribution.values[0])
                 record = self.record(name, index)
                 if map_format == "npz":
-                    record["values"] |= {**records.identity(restored(*halved(values))), "format": map_format}
-                files.add_picture(f"{file}.{picture_format}", self.overlay(name, index, caption=True, **options))
+                    record["values"] |= {
+                        **records.identity(restored(*halved(values))),
+                        "format": map_format,
+                    }
+                files.add_picture(
+                    f"{file}.{picture_format}", self.overlay(name, index, caption=True, **options)
+                )
                 files.add_array(f"{file}.{map_format}", values)
                 files.add_json(f"{file}.json", record)
         if several or len(self.methods) > 1:
@@ -300,9 +369,11 @@ class Explanation(Reportable):
         return files
 
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
-        """Return all inputs and results in plain values: enough for `explain.load` to read and repeat them.
+        """Return all inputs and results in plain values: enough for `explain.load` to read and
+        repeat them.
 
-        ``format`` is the version of the record; `explain.attribution.encoding` says how options are written.
+        ``format`` is the version of the record; `explain.attribution.encoding` says how options are
+        written.
         """
         index = self._target(target)
         attribution = self._attribution(method, index)
@@ -340,29 +411,43 @@ class Explanation(Reportable):
                 return find_label(target, self.targets)
             except TargetError:
                 suggestion = did_you_mean(target, self.targets)
-                raise TargetError(f"target {target!r} was not explained here; {suggestion}") from None
+                raise TargetError(
+                    f"target {target!r} was not explained here; {suggestion}"
+                ) from None
         if not 0 <= target < len(self.results):
             last = len(self.results) - 1
-            raise TargetError(f"target must be one of explanation.targets or a position from 0 to {last}, got {target}")
+            raise TargetError(
+                f"target must be one of explanation.targets or a position from 0 to {last}, got "
+                f"{target}"
+            )
         return target
 
     def _attribution(self, method: str | None, target: int) -> Attribution:
         result = self.results[target]
-        name = self.methods[0] if method is None else method.lower() if isinstance(method, str) else ""
+        name = (
+            self.methods[0] if method is None else method.lower() if isinstance(method, str) else ""
+        )
         if name not in result and (not name or "(" in name):
             name = get_method(method or name).name  # without options
         if name not in result:
-            raise NotExplainedError(f"method {name!r} was not explained here; {did_you_mean(name, result)}")
+            raise NotExplainedError(
+                f"method {name!r} was not explained here; {did_you_mean(name, result)}"
+            )
         return result[name]
 
     def _marks(self, method: str, index: int) -> tuple[captions.Mark, ...]:
-        """The results of the checks of a map as marks under its picture; none before it was checked."""
+        """The results of the checks of a map as marks under its picture; none before it was
+        checked."""
         if index not in self.verdicts:
             return ()
-        return tuple(captions.Mark(check.word, check.passed) for check in self.verdicts[index].get(method, ()))
+        return tuple(
+            captions.Mark(check.word, check.passed)
+            for check in self.verdicts[index].get(method, ())
+        )
 
     def answer(self, target: int) -> Prediction:
-        """What the model says of a target: its label, with the probability, the number or the box that it has."""
+        """What the model says of a target: its label, with the probability, the number or the box
+        that it has."""
         box = self.boxes[target] if target < len(self.boxes) else None
         if box is not None:
             return box
@@ -383,7 +468,8 @@ class Explanation(Reportable):
         return self.probabilities if self.numbers is None else self.numbers
 
     def amount(self, target: int) -> str:
-        """The probability of a target as people read it, or its number with the unit; empty where it has neither."""
+        """The probability of a target as people read it, or its number with the unit; empty where
+        it has neither."""
         return self.answer(target).amount
 
     def _title(self, target: int) -> tuple[str, str]:
@@ -391,7 +477,13 @@ class Explanation(Reportable):
         answer = self.answer(target)
         return answer.label, answer.amount and f", {answer.amount}"
 
-    def _look(self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None) -> Look:
+    def _look(
+        self,
+        *,
+        style: StyleLike | None = None,
+        alpha: float | None = None,
+        colormap: str | None = None,
+    ) -> Look:
         return Look(self.style if style is None else style, colormap, alpha)
 
     @property
@@ -402,4 +494,6 @@ class Explanation(Reportable):
 
 def _check_format(option: str, value: str, formats: Sequence[str]) -> None:
     if value not in formats:
-        raise OutputError(f"{option} must be one of {', '.join(formats)}, got {shown(value)}; choose one")
+        raise OutputError(
+            f"{option} must be one of {', '.join(formats)}, got {shown(value)}; choose one"
+        )

@@ -1,4 +1,5 @@
-"""What was saved, read back without a model: the values and the record; computed again; or left as it still holds."""
+"""What was saved, read back without a model: the values and the record; computed again; or left as
+it still holds."""
 
 import json
 import math
@@ -15,7 +16,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from explain._utils.errors import ExplainError, ImageError, RecordError, keywords, raised, shown, warn
+from explain._utils.errors import (
+    ExplainError,
+    ImageError,
+    RecordError,
+    keywords,
+    raised,
+    shown,
+    warn,
+)
 from explain.attribution import records, result
 from explain.attribution.encoding import decode, described, method_of
 from explain.attribution.selection import requested
@@ -38,8 +47,9 @@ TOLERANCE = 1e-3  # of the largest value, from which on a map that is repeated i
 class Saved:
     """An attribution that was saved: what its record says, and the values.
 
-    ``values`` is the raw attribution of the one image, float32: ``(h, w)`` at the layer's resolution, or ``(C, H, W)``.
-    ``attribution`` is the same as a batch of one, with its ``heatmap``.
+    ``values`` is the raw attribution of the one image, float32: ``(h, w)`` at the layer's
+    resolution, or ``(C, H, W)``. ``attribution`` is the same as a batch of one, with its
+    ``heatmap``.
     """
 
     path: Path
@@ -67,16 +77,21 @@ class Saved:
         options = dict(record.options)
         sets = None
         if record.sets is not None:
-            sets = EvidenceSets.stored(self.values, options["reasons"], [vars(each) for each in record.sets])
+            sets = EvidenceSets.stored(
+                self.values, options["reasons"], [vars(each) for each in record.sets]
+            )
         for name, value in options.items():
-            with suppress(RecordError):  # the caller's own, or no longer known: as the record has it
+            # the caller's own, or no longer known: as the record has it
+            with suppress(RecordError):
                 options[name] = decode(value)
         fields = {name: getattr(record, name) for name in records.FIELDS}
         for name in records.NUMBERS:
             number = getattr(record, name)
             fields[name] = None if number is None else torch.tensor([number])
         target = record.target if isinstance(record.target, str) else torch.tensor([record.target])
-        return result.Attribution(values=self.values[None], target=target, options=options, sets=sets, **fields)
+        return result.Attribution(
+            values=self.values[None], target=target, options=options, sets=sets, **fields
+        )
 
     @property
     def heatmap(self) -> torch.Tensor:
@@ -85,9 +100,14 @@ class Saved:
 
     @keywords()
     def repeat(
-        self, explainer: Explainer | None = None, *, image: ImageLike | None = None, method: MethodLike | None = None,
-        target: TargetLike = None, interventions: Sequence[Intervention] | None = None,
-    ) -> Explanation:  # fmt: skip
+        self,
+        explainer: Explainer | None = None,
+        *,
+        image: ImageLike | None = None,
+        method: MethodLike | None = None,
+        target: TargetLike = None,
+        interventions: Sequence[Intervention] | None = None,
+    ) -> Explanation:
         """Compute what was saved again, from the same photo.
 
         Args:
@@ -102,8 +122,12 @@ class Saved:
         """
         record = self.content
         arguments: dict[str, Any] = {
-            "explainer": explainer, "image": image, "method": method, "target": target, "interventions": interventions,
-        }  # fmt: skip
+            "explainer": explainer,
+            "image": image,
+            "method": method,
+            "target": target,
+            "interventions": interventions,
+        }
         recorded: dict[str, Callable[[], Any]] = {
             "explainer": self._explainer,
             "image": lambda: load_image(record.image.path),  # type: ignore[arg-type]  # which refuses None
@@ -124,7 +148,10 @@ class Saved:
             raise RecordError(f"{self._name} cannot be repeated alone: {why}; use repeat({names})")
         photo = load_image(arguments["image"])
         if records.digest(photo.tobytes()) != record.image.sha256:
-            raise RecordError(f"image for {self._name} must have the pixels that were explained; use repeat(image=...)")
+            raise RecordError(
+                f"image for {self._name} must have the pixels that were explained; use "
+                "repeat(image=...)"
+            )
         photo.filename = record.image.path or ""  # type: ignore[attr-defined]  # as Pillow does for those that it opens
         explainer = arguments["explainer"]
         self._check_same("preprocessing", record.preprocess, described(explainer.preprocess))
@@ -153,13 +180,20 @@ class Saved:
         """Load the model by its name.
 
         Raises:
-            RecordError: it, or a part of the explainer, was the caller's own, or cannot be loaded by these arguments.
+            RecordError: it, or a part of the explainer, was the caller's own, or cannot be loaded
+                by these arguments.
         """
         origin = self.content.explainer
-        parts = [f"the {part} ({getattr(self.content, part, None)}) was the caller's own" for part in origin.own]
+        parts = [
+            f"the {part} ({getattr(self.content, part, None)}) was the caller's own"
+            for part in origin.own
+        ]
         model = str(origin.arguments.get("model", ""))
         if is_file_or_code(model):
-            parts.append(f"the model ({model}) is a file or code of the caller's own, which no record may run")
+            parts.append(
+                f"the model ({model}) is a file or code of the caller's own, which no record may "
+                "run"
+            )
         if parts:
             raise RecordError(" and ".join(parts))
         arguments = {name: decode(value) for name, value in origin.arguments.items()}
@@ -170,18 +204,25 @@ class Saved:
             raise RecordError(f"it must hold arguments of an Explainer, but {got}") from None
 
     def _check_same(self, what: str, recorded: Any, now: Any) -> None:
-        """Refuse an explainer that differs; weights are the same wherever their file is, if they have its digest."""
+        """Refuse an explainer that differs; weights are the same wherever their file is, if they
+        have its digest."""
         if recorded is None or now is None:
             return
         if str(recorded).rpartition(" (sha256 ")[2] != str(now).rpartition(" (sha256 ")[2]:
-            raise RecordError(f"explainer for {self._name} must have the {what} {recorded}, got {now}; give the same")
+            raise RecordError(
+                f"explainer for {self._name} must have the {what} {recorded}, got {now}; give the "
+                "same"
+            )
 
     def _warn_of_difference(self, explanation: Explanation) -> None:
-        """Warn where the map is another one, and say what may be the reason: samples, or hooks of the caller's."""
+        """Warn where the map is another one, and say what may be the reason: samples, or hooks of
+        the caller's."""
         values = explanation.values.float().cpu()
         if values.shape != self.values.shape:
             return
-        difference = float((values - self.values).abs().max()) / (float(self.values.abs().max()) or 1.0)
+        difference = float((values - self.values).abs().max()) / (
+            float(self.values.abs().max()) or 1.0
+        )
         if difference <= TOLERANCE:
             return
         estimate = self.content.estimate
@@ -200,24 +241,28 @@ def load(file: str | os.PathLike[str]) -> Saved:
     """Read what `Explanation.save` wrote for one method and target, without loading a model.
 
     Args:
-        file: the record (``.json``) or the values (``.npy``, ``.npz``); the other file is beside it under the same
-            name. Nothing in them is run.
+        file: the record (``.json``) or the values (``.npy``, ``.npz``); the other file is beside it
+            under the same name. Nothing in them is run.
 
     Raises:
-        RecordError: one of the two files is missing or damaged, they do not belong together, or they were written by a
-            later version of this package.
+        RecordError: one of the two files is missing or damaged, they do not belong together, or
+            they were written by a later version of this package.
 
     >>> import explain, tempfile
     >>> from PIL import Image
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     explain.explain(Image.new("RGB", (30, 20), "red"), "saliency", target=0).save(folder, stem="red")[1].name
+    ...     explain.explain(Image.new("RGB", (30, 20), "red"), "saliency", target=0).save(
+    ...         folder, stem="red"
+    ...     )[1].name
     ...     saved = load(f"{folder}/red-saliency.npy")
     'red-saliency.npy'
     >>> saved.method, saved.record["target"], saved.values.ndim
     ('saliency', 0, 3)
     """
     if not isinstance(file, (str, os.PathLike)):
-        raise RecordError(f"file must be the path of a record (.json) or of its values (.npy), got {shown(file)}")
+        raise RecordError(
+            f"file must be the path of a record (.json) or of its values (.npy), got {shown(file)}"
+        )
     path = Path(file)
     must = "file must be a record (.json) or its values (.npy)"
     if path.is_dir():
@@ -227,17 +272,22 @@ def load(file: str | os.PathLike[str]) -> Saved:
     if path.suffix not in (".json", ".npy", ".npz"):
         raise RecordError(f"{must}, got {str(path)!r}; name one of them")
     if path.is_file() and not path.with_suffix(".json").exists():
-        raise RecordError(f"{must}, got {str(path)!r} without a record beside it; read it with numpy.load")
+        raise RecordError(
+            f"{must}, got {str(path)!r} without a record beside it; read it with numpy.load"
+        )
     path = path.with_suffix(".json")
     record = _read_record(path)
     values = _read_values(path.with_suffix(f".{record.values.format}"))
     if not record.values.are(values):
-        raise RecordError(f"record {str(path)!r} must lie beside its values, but they differ; save both again")
+        raise RecordError(
+            f"record {str(path)!r} must lie beside its values, but they differ; save both again"
+        )
     return Saved(path, record, torch.from_numpy(values))
 
 
 def _read_record(path: Path) -> records.Record:
-    """Read a record, and refuse it without a field that is needed, or with a value that none has."""
+    """Read a record, and refuse it without a field that is needed, or with a value that none
+    has."""
     name = f"record {str(path)!r}"
     try:
         with opened(path) as file:
@@ -245,15 +295,21 @@ def _read_record(path: Path) -> records.Record:
     except OSError as error:
         raise RecordError(f"{name} cannot be read: {error.strerror}; check the path") from None
     except (ValueError, RecursionError):
-        raise RecordError(f"{name} must hold JSON, but does not, or is damaged; give a record that was saved") from None
+        raise RecordError(
+            f"{name} must hold JSON, but does not, or is damaged; give a record that was saved"
+        ) from None
     if not isinstance(content, dict) or content.get("format") != records.FORMAT:
         must = f"a JSON object with format {records.FORMAT}"
         raise RecordError(
-            f"{name} must hold {must}, got {shown(content)}; give a record that was saved by this version"
+            f"{name} must hold {must}, got {shown(content)}; give a record that was saved by this "
+            "version"
         )
     if "kind" in content:  # which those of attributions do not have
         got = shown(content["kind"])
-        raise RecordError(f"{name} must be of an attribution, got {got}; read the arrays beside it with numpy.load")
+        raise RecordError(
+            f"{name} must be of an attribution, got {got}; read the arrays beside it with "
+            "numpy.load"
+        )
     try:
         record: records.Record = records.Record.read(content)
     except RecordError as error:
@@ -268,14 +324,19 @@ def _read_values(path: Path) -> np.ndarray[Any, Any]:
             if path.suffix == ".npz":
                 with np.load(file) as arrays:  # by its name, NumPy would leave a damaged file open
                     return restored(arrays["values"], arrays["scale"])
-        content = np.load(path, mmap_mode="r")  # a damaged header cannot make it take more than the file
+        # a damaged header cannot make it take more than the file
+        content = np.load(path, mmap_mode="r")
         if content.dtype != np.float32:
             raise ValueError(f"got {content.dtype}")
         values: np.ndarray[Any, Any] = np.array(content)
     except OSError as error:
-        raise RecordError(f"values {str(path)!r} cannot be read: {error.strerror or error}; put them there") from None
+        raise RecordError(
+            f"values {str(path)!r} cannot be read: {error.strerror or error}; put them there"
+        ) from None
     except Exception as error:  # the text of a damaged header may break its reader anywhere
-        raise RecordError(f"values {str(path)!r} must be an array of float32 ({error!s:.80}); save again") from None
+        raise RecordError(
+            f"values {str(path)!r} must be an array of float32 ({error!s:.80}); save again"
+        ) from None
     return values
 
 
@@ -284,14 +345,20 @@ CLOSE = 5e-3
 
 
 def stored_results(
-    folder: str, stem: str, photo: Image.Image, explainer: Explainer, keys: Mapping[str, str], count: int,
+    folder: str,
+    stem: str,
+    photo: Image.Image,
+    explainer: Explainer,
+    keys: Mapping[str, str],
+    count: int,
     formats: tuple[str, str] = ("png", "npy"),
-) -> tuple[list[dict[str, Any]], list[str]] | None:  # fmt: skip
-    """Return the records of a photo in a folder and all their files, or None where some are missing or do not hold.
+) -> tuple[list[dict[str, Any]], list[str]] | None:
+    """Return the records of a photo in a folder and all their files, or None where some are missing
+    or do not hold.
 
-    There must be a record of these very pixels and of the same question, with its values and picture, for each method
-    and target; several have a sheet, which is written last. The model must still give the scores of the records, which
-    takes a forward pass.
+    There must be a record of these very pixels and of the same question, with its values and
+    picture, for each method and target; several have a sheet, which is written last. The model must
+    still give the scores of the records, which takes a forward pass.
 
     Args:
         folder: where they would be.
@@ -304,17 +371,22 @@ def stored_results(
     """
     pixels = records.digest(photo.tobytes())
     results: list[Saved] = []
-    for path in sorted(Path(folder).glob(f"{escape(stem)}-*.json")):  # those of photos with longer names are among them
+    # those of photos with longer names are among them
+    for path in sorted(Path(folder).glob(f"{escape(stem)}-*.json")):
         with suppress(RecordError):
             saved = load(path)
             key = (saved.content.request or {}).get(saved.method)
             has_picture = path.with_suffix(f".{formats[0]}").is_file()
-            is_same = saved.content.image.sha256 == pixels and saved.content.values.format == formats[1]
+            is_same = (
+                saved.content.image.sha256 == pixels and saved.content.values.format == formats[1]
+            )
             if is_same and has_picture and key is not None and key == keys.get(saved.method):
                 results.append(saved)
     if len(results) < count * len(keys) or not _still_hold(results, photo, explainer):
         return None
-    files = [saved.path.with_suffix(f".{suffix}") for saved in results for suffix in (*formats, "json")]
+    files = [
+        saved.path.with_suffix(f".{suffix}") for saved in results for suffix in (*formats, "json")
+    ]
     if len(results) > 1:
         sheets = sorted(Path(folder).glob(f"{escape(stem)}*-sheet.{formats[0]}"))[:1]
         if not sheets:
@@ -326,13 +398,20 @@ def stored_results(
 def _still_hold(results: list[Saved], photo: Image.Image, explainer: Explainer) -> bool:
     """Whether the model gives the scores that the records have."""
     contents = [saved.content for saved in results]
-    targets = [record.target if record.asked is None else decode(record.asked) for record in contents]
+    targets = [
+        record.target if record.asked is None else decode(record.asked) for record in contents
+    ]
     x = explainer._inputs(explainer.as_input(photo))
     how: Any = {"categories": explainer.categories, "activation": explainer.activation}
     with intervene(explainer.model, explainer.interventions):
         request = requested(explainer.model, x, "saliency", None, targets, None, **how)
         with request._reading(), preserve.untouched(request.model), torch.no_grad():
             output = request.inputs.call(request.model)
-            scores = [float(target.settled(output, 1).pick(output, 1)[0]) for target in request.targets]
+            scores = [
+                float(target.settled(output, 1).pick(output, 1)[0]) for target in request.targets
+            ]
     pairs = zip(contents, scores, strict=True)
-    return all(math.isclose(record.score or 0, score, rel_tol=CLOSE, abs_tol=CLOSE / 100) for record, score in pairs)
+    return all(
+        math.isclose(record.score or 0, score, rel_tol=CLOSE, abs_tol=CLOSE / 100)
+        for record, score in pairs
+    )

@@ -1,4 +1,5 @@
-"""`PhotoConcepts`: the concepts that a layer sees in one photo; as a picture, files and a record."""
+"""`PhotoConcepts`: the concepts that a layer sees in one photo; as a picture, files and a
+record."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,8 @@ from explain.render import captions, overlays
 class PhotoConcepts:
     """The concepts that a layer sees in one photo; in a notebook they show themselves.
 
-    It unpacks into ``picture`` and ``concepts``. ``box`` is the part of the photo that the model saw.
+    It unpacks into ``picture`` and ``concepts``. ``box`` is the part of the photo that the model
+    saw.
     """
 
     concepts: Concepts
@@ -47,12 +49,21 @@ class PhotoConcepts:
 
     @property
     def picture(self) -> Image.Image:
-        """The photo with each place in the colour of its strongest concept; each one's share and classes below."""
+        """The photo with each place in the colour of its strongest concept; each one's share and
+        classes below."""
         found = self.concepts
-        scene = Scene(self.photo, self.box, (self.box,)).enlarged(captions.enlargement(self.photo.size))
-        detail = f"{self.origin.name.split(' ')[0]} · {found.error:.0%} of the layer left over".replace("%", " %")
+        scene = Scene(self.photo, self.box, (self.box,)).enlarged(
+            captions.enlargement(self.photo.size)
+        )
+        detail = (
+            f"{self.origin.name.split(' ')[0]} · {found.error:.0%} of the layer left over".replace(
+                "%", " %"
+            )
+        )
         about: Any = {"shares": found.shares, "title": self.title, "detail": detail}
-        return overlays.concepts(scene.photo, array(found.heatmaps[0]), scene.box, self.labels, **about)
+        return overlays.concepts(
+            scene.photo, array(found.heatmaps[0]), scene.box, self.labels, **about
+        )
 
     def record(self) -> dict[str, Any]:
         """Return what was done, in plain values."""
@@ -60,25 +71,33 @@ class PhotoConcepts:
         maps = array(found.maps[0])
         parts = zip(found.shares, found.classes(5).tolist(), self.labels, strict=True)
         return {
-            "format": records.FORMAT, "kind": "concepts",
-            **records.origin_of(self.photo, self.source, self.origin, self.box, found.size), "layer": found.layer,
+            "format": records.FORMAT,
+            "kind": "concepts",
+            **records.origin_of(self.photo, self.source, self.origin, self.box, found.size),
+            "layer": found.layer,
             "error": found.error,
-            "concepts": [{"share": share, "classes": best, "label": label} for share, best, label in parts],
+            "concepts": [
+                {"share": share, "classes": best, "label": label} for share, best, label in parts
+            ],
             "values": records.identity(maps),
-        }  # fmt: skip
+        }
 
     @keywords()
-    def save(self, folder: str | os.PathLike[str], *, stem: str | None = None, overwrite: bool = False) -> list[Path]:
-        """Write the picture (PNG), the maps ``(K, h, w)`` and vectors ``(K, C)`` (``.npy``), and a record (JSON).
+    def save(
+        self, folder: str | os.PathLike[str], *, stem: str | None = None, overwrite: bool = False
+    ) -> list[Path]:
+        """Write the picture (PNG), the maps ``(K, h, w)`` and vectors ``(K, C)`` (``.npy``), and a
+        record (JSON).
 
-        The names begin with ``stem``, by default the photo's own name. Each file appears complete or not at all.
+        The names begin with ``stem``, by default the photo's own name. Each file appears complete
+        or not at all.
 
         Returns:
             The paths, in that order.
 
         Raises:
-            OutputError: a file is there already and ``overwrite`` is not set, or the folder cannot be written; then
-                nothing has been written.
+            OutputError: a file is there already and ``overwrite`` is not set, or the folder cannot
+                be written; then nothing has been written.
         """
         name = f"{slug(stem or (Path(self.source).stem if self.source else 'image'))}-concepts"
         files = Files(folder, overwrite=overwrite)
@@ -89,5 +108,8 @@ class PhotoConcepts:
         return files.write()
 
     def _repr_html_(self) -> str:
-        lines = (f"{label} ({share:.0%})" for label, share in zip(self.labels, self.concepts.shares, strict=True))
+        lines = (
+            f"{label} ({share:.0%})"
+            for label, share in zip(self.labels, self.concepts.shares, strict=True)
+        )
         return picture_html(self.picture, f"{self.title}: {', '.join(lines)}")

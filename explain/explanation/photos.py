@@ -1,4 +1,5 @@
-"""Several photos: read as needed, explained in batches, returned in order; each failure is reported for its photo."""
+"""Several photos: read as needed, explained in batches, returned in order; each failure is reported
+for its photo."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ExplainError, ImageError, PhotoError, PhotosError, TargetError, raised
+from explain._utils.errors import (
+    ExplainError,
+    ImageError,
+    PhotoError,
+    PhotosError,
+    TargetError,
+    raised,
+)
 from explain._utils.nested import first_tensor
 from explain._utils.signals import came_by_signal
 from explain.attribution.result import Attribution
@@ -29,8 +37,9 @@ def on_photo(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) ->
         size: the photo's (width, height).
 
     Returns:
-        The attribution of one image, at the resolution of the finest tile. Values for pixels are added up where tiles
-        overlap; values of a layer become the mean over the tiles that show a place.
+        The attribution of one image, at the resolution of the finest tile. Values for pixels are
+        added up where tiles overlap; values of a layer become the mean over the tiles that show a
+        place.
 
     >>> tiles = Attribution("m", torch.ones(1, 2, 2, 2), "score", torch.ones(1), "a", (2, 2, 2))
     >>> on_photo(tiles, [Box(0, 0, 2, 2), Box(2, 0, 4, 2)], (4, 2)).values.shape
@@ -49,11 +58,22 @@ def on_photo(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) ->
 
     maps = {name: laid(values) for name, values in found.maps.items()}
     canvas = _canvas(side, boxes, size)
-    return replace(found, values=laid(found.values), maps=maps, size=canvas, error=None, sets=None, frames_first=False)
+    return replace(
+        found,
+        values=laid(found.values),
+        maps=maps,
+        size=canvas,
+        error=None,
+        sets=None,
+        frames_first=False,
+    )
 
 
-def _laid(values: torch.Tensor, side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]) -> torch.Tensor:
-    """Lay values of tiles down in their photo: the mean over all of them, or for maps over those that show a place."""
+def _laid(
+    values: torch.Tensor, side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]
+) -> torch.Tensor:
+    """Lay values of tiles down in their photo: the mean over all of them, or for maps over those
+    that show a place."""
     pixels = values.ndim == len(side) + 2
     finest = min(boxes, key=lambda box: box.height * box.width)
     height, width = _canvas(side, boxes, size)
@@ -94,7 +114,8 @@ def _canvas(side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]) 
     return max(height, side[0]), max(width, side[1])
 
 
-AT_ONCE = 8  # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
+# photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
+AT_ONCE = 8
 AREA = 64_000_000  # pixels of photos that are in memory at once, if they are more than one
 WAITING = 2  # batches of photos that may wait for others of their shape
 NAMED = 3  # failures in one message
@@ -107,8 +128,9 @@ R = TypeVar("R")
 class PhotoRequest:
     """A request for photos: the arguments of `attribute`.
 
-    ``alone`` says that each photo is explained on its own, since the target or a method may treat the images of a batch
-    differently. ``of_each`` has one target for each photo, where ``target`` was a list.
+    ``alone`` says that each photo is explained on its own, since the target or a method may treat
+    the images of a batch differently. ``of_each`` has one target for each photo, where ``target``
+    was a list.
     """
 
     methods: list[Method] | str
@@ -119,12 +141,17 @@ class PhotoRequest:
 
     def of(self, photo: "Photo") -> "PhotoRequest":
         """Return the request for one photo."""
-        return self if self.of_each is None else replace(self, targets=[self.of_each[photo.place]], of_each=None)
+        return (
+            self
+            if self.of_each is None
+            else replace(self, targets=[self.of_each[photo.place]], of_each=None)
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """A photo, upright and in RGB, its source, and the model's input ``(1, C, H, W)``; ``name`` is for messages."""
+    """A photo, upright and in RGB, its source, and the model's input ``(1, C, H, W)``; ``name`` is
+    for messages."""
 
     image: Image.Image = field(repr=False)
     source: str | None
@@ -137,7 +164,8 @@ def matched(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Imag
     """Yield photos, and check that there are as many as targets, where there is one for each.
 
     Raises:
-        TargetError: there are more photos, or fewer; before the first photo where their number is known.
+        TargetError: there are more photos, or fewer; before the first photo where their number is
+            known.
     """
     if request.of_each is None:
         yield from images
@@ -151,7 +179,9 @@ def matched(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Imag
             yield image
     if number != count:
         got = f"{count} for {number} photos"
-        raise TargetError(f"target must hold one target for each photo, got {got}; targets= takes several for all")
+        raise TargetError(
+            f"target must hold one target for each photo, got {got}; targets= takes several for all"
+        )
 
 
 def explained(
@@ -162,17 +192,26 @@ def explained(
     at_once: Callable[[T], int],
     apart: Callable[[T], bool],
 ) -> Iterator[list[tuple[T, R | Exception | None]]]:
-    """Explain photos in batches, as they come: each photo of a batch with its result, or with its own error.
+    """Explain photos in batches, as they come: each photo of a batch with its result, or with its
+    own error.
 
     Args:
         photos: read as they are needed; those that could not be read may be among them.
         explain: returns a result for each photo of a batch.
-        alike: what the photos of a batch have in common, such as the shape of their inputs; None of a photo that failed
-            already, which is passed on with None.
+        alike: what the photos of a batch have in common, such as the shape of their inputs; None of
+            a photo that failed already, which is passed on with None.
         at_once: how many photos like this one make a batch.
         apart: whether a photo like this one gives the same beside others as alone; asked once.
 
-    >>> list(explained([1, 0], lambda few: [1 / x for x in few], alike=type, at_once=lambda x: 8, apart=bool))
+    >>> list(
+    ...     explained(
+    ...         [1, 0],
+    ...         lambda few: [1 / x for x in few],
+    ...         alike=type,
+    ...         at_once=lambda x: 8,
+    ...         apart=bool,
+    ...     )
+    ... )
     [[(1, 1.0), (0, ZeroDivisionError('division by zero'))]]
     """
     is_apart: bool | None = None
@@ -187,7 +226,9 @@ def explained(
         yield list(zip(batch, results, strict=True))
 
 
-def in_batches(photos: Iterable[T], alike: Callable[[T], object], at_once: Callable[[T], int]) -> Iterator[list[T]]:
+def in_batches(
+    photos: Iterable[T], alike: Callable[[T], object], at_once: Callable[[T], int]
+) -> Iterator[list[T]]:
     """Group photos as they come; those that failed already are passed on at once."""
     waiting: dict[object, list[T]] = {}
     for photo in photos:
@@ -234,7 +275,8 @@ def reported(batches: Iterable[Iterable[tuple[int, Any]]]) -> Iterator[Any]:
 
 
 def each_tried(photos: list[T], work: Callable[[list[T]], Iterable[R]]) -> list[R | Exception]:
-    """Do the work on a batch; if it fails, on each photo alone, so that one cannot spoil the others.
+    """Do the work on a batch; if it fails, on each photo alone, so that one cannot spoil the
+    others.
 
     >>> each_tried([1, 0], lambda numbers: [1 / number for number in numbers])
     [1.0, ZeroDivisionError('division by zero')]
@@ -259,18 +301,29 @@ def collected(found: Iterable[Any]) -> list[Any]:
     ['a', 'b']
     """
     results = list(found)
-    errors = {place: result for place, result in enumerate(results) if isinstance(result, PhotoError)}
+    errors = {
+        place: result for place, result in enumerate(results) if isinstance(result, PhotoError)
+    }
     if errors:
-        messages = "; ".join(map(str, list(errors.values())[:NAMED])) + ("; ..." if len(errors) > NAMED else "")
-        told = f"{len(errors)} of {len(results)} photos could not be explained ({messages}); its results has the others"
-        raise PhotosError(told, [None if place in errors else each for place, each in enumerate(results)], errors)
+        messages = "; ".join(map(str, list(errors.values())[:NAMED])) + (
+            "; ..." if len(errors) > NAMED else ""
+        )
+        told = (
+            f"{len(errors)} of {len(results)} photos could not be explained ({messages}); its "
+            "results has the others"
+        )
+        raise PhotosError(
+            told, [None if place in errors else each for place, each in enumerate(results)], errors
+        )
     return results
 
 
 def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
-    """Whether a model's output for an image ``x`` ``(1, C, H, W)`` is the same next to another image as alone.
+    """Whether a model's output for an image ``x`` ``(1, C, H, W)`` is the same next to another
+    image as alone.
 
-    It is not where the model normalises over the batch, draws random numbers, or takes one image only.
+    It is not where the model normalises over the batch, draws random numbers, or takes one image
+    only.
     """
     try:
         with untouched(model), torch.no_grad():
@@ -278,7 +331,13 @@ def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
             both = first_tensor(model(torch.cat([x, -x.flip(-1)])))
     except Exception:  # anything that it cannot do with two
         return False
-    if alone is None or both is None or alone.ndim == 0 or len(alone) != 1 or alone.shape[1:] != both.shape[1:]:
+    if (
+        alone is None
+        or both is None
+        or alone.ndim == 0
+        or len(alone) != 1
+        or alone.shape[1:] != both.shape[1:]
+    ):
         return False
     coarse = torch.finfo(alone.dtype).eps ** 0.5 if alone.is_floating_point() else 0.0
     return bool((alone[0] - both[0]).abs().max() <= 10 * coarse * alone.abs().max())

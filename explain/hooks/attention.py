@@ -1,9 +1,10 @@
-"""Attention weights read from the autograd graph, whether a module, a function or a fused kernel computed them.
+"""Attention weights read from the autograd graph, whether a module, a function or a fused kernel
+computed them.
 
-A softmax leaves its result in its Node, and the gradient that arrives there is the gradient in the weights; the
-product before it leaves query and key. A fused kernel leaves query, key and value: the weights are
-softmax(q k' scale + mask), and since its output is weights times values, the gradient in the weights is the gradient
-that arrives times v'. Nothing in the forward pass is changed.
+A softmax leaves its result in its Node, and the gradient that arrives there is the gradient in the
+weights; the product before it leaves query and key. A fused kernel leaves query, key and value: the
+weights are softmax(q k' scale + mask), and since its output is weights times values, the gradient
+in the weights is the gradient that arrives times v'. Nothing in the forward pass is changed.
 """
 
 import math
@@ -20,10 +21,11 @@ _FUSED = "ScaledDotProduct"
 
 
 class AttentionRecord:
-    """One attention in the graph of an output: its ``weights``, and their ``gradient`` in the next backward pass.
+    """One attention in the graph of an output: its ``weights``, and their ``gradient`` in the next
+    backward pass.
 
-    The weights are ``(N, heads, queries, keys)``, or have N and heads in one dimension, as ``query`` and ``key`` have
-    then. The gradient is recorded while ``group`` is alive.
+    The weights are ``(N, heads, queries, keys)``, or have N and heads in one dimension, as
+    ``query`` and ``key`` have then. The gradient is recorded while ``group`` is alive.
     """
 
     def __init__(self, node: Any, group: HookGroup) -> None:
@@ -36,7 +38,9 @@ class AttentionRecord:
             causal = getattr(node, "_saved_is_causal", False)
             self.query = node._saved_query.detach()
             self.key = node._saved_key.detach()
-            scores = fused_scores(self.query, self.key, mask, causal, getattr(node, "_saved_scale", None))
+            scores = fused_scores(
+                self.query, self.key, mask, causal, getattr(node, "_saved_scale", None)
+            )
             self.key = spread(self.key, self.query.shape[1])
         else:
             self.query, self.key = _multiplied(node)
@@ -52,10 +56,13 @@ class AttentionRecord:
             self.gradient = arrived.detach().clone()
 
 
-def attention(output: torch.Tensor, group: HookGroup, until: int | None = None) -> list[AttentionRecord]:
+def attention(
+    output: torch.Tensor, group: HookGroup, until: int | None = None
+) -> list[AttentionRecord]:
     """Find every attention in the graph of ``output``, in the order of the forward pass.
 
-    With ``until``, Nodes from this sequence number on do not count: a score may take a softmax over classes itself.
+    With ``until``, Nodes from this sequence number on do not count: a score may take a softmax over
+    classes itself.
 
     >>> layer = torch.nn.MultiheadAttention(4, 2, batch_first=True)
     >>> x = torch.rand(1, 3, 4, requires_grad=True)
@@ -73,12 +80,14 @@ def attention(output: torch.Tensor, group: HookGroup, until: int | None = None) 
     return [
         AttentionRecord(node, group)
         for node in sorted(earlier, key=lambda node: node._sequence_nr())
-        if node.name().startswith(_FUSED) or (_is_softmax_of_keys(node) and _weighs_values(node, consumers))
+        if node.name().startswith(_FUSED)
+        or (_is_softmax_of_keys(node) and _weighs_values(node, consumers))
     ]
 
 
 def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
-    """Attention of ``count`` images as ``(N, heads, queries, keys)``; some networks put images and heads into one.
+    """Attention of ``count`` images as ``(N, heads, queries, keys)``; some networks put images and
+    heads into one.
 
     >>> by_image(torch.zeros(6, 4, 4), 2).shape
     torch.Size([2, 3, 4, 4])
@@ -89,7 +98,8 @@ def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _multiplied(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Query and key ``(N * heads, tokens, d)``: the factors of the product that a softmax was computed from."""
+    """Query and key ``(N * heads, tokens, d)``: the factors of the product that a softmax was
+    computed from."""
     weights = node._saved_result.shape
     while node is not None and "bmmbackward" not in node.name().lower():
         node = next((parent for parent, _ in node.next_functions if parent is not None), None)
@@ -110,15 +120,42 @@ def _is_softmax_of_keys(node: Any) -> bool:
 
 
 _PASSED_ON = (
-    "View", "UnsafeView", "Reshape", "Expand", "Transpose", "Permute", "Clone", "Unsqueeze", "Squeeze", "Slice",
-    "Select", "Split", "Unbind", "T", "ToCopy", "Alias", "Cat", "Mul", "Div", "Add", "Sub", "MaskedFill", "Where",
-    "NativeDropout", "Mm", "Convolution", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm",
-)  # fmt: skip
+    "View",
+    "UnsafeView",
+    "Reshape",
+    "Expand",
+    "Transpose",
+    "Permute",
+    "Clone",
+    "Unsqueeze",
+    "Squeeze",
+    "Slice",
+    "Select",
+    "Split",
+    "Unbind",
+    "T",
+    "ToCopy",
+    "Alias",
+    "Cat",
+    "Mul",
+    "Div",
+    "Add",
+    "Sub",
+    "MaskedFill",
+    "Where",
+    "NativeDropout",
+    "Mm",
+    "Convolution",
+    "NativeBatchNorm",
+    "CudnnBatchNorm",
+    "NativeLayerNorm",
+)
 """Nodes of what is done to weights before values are multiplied by them; heads may be mixed."""
 
 
 def _weighs_values(softmax: Any, consumers: Mapping[Any, Sequence[Any]]) -> bool:
-    """Whether values are multiplied by the result of a softmax: one over classes is read, or multiplied by a mask."""
+    """Whether values are multiplied by the result of a softmax: one over classes is read, or
+    multiplied by a mask."""
     size = _numel(softmax)
     seen = {softmax}
     waiting = [softmax]

@@ -1,9 +1,11 @@
-"""The parts of an attention while it is computed: queries, keys, values, weights, and the result of each head.
+"""The parts of an attention while it is computed: queries, keys, values, weights, and the result of
+each head.
 
-A tracer follows the calls that a module makes, and lets hooks replace what they see. It knows the attention of a fused
-kernel, `F.scaled_dot_product_attention`, and that of three calls: a product of two computed tensors, a softmax over
-keys, and a product with the result, in matrices or by `torch.einsum`; the queries come first in scores.
-`nn.MultiheadAttention` takes none of its shortcuts while a tracer is active.
+A tracer follows the calls that a module makes, and lets hooks replace what they see. It knows the
+attention of a fused kernel, `F.scaled_dot_product_attention`, and that of three calls: a product of
+two computed tensors, a softmax over keys, and a product with the result, in matrices or by
+`torch.einsum`; the queries come first in scores. `nn.MultiheadAttention` takes none of its
+shortcuts while a tracer is active.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,14 +21,19 @@ from explain.hooks.tracer import Tracer
 
 Edit = Callable[[torch.Tensor], "torch.Tensor | None"]
 """From a part of an attention to what takes its place; None leaves it as it is."""
-NO_ATTENTION = "no attention was recognised in it (a fused kernel, or a softmax over the keys between two products)"
+NO_ATTENTION = (
+    "no attention was recognised in it (a fused kernel, or a softmax over the keys "
+    "between two products)"
+)
 _PRODUCTS = frozenset(["matmul", "__matmul__", "bmm", "baddbmm", "einsum"])
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "heads", "nhead")
 
 
 def head_count(module: nn.Module) -> int | None:
     """How many heads a module says that its attention has."""
-    return next((count for name in _HEADS if isinstance(count := getattr(module, name, None), int)), None)
+    return next(
+        (count for name in _HEADS if isinstance(count := getattr(module, name, None), int)), None
+    )
 
 
 def fused_scores(
@@ -37,7 +44,8 @@ def fused_scores(
     scale: float | None = None,
     lowest: float = float("-inf"),
 ) -> torch.Tensor:
-    """The scores of a fused attention before its softmax, ``lowest`` where a mask hides a key from a query."""
+    """The scores of a fused attention before its softmax, ``lowest`` where a mask hides a key from
+    a query."""
     key = spread(key, query.shape[-3]) if query.ndim > 3 else key
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
@@ -49,14 +57,21 @@ def fused_scores(
 
 def spread(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """Repeat heads that several queries share."""
-    return tensor.repeat_interleave(heads // tensor.shape[-3], -3) if tensor.shape[-3] != heads else tensor
+    return (
+        tensor.repeat_interleave(heads // tensor.shape[-3], -3)
+        if tensor.shape[-3] != heads
+        else tensor
+    )
 
 
 @dataclass
 class _Product:
-    """A product of two tensors, in the letters of `torch.einsum`: those of both, of each alone, and those summed over.
+    """A product of two tensors, in the letters of `torch.einsum`: those of both, of each alone, and
+    those summed over.
 
-    >>> product = product_of("einsum", ("bihd,bjhd->bhij", torch.ones(2, 3, 4, 5), torch.ones(2, 6, 4, 5)))
+    >>> product = product_of(
+    ...     "einsum", ("bihd,bjhd->bhij", torch.ones(2, 3, 4, 5), torch.ones(2, 6, 4, 5))
+    ... )
     >>> product.shared, product.summed, product.own
     ('bh', 'd', ['i', 'j'])
     """
@@ -91,7 +106,11 @@ def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
         tensors = list(args[first : first + 2])
         after = args[first + 2 :]
         terms = ["...ij", "...jk", "...ik"]
-    if len(tensors) != 2 or len(terms) != 3 or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+    if (
+        len(tensors) != 2
+        or len(terms) != 3
+        or not all(isinstance(tensor, torch.Tensor) for tensor in tensors)
+    ):
         return None
     more = max(tensor.ndim - len(term) + 3 for tensor, term in zip(tensors, terms, strict=False))
     terms = [term.replace("...", ascii_uppercase[:more]) for term in terms]
@@ -100,17 +119,21 @@ def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
         return None
     shared = "".join(letter for letter in result if letter in left and letter in right)
     summed = "".join(letter for letter in left if letter in right and letter not in result)
-    own = [left.translate(dict.fromkeys(map(ord, right))), right.translate(dict.fromkeys(map(ord, left)))]
+    own = [
+        left.translate(dict.fromkeys(map(ord, right))),
+        right.translate(dict.fromkeys(map(ord, left))),
+    ]
     if not shared or len(summed) != 1 or len(own[0]) != 1 or len(own[1]) != 1:
         return None
     return _Product(before, tensors, after, terms, shared, summed, own)
 
 
 class AttentionTracer(Tracer):
-    """Lets ``edits`` replace parts of the attentions that ``module`` computes, for as long as its block lasts.
+    """Lets ``edits`` replace parts of the attentions that ``module`` computes, for as long as its
+    block lasts.
 
-    Parts are given, and returned, as ``(N, heads, tokens, d)`` and ``(N, heads, queries, keys)``, also where the
-    network has images and heads in one dimension.
+    Parts are given, and returned, as ``(N, heads, tokens, d)`` and ``(N, heads, queries, keys)``,
+    also where the network has images and heads in one dimension.
 
     >>> layer, x = nn.MultiheadAttention(4, 2, batch_first=True), torch.rand(1, 3, 4)
     >>> with AttentionTracer(layer, {"heads": torch.zeros_like}):
@@ -124,9 +147,11 @@ class AttentionTracer(Tracer):
         self._edits = edits
         self._heads = next(filter(None, map(head_count, module.modules())), None)
         self._scored = False
-        """Whether a product has been made since the last softmax: the next one may be of its scores."""
+        """Whether a product has been made since the last softmax: the next one may be of its
+        scores."""
         self._weights: list[torch.Tensor] = []
-        """The result of the last softmax, and what was made of it, as by dropout or a transposition."""
+        """The result of the last softmax, and what was made of it, as by dropout or a
+        transposition."""
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
@@ -142,7 +167,11 @@ class AttentionTracer(Tracer):
                 output = self._edited("pattern", output)
                 self._scored = False
                 self._weights = [output]
-        elif isinstance(output, torch.Tensor) and self._has_weights(args) and self._has_size_of_weights(output):
+        elif (
+            isinstance(output, torch.Tensor)
+            and self._has_weights(args)
+            and self._has_size_of_weights(output)
+        ):
             self._weights.append(output)
         return output
 
@@ -164,7 +193,9 @@ class AttentionTracer(Tracer):
             order = product.shared + product.summed + channels
             tensors[values] = self._edited("v", tensors[values], product.terms[values], order)
             self._weights = []
-            return self._edited("heads", product.of(func, kwargs), result, product.shared + queries + channels)
+            return self._edited(
+                "heads", product.of(func, kwargs), result, product.shared + queries + channels
+            )
         keys = 0 if product.own[0] == result[-1] else 1  # the softmax is over the last dimension
         for part, number in (("q", 1 - keys), ("k", keys)):
             order = product.shared + product.own[number] + product.summed
@@ -198,8 +229,11 @@ class AttentionTracer(Tracer):
         weights = F.dropout(self._edited("pattern", scores.softmax(-1)), dropout_p, dropout_p > 0)
         return self._edited("heads", weights @ value)
 
-    def _edited(self, part: str, tensor: torch.Tensor, letters: str = "", order: str = "") -> torch.Tensor:
-        """Let a hook see a part, its dimensions in another order of their letters; return what takes its place."""
+    def _edited(
+        self, part: str, tensor: torch.Tensor, letters: str = "", order: str = ""
+    ) -> torch.Tensor:
+        """Let a hook see a part, its dimensions in another order of their letters; return what
+        takes its place."""
         edit = self._edits.get(part)
         if edit is None:
             return tensor
@@ -210,4 +244,8 @@ class AttentionTracer(Tracer):
         if moved.ndim == 3 and self._heads:
             moved = moved.reshape(-1, self._heads, shape[1], shape[2])
         new = edit(moved)
-        return tensor if new is None else new.reshape(shape).permute([order.index(letter) for letter in letters])
+        return (
+            tensor
+            if new is None
+            else new.reshape(shape).permute([order.index(letter) for letter in letters])
+        )

@@ -1,8 +1,9 @@
 """PyTorch's own full-backward hooks, each for one call of a module.
 
-`register_full_backward_hook` makes a `BackwardHook` for every call of its module, whoever makes it, and does not tell
-the hook which call it acts for. Here the same object is made for the calls of one thread, and the hook is chosen call
-by call. So it makes no difference which calls backward reaches, in which order, and in which thread.
+`register_full_backward_hook` makes a `BackwardHook` for every call of its module, whoever makes it,
+and does not tell the hook which call it acts for. Here the same object is made for the calls of one
+thread, and the hook is chosen call by call. So it makes no difference which calls backward reaches,
+in which order, and in which thread.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +19,11 @@ from explain.hooks.group import HookGroup
 from explain.hooks.layer_names import Where
 
 FullBackwardHook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], tuple[Any, ...]], Any]
-"""A hook of a module, ``grad_input`` and ``grad_output``; what it returns replaces ``grad_input``."""
+"""A hook of a module, ``grad_input`` and ``grad_output``; what it returns replaces
+``grad_input``."""
 HookOfCall: TypeAlias = Callable[[nn.Module, Any, Sequence[torch.Tensor]], FullBackwardHook | None]
-"""From a module, its output, and the tensors that backward must be asked for to reach the hook, to the hook."""
+"""From a module, its output, and the tensors that backward must be asked for to reach the hook, to
+the hook."""
 
 INSTEAD = 'leave out gradients="full_backward"'
 """What to do where such hooks cannot be used: autograd needs none."""
@@ -31,7 +34,11 @@ def hook_calls(group: HookGroup, where: Where, hook_of: HookOfCall) -> None:
 
     >>> layer, seen = nn.Linear(2, 1, bias=False), []
     >>> with HookGroup(layer) as group:
-    ...     hook_calls(group, "", lambda module, output, below: lambda *given: seen.append(given[1][0].shape))
+    ...     hook_calls(
+    ...         group,
+    ...         "",
+    ...         lambda module, output, below: lambda *given: seen.append(given[1][0].shape),
+    ...     )
     ...     layer(torch.ones(3, 2, requires_grad=True)).sum().backward()
     >>> seen
     [torch.Size([3, 2])]
@@ -62,7 +69,8 @@ def _with_gradient(values: Sequence[Any]) -> list[torch.Tensor]:
 
 @contextmanager
 def refusing_in_place(layers: Sequence[str]) -> Iterator[None]:
-    """Say in one line what PyTorch says of an in-place operation on a tensor that a full-backward hook is on.
+    """Say in one line what PyTorch says of an in-place operation on a tensor that a full-backward
+    hook is on.
 
     Raises:
         LayerError: there is one.

@@ -1,18 +1,22 @@
-"""`Capture`: the outputs or inputs of layers in one forward pass, and the gradients that came back to them.
+"""`Capture`: the outputs or inputs of layers in one forward pass, and the gradients that came back
+to them.
 
-A plain hook that keeps a tensor goes wrong in three ways; this one does not. The recorded activation is a copy, taken
-before a following in-place operation can overwrite it. The gradient counts every use of the tensor that the layer
-returned, no matter how it left the layer (a second output, a list, an attribute, an older name), and what overwrites it
-later. And where autograd records nothing, the graph begins at the layer: the pass below it runs like plain inference.
+A plain hook that keeps a tensor goes wrong in three ways; this one does not. The recorded
+activation is a copy, taken before a following in-place operation can overwrite it. The gradient
+counts every use of the tensor that the layer returned, no matter how it left the layer (a second
+output, a list, an attribute, an older name), and what overwrites it later. And where autograd
+records nothing, the graph begins at the layer: the pass below it runs like plain inference.
 
-The graph begins at the input of what computes the layer's output. One that starts at the output would be too late: what
-the layer itself computes from its output (a pooled second output, a tensor stored as an attribute) would have no
-history. So the last module that runs in a layer gets aliases of its inputs that start a graph. In a container other
-than `nn.Sequential`, that module is unknown, and the container itself gets them. Backward stops at the layer's output
-and never reaches the aliases.
+The graph begins at the input of what computes the layer's output. One that starts at the output
+would be too late: what the layer itself computes from its output (a pooled second output, a tensor
+stored as an attribute) would have no history. So the last module that runs in a layer gets aliases
+of its inputs that start a graph. In a container other than `nn.Sequential`, that module is unknown,
+and the container itself gets them. Backward stops at the layer's output and never reaches the
+aliases.
 
-One case is special: a layer that returns its input unaltered, as dropout does in evaluation mode. The gradient is that
-of what leaves the layer; paths around it do not belong to the layer. The same holds for a layer's input.
+One case is special: a layer that returns its input unaltered, as dropout does in evaluation mode.
+The gradient is that of what leaves the layer; paths around it do not belong to the layer. The same
+holds for a layer's input.
 """
 
 from collections import UserDict
@@ -32,7 +36,14 @@ from explain._utils.signals import signal_safe, unsplit
 from explain._utils.spelling import did_you_mean
 from explain.hooks import attention_parts, preserve
 from explain.hooks.call_hooks import INSTEAD, FullBackwardHook, hook_calls, refusing_in_place
-from explain.hooks.graph import alias, copy_with_history, differentiate, is_alias, mark, try_continue_from
+from explain.hooks.graph import (
+    alias,
+    copy_with_history,
+    differentiate,
+    is_alias,
+    mark,
+    try_continue_from,
+)
 from explain.hooks.group import HookGroup, InputSwap, module_of
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
 from explain.hooks.unwrap import modules_of
@@ -41,7 +52,8 @@ T = TypeVar("T")
 Source: TypeAlias = Any
 """The graph's side of a tensor, to differentiate with respect to: a tensor or a `GradientEdge`.
 
-The type hints of `torch.autograd.grad` know lists of the one or of the other, but not of both, which it takes.
+The type hints of `torch.autograd.grad` know lists of the one or of the other, but not of both,
+which it takes.
 """
 
 
@@ -49,8 +61,8 @@ The type hints of `torch.autograd.grad` know lists of the one or of the other, b
 class TensorRecord:
     """A copy of one tensor, and the gradient that came back to it.
 
-    It holds nothing of the graph: a hook in the graph holds it, and the two would keep each other alive forever, since
-    the garbage collector does not see through autograd.
+    It holds nothing of the graph: a hook in the graph holds it, and the two would keep each other
+    alive forever, since the garbage collector does not see through autograd.
     """
 
     activation: torch.Tensor
@@ -61,10 +73,11 @@ class TensorRecord:
 
 @dataclass(eq=False)
 class Record(TensorRecord):
-    """One call of one layer: its first tensor and the gradient of that, and which call of the pass it was.
+    """One call of one layer: its first tensor and the gradient of that, and which call of the pass
+    it was.
 
-    Where all tensors were requested, ``tensors`` has them by position, key or field; by the whole way to them where
-    they are in containers in containers.
+    Where all tensors were requested, ``tensors`` has them by position, key or field; by the whole
+    way to them where they are in containers in containers.
     """
 
     layer: str = ""
@@ -73,7 +86,8 @@ class Record(TensorRecord):
 
 
 class Recorded(UserDict[str, torch.Tensor]):
-    """What was recorded of layers, by name. What is read is a copy: a hook may return it, and the model overwrite it.
+    """What was recorded of layers, by name. What is read is a copy: a hook may return it, and the
+    model overwrite it.
 
     ``missing`` says of another name why nothing is recorded under it.
     """
@@ -89,20 +103,24 @@ class Recorded(UserDict[str, torch.Tensor]):
 
 
 GradientSources: TypeAlias = tuple[list[Source], list[Source]]
-"""The sources whose gradients add up to that in a tensor, and those that must be requested together with them."""
+"""The sources whose gradients add up to that in a tensor, and those that must be requested together
+with them."""
 Versions: TypeAlias = dict[int, tuple[torch.Tensor, int]]
 """The tensors that a module was given, by id, with their versions."""
 
 
 class Capture:
-    """Records the calls of the named layers while ``group`` is alive; ``records`` has them in the order they happened.
+    """Records the calls of the named layers while ``group`` is alive; ``records`` has them in the
+    order they happened.
 
-    ``gradients`` says whether gradients are recorded too, or names the layers that they are recorded for. With ``cut``,
-    the first of these that runs while gradients are off begins the graph; others then get no gradient. With ``every``,
-    all tensors of the layers' outputs are recorded, instead of the first.
+    ``gradients`` says whether gradients are recorded too, or names the layers that they are
+    recorded for. With ``cut``, the first of these that runs while gradients are off begins the
+    graph; others then get no gradient. With ``every``, all tensors of the layers' outputs are
+    recorded, instead of the first.
 
-    By default, gradients are recorded whoever runs backward, in any number of passes. With ``once``, there is one pass,
-    in the present mode of gradients, and they are what `joined` makes of the gradients of `sources_of`.
+    By default, gradients are recorded whoever runs backward, in any number of passes. With
+    ``once``, there is one pass, in the present mode of gradients, and they are what `joined` makes
+    of the gradients of `sources_of`.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
     >>> with torch.no_grad(), HookGroup(model) as group:
@@ -125,7 +143,9 @@ class Capture:
         once: bool = False,
     ) -> None:
         if group._model is None:
-            raise HookError("group of a capture must have a model, got HookGroup(); pass it the model")
+            raise HookError(
+                "group of a capture must have a model, got HookGroup(); pass it the model"
+            )
         self._model = group._model
         self.records: list[Record] = []
         self._calls: dict[str, list[Record]] = {}
@@ -139,14 +159,16 @@ class Capture:
         self._cut = cut
         self._may_be_cut = cut and not torch.is_grad_enabled()
         self._may_begin = self._may_be_cut
-        """Whether the graph may begin while gradients are off, which are on from then; it happens once."""
+        """Whether the graph may begin while gradients are off, which are on from then; it happens
+        once."""
         self._was_cut = False
         self._lost: list[str] = []
         """Layers of which parts of the gradient are missing."""
         self._older: list[tuple[str, torch.Tensor, int]] = []
         """Tensors of which an alias may yet be overwritten, by the names that have no history."""
         self._starts: list[GradientEdge] = []
-        """Where backward continues beyond the layers, so that the user's backward hooks on these fire."""
+        """Where backward continues beyond the layers, so that the user's backward hooks on these
+        fire."""
         self._sources: dict[Record, list[Source]] = {}
         self._requested_with: dict[Record, list[Source]] = {}
         self._without_graph: set[Record] = set()
@@ -172,7 +194,8 @@ class Capture:
                 self._watch_output(group, layer, module_of(self._model, place))
 
     def sources_of(self, record: Record) -> list[Source]:
-        """What to differentiate with respect to, all in one call, for the gradient that `joined` makes of the results.
+        """What to differentiate with respect to, all in one call, for the gradient that `joined`
+        makes of the results.
 
         Raises:
             LayerError: parts of the gradient may be missing.
@@ -182,11 +205,17 @@ class Capture:
 
     def nodes_of(self, record: Record) -> list[Node]:
         """The Nodes of the graph that the gradient in a record's first tensor comes from."""
-        edges = (s if isinstance(s, GradientEdge) else get_gradient_edge(s) for s in self._sources.get(record, ()))
+        edges = (
+            s if isinstance(s, GradientEdge) else get_gradient_edge(s)
+            for s in self._sources.get(record, ())
+        )
         return [edge.node for edge in edges]
 
-    def joined(self, record: Record, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-        """Return the gradient in a record's first tensor, from those with respect to its `sources_of`."""
+    def joined(
+        self, record: Record, gradients: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor | None:
+        """Return the gradient in a record's first tensor, from those with respect to its
+        `sources_of`."""
         total = None
         for gradient in gradients[: len(self._sources[record])]:
             if gradient is not None:
@@ -195,12 +224,14 @@ class Capture:
 
     @property
     def misses(self) -> bool:
-        """Whether parts of gradients may be missing, since something the layer made has no history in this pass."""
+        """Whether parts of gradients may be missing, since something the layer made has no history
+        in this pass."""
         return bool(self._missing())
 
     @property
     def activations(self) -> Mapping[str, torch.Tensor]:
-        """A copy of the output of each layer that ran, by name: of its last call, unless the name says which call."""
+        """A copy of the output of each layer that ran, by name: of its last call, unless the name
+        says which call."""
         activations: dict[str, torch.Tensor] = {}
         for name in self._places:
             record = self.of(name)
@@ -224,7 +255,8 @@ class Capture:
         return Recorded(gradients, self._why_missing)
 
     def of(self, name: str) -> Record | None:
-        """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands for."""
+        """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands
+        for."""
         if name not in self._places:
             place = place_of(name, self._model)
             self._places[name] = (place.layer, place.call)
@@ -234,15 +266,22 @@ class Capture:
         return calls[number] if 0 <= number < len(calls) else None
 
     def backward(
-        self, score: torch.Tensor, also: tuple[Source, ...] = (), *, retain_graph: bool = False, roughly: bool = False
+        self,
+        score: torch.Tensor,
+        also: tuple[Source, ...] = (),
+        *,
+        retain_graph: bool = False,
+        roughly: bool = False,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Run backward from a scalar to the captured layers, filling their records; return the gradients of ``also``.
+        """Run backward from a scalar to the captured layers, filling their records; return the
+        gradients of ``also``.
 
-        Nothing is accumulated anywhere: no parameter's ``.grad`` is read or written. A record that the score does not
-        depend on keeps ``gradient=None``.
+        Nothing is accumulated anywhere: no parameter's ``.grad`` is read or written. A record that
+        the score does not depend on keeps ``gradient=None``.
 
         Raises:
-            LayerError: parts of the gradients may be missing, and they are not asked for ``roughly``.
+            LayerError: parts of the gradients may be missing, and they are not asked for
+                ``roughly``.
         """
         if not roughly:
             self._must_be_whole()
@@ -261,16 +300,23 @@ class Capture:
             return f"layer {name!r} was not captured; {did_you_mean(name, self._places)}"
         if self.of(name) is None:
             return why_not_called(self._model, name, len(self._calls[self._places[name][0]]))
-        return f"layer {name!r} has no gradient: none came back to it; run backward from a score that depends on it"
+        return (
+            f"layer {name!r} has no gradient: none came back to it; run backward from a score "
+            "that depends on it"
+        )
 
     def _must_be_whole(self) -> None:
         missing = self._missing()
         if missing:
             names = ", ".join(map(repr, dict.fromkeys(missing)))
-            raise LayerError(f"layer {names} must give tensors with a graph, but some have none; run with gradients on")
+            raise LayerError(
+                f"layer {names} must give tensors with a graph, but some have none; run with "
+                "gradients on"
+            )
 
     def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
-        """See whether gradients are off: if they are off only later, the network itself has turned them off."""
+        """See whether gradients are off: if they are off only later, the network itself has turned
+        them off."""
         self._may_begin = self._may_be_cut = self._cut and not torch.is_grad_enabled()
         if self._cut or not torch.is_grad_enabled():
             return None
@@ -294,18 +340,25 @@ class Capture:
     def _missing(self) -> list[str]:
         """The layers of which parts of the gradient may be missing.
 
-        Among them are those with a tensor that was overwritten, and that has an older name than the one with a history.
+        Among them are those with a tensor that was overwritten, and that has an older name than the
+        one with a history.
         """
         if not self._older:
             return self._lost
-        return self._lost + [layer for layer, tensor, version in self._older if tensor._version != version]
+        return self._lost + [
+            layer for layer, tensor, version in self._older if tensor._version != version
+        ]
 
     def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
         running: list[Versions] = []
         last = _last_in(module)
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
-            if not running or not self._is_wanted(layer) or not self._begin_graph(module, args, kwargs):
+            if (
+                not running
+                or not self._is_wanted(layer)
+                or not self._begin_graph(module, args, kwargs)
+            ):
                 return None
             swapped = _aliased_inputs((args, kwargs))
             if _has_backward_hooks(module):
@@ -325,7 +378,10 @@ class Capture:
             return followed if replaced is None else replaced
 
         if layer not in self._wanted:
-            group.put(module.register_forward_hook, lambda module, args, output: self._leave(layer, {}, output))
+            group.put(
+                module.register_forward_hook,
+                lambda module, args, output: self._leave(layer, {}, output),
+            )
             return
         group.put(partial(module.register_forward_pre_hook, with_kwargs=True), enter)
         if last is not module:
@@ -333,7 +389,8 @@ class Capture:
         group.put(module.register_forward_hook, leave, swap.restore_all)
 
     def _begin_graph(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
-        """Turn gradients on where they are off and this is allowed; say whether a graph begins here."""
+        """Turn gradients on where they are off and this is allowed; say whether a graph begins
+        here."""
         if not torch.is_grad_enabled():
             return self._turn_on()
         if any(tensor.requires_grad for _, tensor in nested.paths((args, kwargs))):
@@ -349,8 +406,11 @@ class Capture:
         torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
         return True
 
-    def _follow_overwritten(self, layer: str, swapped: nested.SwappedInputs | None, output: Any) -> Any:
-        """Where a module overwrote an alias, let the tensor's history continue from the alias; return the output."""
+    def _follow_overwritten(
+        self, layer: str, swapped: nested.SwappedInputs | None, output: Any
+    ) -> Any:
+        """Where a module overwrote an alias, let the tensor's history continue from the alias;
+        return the output."""
         if swapped is None:
             return None
         names = {}
@@ -370,7 +430,9 @@ class Capture:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
             first = nested.first_tensor((args, kwargs))
             if first is None:
-                raise LayerError(f"layer {layer!r} must be given a tensor, got none; choose another layer")
+                raise LayerError(
+                    f"layer {layer!r} must be given a tensor, got none; choose another layer"
+                )
             wanted = self._is_wanted(layer)
             record = self._recorded(layer, first)
             if record is None or not wanted:
@@ -380,13 +442,19 @@ class Capture:
             if not torch.is_grad_enabled():
                 self._mark_without_graph(record)
                 return None
-            swapped = nested.SwappedInputs((args, kwargs), lambda tensor: alias(tensor) if tensor is first else tensor)
-            self._sources[record], self._requested_with[record] = self._follow(record, swapped.pairs[0][1])
+            swapped = nested.SwappedInputs(
+                (args, kwargs), lambda tensor: alias(tensor) if tensor is first else tensor
+            )
+            self._sources[record], self._requested_with[record] = self._follow(
+                record, swapped.pairs[0][1]
+            )
             return swapped
 
         group.put_swap(module, InputSwap(enter, partial(self._follow_overwritten, layer)))
 
-    def _leave_attention(self, layer: str, module: nn.Module, args: Any, output: torch.Tensor) -> Any:
+    def _leave_attention(
+        self, layer: str, module: nn.Module, args: Any, output: torch.Tensor
+    ) -> Any:
         return self._leave(layer, _versions_of(output), output)
 
     def _leave(self, layer: str, inputs: Versions, output: Any) -> Any:
@@ -395,7 +463,8 @@ class Capture:
         record = self._recorded(layer, first)
         if record is None:
             return None
-        seen: dict[int, tuple[TensorRecord, torch.Tensor]] = {id(first): (record, first)}  # each tensor once
+        # each tensor once
+        seen: dict[int, tuple[TensorRecord, torch.Tensor]] = {id(first): (record, first)}
         for path, tensor in nested.paths(output) if self._every else ():
             if id(tensor) not in seen:
                 seen[id(tensor)] = TensorRecord(tensor.detach().clone()), tensor
@@ -407,11 +476,13 @@ class Capture:
             if not self._turn_on():
                 self._mark_without_graph(record)
                 return None
-            self._lost.append(layer)  # it has not begun before: what the layer made of its output has no history
+            # it has not begun before: what the layer made of its output has no history
+            self._lost.append(layer)
         return self._attach_all(record, seen.values(), inputs, output)
 
     def _recorded(self, layer: str, tensor: torch.Tensor) -> Record | None:
-        """Make a record of a call; None if backward repeats it (a checkpoint) and its gradient is recorded already."""
+        """Make a record of a call; None if backward repeats it (a checkpoint) and its gradient is
+        recorded already."""
         calls = self._calls[layer]
         if torch._C._current_graph_task_id() != -1:
             alike = [record for record in calls if torch.equal(record.activation, tensor.detach())]
@@ -423,7 +494,11 @@ class Capture:
         return record
 
     def _attach_all(
-        self, record: Record, seen: Iterable[tuple[TensorRecord, torch.Tensor]], inputs: Versions, output: Any
+        self,
+        record: Record,
+        seen: Iterable[tuple[TensorRecord, torch.Tensor]],
+        inputs: Versions,
+        output: Any,
     ) -> Any:
         """Let the gradients of an output arrive; return what replaces it, if anything does."""
         requested_with: list[Source] = []
@@ -445,16 +520,24 @@ class Capture:
         self._without_graph.discard(record)
         return nested.edit(output, lambda path, t: replaced.get(id(t), t)) if replaced else None
 
-    def _must_have_histories(self, layer: str, first: torch.Tensor, inputs: Versions, output: Any) -> None:
-        """Note that gradients are missing where the layer made other tensors from the same values out of sight."""
-        others = [t for _, t in nested.paths(output) if t is not first and not _is_passed_through(t, inputs)]
+    def _must_have_histories(
+        self, layer: str, first: torch.Tensor, inputs: Versions, output: Any
+    ) -> None:
+        """Note that gradients are missing where the layer made other tensors from the same values
+        out of sight."""
+        others = [
+            t
+            for _, t in nested.paths(output)
+            if t is not first and not _is_passed_through(t, inputs)
+        ]
         if self._was_cut or any(t.is_floating_point() and not t.requires_grad for t in others):
             self._lost.append(layer)
 
     def _attach(
         self, layer: str, seen: TensorRecord, tensor: torch.Tensor, inputs: Versions
     ) -> tuple[GradientSources, torch.Tensor]:
-        """Let the gradient of a tensor arrive; return its sources, and the tensor or what replaces it."""
+        """Let the gradient of a tensor arrive; return its sources, and the tensor or what replaces
+        it."""
         passed = _is_passed_through(tensor, inputs)
         if tensor.requires_grad and not passed:
             return self._follow(seen, tensor), tensor
@@ -469,9 +552,10 @@ class Capture:
     def _follow(self, seen: TensorRecord, tensor: torch.Tensor) -> GradientSources:
         """Collect the gradient of every use of a tensor of the graph.
 
-        All uses meet at its Node, except those of a view that is overwritten later: these continue from its base. A
-        mark put into that base's history has these, and the view's Node has what the layer made of the view before.
-        Autograd takes the two for one Node, unless the base is requested as well.
+        All uses meet at its Node, except those of a view that is overwritten later: these continue
+        from its base. A mark put into that base's history has these, and the view's Node has what
+        the layer made of the view before. Autograd takes the two for one Node, unless the base is
+        requested as well.
         """
         source = self._collect(seen, tensor)
         base = tensor._base
@@ -482,16 +566,20 @@ class Capture:
         return ([source], []) if leaf is None else ([self._collect(seen, leaf), source], [behind])
 
     def _collect(self, seen: TensorRecord, tensor: torch.Tensor) -> Source:
-        """Record the gradient of a tensor, whoever runs backward; return what to differentiate with respect to."""
+        """Record the gradient of a tensor, whoever runs backward; return what to differentiate with
+        respect to."""
 
         def collect(gradient: torch.Tensor | None) -> None:
             if gradient is None:  # there is no derivative
                 return
-            # A copy: the tensor that autograd passes may be shared with another branch, and may be reused by it.
+            # A copy: the tensor that autograd passes may be shared with another branch, and may be
+            # reused by it.
             copy = gradient.detach().clone()
             task = torch._C._current_graph_task_id()
             # Gradients that arrive on several paths of one pass add up.
-            seen.gradient = copy if seen.gradient is None or task != seen.task else seen.gradient + copy
+            seen.gradient = (
+                copy if seen.gradient is None or task != seen.task else seen.gradient + copy
+            )
             seen.task = task
 
         if not self._once:
@@ -499,7 +587,8 @@ class Capture:
         return tensor if tensor.is_leaf else get_gradient_edge(tensor)
 
     def _mark_without_graph(self, record: Record) -> None:
-        """Note that the network itself has turned gradients off, unless a checkpoint runs this again."""
+        """Note that the network itself has turned gradients off, unless a checkpoint runs this
+        again."""
         self._sources[record] = [record.activation.detach().requires_grad_()]
         self._without_graph.add(record)
 
@@ -507,19 +596,27 @@ class Capture:
         name = record.layer
         if not tensor.is_floating_point():
             verb = "be given" if place_of(name, self._model).part else "return"
-            raise LayerError(f"layer {name!r} must {verb} floating-point values, got {tensor.dtype}; choose another")
+            raise LayerError(
+                f"layer {name!r} must {verb} floating-point values, got {tensor.dtype}; choose "
+                "another"
+            )
         if tensor.is_inference():
-            raise LayerError(f"layer {name!r} must run outside torch.inference_mode() for gradients; use no_grad()")
+            raise LayerError(
+                f"layer {name!r} must run outside torch.inference_mode() for gradients; use "
+                "no_grad()"
+            )
 
 
 class FullBackwardCapture(Capture):
-    """A capture whose gradients PyTorch's own full-backward hooks bring: see `explain.hooks.call_hooks`."""
+    """A capture whose gradients PyTorch's own full-backward hooks bring: see
+    `explain.hooks.call_hooks`."""
 
     def __init__(self, group: HookGroup, layers: Sequence[str]) -> None:
         for name in layers:
             if place_of(name, group._model).part:
                 raise LayerError(
-                    f"layer {name!r} must be a module for full-backward hooks, got a part; name the module"
+                    f"layer {name!r} must be a module for full-backward hooks, got a part; name "
+                    "the module"
                 )
         super().__init__(group, layers, gradients=False, cut=False)
 
@@ -538,15 +635,21 @@ class FullBackwardCapture(Capture):
         outputs = output if isinstance(output, tuple) else (output,)
         number = next((i for i, each in enumerate(outputs) if each is first), None)
         if number is None:
-            must = f"return a tensor, or several, for full-backward hooks, got {type(output).__name__}"
+            must = (
+                f"return a tensor, or several, for full-backward hooks, got {type(output).__name__}"
+            )
             raise LayerError(f"layer {layer!r} must {must}; {INSTEAD}")
         if not torch.is_grad_enabled():
             self._without_graph.add(record)
             return None
         self._without_graph.discard(record)
-        self._sources[record] = [tensor if tensor.is_leaf else get_gradient_edge(tensor) for tensor in below]
+        self._sources[record] = [
+            tensor if tensor.is_leaf else get_gradient_edge(tensor) for tensor in below
+        ]
 
-        def take(module: nn.Module, grad_input: Any, grad_output: tuple[torch.Tensor | None, ...]) -> None:
+        def take(
+            module: nn.Module, grad_input: Any, grad_output: tuple[torch.Tensor | None, ...]
+        ) -> None:
             gradient = grad_output[number]
             record.gradient = None if gradient is None else gradient.detach().clone()
 
@@ -558,9 +661,13 @@ _PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
 
 def _last_in(module: nn.Module) -> nn.Module:
     """The module that computes the output of this one, as far as that is certain."""
-    while getattr(type(module), "forward", None) is nn.Sequential.forward and "forward" not in vars(module):
+    while getattr(type(module), "forward", None) is nn.Sequential.forward and "forward" not in vars(
+        module
+    ):
         children = [child for child in module._modules.values() if child is not None]
-        last = next((c for c in reversed(children) if c.training or not isinstance(c, _PASSING_ON)), None)
+        last = next(
+            (c for c in reversed(children) if c.training or not isinstance(c, _PASSING_ON)), None
+        )
         if last is None:
             return module
         module = last
@@ -590,7 +697,10 @@ def _first_output(layer: str, output: Any) -> torch.Tensor:
     """
     first = nested.first_tensor(output)
     if first is None:
-        raise LayerError(f"layer {layer!r} must return a tensor, got {type(output).__name__}; choose another layer")
+        raise LayerError(
+            f"layer {layer!r} must return a tensor, got {type(output).__name__}; choose another "
+            "layer"
+        )
     return first
 
 
@@ -603,7 +713,8 @@ def _versions_of(values: Any) -> Versions:
 
 
 def _is_passed_through(tensor: torch.Tensor, inputs: Versions) -> bool:
-    """Whether a module has returned its input, unaltered, or a tensor that is no module's output."""
+    """Whether a module has returned its input, unaltered, or a tensor that is no module's
+    output."""
     entry = inputs.get(id(tensor))
     if entry is not None:
         return entry[1] == tensor._version
@@ -611,22 +722,27 @@ def _is_passed_through(tensor: torch.Tensor, inputs: Versions) -> bool:
 
 
 @signal_safe
-def capture(model: nn.Module, layers: Where, *, gradients: bool | Literal["full_backward"] = True) -> Iterator[Capture]:
+def capture(
+    model: nn.Module, layers: Where, *, gradients: bool | Literal["full_backward"] = True
+) -> Iterator[Capture]:
     """Record the outputs of layers inside the block, and their gradients, inside it or later.
 
     Args:
         model: any module.
-        layers: names, patterns, modules or classes; see `find_places`. A name such as ``conv@0`` is one call of a layer
-            that runs several times (without it, the last), and ``conv:input`` the first tensor that it is given.
-        gradients: also record gradients. Where nothing is being recorded by autograd, the graph begins at the layer.
-            "full_backward" takes them from PyTorch's own full-backward hooks instead, which need a graph, know the
-            first tensor of each output alone, and forbid in-place operations on it.
+        layers: names, patterns, modules or classes; see `find_places`. A name such as ``conv@0`` is
+            one call of a layer that runs several times (without it, the last), and ``conv:input``
+            the first tensor that it is given.
+        gradients: also record gradients. Where nothing is being recorded by autograd, the graph
+            begins at the layer. "full_backward" takes them from PyTorch's own full-backward hooks
+            instead, which need a graph, know the first tensor of each output alone, and forbid
+            in-place operations on it.
 
     Raises:
-        LayerError: a layer is not in the model, or gives no tensor; or, when gradients are read, parts of them may be
-            missing; or a full-backward hook does not go with the network.
+        LayerError: a layer is not in the model, or gives no tensor; or, when gradients are read,
+            parts of them may be missing; or a full-backward hook does not go with the network.
 
-    The record of a call has the other tensors of a tuple, mapping or dataclass too, by position, key or field.
+    The record of a call has the other tensors of a tuple, mapping or dataclass too, by position,
+    key or field.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True), nn.Linear(3, 1))
     >>> with capture(model, nn.ReLU) as seen:
@@ -648,8 +764,11 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool | Literal["full_
             yield FullBackwardCapture(group, names)
 
 
-def read_outputs(group: HookGroup, layers: Iterable[str], read: Callable[[torch.Tensor], T]) -> dict[str, list[T]]:
-    """What ``read`` gives of the first tensor that each call of these layers returns while the group is alive."""
+def read_outputs(
+    group: HookGroup, layers: Iterable[str], read: Callable[[torch.Tensor], T]
+) -> dict[str, list[T]]:
+    """What ``read`` gives of the first tensor that each call of these layers returns while the
+    group is alive."""
     values: dict[str, list[T]] = {}
 
     def note(layer: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -664,25 +783,39 @@ def read_outputs(group: HookGroup, layers: Iterable[str], read: Callable[[torch.
 
 
 def why_not_called(model: nn.Module, name: str, calls: int) -> str:
-    """Say why a layer, or one of its calls, was not recorded in a pass that made ``calls`` calls of it."""
+    """Say why a layer, or one of its calls, was not recorded in a pass that made ``calls`` calls of
+    it."""
     if calls:
         return f"layer {name!r} must name one of its {calls} calls, counted from 0"
     place = place_of(name, model)
     if place.of_attention:
-        return f"layer {name!r} gave nothing: the layer did not run, or {attention_parts.NO_ATTENTION}"
+        return (
+            f"layer {name!r} gave nothing: the layer did not run, or {attention_parts.NO_ATTENTION}"
+        )
     module = place.module
     if module and isinstance(model.get_submodule(module.rpartition(".")[0]), nn.MultiheadAttention):
-        return f"layer {name!r} was not called: nn.MultiheadAttention reads its weights itself; choose the attention"
-    return f"layer {name!r} was not called in the forward pass; choose one that the model uses for this input"
+        return (
+            f"layer {name!r} was not called: nn.MultiheadAttention reads its weights itself; "
+            "choose the attention"
+        )
+    return (
+        f"layer {name!r} was not called in the forward pass; choose one that the model uses for "
+        "this input"
+    )
 
 
 def cut_where_allowed(run: Callable[[bool], T]) -> T:
-    """Run a forward pass whose graph begins at the layer (``cut``); where autograd forbids that, record all of it."""
+    """Run a forward pass whose graph begins at the layer (``cut``); where autograd forbids that,
+    record all of it."""
     try:
         return run(True)
     except RuntimeError as error:
-        # Autograd refuses to overwrite, with gradients on, a view that was made while they were off.
+        # Autograd refuses to overwrite, with gradients on, a view that was made while they were
+        # off.
         if "view was created in no_grad mode" not in str(error):
             raise
-    note("the pass is recorded from the input on: the model overwrites a view that was made without gradients")
+    note(
+        "the pass is recorded from the input on: the model overwrites a view that was made without "
+        "gradients"
+    )
     return run(False)

@@ -20,24 +20,31 @@ class _AllCaptured(BaseException):
 
 
 class FeatureExtractor(nn.Module):
-    """A module that returns the outputs of some layers of a model, and does not run what comes after the last of them.
+    """A module that returns the outputs of some layers of a model, and does not run what comes
+    after the last of them.
 
     Args:
         model: any module; it is neither copied nor changed, and it has no hooks between calls.
-        layers: names, patterns, modules or classes; see `find_places`. ``conv@1`` is the second call of a layer that
-            runs several times, and ``conv:input`` the first tensor that it is given.
+        layers: names, patterns, modules or classes; see `find_places`. ``conv@1`` is the second
+            call of a layer that runs several times, and ``conv:input`` the first tensor that it is
+            given.
         graph: keep the graph, to compute gradients through the features.
 
     Returns:
-        A dictionary from names to outputs, detached unless ``graph`` is set. A name without a call stands for the
-        first one here, since what comes after it does not run.
+        A dictionary from names to outputs, detached unless ``graph`` is set. A name without a call
+        stands for the first one here, since what comes after it does not run.
 
     Raises:
         LayerError: a layer is not in the model, or the call that is named never comes.
 
     >>> import torch
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(1, 1))
-    >>> {name: tuple(f.shape) for name, f in FeatureExtractor(model, ["0", "1"])(torch.zeros(2, 3, 8, 8)).items()}
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(1, 1)
+    ... )
+    >>> {
+    ...     name: tuple(f.shape)
+    ...     for name, f in FeatureExtractor(model, ["0", "1"])(torch.zeros(2, 3, 8, 8)).items()
+    ... }
     {'0': (2, 4, 6, 6), '1': (2, 4, 6, 6)}
     """
 
@@ -54,7 +61,8 @@ class FeatureExtractor(nn.Module):
         def keep(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             place = place_of(name, self.model)
             if (place.call or 0) == calls[name]:
-                features[name] = nested.replace(output, lambda path, tensor: tensor.clone())  # before it is changed
+                # before it is changed
+                features[name] = nested.replace(output, lambda path, tensor: tensor.clone())
             calls[name] += 1
             if len(features) == len(self.layers):
                 raise _AllCaptured

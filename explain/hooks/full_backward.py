@@ -21,15 +21,20 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class _Gate(torch.autograd.Function):
-    """Passes on its first ``count`` tensors themselves, with a new history, and aliases of the others (copies of
-    leaves); in backward, passes the gradients to ``act``, and on what it returns."""
+    """Passes on its first ``count`` tensors themselves, with a new history, and aliases of the
+    others (copies of leaves); in backward, passes the gradients to ``act``, and on what it
+    returns."""
 
     @staticmethod
-    def forward(ctx: Any, act: Callable[[Gradients], Gradients], count: int, *tensors: torch.Tensor) -> Gradients:
+    def forward(
+        ctx: Any, act: Callable[[Gradients], Gradients], count: int, *tensors: torch.Tensor
+    ) -> Gradients:
         ctx.act = act
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(*tensors[:count])
-        aliases = [tensor.clone() if tensor.is_leaf else tensor.detach() for tensor in tensors[count:]]
+        aliases = [
+            tensor.clone() if tensor.is_leaf else tensor.detach() for tensor in tensors[count:]
+        ]
         return (*tensors[:count], *aliases)
 
     @staticmethod
@@ -40,9 +45,9 @@ class _Gate(torch.autograd.Function):
 class Gates:
     """The full-backward hooks and pre-hooks of one module.
 
-    Each call has a record of its own: a module that runs three times in one forward pass meets its hook three times in
-    backward, each time with the gradients of that call. Gates hold nothing of their group: the graph holds them, and
-    the two would keep each other alive forever.
+    Each call has a record of its own: a module that runs three times in one forward pass meets its
+    hook three times in backward, each time with the gradients of that call. Gates hold nothing of
+    their group: the graph holds them, and the two would keep each other alive forever.
     """
 
     def __init__(self, thread: int | None, module: nn.Module) -> None:
@@ -58,7 +63,9 @@ class Gates:
         if not self._handles:
             before = partial(self._module.register_forward_pre_hook, with_kwargs=True)
             after = self._module.register_forward_hook
-            self._handles.append(Registered(self._enter, before, self._thread, self._callers).handle)
+            self._handles.append(
+                Registered(self._enter, before, self._thread, self._callers).handle
+            )
             self._handles.append(Registered(self._leave, after, self._thread, self._callers).handle)
         hooks = self.hooks[direction]
         hooks.insert(0 if first else len(hooks), hook)
@@ -70,7 +77,8 @@ class Gates:
             for caller in callers:
                 self._callers.remove(caller)
             if not any(self.hooks.values()):
-                while self._handles:  # from now on gradients pass unchanged, also those of passes that are done
+                # from now on gradients pass unchanged, also those of passes that are done
+                while self._handles:
                     self._handles.pop().remove()
                 self._running.clear()
 
@@ -87,14 +95,16 @@ class Gates:
 
 @dataclass(frozen=True, eq=False)
 class GateHook:
-    """A hook of a module on gradients, for all calls or for those that ``is_meant`` says while they begin."""
+    """A hook of a module on gradients, for all calls or for those that ``is_meant`` says while they
+    begin."""
 
     fn: Callable[..., Any]
     is_meant: Callable[[], bool] | None = None
 
 
 class _Call:
-    """One call of one module: it holds the gradients of the outputs until those of the inputs have arrived."""
+    """One call of one module: it holds the gradients of the outputs until those of the inputs have
+    arrived."""
 
     def __init__(self, owner: Gates, module: nn.Module) -> None:
         self._owner = owner
@@ -112,10 +122,15 @@ class _Call:
         values = [*args, *(kwargs[name] for name in names)]
         self._inputs = len(values)
         passed, self._where = _through(self._at_inputs, values)
-        self._lent = [(values[i], passed[i], passed[i].grad_fn) for i in self._where if not values[i].is_leaf]
+        self._lent = [
+            (values[i], passed[i], passed[i].grad_fn) for i in self._where if not values[i].is_leaf
+        ]
         if not self._where:
             return None
-        return tuple(passed[: len(args)]), {**kwargs, **dict(zip(names, passed[len(args) :], strict=True))}
+        return tuple(passed[: len(args)]), {
+            **kwargs,
+            **dict(zip(names, passed[len(args) :], strict=True)),
+        }
 
     def leave(self, output: Any) -> Any:
         paths, values = _laid_out(output)
@@ -124,7 +139,8 @@ class _Call:
         overwritten = [(tensor, alias) for tensor, alias, node in lent if alias.grad_fn is not node]
         passed, self._out = _through(self._at_outputs, values, self._began)
         self._outputs = len(values)
-        for tensor, alias in overwritten:  # the history of an input goes on from what the module made of it
+        # the history of an input goes on from what the module made of it
+        for tensor, alias in overwritten:
             place = next((i for i, value in enumerate(values) if value is alias), None)
             continue_from(tensor, alias if place is None else passed[place])
             if place is not None:
@@ -135,7 +151,8 @@ class _Call:
         return nested.edit(output, lambda path, tensor: by_path[path])
 
     def _changed(self, direction: str, gradients: Gradients, *more: Gradients) -> Gradients:
-        """Call the hooks that are for this call; what one returns replaces what the next one is given."""
+        """Call the hooks that are for this call; what one returns replaces what the next one is
+        given."""
         for hook in self._owner.hooks[direction]:
             changed = hook.fn(self._module, gradients, *more) if hook in self._meant else None
             gradients = gradients if changed is None else changed
@@ -154,25 +171,36 @@ class _Call:
         self._grad_output = None
         if grad_output is None:  # nothing came through the outputs
             return gradients
-        changed = self._changed("backward", _spread(gradients, self._where, self._inputs), grad_output)
+        changed = self._changed(
+            "backward", _spread(gradients, self._where, self._inputs), grad_output
+        )
         return tuple(changed[i] for i in self._where)
 
 
 def _through(
     act: Callable[[Gradients], Gradients], values: Sequence[Any], began: float = math.inf
 ) -> tuple[list[Any], list[int]]:
-    """Pass the tensors among ``values`` that are part of a graph through one gate; return all, and where those were.
+    """Pass the tensors among ``values`` that are part of a graph through one gate; return all, and
+    where those were.
 
-    Those that the call made since it ``began``, and that are no views, come first and are passed on themselves.
+    Those that the call made since it ``began``, and that are no views, come first and are passed on
+    themselves.
     """
     passed = list(values)
     where = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad]
     if not where or not torch.is_grad_enabled():
         return passed, []
     if torch._C._are_functorch_transforms_active():
-        raise HookError("backward hooks on modules must run outside transforms of torch.func; leave the transform out")
-    made_here = (i for i in reversed(where) if values[i].grad_fn is not None and not values[i]._is_view())
-    first = sorted({id(values[i]): i for i in made_here if values[i].grad_fn._sequence_nr() >= began}.values())
+        raise HookError(
+            "backward hooks on modules must run outside transforms of torch.func; leave the "
+            "transform out"
+        )
+    made_here = (
+        i for i in reversed(where) if values[i].grad_fn is not None and not values[i]._is_view()
+    )
+    first = sorted(
+        {id(values[i]): i for i in made_here if values[i].grad_fn._sequence_nr() >= began}.values()
+    )
     others = [i for i in where if i not in first]
     keepers = [_unsafe_preserve_version_counter(values[i]) for i in first]
     made = _Gate.apply(act, len(first), *(values[i] for i in (*first, *others)))
@@ -184,7 +212,8 @@ def _through(
 
 
 def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
-    """Return the contents of a container and the ways to them: its own items, then the tensors in containers inside."""
+    """Return the contents of a container and the ways to them: its own items, then the tensors in
+    containers inside."""
     if isinstance(output, torch.Tensor):
         return [()], [output]
     contents = [((key,), value) for key, value in nested.items(output)]

@@ -1,7 +1,9 @@
-"""The autograd graph of a tensor: its Nodes, entrances where gradients are replaced, histories given to tensors.
+"""The autograd graph of a tensor: its Nodes, entrances where gradients are replaced, histories
+given to tensors.
 
-Other code may hold a tensor as well: in a list, as an attribute, as a second output. It sees a new history only if the
-object itself has it, so the object is not replaced here where that can be avoided.
+Other code may hold a tensor as well: in a list, as an attribute, as a second output. It sees a new
+history only if the object itself has it, so the object is not replaced here where that can be
+avoided.
 """
 
 from collections import deque
@@ -18,7 +20,9 @@ from torch.autograd.graph import Node, get_gradient_edge
 from explain._utils.errors import HookError
 
 
-def graph(start: torch.Tensor | Node | None, *, until: Callable[[Node], bool] | None = None) -> Iterator[Node]:
+def graph(
+    start: torch.Tensor | Node | None, *, until: Callable[[Node], bool] | None = None
+) -> Iterator[Node]:
     """Return every autograd Node of the graph of a tensor, or of a Node, once, nearest first.
 
     What lies behind a Node for which ``until`` is true is left out.
@@ -58,10 +62,11 @@ class _SavedValue:
 
 @contextmanager
 def keeping_values(most: int = 0) -> Iterator[None]:
-    """Let autograd record Nodes, and keep only the values that were saved last, so many bytes of them.
+    """Let autograd record Nodes, and keep only the values that were saved last, so many bytes of
+    them.
 
-    So a graph takes little memory: it shows what depends on what, and a backward pass can reach the last layers. One
-    that goes further raises a `ValueDroppedError`.
+    So a graph takes little memory: it shows what depends on what, and a backward pass can reach the
+    last layers. One that goes further raises a `ValueDroppedError`.
     """
     values = deque[_SavedValue]()
     total = 0
@@ -81,7 +86,9 @@ def keeping_values(most: int = 0) -> Iterator[None]:
 
     def restore(value: _SavedValue) -> torch.Tensor:
         if value.tensor is None or value.tensor._version != value.version:
-            raise ValueDroppedError("a backward pass must have the values of the forward pass, but some were not kept")
+            raise ValueDroppedError(
+                "a backward pass must have the values of the forward pass, but some were not kept"
+            )
         return value.tensor
 
     with torch.autograd.graph.saved_tensors_hooks(save, restore):
@@ -101,12 +108,14 @@ def differentiate(
     retain_graph: bool | None = None,
     create_graph: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
-    """`torch.autograd.grad`, also right for batch normalisations of one row; None where the score depends on no source.
+    """`torch.autograd.grad`, also right for batch normalisations of one row; None where the score
+    depends on no source.
 
-    On a CPU, PyTorch (2.13, 2.14) takes a gradient with the channels last for one with the channels first there, or the
-    other way round: of one row, two of its checks of the layout disagree. Instance normalisations are among them, since
-    they make one row of all images. So the gradient is laid out as the normalisation's input. With ``create_graph``,
-    this holds for later derivatives through the same graph too.
+    On a CPU, PyTorch (2.13, 2.14) takes a gradient with the channels last for one with the channels
+    first there, or the other way round: of one row, two of its checks of the layout disagree.
+    Instance normalisations are among them, since they make one row of all images. So the gradient
+    is laid out as the normalisation's input. With ``create_graph``, this holds for later
+    derivatives through the same graph too.
 
     >>> x, norm = torch.ones(1, 2, 3, 3, requires_grad=True), torch.nn.BatchNorm2d(2).eval()
     >>> tokens = torch.cat([torch.zeros(1, 1, 2), norm(x).flatten(2).transpose(1, 2)], 1)
@@ -121,7 +130,12 @@ def differentiate(
     ]
     try:
         return torch.autograd.grad(
-            score, sources, gradient, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
+            score,
+            sources,
+            gradient,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            allow_unused=True,
         )
     finally:
         for handle in handles if not create_graph else ():
@@ -132,22 +146,29 @@ def normalises_over_rows(score: torch.Tensor) -> bool:
     """Whether a batch normalisation on the way to a score takes its statistics from several rows.
 
     >>> x, norm = torch.ones(2, 3, 4, 4, requires_grad=True), torch.nn.functional.batch_norm
-    >>> of_batch, of_training = norm(x, None, None, training=True), norm(x, torch.zeros(3), torch.ones(3))
+    >>> of_batch, of_training = (
+    ...     norm(x, None, None, training=True),
+    ...     norm(x, torch.zeros(3), torch.ones(3)),
+    ... )
     >>> normalises_over_rows(of_batch.sum()), normalises_over_rows(of_training.sum())
     (True, False)
     """
     norms = (node for node in graph(score) if getattr(node, "_saved_training", False))
-    return any("BatchNorm" in norm.name() and norm._input_metadata[0].shape[0] > 1 for norm in norms)
+    return any(
+        "BatchNorm" in norm.name() and norm._input_metadata[0].shape[0] > 1 for norm in norms
+    )
 
 
 def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
-    """The gradients that arrive at a batch normalisation of one row: the first in the layout of its ``saved`` input."""
+    """The gradients that arrive at a batch normalisation of one row: the first in the layout of its
+    ``saved`` input."""
     first = gradients[0]
     layout = None if first is None or len(first) > 1 else _CHANNELS_LAST.get(first.ndim)
     if first is None or layout is None:
         return None
     is_last = first.is_contiguous(memory_format=layout)
-    packed = getattr(saved, "unpack_hook", None) is not None  # by a checkpoint, which gives it out once
+    # by a checkpoint, which gives it out once
+    packed = getattr(saved, "unpack_hook", None) is not None
     if packed or not hasattr(saved, "unpack"):  # which PyTorch 2.6 does not have
         # A copy that both checks find to have the channels last is right for any input, but slower.
         return (first.clone(memory_format=layout), *gradients[1:]) if packed or is_last else None
@@ -158,7 +179,8 @@ def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
 
 
 class Reach:
-    """Whether a gradient leads from a Node to one of some leaves, or to a Node of ``ends``; each Node is visited once.
+    """Whether a gradient leads from a Node to one of some leaves, or to a Node of ``ends``; each
+    Node is visited once.
 
     Nodes that were made before ``since`` lead nowhere: they belong to an earlier pass.
 
@@ -168,7 +190,9 @@ class Reach:
     (True, False)
     """
 
-    def __init__(self, leaves: Iterable[torch.Tensor], ends: Iterable[Node] = (), since: int = 0) -> None:
+    def __init__(
+        self, leaves: Iterable[torch.Tensor], ends: Iterable[Node] = (), since: int = 0
+    ) -> None:
         self._leaves: dict[int, torch.Tensor] = {}
         self._known = dict.fromkeys(ends, True)
         self._since = since
@@ -207,7 +231,9 @@ class Reach:
 
 def is_of_hooks(node: Node) -> bool:
     """Whether a Node is of a function that hooks of this package have put into the graph."""
-    return str(getattr(getattr(node, "_forward_cls", None), "__module__", "")).startswith("explain.")
+    return str(getattr(getattr(node, "_forward_cls", None), "__module__", "")).startswith(
+        "explain."
+    )
 
 
 def accumulator(leaf: torch.Tensor) -> Node:
@@ -220,7 +246,10 @@ def accumulator(leaf: torch.Tensor) -> Node:
     'torch::autograd::AccumulateGrad'
     """
     if not (leaf.is_leaf and leaf.requires_grad):
-        raise HookError("leaf must be a leaf that requires a gradient, such as a parameter, for it to be accumulated")
+        raise HookError(
+            "leaf must be a leaf that requires a gradient, such as a parameter, for it to be "
+            "accumulated"
+        )
     return get_gradient_edge(leaf).node
 
 
@@ -253,7 +282,8 @@ class _Alias(_Entrance):
 
 
 class _Continued(torch.autograd.Function):
-    """A tensor whose history goes on from ``other``: the gradient passes to that, with ``both`` to its own as well."""
+    """A tensor whose history goes on from ``other``: the gradient passes to that, with ``both`` to
+    its own as well."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, other: torch.Tensor, both: bool) -> torch.Tensor:
@@ -267,7 +297,8 @@ class _Continued(torch.autograd.Function):
 
 
 def entrance(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an alias for an operation; its Node replaces the next gradient by ``answer`` of it, where that is set.
+    """Return an alias for an operation; its Node replaces the next gradient by ``answer`` of it,
+    where that is set.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> given = entrance(x)
@@ -280,7 +311,8 @@ def entrance(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return another name for a tensor's memory, which is in the graph even if the tensor is not."""
+    """Return another name for a tensor's memory, which is in the graph even if the tensor is
+    not."""
     return _Alias.apply(tensor, torch.empty(0, requires_grad=True))  # type: ignore[no-any-return]
 
 
@@ -290,16 +322,18 @@ def is_alias(tensor: torch.Tensor) -> bool:
 
 
 def copy_with_history(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in the same memory layout that is in the graph; if the tensor is not, a leaf begins the graph."""
+    """A copy in the same memory layout that is in the graph; if the tensor is not, a leaf begins
+    the graph."""
     start = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
     return torch.empty_like(start).copy_(start)
 
 
 def mark(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Mark the present place in a tensor's history; return a leaf that will have the gradient of all later uses.
+    """Mark the present place in a tensor's history; return a leaf that will have the gradient of
+    all later uses.
 
-    It is None where autograd does not allow that: nothing may overwrite such a tensor either, or (of a view that was
-    made while gradients were off) nothing with gradients on.
+    It is None where autograd does not allow that: nothing may overwrite such a tensor either, or
+    (of a view that was made while gradients were off) nothing with gradients on.
     """
     leaf = tensor.detach().requires_grad_()
     return leaf if try_continue_from(tensor, leaf, both=True) else None
@@ -321,7 +355,7 @@ def continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool = Fal
     Raises:
         RuntimeError: autograd does not allow it.
     """
-    # Its values stay as they are: nothing is lost for who has saved it. No tracer may look at the history of a view
-    # meanwhile: autograd holds its lock.
+    # Its values stay as they are: nothing is lost for who has saved it. No tracer may look at the
+    # history of a view meanwhile: autograd holds its lock.
     with _unsafe_preserve_version_counter(tensor), torch._C.DisableTorchFunction():
         _Continued.apply(tensor, other, both)

@@ -26,26 +26,29 @@ from explain.hooks.unwrap import submodule
 class HookGroup(SignalSafe["HookGroup"]):
     """Registers hooks, and removes all of them when the block ends, whatever ended it.
 
-    Every method that registers a hook returns its `Handle`, to remove that hook alone. Hooks of one kind fire in the
-    order in which they were registered. Hooks on modules are also reached by calls that other threads make of the same
-    model; they ignore those calls. Hooks on tensors and Nodes belong to one graph and need no such guard; a group
-    without a model takes these alone. Names of layers may say which call is meant, counted in each call of the model:
-    ``"conv@1"`` is the second.
+    Every method that registers a hook returns its `Handle`, to remove that hook alone. Hooks of one
+    kind fire in the order in which they were registered. Hooks on modules are also reached by calls
+    that other threads make of the same model; they ignore those calls. Hooks on tensors and Nodes
+    belong to one graph and need no such guard; a group without a model takes these alone. Names of
+    layers may say which call is meant, counted in each call of the model: ``"conv@1"`` is the
+    second.
 
-    A hook may return None, or a replacement for what it was given. One that takes the wrong arguments,
-    returns the wrong number or shape of gradients, edits a gradient in place, or raises, is named in a `HookError`
-    together with the layer and the direction.
+    A hook may return None, or a replacement for what it was given. One that takes the wrong
+    arguments, returns the wrong number or shape of gradients, edits a gradient in place, or raises,
+    is named in a `HookError` together with the layer and the direction.
 
-    A copy of the model that is made meanwhile has none of the hooks. When a block ends without an error although some
-    hook on modules, tensors or Nodes never fired, an `ExplainWarning` names it and says why. It does so only if there
-    is a sign that something ran (another hook fired, autograd recorded operations, or a gradient was accumulated), and
-    if no hook of the same function, or on the same place, fired either.
+    A copy of the model that is made meanwhile has none of the hooks. When a block ends without an
+    error although some hook on modules, tensors or Nodes never fired, an `ExplainWarning` names it
+    and says why. It does so only if there is a sign that something ran (another hook fired,
+    autograd recorded operations, or a gradient was accumulated), and if no hook of the same
+    function, or on the same place, fired either.
 
     Args:
         model: the model whose layers are hooked.
 
     Raises:
-        HookError: a hook does not fit its place, or the group is closed. LayerError: a layer is not in the model.
+        HookError: a hook does not fit its place, or the group is closed. LayerError: a layer is not
+            in the model.
 
     >>> import torch
     >>> from torch import nn
@@ -53,7 +56,9 @@ class HookGroup(SignalSafe["HookGroup"]):
     >>> shapes = []
     >>> with HookGroup(model) as group:
     ...     _ = group.forward(nn.ReLU, lambda module, args, output: shapes.append(output.shape))
-    ...     _ = group.backward("0", lambda module, grad_input, grad_output: shapes.append(grad_output[0].shape))
+    ...     _ = group.backward(
+    ...         "0", lambda module, grad_input, grad_output: shapes.append(grad_output[0].shape)
+    ...     )
     ...     model(torch.ones(1, 2)).sum().backward()
     >>> shapes, len(model[1]._forward_hooks)
     ([torch.Size([1, 2]), torch.Size([1, 2])], 0)
@@ -109,12 +114,18 @@ class HookGroup(SignalSafe["HookGroup"]):
     # Hooks on modules
 
     def forward_pre(
-        self, where: Where, fn: Callable[..., Any], *, with_kwargs: bool = False, prepend: bool = False
+        self,
+        where: Where,
+        fn: Callable[..., Any],
+        *,
+        with_kwargs: bool = False,
+        prepend: bool = False,
     ) -> Handle:
-        """Call ``fn(module, args)`` before each selected module; what it returns replaces its inputs.
+        """Call ``fn(module, args)`` before each selected module; what it returns replaces its
+        inputs.
 
-        ``with_kwargs`` makes it ``fn(module, args, kwargs)``, which returns a pair of both; ``prepend`` puts it before
-        all other hooks of this kind on the module.
+        ``with_kwargs`` makes it ``fn(module, args, kwargs)``, which returns a pair of both;
+        ``prepend`` puts it before all other hooks of this kind on the module.
         """
         takes = ["module", "args", "kwargs"] if with_kwargs else ["module", "args"]
         options = {"with_kwargs": with_kwargs, "prepend": prepend}
@@ -129,60 +140,87 @@ class HookGroup(SignalSafe["HookGroup"]):
         always: bool = False,
         prepend: bool = False,
     ) -> Handle:
-        """Call ``fn(module, args, output)`` after each selected module; what it returns replaces ``output``.
+        """Call ``fn(module, args, output)`` after each selected module; what it returns replaces
+        ``output``.
 
-        ``with_kwargs`` makes it ``fn(module, args, kwargs, output)``; with ``always`` it is called even if the module
-        raised, with ``output=None``; ``prepend`` puts it before all other hooks of this kind on the module.
+        ``with_kwargs`` makes it ``fn(module, args, kwargs, output)``; with ``always`` it is called
+        even if the module raised, with ``output=None``; ``prepend`` puts it before all other hooks
+        of this kind on the module.
 
-        Of a name such as ``"conv:input"``, the output is the first tensor that the layer is given: the hook is called
-        before the layer, and may return another tensor in its place. ``"attn:q"``, ``:k``, ``:v``, ``:pattern`` and
-        ``:heads`` are the parts of the attention that is computed inside the layer, by a module, a function or a fused
+        Of a name such as ``"conv:input"``, the output is the first tensor that the layer is given:
+        the hook is called before the layer, and may return another tensor in its place.
+        ``"attn:q"``, ``:k``, ``:v``, ``:pattern`` and ``:heads`` are the parts of the attention
+        that is computed inside the layer, by a module, a function or a fused
         kernel: queries, keys, values, attention weights, and the result of each head.
         """
-        takes = ["module", "args", "kwargs", "output"] if with_kwargs else ["module", "args", "output"]
+        takes = (
+            ["module", "args", "kwargs", "output"] if with_kwargs else ["module", "args", "output"]
+        )
         options = {"with_kwargs": with_kwargs, "always_call": always, "prepend": prepend}
         return self._on_calls(where, fn, "forward", takes, options)
 
-    def backward_pre(self, where: Where, fn: Callable[..., Any], *, prepend: bool = False) -> Handle:
-        """Call ``fn(module, grad_output)`` before the backward of each selected module; it may return a new one.
+    def backward_pre(
+        self, where: Where, fn: Callable[..., Any], *, prepend: bool = False
+    ) -> Handle:
+        """Call ``fn(module, grad_output)`` before the backward of each selected module; it may
+        return a new one.
 
         ``prepend`` puts it before the group's other hooks of this kind on the module.
         """
         return self._on_gradients(where, fn, "backward-pre", ["module", "grad_output"], prepend)
 
     def backward(self, where: Where, fn: Callable[..., Any], *, prepend: bool = False) -> Handle:
-        """Call ``fn(module, grad_input, grad_output)`` when a selected module's gradients are known.
+        """Call ``fn(module, grad_input, grad_output)`` when a selected module's gradients are
+        known.
 
-        Both are tuples with a gradient or None for each argument and each output; what is returned replaces
-        ``grad_input``. Behind the positional arguments come those keyword arguments that are tensors, in the order of
-        the call; behind the outputs, the tensors in containers inside the output. Inputs that require no gradient are
-        None. In-place operations inside the module or behind it do no harm. ``prepend`` puts the hook before the
-        group's other hooks of this kind on the module.
+        Both are tuples with a gradient or None for each argument and each output; what is returned
+        replaces ``grad_input``. Behind the positional arguments come those keyword arguments that
+        are tensors, in the order of the call; behind the outputs, the tensors in containers inside
+        the output. Inputs that require no gradient are None. In-place operations inside the module
+        or behind it do no harm. ``prepend`` puts the hook before the group's other hooks of this
+        kind on the module.
 
-        An output that the module also passes on in another way, in a list or an attribute, has all its gradients in
-        ``grad_output``. Where the output is a view of another tensor, only those come that arrive by what was returned.
+        An output that the module also passes on in another way, in a list or an attribute, has all
+        its gradients in ``grad_output``. Where the output is a view of another tensor, only those
+        come that arrive by what was returned.
         """
-        return self._on_gradients(where, fn, "backward", ["module", "grad_input", "grad_output"], prepend)
+        return self._on_gradients(
+            where, fn, "backward", ["module", "grad_input", "grad_output"], prepend
+        )
 
     # Hooks on tensors and Nodes, which act in any thread that runs backward
 
     def tensor(self, tensor: torch.Tensor, fn: Callable[..., Any]) -> Handle:
-        """Call ``fn(gradient)`` when the gradient of ``tensor`` has been computed; what it returns replaces it."""
-        return self._in_graph(tensor.register_hook, GradientHook, fn, _hookable(tensor), "gradient", "gradient")
+        """Call ``fn(gradient)`` when the gradient of ``tensor`` has been computed; what it returns
+        replaces it."""
+        return self._in_graph(
+            tensor.register_hook, GradientHook, fn, _hookable(tensor), "gradient", "gradient"
+        )
 
     def leaf(self, leaf: torch.Tensor, fn: Callable[..., Any], *, after: bool = False) -> Handle:
-        """Call ``fn(gradient)`` before a leaf accumulates it; with ``after``, ``fn(leaf)`` when it has."""
+        """Call ``fn(gradient)`` before a leaf accumulates it; with ``after``, ``fn(leaf)`` when it
+        has."""
         if not leaf.is_leaf:
-            raise HookError("leaf must be a leaf of the graph, such as a parameter, got a computed tensor; use tensor")
+            raise HookError(
+                "leaf must be a leaf of the graph, such as a parameter, got a computed tensor; use "
+                "tensor"
+            )
         if not after:
             return self.tensor(leaf, fn)
         where = _hookable(leaf)
-        return self._in_graph(leaf.register_post_accumulate_grad_hook, Hook, fn, where, "after accumulation", "leaf")
+        return self._in_graph(
+            leaf.register_post_accumulate_grad_hook, Hook, fn, where, "after accumulation", "leaf"
+        )
 
     def tensors(
-        self, tensors: Sequence[torch.Tensor], fn: Callable[..., Any], *, mode: Literal["all", "any"] = "all"
+        self,
+        tensors: Sequence[torch.Tensor],
+        fn: Callable[..., Any],
+        *,
+        mode: Literal["all", "any"] = "all",
     ) -> Handle:
-        """Call ``fn(gradients)`` once all gradients are ready, or ``fn(gradient)`` once the first of them is."""
+        """Call ``fn(gradients)`` once all gradients are ready, or ``fn(gradient)`` once the first
+        of them is."""
         for tensor in tensors:
             _hookable(tensor)
         register = partial(register_multi_grad_hook, tuple(tensors), mode=mode)
@@ -190,19 +228,22 @@ class HookGroup(SignalSafe["HookGroup"]):
         return self._in_graph(register, GradientHook, fn, where, f"{mode} gradients", "gradients")
 
     def node(self, node: Node, fn: Callable[..., Any]) -> Handle:
-        """Call ``fn(grad_inputs, grad_outputs)`` after a Node has run; what it returns replaces ``grad_inputs``.
+        """Call ``fn(grad_inputs, grad_outputs)`` after a Node has run; what it returns replaces
+        ``grad_inputs``.
 
-        The Node that accumulates a leaf's gradient, which PyTorch drops together with its hooks when nothing holds it,
-        is kept as long as the hook.
+        The Node that accumulates a leaf's gradient, which PyTorch drops together with its hooks
+        when nothing holds it, is kept as long as the hook.
         """
         return self._on_node(node, node.register_hook, fn, "after", "grad_inputs", "grad_outputs")
 
     def node_pre(self, node: Node, fn: Callable[..., Any]) -> Handle:
-        """Call ``fn(grad_outputs)`` before a Node runs; what it returns replaces ``grad_outputs``."""
+        """Call ``fn(grad_outputs)`` before a Node runs; what it returns replaces
+        ``grad_outputs``."""
         return self._on_node(node, node.register_prehook, fn, "before", "grad_outputs")
 
     def after_backward(self, fn: Callable[..., Any]) -> Handle:
-        """Call ``fn()`` once, when the backward pass that is running now is done; to be used from another hook."""
+        """Call ``fn()`` once, when the backward pass that is running now is done; to be used from
+        another hook."""
         handle = self._open(Hook, fn, ["the running backward pass"], "at its end", [])
 
         def call() -> None:
@@ -215,20 +256,26 @@ class HookGroup(SignalSafe["HookGroup"]):
             torch.autograd.Variable._execution_engine.queue_callback(call)
         except RuntimeError:
             handle.remove()
-            raise HookError("after_backward() must be called while a backward pass runs; call it from a hook") from None
+            raise HookError(
+                "after_backward() must be called while a backward pass runs; call it from a hook"
+            ) from None
         return handle
 
     # For this package
 
-    def put(self, register: Callable[[Any], Any], fn: Callable[..., Any], *undo: Callable[[], None]) -> None:
-        """Register a hook of this package by a function of PyTorch; it acts for calls of this thread, unchecked.
+    def put(
+        self, register: Callable[[Any], Any], fn: Callable[..., Any], *undo: Callable[[], None]
+    ) -> None:
+        """Register a hook of this package by a function of PyTorch; it acts for calls of this
+        thread, unchecked.
 
         ``undo`` is what else to do when it is removed.
         """
         self._undo += (*undo, Registered(fn, register, self._thread).handle.remove)
 
     def put_node(self, node: Node, fn: Callable[..., Any], *, pre: bool = False) -> None:
-        """Register a hook of this package on a Node, as `node` or, with ``pre``, `node_pre`, in every thread."""
+        """Register a hook of this package on a Node, as `node` or, with ``pre``, `node_pre`, in
+        every thread."""
         register = node.register_prehook if pre else node.register_hook
         self._undo += ([node].clear, Registered(fn, register, None).handle.remove)
 
@@ -256,15 +303,23 @@ class HookGroup(SignalSafe["HookGroup"]):
     # How they are registered
 
     def _open(
-        self, kind: type[Hook], fn: Callable[..., Any], places: Sequence[str], direction: str, takes: Sequence[str]
+        self,
+        kind: type[Hook],
+        fn: Callable[..., Any],
+        places: Sequence[str],
+        direction: str,
+        takes: Sequence[str],
     ) -> Handle:
-        """A handle that is on no place yet; it has a hook for each, unless the function is of this package.
+        """A handle that is on no place yet; it has a hook for each, unless the function is of this
+        package.
 
         Raises:
             HookError: the group is closed, or the function does not take these arguments.
         """
         if self._closed:
-            raise HookError("group must be open to take hooks, but it is closed; make a new HookGroup")
+            raise HookError(
+                "group must be open to take hooks, but it is closed; make a new HookGroup"
+            )
         if is_ours(fn):
             return Handle((), self._handles)
         hooks = [kind(fn, place, direction) for place in places]
@@ -289,9 +344,16 @@ class HookGroup(SignalSafe["HookGroup"]):
         return handle
 
     def _on_node(
-        self, node: Node, register: Callable[[Any], Any], fn: Callable[..., Any], direction: str, *takes: str
+        self,
+        node: Node,
+        register: Callable[[Any], Any],
+        fn: Callable[..., Any],
+        direction: str,
+        *takes: str,
     ) -> Handle:
-        handle = self._in_graph(register, GradientHook, fn, f"Node {node.name()}", direction, *takes)
+        handle = self._in_graph(
+            register, GradientHook, fn, f"Node {node.name()}", direction, *takes
+        )
         if node.name().endswith("AccumulateGrad"):
             handle.undo.insert(0, [node].clear)
         return handle
@@ -299,17 +361,30 @@ class HookGroup(SignalSafe["HookGroup"]):
     def _places(self, where: Where) -> list[tuple[str, LayerPlace, nn.Module]]:
         """The names of what is selected, what they mean, and the modules."""
         if self._model is None:
-            raise HookError("HookGroup() without a model cannot hook layers; pass the model to hook layers")
+            raise HookError(
+                "HookGroup() without a model cannot hook layers; pass the model to hook layers"
+            )
         places = find_places(self._model, where)
-        return [(f"layer {name!r}", place, module_of(self._model, place)) for name, place in places.items()]
+        return [
+            (f"layer {name!r}", place, module_of(self._model, place))
+            for name, place in places.items()
+        ]
 
     @unsplit
     def _on_calls(
-        self, where: Where, fn: Callable[..., Any], kind: str, takes: Sequence[str], options: dict[str, bool]
+        self,
+        where: Where,
+        fn: Callable[..., Any],
+        kind: str,
+        takes: Sequence[str],
+        options: dict[str, bool],
     ) -> Handle:
-        """Register a hook on modules, on the first tensor that they are given, or on the attention inside them."""
+        """Register a hook on modules, on the first tensor that they are given, or on the attention
+        inside them."""
         places = self._places(where)
-        handle = self._open(ForwardHook, fn, [name for name, _, _ in places], kind.replace("_", "-"), takes)
+        handle = self._open(
+            ForwardHook, fn, [name for name, _, _ in places], kind.replace("_", "-"), takes
+        )
         for number, (name, place, module) in enumerate(places):
             hooks = handle.hooks[number : number + 1]
             hook = hooks[0] if hooks else fn
@@ -317,7 +392,9 @@ class HookGroup(SignalSafe["HookGroup"]):
             act = hook if counter is None else counter.only(hook)
             if place.part == "input":
                 swap = InputSwap(partial(_replace_first, name, act, options["with_kwargs"]))
-                before = partial(module.register_forward_pre_hook, with_kwargs=True, prepend=options["prepend"])
+                before = partial(
+                    module.register_forward_pre_hook, with_kwargs=True, prepend=options["prepend"]
+                )
                 handle.place(before, swap.enter, self._thread, hooks)
                 handle.place(module.register_forward_hook, swap.leave, self._thread)
                 handle.undo.append(swap.restore_all)
@@ -326,12 +403,22 @@ class HookGroup(SignalSafe["HookGroup"]):
                     each.unfired = f"the layer did not run, or {NO_ATTENTION}"
                 self._on_attention(handle, module, place.part, act, hooks)
             else:
-                handle.place(partial(getattr(module, f"register_{kind}_hook"), **options), act, self._thread, hooks)
+                handle.place(
+                    partial(getattr(module, f"register_{kind}_hook"), **options),
+                    act,
+                    self._thread,
+                    hooks,
+                )
             self._count(handle, module, counter)
         return handle
 
     def _on_attention(
-        self, handle: Handle, module: nn.Module, part: str, fn: Callable[..., Any], hooks: Sequence[Hook]
+        self,
+        handle: Handle,
+        module: nn.Module,
+        part: str,
+        fn: Callable[..., Any],
+        hooks: Sequence[Hook],
     ) -> None:
         """Register a hook on a part of the attention inside a module."""
         running = ExitStack()
@@ -349,36 +436,55 @@ class HookGroup(SignalSafe["HookGroup"]):
 
     @unsplit
     def _on_gradients(
-        self, where: Where, fn: Callable[..., Any], direction: str, takes: Sequence[str], prepend: bool
+        self,
+        where: Where,
+        fn: Callable[..., Any],
+        direction: str,
+        takes: Sequence[str],
+        prepend: bool,
     ) -> Handle:
-        """Register a hook on gradients, at the gates of modules; each has one pair, so that hooks fire in order."""
+        """Register a hook on gradients, at the gates of modules; each has one pair, so that hooks
+        fire in order."""
         places = self._places(where)
         for name, place, _ in places:
             if place.part:
                 raise HookError(
-                    f"hook on {name} must be on its output, got another part; hook the layer, and grad_input"
+                    f"hook on {name} must be on its output, got another part; hook the layer, and "
+                    "grad_input"
                 )
-        handle = self._open(ModuleGradientHook, fn, [name for name, _, _ in places], direction, takes)
+        handle = self._open(
+            ModuleGradientHook, fn, [name for name, _, _ in places], direction, takes
+        )
         for number, (name, place, module) in enumerate(places):
             counter = None if place.call is None else CallCounter(place.call, name)
-            hook = GateHook(handle.hooks[number] if handle.hooks else fn, counter.is_meant if counter else None)
+            hook = GateHook(
+                handle.hooks[number] if handle.hooks else fn, counter.is_meant if counter else None
+            )
             gates = self._gates.setdefault(module, Gates(self._thread, module))
             handle.undo.append(gates.add(hook, direction, first=prepend))
             self._count(handle, module, counter)
         return handle
 
     def _count(self, handle: Handle, module: nn.Module, counter: "CallCounter | None") -> None:
-        """Count the calls of a module, before all other hooks on it; a call of the model begins again."""
+        """Count the calls of a module, before all other hooks on it; a call of the model begins
+        again."""
         if counter is None or self._model is None:
             return
-        handle.place(partial(module.register_forward_pre_hook, prepend=True), counter.begin, self._thread)
+        handle.place(
+            partial(module.register_forward_pre_hook, prepend=True), counter.begin, self._thread
+        )
         if module is not self._model:
-            handle.place(partial(self._model.register_forward_pre_hook, prepend=True), counter.restart, self._thread)
+            handle.place(
+                partial(self._model.register_forward_pre_hook, prepend=True),
+                counter.restart,
+                self._thread,
+            )
 
     # Hooks that never fired
 
     def _signs_of_work(self) -> Any:
-        """What changes when this thread records operations, or when a gradient of the model is accumulated."""
+        """What changes when this thread records operations, or when a gradient of the model is
+        accumulated."""
         parameters = () if self._model is None else self._model.parameters()
         leaf = next((parameter for parameter in parameters if parameter.requires_grad), None)
         gradient = None if leaf is None else leaf.grad
@@ -386,10 +492,11 @@ class HookGroup(SignalSafe["HookGroup"]):
         return torch._C._autograd._get_sequence_nr(), version
 
     def _unfired_hooks(self) -> str | None:
-        """Name the hooks that should have fired by now, on one line; None if there are none, or nothing has run.
+        """Name the hooks that should have fired by now, on one line; None if there are none, or
+        nothing has run.
 
-        Of several with the same function, or on the same place, it is enough that one has fired: layers that were not
-        used are then no surprise.
+        Of several with the same function, or on the same place, it is enough that one has fired:
+        layers that were not used are then no surprise.
         """
         handles = [handle for handle in self._handles if handle.hooks]
         fired = {kind for handle in handles if handle.fired for kind in _kinds(handle)}
@@ -434,7 +541,8 @@ class _RunNote(Registered):
 
 
 class CallCounter:
-    """Counts the calls of a module from 0 in each call of its model, and says whether the one that is meant runs."""
+    """Counts the calls of a module from 0 in each call of its model, and says whether the one that
+    is meant runs."""
 
     def __init__(self, number: int, where: str) -> None:
         self._number = number
@@ -449,7 +557,10 @@ class CallCounter:
 
     def is_meant(self) -> bool:
         if torch._C._current_graph_task_id() != -1:
-            raise HookError(f"hook on {self._where} must be outside checkpoints, which run it again; hook all calls")
+            raise HookError(
+                f"hook on {self._where} must be outside checkpoints, which run it again; hook all "
+                "calls"
+            )
         return self._running == self._number
 
     def only(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -458,7 +569,8 @@ class CallCounter:
 
 
 class InputSwap:
-    """Replaces tensors in a module's inputs until its call ends, as ``change(module, args, kwargs)`` says.
+    """Replaces tensors in a module's inputs until its call ends, as ``change(module, args,
+    kwargs)`` says.
 
     What ``end(swapped, output)`` returns replaces ``output``.
     """
@@ -509,7 +621,10 @@ def _replace_first(
 def _hookable(tensor: torch.Tensor) -> str:
     """Return what messages call a tensor; refuse one that takes no hooks."""
     if not tensor.requires_grad:
-        raise HookError("tensor must require a gradient to be hooked, got one that does not; enable gradients first")
+        raise HookError(
+            "tensor must require a gradient to be hooked, got one that does not; enable gradients "
+            "first"
+        )
     return f"a tensor of shape {tuple(tensor.shape)}"
 
 
@@ -517,7 +632,8 @@ _of_explanations: set[HookGroup] = set()
 
 
 def _begin_child() -> None:
-    """Remove the hooks of explanations in a process that has just been forked: these continue only in its parent."""
+    """Remove the hooks of explanations in a process that has just been forked: these continue only
+    in its parent."""
     for group in list(_of_explanations):
         group.remove()
 

@@ -1,4 +1,5 @@
-"""The checks around every hook: it must fit its place, may not edit gradients, and is named when it fails."""
+"""The checks around every hook: it must fit its place, may not edit gradients, and is named when it
+fails."""
 
 import functools
 import inspect
@@ -17,7 +18,9 @@ from explain.hooks.tracer import Tracer
 # What gives access to a tensor's memory without autograd's counter.
 _METHODS = ("numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage")
 _DATA: Any = torch.Tensor.data
-_UNCOUNTED = frozenset([_DATA.__get__, _DATA.__set__, *(getattr(torch.Tensor, name) for name in _METHODS)])
+_UNCOUNTED = frozenset(
+    [_DATA.__get__, _DATA.__set__, *(getattr(torch.Tensor, name) for name in _METHODS)]
+)
 
 
 class EditDetector(Tracer):
@@ -82,8 +85,8 @@ def _without_partial(fn: Any) -> Any:
 class Hook:
     """A caller's function on one place: it is named when it raises, and knows whether it has fired.
 
-    ``where`` is the layer, tensor or Node that it is on, and ``direction`` says when it is called. A hook that
-    registers another one may return its handle, which counts as None.
+    ``where`` is the layer, tensor or Node that it is on, and ``direction`` says when it is called.
+    A hook that registers another one may return its handle, which counts as None.
     """
 
     unfired = "no gradient came to it; keep the group open until the backward pass is done"
@@ -115,7 +118,9 @@ class Hook:
             signature.bind(*arguments)
         except TypeError:
             takes = ", ".join(arguments)
-            raise HookError(f"{self} must take ({takes}), but its signature is {signature}; change it") from None
+            raise HookError(
+                f"{self} must take ({takes}), but its signature is {signature}; change it"
+            ) from None
 
     def __call__(self, *arguments: Any) -> Any:
         self.fired = True
@@ -131,7 +136,8 @@ class Hook:
 
 
 class ForwardHook(Hook):
-    """One in a forward pass: those of its own tensors that it returns are copied, since the pass may overwrite them."""
+    """One in a forward pass: those of its own tensors that it returns are copied, since the pass
+    may overwrite them."""
 
     unfired = (
         "the layer did not run after the hook was registered, or did so in another thread, "
@@ -143,23 +149,34 @@ class ForwardHook(Hook):
         if result is None:
             return None
         of_the_pass = {id(tensor) for _, tensor in nested.paths(arguments)}
-        change = nested.edit if any(result is argument for argument in arguments) else nested.replace
-        return change(result, lambda path, tensor: tensor if id(tensor) in of_the_pass else tensor.clone())
+        change = (
+            nested.edit if any(result is argument for argument in arguments) else nested.replace
+        )
+        return change(
+            result, lambda path, tensor: tensor if id(tensor) in of_the_pass else tensor.clone()
+        )
 
 
 class GradientHook(Hook):
-    """One on gradients, of a tensor, a Node or a module: what it returns replaces the first gradients it is given.
+    """One on gradients, of a tensor, a Node or a module: what it returns replaces the first
+    gradients it is given.
 
     Raises:
-        HookError: it edited a gradient in place, or returned something that cannot take the place of the gradients.
+        HookError: it edited a gradient in place, or returned something that cannot take the place
+            of the gradients.
     """
 
     def __call__(self, *arguments: Any) -> Any:
         gradients = [value for value in arguments if not isinstance(value, nn.Module)]
-        with EditDetector([gradient for value in gradients for gradient in _several(value)]) as edits:
+        with EditDetector(
+            [gradient for value in gradients for gradient in _several(value)]
+        ) as edits:
             result = super().__call__(*arguments)
         if edits.any():
-            raise HookError(f"{self} edited its gradient in place, which other branches may share; return a new tensor")
+            raise HookError(
+                f"{self} edited its gradient in place, which other branches may share; return a "
+                "new tensor"
+            )
         if result is None:
             return None
         first = gradients[0]
@@ -187,7 +204,10 @@ def _fits(result: Any, gradients: Any) -> bool:
         return bool(_layout(result) == _layout(gradients))
     if len(result) != len(gradients):
         return False
-    return all(new is None or _layout(new) == _layout(old) for new, old in zip(result, gradients, strict=True))
+    return all(
+        new is None or _layout(new) == _layout(old)
+        for new, old in zip(result, gradients, strict=True)
+    )
 
 
 def _layout(gradients: Any) -> Any:

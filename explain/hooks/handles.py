@@ -1,4 +1,5 @@
-"""Handles of hooks, and hooks as PyTorch stores them: for one thread, and absent from copies of a model."""
+"""Handles of hooks, and hooks as PyTorch stores them: for one thread, and absent from copies of a
+model."""
 
 import copy
 import threading
@@ -13,7 +14,8 @@ from explain._utils.signals import unsplit
 
 
 class Acting(threading.local):
-    """How many hooks of groups this thread is in: what is called now, the model may not have called."""
+    """How many hooks of groups this thread is in: what is called now, the model may not have
+    called."""
 
     depth = 0
 
@@ -21,23 +23,28 @@ class Acting(threading.local):
 acting = Acting()
 
 _does_nothing = nullcontext().__exit__
-"""Takes what it is called with, and returns None: known to every Python, so that pickles need no package of ours."""
+"""Takes what it is called with, and returns None: known to every Python, so that pickles need no
+package of ours."""
 
 
 class Registered:
-    """A function that PyTorch calls as a hook, for calls of one thread; of all threads if ``thread`` is None.
+    """A function that PyTorch calls as a hook, for calls of one thread; of all threads if
+    ``thread`` is None.
 
-    ``register`` is a function of PyTorch that registers it. ``hooks`` are the caller's hooks that it calls. A model
-    that is copied or pickled takes the hooks on it along, and nothing would ever remove those of a copy. So this one
-    leaves a copy as soon as the copy is complete, and in a pickle a function that does nothing takes its place.
-    PyTorch's warning that pickled tensors lose their hooks is not for ours.
+    ``register`` is a function of PyTorch that registers it. ``hooks`` are the caller's hooks that
+    it calls. A model that is copied or pickled takes the hooks on it along, and nothing would ever
+    remove those of a copy. So this one leaves a copy as soon as the copy is complete, and in a
+    pickle a function that does nothing takes its place. PyTorch's warning that pickled tensors lose
+    their hooks is not for ours.
     """
 
     __torch_unserializable__ = True
 
     handle: Any = None
 
-    def __init__(self, fn: Any, register: Callable[[Any], Any], thread: int | None, hooks: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, fn: Any, register: Callable[[Any], Any], thread: int | None, hooks: Sequence[Any] = ()
+    ) -> None:
         self.fn = fn
         self.thread = thread
         self.hooks = hooks
@@ -76,10 +83,12 @@ class Registered:
 
 
 class Handle:
-    """One hook of a group, on one or more places. As PyTorch's handles, it has an ``id``, and ``with`` removes it.
+    """One hook of a group, on one or more places. As PyTorch's handles, it has an ``id``, and
+    ``with`` removes it.
 
-    The ``id`` is the key of the hook in the dictionary of its module; of several modules, in that of the first.
-    ``hooks`` has the hook for each place; it is empty where the function is of this package.
+    The ``id`` is the key of the hook in the dictionary of its module; of several modules, in that
+    of the first. ``hooks`` has the hook for each place; it is empty where the function is of this
+    package.
 
     >>> from torch import nn
     >>> from explain.hooks import HookGroup
@@ -107,7 +116,8 @@ class Handle:
         thread: int | None = None,
         hooks: Sequence[Any] = (),
     ) -> None:
-        """Register a function on one of its places, for calls of one thread or of all; see `Registered`."""
+        """Register a function on one of its places, for calls of one thread or of all; see
+        `Registered`."""
         handle = Registered(fn, register, thread, hooks).handle
         if not self.undo:
             self.id = getattr(handle, "id", self.id)

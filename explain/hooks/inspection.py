@@ -1,4 +1,5 @@
-"""What happens in one pass: `inspect` gives a table of the calls of modules, `timeline` the order of their hooks."""
+"""What happens in one pass: `inspect` gives a table of the calls of modules, `timeline` the order
+of their hooks."""
 
 import json
 import math
@@ -24,12 +25,13 @@ from explain.hooks.group import HookGroup
 class Row:
     """One call of one module, in the order in which the calls began.
 
-    ``inputs`` are the shapes of the tensors that it was given, those by keyword last. ``seconds`` and ``flops`` include
-    the modules inside; the latter are the floating point operations of products and convolutions, two for each
-    multiplication with its addition. ``memory`` is the bytes of its output. ``dead`` is the share of a rectifier's
-    units (channels, or features) that are zero for every input. ``finite`` says whether the output holds no NaN or
-    infinity. ``gradient`` is the norm of the gradient that came back to the output, or None where none did or it is not
-    finite.
+    ``inputs`` are the shapes of the tensors that it was given, those by keyword last. ``seconds``
+    and ``flops`` include the modules inside; the latter are the floating point operations of
+    products and convolutions, two for each multiplication with its addition. ``memory`` is the
+    bytes of its output. ``dead`` is the share of a rectifier's units (channels, or features) that
+    are zero for every input. ``finite`` says whether the output holds no NaN or infinity.
+    ``gradient`` is the norm of the gradient that came back to the output, or None where none did or
+    it is not finite.
     """
 
     order: int
@@ -77,7 +79,9 @@ class Inspection:
         return table_html(HEADER, rows, caption=repr(self))
 
     def __str__(self) -> str:
-        return "\n".join(aligned([HEADER, *map(_cells, self.rows)], to_the_right=(3, 4, 5, 6, 7, 8)))
+        return "\n".join(
+            aligned([HEADER, *map(_cells, self.rows)], to_the_right=(3, 4, 5, 6, 7, 8))
+        )
 
     def to_json(self) -> str:
         """Return the rows as a JSON array."""
@@ -98,17 +102,20 @@ def inspect(
     Args:
         model: any module; it is left as it was, and runs in evaluation mode.
         inputs, kwargs: what it takes; gradients are taken back to the former.
-        score: a function of the output whose gradient is reported; by default, the sum of the output's largest values,
-            one per sample.
+        score: a function of the output whose gradient is reported; by default, the sum of the
+            output's largest values, one per sample.
         gradients: also run backward.
 
     Raises:
         HookError: ``score`` does not return a tensor to start from.
 
-    >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(2, 3))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(2, 3)
+    ... )
     >>> found = inspect(model, torch.ones(1, 1, 3, 3))
     >>> [(row.name, row.output, row.parameters) for row in found.rows]
-    [('', [1, 3], 29), ('0', [1, 2, 1, 1], 20), ('1', [1, 2, 1, 1], 0), ('2', [1, 2], 0), ('3', [1, 3], 9)]
+    [('', [1, 3], 29), ('0', [1, 2, 1, 1], 20), ('1', [1, 2, 1, 1], 0), ('2', [1, 2], 0), ('3', [1,
+    3], 9)]
     """
     options = kwargs or {}
     hookable = unwrap.hookable(model)
@@ -183,9 +190,15 @@ class _Watch:
 
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         name = self._names[module]
-        shapes = [list(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        shapes = [
+            list(value.shape)
+            for value in (*args, *kwargs.values())
+            if isinstance(value, torch.Tensor)
+        ]
         count = sum(p.numel() for p in module.parameters())
-        row = Row(len(self.rows), name, type(module).__name__, _depth(name), shapes, parameters=count)
+        row = Row(
+            len(self.rows), name, type(module).__name__, _depth(name), shapes, parameters=count
+        )
         self.rows.append(row)
         self._running.append((row, self.operations.count))
 
@@ -204,15 +217,22 @@ class _Watch:
 
     def _came_back(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
         row = self._awaiting[module].pop()  # backward meets the calls of a module in reverse
-        total = math.hypot(*(g.detach().double().norm().item() for g in grad_output if g is not None))
+        total = math.hypot(
+            *(g.detach().double().norm().item() for g in grad_output if g is not None)
+        )
         row.gradient_finite = math.isfinite(total)
         row.gradient = total if row.gradient_finite else None
 
 
-def _differentiate(output: Any, score: Callable[[Any], torch.Tensor] | None, inputs: list[Any]) -> None:
+def _differentiate(
+    output: Any, score: Callable[[Any], torch.Tensor] | None, inputs: list[Any]
+) -> None:
     tensor = first_tensor(output) if score is None else score(output)
     if not isinstance(tensor, torch.Tensor):
-        raise HookError(f"score must return a tensor, got {type(tensor).__name__}; give a function of the output")
+        raise HookError(
+            f"score must return a tensor, got {type(tensor).__name__}; give a function of the "
+            "output"
+        )
     total = tensor.flatten(1).amax(1).sum() if score is None and tensor.ndim > 1 else tensor.sum()
     sources = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
     if total.requires_grad and sources:
@@ -269,7 +289,9 @@ class Timeline(list[Event]):
         lines = []
         for number, event in enumerate(self, start=1):
             indent = "  " * _depth(event.layer)
-            lines.append(f"{number:>4}  {indent}{event.kind:<13} {event.layer or 'model'} ({event.type})")
+            lines.append(
+                f"{number:>4}  {indent}{event.kind:<13} {event.layer or 'model'} ({event.type})"
+            )
         return "\n".join(lines)
 
     __repr__ = __str__

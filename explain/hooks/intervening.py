@@ -27,17 +27,21 @@ Interventions: TypeAlias = Intervention | Iterable[Intervention]
 
 
 class _Here(threading.local):
-    """The interventions that this thread has applied to each model, with what they have become at each place."""
+    """The interventions that this thread has applied to each model, with what they have become at
+    each place."""
 
     def __init__(self) -> None:
-        self.active: WeakKeyDictionary[nn.Module, dict[Intervention, tuple[Intervention, ...]]] = WeakKeyDictionary()
+        self.active: WeakKeyDictionary[nn.Module, dict[Intervention, tuple[Intervention, ...]]] = (
+            WeakKeyDictionary()
+        )
 
 
 _here = _Here()
 
 
 def active_interventions(model: nn.Module) -> tuple[Intervention, ...]:
-    """The interventions that this thread has applied to a model, with the values that they took from inputs."""
+    """The interventions that this thread has applied to a model, with the values that they took
+    from inputs."""
     active = _here.active.get(model)
     return tuple(bound for places in active.values() for bound in places) if active else ()
 
@@ -46,9 +50,10 @@ def active_interventions(model: nn.Module) -> tuple[Intervention, ...]:
 def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[Intervention, ...]]:
     """Apply interventions to a model for as long as the block lasts, for calls of this thread.
 
-    Those on the same layer act in their order, each on the output of the one before; one that is active already is not
-    applied twice. Everything that is computed inside the block sees them: predictions, gradients and explanations. The
-    values that they take from inputs are computed first.
+    Those on the same layer act in their order, each on the output of the one before; one that is
+    active already is not applied twice. Everything that is computed inside the block sees them:
+    predictions, gradients and explanations. The values that they take from inputs are computed
+    first.
 
     Raises:
         HookError: something does not fit the layer. LayerError: a layer is not in the model.
@@ -67,24 +72,38 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
         return
     for intervention in several:
         if not isinstance(intervention, Intervention):
-            raise HookError(f"interventions must be values such as Ablate('layer3'), got {intervention!r:.60}")
+            raise HookError(
+                f"interventions must be values such as Ablate('layer3'), got {intervention!r:.60}"
+            )
     if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
-        raise HookError("model must run on one device for interventions, got DataParallel on several; use model.module")
+        raise HookError(
+            "model must run on one device for interventions, got DataParallel on several; use "
+            "model.module"
+        )
     model = unwrapped(model)
     outer = _here.active.get(model, {})
     applied = {*outer, *active_interventions(model)}  # by a caller of this
     several = [intervention for intervention in several if intervention not in applied]
-    replacements = [each for each in several if isinstance(each, Replace) and isinstance(each.by, nn.Module)]
-    inserted = [(f"{replacement.layer}/{replacement.name}", replacement.by) for replacement in replacements]
+    replacements = [
+        each for each in several if isinstance(each, Replace) and isinstance(each.by, nn.Module)
+    ]
+    inserted = [
+        (f"{replacement.layer}/{replacement.name}", replacement.by) for replacement in replacements
+    ]
     if len(dict(inserted)) < len(inserted):
-        raise HookError(f"names of modules that are inserted at {inserted[0][0]} must differ; give each a name=")
+        raise HookError(
+            f"names of modules that are inserted at {inserted[0][0]} must differ; give each a name="
+        )
     with inserting(model, inserted), HookGroup(model) as group:
         placed = {intervention: _placed(intervention, model) for intervention in several}
-        with HookGroup(model) as first:  # values are taken from the model with what is inserted, and else as it is
+        # values are taken from the model with what is inserted, and else as it is
+        with HookGroup(model) as first:
             for replacement in replacements:
                 for part in placed[replacement]:
                     _apply(first, part, _Passes(), model)
-            bound = {each: tuple(part.bound(model) for part in parts) for each, parts in placed.items()}
+            bound = {
+                each: tuple(part.bound(model) for part in parts) for each, parts in placed.items()
+            }
         parts = tuple(part for several in bound.values() for part in several)
         passes = _Passes()
         group.forward_pre("", passes.begin, with_kwargs=True)
@@ -97,23 +116,34 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
             _here.active[model] = outer
         idle = [part for part in parts if part not in passes.acted]
         if passes.count and idle:
-            why = f", or {NO_ATTENTION}" if any(place_of(part.layer, model).of_attention for part in idle) else ""
-            warn(f"interventions had no effect, since their layers did not run{why}: {', '.join(map(str, idle))}")
+            why = (
+                f", or {NO_ATTENTION}"
+                if any(place_of(part.layer, model).of_attention for part in idle)
+                else ""
+            )
+            warn(
+                f"interventions had no effect, since their layers did not run{why}: "
+                f"{', '.join(map(str, idle))}"
+            )
 
 
 def _placed(intervention: Intervention, model: nn.Module) -> list[Intervention]:
-    """An intervention at each of the places that its layer selects; on heads, at those of the attention in it."""
+    """An intervention at each of the places that its layer selects; on heads, at those of the
+    attention in it."""
     parts = []
     for place in find_places(model, intervention.layer).values():
         if intervention.heads is not None and not place.part:
             place = place._replace(part="heads")
         name = name_of(place, model)
-        parts.append(intervention if name == intervention.layer else replace(intervention, layer=name))
+        parts.append(
+            intervention if name == intervention.layer else replace(intervention, layer=name)
+        )
     return parts
 
 
 class _Passes:
-    """The calls of a model: the size of its photo, which regions are relative to, and which interventions acted."""
+    """The calls of a model: the size of its photo, which regions are relative to, and which
+    interventions acted."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -139,7 +169,10 @@ def _apply(group: HookGroup, intervention: Intervention, passes: _Passes, model:
         passes.acted.add(intervention)
         values = nested.first_tensor(output)
         if values is None:
-            raise HookError(f"{intervention} must be on a layer that gives a tensor, got {type(output).__name__}")
+            raise HookError(
+                f"{intervention} must be on a layer that gives a tensor, got "
+                f"{type(output).__name__}"
+            )
         shape = tuple(values.shape)
         counts = {passes.images, *row_counts()}
         tokens_first = values.ndim == 3 and shape[0] not in counts and shape[1] in counts
@@ -165,7 +198,9 @@ def _apply(group: HookGroup, intervention: Intervention, passes: _Passes, model:
                 new = new.expand(shape)
             except RuntimeError:
                 got = tuple(new.shape)
-                raise HookError(f"{intervention} must broadcast to {shape}, got {got}; reshape it") from None
+                raise HookError(
+                    f"{intervention} must broadcast to {shape}, got {got}; reshape it"
+                ) from None
         new = new.clone() if mask is None else torch.where(mask, new, values)
         return nested.replace(output, lambda path, tensor: new if tensor is values else tensor)
 
@@ -180,7 +215,8 @@ _photo_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 def _photo_grid(model: nn.Module, inputs: tuple[Any, Any], layer: str, length: int) -> Any:
     """How so many tokens that a layer gives lie on the photo; None where it is not known.
 
-    It is looked at in a copy of the model, which has none of the hooks that are active, and shares its parameters.
+    It is looked at in a copy of the model, which has none of the hooks that are active, and shares
+    its parameters.
     """
     key = tuple((path, tensor.shape[1:]) for path, tensor in nested.paths(inputs))
     grids = _photo_grids.setdefault(model, {})

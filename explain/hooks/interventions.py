@@ -1,7 +1,9 @@
-"""Interventions: frozen values that say what a layer gives instead; `explain.hooks.intervening` applies them.
+"""Interventions: frozen values that say what a layer gives instead; `explain.hooks.intervening`
+applies them.
 
-A forward hook that returns a value replaces the layer's output. An intervention is such a hook as a value: a layer, the
-units of it that are meant, and what takes their place. What is replaced is a copy: the layer's own tensor is untouched.
+A forward hook that returns a value replaces the layer's output. An intervention is such a hook as a
+value: a layer, the units of it that are meant, and what takes their place. What is replaced is a
+copy: the layer's own tensor is untouched.
 """
 
 import math
@@ -34,7 +36,8 @@ _here = _Here()
 
 
 def rows_of(*images: torch.Tensor) -> AbstractContextManager[None]:
-    """Say which of the explained images each row of a batch belongs to, for values that differ between images.
+    """Say which of the explained images each row of a batch belongs to, for values that differ
+    between images.
 
     Several tensors are for parts of the network that run with other numbers of rows.
     """
@@ -56,7 +59,9 @@ def for_rows(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
     if count == 1 and is_under_way():
         return values[:1]  # of the first image, as where layers are looked for
     if len(values) != count:
-        raise HookError(f"{what} must have values for 1 or {count} images, got {len(values)}; give one for all")
+        raise HookError(
+            f"{what} must have values for 1 or {count} images, got {len(values)}; give one for all"
+        )
     return values
 
 
@@ -64,12 +69,14 @@ def for_rows(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
 class Intervention(Units):
     """What a layer gives instead; see `Patch`, `Ablate`, `Steer`, `Project` and `Replace`.
 
-    ``layer`` is a name or pattern, with ``@1`` for one of its calls, ``:input`` for the first tensor that it is given,
-    and ``:q``, ``:k``, ``:v``, ``:pattern`` or ``:heads`` for a part of the attention inside it; where ``heads`` are
-    given, ``:heads`` is meant. The default is all of it. ``channels``, ``tokens``, ``heads``, ``positions`` (pairs of a
-    row and a column of its map) and ``region`` (x0, y0, x1, y1 in pixels of the model's input, exclusive ends) select
-    units; several intersect. Maps are ``(N, C, H, W)`` or ``(N, H, W, C)``, tokens ``(N, T, C)``, and attention
-    ``(N, heads, T, d)``; ``channel_dim`` says which dimension channels are in, where that is not clear.
+    ``layer`` is a name or pattern, with ``@1`` for one of its calls, ``:input`` for the first
+    tensor that it is given, and ``:q``, ``:k``, ``:v``, ``:pattern`` or ``:heads`` for a part of
+    the attention inside it; where ``heads`` are given, ``:heads`` is meant. The default is all of
+    it. ``channels``, ``tokens``, ``heads``, ``positions`` (pairs of a row and a column of its map)
+    and ``region`` (x0, y0, x1, y1 in pixels of the model's input, exclusive ends) select units;
+    several intersect. Maps are ``(N, C, H, W)`` or ``(N, H, W, C)``, tokens ``(N, T, C)``, and
+    attention ``(N, heads, T, d)``; ``channel_dim`` says which dimension channels are in, where that
+    is not clear.
     """
 
     layer: str
@@ -77,10 +84,15 @@ class Intervention(Units):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.layer, str):
-            raise HookError(f"layer must be a name such as 'layer3' or 'layer3@1', got {self.layer!r:.60}")
+            raise HookError(
+                f"layer must be a name such as 'layer3' or 'layer3@1', got {self.layer!r:.60}"
+            )
 
-    def replacement(self, values: torch.Tensor, channel_dim: int, over: Sequence[int]) -> torch.Tensor:
-        """Return what takes the place of ``values`` ``(N, ...)``, in the same shape or one that broadcasts to it.
+    def replacement(
+        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
+    ) -> torch.Tensor:
+        """Return what takes the place of ``values`` ``(N, ...)``, in the same shape or one that
+        broadcasts to it.
 
         ``over`` are the dimensions of positions: rows and columns of a map, or tokens.
         """
@@ -99,7 +111,11 @@ class Intervention(Units):
         for option in fields(self):
             value = getattr(self, option.name)
             if option.repr and option.name != "layer" and value is not None:
-                text = f"tensor of {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+                text = (
+                    f"tensor of {tuple(value.shape)}"
+                    if isinstance(value, torch.Tensor)
+                    else repr(value)
+                )
                 words.append(f"{option.name}={text}")
         return f"{type(self).__name__}({', '.join(words)})"
 
@@ -110,9 +126,9 @@ class Patch(Intervention):
 
     Args:
         layer: see `Intervention`.
-        values: a tensor that broadcasts to the layer's output ``(N, ...)``, or an input of the model to take them from:
-            a batch of images, a tuple of positional or a mapping of keyword arguments. A tensor that the model takes is
-            an input.
+        values: a tensor that broadcasts to the layer's output ``(N, ...)``, or an input of the
+            model to take them from: a batch of images, a tuple of positional or a mapping of
+            keyword arguments. A tensor that the model takes is an input.
         from_input: whether ``values`` is an input; None finds out.
 
     >>> from explain.hooks import intervene
@@ -132,7 +148,9 @@ class Patch(Intervention):
             if is_tensor:
                 return self
             got = type(self.values).__name__
-            raise HookError(f"values of {self} must be a tensor or an input of the model, got {got}")
+            raise HookError(
+                f"values of {self} must be a tensor or an input of the model, got {got}"
+            )
         try:
             values = activations_of(model, self.layer, self.values)
         except Exception as error:
@@ -142,10 +160,14 @@ class Patch(Intervention):
                 raise
             return self  # the model does not take it: these are values
         if self.from_input is None and is_tensor and self.values.shape[1:] == values.shape[1:]:
-            raise HookError(f"values of {self} may be an input or the layer's output; say which by from_input=")
+            raise HookError(
+                f"values of {self} may be an input or the layer's output; say which by from_input="
+            )
         return replace(self, values=values, from_input=False)
 
-    def replacement(self, values: torch.Tensor, channel_dim: int, over: Sequence[int]) -> torch.Tensor:
+    def replacement(
+        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
+    ) -> torch.Tensor:
         new = self.values.to(values)
         return for_rows(new, len(values), str(self)) if new.ndim == values.ndim else new
 
@@ -156,10 +178,12 @@ class Ablate(Intervention):
 
     Args:
         layer: see `Intervention`.
-        by: "zero"; "mean", each channel's mean over the positions of its map, or over the ``reference``; "resample",
-            values of other positions of the map drawn at random, or those of the ``reference``; or a baseline of
-            `explain.baselines`, applied to the layer's map.
-        reference: an input of the model to take other values from, of one image or of several, whose mean is taken.
+        by: "zero"; "mean", each channel's mean over the positions of its map, or over the
+            ``reference``; "resample", values of other positions of the map drawn at random, or
+            those of the ``reference``; or a baseline of `explain.baselines`, applied to the layer's
+            map.
+        reference: an input of the model to take other values from, of one image or of several,
+            whose mean is taken.
         seed: of what "resample" draws.
 
     >>> from explain.hooks import intervene
@@ -178,14 +202,20 @@ class Ablate(Intervention):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.by not in ("zero", "mean", "resample") and not callable(self.by):
-            raise HookError(f"by must be 'zero', 'mean', 'resample' or a baseline, got {self.by!r:.60}")
+            raise HookError(
+                f"by must be 'zero', 'mean', 'resample' or a baseline, got {self.by!r:.60}"
+            )
 
     def bound(self, model: nn.Module) -> Intervention:
         if self.reference is None:
             return self
-        return replace(self, reference=None, values=activations_of(model, self.layer, self.reference))
+        return replace(
+            self, reference=None, values=activations_of(model, self.layer, self.reference)
+        )
 
-    def replacement(self, values: torch.Tensor, channel_dim: int, over: Sequence[int]) -> torch.Tensor:
+    def replacement(
+        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
+    ) -> torch.Tensor:
         if self.by == "zero":
             return torch.zeros_like(values)
         if self.values is not None and not callable(self.by):
@@ -195,13 +225,17 @@ class Ablate(Intervention):
             image = torch.randint(len(reference), (1,), generator=seeded(self.seed))
             return reference[image.to(reference.device)]
         if not over or math.prod(values.shape[dim] for dim in over) < 2:
-            raise HookError(f"{self} must be on a layer with positions, got one vector; give a reference")
+            raise HookError(
+                f"{self} must be on a layer with positions, got one vector; give a reference"
+            )
         if self.by == "mean":
             return values.mean(list(over), keepdim=True)
         if self.by == "resample":
             return self._resampled(values, over)
         if values.ndim < 4 or len(over) < 2:
-            raise HookError(f"{self} by a baseline must be on a map (N, C, H, W), got {tuple(values.shape)}")
+            raise HookError(
+                f"{self} by a baseline must be on a map (N, C, H, W), got {tuple(values.shape)}"
+            )
         maps = values.movedim(channel_dim, 1)
         covered: torch.Tensor = self.by(maps, maps.new_zeros(1, 1, *maps.shape[2:]))
         return covered.to(values).movedim(1, channel_dim)
@@ -235,10 +269,14 @@ class Steer(Intervention):
     direction: Any = None
     strength: float = 1.0
 
-    def replacement(self, values: torch.Tensor, channel_dim: int, over: Sequence[int]) -> torch.Tensor:
+    def replacement(
+        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
+    ) -> torch.Tensor:
         direction = torch.as_tensor(self.direction).to(values)
         if direction.ndim == 1:
-            direction = direction.reshape([-1 if dim == channel_dim else 1 for dim in range(values.ndim)])
+            direction = direction.reshape(
+                [-1 if dim == channel_dim else 1 for dim in range(values.ndim)]
+            )
         try:
             direction = direction.expand(values.shape)
         except RuntimeError:
@@ -249,10 +287,12 @@ class Steer(Intervention):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Project(Intervention):
-    """Takes directions out of a layer: its vectors along the channels lose what they have in the span of these.
+    """Takes directions out of a layer: its vectors along the channels lose what they have in the
+    span of these.
 
-    With ``towards`` ``(C,)``, their part in that span becomes that of this vector instead of zero, as of the mean over
-    photos without a concept (Anders et al., Finding and Removing Clever Hans, Information Fusion 2022).
+    With ``towards`` ``(C,)``, their part in that span becomes that of this vector instead of zero,
+    as of the mean over photos without a concept (Anders et al., Finding and Removing Clever Hans,
+    Information Fusion 2022).
 
     Args:
         layer: see `Intervention`.
@@ -270,30 +310,38 @@ class Project(Intervention):
     strength: float = 1.0
     towards: Any = field(default=None, kw_only=True)
 
-    def replacement(self, values: torch.Tensor, channel_dim: int, over: Sequence[int]) -> torch.Tensor:
+    def replacement(
+        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
+    ) -> torch.Tensor:
         wide = torch.promote_types(values.dtype, torch.float32)
-        directions = torch.as_tensor(self.directions).to(values.device, wide)  # half precision would turn them
+        # half precision would turn them
+        directions = torch.as_tensor(self.directions).to(values.device, wide)
         directions = directions.reshape(-1, directions.shape[-1])
         if directions.shape[1] != values.shape[channel_dim] or not directions.any():
             must = f"must have the layer's {values.shape[channel_dim]} channels and not be zero"
             raise HookError(f"directions of {self} {must}, got {tuple(directions.shape)}")
         _, sizes, right = torch.linalg.svd(directions / directions.abs().max(), full_matrices=False)
-        basis = right[sizes > sizes.max() * torch.finfo(wide).eps * max(directions.shape)].to(values)
+        basis = right[sizes > sizes.max() * torch.finfo(wide).eps * max(directions.shape)].to(
+            values
+        )
         vectors = values.movedim(channel_dim, -1)
-        aside = vectors if self.towards is None else vectors - torch.as_tensor(self.towards).to(values)
+        aside = (
+            vectors if self.towards is None else vectors - torch.as_tensor(self.towards).to(values)
+        )
         projected: torch.Tensor = vectors - self.strength * ((aside @ basis.T) @ basis)
         return projected.movedim(-1, channel_dim)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Replace(Intervention):
-    """Replaces what a layer gives by what a function or module makes of it, such as a sparse autoencoder.
+    """Replaces what a layer gives by what a function or module makes of it, such as a sparse
+    autoencoder.
 
     Args:
         layer: see `Intervention`.
         by: from the layer's output to what takes its place.
-        name: what the module is called: its layers are then ``"LAYER/NAME"``, ``"LAYER/NAME.decoder"`` and so on,
-            wherever a layer is named.
+        name: what the module is called: its layers are then ``"LAYER/NAME"``,
+            ``"LAYER/NAME.decoder"`` and so on, wherever a layer is named.
 
     >>> from explain.hooks import intervene
     >>> model = nn.Sequential(nn.Identity())
@@ -312,22 +360,33 @@ class Replace(Intervention):
         if not re.fullmatch(r"\w+", self.name):
             raise HookError(f"name must be a word without dots, got {self.name!r}")
 
-    def replacement(self, values: torch.Tensor, channel_dim: int, over: Sequence[int]) -> torch.Tensor:
+    def replacement(
+        self, values: torch.Tensor, channel_dim: int, over: Sequence[int]
+    ) -> torch.Tensor:
         output = self.by(values)
         if isinstance(output, tuple):  # as of autoencoders that return their latents, too
-            output = next((part for part in output if getattr(part, "shape", None) == values.shape), output)
+            output = next(
+                (part for part in output if getattr(part, "shape", None) == values.shape), output
+            )
         if not isinstance(output, torch.Tensor):
-            raise HookError(f"{self} must give a tensor of shape {tuple(values.shape)}, got {type(output).__name__}")
+            raise HookError(
+                f"{self} must give a tensor of shape {tuple(values.shape)}, got "
+                f"{type(output).__name__}"
+            )
         return output
 
 
 def activations_of(model: nn.Module, layer: str, x: Any) -> torch.Tensor:
-    """Run a model, and return what a layer gives, or the part of it that is named: a copy, without a graph."""
+    """Run a model, and return what a layer gives, or the part of it that is named: a copy, without
+    a graph."""
     kwargs = x if isinstance(x, Mapping) else {}
     args = () if kwargs else x if isinstance(x, (tuple, list)) else (x,)
     with untouched(model), HookGroup(model) as group:
         calls = read_outputs(group, [layer], lambda tensor: tensor.detach().clone())[layer]
         model(*args, **kwargs)
     if len(calls) != 1:
-        raise HookError(f"layer {layer!r} must run once to give values, but ran {len(calls)} times; name a call of it")
+        raise HookError(
+            f"layer {layer!r} must run once to give values, but ran {len(calls)} times; name a "
+            "call of it"
+        )
     return calls[0]

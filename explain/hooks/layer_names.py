@@ -1,4 +1,5 @@
-"""Which layers, calls, inputs and outputs a caller means: ``layer4@0``, ``layer4:input``, patterns, modules."""
+"""Which layers, calls, inputs and outputs a caller means: ``layer4@0``, ``layer4:input``, patterns,
+modules."""
 
 import fnmatch
 from collections.abc import Iterable
@@ -19,7 +20,10 @@ def _items(where: Any) -> list[Any]:
         return [where]
     items = list(where)
     if not items:
-        raise LayerError("layer must name at least one layer, got an empty list; leave it out for the last feature map")
+        raise LayerError(
+            "layer must name at least one layer, got an empty list; leave it out for the last "
+            "feature map"
+        )
     return items
 
 
@@ -29,17 +33,26 @@ def _selected(model: nn.Module, where: object) -> list[str]:
         return [where]  # a shared module has several names
     names = modules_of(model)
     if isinstance(where, str):
-        return [name for name in names.values() if name and fnmatch.fnmatchcase(name, where)] or _unknown(where, names)
+        return [
+            name for name in names.values() if name and fnmatch.fnmatchcase(name, where)
+        ] or _unknown(where, names)
     if isinstance(where, nn.Module):
         if where in names:
             return [names[where]]
-        raise LayerError(f"layer must be one of the model, got a {type(where).__name__} that is not in it; name it")
+        raise LayerError(
+            f"layer must be one of the model, got a {type(where).__name__} that is not in it; name "
+            "it"
+        )
     remedy = "explain.list_layers(model, x) shows the names"
     if not isinstance(where, type) or not issubclass(where, nn.Module):
-        raise LayerError(f"layer must be a name, a pattern, a module or a module class, got {where!r}; {remedy}")
+        raise LayerError(
+            f"layer must be a name, a pattern, a module or a module class, got {where!r}; {remedy}"
+        )
     of_class = [name for module, name in names.items() if isinstance(module, where)]
     if not of_class:
-        raise LayerError(f"layer must select a module, but the model has no {where.__name__}; {remedy}")
+        raise LayerError(
+            f"layer must select a module, but the model has no {where.__name__}; {remedy}"
+        )
     return of_class
 
 
@@ -51,9 +64,9 @@ def _unknown(where: str, modules: dict[nn.Module, str]) -> NoReturn:
 
 
 Part: TypeAlias = Literal["", "input", "q", "k", "v", "pattern", "heads"]
-"""What of a layer is meant: its output; the first tensor that it is given; or, of the attention in it, the queries,
-keys and values ``(N, heads, tokens, d)``, the attention weights ``(N, heads, queries, keys)``, or the result of each
-head ``(N, heads, tokens, d)``."""
+"""What of a layer is meant: its output; the first tensor that it is given; or, of the attention in
+it, the queries, keys and values ``(N, heads, tokens, d)``, the attention weights ``(N, heads,
+queries, keys)``, or the result of each head ``(N, heads, tokens, d)``."""
 PARTS: tuple[Part, ...] = get_args(Part)[1:]
 
 
@@ -76,10 +89,12 @@ class LayerPlace(NamedTuple):
 
 
 def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
-    """Split a name into its parts; with a model, a module that has the whole name takes precedence over suffixes.
+    """Split a name into its parts; with a model, a module that has the whole name takes precedence
+    over suffixes.
 
     >>> place_of("encoder.conv@0"), place_of("conv:input")
-    (LayerPlace(module='encoder.conv', part='', call=0), LayerPlace(module='conv', part='input', call=None))
+    (LayerPlace(module='encoder.conv', part='', call=0), LayerPlace(module='conv', part='input',
+    call=None))
     """
     if not ("@" in name or ":" in name) or _is_module(name, model):
         return LayerPlace(name)
@@ -95,8 +110,8 @@ def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
 def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
     """Return the places that ``where`` selects by name, in its order.
 
-    ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or several of these. The
-    model itself is named ``""``. Names and patterns may have the suffixes.
+    ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or
+    several of these. The model itself is named ``""``. Names and patterns may have the suffixes.
 
     Raises:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.

@@ -1,4 +1,5 @@
-"""A model, its caller and torch's settings, left exactly as they were found; copies with modes of their own."""
+"""A model, its caller and torch's settings, left exactly as they were found; copies with modes of
+their own."""
 
 import copy
 import sys
@@ -20,7 +21,8 @@ DEVICES = ("cpu", "cuda")
 
 
 class _Here(threading.local):
-    """Whether this thread is inside `untouched`, with ``alone`` and ``create_graph``, and how deep in such blocks."""
+    """Whether this thread is inside `untouched`, with ``alone`` and ``create_graph``, and how deep
+    in such blocks."""
 
     busy = False
     alone = False
@@ -34,24 +36,35 @@ _EAGER = "eager"
 _CPU = torch.device("cpu")
 
 _REMEDIES = {
-    "fork-based multiprocessing":
-        "gradients must be computed in a process that torch can start threads in, but this one was forked after "
-        "others; start it with 'spawn', or name the layer and use a method without gradients such as scorecam",
-    "autograd.Function with functorch":
-        "layer must run outside torch.vmap and the other transforms of torch.func for gradients; name another layer",
-    "use_reentrant=True":
-        "model must not use re-entrant checkpoints for gradients, but it does; use checkpoint(use_reentrant=False)",
-    "no autograd formula was registered":
-        "model must have a derivative for each of its operators, but one has none; "
-        "give it one with torch.library.register_autograd, or use occlusion",
-    "torch.compile region":
-        "an explanation must start outside what torch.compile compiles, but did not; use @torch.compiler.disable",
-}  # fmt: skip
+    "fork-based multiprocessing": "gradients must be computed in a process that torch can start "
+    "threads in, but this one was forked after "
+    "others; start it with 'spawn', or name the layer and use a method without gradients such as "
+    "scorecam",
+    ("autograd.Function with functorch"): (
+        "layer must run outside torch.vmap and the other "
+        "transforms of torch.func for gradients; name another "
+        "layer"
+    ),
+    "use_reentrant=True": (
+        "model must not use re-entrant checkpoints for gradients, but it does; "
+        "use checkpoint(use_reentrant=False)"
+    ),
+    (
+        "no autograd formula was registered"
+    ): "model must have a derivative for each of its operators, "
+    "but one has none; "
+    "give it one with torch.library.register_autograd, or use occlusion",
+    "torch.compile region": (
+        "an explanation must start outside what torch.compile compiles, but "
+        "did not; use @torch.compiler.disable"
+    ),
+}
 """What to do about errors of torch, by a part of their messages."""
 
 
 class _HeldMode:
-    """A module that is put in evaluation mode, for one or several blocks, and gets its own mode back after the last."""
+    """A module that is put in evaluation mode, for one or several blocks, and gets its own mode
+    back after the last."""
 
     def __init__(self, module: nn.Module) -> None:
         attributes = vars(module)
@@ -80,8 +93,8 @@ _held_modes: dict[int, _HeldMode] = {}
 def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
     """Put modules in evaluation mode.
 
-    The flags are set one by one rather than with ``model.eval()``: a network that overrides ``train`` to keep some
-    part frozen would otherwise not come back as it was.
+    The flags are set one by one rather than with ``model.eval()``: a network that overrides
+    ``train`` to keep some part frozen would otherwise not come back as it was.
     """
     modes = []
     with lock:
@@ -96,13 +109,15 @@ def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
 
 
 def _release_modes(modes: Iterable[_HeldMode]) -> bool:
-    """Give modules their own modes back, unless other blocks hold them; whether another thread disturbed them."""
+    """Give modules their own modes back, unless other blocks hold them; whether another thread
+    disturbed them."""
     disturbed = False
     with lock:
         for held in modes:
             disturbed |= held.disturbed
             held.blocks -= 1
-            if held.blocks == 0 and _held_modes.pop(id(held.module), None) is held:  # a forked child has none
+            # a forked child has none
+            if held.blocks == 0 and _held_modes.pop(id(held.module), None) is held:
                 held.restore()
     return disturbed
 
@@ -119,7 +134,8 @@ def _train(module: nn.Module, mode: bool = True) -> Any:
     return result
 
 
-_train.__name__ = "train"  # a module that is pickled meanwhile is given its own ``train`` when it is read
+# a module that is pickled meanwhile is given its own ``train`` when it is read
+_train.__name__ = "train"
 
 
 _MODULE = frozenset(vars(nn.Module())) | {"forward", "train"}
@@ -127,9 +143,11 @@ _MODULE = frozenset(vars(nn.Module())) | {"forward", "train"}
 
 
 class _WrittenState:
-    """What forward passes may write into modules: their buffers, and other attributes of modules that have some.
+    """What forward passes may write into modules: their buffers, and other attributes of modules
+    that have some.
 
-    Quantisation observers, running averages and counters are such. Normalisations write nothing in evaluation mode.
+    Quantisation observers, running averages and counters are such. Normalisations write nothing in
+    evaluation mode.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -180,7 +198,8 @@ def _is_same(tensor: torch.Tensor, copied: torch.Tensor, version: int) -> bool:
 
 
 def keeping_state(model: nn.Module) -> AbstractContextManager[None]:
-    """Put back what forward passes write into a model, when the last of such blocks that run at one time has ended.
+    """Put back what forward passes write into a model, when the last of such blocks that run at one
+    time has ended.
 
     >>> model = nn.BatchNorm2d(3)
     >>> model.seen = nn.Module()
@@ -199,13 +218,16 @@ def _state_of(model: nn.Module, modules: Iterable[nn.Module]) -> dict[Any, Calla
 
 
 class _TorchState:
-    """Torch's settings in this thread: gradients, inference mode, mixed precision and function modes."""
+    """Torch's settings in this thread: gradients, inference mode, mixed precision and function
+    modes."""
 
     def __init__(self) -> None:
         self._inference = torch.inference_mode(False)
         self._gradients = torch.is_grad_enabled()
         self._function_modes = torch._C._len_torch_function_stack()
-        self._autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
+        self._autocast = [
+            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES
+        ]
         self._caching = torch.is_autocast_cache_enabled()
         self._nesting = _autocast_nesting()
 
@@ -215,7 +237,8 @@ class _TorchState:
         torch.set_grad_enabled(gradients)
 
     def restore(self, error: BaseException | None) -> None:
-        """Restore what was switched, and after an error also what contexts that were never left have changed."""
+        """Restore what was switched, and after an error also what contexts that were never left
+        have changed."""
         torch.set_grad_enabled(self._gradients)
         self._inference.__exit__(None, None, None)
         if error is None:
@@ -265,7 +288,10 @@ class _LeftAsFound(SignalSafe[None]):
     def begin(self) -> None:
         global _used_threads
         if self._alone and _here.alone:
-            raise ExplainError("an explanation was started from inside another one (hook or target); run them in turn")
+            raise ExplainError(
+                "an explanation was started from inside another one (hook or target); run them in "
+                "turn"
+            )
         _used_threads = _used_threads or torch.get_num_threads() > 1
         modules = self._walk.begin(self._model)
         self._torch = _TorchState()
@@ -281,13 +307,13 @@ class _LeftAsFound(SignalSafe[None]):
     def _settings_of_process(self, modules: Iterable[nn.Module]) -> dict[Any, Callable[[], Any]]:
         """The random generators, what the model writes in a pass, and whether anything is compiled.
 
-        The generators belong to the process: numbers that another thread draws meanwhile are drawn again afterwards.
-        Compiled code has no layers to hook and no operations to record, so it runs as the Python code that it was made
-        from; of other threads too, with the same results.
+        The generators belong to the process: numbers that another thread draws meanwhile are drawn
+        again afterwards. Compiled code has no layers to hook and no operations to record, so it
+        runs as the Python code that it was made from; of other threads too, with the same results.
         """
         settings: dict[Any, Callable[[], Any]] = {_CPU: partial(_note_random_state, _CPU)}
-        # Where nothing has been compiled yet, loading the compiler would take seconds. There is no function around
-        # `set_stance`: torch.compile would look into it.
+        # Where nothing has been compiled yet, loading the compiler would take seconds. There is no
+        # function around `set_stance`: torch.compile would look into it.
         if "torch._dynamo" in sys.modules:
             settings[_EAGER] = partial(torch.compiler.set_stance, "force_eager")
         for module in modules:
@@ -313,27 +339,33 @@ class _LeftAsFound(SignalSafe[None]):
                 raise ModelError(remedy) from None
         if error is None and disturbed:
             remedy = "explain a copy of it: explain.hooks.copied(model)"
-            raise ModelError(f"model must stay in evaluation mode, but another thread called its train(); {remedy}")
+            raise ModelError(
+                "model must stay in evaluation mode, but another thread called its train(); "
+                f"{remedy}"
+            )
 
 
 def untouched(
     model: nn.Module, *, grad: bool = False, create_graph: bool = False, alone: bool = False
 ) -> AbstractContextManager[None]:
-    """Run a model for inspection: in evaluation mode, gradients as given, outside inference mode; then restore all.
+    """Run a model for inspection: in evaluation mode, gradients as given, outside inference mode;
+    then restore all.
 
-    Each submodule gets its own mode back. Threads may share modules: a mode comes back when the last of those that
-    needed it changed has ended. If another thread calls ``train()`` or ``eval()`` of the model or a part of it
-    meanwhile, that holds afterwards. With ``create_graph``, gradients are on, and what is noted of the pass stays in
-    the graph; see `detached`. With ``alone``, there is one such block at a time in a thread: an explanation that begins
-    inside another's hook would see the other's hooks.
+    Each submodule gets its own mode back. Threads may share modules: a mode comes back when the
+    last of those that needed it changed has ended. If another thread calls ``train()`` or
+    ``eval()`` of the model or a part of it meanwhile, that holds afterwards. With ``create_graph``,
+    gradients are on, and what is noted of the pass stays in the graph; see `detached`. With
+    ``alone``, there is one such block at a time in a thread: an explanation that begins inside
+    another's hook would see the other's hooks.
 
-    Buffers that the model writes in its forward pass are put back, and so are the random generators. Parameters,
-    ``.grad`` and ``requires_grad`` are not restored because nothing here ever writes to them.
+    Buffers that the model writes in its forward pass are put back, and so are the random
+    generators. Parameters, ``.grad`` and ``requires_grad`` are not restored because nothing here
+    ever writes to them.
 
     Raises:
         ExplainError: a block that must be alone begins inside another one.
-        ModelError: another thread put the model in training mode meanwhile; or torch refuses to compute gradients in
-            this process, which was forked from one that had done so.
+        ModelError: another thread put the model in training mode meanwhile; or torch refuses to
+            compute gradients in this process, which was forked from one that had done so.
 
     >>> model = nn.Sequential(nn.Dropout())
     >>> with untouched(model):
@@ -347,9 +379,16 @@ def untouched(
 
 @signal_safe
 def own_statistics(model: nn.Module) -> Iterator[None]:
-    """Let normalisations run on copies of their statistics: training overwrites these, and a graph would not notice."""
-    buffers = [module._buffers for module in modules_of(model) if isinstance(module, nn.modules.batchnorm._NormBase)]
-    found = [(each, name, each[name]) for each in buffers for name in ("running_mean", "running_var")]
+    """Let normalisations run on copies of their statistics: training overwrites these, and a graph
+    would not notice."""
+    buffers = [
+        module._buffers
+        for module in modules_of(model)
+        if isinstance(module, nn.modules.batchnorm._NormBase)
+    ]
+    found = [
+        (each, name, each[name]) for each in buffers for name in ("running_mean", "running_var")
+    ]
     try:
         for each, name, buffer in found:
             each[name] = None if buffer is None else buffer.clone()
@@ -360,7 +399,8 @@ def own_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of a model's pass without its graph; where `untouched` creates graphs in this thread, as it is."""
+    """A tensor of a model's pass without its graph; where `untouched` creates graphs in this
+    thread, as it is."""
     return tensor if _here.create_graph else tensor.detach()
 
 
@@ -385,7 +425,8 @@ class _TensorMath(SignalSafe[None]):
 
 
 def calculating(device: str, *, create_graph: bool = False) -> AbstractContextManager[None]:
-    """Compute without a graph, unless one is wanted, and in the precision of the given tensors, in any mode.
+    """Compute without a graph, unless one is wanted, and in the precision of the given tensors, in
+    any mode.
 
     Tensors that are made here may be changed in place by a model, outside inference mode.
 
@@ -411,9 +452,11 @@ class _Recording(SignalSafe[None]):
 
 
 def recording(gradients: bool) -> AbstractContextManager[None]:
-    """Switch gradients on or off; afterwards they are as they were, even if the block raises or is interrupted.
+    """Switch gradients on or off; afterwards they are as they were, even if the block raises or is
+    interrupted.
 
-    ``torch.set_grad_enabled`` does the same, but an interrupt while it ends leaves gradients switched.
+    ``torch.set_grad_enabled`` does the same, but an interrupt while it ends leaves gradients
+    switched.
     """
     return _Recording(gradients)
 
@@ -424,7 +467,8 @@ def is_under_way() -> bool:
 
 
 def is_transforming() -> bool:
-    """Whether this runs inside a transform of `torch.func` (`vmap`, `grad`, `jvp`), where tensors are proxies."""
+    """Whether this runs inside a transform of `torch.func` (`vmap`, `grad`, `jvp`), where tensors
+    are proxies."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -432,7 +476,9 @@ def without_proxy(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a transform of `torch.func` shows as a proxy; any other as it is.
 
     >>> x = torch.ones(2, 3)
-    >>> torch.vmap(lambda row: row * without_proxy(row).requires_grad)(x.requires_grad_()).sum().item()
+    >>> torch.vmap(lambda row: row * without_proxy(row).requires_grad)(
+    ...     x.requires_grad_()
+    ... ).sum().item()
     6.0
     """
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -441,18 +487,20 @@ def without_proxy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
-    """Copy a model, for a thread that explains it while another one trains it or switches its modes.
+    """Copy a model, for a thread that explains it while another one trains it or switches its
+    modes.
 
-    The copy has modes, hooks and weights of its own. Hooks that the user has registered on the model go with it, since
-    they may be part of what it computes; those of `HookGroup` do not. It is the model as it is now: copy it between
-    two steps of training, and again when the weights have changed. Name its layers, since modules of the original are
-    not part of it.
+    The copy has modes, hooks and weights of its own. Hooks that the user has registered on the
+    model go with it, since they may be part of what it computes; those of `HookGroup` do not. It is
+    the model as it is now: copy it between two steps of training, and again when the weights have
+    changed. Name its layers, since modules of the original are not part of it.
 
     Args:
         model: any module that ``copy.deepcopy`` can copy.
-        share: share parameters and buffers with the model, which costs no memory and follows every change of them.
-            This is for threads that switch modes, not for those that train: where weights change between an
-            explanation's forward and backward pass, PyTorch raises a RuntimeError.
+        share: share parameters and buffers with the model, which costs no memory and follows every
+            change of them. This is for threads that switch modes, not for those that train: where
+            weights change between an explanation's forward and backward pass, PyTorch raises a
+            RuntimeError.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     >>> other = copied(model).eval()
@@ -463,7 +511,8 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
     """
     while True:
         try:
-            with torch.inference_mode(False):  # tensors made in that mode could never have gradients
+            # tensors made in that mode could never have gradients
+            with torch.inference_mode(False):
                 return _copied(model, share)
         except RuntimeError as error:
             if "during iteration" not in str(error):  # another thread was just registering hooks
@@ -474,8 +523,13 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
     memo: dict[int, Any] = {}
     modules = list(model.modules())
     for module in modules:  # parameters, buffers, and what hooks compute from them
-        for tensor in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
-            if isinstance(tensor, torch.Tensor) and (share or not tensor.is_leaf):  # which deepcopy refuses
+        for tensor in (
+            *module._parameters.values(),
+            *module._buffers.values(),
+            *vars(module).values(),
+        ):
+            # which deepcopy refuses
+            if isinstance(tensor, torch.Tensor) and (share or not tensor.is_leaf):
                 memo[id(tensor)] = tensor if share else tensor.detach().clone()
     copied_model = copy.deepcopy(model, memo)
     with lock:
@@ -493,11 +547,12 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
 def _begin_child() -> None:
     """Be as if nothing were under way, in a process that has just been forked.
 
-    Threads of OpenMP do not survive a fork, and code that then counts on them waits forever; so, if there may have
-    been some, the child computes with one thread, as the workers of a DataLoader do.
+    Threads of OpenMP do not survive a fork, and code that then counts on them waits forever; so, if
+    there may have been some, the child computes with one thread, as the workers of a DataLoader do.
     """
     _here.busy = False
-    _here.alone = False  # an explanation during which a process was forked continues only in the parent
+    # an explanation during which a process was forked continues only in the parent
+    _here.alone = False
     _here.create_graph = False
     _here.depth = 0
     for held in _held_modes.values():

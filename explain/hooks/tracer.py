@@ -1,4 +1,5 @@
-"""The tracer: the one `TorchFunctionMode` that all who record, replace or count the calls of this thread extend."""
+"""The tracer: the one `TorchFunctionMode` that all who record, replace or count the calls of this
+thread extend."""
 
 import sys
 import threading
@@ -16,15 +17,17 @@ _MODULE_CALL = nn.Module._call_impl.__code__
 
 
 class Tracer(TorchFunctionMode):
-    """Makes the calls of a forward pass in the place of PyTorch, for as long as its ``with`` block lasts.
+    """Makes the calls of a forward pass in the place of PyTorch, for as long as its ``with`` block
+    lasts.
 
-    With ``opens`` it is shown the calls inside functions of `torch.nn.functional` that are written in Python, instead
-    of those functions. While it makes a call it is shown nothing; tracers that were entered before it are. Calls of
-    other threads than the one that entered it are left alone.
+    With ``opens`` it is shown the calls inside functions of `torch.nn.functional` that are written
+    in Python, instead of those functions. While it makes a call it is shown nothing; tracers that
+    were entered before it are. Calls of other threads than the one that entered it are left alone.
 
     >>> class Names(Tracer):
     ...     def __init__(self):
     ...         self.names = []
+    ...
     ...     def called(self, func, args, kwargs):
     ...         self.names.append(func.__name__)
     ...         return func(*args, **kwargs)
@@ -47,14 +50,17 @@ class Tracer(TorchFunctionMode):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave, and leave the others: after an interrupt, one that was entered later may still be there."""
+        """Leave, and leave the others: after an interrupt, one that was entered later may still be
+        there."""
         above = []
         while torch._C._len_torch_function_stack() and (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
             above.append(mode)
         for mode in reversed(above):
             _push_mode(mode)  # type: ignore[no-untyped-call]
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if threading.get_ident() != self._thread:
             return func(*args, **kwargs)
@@ -83,7 +89,9 @@ class ModuleTracker:
         self._names = {module: name for name, module in model.named_modules()}
 
     def __call__(self) -> Running:
-        module = next((each for each in running_modules(sys._getframe(1)) if each in self._names), None)
+        module = next(
+            (each for each in running_modules(sys._getframe(1)) if each in self._names), None
+        )
         return (None, None) if module is None else (self._names[module], module)
 
 
@@ -92,10 +100,11 @@ _opened: dict[Any, Callable[..., Any] | None] = {}
 
 
 def opened(function: Any) -> Callable[..., Any] | None:
-    """A function of `torch.nn.functional` that shows the calls inside it to modes; None where it is no such function.
+    """A function of `torch.nn.functional` that shows the calls inside it to modes; None where it is
+    no such function.
 
-    PyTorch shows a mode the function alone: the function checks for a mode, and passes the call to it. A copy of the
-    function without that check shows the calls inside.
+    PyTorch shows a mode the function alone: the function checks for a mode, and passes the call to
+    it. A copy of the function without that check shows the calls inside.
 
     >>> from torch.nn import functional as F
     >>> opened(F.multi_head_attention_forward).__name__, opened(F.conv2d)
@@ -114,6 +123,8 @@ _CLOSED = frozenset(["softsign", "gumbel_softmax", "interpolate", "grid_sample",
 
 def _copy(function: types.FunctionType) -> Callable[..., Any]:
     scope = {**function.__globals__, **dict.fromkeys(_MODE_CHECKS, lambda *values: False)}
-    found = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    found = types.FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
     found.__kwdefaults__ = function.__kwdefaults__
     return found

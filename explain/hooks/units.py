@@ -1,4 +1,5 @@
-"""Units of a layer (channels, tokens, heads, places of the photo), and where they are in its values."""
+"""Units of a layer (channels, tokens, heads, places of the photo), and where they are in its
+values."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -42,7 +43,9 @@ class Units:
         for name in ("channels", "tokens", "heads", "positions"):
             units = getattr(self, name)
             if units is not None:
-                words.append(f"{name} {', '.join(map(str, units[:6]))}{', …' if len(units) > 6 else ''}")
+                words.append(
+                    f"{name} {', '.join(map(str, units[:6]))}{', …' if len(units) > 6 else ''}"
+                )
         if self.region is not None:
             words.append("region " + ",".join(f"{edge:g}" for edge in self.region))
         return words
@@ -51,12 +54,18 @@ class Units:
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     """Numbers of units: of a list, an array, a tensor, a mask, or one alone."""
     try:
-        units = np.atleast_1d(np.asarray(value.tolist() if isinstance(value, torch.Tensor) else value))
+        units = np.atleast_1d(
+            np.asarray(value.tolist() if isinstance(value, torch.Tensor) else value)
+        )
     except ValueError:  # lists of several lengths
         units = np.array([])
     if name == "region":
         kind = "numbers x0, y0, x1, y1 with x0 < x1 and y0 < y1"
-        fits = units.dtype.kind in "iuf" and units.shape == (4,) and bool((units[:2] < units[2:]).all())
+        fits = (
+            units.dtype.kind in "iuf"
+            and units.shape == (4,)
+            and bool((units[:2] < units[2:]).all())
+        )
     elif name == "positions":
         kind = "pairs (row, column)"
         fits = units.dtype.kind in "iu" and units.ndim == 2 and units.shape[1] == 2
@@ -73,9 +82,10 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
 class Axes:
     """Where channels and positions are in the ``values`` that a place of a model gives.
 
-    ``channel_dim`` is the dimension of channels, and ``places`` has those of positions: rows and columns of a map, or
-    tokens. ``size`` is that of the photo, and ``what`` is named in errors. ``image_dim`` is the dimension of images,
-    and ``find_grid`` tells how tokens lie on the photo: a `Grid` of `explain.layers`, or None.
+    ``channel_dim`` is the dimension of channels, and ``places`` has those of positions: rows and
+    columns of a map, or tokens. ``size`` is that of the photo, and ``what`` is named in errors.
+    ``image_dim`` is the dimension of images, and ``find_grid`` tells how tokens lie on the photo: a
+    `Grid` of `explain.layers`, or None.
     """
 
     def __init__(
@@ -101,7 +111,9 @@ class Axes:
         last = values.ndim - 1
         if channel_dim is not None:
             self.channel_dim = channel_dim % values.ndim
-        elif self._of_tokens or (values.ndim > 3 and _is_channels_last(values, module, model, place.part == "input")):
+        elif self._of_tokens or (
+            values.ndim > 3 and _is_channels_last(values, module, model, place.part == "input")
+        ):
             self.channel_dim = last
         else:
             self.channel_dim = min(1, last)
@@ -109,20 +121,29 @@ class Axes:
         self.places = [last - 1] if self._of_attention else others
 
     def mask(self, units: Units) -> torch.Tensor | None:
-        """Return where the units are, as truth values that broadcast to the values; None for all of it."""
+        """Return where the units are, as truth values that broadcast to the values; None for all of
+        it."""
         masks = []
         if units.channels is not None:
             masks.append(self._along(self.channel_dim, units.channels, "channels"))
         if units.heads is not None:
             if not self._of_attention:
-                raise HookError(f"{self._what} must name a part of an attention, such as 'LAYER:heads', got a layer")
+                raise HookError(
+                    f"{self._what} must name a part of an attention, such as 'LAYER:heads', got a "
+                    "layer"
+                )
             if len(self._shape) != 4:
-                raise HookError(f"{self._what} must be on an attention whose heads are told apart, got {self._shape}")
+                raise HookError(
+                    f"{self._what} must be on an attention whose heads are told apart, got "
+                    f"{self._shape}"
+                )
             masks.append(self._along(1, units.heads, "heads"))
         if units.tokens is not None:
             if len(self._shape) != (4 if self._of_attention else 3):
                 must = "be on a layer of tokens (N, T, C)"
-                raise HookError(f"{self._what} must {must}, got {self._shape}; use positions or region")
+                raise HookError(
+                    f"{self._what} must {must}, got {self._shape}; use positions or region"
+                )
             masks.append(self._along(self.places[-1], units.tokens, "tokens"))
         if units.positions is not None:
             masks.append(self._placed(self._at_positions(units.positions)))
@@ -154,27 +175,36 @@ class Axes:
         for row, column in positions:
             if not (-height <= row < height and -width <= column < width):
                 got = f"got {(row, column)}"
-                raise HookError(f"positions of {self._what} must be within {height} × {width}, {got}")
+                raise HookError(
+                    f"positions of {self._what} must be within {height} × {width}, {got}"
+                )
             grid[row, column] = True
         return grid
 
     def _in_region(self, region: Sequence[float]) -> torch.Tensor:
         """The positions whose centres are in a region of the photo."""
         if not self._size:
-            raise HookError(f"region of {self._what} must be one of a photo, but the model is given none")
+            raise HookError(
+                f"region of {self._what} must be one of a photo, but the model is given none"
+            )
         height, width = self.grid()
         x0, y0, x1, y1 = region
         ys = (torch.arange(height, device=self._device) + 0.5) * self._size[0] / height
         xs = (torch.arange(width, device=self._device) + 0.5) * self._size[1] / width
         inside = ((ys >= y0) & (ys < y1))[:, None] & ((xs >= x0) & (xs < x1))
         if not inside.any():
-            raise HookError(f"region of {self._what} must hold the centre of a position, got none; make it larger")
+            raise HookError(
+                f"region of {self._what} must hold the centre of a position, got none; make it "
+                "larger"
+            )
         return inside
 
     def _placed(self, grid: torch.Tensor) -> torch.Tensor:
         """A grid of truth values where the positions are in the values."""
         if not self._of_tokens:
-            return grid.reshape([size if dim in self.places[-2:] else 1 for dim, size in enumerate(self._shape)])
+            return grid.reshape(
+                [size if dim in self.places[-2:] else 1 for dim, size in enumerate(self._shape)]
+            )
         tokens = self._grid_of_tokens
         dim = self.places[-1] if self._of_attention else tokens.of_tokens
         mask = grid.new_zeros(self._shape[dim])
@@ -186,7 +216,9 @@ class Axes:
         count = self._shape[dim]
         for index in chosen:
             if not -count <= index < count:
-                raise HookError(f"{name} of {self._what} must be from 0 to {count - 1}, got {index}")
+                raise HookError(
+                    f"{name} of {self._what} must be from 0 to {count - 1}, got {index}"
+                )
         mask = torch.zeros(count, dtype=torch.bool, device=self._device)
         mask[list(chosen)] = True
         return self._laid_along(dim, mask)
@@ -195,8 +227,11 @@ class Axes:
         return mask.reshape([-1 if other == dim else 1 for other in range(len(self._shape))])
 
 
-def _is_channels_last(values: torch.Tensor, module: nn.Module, model: nn.Module, of_input: bool) -> bool:
-    """Whether a map is ``(N, H, W, C)``: the nearest module that fixes the order of dimensions tells.
+def _is_channels_last(
+    values: torch.Tensor, module: nn.Module, model: nn.Module, of_input: bool
+) -> bool:
+    """Whether a map is ``(N, H, W, C)``: the nearest module that fixes the order of dimensions
+    tells.
 
     That is the last one inside the module, or the first for its input, and else the last before it.
     """
@@ -210,7 +245,10 @@ def _is_channels_last(values: torch.Tensor, module: nn.Module, model: nn.Module,
             return bool(dims[1] == values.ndim - 1) if of_input else bool(dims[-1] == 1)
         if isinstance(other, nn.modules.conv._ConvNd) or "BatchNorm" in type(other).__name__:
             return False
-        if isinstance(other, nn.Linear) and values.shape[-1] in (other.in_features, other.out_features):
+        if isinstance(other, nn.Linear) and values.shape[-1] in (
+            other.in_features,
+            other.out_features,
+        ):
             return True
         of_tokens = isinstance(other, nn.LayerNorm) and "2d" not in type(other).__name__
         if of_tokens and values.shape[-1] == other.normalized_shape[-1]:  # type: ignore[index]

@@ -19,10 +19,11 @@ from explain.hooks.handles import Registered
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module in ``DataParallel``, ``DistributedDataParallel`` and ``torch.compile``, or the model itself.
+    """Return the module in ``DataParallel``, ``DistributedDataParallel`` and ``torch.compile``, or
+    the model itself.
 
-    A compiled model is explained through the module that it was compiled from, which computes the same; a warning says
-    so, since it takes longer.
+    A compiled model is explained through the module that it was compiled from, which computes the
+    same; a warning says so, since it takes longer.
 
     Raises:
         ModelError: the model is scripted, or is not a module: there is nothing to hook.
@@ -34,21 +35,32 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {_description(model)}")
     if isinstance(model, torch.jit.ScriptModule):
-        remedy = "pass what it was made from, or nn.Sequential(model) for methods that do not look inside"
-        raise ModelError(f"model must be of Python code, got a scripted one ({model.original_name}); {remedy}")
+        remedy = (
+            "pass what it was made from, or nn.Sequential(model) for methods that do not look "
+            "inside"
+        )
+        raise ModelError(
+            f"model must be of Python code, got a scripted one ({model.original_name}); {remedy}"
+        )
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         return unwrapped(model.module)
-    inner = getattr(model, "_orig_mod", None)  # what torch.compile keeps; its class has no public name
+    # what torch.compile keeps; its class has no public name
+    inner = getattr(model, "_orig_mod", None)
     if isinstance(inner, nn.Module):
-        warn(f"model is compiled; it is explained through the original {type(inner).__name__}, at its speed")
+        warn(
+            f"model is compiled; it is explained through the original {type(inner).__name__}, at "
+            "its speed"
+        )
         return unwrapped(inner)
     return model
 
 
 def modules_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return a model's modules, each with the first of its dotted names: what ``named_modules()`` gives, but faster.
+    """Return a model's modules, each with the first of its dotted names: what ``named_modules()``
+    gives, but faster.
 
-    Every explanation walks over its model several times, which is a part of its cost where the model is small.
+    Every explanation walks over its model several times, which is a part of its cost where the
+    model is small.
 
     >>> layer = nn.Linear(2, 2)
     >>> list(modules_of(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))).values())
@@ -73,7 +85,8 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
 
 
 class _Here(threading.local):
-    """What this thread knows of models: the modules that are inserted, and those that it has walked over."""
+    """What this thread knows of models: the modules that are inserted, and those that it has walked
+    over."""
 
     def __init__(self) -> None:
         self.inserted: dict[nn.Module, dict[str, nn.Module]] = {}
@@ -84,7 +97,8 @@ _here = _Here()
 
 
 class WalkedOnce:
-    """Between the beginning and the end, `modules_of` has the modules of a model at hand; see `SignalSafe`."""
+    """Between the beginning and the end, `modules_of` has the modules of a model at hand; see
+    `SignalSafe`."""
 
     def begin(self, model: nn.Module) -> dict[nn.Module, str]:
         self._previous = _here.walked
@@ -96,8 +110,11 @@ class WalkedOnce:
         _here.walked = self._previous
 
 
-def inserting(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> AbstractContextManager[None]:
-    """Let modules that hooks insert into a model have names in it, such as ``layer3/sae``, for this thread."""
+def inserting(
+    model: nn.Module, modules: Iterable[tuple[str, nn.Module]]
+) -> AbstractContextManager[None]:
+    """Let modules that hooks insert into a model have names in it, such as ``layer3/sae``, for this
+    thread."""
     outer = _here.inserted
     return temporarily(_here, inserted={**outer, model: {**outer.get(model, {}), **dict(modules)}})
 
@@ -125,7 +142,8 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def hookable(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that take hooks, by dotted name: all but scripted ones and what is in them."""
+    """Return the modules that take hooks, by dotted name: all but scripted ones and what is in
+    them."""
     modules: dict[str, nn.Module] = {}
     closed: tuple[str, ...] = ()
     for module, name in modules_of(model).items():
@@ -139,13 +157,23 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def leaves(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules without parts that take hooks, by dotted name; the model itself is not among them."""
-    return {name: module for name, module in hookable(model).items() if name and not any(module._modules.values())}
+    """Return the modules without parts that take hooks, by dotted name; the model itself is not
+    among them."""
+    return {
+        name: module
+        for name, module in hookable(model).items()
+        if name and not any(module._modules.values())
+    }
 
 
 def scripted(model: nn.Module) -> list[str]:
-    """Name the modules of a model that are scripted or traced, so that hooks cannot see inside them."""
-    return [name for module, name in modules_of(model).items() if isinstance(module, torch.jit.ScriptModule)]
+    """Name the modules of a model that are scripted or traced, so that hooks cannot see inside
+    them."""
+    return [
+        name
+        for module, name in modules_of(model).items()
+        if isinstance(module, torch.jit.ScriptModule)
+    ]
 
 
 def sharded(model: nn.Module) -> dict[str, nn.Module]:
@@ -157,9 +185,15 @@ def sharded(model: nn.Module) -> dict[str, nn.Module]:
     if fsdp is None:  # then nothing is made of it
         return {}
     kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
-    found = {name: module for module, name in modules_of(model).items() if isinstance(module, kinds)}
+    found = {
+        name: module for module, name in modules_of(model).items() if isinstance(module, kinds)
+    }
     whole = fsdp.ShardingStrategy.NO_SHARD
-    return {name: each for name, each in found.items() if getattr(each, "sharding_strategy", None) is not whole}
+    return {
+        name: each
+        for name, each in found.items()
+        if getattr(each, "sharding_strategy", None) is not whole
+    }
 
 
 def _description(given: object) -> str:
@@ -189,7 +223,8 @@ def has_hooks(model: nn.Module) -> bool:
 
 
 def callers_hooks(model: nn.Module) -> list[str]:
-    """Name the hooks that are not of this package, with the modules that they are on: they may alter what is computed.
+    """Name the hooks that are not of this package, with the modules that they are on: they may
+    alter what is computed.
 
     >>> model = nn.Sequential(nn.ReLU())
     >>> handle = model[0].register_forward_hook(print)
@@ -197,12 +232,18 @@ def callers_hooks(model: nn.Module) -> list[str]:
     ['print on layer 0 (forward)']
     """
     owners: list[tuple[str, Any, str]] = [("every module", global_hooks, "_global_{}_hooks")]
-    owners += [(f"layer {name}" if name else "the model", each, "_{}_hooks") for name, each in model.named_modules()]
+    owners += [
+        (f"layer {name}" if name else "the model", each, "_{}_hooks")
+        for name, each in model.named_modules()
+    ]
     names: dict[str, None] = {}
     for where, owner, attribute in owners:
         for kind in _KINDS:
             for hook in list(getattr(owner, attribute.format(kind)).values()):
-                names |= {f"{name} on {where} ({direction})": None for name, direction in _of_caller(hook, kind)}
+                names |= {
+                    f"{name} on {where} ({direction})": None
+                    for name, direction in _of_caller(hook, kind)
+                }
     return list(names)
 
 

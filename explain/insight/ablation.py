@@ -1,4 +1,5 @@
-"""Whether a finding is true: cover the evidence, the object or all else, and see how many answers change."""
+"""Whether a finding is true: cover the evidence, the object or all else, and see how many answers
+change."""
 
 import math
 from collections.abc import Callable, Collection, Iterable
@@ -25,7 +26,10 @@ PARTS = {
     "background": "without all but the object, {share} of the pixels",
     "mistake": "without the {share} of the pixels that spoke most for the wrong class",
 }
-NOTHING = "wanted must name photos of the run that can be read and have that part, got none; choose others"
+NOTHING = (
+    "wanted must name photos of the run that can be read and have that part, got none; "
+    "choose others"
+)
 Masks = Callable[[Batch], torch.Tensor]
 """What is covered of the photos of a batch, ``(N, 1, H, W)``."""
 
@@ -34,16 +38,19 @@ Masks = Callable[[Batch], torch.Tensor]
 class AblationResult:
     """What covering a part of some photos did to the answers.
 
-    ``before``, ``after`` and ``control`` are the shares of the photos whose class the model gave: as they are, without
-    the part, and without the same area half a photo further down and to the right, where what leaves one side comes in
-    at the other. With this control, it counts what is covered, and not that something is. ``chance`` is the probability
-    that ``after`` falls as far below ``control`` by chance. ``share`` is how much of the photos is covered on average.
+    ``before``, ``after`` and ``control`` are the shares of the photos whose class the model gave:
+    as they are, without the part, and without the same area half a photo further down and to the
+    right, where what leaves one side comes in at the other. With this control, it counts what is
+    covered, and not that something is. ``chance`` is the probability that ``after`` falls as far
+    below ``control`` by chance. ``share`` is how much of the photos is covered on average.
 
-    ``accuracy`` has, for the same three, the share of the photos whose label the model gave, NaN where none is known.
+    ``accuracy`` has, for the same three, the share of the photos whose label the model gave, NaN
+    where none is known.
 
-    ``what`` is "evidence", "object", "background" or "mistake". ``keys`` names each photo and target, ``wanted``
-    ``(N,)`` has the class that is asked about and ``labels`` ``(N,)`` that of the label, or -1; ``answers`` ``(N, 3)``
-    are those that the model gave, and ``covered`` ``(N,)`` says how much of each photo the part is.
+    ``what`` is "evidence", "object", "background" or "mistake". ``keys`` names each photo and
+    target, ``wanted`` ``(N,)`` has the class that is asked about and ``labels`` ``(N,)`` that of
+    the label, or -1; ``answers`` ``(N, 3)`` are those that the model gave, and ``covered`` ``(N,)``
+    says how much of each photo the part is.
     """
 
     what: str
@@ -68,7 +75,8 @@ class AblationResult:
 
     @property
     def _shares(self) -> tuple[float, ...]:
-        """The shares of photos for which it did: as they are, without the part, and without as much elsewhere."""
+        """The shares of photos for which it did: as they are, without the part, and without as much
+        elsewhere."""
         return tuple(self.given.double().mean(0).tolist())
 
     @property
@@ -85,7 +93,8 @@ class AblationResult:
 
     @property
     def chance(self) -> float:
-        # McNemar's test: among the photos where the two differ, each is as likely to be the one that changes.
+        # McNemar's test: among the photos where the two differ, each is as likely to be the one
+        # that changes.
         _, after, control = self.given.unbind(1)
         return sign_test(int((control & ~after).sum()), int((after & ~control).sum()))
 
@@ -118,8 +127,13 @@ class AblationResult:
 
     def __str__(self) -> str:
         part = PARTS[self.what].format(share=f"{self.share:.0%}")
-        right = f"; {self.accuracy[1]:.0%} become right, {self.accuracy[2]:.0%} elsewhere" * (self.what == "mistake")
-        shares = f"{self.before:.0%} as they are, {self.after:.0%} {part}, {self.control:.0%} without as many elsewhere"
+        right = f"; {self.accuracy[1]:.0%} become right, {self.accuracy[2]:.0%} elsewhere" * (
+            self.what == "mistake"
+        )
+        shares = (
+            f"{self.before:.0%} as they are, {self.after:.0%} {part}, {self.control:.0%} "
+            "without as many elsewhere"
+        )
         return f"{self.photos} photos: {shares} (p = {self.chance:.2g}){right}"
 
 
@@ -138,23 +152,30 @@ def removed(
     Args:
         photos: the photos of a run, and the model.
         method: whose maps say where the evidence is.
-        wanted: names of photos with the targets that were explained, as in ``zip(maps.names, maps.targets)``.
-        what: "evidence", the pixels where the map is highest; "object", what lies in the boxes; "background", all
-            else. Photos without a box, and those that it fills, do not count for the latter two. (The control of an
-            object that covers more than a quarter of the photo may overlap with it.)
+        wanted: names of photos with the targets that were explained, as in ``zip(maps.names,
+            maps.targets)``.
+        what: "evidence", the pixels where the map is highest; "object", what lies in the boxes;
+            "background", all else. Photos without a box, and those that it fills, do not count for
+            the latter two. (The control of an object that covers more than a quarter of the photo
+            may overlap with it.)
         share: of the pixels of each photo, with the evidence; 0.1 by default.
         baseline: what takes their place.
-        as_predicted: count how often the model gives the target that was explained, and not the label of the photo;
-            it also does so where there is no label.
+        as_predicted: count how often the model gives the target that was explained, and not the
+            label of the photo; it also does so where there is no label.
 
     Raises:
-        RunError: there is no such part, the share is no share, or none of these photos can be read or has a box.
+        RunError: there is no such part, the share is no share, or none of these photos can be read
+            or has a box.
         BaselineError: there is no such baseline.
     """
     if what not in ("evidence", "object", "background"):
-        raise RunError(f"what must be evidence, object or background, got {shown(what)}; evidence is usual")
+        raise RunError(
+            f"what must be evidence, object or background, got {shown(what)}; evidence is usual"
+        )
     if what != "evidence" and share is not None:
-        raise RunError(f"share must be left out for the {what}, whose size the boxes give, got {share}")
+        raise RunError(
+            f"share must be left out for the {what}, whose size the boxes give, got {share}"
+        )
     keys = set(wanted)
     size = _checked(share)
     rows = (row for row in photos.run.rows(method) if (row.name, row.target) in keys)
@@ -170,7 +191,9 @@ def removed(
         known = row.target_class if as_predicted or row.label_class is None else row.label_class
         return -1 if known is None else known
 
-    return _counted(photos, rows, what, lambda batch: _stacked(map(mask, batch.rows)), class_of, baseline)
+    return _counted(
+        photos, rows, what, lambda batch: _stacked(map(mask, batch.rows)), class_of, baseline
+    )
 
 
 def corrected(
@@ -181,7 +204,8 @@ def corrected(
     share: float | None = None,
     baseline: BaselineLike = "blur",
 ) -> AblationResult:
-    """Cover what spoke for the wrong class in all photos of a mistake, and count how often it is still made.
+    """Cover what spoke for the wrong class in all photos of a mistake, and count how often it is
+    still made.
 
     ``accuracy`` of the answer says how often the right class is given then.
 
@@ -204,7 +228,9 @@ def corrected(
             heatmaps = attribute(photos.explainer.model, batch.x, method, target=lead).heatmap
         return _stacked(_highest(each, share) for each in heatmaps)
 
-    wrong = one_for_each_photo(photos.run, label=pair.label, prediction=pair.prediction, correct=False)
+    wrong = one_for_each_photo(
+        photos.run, label=pair.label, prediction=pair.prediction, correct=False
+    )
     classes = (pair.label_class, pair.prediction_class)
     rows = (row for row in wrong if (row.label_class, row.prediction_class) == classes)
     return _counted(photos, rows, "mistake", masks, lambda _: pair.prediction_class, baseline)
@@ -218,7 +244,8 @@ def _counted(
     class_of: Callable[[Row], int],
     baseline: BaselineLike,
 ) -> AblationResult:
-    """Count for which photos the model gives a class: as they are, covered, and covered elsewhere."""
+    """Count for which photos the model gives a class: as they are, covered, and covered
+    elsewhere."""
     filling = get_baseline(baseline)
     model = photos.explainer.model
     counted: list[Row] = []
@@ -240,7 +267,9 @@ def _counted(
         what,
         tuple((row.name, row.target) for row in counted),
         wanted=torch.tensor([class_of(row) for row in counted]),
-        labels=torch.tensor([-1 if row.label_class is None else row.label_class for row in counted]),
+        labels=torch.tensor(
+            [-1 if row.label_class is None else row.label_class for row in counted]
+        ),
         answers=torch.cat(answers),
         covered=torch.cat(covered),
     )
@@ -266,7 +295,8 @@ def _highest(heatmap: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def sign_test(falls: int, rises: int) -> float:
-    """How probable so many falls or more are among those that differ, if both were as likely (McNemar's test).
+    """How probable so many falls or more are among those that differ, if both were as likely
+    (McNemar's test).
 
     >>> sign_test(3, 0), sign_test(0, 0)
     (0.125, 1.0)

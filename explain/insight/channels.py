@@ -30,22 +30,30 @@ DRAWS = 8  # inputs by which a receptive field is found
 
 def feature_maps(model: nn.Module, x: torch.Tensor, layer: str) -> torch.Tensor:
     """The feature maps ``(N, C, h, w)`` of a layer."""
-    (found,) = gather(model, as_inputs(x), plan_of([Activations()], [layer]), [TopClass()], RuntimeSettings(None))
+    (found,) = gather(
+        model, as_inputs(x), plan_of([Activations()], [layer]), [TopClass()], RuntimeSettings(None)
+    )
     return found(layer).activations
 
 
-def with_gradients(model: nn.Module, x: torch.Tensor, layer: str, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
+def with_gradients(
+    model: nn.Module, x: torch.Tensor, layer: str, target: Target
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The feature maps of a layer, and the gradients of a score in them; both ``(N, C, h, w)``."""
     plan = plan_of([Activations(), LayerGradients()], [layer])
     (found,) = gather(model, as_inputs(x), plan, [target], RuntimeSettings(None))
     return found(layer).activations, found(layer).gradients
 
 
-def receptive_field(model: nn.Module, x: torch.Tensor, layer: str, seed: int = 0) -> tuple[int, int, int, int]:
-    """The part of an input that the middle of a layer's feature maps can see: left, top, right, bottom; ends exclusive.
+def receptive_field(
+    model: nn.Module, x: torch.Tensor, layer: str, seed: int = 0
+) -> tuple[int, int, int, int]:
+    """The part of an input that the middle of a layer's feature maps can see: left, top, right,
+    bottom; ends exclusive.
 
-    It is found by the gradients of that place in some inputs of noise, so that it holds for any network. Layers that
-    are not ``(N, C, h, w)``, such as those of transformers, are taken to see all of the input.
+    It is found by the gradients of that place in some inputs of noise, so that it holds for any
+    network. Layers that are not ``(N, C, h, w)``, such as those of transformers, are taken to see
+    all of the input.
 
     Args:
         model: the network.
@@ -53,13 +61,17 @@ def receptive_field(model: nn.Module, x: torch.Tensor, layer: str, seed: int = 0
         layer: a layer.
         seed: of the noise.
 
-    >>> model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3, padding=1))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3, padding=1)
+    ... )
     >>> receptive_field(model, torch.rand(1, 1, 32, 32), "2")
     (13, 13, 21, 21)
     """
     height, width = x.shape[-2:]
     generator = seeded(seed)
-    drawn = (x[:1].mean() + x[:1].std() * normal((DRAWS, *x.shape[1:]), generator).to(x)).requires_grad_()
+    drawn = (
+        x[:1].mean() + x[:1].std() * normal((DRAWS, *x.shape[1:]), generator).to(x)
+    ).requires_grad_()
     with torch.enable_grad():
         features = FeatureExtractor(model, layer, graph=True)(drawn)[layer]
         if not isinstance(features, torch.Tensor) or features.ndim != 4:
@@ -77,14 +89,19 @@ def receptive_field(model: nn.Module, x: torch.Tensor, layer: str, seed: int = 0
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """A place that excites a channel: its activation, and the part of the photo that this place sees, in its pixels."""
+    """A place that excites a channel: its activation, and the part of the photo that this place
+    sees, in its pixels."""
 
     row: Row
     value: float
     box: Box
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.row.name, "value": plain(self.value), "box": list(vars(self.box).values())}
+        return {
+            "name": self.row.name,
+            "value": plain(self.value),
+            "box": list(vars(self.box).values()),
+        }
 
     def picture(self, photos: RunPhotos) -> Image.Image:
         """That part of the photo."""
@@ -93,10 +110,11 @@ class Patch:
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """A channel of a layer: what it does for the class, and the patches that excite it most, the strongest first.
+    """A channel of a layer: what it does for the class, and the patches that excite it most, the
+    strongest first.
 
-    ``weight`` is the mean over photos of activation times gradient, summed over places: what the score of the class
-    gets from the channel, to first order.
+    ``weight`` is the mean over photos of activation times gradient, summed over places: what the
+    score of the class gets from the channel, to first order.
     """
 
     number: int
@@ -142,17 +160,26 @@ class ChannelReport:
         """The patches of the first channels, a row for each."""
         groups = []
         for channel in self.channels[:most]:
-            tiles = tuple(Tile(each.picture(photos), f"{each.value:.3g}") for each in channel.patches)
+            tiles = tuple(
+                Tile(each.picture(photos), f"{each.value:.3g}") for each in channel.patches
+            )
             groups.append(Group(f"channel {channel.number}, weight {channel.weight:.3g}", tiles))
         title = f"What channels of {self.layer} see, by weight for {self.target}"
-        return sheet(Layout(title, f"each place sees {self.field[0]} × {self.field[1]} pixels", tuple(groups)), tile)
+        return sheet(
+            Layout(
+                title, f"each place sees {self.field[0]} × {self.field[1]} pixels", tuple(groups)
+            ),
+            tile,
+        )
 
 
 def strongest(peaks: torch.Tensor, maps: torch.Tensor, photo: int, count: int) -> torch.Tensor:
-    """Enter feature maps into the peaks of each channel, of which there are ``count`` at most, one for a photo.
+    """Enter feature maps into the peaks of each channel, of which there are ``count`` at most, one
+    for a photo.
 
     Args:
-        peaks: those of the photos before, the largest first: values, numbers of photos and of places, ``(3, n, C)``.
+        peaks: those of the photos before, the largest first: values, numbers of photos and of
+            places, ``(3, n, C)``.
         maps: the feature maps ``(N, C, h, w)`` of some photos.
         photo: the number of the first of them.
         count: how many are kept.
@@ -166,14 +193,19 @@ def strongest(peaks: torch.Tensor, maps: torch.Tensor, photo: int, count: int) -
 
 
 def channels(
-    photos: RunPhotos, target: int | str | None = None, *, layer: Where | None = None, count: int = 12, patches: int = 6
+    photos: RunPhotos,
+    target: int | str | None = None,
+    *,
+    layer: Where | None = None,
+    count: int = 12,
+    patches: int = 6,
 ) -> ChannelReport:
     """Say what the channels of a layer see that do most for a class.
 
     Args:
         photos: the photos of a run, and the model.
-        target: a class, as a number or label; weights are means over its photos (those with this label, or else this
-            prediction). None takes all photos, and the best class of each.
+        target: a class, as a number or label; weights are means over its photos (those with this
+            label, or else this prediction). None takes all photos, and the best class of each.
         layer: one layer; None finds the last feature map.
         count: how many channels.
         patches: how many patches of each, from different photos.
@@ -185,7 +217,9 @@ def channels(
     """
     check_count("count", count, 1, optional=False)
     check_count("patches", patches, 1, optional=False)
-    number, label = (None, "their best class") if target is None else class_in(photos.explainer, target)
+    number, label = (
+        (None, "their best class") if target is None else class_in(photos.explainer, target)
+    )
     model = photos.explainer.model
     rows: list[Row] = []
     peaks = torch.zeros(0)
@@ -203,18 +237,25 @@ def channels(
             size = batch_size
             seen = receptive_field(model, batch.x[:1], where)
         if batch_size != size:
-            raise RunError(f"photos must have inputs of one size, got {size} and {batch_size}; preprocess them alike")
+            raise RunError(
+                f"photos must have inputs of one size, got {size} and {batch_size}; preprocess "
+                "them alike"
+            )
         maps = feature_maps(model, batch.x, where)
         places = (int(maps.shape[2]), int(maps.shape[3]))
         peaks = strongest(peaks, maps, len(rows), patches)
         rows += batch.rows
-        chosen = [i for i, row in enumerate(batch.rows) if number is None or number == class_of(row)]
+        chosen = [
+            i for i, row in enumerate(batch.rows) if number is None or number == class_of(row)
+        ]
         if chosen:
             maps, gradients = with_gradients(model, batch.x[chosen], where, wanted)
             weights = weights + (maps * gradients).flatten(2).sum((0, 2)).double().cpu()
             of_class += len(chosen)
     if not of_class:
-        raise RunError(f"target must be a class of which the run has photos, got {target}; choose another")
+        raise RunError(
+            f"target must be a class of which the run has photos, got {target}; choose another"
+        )
     weights = weights / of_class
     reports = []
     for channel in weights.argsort(descending=True)[:count].tolist():

@@ -10,14 +10,16 @@ from explain.insight.maps import RunMaps, fields_of, plain
 
 SURE = 1.96  # standard errors within which the true mean lies in 95 of 100 cases
 FILLED = 0.9
-"""The share of a photo from which on an object fills it: all evidence is on it then, wherever a class looks."""
+"""The share of a photo from which on an object fills it: all evidence is on it then, wherever a
+class looks."""
 LEAST = 5
 """Photos without which nothing is said of a class: their spread could not be estimated."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """A mean over photos, and its standard error; NaN where no photo has a figure, or a single one for the error."""
+    """A mean over photos, and its standard error; NaN where no photo has a figure, or a single one
+    for the error."""
 
     value: float
     error: float
@@ -45,8 +47,9 @@ class Mean:
 class MapStatistics:
     """What some maps of one class have in common.
 
-    ``mean`` ``(16, 16)`` is their mean; each adds up to 1. ``on_object`` is the share of the evidence within the boxes,
-    ``at_border`` that in the outer eighth (7/16 of an even map), ``entropy`` 1 for an even map, 0 for a single place.
+    ``mean`` ``(16, 16)`` is their mean; each adds up to 1. ``on_object`` is the share of the
+    evidence within the boxes, ``at_border`` that in the outer eighth (7/16 of an even map),
+    ``entropy`` 1 for an even map, 0 for a single place.
     """
 
     target: str
@@ -77,11 +80,12 @@ class MapStatistics:
 class ClassStatistics(MapStatistics):
     """Where one class looks.
 
-    ``spread`` ``(16, 16)`` is the standard deviation of its maps. ``object_size`` is the share of the photo that these
-    cover, and ``excess`` how far the first is beyond the second: 0 is what an even map has, 1 has all on the object.
-    Photos that the object fills (more than nine tenths) say nothing of that, and do not count for it.
-    ``apart`` is how far the mean map lies from that of all other photos, beyond what chance alone would give: 0 to 1.
-    ``striking`` is the figure that classes are ordered by, see `looks`.
+    ``spread`` ``(16, 16)`` is the standard deviation of its maps. ``object_size`` is the share of
+    the photo that these cover, and ``excess`` how far the first is beyond the second: 0 is what an
+    even map has, 1 has all on the object. Photos that the object fills (more than nine tenths) say
+    nothing of that, and do not count for it. ``apart`` is how far the mean map lies from that of
+    all other photos, beyond what chance alone would give: 0 to 1. ``striking`` is the figure that
+    classes are ordered by, see `looks`.
     """
 
     photos: int
@@ -95,11 +99,11 @@ class ClassStatistics(MapStatistics):
 def looks(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
     """Say where each class looks, the most striking first.
 
-    Where boxes are known, a class is the more striking, the less of its evidence is on the object: classes are ordered
-    by how far their excess (see `ClassStatistics`) lies below that of all photos, less 1.96 standard errors, so that a
-    class of
-    few photos does not come first by chance. Without boxes, they are ordered by how far their mean map is apart from
-    that of the other photos.
+    Where boxes are known, a class is the more striking, the less of its evidence is on the object:
+    classes are ordered by how far their excess (see `ClassStatistics`) lies below that of all
+    photos, less 1.96 standard errors, so that a class of few photos does not come first by chance.
+    Without boxes, they are ordered by how far their mean map is apart from that of the other
+    photos.
 
     Args:
         maps: the maps of a run.
@@ -134,9 +138,11 @@ def looks(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
 
 
 def _apart(own: torch.Tensor, total: torch.Tensor, squares: torch.Tensor, count: int) -> float:
-    """How far the mean of some maps lies from that of all others: half the distance of shares that is not chance.
+    """How far the mean of some maps lies from that of all others: half the distance of shares that
+    is not chance.
 
-    The square of the distance of two means is on average the square of the true distance, and their variances.
+    The square of the distance of two means is on average the square of the true distance, and their
+    variances.
     """
     others = count - len(own)
     if others < 2 or len(own) < 2:
@@ -146,5 +152,6 @@ def _apart(own: torch.Tensor, total: torch.Tensor, squares: torch.Tensor, count:
     noise = own.var(0) / len(own)
     of_rest = ((squares - (own**2).sum(0)) / others - rest**2) / (others - 1)
     true = ((mean - rest) ** 2 - noise - of_rest.clamp(min=0)).sum().clamp(min=0)
-    # The root of the places brings it to the scale of a sum over them; 1 would be two maps without a common place.
+    # The root of the places brings it to the scale of a sum over them; 1 would be two maps without
+    # a common place.
     return float((true * mean.numel()).sqrt() / 2)

@@ -15,7 +15,8 @@ STARTS = 10  # of the means, of which the best end is taken
 
 
 def distances(maps: torch.Tensor) -> torch.Tensor:
-    r"""How far maps of shares ``(N, ...)`` lie apart, ``(N, N)``: 0 if they are the same, 1 without a common place.
+    r"""How far maps of shares ``(N, ...)`` lie apart, ``(N, N)``: 0 if they are the same, 1 without
+    a common place.
 
     The Hellinger distance :math:`\sqrt{1 - \sum_i \sqrt{p_i q_i}}`.
 
@@ -31,9 +32,10 @@ def distances(maps: torch.Tensor) -> torch.Tensor:
 def spectrum(apart: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Look at points as a graph in which each is joined to its nearest neighbours.
 
-    Twice as many neighbours as the logarithm of the number of points, at least 5: the logarithm keeps a graph together
-    (von Luxburg, 2007), and with no more than that, groups of some tens of points fall apart by chance. An edge that
-    only one end asks for counts half. Neighbours weigh :math:`\exp(-d^2 / \sigma_i \sigma_j)`, where
+    Twice as many neighbours as the logarithm of the number of points, at least 5: the logarithm
+    keeps a graph together (von Luxburg, 2007), and with no more than that, groups of some tens of
+    points fall apart by chance. An edge that only one end asks for counts half. Neighbours weigh
+    :math:`\exp(-d^2 / \sigma_i \sigma_j)`, where
     :math:`\sigma_i` is the distance to the last neighbour (Zelnik-Manor and Perona, NIPS 2004).
 
     Args:
@@ -41,8 +43,8 @@ def spectrum(apart: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, torch.Te
         most: how many groups there may be.
 
     Returns:
-        The smallest eigenvalues of the normalised Laplacian ``(E,)``, which lie between 0 and 2, and the eigenvectors
-        ``(N, E)``.
+        The smallest eigenvalues of the normalised Laplacian ``(E,)``, which lie between 0 and 2,
+        and the eigenvectors ``(N, E)``.
     """
     count = len(apart)
     near = min(count - 1, max(5, round(2 * math.log(count))))
@@ -58,10 +60,11 @@ def spectrum(apart: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, torch.Te
 
 
 def number_of_groups(values: torch.Tensor) -> tuple[int, float]:
-    """How many groups there are, from 2, by the eigenvalues of `spectrum`, and the largest gap, behind as many of them.
+    """How many groups there are, from 2, by the eigenvalues of `spectrum`, and the largest gap,
+    behind as many of them.
 
-    A gap is the factor by which an eigenvalue is larger than the one before. Differences would say less: eigenvalues
-    lie the further apart, the larger they are, also where there are no groups.
+    A gap is the factor by which an eigenvalue is larger than the one before. Differences would say
+    less: eigenvalues lie the further apart, the larger they are, also where there are no groups.
     """
     gaps = (values[1:] + FLOOR) / (values[:-1] + FLOOR)
     count = int(gaps[1:].argmax()) + 2 if len(gaps) > 1 else 1
@@ -69,7 +72,8 @@ def number_of_groups(values: torch.Tensor) -> tuple[int, float]:
 
 
 def grouped(vectors: torch.Tensor, count: int, seed: int = 0) -> torch.Tensor:
-    """Put points into groups by their places among the first eigenvectors ``(N, E)``: a number for each, ``(N,)``.
+    """Put points into groups by their places among the first eigenvectors ``(N, E)``: a number for
+    each, ``(N,)``.
 
     Each point is brought to length 1 there (Ng, Jordan and Weiss, NIPS 2001).
     """
@@ -86,10 +90,11 @@ def grouped(vectors: torch.Tensor, count: int, seed: int = 0) -> torch.Tensor:
 
 
 def silhouettes(apart: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """How well each point fits its group, ``(N,)``: 1 if the others are far away, below 0 if another group is nearer.
+    """How well each point fits its group, ``(N,)``: 1 if the others are far away, below 0 if
+    another group is nearer.
 
-    The mean distance to the nearest other group less that to its own, over the larger (Rousseeuw, 1987); 0 for a
-    point that is alone.
+    The mean distance to the nearest other group less that to its own, over the larger (Rousseeuw,
+    1987); 0 for a point that is alone.
     """
     numbers: torch.Tensor = torch.unique(groups)
     if len(numbers) < 2:
@@ -119,12 +124,13 @@ MAX_LIKENESS = 0.9
 class Cluster(MapStatistics):
     """Photos of one class with the same reason.
 
-    ``stands_out`` is the mean silhouette of its maps: near 1, they are alike and unlike all others of the class, and
-    about 0, they differ from the others as much as from each other. ``share`` is its part of the maps of the class.
-    ``gap`` is the largest factor between
-    eigenvalues of the class that follow each other, whose place says how many clusters there are. ``photos`` names
-    those that are most alike the rest of the cluster, ``members`` all of them, and ``rows`` has the numbers of its
-    maps. ``excess`` ``(16, 16)`` is its mean map less that of the others of the class.
+    ``stands_out`` is the mean silhouette of its maps: near 1, they are alike and unlike all others
+    of the class, and about 0, they differ from the others as much as from each other. ``share`` is
+    its part of the maps of the class. ``gap`` is the largest factor between eigenvalues of the
+    class that follow each other, whose place says how many clusters there are. ``photos`` names
+    those that are most alike the rest of the cluster, ``members`` all of them, and ``rows`` has the
+    numbers of its maps. ``excess`` ``(16, 16)`` is its mean map less that of the others of the
+    class.
     """
 
     size: int
@@ -138,7 +144,9 @@ class Cluster(MapStatistics):
     excess: torch.Tensor | None = field(default=None, repr=False)
 
 
-def reasons(maps: RunMaps, *, least: int = LEAST_MAPS, most: int = MOST, seed: int = 0) -> list[Cluster]:
+def reasons(
+    maps: RunMaps, *, least: int = LEAST_MAPS, most: int = MOST, seed: int = 0
+) -> list[Cluster]:
     """Cluster the maps of each class, and rank all clusters by how much they stand out.
 
     Args:
@@ -147,8 +155,8 @@ def reasons(maps: RunMaps, *, least: int = LEAST_MAPS, most: int = MOST, seed: i
         most: how many clusters a class may have.
         seed: of what is drawn by chance.
 
-    Lapuschkin et al., "Unmasking Clever Hans predictors and assessing what machines really learn", Nature
-    Communications 2019 (SpRAy).
+    Lapuschkin et al., "Unmasking Clever Hans predictors and assessing what machines really learn",
+    Nature Communications 2019 (SpRAy).
     """
     found = []
     for rows in maps.of_target.values():
@@ -157,14 +165,21 @@ def reasons(maps: RunMaps, *, least: int = LEAST_MAPS, most: int = MOST, seed: i
     return sorted(found, key=lambda cluster: (-cluster.stands_out, -cluster.size, cluster.target))
 
 
-def clusters_of(maps: RunMaps, rows: torch.Tensor, *, most: int = MOST, seed: int = 0) -> list[Cluster]:
+def clusters_of(
+    maps: RunMaps, rows: torch.Tensor, *, most: int = MOST, seed: int = 0
+) -> list[Cluster]:
     """Cluster the maps with these numbers; those of one class that has a single cluster are none.
 
-    A silhouette says how much nearer the maps of a group are to each other than to the rest, and not how far that is.
-    So a group whose mean map shows the same places as that of the others has no reason of its own, and is left out.
+    A silhouette says how much nearer the maps of a group are to each other than to the rest, and
+    not how far that is. So a group whose mean map shows the same places as that of the others has
+    no reason of its own, and is left out.
     """
     if len(rows) > AT_ONCE:
-        rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:AT_ONCE].sort().values]
+        rows = rows[
+            torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:AT_ONCE]
+            .sort()
+            .values
+        ]
     apart = distances(maps.values[rows])
     values, vectors = spectrum(apart, min(most, len(rows) - 1))
     count, gap = number_of_groups(values)

@@ -1,4 +1,5 @@
-"""Concepts that all photos share: feature maps factorised in mini-batches, for any number of photos."""
+"""Concepts that all photos share: feature maps factorised in mini-batches, for any number of
+photos."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +22,15 @@ from explain.store.sources import check_count
 INNER = 30  # steps by which the places of a batch follow the concepts
 OUTER = 5  # steps by which the concepts follow the batches so far
 KEPT = 0.5
-"""How much what was found in a round counts in the next: its places were those of concepts that have moved since."""
+"""How much what was found in a round counts in the next: its places were those of concepts that
+have moved since."""
 TINY = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A photo in which a concept is strong: its map ``(H, W)``, 1 at its strongest, and how strong it is there."""
+    """A photo in which a concept is strong: its map ``(H, W)``, 1 at its strongest, and how strong
+    it is there."""
 
     row: Row
     strength: float
@@ -38,9 +41,9 @@ class Example:
 class SharedConcepts:
     """K concepts of a layer, found in all photos of a run together.
 
-    ``vectors`` ``(K, C)`` are each one's activation of the layer's channels, of length 1; ``shares`` ``(K,)`` how much
-    of what they make up is each one's; ``error`` the share of the layer's norm that is left over. ``examples`` has the
-    photos in which each is strongest.
+    ``vectors`` ``(K, C)`` are each one's activation of the layer's channels, of length 1;
+    ``shares`` ``(K,)`` how much of what they make up is each one's; ``error`` the share of the
+    layer's norm that is left over. ``examples`` has the photos in which each is strongest.
     """
 
     layer: str
@@ -53,7 +56,10 @@ class SharedConcepts:
     def to_dict(self) -> dict[str, Any]:
         concepts = []
         for share, examples in zip(self.shares, self.examples, strict=True):
-            photos = [{"name": example.row.name, "strength": plain(example.strength)} for example in examples]
+            photos = [
+                {"name": example.row.name, "strength": plain(example.strength)}
+                for example in examples
+            ]
             concepts.append({"share": plain(share), "photos": photos})
         return {**fields_of(self, "layer photos error"), "concepts": concepts}
 
@@ -81,19 +87,27 @@ class SharedConcepts:
 
 
 def shared_concepts(
-    photos: RunPhotos, count: int = 8, *, layer: Where | None = None, rounds: int = 3, examples: int = 6, seed: int = 0
+    photos: RunPhotos,
+    count: int = 8,
+    *,
+    layer: Where | None = None,
+    rounds: int = 3,
+    examples: int = 6,
+    seed: int = 0,
 ) -> SharedConcepts:
-    """Factorise a layer's feature maps of all photos into a few concepts that are present or absent, never negative.
+    """Factorise a layer's feature maps of all photos into a few concepts that are present or
+    absent, never negative.
 
-    What `explain.find_concepts` does for a few images at once is done in mini-batches here: the places of each batch
-    are fitted to the concepts, and the concepts to what all batches so far say together, of which only sums are kept
-    (Mairal et al., JMLR 2010). Each round goes through all photos once, and a last one says how strong each concept is
-    in each photo.
+    What `explain.find_concepts` does for a few images at once is done in mini-batches here: the
+    places of each batch are fitted to the concepts, and the concepts to what all batches so far say
+    together, of which only sums are kept (Mairal et al., JMLR 2010). Each round goes through all
+    photos once, and a last one says how strong each concept is in each photo.
 
     Args:
         photos: the photos of a run, and the model.
         count: how many concepts.
-        layer: one layer; None finds the last feature map. Its negative values, if it has any, are left out.
+        layer: one layer; None finds the last feature map. Its negative values, if it has any, are
+            left out.
         rounds: how often all photos are gone through.
         examples: how many photos stand for each concept.
         seed: of the random start.
@@ -105,7 +119,8 @@ def shared_concepts(
     check_count("count", count, 1, optional=False)
     model = photos.explainer.model
     name = ""
-    what: torch.Tensor | None = None  # the concepts (K, C); and sums over all places so far, by which they follow them
+    # the concepts (K, C); and sums over all places so far, by which they follow them
+    what: torch.Tensor | None = None
     own = torch.zeros(())
     cross = torch.zeros(())
     for _ in range(rounds):
@@ -118,7 +133,10 @@ def shared_concepts(
                 continue
             if what is None:
                 if count > min(rows.shape):
-                    raise RunError(f"count must be at most {min(rows.shape)} at layer {name}, got {count}; 8 is usual")
+                    raise RunError(
+                        f"count must be at most {min(rows.shape)} at layer {name}, got {count}; 8 "
+                        "is usual"
+                    )
                 what = factorise(rows, count, seed)[1]
                 what = what / what.norm(dim=1, keepdim=True).clamp(min=TINY)
             where = places(rows, what)
@@ -126,12 +144,16 @@ def shared_concepts(
             cross = cross + where.T @ rows
             for _ in range(OUTER):
                 what = what * cross / (own @ what).clamp(min=TINY)
-            length = what.norm(dim=1).clamp(min=TINY)  # concepts of length 1, and the sums to the places of these
+            # concepts of length 1, and the sums to the places of these
+            length = what.norm(dim=1).clamp(min=TINY)
             what = what / length[:, None]
             own = own * length[:, None] * length
             cross = cross * length[:, None]
     if what is None:
-        raise RunError("photos must be active somewhere in the layer for concepts, but none is; choose another layer")
+        raise RunError(
+            "photos must be active somewhere in the layer for concepts, but none is; choose "
+            "another layer"
+        )
     return _measured(photos, name, what, examples)
 
 
@@ -179,7 +201,8 @@ def _measured(photos: RunPhotos, name: str, what: torch.Tensor, most: int) -> Sh
 
 
 def _strongest(batch: Batch, maps: torch.Tensor, most: int) -> list[Example]:
-    """The photos of a batch in which a concept with these maps ``(N, h, w)`` is strongest, by its sum over places."""
+    """The photos of a batch in which a concept with these maps ``(N, h, w)`` is strongest, by its
+    sum over places."""
     strength = maps.flatten(1).sum(1)
     examples = []
     for i in strength.argsort(descending=True)[:most].tolist():

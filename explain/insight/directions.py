@@ -1,4 +1,5 @@
-"""Concept vectors from examples (TCAV): whether a class is read from what photos have in common, and how surely."""
+"""Concept vectors from examples (TCAV): whether a class is read from what photos have in common,
+and how surely."""
 
 import math
 from collections.abc import Sequence
@@ -28,12 +29,15 @@ SMALLEST_STEP = 1e-12  # curvature of the loss at a point that is far on its sid
 
 
 def normals(examples: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """The normals ``(B, C)`` of the planes between groups ``(B, n, C)`` and ``(B, m, C)``, towards the first ones.
+    """The normals ``(B, C)`` of the planes between groups ``(B, n, C)`` and ``(B, m, C)``, towards
+    the first ones.
 
-    They have the smallest mean logistic loss and 0.01 times their squared length. It is found by Newton's method for
-    the weights of the points, of which there are fewer than channels as a rule.
+    They have the smallest mean logistic loss and 0.01 times their squared length. It is found by
+    Newton's method for the weights of the points, of which there are fewer than channels as a rule.
 
-    >>> found = normals(torch.tensor([[[2.0, 0.0], [3.0, 1.0]]]), torch.tensor([[[-2.0, 0.0], [-3.0, 1.0]]]))[0]
+    >>> found = normals(
+    ...     torch.tensor([[[2.0, 0.0], [3.0, 1.0]]]), torch.tensor([[[-2.0, 0.0], [-3.0, 1.0]]])
+    ... )[0]
     >>> bool(found[0] > 0), bool(found[1].abs() < 1e-6)
     (True, True)
     """
@@ -51,15 +55,20 @@ def normals(examples: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     def loss(found: torch.Tensor) -> torch.Tensor:
         """The loss of each plane ``(B,)``."""
         above = heights(found)
-        return F.softplus(-signs * above).mean(1) + DECAY * (found[:, :-1] * (above - found[:, -1:])).sum(1)
+        return F.softplus(-signs * above).mean(1) + DECAY * (
+            found[:, :-1] * (above - found[:, -1:])
+        ).sum(1)
 
     for _ in range(STEPS):
         margins = signs * heights(found)
-        if (found[:, :-1] - signs * torch.sigmoid(-margins) / ridge).abs().max() * ridge < TOLERANCE:
+        if (
+            found[:, :-1] - signs * torch.sigmoid(-margins) / ridge
+        ).abs().max() * ridge < TOLERANCE:
             break
         step = _newton(gram, signs, margins, ridge) - found
         before = loss(found)
-        for _ in range(HALVINGS):  # half of the step, and half of that, where all of it goes too far
+        # half of the step, and half of that, where all of it goes too far
+        for _ in range(HALVINGS):
             too_far = loss(found + step) > before
             if not too_far.any():
                 break
@@ -68,21 +77,29 @@ def normals(examples: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return (found[:, None, :-1] @ points)[:, 0].to(examples)
 
 
-def _newton(gram: torch.Tensor, signs: torch.Tensor, margins: torch.Tensor, ridge: float) -> torch.Tensor:
-    """Where the quadratic approximation of the loss is smallest: ridge regression with a weight for each point."""
+def _newton(
+    gram: torch.Tensor, signs: torch.Tensor, margins: torch.Tensor, ridge: float
+) -> torch.Tensor:
+    """Where the quadratic approximation of the loss is smallest: ridge regression with a weight for
+    each point."""
     near = torch.sigmoid(margins)
     curvature = (near * (1 - near)).clamp(min=SMALLEST_STEP)
     wanted = signs * (margins + (1 - near) / curvature)
-    # By Cholesky, as of every symmetric matrix: LU of several at once fails or hangs in some builds with two threads.
+    # By Cholesky, as of every symmetric matrix: LU of several at once fails or hangs in some builds
+    # with two threads.
     factor = torch.linalg.cholesky(gram + torch.diag_embed(ridge / curvature))
-    free, ones = torch.cholesky_solve(torch.stack([wanted, torch.ones_like(wanted)], 2), factor).unbind(2)
-    height = free.sum(1, keepdim=True) / ones.sum(1, keepdim=True)  # with it, the weights add up to 0
+    free, ones = torch.cholesky_solve(
+        torch.stack([wanted, torch.ones_like(wanted)], 2), factor
+    ).unbind(2)
+    # with it, the weights add up to 0
+    height = free.sum(1, keepdim=True) / ones.sum(1, keepdim=True)
     return torch.cat([free - height * ones, height], 1)
 
 
 LEAST = 5  # examples
 FAKES = 200
-"""Concepts that mean nothing, with which one is compared; the smallest chance is 1 in one more than that."""
+"""Concepts that mean nothing, with which one is compared; the smallest chance is 1 in one more than
+that."""
 AT_ONCE = 2**20  # numbers of a block of points
 SLACK = 1e-9  # by which equal gains differ in the last digits
 
@@ -91,13 +108,15 @@ SLACK = 1e-9  # by which equal gains differ in the last digits
 class Direction:
     """What a concept means for a class.
 
-    ``score`` is the share of the photos of the class whose logit rises if the layer moves towards the concept, and
-    ``gain`` by how much it rises for a step of length 1, where each channel is measured in its own standard deviation;
-    both are means over sets of counterexamples. ``random_scores`` and ``random_gains`` have the same of concepts that
-    mean nothing: as many random photos in place of the examples. ``chance`` is the share of such concepts, the one in
-    question among them, whose gain is as large or larger, up or down. ``told_apart`` is how well the vectors tell
-    examples that they were not made from: about 0.5, the layer does not know the concept, whatever the gain says.
-    ``vector`` ``(C,)`` is the mean of the examples less that of other photos: the concept as a pattern of the layer.
+    ``score`` is the share of the photos of the class whose logit rises if the layer moves towards
+    the concept, and ``gain`` by how much it rises for a step of length 1, where each channel is
+    measured in its own standard deviation; both are means over sets of counterexamples.
+    ``random_scores`` and ``random_gains`` have the same of concepts that mean nothing: as many
+    random photos in place of the examples. ``chance`` is the share of such concepts, the one in
+    question among them, whose gain is as large or larger, up or down. ``told_apart`` is how well
+    the vectors tell examples that they were not made from: about 0.5, the layer does not know the
+    concept, whatever the gain says. ``vector`` ``(C,)`` is the mean of the examples less that of
+    other photos: the concept as a pattern of the layer.
     """
 
     layer: str
@@ -114,14 +133,18 @@ class Direction:
 
     @property
     def significant(self) -> bool:
-        """Whether the concept matters: by less than one chance in twenty it does not, and the layer knows it.
+        """Whether the concept matters: by less than one chance in twenty it does not, and the layer
+        knows it.
 
-        For several concepts or classes, divide the twentieth by their number, and compare ``chance`` with that.
+        For several concepts or classes, divide the twentieth by their number, and compare
+        ``chance`` with that.
         """
         return self.chance < 0.05 and self.told_apart > 0.5
 
     def to_dict(self) -> dict[str, Any]:
-        figures = "layer target examples photos score gain chance told_apart random_scores random_gains"
+        figures = (
+            "layer target examples photos score gain chance told_apart random_scores random_gains"
+        )
         return fields_of(self, figures)
 
     @property
@@ -153,15 +176,18 @@ def concept_direction(
 ) -> Direction:
     """Find out whether a class is read from what the user's examples have in common.
 
-    A linear classifier tells the examples from random photos of the run, by the means of the layer's channels; its
-    normal is the concept vector. The score is the share of the photos of the class for which the derivative of the
-    logit along the vector is positive, the gain the mean of these derivatives. Vectors are found several times, each
-    with two thirds of the examples and other random photos. To know what chance gives, all of it is done again with
-    random photos in place of the examples, many times: a permutation test, which holds for few examples too. It
-    compares gains, since scores may not tell: where a linear layer follows, the score of any vector is 0 or 1.
+    A linear classifier tells the examples from random photos of the run, by the means of the
+    layer's channels; its normal is the concept vector. The score is the share of the photos of the
+    class for which the derivative of the logit along the vector is positive, the gain the mean of
+    these derivatives. Vectors are found several times, each with two thirds of the examples and
+    other random photos. To know what chance gives, all of it is done again with random photos in
+    place of the examples, many times: a permutation test, which holds for few examples too. It
+    compares gains, since scores may not tell: where a linear layer follows, the score of any vector
+    is 0 or 1.
 
     Args:
-        photos: the photos of a run, and the model; random photos come from it, but not from the class.
+        photos: the photos of a run, and the model; random photos come from it, but not from the
+            class.
         examples: photos that have the concept, at least five.
         target: the class, as a number or label: photos with this label, or else this prediction.
         layer: one layer; None finds the last feature map.
@@ -175,9 +201,10 @@ def concept_direction(
         TargetError: there is no such label.
         LayerError: there is no such layer.
 
-    Kim et al., "Interpretability Beyond Feature Attribution: Quantitative Testing with Concept Activation Vectors
-    (TCAV)", ICML 2018. (Their vectors are those of all places; with means over places, a concept is the same wherever
-    it lies, and fewer examples are enough. They test scores by a t-test over the sets of random photos.)
+    Kim et al., "Interpretability Beyond Feature Attribution: Quantitative Testing with Concept
+    Activation Vectors (TCAV)", ICML 2018. (Their vectors are those of all places; with means over
+    places, a concept is the same wherever it lies, and fewer examples are enough. They test scores
+    by a t-test over the sets of random photos.)
     """
     if len(examples) < LEAST:
         raise RunError(f"examples must be at least {LEAST} photos, got {len(examples)}; give more")
@@ -190,7 +217,10 @@ def concept_direction(
     own = torch.cat([_means(feature_maps(model, x, where)) for x in xs])
     others, slopes = _others_and_slopes(photos, where, number, most)
     if len(others) < 3 * len(own):
-        raise RunError(f"run must have {3 * len(own)} photos of other classes, got {len(others)}; give fewer examples")
+        raise RunError(
+            f"run must have {3 * len(own)} photos of other classes, got {len(others)}; give fewer "
+            "examples"
+        )
     vector = own.mean(0) - others.mean(0)
     scale = torch.cat([own, others]).std(0).clamp(min=1e-6)
     # so that no channel counts more by its size
@@ -218,14 +248,22 @@ def concept_direction(
 
 
 def _by_chance(
-    others: torch.Tensor, slopes: torch.Tensor, count: int, draws: int, fakes: int, generator: torch.Generator
+    others: torch.Tensor,
+    slopes: torch.Tensor,
+    count: int,
+    draws: int,
+    fakes: int,
+    generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The scores and gains of concepts of ``count`` random photos, ``(fakes,)`` each."""
     scores = []
     gains = []
     block = max(1, AT_ONCE // (draws * 2 * count * max(others.shape[1], 2 * count)))
     for first in range(0, fakes, block):
-        orders = [torch.randperm(len(others), generator=generator) for _ in range(min(block, fakes - first))]
+        orders = [
+            torch.randperm(len(others), generator=generator)
+            for _ in range(min(block, fakes - first))
+        ]
         concepts = torch.stack([others[order[:count]] for order in orders])
         rest = [order[count:] for order in orders]
         block_scores, block_gains, _ = _tried(concepts, others, rest, slopes, draws, generator)
@@ -247,7 +285,8 @@ def _tried(
     ``rest`` has for each concept the numbers of the other photos that it is told from.
     """
     count = concepts.shape[1]
-    many = count - count // 3  # what is left shows how far a vector holds for photos that it was not made from
+    # what is left shows how far a vector holds for photos that it was not made from
+    many = count - count // 3
     shuffled = []
     counterparts = []
     for concept, numbers in zip(concepts, rest, strict=True):
@@ -275,7 +314,8 @@ def _tried(
 
 
 def _above(points: torch.Tensor, found: torch.Tensor, middle: torch.Tensor) -> torch.Tensor:
-    """The share of points ``(B, n, C)`` on the side to which the normals ``(B, C)`` point, ``(B,)``."""
+    """The share of points ``(B, n, C)`` on the side to which the normals ``(B, C)`` point,
+    ``(B,)``."""
     return ((points @ found[..., None])[..., 0] > middle[:, None]).double().mean(1)
 
 
@@ -283,8 +323,11 @@ def _means(maps: torch.Tensor) -> torch.Tensor:
     return maps.flatten(2).mean(2).float().cpu()
 
 
-def _others_and_slopes(photos: RunPhotos, layer: str, target: int, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The means of the channels in photos of other classes, and the slopes of the score in those of the class."""
+def _others_and_slopes(
+    photos: RunPhotos, layer: str, target: int, most: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The means of the channels in photos of other classes, and the slopes of the score in those of
+    the class."""
     model = photos.explainer.model
     others: list[torch.Tensor] = []
     slopes: list[torch.Tensor] = []
@@ -300,5 +343,7 @@ def _others_and_slopes(photos: RunPhotos, layer: str, target: int, most: int) ->
             slopes.append(gradients.flatten(2).sum(2).float().cpu())
             looked += len(of_class)
     if not slopes or not others:
-        raise RunError(f"target must be a class of which the run has photos, among others, got {target}")
+        raise RunError(
+            f"target must be a class of which the run has photos, among others, got {target}"
+        )
     return torch.cat(others), torch.cat(slopes)

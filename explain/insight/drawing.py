@@ -1,4 +1,5 @@
-"""Pictures of an insight: mean maps with photos that stand for them, and what spoke for either class of a mistake."""
+"""Pictures of an insight: mean maps with photos that stand for them, and what spoke for either
+class of a mistake."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ class Album:
     def rows(self, wanted: Collection[Key]) -> dict[Key, Row]:
         """The rows with these names and targets."""
         return {
-            (row.name, row.target): row for row in self.photos.run.rows(self.method) if (row.name, row.target) in wanted
+            (row.name, row.target): row
+            for row in self.photos.run.rows(self.method)
+            if (row.name, row.target) in wanted
         }
 
     def photo(self, row: Row) -> Image.Image | None:
@@ -76,12 +79,18 @@ def draw_looks(looks: Sequence[ClassStatistics], maps: RunMaps, album: Album) ->
     for look in looks[:GROUPS]:
         of_class = maps[maps.of_target[look.target]]
         mean = of_class.values.mean(0, keepdim=True)
-        apart = torch.stack([distances(torch.cat([mean, one[None]]))[0, 1] for one in of_class.values])
+        apart = torch.stack(
+            [distances(torch.cat([mean, one[None]]))[0, 1] for one in of_class.values]
+        )
         nearest = apart.argsort(stable=True)[:PHOTOS].tolist()
         keys = [(of_class.names[i], look.target) for i in nearest]
-        on_object = f", {percent(look.on_object.value)} on the object" if look.on_object.value >= 0 else ""
+        on_object = (
+            f", {percent(look.on_object.value)} on the object" if look.on_object.value >= 0 else ""
+        )
         border = f"{percent(look.at_border.value)} at the border"
-        means.append(MeanMap(look.target, f"{look.photos} photos{on_object}", look.mean, border, keys))
+        means.append(
+            MeanMap(look.target, f"{look.photos} photos{on_object}", look.mean, border, keys)
+        )
     return _draw_means("Where classes look, the most striking first", means, album)
 
 
@@ -91,12 +100,21 @@ def draw_clusters(clusters: Sequence[Cluster], album: Album) -> Image.Image | No
     for cluster in clusters[:GROUPS]:
         figures = f"{cluster.size} photos, {percent(cluster.share)} of the class"
         keys = [(name, cluster.target) for name in cluster.photos[:PHOTOS]]
-        means.append(MeanMap(cluster.target, figures, cluster.mean, f"stands out by {cluster.stands_out:.2f}", keys))
+        means.append(
+            MeanMap(
+                cluster.target,
+                figures,
+                cluster.mean,
+                f"stands out by {cluster.stands_out:.2f}",
+                keys,
+            )
+        )
     return _draw_means("Clusters of reasons, those that stand out most first", means, album)
 
 
 def _draw_means(title: str, means: Sequence[MeanMap], album: Album) -> Image.Image | None:
-    """Draw mean maps, each with what is said of it, in the heading where there is room for it, and with photos."""
+    """Draw mean maps, each with what is said of it, in the heading where there is room for it, and
+    with photos."""
     rows = album.rows({key for mean in means for key in mean.keys})
     groups = []
     for mean in means:
@@ -104,7 +122,9 @@ def _draw_means(title: str, means: Sequence[MeanMap], album: Album) -> Image.Ima
         for key in mean.keys:
             photo = album.photo(rows[key]) if key in rows else None
             if photo is not None:
-                photos.append(Tile(rows[key].overlay(get_style(rows[key].style), photo), short(key[0])))
+                photos.append(
+                    Tile(rows[key].overlay(get_style(rows[key].style), photo), short(key[0]))
+                )
         if photos:
             first = Tile(mean.picture, "mean map", mean.remark)
             groups.append(Group(f"{mean.target}: {mean.figures}", (first, *photos)))
@@ -123,9 +143,15 @@ def draw_mistakes(pairs: Sequence[Confusion], album: Album) -> Image.Image | Non
             if photo is not None:
                 name = short(mistake.row.name)
                 box = mistake.row.box
-                tiles.append(Tile(heated(photo, mistake.wrong, box), f"for {pair.prediction}", name))
+                tiles.append(
+                    Tile(heated(photo, mistake.wrong, box), f"for {pair.prediction}", name)
+                )
                 tiles.append(Tile(heated(photo, mistake.right, box), f"for {pair.label}", name))
-        groups.append(Group(f"{pair.label} taken for {pair.prediction}: {pair.count} of {pair.of}", tuple(tiles)))
+        groups.append(
+            Group(
+                f"{pair.label} taken for {pair.prediction}: {pair.count} of {pair.of}", tuple(tiles)
+            )
+        )
     return _drawn("Mistakes: what spoke for the wrong class, and for the right one", groups)
 
 

@@ -20,7 +20,8 @@ from explain.store.sources import on_input
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: None where a number is not finite. What knows its plain values says them itself.
+    """A value as JSON has it: None where a number is not finite. What knows its plain values says
+    them itself.
 
     >>> plain([float("nan"), torch.ones(2)])
     [None, [1.0, 1.0]]
@@ -37,13 +38,15 @@ def plain(value: Any) -> Any:
 
 
 def fields_of(thing: Any, names: str = "") -> dict[str, Any]:
-    """Some attributes of a result as plain values; without ``names``, which spaces separate, those that it prints."""
+    """Some attributes of a result as plain values; without ``names``, which spaces separate, those
+    that it prints."""
     listed = names.split() or [each.name for each in fields(thing) if each.repr]
     return {name: plain(getattr(thing, name)) for name in listed}
 
 
 def short(name: str, most: int = 24) -> str:
-    """The end of a photo's name, which says more than its beginning: as many of its folders as there is room for.
+    """The end of a photo's name, which says more than its beginning: as many of its folders as
+    there is room for.
 
     >>> short("a/folder/of/photos/0001.png", 20), short("a/folder/of/photos/0001.png", 8)
     ('…/of/photos/0001.png', '…001.png')
@@ -88,13 +91,15 @@ EDGE = 2
 
 @dataclass(frozen=True, eq=False)
 class RunMaps:
-    """N maps of one method as shares: each adds up to 1, whatever the size of the photo and of the layer.
+    """N maps of one method as shares: each adds up to 1, whatever the size of the photo and of the
+    layer.
 
-    ``values`` is ``(N, 16, 16)``. ``on_object`` ``(N,)`` is the share of each map within the boxes of its photo, and
-    ``object_size`` the share of the photo that these cover; NaN where there is no box. ``correct`` is 1, 0 or NaN
-    where the label is not known. ``empty`` counts maps without a positive value, and ``repeated`` photos with the
-    same pixels as one before: both are left out. ``resolution`` is the height and width of the coarsest map at its
-    layer; None where it is not known.
+    ``values`` is ``(N, 16, 16)``. ``on_object`` ``(N,)`` is the share of each map within the boxes
+    of its photo, and ``object_size`` the share of the photo that these cover; NaN where there is no
+    box. ``correct`` is 1, 0 or NaN where the label is not known. ``empty`` counts maps without a
+    positive value, and ``repeated`` photos with the same pixels as one before: both are left out.
+    ``resolution`` is the height and width of the coarsest map at its layer; None where it is not
+    known.
     """
 
     method: str
@@ -113,12 +118,14 @@ class RunMaps:
 
     @cached_property
     def at_border(self) -> torch.Tensor:
-        """The share of each map in the outer eighth of the photo, ``(N,)``; of an even map, it is 7/16."""
+        """The share of each map in the outer eighth of the photo, ``(N,)``; of an even map, it is
+        7/16."""
         return 1 - self.values[:, EDGE:-EDGE, EDGE:-EDGE].sum((1, 2))
 
     @cached_property
     def entropy(self) -> torch.Tensor:
-        """How far each map is spread, ``(N,)``: 0 where all lies in one place, 1 where all places have the same."""
+        """How far each map is spread, ``(N,)``: 0 where all lies in one place, 1 where all places
+        have the same."""
         places = self.values.flatten(1)
         spread: torch.Tensor = torch.special.entr(places).sum(1) / math.log(places.shape[1])
         return spread
@@ -161,7 +168,8 @@ def read_maps(run: StoredRun, method: str | None = None) -> RunMaps:
     names: list[str] = []
     targets: list[str] = []
     values: list[torch.Tensor] = []
-    figures: list[tuple[float, float, float]] = []  # of each map: on the object, size of the object, right or wrong
+    # of each map: on the object, size of the object, right or wrong
+    figures: list[tuple[float, float, float]] = []
     seen: set[tuple[str, str]] = set()
     empty = 0
     repeated = 0
@@ -183,11 +191,16 @@ def read_maps(run: StoredRun, method: str | None = None) -> RunMaps:
         names.append(row.name)
         targets.append(row.target)
         values.append(small / small.sum())
-        figures.append((on_object, covered, math.nan if row.correct is None else float(row.correct)))
+        figures.append(
+            (on_object, covered, math.nan if row.correct is None else float(row.correct))
+        )
         height, width = row.values.shape[-2:]
         resolution = min(resolution or (height, width), (height, width), key=min)
     if not values:
-        raise RunError(f"run {str(run.path)!r} must have maps of {name!r} that are not zero; choose another method")
+        raise RunError(
+            f"run {str(run.path)!r} must have maps of {name!r} that are not zero; choose another "
+            "method"
+        )
     on_objects, sizes, correct = torch.tensor(figures).unbind(1)
     return RunMaps(
         name,
@@ -204,7 +217,8 @@ def read_maps(run: StoredRun, method: str | None = None) -> RunMaps:
 
 
 def object_of(row: Row) -> torch.Tensor:
-    """Return which pixels ``(H, W)`` of the model's input lie on the object; none where no box is known."""
+    """Return which pixels ``(H, W)`` of the model's input lie on the object; none where no box is
+    known."""
     region = torch.zeros(row.input_size, dtype=torch.bool)
     for x0, y0, x1, y1 in on_input(row.boxes, row.box, row.input_size):
         region[round(y0) : round(y1), round(x0) : round(x1)] = True
@@ -220,7 +234,8 @@ WIDEST = 50  # letters of a column
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of a table as lines: texts at the left of their columns, cut off where they are long.
+    """The rows of a table as lines: texts at the left of their columns, cut off where they are
+    long.
 
     >>> table_lines([["a", "bcd"], ["ef", "g"]])
     ['  a   bcd', '  ef  g']

@@ -1,4 +1,5 @@
-"""The mark of a finding: the region that photos of the finding have in common, which other photos can be given."""
+"""The mark of a finding: the region that photos of the finding have in common, which other photos
+can be given."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,13 +26,15 @@ LEAST = 2  # photos of each part
 FIT = 0.5
 CHOOSE = 0.25
 PROVE = 0.25
-"""The shares of the photos from which the mark is learnt, the repair is chosen, and the result is measured."""
+"""The shares of the photos from which the mark is learnt, the repair is chosen, and the result is
+measured."""
 Finding = Cluster | ClassStatistics | Channel | Direction
 
 
 @dataclass(frozen=True, eq=False)
 class Photos:
-    """Photos as inputs ``(N, C, H, W)``, their classes ``(N,)``, and the region of a mark in each ``(N, 1, H, W)``."""
+    """Photos as inputs ``(N, C, H, W)``, their classes ``(N,)``, and the region of a mark in each
+    ``(N, 1, H, W)``."""
 
     rows: Sequence[Row]
     x: torch.Tensor
@@ -44,16 +47,20 @@ class Photos:
     def __getitem__(self, which: torch.Tensor | slice) -> "Photos":
         """The photos with these numbers."""
         found = torch.arange(len(self))[which].tolist()
-        return Photos([self.rows[i] for i in found], self.x[which], self.classes[which], self.regions[which])
+        return Photos(
+            [self.rows[i] for i in found], self.x[which], self.classes[which], self.regions[which]
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class MarkedPhotos:
-    """The photos that bear the mark of a finding; ``own``, others of the class; and ``hosts``, those of other classes.
+    """The photos that bear the mark of a finding; ``own``, others of the class; and ``hosts``,
+    those of other classes.
 
-    To put the mark on another photo, its region there is replaced by the pixels of a marked photo: by ``from_host``,
-    the region is that of the other photo (such as all but its object), else that of the marked one. To take it off, the
-    region is replaced by the pixels of a photo without the mark.
+    To put the mark on another photo, its region there is replaced by the pixels of a marked photo:
+    by ``from_host``, the region is that of the other photo (such as all but its object), else that
+    of the marked one. To take it off, the region is replaced by the pixels of a photo without the
+    mark.
     """
 
     target: int | None
@@ -71,24 +78,36 @@ class MarkedPhotos:
         """Three parts without a photo in common: to fit, to choose, and to prove."""
         generator = torch.Generator().manual_seed(seed)
         kinds = {"carriers": self.carriers, "own": self.own, "hosts": self.hosts}
-        orders = {name: torch.randperm(len(each), generator=generator) for name, each in kinds.items()}
+        orders = {
+            name: torch.randperm(len(each), generator=generator) for name, each in kinds.items()
+        }
         first = 0.0
         for share in (FIT, CHOOSE, PROVE):
             part: dict[str, Any] = {}
             for name, each in kinds.items():
-                part[name] = each[orders[name][round(first * len(each)) : round((first + share) * len(each))]]
+                part[name] = each[
+                    orders[name][round(first * len(each)) : round((first + share) * len(each))]
+                ]
             yield replace(self, **part)
             first += share
 
     def donors(self, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For each host a marked photo and another host, whose pixels it gets; and the region, ``(N, 1, H, W)``."""
+        """For each host a marked photo and another host, whose pixels it gets; and the region,
+        ``(N, 1, H, W)``."""
         generator = torch.Generator().manual_seed(seed)
         donors = torch.randint(len(self.carriers), (len(self),), generator=generator)
-        others = (torch.arange(len(self)) + torch.randint(1, len(self), (len(self),), generator=generator)) % len(self)
-        return donors, others, self.hosts.regions if self.from_host else self.carriers.regions[donors]
+        others = (
+            torch.arange(len(self)) + torch.randint(1, len(self), (len(self),), generator=generator)
+        ) % len(self)
+        return (
+            donors,
+            others,
+            self.hosts.regions if self.from_host else self.carriers.regions[donors],
+        )
 
     def pairs(self, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each host with the region of a marked photo, and of another host instead: ``(N, C, H, W)`` each."""
+        """Each host with the region of a marked photo, and of another host instead: ``(N, C, H,
+        W)`` each."""
         donors, others, region = self.donors(seed)
         marked = self.carriers.x[donors]
         control = self.hosts.x[others]
@@ -96,7 +115,9 @@ class MarkedPhotos:
 
     def without(self, seed: int = 0) -> torch.Tensor:
         """The marked photos with the pixels of others in place of the mark."""
-        others = torch.randint(len(self), (len(self.carriers),), generator=torch.Generator().manual_seed(seed))
+        others = torch.randint(
+            len(self), (len(self.carriers),), generator=torch.Generator().manual_seed(seed)
+        )
         return torch.where(self.carriers.regions, self.hosts.x[others], self.carriers.x)
 
 
@@ -106,8 +127,9 @@ def marked_photos(
     """Collect the photos of a finding and others.
 
     Args:
-        finding: a cluster, whose region is where its maps exceed the others of the class; a class, whose region is all
-            but its objects; a channel or a concept vector, whose regions are where it is strongest.
+        finding: a cluster, whose region is where its maps exceed the others of the class; a class,
+            whose region is all but its objects; a channel or a concept vector, whose regions are
+            where it is strongest.
         photos: the photos of the run, and the model.
         layer: of a channel.
         most: photos without the mark.
@@ -126,7 +148,8 @@ def marked_photos(
     boxed = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
     if not boxed:
         raise RunError(
-            f"{option('finding')} {finding.target!r} is a class, whose mark is all but its object, but the run has no"
+            f"{option('finding')} {finding.target!r} is a class, whose mark is all but its object, "
+            "but the run has no"
             " boxes of objects; give a cluster by its number, or run photos with boxes"
         )
     with_class = [row for row in boxed if class_of(row) == target]
@@ -139,7 +162,8 @@ def marked_photos(
 def _of_cluster(
     cluster: Cluster, target: int | None, photos: RunPhotos, rows: list[Row], most: int, seed: int
 ) -> MarkedPhotos:
-    """The photos of a cluster, with the region where its maps exceed those of the others of the class."""
+    """The photos of a cluster, with the region where its maps exceed those of the others of the
+    class."""
     excess = cluster.mean if cluster.excess is None else cluster.excess
     region = (excess >= CORE * excess.max())[None, None].float()
     members = set(cluster.members)
@@ -165,16 +189,28 @@ def _around_object(photos: Photos) -> Photos:
 
 
 def _of_vector(
-    finding: Channel | Direction, photos: RunPhotos, rows: list[Row], layer: str | None, most: int, seed: int
+    finding: Channel | Direction,
+    photos: RunPhotos,
+    rows: list[Row],
+    layer: str | None,
+    most: int,
+    seed: int,
 ) -> MarkedPhotos:
-    """The photos in which a vector of a layer's channels is strongest, with the regions where it is."""
+    """The photos in which a vector of a layer's channels is strongest, with the regions where it
+    is."""
     layer = finding.layer if isinstance(finding, Direction) else layer
     if layer is None:
-        raise LayerError("layer must name the layer of the channel, got None; give that of its report")
+        raise LayerError(
+            "layer must name the layer of the channel, got None; give that of its report"
+        )
     found = _read(photos, _chosen(rows, most, seed))
     model = photos.explainer.model
-    maps = torch.cat([feature_maps(model, x, layer).float().cpu() for x in torch.split(found.x, 32)])
-    vector = finding.vector if isinstance(finding, Direction) else one_hot(finding.number, maps.shape[1])
+    maps = torch.cat(
+        [feature_maps(model, x, layer).float().cpu() for x in torch.split(found.x, 32)]
+    )
+    vector = (
+        finding.vector if isinstance(finding, Direction) else one_hot(finding.number, maps.shape[1])
+    )
     along = torch.einsum("nchw,c->nhw", maps, vector.to(maps))
     order = along.flatten(1).amax(1).argsort(descending=True)
     count = min(CARRIERS, len(order) // 4)
@@ -183,7 +219,9 @@ def _of_vector(
     found = _with(found, large >= large.amax((2, 3), keepdim=True) / 2)
     target = None
     if isinstance(finding, Direction):
-        target = next((row.target_class for row in photos.run.rows() if row.target == finding.target), None)
+        target = next(
+            (row.target_class for row in photos.run.rows() if row.target == finding.target), None
+        )
     return _checked(
         MarkedPhotos(
             target,
@@ -205,7 +243,10 @@ def _read(photos: RunPhotos, rows: Sequence[Row]) -> Photos:
     """Read photos as inputs of one size."""
     batches = list(photos.batches(rows)) if rows else []
     if len({batch.x.shape[1:] for batch in batches}) > 1:
-        raise RunError("photos must have inputs of one size to exchange parts, got several; use one preprocessing")
+        raise RunError(
+            "photos must have inputs of one size to exchange parts, got several; use one "
+            "preprocessing"
+        )
     found = [row for batch in batches for row in batch.rows]
     x = torch.cat([batch.x.cpu() for batch in batches]) if batches else torch.zeros(0, 3, 1, 1)
     classes = torch.tensor([-1 if (number := class_of(row)) is None else number for row in found])

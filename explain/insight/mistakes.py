@@ -1,4 +1,5 @@
-"""Mistakes: which class is taken for which, and what spoke for either; evidence that is off the object."""
+"""Mistakes: which class is taken for which, and what spoke for either; evidence that is off the
+object."""
 
 import math
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ SHOWN = 6  # photos of a pair
 class ClassEvidence:
     """What spoke for each of two classes in one photo.
 
-    ``wrong`` and ``right`` ``(H, W)`` in [0, 1] show what raises the score of the one over that of the other, and
-    ``lead`` is the difference of the two scores.
+    ``wrong`` and ``right`` ``(H, W)`` in [0, 1] show what raises the score of the one over that of
+    the other, and ``lead`` is the difference of the two scores.
     """
 
     row: Row
@@ -36,8 +37,11 @@ class ClassEvidence:
 
     @property
     def common(self) -> float:
-        """How much of the two maps lies in the same places: 0 to 1. Near 1, the classes were read from one thing."""
-        wrong, right = (F.adaptive_avg_pool2d(each[None], GRID)[0] for each in (self.wrong, self.right))
+        """How much of the two maps lies in the same places: 0 to 1. Near 1, the classes were read
+        from one thing."""
+        wrong, right = (
+            F.adaptive_avg_pool2d(each[None], GRID)[0] for each in (self.wrong, self.right)
+        )
         if not (wrong.any() and right.any()):
             return float("nan")
         return float(torch.minimum(wrong / wrong.sum(), right / right.sum()).sum())
@@ -45,10 +49,11 @@ class ClassEvidence:
 
 @dataclass(frozen=True, eq=False)
 class Confusion:
-    """A class that is taken for another: how often, of how many photos of the class, and how sure the model is.
+    """A class that is taken for another: how often, of how many photos of the class, and how sure
+    the model is.
 
-    ``back`` counts the photos of the other class that are taken for this one. ``spoken`` has what spoke for either in
-    some photos, the surest mistake first, where the model was at hand.
+    ``back`` counts the photos of the other class that are taken for this one. ``spoken`` has what
+    spoke for either in some photos, the surest mistake first, where the model was at hand.
     """
 
     label: str
@@ -65,25 +70,36 @@ class Confusion:
     def to_dict(self) -> dict[str, Any]:
         found = fields_of(self, "label prediction count of back probability photos")
         if self.spoken:
-            found["spoken"] = [{"name": each.row.name, **fields_of(each, "lead common")} for each in self.spoken]
+            found["spoken"] = [
+                {"name": each.row.name, **fields_of(each, "lead common")} for each in self.spoken
+            ]
         return found
 
 
 _PAIRS = (resources.files("explain.insight") / "mistakes.sql").read_text("utf-8")
-_PHOTOS = "SELECT name FROM photos WHERE label_class = ? AND prediction_class = ? ORDER BY probability DESC, id LIMIT ?"
+_PHOTOS = (
+    "SELECT name FROM photos WHERE label_class = ? AND prediction_class = ? ORDER BY "
+    "probability DESC, id LIMIT ?"
+)
 
 
 def pairs(run: StoredRun, most: int = 20) -> list[Confusion]:
-    """Say which classes are taken for which, the most frequent pair first; photos whose label is known count."""
+    """Say which classes are taken for which, the most frequent pair first; photos whose label is
+    known count."""
     found = []
     for label, prediction, right, wrong, count, sure, of, back in run.query(_PAIRS, (most,)):
         photos = Names(name for (name,) in run.query(_PHOTOS, (right, wrong, SHOWN)))
-        found.append(Confusion(label, prediction, right, wrong, count, of, back, float(sure), photos))
+        found.append(
+            Confusion(label, prediction, right, wrong, count, of, back, float(sure), photos)
+        )
     return found
 
 
-def with_reasons(found: Sequence[Confusion], photos: RunPhotos, method: MethodLike) -> list[Confusion]:
-    """Explain the mistakes of some pairs: the difference of the two scores is the target, either way round.
+def with_reasons(
+    found: Sequence[Confusion], photos: RunPhotos, method: MethodLike
+) -> list[Confusion]:
+    """Explain the mistakes of some pairs: the difference of the two scores is the target, either
+    way round.
 
     Args:
         found: the pairs.
@@ -104,11 +120,14 @@ def with_reasons(found: Sequence[Confusion], photos: RunPhotos, method: MethodLi
     return explained
 
 
-def _spoken(batch: Batch, pair: Confusion, photos: RunPhotos, method: MethodLike) -> list[ClassEvidence]:
+def _spoken(
+    batch: Batch, pair: Confusion, photos: RunPhotos, method: MethodLike
+) -> list[ClassEvidence]:
     model = photos.explainer.model
     wrong = ClassTarget(pair.prediction_class)
     right = ClassTarget(pair.label_class)
-    with muted():  # of maps that are zero: nothing speaks for one of the classes, as the picture shows
+    # of maps that are zero: nothing speaks for one of the classes, as the picture shows
+    with muted():
         for_wrong = attribute(model, batch.x, method, target=Difference(wrong, right))
         for_right = attribute(model, batch.x, method, target=Difference(right, wrong))
     maps = (for_wrong.heatmap.cpu(), for_right.heatmap.cpu(), for_wrong.score.tolist())
@@ -117,10 +136,11 @@ def _spoken(batch: Batch, pair: Confusion, photos: RunPhotos, method: MethodLike
 
 @dataclass(frozen=True)
 class OddEvidence:
-    """A photo of which the part that is enough lies off the object, or whose answer needs nothing of the object.
+    """A photo of which the part that is enough lies off the object, or whose answer needs nothing
+    of the object.
 
-    ``size`` is the share of the photo in the set of regions, and ``on_object`` the share of the set on the object; NaN
-    for an answer that needs nothing of the whole photo.
+    ``size`` is the share of the photo in the set of regions, and ``on_object`` the share of the set
+    on the object; NaN for an answer that needs nothing of the whole photo.
     """
 
     photo: str
@@ -135,15 +155,22 @@ class OddEvidence:
 
 
 def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:
-    """List photos whose smallest evidence is not on the object; None for a run without `Sufficient` and `Necessary`.
+    """List photos whose smallest evidence is not on the object; None for a run without `Sufficient`
+    and `Necessary`.
 
-    That is where less than half of what is enough lies in the boxes of the object, where nothing of what is needed
-    does, and where the answer is the same without the whole photo. Photos without boxes are left out of the first two.
+    That is where less than half of what is enough lies in the boxes of the object, where nothing of
+    what is needed does, and where the answer is the same without the whole photo. Photos without
+    boxes are left out of the first two.
     """
     methods = [name for name in ("sufficient", "necessary") if name in run.methods]
     if not methods:
         return None
-    listed = [finding for name in methods for row in run.rows(name) if (finding := _oddness(row)) is not None]
+    listed = [
+        finding
+        for name in methods
+        for row in run.rows(name)
+        if (finding := _oddness(row)) is not None
+    ]
     return sorted(listed, key=lambda each: (each.finding, each.on_object))
 
 

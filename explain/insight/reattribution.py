@@ -24,7 +24,8 @@ BATCH = 32
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some photos of a run: their rows, and the inputs ``(N, C, H, W)`` that the model was given."""
+    """Some photos of a run: their rows, and the inputs ``(N, C, H, W)`` that the model was
+    given."""
 
     rows: tuple[Row, ...]
     x: torch.Tensor
@@ -35,21 +36,30 @@ class RunPhotos(PhotoReader):
 
     Args:
         run: the run.
-        explainer: what it was made with; its weights must be the same. Without, photos can be drawn, but not explained.
+        explainer: what it was made with; its weights must be the same. Without, photos can be
+            drawn, but not explained.
         source: where photos come from that had no file.
 
     Raises:
         RunError: the model is not that of the run.
     """
 
-    def __init__(self, run: StoredRun, explainer: Explainer | None = None, source: Any = None) -> None:
+    def __init__(
+        self, run: StoredRun, explainer: Explainer | None = None, source: Any = None
+    ) -> None:
         super().__init__(source)
         self.run = run
         self._explainer = explainer
         self.missing: dict[str, str] = {}
         made_with = run.manifest.get("weights")
-        if explainer is not None and made_with is not None and digest_of(explainer.model) != made_with:
-            raise RunError("explainer must have the weights that the run was made with; give the same model")
+        if (
+            explainer is not None
+            and made_with is not None
+            and digest_of(explainer.model) != made_with
+        ):
+            raise RunError(
+                "explainer must have the weights that the run was made with; give the same model"
+            )
 
     @property
     def explainer(self) -> Explainer:
@@ -59,11 +69,15 @@ class RunPhotos(PhotoReader):
             RunError: it was not given.
         """
         if self._explainer is None:
-            raise RunError("explainer must be given to run the model again, got none; give what the run was made with")
+            raise RunError(
+                "explainer must be given to run the model again, got none; give what the run was "
+                "made with"
+            )
         return self._explainer
 
     def batches(self, rows: Iterable[Row], size: int = BATCH) -> Iterator[Batch]:
-        """Give rows with their inputs, together where their shapes are the same; photos that are gone are `missing`.
+        """Give rows with their inputs, together where their shapes are the same; photos that are
+        gone are `missing`.
 
         Raises:
             RunError: the inputs have another size than in the run.
@@ -77,13 +91,20 @@ class RunPhotos(PhotoReader):
         """A row with its input, None where the photo cannot be read."""
         try:
             photo = self.read(row)
-            x = as_input(photo if isinstance(photo, torch.Tensor) else self.explainer.preprocess(load_image(photo)))
+            x = as_input(
+                photo
+                if isinstance(photo, torch.Tensor)
+                else self.explainer.preprocess(load_image(photo))
+            )
         except ExplainError as error:
             self.missing[row.name] = str(error)
             return None
         if tuple(x.shape[-2:]) != tuple(row.input_size):
             sizes = f"{tuple(row.input_size)} for {row.name!r}, got {tuple(x.shape[-2:])}"
-            raise RunError(f"explainer must make inputs of the run's size, {sizes}; give the same preprocessing")
+            raise RunError(
+                f"explainer must make inputs of the run's size, {sizes}; give the same "
+                "preprocessing"
+            )
         return row, x
 
 
@@ -96,9 +117,13 @@ def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:
     """
     found = as_target(target, explainer.categories)
     if not isinstance(found, ClassTarget) or not isinstance(found.index, int):
-        raise RunError(f"target must be one class, as a number or label, got {shown(target)}; give one")
+        raise RunError(
+            f"target must be one class, as a number or label, got {shown(target)}; give one"
+        )
     known = explainer.categories is not None and 0 <= found.index < len(explainer.categories)
-    return found.index, class_label(explainer.categories, found.index) if known else str(found.index)
+    return found.index, class_label(explainer.categories, found.index) if known else str(
+        found.index
+    )
 
 
 def class_of(row: Row) -> int | None:

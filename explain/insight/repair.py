@@ -1,4 +1,5 @@
-"""A model without a finding: its mark is projected out of a layer, or trained away, and the result is measured."""
+"""A model without a finding: its mark is projected out of a layer, or trained away, and the result
+is measured."""
 
 import copy
 import time
@@ -23,7 +24,8 @@ from explain.targets.base import find_logits
 from explain.targets.outputs import Outputs
 
 Prior = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""From a model, inputs, classes ``(N,)`` and masks ``(N, 1, H, W)``, true where evidence may lie, to a penalty."""
+"""From a model, inputs, classes ``(N,)`` and masks ``(N, 1, H, W)``, true where evidence may lie,
+to a penalty."""
 BATCH = 32
 RANKS = (1, 4, 16)
 STRENGTHS = (0.5, 0.75)  # that are tried beside 1
@@ -34,7 +36,8 @@ CHECK_EVERY = 20
 class _BatchRunner:
     """Runs models on their device, and returns logarithms of probabilities ``(N, K)``.
 
-    What the answers are, scores or probabilities, is decided once for the old model, by its answers for ``x``.
+    What the answers are, scores or probabilities, is decided once for the old model, by its answers
+    for ``x``.
     """
 
     def __init__(self, photos: RunPhotos, x: torch.Tensor) -> None:
@@ -48,7 +51,10 @@ class _BatchRunner:
     def __call__(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """The same in batches, without gradients and on the CPU."""
         with torch.inference_mode():
-            parts = [self.log_probabilities(model, self.place(part)).cpu() for part in torch.split(x, BATCH)]
+            parts = [
+                self.log_probabilities(model, self.place(part)).cpu()
+                for part in torch.split(x, BATCH)
+            ]
         return torch.cat(parts)
 
     def log_probabilities(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -62,7 +68,8 @@ class _BatchRunner:
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """Inputs, and what the old model says of them without the mark: the answers that a repaired model should give.
+    """Inputs, and what the old model says of them without the mark: the answers that a repaired
+    model should give.
 
     ``unmarked`` ``(N, 1, H, W)`` is true where evidence may lie: everywhere but in the mark.
     """
@@ -76,13 +83,15 @@ class _Task:
 
 
 def _others_repeated(marks: MarkedPhotos) -> torch.Tensor:
-    """Others of the class, so many times that they are about half as many as the photos of other classes."""
+    """Others of the class, so many times that they are about half as many as the photos of other
+    classes."""
     times = max(1, round(len(marks) / max(1, len(marks.own)) / 2))
     return marks.own.x.repeat(times, 1, 1, 1)
 
 
 def _task(marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, seed: int) -> _Task:
-    """Other photos with the mark and as they are, photos of the finding, and others of its class: half as many each."""
+    """Other photos with the mark and as they are, photos of the finding, and others of its class:
+    half as many each."""
     marked, control = marks.pairs(seed)
     hosts = marks.hosts.x
     others = _others_repeated(marks)
@@ -100,34 +109,44 @@ def _task(marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, seed: int) -
 
 @dataclass(frozen=True, eq=False)
 class LayerStatistics:
-    """What the mark does to a layer ``(C, P)``, the first directions first; and mean and covariance without it."""
+    """What the mark does to a layer ``(C, P)``, the first directions first; and mean and covariance
+    without it."""
 
     patterns: torch.Tensor
     mean: torch.Tensor
     covariance: torch.Tensor
 
     def projection(self, rank: int, strength: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """The matrix ``(C, C)`` and offset ``(C,)`` that take the first directions out, and change all else least.
+        """The matrix ``(C, C)`` and offset ``(C,)`` that take the first directions out, and change
+        all else least.
 
-        The filters that measure a direction are those with the least variance over photos without the mark (Haufe et
-        al., NeuroImage 2014): its part beyond the mean is taken out (P-ClArC, Anders et al., 2022; least change as in
-        LEACE, Belrose et al., NeurIPS 2023).
+        The filters that measure a direction are those with the least variance over photos without
+        the mark (Haufe et al., NeuroImage 2014): its part beyond the mean is taken out (P-ClArC,
+        Anders et al., 2022; least change as in LEACE, Belrose et al., NeurIPS 2023).
         """
         patterns = self.patterns[:, :rank]
-        ridge = RIDGE * self.covariance.diagonal().mean() * torch.eye(len(self.mean), dtype=self.mean.dtype)
+        ridge = (
+            RIDGE
+            * self.covariance.diagonal().mean()
+            * torch.eye(len(self.mean), dtype=self.mean.dtype)
+        )
         filters = torch.linalg.solve(self.covariance + ridge, patterns)
         taken = strength * patterns @ torch.linalg.solve(patterns.T @ filters, filters.T)
         return torch.eye(len(taken), dtype=taken.dtype) - taken, taken @ self.mean
 
 
-def _statistics(marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, layer: str, seed: int) -> LayerStatistics:
+def _statistics(
+    marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, layer: str, seed: int
+) -> LayerStatistics:
     def maps(x: torch.Tensor) -> torch.Tensor:
         """The feature maps ``(N, C, P)`` of some photos."""
         return feature_maps(model, run.place(x), layer).double().cpu().flatten(2)
 
     marked, control = marks.pairs(seed)
     difference = torch.zeros((), dtype=torch.float64)
-    for with_mark, without in zip(torch.split(marked, BATCH), torch.split(control, BATCH), strict=True):
+    for with_mark, without in zip(
+        torch.split(marked, BATCH), torch.split(control, BATCH), strict=True
+    ):
         difference = difference + (maps(with_mark) - maps(without)).sum(0)
     total = torch.zeros((), dtype=torch.float64)
     squares = torch.zeros((), dtype=torch.float64)
@@ -144,7 +163,9 @@ def _statistics(marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, layer:
     return LayerStatistics(torch.linalg.svd(difference, full_matrices=False)[0], mean, covariance)
 
 
-def _inserted(model: nn.Module, layer: str, x: torch.Tensor, channels: int) -> tuple[nn.Module, nn.Module]:
+def _inserted(
+    model: nn.Module, layer: str, x: torch.Tensor, channels: int
+) -> tuple[nn.Module, nn.Module]:
     """A copy of a model with a linear map of the channels after a layer; and this map."""
     output = FeatureExtractor(model, layer)(x)[layer]
     made: nn.Module
@@ -153,10 +174,16 @@ def _inserted(model: nn.Module, layer: str, x: torch.Tensor, channels: int) -> t
     elif isinstance(output, torch.Tensor) and output.shape[-1] == channels:
         made = nn.Linear(channels, channels)
     else:
-        raise LayerError(f"layer {layer!r} must give one tensor with channels first or last; choose another")
+        raise LayerError(
+            f"layer {layer!r} must give one tensor with channels first or last; choose another"
+        )
     new = copy.deepcopy(model)
     parent, _, name = layer.rpartition(".")
-    setattr(submodule(new, parent), name, nn.Sequential(submodule(new, layer), made.to(output).requires_grad_(False)))
+    setattr(
+        submodule(new, parent),
+        name,
+        nn.Sequential(submodule(new, layer), made.to(output).requires_grad_(False)),
+    )
     return new.eval(), made
 
 
@@ -177,7 +204,12 @@ class _Choice:
 
 
 def _projected(
-    model: nn.Module, layers: Sequence[str], fit: MarkedPhotos, choose: _Task, run: _BatchRunner, seed: int
+    model: nn.Module,
+    layers: Sequence[str],
+    fit: MarkedPhotos,
+    choose: _Task,
+    run: _BatchRunner,
+    seed: int,
 ) -> tuple[nn.Module, _Choice]:
     """The model with the projection of least loss on the photos to choose by."""
     best: tuple[_Choice, nn.Module, nn.Module, LayerStatistics] | None = None
@@ -213,11 +245,14 @@ def _trained(
     max_seconds: float,
     prior: Prior | None,
 ) -> nn.Module:
-    """A copy of the model, trained to answer as the model itself does without the mark; the best of the checks."""
+    """A copy of the model, trained to answer as the model itself does without the mark; the best of
+    the checks."""
     new = copy.deepcopy(model).eval()  # statistics of normalisations stay as they are
     parameters = list(new.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
-    optimiser = torch.optim.AdamW([parameter.requires_grad_() for parameter in parameters], rate, weight_decay=0.0)
+    optimiser = torch.optim.AdamW(
+        [parameter.requires_grad_() for parameter in parameters], rate, weight_decay=0.0
+    )
     generator = torch.Generator().manual_seed(seed)
     end = time.monotonic() + max_seconds
     best = copy.deepcopy(new.state_dict())
@@ -264,16 +299,19 @@ def repair(
 ) -> Repair:
     """Make a model without a finding, and measure what that does.
 
-    The mark of the finding is a region of its photos. It is put on other photos, whose class it should not change, and
-    taken off its own, by exchanging the pixels of the region. The repaired model should answer as the old one does
-    without the mark. Half of the photos serve to fit that, a quarter to choose, and a quarter to measure the result.
+    The mark of the finding is a region of its photos. It is put on other photos, whose class it
+    should not change, and taken off its own, by exchanging the pixels of the region. The repaired
+    model should answer as the old one does without the mark. Half of the photos serve to fit that,
+    a quarter to choose, and a quarter to measure the result.
 
     Args:
-        finding: a cluster of maps, such as ``insight.reasons[0]``; a class that looks away from its object, such as
-            ``insight.looks[0]``; a channel (give ``layer``); or a concept vector from examples.
+        finding: a cluster of maps, such as ``insight.reasons[0]``; a class that looks away from its
+            object, such as ``insight.looks[0]``; a channel (give ``layer``); or a concept vector
+            from examples.
         photos: the photos of the run, and the model.
-        how: "project" takes the mark out of a layer, by a linear map of its channels that is inserted after it; layer,
-            number of directions and strength are chosen. "train" trains all weights of a copy.
+        how: "project" takes the mark out of a layer, by a linear map of its channels that is
+            inserted after it; layer, number of directions and strength are chosen. "train" trains
+            all weights of a copy.
         layer: the layer, or several to choose from; None tries the last one of each resolution.
         most: how many other photos are used.
         steps, learning_rate, max_seconds: of the training, by AdamW in batches of 32 photos.
@@ -285,11 +323,13 @@ def repair(
         RunError: there are too few photos, or an argument is wrong.
         LayerError: there is no such layer, or none that gives a tensor of channels.
 
-    Anders et al., "Finding and removing Clever Hans: using explanation methods to debug and improve deep models",
-    Information Fusion 2022 (ClArC).
+    Anders et al., "Finding and removing Clever Hans: using explanation methods to debug and improve
+    deep models", Information Fusion 2022 (ClArC).
     """
     if how not in ("project", "train"):
-        raise RunError(f"{option('how')} must be 'project' or 'train', got {how!r}; project needs no training")
+        raise RunError(
+            f"{option('how')} must be 'project' or 'train', got {how!r}; project needs no training"
+        )
     begun = time.monotonic()
     model = photos.explainer.model
     one = layer if layer is None or isinstance(layer, str) else None
@@ -344,7 +384,8 @@ def _joined(tasks: Sequence[_Task]) -> _Task:
 def _layers(
     layer: str | Sequence[str] | None, marks: MarkedPhotos, model: nn.Module, run: _BatchRunner
 ) -> Sequence[str]:
-    """The layers to choose from: that of a vector, those that were named, or the last one of each resolution.
+    """The layers to choose from: that of a vector, those that were named, or the last one of each
+    resolution.
 
     Raises:
         LayerError: there are none.
@@ -354,13 +395,17 @@ def _layers(
     if isinstance(layer, str):
         return [layer]
     if layer is None:
-        layer = [name for name in stage_layers(model, run.place(marks.hosts.x[:1])) if "@" not in name]
+        layer = [
+            name for name in stage_layers(model, run.place(marks.hosts.x[:1])) if "@" not in name
+        ]
     if not layer:
         raise LayerError(f"{option('layer')} must name a layer of this model, got none; give one")
     return layer
 
 
-def _answers(prove: MarkedPhotos, model: nn.Module, new: nn.Module, run: _BatchRunner, seed: int) -> dict[str, Answers]:
+def _answers(
+    prove: MarkedPhotos, model: nn.Module, new: nn.Module, run: _BatchRunner, seed: int
+) -> dict[str, Answers]:
     """What both models say of photos that were used neither to fit nor to choose."""
     moved, control = prove.pairs(seed)
     groups = {

@@ -1,4 +1,5 @@
-"""What a repair did: answers before and after, and a page with the mark, the accuracies and the maps in pictures."""
+"""What a repair did: answers before and after, and a page with the mark, the accuracies and the
+maps in pictures."""
 
 import io
 import os
@@ -41,7 +42,8 @@ GROUPS = {
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What the models before and after said of some photos: their classes ``(N,)`` and both answers ``(N, 2)``."""
+    """What the models before and after said of some photos: their classes ``(N,)`` and both answers
+    ``(N, 2)``."""
 
     classes: torch.Tensor
     given: torch.Tensor
@@ -60,12 +62,14 @@ class Answers:
 class Repair:
     """A model without a finding, and what the repair did to its answers.
 
-    ``model`` is a copy; the explainer's own model is as it was. ``answers`` has those of photos that were used neither
-    to fit nor to choose: "marked" (photos of the finding), "without" (the same without the mark), "moved" (photos of
-    other classes with the mark), "control" (the same with a patch of another photo), "own" (photos of the class without
-    the mark, if the finding has some) and "elsewhere" (photos of other classes as they are). ``layer``, ``rank`` and
-    ``strength`` are those of the projection; ``loss`` is what they were chosen by: how far the answers are from those
-    of the old model without the mark (mean Kullback-Leibler divergence), before and after.
+    ``model`` is a copy; the explainer's own model is as it was. ``answers`` has those of photos
+    that were used neither to fit nor to choose: "marked" (photos of the finding), "without" (the
+    same without the mark), "moved" (photos of other classes with the mark), "control" (the same
+    with a patch of another photo), "own" (photos of the class without the mark, if the finding has
+    some) and "elsewhere" (photos of other classes as they are). ``layer``, ``rank`` and
+    ``strength`` are those of the projection; ``loss`` is what they were chosen by: how far the
+    answers are from those of the old model without the mark (mean Kullback-Leibler divergence),
+    before and after.
     """
 
     model: nn.Module = field(repr=False)
@@ -84,20 +88,27 @@ class Repair:
 
     @property
     def taken(self) -> tuple[float, float, float]:
-        """The share of other photos that get the class of the finding: with its mark before and after, and without."""
+        """The share of other photos that get the class of the finding: with its mark before and
+        after, and without."""
         if self.target is None:
             return float("nan"), float("nan"), float("nan")
-        return *self.answers["moved"].share(self.target), self.answers["control"].share(self.target)[0]
+        return *self.answers["moved"].share(self.target), self.answers["control"].share(
+            self.target
+        )[0]
 
     @property
     def chance(self) -> float:
-        """How likely it is that the mark of a class without effect draws as many photos to it (McNemar's test).
+        """How likely it is that the mark of a class without effect draws as many photos to it
+        (McNemar's test).
 
-        Above 0.05, it was not shown that the old model reads the mark: there may be nothing to repair.
+        Above 0.05, it was not shown that the old model reads the mark: there may be nothing to
+        repair.
         """
         if self.target is None:
             return float("nan")
-        moved, control = (self.answers[name].given[:, 0] == self.target for name in ("moved", "control"))
+        moved, control = (
+            self.answers[name].given[:, 0] == self.target for name in ("moved", "control")
+        )
         return sign_test(int((moved & ~control).sum()), int((control & ~moved).sum()))
 
     @property
@@ -114,7 +125,10 @@ class Repair:
         for name, answers in self.answers.items():
             before, after = answers.accuracy
             accuracy[name] = {"photos": len(answers.classes), "before": before, "after": after}
-        return {**fields_of(self, "finding how layer rank strength loss taken chance seconds"), "accuracy": accuracy}
+        return {
+            **fields_of(self, "finding how layer rank strength loss taken chance seconds"),
+            "accuracy": accuracy,
+        }
 
     @property
     def about(self) -> str:
@@ -128,7 +142,9 @@ class Repair:
             return f"{done}."
         before, after, control = map(percent, self.taken)
         doubt = " It is not shown that the model reads the mark at all." * (self.chance >= 0.05)
-        moved = f"With the mark, {before} of other photos were taken for {self.finding}, now {after}"
+        moved = (
+            f"With the mark, {before} of other photos were taken for {self.finding}, now {after}"
+        )
         return f"{done}. {moved}; with another patch, {control} (p = {self.chance:.2g}).{doubt}"
 
     def __str__(self) -> str:
@@ -138,9 +154,10 @@ class Repair:
         """Write the model, and beside it a page with the proof; return both paths.
 
         Args:
-            path: "repaired.pt" for the whole module (``torch.load(path, weights_only=False)``, which needs the code of
-                the original model, but not this package); "repaired.pt2" for an exported program, which needs no code
-                but torch (``torch.export.load(path).module()``). The page is ``repaired.html``.
+            path: "repaired.pt" for the whole module (``torch.load(path, weights_only=False)``,
+                which needs the code of the original model, but not this package); "repaired.pt2"
+                for an exported program, which needs no code but torch
+                (``torch.export.load(path).module()``). The page is ``repaired.html``.
             overwrite: replace files that are there.
 
         Raises:
@@ -151,7 +168,9 @@ class Repair:
         if path.suffix == ".pt2":
             x = self.photos.explainer._placed(self.marks.hosts.x[:2])
             batch = {0: torch.export.Dim("batch")}
-            torch.export.save(torch.export.export(self.model, (x,), dynamic_shapes=(batch,)), buffer)
+            torch.export.save(
+                torch.export.export(self.model, (x,), dynamic_shapes=(batch,)), buffer
+            )
         else:
             torch.save(self.model, buffer)
         files = Files(path.parent, overwrite=overwrite)
@@ -165,7 +184,8 @@ class Repair:
         Photos that are tensors, or gone, are left out.
         """
         of_mark = (
-            "Photos of the finding, and other photos that were given the region in the frame. The class of these "
+            "Photos of the finding, and other photos that were given the region in the frame. The "
+            "class of these "
             "should not change."
         )
         of_answers = f"{self.about}\nAccuracies on photos that were not used to fit or choose it."
@@ -173,13 +193,17 @@ class Repair:
         sections = [
             self._section("The mark", of_mark, marks),
             Section("The answers", of_answers, self.rows, [chart]),
-            self._section("The maps", "What the old and the new model read their top class from.", maps),
+            self._section(
+                "The maps", "What the old and the new model read their top class from.", maps
+            ),
         ]
         done = "by training" if self.how == "train" else "by a projection"
         detail = f"{self.photos.run.path.name}, {self.seconds:.0f} s"
         return document(f"{self.finding}: repaired {done}", detail, sections)
 
-    def _section(self, heading: str, content: str, draw: Callable[["Repair"], Image.Image]) -> Section:
+    def _section(
+        self, heading: str, content: str, draw: Callable[["Repair"], Image.Image]
+    ) -> Section:
         try:
             return Section(heading, content, pictures=[(draw(self), heading)])
         except ExplainError as error:  # of photos that are tensors, or gone
@@ -188,8 +212,13 @@ class Repair:
 
 def marks(repair: Repair) -> Image.Image:
     """Photos of the finding with the region of the mark, and others that were given it."""
-    bearing = [Tile(_framed(_seen(repair, row), region), row.label or "") for row, region, _ in _carriers(repair)]
-    moved = [Tile(_framed(photo, region), row.label or "") for row, photo, region, _ in _moved(repair)]
+    bearing = [
+        Tile(_framed(_seen(repair, row), region), row.label or "")
+        for row, region, _ in _carriers(repair)
+    ]
+    moved = [
+        Tile(_framed(photo, region), row.label or "") for row, photo, region, _ in _moved(repair)
+    ]
     return _sheet(f"photos of the finding ({repair.finding})", bearing, moved)
 
 
@@ -212,7 +241,8 @@ def bars(repair: Repair) -> Image.Image:
 
 
 def maps(repair: Repair) -> Image.Image:
-    """What both models read their top class from, in photos of the finding and in others with its mark."""
+    """What both models read their top class from, in photos of the finding and in others with its
+    mark."""
     bearing = []
     for row, _, x in _carriers(repair):
         bearing += _map_tiles(repair, row, _seen(repair, row), x)
@@ -223,7 +253,8 @@ def maps(repair: Repair) -> Image.Image:
 
 
 def _map_tiles(repair: Repair, row: Row, photo: Image.Image, x: torch.Tensor) -> list[Tile]:
-    """The maps of the old and of the new model for the class that they give an input ``(C, H, W)``."""
+    """The maps of the old and of the new model for the class that they give an input ``(C, H,
+    W)``."""
     explainer = repair.photos.explainer
     run = repair.photos.run
     method = method_in(run, run.methods[0])
@@ -239,7 +270,10 @@ def _map_tiles(repair: Repair, row: Row, photo: Image.Image, x: torch.Tensor) ->
 
 
 def _sheet(title: str, bearing: Sequence[Tile], moved: Sequence[Tile]) -> Image.Image:
-    return sheet(Layout("", "", (Group(title, tuple(bearing)), Group("others with its mark", tuple(moved)))), SIDE)
+    return sheet(
+        Layout("", "", (Group(title, tuple(bearing)), Group("others with its mark", tuple(moved)))),
+        SIDE,
+    )
 
 
 def _carriers(repair: Repair) -> list[tuple[Row, torch.Tensor, torch.Tensor]]:
@@ -249,7 +283,8 @@ def _carriers(repair: Repair) -> list[tuple[Row, torch.Tensor, torch.Tensor]]:
 
 
 def _moved(repair: Repair) -> list[tuple[Row, Image.Image, torch.Tensor, torch.Tensor]]:
-    """Some hosts with the mark: the row, the photo, the region, and the input. Those that changed come first."""
+    """Some hosts with the mark: the row, the photo, the region, and the input. Those that changed
+    come first."""
     donors, _, regions = repair.marks.donors(repair.seed)
     x, _ = repair.marks.pairs(repair.seed)
     answers = repair.answers["moved"].given

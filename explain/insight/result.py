@@ -10,7 +10,16 @@ from typing import Any
 
 from PIL import Image
 
-from explain._utils.errors import ArgumentError, ExplainError, RunError, either, keywords, option, printable, shown
+from explain._utils.errors import (
+    ArgumentError,
+    ExplainError,
+    RunError,
+    either,
+    keywords,
+    option,
+    printable,
+    shown,
+)
 from explain.data.files import Files
 from explain.explanation.explainer import Explainer
 from explain.hooks.layer_names import Where
@@ -32,7 +41,8 @@ from explain.store.lists import source_of
 from explain.store.reading import StoredRun
 
 NOTABLE = 0.5  # how far a cluster stands out that is worth a look
-MIN_RESOLUTION = 6  # places along a side of maps without which a mark cannot be told from what is beside it
+# places along a side of maps without which a mark cannot be told from what is beside it
+MIN_RESOLUTION = 6
 SECTIONS = tomllib.loads((resources.files("explain.insight") / "sections.toml").read_text("utf-8"))
 
 
@@ -40,11 +50,12 @@ SECTIONS = tomllib.loads((resources.files("explain.insight") / "sections.toml").
 class Insight:
     """What the maps of a run say together; it prints itself.
 
-    ``looks`` says where each class looks, the most striking first. ``reasons`` are the clusters of maps of one class,
-    those that stand out most first. ``pairs`` are the classes that are taken for others, the most frequent first.
-    ``maps`` has all maps on one grid. ``evidence`` lists photos whose smallest evidence is not on the object; None
-    where the run has no `Sufficient` or `Necessary`. ``channels``, ``concepts`` and ``direction`` are results that need
-    the model; None where they were not requested.
+    ``looks`` says where each class looks, the most striking first. ``reasons`` are the clusters of
+    maps of one class, those that stand out most first. ``pairs`` are the classes that are taken for
+    others, the most frequent first. ``maps`` has all maps on one grid. ``evidence`` lists photos
+    whose smallest evidence is not on the object; None where the run has no `Sufficient` or
+    `Necessary`. ``channels``, ``concepts`` and ``direction`` are results that need the model; None
+    where they were not requested.
     """
 
     run: StoredRun
@@ -107,22 +118,30 @@ class Insight:
         height, width = self.maps.resolution or (MIN_RESOLUTION, MIN_RESOLUTION)
         if min(height, width) < MIN_RESOLUTION:
             lines.append(
-                f"The maps have {height} × {width} places: too few to tell a mark from the object. Run an earlier "
+                f"The maps have {height} × {width} places: too few to tell a mark from the object. "
+                "Run an earlier "
                 "layer (explain layers lists them)."
             )
         if self.looks and self.looks[0].striking > 0:
             look = self.looks[0]
-            lines.append(_said("looks", look, "headline" if look.on_object.value >= 0 else "otherwise"))
+            lines.append(
+                _said("looks", look, "headline" if look.on_object.value >= 0 else "otherwise")
+            )
         if self.reasons:
             cluster = self.reasons[0]
-            lines.append(_said("reasons", cluster, "headline" if cluster.stands_out >= NOTABLE else "otherwise"))
+            lines.append(
+                _said(
+                    "reasons", cluster, "headline" if cluster.stands_out >= NOTABLE else "otherwise"
+                )
+            )
         frequent = [pair for pair in self.pairs if pair.of >= class_statistics.LEAST]
         if frequent:
             lines.append(_said("mistakes", frequent[0], "headline"))
         return [printable(line) for line in lines]
 
     def parts(self, most: int = 10) -> dict[str, Section]:
-        """The tables: where classes look, clusters of reasons, mistakes, and what else was requested.
+        """The tables: where classes look, clusters of reasons, mistakes, and what else was
+        requested.
 
         Args:
             most: rows of each table.
@@ -132,12 +151,18 @@ class Insight:
             rows = getattr(found, "table", found)[:most]
             words = SECTIONS[name]
             content = words["about" if rows else "nothing"].format(**vars(self))
-            cells = [[_cell(column, row) for column in words["cells"]] if "cells" in words else row for row in rows]
-            sections[name] = Section(words["title"].format(**vars(self)), content, [words["head"], *cells])
+            cells = [
+                [_cell(column, row) for column in words["cells"]] if "cells" in words else row
+                for row in rows
+            ]
+            sections[name] = Section(
+                words["title"].format(**vars(self)), content, [words["head"], *cells]
+            )
         return sections
 
     def finding(self, which: int | str) -> Cluster | ClassStatistics:
-        """Return the cluster with a number, from 1, or what is known of a class: what `explain.insight.repair` takes.
+        """Return the cluster with a number, from 1, or what is known of a class: what
+        `explain.insight.repair` takes.
 
         Raises:
             RunError: there is no such cluster or class.
@@ -148,7 +173,9 @@ class Insight:
             if look.target == which:
                 return look
         known = f"the number of a cluster, 1 to {len(self.reasons)}, or the label of a class"
-        raise RunError(f"{option('finding')} must be {known}, got {shown(which)}; the insight lists them")
+        raise RunError(
+            f"{option('finding')} must be {known}, got {shown(which)}; the insight lists them"
+        )
 
     def lines(self, most: int = 10) -> list[str]:
         """The tables as lines for people; see `parts`."""
@@ -159,11 +186,13 @@ class Insight:
         return lines
 
     def pictures(self, source: Any = None, *, photos: bool = True) -> dict[str, Image.Image]:
-        """Draw "looks", "reasons", "mistakes" where they were explained, and "channels" and "concepts" if requested.
+        """Draw "looks", "reasons", "mistakes" where they were explained, and "channels" and
+        "concepts" if requested.
 
         Args:
             source: where photos come from that had no file.
-            photos: whether photos are drawn; without, the pictures of mean maps may be published where photos may not.
+            photos: whether photos are drawn; without, the pictures of mean maps may be published
+                where photos may not.
 
         Photos that cannot be read are left out.
         """
@@ -184,8 +213,11 @@ class Insight:
                     self.photos.missing[name] = str(error)
         return drawn
 
-    def save(self, folder: str | os.PathLike[str], *, source: Any = None, overwrite: bool = False) -> list[Path]:
-        """Write the pictures, ``insight.json`` and a page with all of it, ``insight.html``; return the paths.
+    def save(
+        self, folder: str | os.PathLike[str], *, source: Any = None, overwrite: bool = False
+    ) -> list[Path]:
+        """Write the pictures, ``insight.json`` and a page with all of it, ``insight.html``; return
+        the paths.
 
         Args:
             folder: where to.
@@ -240,11 +272,14 @@ def insight(
     Args:
         run: the run.
         method: whose maps; by default the first of the run.
-        explainer: what the run was made with; with it, mistakes are explained. What follows needs it.
+        explainer: what the run was made with; with it, mistakes are explained. What follows needs
+            it.
         source: where photos come from that had no file.
-        channels: of how many channels of a layer it says what they see; those that do most for ``target``.
+        channels: of how many channels of a layer it says what they see; those that do most for
+            ``target``.
         concepts: how many concepts are looked for that all photos share.
-        examples: a source of photos, such as a folder, that have a concept: is ``target`` read from it?
+        examples: a source of photos, such as a folder, that have a concept: is ``target`` read from
+            it?
         target: a class, by number or label; for channels, None is the best class of each photo.
         layer: where channels and concepts are looked for; None finds the last feature map.
         seed: of what is drawn by chance.
@@ -259,14 +294,20 @@ def insight(
         requested.append("examples")
     for name, value in (("target", target), ("layer", layer)):
         if value is not None and not requested:
-            raise ArgumentError(f"{option(name)} has no effect without channels, concepts or examples; leave it out")
+            raise ArgumentError(
+                f"{option(name)} has no effect without channels, concepts or examples; leave it out"
+            )
     if requested and explainer is None:
         remedy = either("give the explainer of the run", "give --model")
         raise ArgumentError(f"{option(requested[0])} must have the model, got none; {remedy}")
     if examples is not None and target is None:
-        raise ArgumentError(f"{option('target')} must say of which class the examples may be a reason; give a class")
+        raise ArgumentError(
+            f"{option('target')} must say of which class the examples may be a reason; give a class"
+        )
     if target is not None and requested == ["concepts"]:
-        raise ArgumentError(f"{option('target')} has no effect with concepts, which all photos share; leave it out")
+        raise ArgumentError(
+            f"{option('target')} has no effect with concepts, which all photos share; leave it out"
+        )
     maps = read_maps(run, method)
     found = Insight(
         run,
@@ -303,5 +344,7 @@ def _images(examples: Any) -> list[Any]:
     entries = list(source.entries())
     for entry in entries:
         if entry.problem is not None:
-            raise RunError(f"examples must be readable, but {entry.name!r} is not ({entry.problem}); remove it")
+            raise RunError(
+                f"examples must be readable, but {entry.name!r} is not ({entry.problem}); remove it"
+            )
     return [source.read(entry).image for entry in entries]

@@ -12,9 +12,11 @@ from explain.layers.summary import summary_of
 
 
 def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, float]:
-    """Estimate which share of a pass follows each of some layers, by the multiplications with weights.
+    """Estimate which share of a pass follows each of some layers, by the multiplications with
+    weights.
 
-    Each weight of a module is used once for every place of the module's output. What has no weights is not counted.
+    Each weight of a module is used once for every place of the module's output. What has no weights
+    is not counted.
 
     >>> from explain.data.inputs import as_inputs
     >>> import torch
@@ -32,6 +34,10 @@ def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[
     found = {}
     for layer in layers:
         place = place_of(layer, model)
-        numbers = [i for i, call in enumerate(calls) if call.name == place.layer and place.call in (None, call.number)]
+        numbers = [
+            i
+            for i, call in enumerate(calls)
+            if call.name == place.layer and place.call in (None, call.number)
+        ]
         found[layer] = sum(work[numbers[-1] + 1 :]) / total if numbers and total else 1.0
     return found

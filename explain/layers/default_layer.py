@@ -38,33 +38,47 @@ _POOLING = re.compile("Pool(?!Former)|Upsample")
 _WEIGHTED = re.compile("(Slow)?Conv|Mkldnn|Cudnn|Linear|((Add|B|Baddb)m|M)m|Mv|Scaled|Generated")
 """Nodes of operations with weights, or that mix channels or places in another way."""
 _PRODUCT = re.compile("Mul|Div|Bmm|Mm|GridSampler|Generated")
-"""Nodes of products; the registered operations are among them for deformable convolutions, which move a map."""
+"""Nodes of products; the registered operations are among them for deformable convolutions, which
+move a map."""
 _ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|XCA$)")
 
 
 def default_layer(
-    model: nn.Module, x: InputsLike, score: Score | None = None, *, of_class: bool = False, refresh: bool = False
+    model: nn.Module,
+    x: InputsLike,
+    score: Score | None = None,
+    *,
+    of_class: bool = False,
+    refresh: bool = False,
 ) -> str:
-    """Name the layer to explain: the last feature map before pooling, or the tokens before the last attention.
+    """Name the layer to explain: the last feature map before pooling, or the tokens before the last
+    attention.
 
-    It depends on what is explained, lies before the answer, has several channels, which a gate has not, and reaches the
-    score with a gradient that does not cancel over its places, as that of an attention's logits does.
+    It depends on what is explained, lies before the answer, has several channels, which a gate has
+    not, and reaches the score with a gradient that does not cancel over its places, as that of an
+    attention's logits does.
 
-    It is found by running the model on one image, and kept as long as the model has the same modules and inputs of the
-    same size. A network that gives boxes or maps, or several tensors, instead of a row of scores has heads for many
-    answers: there, and elsewhere with ``refresh``, what ``score`` depends on is computed each time, except that all
-    classes (``of_class``) of a network that gives their scores share a layer.
+    It is found by running the model on one image, and kept as long as the model has the same
+    modules and inputs of the same size. A network that gives boxes or maps, or several tensors,
+    instead of a row of scores has heads for many
+    answers: there, and elsewhere with ``refresh``, what ``score`` depends on is computed each time,
+    except that all classes (``of_class``) of a network that gives their scores share a layer.
 
     Raises:
         LayerError: no layer gives a spatial map.
     """
     inputs = as_inputs(x)
     if inputs.x.is_meta:
-        raise LayerError("x must hold values for a layer to be found, got one on the meta device; load it first")
+        raise LayerError(
+            "x must hold values for a layer to be found, got one on the meta device; load it first"
+        )
     if inputs.x.ndim == 5:
         inputs = with_layout(model, inputs)
     if isinstance(model, Stitched):
-        return f"model.{default_layer(model.model, model.first(inputs), model.energy(inputs), refresh=refresh)}"
+        of_window = default_layer(
+            model.model, model.first(inputs), model.energy(inputs), refresh=refresh
+        )
+        return f"model.{of_window}"
     summary = summary_of(model, inputs, with_graph=True)
     shared_by = _shared_by(summary, score, of_class, refresh)
     if shared_by in summary.chosen:
@@ -87,10 +101,13 @@ def stage_layers(
     of_class: bool = False,
     refresh: bool = False,
 ) -> list[str]:
-    """Name the last layer that counts at each of the ``count`` coarsest resolutions, the finest first.
+    """Name the last layer that counts at each of the ``count`` coarsest resolutions, the finest
+    first.
 
     >>> import torch
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1)
+    ... )
     >>> stage_layers(model, torch.zeros(1, 3, 8, 8))
     ['1', '3']
     """
@@ -109,8 +126,11 @@ def stage_layers(
     return [*layers] or [default_layer(model, inputs, score, of_class=of_class, refresh=refresh)]
 
 
-def _shared_by(summary: ForwardSummary, score: Score | None, of_class: bool, refresh: bool) -> str | None:
-    """Which scores a choice is made for, and kept with the summary; None where it is for this one alone."""
+def _shared_by(
+    summary: ForwardSummary, score: Score | None, of_class: bool, refresh: bool
+) -> str | None:
+    """Which scores a choice is made for, and kept with the summary; None where it is for this one
+    alone."""
     if score is None or (summary.gives_scores and summary.outputs == 1 and not refresh):
         return ALL_SCORES
     return "all classes" if of_class and summary.gives_scores and not refresh else None
@@ -134,7 +154,11 @@ class _Search:
 
 
 def _begin(
-    model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score | None, shared_by: str | None
+    model: nn.Module,
+    inputs: Inputs,
+    summary: ForwardSummary,
+    score: Score | None,
+    shared_by: str | None,
 ) -> _Search:
     """A search on the first image, or where it depends on the score, on all images."""
     recorded = summary.chosen.pop(GRAPH, None)
@@ -152,8 +176,11 @@ class _Candidate:
 
     @property
     def name(self) -> str:
-        """A module's last call rather than another, then the shortest path, then what returned last."""
-        return min(reversed(self.calls), key=lambda call: (not call.last, call.name.count("."))).label
+        """A module's last call rather than another, then the shortest path, then what returned
+        last."""
+        return min(
+            reversed(self.calls), key=lambda call: (not call.last, call.name.count("."))
+        ).label
 
     @property
     def grid(self) -> Grid | None:
@@ -170,19 +197,24 @@ class _Candidate:
     @property
     def is_tokens(self) -> bool:
         # What is pooled from tokens may have as many channels as there might be tokens.
-        return self.grid is not None and self.grid.layout in ("tokens", "tokens first") and not self.is_pooling
+        return (
+            self.grid is not None
+            and self.grid.layout in ("tokens", "tokens first")
+            and not self.is_pooling
+        )
 
     @property
     def is_gate(self) -> bool:
-        """Whether a map has one channel, which says how much of other maps passes, and not what is there."""
+        """Whether a map has one channel, which says how much of other maps passes, and not what is
+        there."""
         return self.grid is not None and self.calls[-1].shape[self.grid.of_channels] == 1
 
 
 def _candidates(summary: ForwardSummary) -> list[_Candidate]:
     """The tensors that calls returned.
 
-    Left out are those that returned it again later, those inside an attention, where heads and weights resemble maps,
-    and those that saw only other images than what is explained.
+    Left out are those that returned it again later, those inside an attention, where heads and
+    weights resemble maps, and those that saw only other images than what is explained.
     """
     calls = [call for call in summary.calls if call.depends] or summary.calls
     groups: list[list[ModuleCall]] = []
@@ -203,20 +235,27 @@ def _candidates(summary: ForwardSummary) -> list[_Candidate]:
 def _covering(candidates: list[_Candidate], size: Size) -> list[_Candidate]:
     """The maps that cover the input, not pooled, if there are any."""
     maps = [candidate for candidate in candidates if candidate.is_map]
-    covering = [candidate for candidate in maps if candidate.grid and has_aspect(candidate.grid.size, size)] or maps
+    covering = [
+        candidate for candidate in maps if candidate.grid and has_aspect(candidate.grid.size, size)
+    ] or maps
     return [candidate for candidate in covering if not candidate.is_pooling] or covering
 
 
 def _before_attention(candidates: list[_Candidate]) -> list[_Candidate]:
-    """The tokens that are followed by an attention, since after the last attention only the class token may count.
+    """The tokens that are followed by an attention, since after the last attention only the class
+    token may count.
 
     The output of an attention may be a padded window of a smaller map.
     """
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
-    attentions = [each for each in candidates if any(_ATTENTION.match(call.kind) for call in each.calls)]
+    attentions = [
+        each for each in candidates if any(_ATTENTION.match(call.kind) for call in each.calls)
+    ]
     if not attentions:
         return tokens
-    return [each for each in tokens if each.number < attentions[-1].number and each not in attentions]
+    return [
+        each for each in tokens if each.number < attentions[-1].number and each not in attentions
+    ]
 
 
 def _latest_first(candidates: Iterable[_Candidate]) -> list[_Candidate]:
@@ -233,7 +272,9 @@ def _stages(search: _Search, count: int) -> tuple[list[str], bool]:
     names_of_stages = []
     for size in coarsest:
         candidates = sorted(by_size[size], key=lambda candidate: candidate.is_gate)
-        names_of_stages.append([candidate.name for candidate in candidates[: CANDIDATES // len(coarsest)]])
+        names_of_stages.append(
+            [candidate.name for candidate in candidates[: CANDIDATES // len(coarsest)]]
+        )
     influences = _influences(search, [name for names in names_of_stages for name in names])
     reached = []
     is_certain = True
@@ -247,9 +288,11 @@ def _stages(search: _Search, count: int) -> tuple[list[str], bool]:
 
 
 def _choose(search: _Search) -> tuple[str, bool]:
-    """The last feature map that the scores depend on; for tokens, the last ones that are followed by an attention.
+    """The last feature map that the scores depend on; for tokens, the last ones that are followed
+    by an attention.
 
-    Also returns whether it would be the same for another image: a gradient that is zero everywhere says nothing.
+    Also returns whether it would be the same for another image: a gradient that is zero everywhere
+    says nothing.
     """
     candidates = _candidates(search.summary)
     maps = _covering(candidates, tuple(search.inputs.x.shape[2:]))
@@ -258,9 +301,13 @@ def _choose(search: _Search) -> tuple[str, bool]:
     latest = _latest_first([*maps[-1:], *last_tokens])[:1]
     if not latest:
         raise _no_map(search.model, len(search.summary.calls))
-    other_maps = [candidate for candidate in candidates if candidate.is_map and candidate not in maps]
+    other_maps = [
+        candidate for candidate in candidates if candidate.is_map and candidate not in maps
+    ]
     order = [*latest, *last_tokens, *_latest_first(maps + tokens), *_latest_first(other_maps)]
-    names = list(dict.fromkeys(each.name for each in sorted(order, key=lambda candidate: candidate.is_gate)))
+    names = list(
+        dict.fromkeys(each.name for each in sorted(order, key=lambda candidate: candidate.is_gate))
+    )
     influences: dict[str, _Influence] = {}
     for some in search.influences_in_turn(names):
         influences |= some
@@ -271,11 +318,12 @@ def _choose(search: _Search) -> tuple[str, bool]:
 
 
 def _map_behind_answers(search: _Search, score: Score) -> str:
-    """The last map, or tokens, that say something about one of many answers. The answers themselves do not count:
-    neither the map of classes that the network gives, nor a map of which the score reads one position. Nor does a head
-    that slides over the maps of several resolutions, of which each call is about one. They are taken only where the
-    score depends on nothing else. A score that reads few numbers, as that of a box does, sees little of a fine map: of
-    several resolutions, the coarsest is taken.
+    """The last map, or tokens, that say something about one of many answers. The answers themselves
+    do not count: neither the map of classes that the network gives, nor a map of which the score
+    reads one position. Nor does a head that slides over the maps of several resolutions, of which
+    each call is about one. They are taken only where the score depends on nothing else. A score
+    that reads few numbers, as that of a box does, sees little of a fine map: of several
+    resolutions, the coarsest is taken.
     """
     summary = search.summary
     candidates = _candidates(summary)
@@ -287,12 +335,21 @@ def _map_behind_answers(search: _Search, score: Score) -> str:
         slides = any(len(shapes[call.name]) > 1 for call in candidate.calls)
         return slides or candidate.calls[-1].shape[1] in summary.answers or candidate.is_gate
 
-    # Tokens made from a map; the queries of a detector may have a number that could be that of a grid.
-    tokens = [each for each in _before_attention(candidates) if each.grid and each.grid.size in summary.sizes]
+    # Tokens made from a map; the queries of a detector may have a number that could be that of a
+    # grid.
+    tokens = [
+        each
+        for each in _before_attention(candidates)
+        if each.grid and each.grid.size in summary.sizes
+    ]
     covering = _latest_first(_covering(candidates, tuple(search.inputs.x.shape[2:])) + tokens)
-    resized = _latest_first(candidate for candidate in candidates if candidate.is_map and not candidate.is_pooling)
+    resized = _latest_first(
+        candidate for candidate in candidates if candidate.is_map and not candidate.is_pooling
+    )
     ordered = sorted(dict.fromkeys(covering + resized), key=is_last_choice)
-    positions = {candidate.name: math.prod(candidate.grid.size) for candidate in ordered if candidate.grid}
+    positions = {
+        candidate.name: math.prod(candidate.grid.size) for candidate in ordered if candidate.grid
+    }
     if not positions:
         raise _no_map(search.model, len(summary.calls))
     of_cell = False
@@ -304,29 +361,45 @@ def _map_behind_answers(search: _Search, score: Score) -> str:
         return scores
 
     images = dict.fromkeys(positions, (0, 0))
-    """For how many images each layer shows something; and for how many more than one of its positions counts."""
+    """For how many images each layer shows something; and for how many more than one of its
+    positions counts."""
     for influences in replace(search, score=noting_score).influences_in_turn([*positions]):
         for name, influence in influences.items():
             several = sum(count > 1 for count in influence.positions)
             images[name] = (several if influence.shows else 0, several)
         if any(shown == len(search.inputs) for shown, _ in images.values()):
             break
-    return max(positions, key=lambda name: (*images[name], -positions[name] if of_cell else 0))  # the first of equals
+    # the first of equals
+    return max(positions, key=lambda name: (*images[name], -positions[name] if of_cell else 0))
 
 
 def _numbers_read(score: Tensor, output: Any) -> int:
     """How many of the numbers in an output a score depends on."""
     tensors = [tensor for _, tensor in nested.paths(output) if tensor.requires_grad]
-    gradients = torch.autograd.grad(score.sum(), tensors, retain_graph=True, allow_unused=True) if tensors else ()
+    gradients = (
+        torch.autograd.grad(score.sum(), tensors, retain_graph=True, allow_unused=True)
+        if tensors
+        else ()
+    )
     return sum(int((gradient != 0).sum()) for gradient in gradients if gradient is not None)
 
 
 def _no_map(model: nn.Module, calls: int) -> LayerError:
-    if any(isinstance(each, torch.jit.ScriptModule) or hasattr(each, "hidden_layers") for each in model.modules()):
-        made = "of a network in Python, but this one is scripted, exported or ONNX, and its layers are hidden"
-        return LayerError(f"layer must be {made}; use a method without layers, such as occlusion or rise")
+    if any(
+        isinstance(each, torch.jit.ScriptModule) or hasattr(each, "hidden_layers")
+        for each in model.modules()
+    ):
+        made = (
+            "of a network in Python, but this one is scripted, exported or ONNX, and its layers "
+            "are hidden"
+        )
+        return LayerError(
+            f"layer must be {made}; use a method without layers, such as occlusion or rise"
+        )
     none = f"none of its layers gives a spatial map ({calls} calls seen)"
-    return LayerError(f"layer must be given for this model: {none}; name one, or use saliency or occlusion")
+    return LayerError(
+        f"layer must be given for this model: {none}; name one, or use saliency or occlusion"
+    )
 
 
 @dataclass(frozen=True)
@@ -350,7 +423,9 @@ class _Influence:
 
 def _first_that_shows(layers: Iterable[str], influences: Mapping[str, _Influence]) -> str | None:
     """The first layer that shows something, or else the first one that reaches the score."""
-    reached = [layer for layer in layers if layer in influences and any(influences[layer].positions)]
+    reached = [
+        layer for layer in layers if layer in influences and any(influences[layer].positions)
+    ]
     return next((layer for layer in reached if influences[layer].shows), next(iter(reached), None))
 
 
@@ -367,7 +442,11 @@ class _Backward:
 def _influences(search: _Search, layers: Sequence[str]) -> dict[str, _Influence]:
     """How some layers reach the score; those that no gradient comes back to are left out."""
     score = search.score
-    backward = None if search.recorded is None else _backward_in(search.recorded, search.model, layers, score)
+    backward = (
+        None
+        if search.recorded is None
+        else _backward_in(search.recorded, search.model, layers, score)
+    )
     if backward is None:
         backward = _run_backward(search.model, search.inputs, layers, score)
     grids = NetworkGrids(search.model, search.inputs)
@@ -389,7 +468,9 @@ def _influences(search: _Search, layers: Sequence[str]) -> dict[str, _Influence]
     return influences
 
 
-def _run_backward(model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None) -> _Backward:
+def _run_backward(
+    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None
+) -> _Backward:
     """Run a model, and backward to some layers."""
     names = dict.fromkeys(place_of(layer, model).layer for layer in layers)
 
@@ -417,8 +498,13 @@ def _run_backward(model: nn.Module, inputs: Inputs, layers: Sequence[str], score
 def _backward_in(
     recorded: ForwardGraph, model: nn.Module, layers: Sequence[str], score: Score | None
 ) -> _Backward | None:
-    """Run backward in the graph of a pass to some layers; None where it did not keep the values that this takes."""
-    edges = {layer: edge for layer in layers if (edge := recorded.edge_of(place_of(layer, model))) is not None}
+    """Run backward in the graph of a pass to some layers; None where it did not keep the values
+    that this takes."""
+    edges = {
+        layer: edge
+        for layer in layers
+        if (edge := recorded.edge_of(place_of(layer, model))) is not None
+    }
     with preserve.untouched(model, grad=True):
         total = _total(score, recorded.output)
         if total is None or not total.requires_grad or not edges:
@@ -427,7 +513,9 @@ def _backward_in(
             results = differentiate(total, list(edges.values()), retain_graph=True)
         except ValueDroppedError:
             return None
-    gradients = {layer: result for layer, result in zip(edges, results, strict=True) if result is not None}
+    gradients = {
+        layer: result for layer, result in zip(edges, results, strict=True) if result is not None
+    }
     nodes = {layer: {edges[layer].node} for layer in gradients}
     return _Backward(total, recorded.output, gradients, nodes)
 
@@ -437,7 +525,8 @@ def _total(score: Score | None, output: Any) -> Tensor | None:
 
 
 def _best_score(output: Any) -> Tensor | None:
-    """The best score of a row of numbers, if a network gives any, or else the largest number of its first tensor."""
+    """The best score of a row of numbers, if a network gives any, or else the largest number of its
+    first tensor."""
     tensors = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2)
     return tensors[0].float().amax() if tensors else None
 

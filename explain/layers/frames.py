@@ -17,17 +17,21 @@ from explain.layers.stitched import Stitched
 COLOURS = (1, 3)
 """How many channels an input has, where nothing else says it."""
 
-_layouts: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, int], InputLayout]] = weakref.WeakKeyDictionary()
+_layouts: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, int], InputLayout]] = (
+    weakref.WeakKeyDictionary()
+)
 """What was found out, by the lengths of the first two dimensions of one input."""
 _said: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
-    """Return inputs that say where their channels are; of those with five dimensions, it is found out.
+    """Return inputs that say where their channels are; of those with five dimensions, it is found
+    out.
 
-    The channels are what the first convolution takes as channels. Where no convolution shows it, they are the
-    dimension of one or three, or of as many as a configuration of Hugging Face says. A warning says once for each model
-    that frames come first, or that both are possible and which is assumed.
+    The channels are what the first convolution takes as channels. Where no convolution shows it,
+    they are the dimension of one or three, or of as many as a configuration of Hugging Face says. A
+    warning says once for each model that frames come first, or that both are possible and which is
+    assumed.
 
     Raises:
         ImageError: frames come first in the inputs of a `Stitched` model.
@@ -40,7 +44,10 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
     """
     inputs = as_inputs(x)
     if isinstance(model, Stitched) and inputs.layout == "NTCHW":
-        raise ImageError("layout must be NCTHW for a Stitched model, got NTCHW; let the model inside exchange them")
+        raise ImageError(
+            "layout must be NCTHW for a Stitched model, got NTCHW; let the model inside exchange "
+            "them"
+        )
     if inputs.x.ndim != 5 or inputs.layout is not None or isinstance(model, Stitched):
         return inputs
     first, second = inputs.x.shape[1:3]
@@ -53,7 +60,8 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
 
 
 def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
-    """The layout in which the first convolution takes the channels of one input as its channels, if it shows it.
+    """The layout in which the first convolution takes the channels of one input as its channels, if
+    it shows it.
 
     The gradient of one of its channels then lies in one channel of the input, and in all frames.
     """
@@ -69,7 +77,9 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
         if not taken:
             taken.append((x.shape[dim], is_map, x.select(dim, 0).sum()))
 
-    convolutions = [name for name, m in hookable(model).items() if isinstance(m, (nn.Conv2d, nn.Conv3d))]
+    convolutions = [
+        name for name, m in hookable(model).items() if isinstance(m, (nn.Conv2d, nn.Conv3d))
+    ]
     try:
         with untouched(model, grad=True), HookGroup(model) as group:
             for name in convolutions:
@@ -100,7 +110,8 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
 
 
 def _by_lengths(model: nn.Module, first: int, second: int) -> InputLayout:
-    """The layout that the lengths of the first two dimensions, and a configuration of Hugging Face, speak for."""
+    """The layout that the lengths of the first two dimensions, and a configuration of Hugging Face,
+    speak for."""
     config = getattr(model, "config", None)
     config = getattr(config, "vision_config", config)
     channels = getattr(config, "num_channels", None)
@@ -111,13 +122,19 @@ def _by_lengths(model: nn.Module, first: int, second: int) -> InputLayout:
 
 
 def _say(model: nn.Module, inputs: Inputs, layout: InputLayout, *, certain: bool) -> None:
-    """Warn once for a model that frames come first, or that this is as likely as what is assumed."""
+    """Warn once for a model that frames come first, or that this is as likely as what is
+    assumed."""
     first, second = inputs.x.shape[1:3]
     doubtful = not certain and first in COLOURS and second in COLOURS and first * second > 1
     if model in _said or not (layout == "NTCHW" or doubtful):
         return
     _said.add(model)
     name = "x" if inputs.name is None else f"input {inputs.name}"
-    reading = "frames before channels (NTCHW)" if layout == "NTCHW" else "channels before frames (NCTHW)"
+    reading = (
+        "frames before channels (NTCHW)" if layout == "NTCHW" else "channels before frames (NCTHW)"
+    )
     verb = "may be in either layout, and is taken to have" if doubtful else "is taken to have"
-    warn(f'{name} {tuple(inputs.x.shape)} {verb} {reading}; pass layout="NTCHW" or "NCTHW" to say which')
+    warn(
+        f'{name} {tuple(inputs.x.shape)} {verb} {reading}; pass layout="NTCHW" or "NCTHW" to say '
+        "which"
+    )

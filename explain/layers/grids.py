@@ -28,7 +28,8 @@ from explain.targets.answer import JointTokens
 
 
 class NetworkGrids(Grids):
-    """The grids of the tensors of a network for these inputs; how tokens lie is found by running it, once.
+    """The grids of the tensors of a network for these inputs; how tokens lie is found by running
+    it, once.
 
     Of a `Stitched` model, they are those of a window: the maps of all windows lie in the same way.
     """
@@ -55,7 +56,9 @@ class NetworkGrids(Grids):
             return grid
         chosen = self._summary.chosen
         if FOLDED not in chosen:
-            chosen[FOLDED] = folded_by_time(self._model, self._inputs.detached(), self._summary.calls)
+            chosen[FOLDED] = folded_by_time(
+                self._model, self._inputs.detached(), self._summary.calls
+            )
         return replace(grid, folded="by time") if call.key in chosen[FOLDED] else grid
 
     def doubt_about(self, layer: str) -> str:
@@ -75,8 +78,11 @@ class NetworkGrids(Grids):
         joint: JointTokens | None = getattr(self._model, "joint_tokens", None)
         if joint is None or joint.size:
             return joint
-        grid = find_grid((1, len(joint.photo), 1), self.size)  # they lie as the photo does, behind extra ones
-        return None if grid is None else joint._replace(photo=joint.photo[grid.skip :], size=grid.size)
+        # they lie as the photo does, behind extra ones
+        grid = find_grid((1, len(joint.photo), 1), self.size)
+        return (
+            None if grid is None else joint._replace(photo=joint.photo[grid.skip :], size=grid.size)
+        )
 
     def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
         if (shape, layer) not in self._by_shape:
@@ -91,7 +97,9 @@ class NetworkGrids(Grids):
                 return self._of_input(shape)
             if len(shape) != len(self.size) + 2:
                 return self.of_layer(layer)
-            reading = read_map(shape, self.size, layout_of(submodule(self._model, place.module), shape, self.size))
+            reading = read_map(
+                shape, self.size, layout_of(submodule(self._model, place.module), shape, self.size)
+            )
             if reading.open:
                 return self.of_layer(layer)
             return reading.likeliest if shape[0] == self.count else None
@@ -114,23 +122,28 @@ class NetworkGrids(Grids):
         return None
 
     def _place(self, layer: str) -> LayerPlace:
-        """A layer's place; of a `Stitched` model in the segmenter, with the number of its call in a window."""
+        """A layer's place; of a `Stitched` model in the segmenter, with the number of its call in a
+        window."""
         place = place_of(layer, self._whole)
         if not isinstance(self._whole, Stitched):
             return place
         place = self._whole.inside(place)
         if place.call is None:
             return place
-        return place._replace(call=place.call % calls_in_window(self._whole, self._whole_inputs, place.module))
+        return place._replace(
+            call=place.call % calls_in_window(self._whole, self._whole_inputs, place.module)
+        )
 
     def _call(self, layer: str) -> ModuleCall | None:
-        """The call of a layer in the summary, where a module that has several names is under its first."""
+        """The call of a layer in the summary, where a module that has several names is under its
+        first."""
         place = self._place(layer)
         name = modules_of(self._model)[submodule(self._model, place.module)]
         return self._summary.call_of(place._replace(module=name))
 
     def _of_input(self, shape: Size) -> Grid | None:
-        """The grid of what a layer is given: by the input's aspect ratio, and of tokens by their number."""
+        """The grid of what a layer is given: by the input's aspect ratio, and of tokens by their
+        number."""
         if len(shape) != len(self.size) + 2:
             return self._of_sequence(shape)
         if shape[0] != self.count:
@@ -150,7 +163,8 @@ class NetworkGrids(Grids):
 
 
 def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Grid | None]:
-    """From a layer, or a part of the attention in one, and the number of its tokens, to how these lie on the photo."""
+    """From a layer, or a part of the attention in one, and the number of its tokens, to how these
+    lie on the photo."""
     grids = NetworkGrids(model, inputs.detached())
 
     def find(layer: str, length: int) -> Grid | None:
@@ -167,7 +181,9 @@ def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
     count = calls_in_window(model, inputs, model.inside(place).module)
     number = count - 1 if place.call is None else place.call
     windows = model.count(tuple(inputs.x.shape[2:]))
-    return [name_of(place._replace(call=window * count + number), model) for window in range(windows)]
+    return [
+        name_of(place._replace(call=window * count + number), model) for window in range(windows)
+    ]
 
 
 def calls_in_window(model: Stitched, inputs: Inputs, name: str) -> int:

@@ -1,4 +1,5 @@
-"""How a tensor is read as a map: channels first or last, or tokens; by its shape, and where its values lie."""
+"""How a tensor is read as a map: channels first or last, or tokens; by its shape, and where its
+values lie."""
 
 import math
 from collections.abc import Sequence
@@ -23,15 +24,16 @@ MAPS: dict[Layout, int] = {"NCHW": 1, "NHWC": -1, "NTCHW": 2}
 
 @dataclass(frozen=True)
 class Grid:
-    """Where a tensor's spatial map is: its layout, height and width, how many leading tokens to skip, and its frames.
+    """Where a tensor's spatial map is: its layout, height and width, how many leading tokens to
+    skip, and its frames.
 
-    Where its tokens do not follow each other row by row, ``places`` says which token lies at each position. ``tokens
-    first`` is a sequence with the images in its second dimension, ``(tokens, N, C)``, and ``tokens last`` one
-    with the channels before it, ``(N, C, tokens)``. Of a video, ``NCHW`` and ``NHWC`` have the frames right before the
-    height, ``NTCHW`` before the channels.
+    Where its tokens do not follow each other row by row, ``places`` says which token lies at each
+    position. ``tokens first`` is a sequence with the images in its second dimension, ``(tokens, N,
+    C)``, and ``tokens last`` one with the channels before it, ``(N, C, tokens)``. Of a video,
+    ``NCHW`` and ``NHWC`` have the frames right before the height, ``NTCHW`` before the channels.
 
-    Where a network takes each frame as an image, frames are ``folded`` into the batch, all of one video or the first of
-    all videos together, and the layout is that of a frame.
+    Where a network takes each frame as an image, frames are ``folded`` into the batch, all of one
+    video or the first of all videos together, and the layout is that of a frame.
     """
 
     layout: Layout
@@ -45,7 +47,11 @@ class Grid:
     @property
     def size(self) -> Size:
         """Height and width; of a video, frames before them."""
-        return (self.height, self.width) if self.frames is None else (self.frames, self.height, self.width)
+        return (
+            (self.height, self.width)
+            if self.frames is None
+            else (self.frames, self.height, self.width)
+        )
 
     @property
     def of_images(self) -> int:
@@ -89,7 +95,8 @@ class Grid:
         return replace(self, frames=None, folded="")
 
     def folded_from(self, frames: int) -> "Grid":
-        """Return the grid of so many frames, of which each is an image with this grid to the network."""
+        """Return the grid of so many frames, of which each is an image with this grid to the
+        network."""
         return replace(self, frames=frames, folded="by video")
 
     def unfolded(self, tensor: Tensor) -> Tensor:
@@ -114,7 +121,11 @@ class Grid:
         if self.layout in MAPS:
             return tensor.movedim(MAPS[self.layout], 1)
         rows = self._rows(tensor)
-        rows = rows[:, list(self.places)] if self.places else rows[:, self.skip : self.skip + math.prod(self.size)]
+        rows = (
+            rows[:, list(self.places)]
+            if self.places
+            else rows[:, self.skip : self.skip + math.prod(self.size)]
+        )
         return rows.reshape(len(rows), *self.size, -1).movedim(-1, 1)
 
     def fold(self, maps: Tensor, like: Tensor) -> Tensor:
@@ -145,9 +156,15 @@ class Grid:
         return own.expand([count if dim == self.of_images else -1 for dim in range(own.ndim)])
 
 
-MAX_EXTRA_TOKENS = 8  # one class token, a distillation token, and the four to eight registers that are in use
+# one class token, a distillation token, and the four to eight registers that are in use
+MAX_EXTRA_TOKENS = 8
 _CHANNELS_FIRST = (
-    *(nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm),
+    *(
+        nn.modules.conv._ConvNd,
+        nn.modules.batchnorm._BatchNorm,
+        nn.modules.instancenorm._InstanceNorm,
+        nn.GroupNorm,
+    ),
     *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.Upsample),
     *(nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd),
 )
@@ -155,7 +172,8 @@ _CHANNELS_FIRST = (
 
 @dataclass(frozen=True)
 class LayoutReading:
-    """The ways in which a shape may be read, the most likely first; ``open`` unless the first one is certain.
+    """The ways in which a shape may be read, the most likely first; ``open`` unless the first one
+    is certain.
 
     A reading that is ``believed`` is right unless the network clearly says otherwise.
     """
@@ -172,7 +190,10 @@ class LayoutReading:
 def layout_of(module: nn.Module, shape: Size, size: Size) -> Layout | None:
     """Where a module puts the channels of a map of ``shape``, if its class says so.
 
-    >>> layout_of(nn.Conv2d(3, 8, 1), (1, 8, 4, 4), (8, 8)), layout_of(nn.LayerNorm(8), (1, 4, 4, 8), (8, 8))
+    >>> (
+    ...     layout_of(nn.Conv2d(3, 8, 1), (1, 8, 4, 4), (8, 8)),
+    ...     layout_of(nn.LayerNorm(8), (1, 4, 4, 8), (8, 8)),
+    ... )
     ('NCHW', 'NHWC')
     """
     if isinstance(module, _CHANNELS_FIRST):
@@ -187,8 +208,8 @@ def layout_of(module: nn.Module, shape: Size, size: Size) -> Layout | None:
 def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | None:
     """Tell how a tensor of ``shape`` covers an input of ``size``, or None if it has no spatial map.
 
-    This is the likeliest reading of the shape alone: the input's aspect ratio says how tokens, and maps of unknown
-    ``layout``, lie.
+    This is the likeliest reading of the shape alone: the input's aspect ratio says how tokens, and
+    maps of unknown ``layout``, lie.
 
     >>> find_grid((1, 512, 7, 7), (224, 224))
     Grid(layout='NCHW', height=7, width=7, skip=0, frames=None, folded='')
@@ -213,10 +234,12 @@ def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | N
 
 @lru_cache(maxsize=256)
 def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
-    """The readings of a shape ``(N, C, h, w)`` or ``(N, h, w, C)``; of a video with frames before the height.
+    """The readings of a shape ``(N, C, h, w)`` or ``(N, h, w, C)``; of a video with frames before
+    the height.
 
-    A known layout is believed, unless height and width look exchanged. Without one, a picture's shape with the input's
-    aspect ratio in its last dimensions alone has its channels first, and everything else is open.
+    A known layout is believed, unless height and width look exchanged. Without one, a picture's
+    shape with the input's aspect ratio in its last dimensions alone has its channels first, and
+    everything else is open.
 
     >>> read_map((1, 8, 8, 2), (32, 32), None).open, read_map((1, 16, 8, 8), (32, 32), None).open
     (True, False)
@@ -257,9 +280,15 @@ def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid |
     >>> map_grid((rows, columns), (1, 3, 2, 8), [Grid("NCHW", 2, 8), Grid("NHWC", 3, 2)]).layout
     'NHWC'
     """
-    along = [[dim for dim, length in enumerate(position.shape) if length > 1] for position in positions]
+    along = [
+        [dim for dim, length in enumerate(position.shape) if length > 1] for position in positions
+    ]
     for grid in grids:
-        dims = [dim for dim in range(1 - bool(grid.folded), len(shape)) if dim != grid.of_channels % len(shape)]
+        dims = [
+            dim
+            for dim in range(1 - bool(grid.folded), len(shape))
+            if dim != grid.of_channels % len(shape)
+        ]
         if along == [[dim] if shape[dim] > 1 else [] for dim in dims]:
             return grid
     return None
@@ -268,25 +297,38 @@ def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid |
 def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
     """How the tokens of ``count`` images lie; None unless there is one for each position of a grid.
 
-    >>> rows, columns = torch.tensor([0, 0.25, 0.75, 0.25, 0.75]), torch.tensor([0, 0.25, 0.25, 0.75, 0.75])
+    >>> rows, columns = (
+    ...     torch.tensor([0, 0.25, 0.75, 0.25, 0.75]),
+    ...     torch.tensor([0, 0.25, 0.25, 0.75, 0.75]),
+    ... )
     >>> grid = token_grid((rows.reshape(1, 5, 1), columns.reshape(1, 5, 1)), (1, 5, 8), 1)
     >>> str(grid), grid.tokens
     ('2 x 2', (1, 3, 2, 4))
     """
     frames, *of_frame = positions
-    if len(positions) == 3 and len(frames) > 1 and all(len(p) == 1 for p in of_frame):  # they are folded into the batch
+    # they are folded into the batch
+    if len(positions) == 3 and len(frames) > 1 and all(len(p) == 1 for p in of_frame):
         grid = token_grid(positions[1:], shape, shape[0])
         return None if grid is None else grid.folded_from(shape[0] // count)
-    along = [{dim for dim, length in enumerate(p.shape) if length > 1} for p in positions if p.numel() > 1]
+    along = [
+        {dim for dim, length in enumerate(p.shape) if length > 1}
+        for p in positions
+        if p.numel() > 1
+    ]
     layouts: dict[int, Layout] = {0: "tokens first", 1: "tokens", 2: "tokens last"}
-    of_tokens = [dim for dim in layouts if all(dim in dims for dims in along) and shape[dim == 0] == count]
+    of_tokens = [
+        dim for dim in layouts if all(dim in dims for dims in along) and shape[dim == 0] == count
+    ]
     lying = dict[int, Tensor]()
     for dim in of_tokens:
         others = [other for other in range(3) if other != dim]
-        lying[dim] = torch.stack([averaged(p, others).flatten().expand(shape[dim]) for p in positions], 1).cpu()
+        lying[dim] = torch.stack(
+            [averaged(p, others).flatten().expand(shape[dim]) for p in positions], 1
+        ).cpu()
     if not lying or len(positions) < 2:
         return None
-    dim = max(lying, key=lambda dim: float((lying[dim].amax(0) - lying[dim].amin(0)).sum()))  # and not within a patch
+    # and not within a patch
+    dim = max(lying, key=lambda dim: float((lying[dim].amax(0) - lying[dim].amin(0)).sum()))
     tokens = (lying[dim] > 0).all(1).nonzero()[:, 0]
     lengths = list[int]()
     cells = torch.zeros(len(tokens), dtype=torch.long)
@@ -318,16 +360,22 @@ def _token_grid(tokens: int, size: Size, most: int = MAX_EXTRA_TOKENS) -> Grid |
         cells = tokens - skip
         height = max(1, round((cells * size[0] / size[1]) ** 0.5))
         width = cells // height
-        fits = height == round(width * size[0] / size[1]) or width == round(height * size[1] / size[0])
+        fits = height == round(width * size[0] / size[1]) or width == round(
+            height * size[1] / size[0]
+        )
         if cells > 1 and height * width == cells and fits:
             return Grid("tokens", height, width, skip)
     return None
 
 
 def frames_in_batch(shape: Size, size: Size, count: int = 1) -> int | None:
-    """How many frames a network takes as images of their own in a tensor of ``shape``; None if it does not.
+    """How many frames a network takes as images of their own in a tensor of ``shape``; None if it
+    does not.
 
-    >>> frames_in_batch((16, 64, 7, 7), (8, 224, 224), 2), frames_in_batch((2, 64, 8, 7, 7), (8, 224, 224), 2)
+    >>> (
+    ...     frames_in_batch((16, 64, 7, 7), (8, 224, 224), 2),
+    ...     frames_in_batch((2, 64, 8, 7, 7), (8, 224, 224), 2),
+    ... )
     (8, None)
     """
     of_frames = len(size) == 3 and len(shape) in (3, 4) and shape[0] == count * size[0]
@@ -338,8 +386,9 @@ def frames_in_batch(shape: Size, size: Size, count: int = 1) -> int | None:
 class Grids:
     """What tensors are laid out on: the input's size, and the number of images in a batch.
 
-    Here, shapes alone say how maps lie. Those of a network, where it is looked at what shapes leave open (tokens, and
-    maps whose channels may be first as well as last), are `explain.layers.grids.NetworkGrids`.
+    Here, shapes alone say how maps lie. Those of a network, where it is looked at what shapes leave
+    open (tokens, and maps whose channels may be first as well as last), are
+    `explain.layers.grids.NetworkGrids`.
     """
 
     size: Size
@@ -368,12 +417,14 @@ class Grids:
         return grid.frames if grid is not None and grid.folded else None
 
     def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
-        """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map for each image."""
+        """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map
+        for each image."""
         return find_grid(shape, self.size) if shape[:1] == (self.count,) else None
 
 
 def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
-    """Lay a layer's output out as ``(N, C, h, w)``, or ``(N, C, t, h, w)`` where the input is a video.
+    """Lay a layer's output out as ``(N, C, h, w)``, or ``(N, C, t, h, w)`` where the input is a
+    video.
 
     Raises:
         LayerError: the output has no spatial map.
@@ -383,17 +434,27 @@ def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
     if grid is not None:
         is_laid_out = grid.layout == "NCHW" and not grid.folded
         return tensor if is_laid_out else grid.spread(tensor)
-    must = f"a spatial map, got shape {shape}; choose a convolutional layer (explain.list_layers shows which have one)"
+    must = (
+        f"a spatial map, got shape {shape}; choose a convolutional layer (explain.list_layers "
+        "shows which have one)"
+    )
     doubt = grids.doubt_about(layer)
     if doubt:
-        must = f"a map whose layout is clear, got shape {shape}, which may be {doubt}; choose a convolution near it"
+        must = (
+            f"a map whose layout is clear, got shape {shape}, which may be {doubt}; choose a "
+            "convolution near it"
+        )
     elif len(shape) == len(grids.size) + 2 and math.prod(shape[2:]) == 1:
-        must = f"a map of several positions, got one position, shape {shape}; choose an earlier layer or a larger input"
+        must = (
+            f"a map of several positions, got one position, shape {shape}; choose an earlier "
+            "layer or a larger input"
+        )
     raise LayerError(f"layer {layer!r} must give {must}")
 
 
 def enlarge(maps: Tensor, size: Size) -> Tensor:
-    """Bring maps ``(N, C, h, w)`` to another size, linearly between positions; of a video, between frames too.
+    """Bring maps ``(N, C, h, w)`` to another size, linearly between positions; of a video, between
+    frames too.
 
     >>> enlarge(torch.ones(1, 2, 2, 3, 3), (4, 6, 6)).shape
     torch.Size([1, 2, 4, 6, 6])

@@ -21,7 +21,8 @@ PLACES = "where in the photo the values of tensors lie"
 
 @dataclass(frozen=True)
 class Places:
-    """Where in the photo the values of tensors lie: of what calls give, with its shape, and of sequences of tokens."""
+    """Where in the photo the values of tensors lie: of what calls give, with its shape, and of
+    sequences of tokens."""
 
     rows: int
     of_calls: Mapping[CallKey, tuple[Size, State]]
@@ -29,9 +30,14 @@ class Places:
 
     @cached_property
     def of_tokens(self) -> dict[int, Grid | None]:
-        """How so many tokens lie: those that modules give, or else all sequences of this length, if they lie alike."""
-        of_modules = [(shape, state) for shape, state in self.of_calls.values() if isinstance(state, tuple)]
-        others = [(shape, positions) for shape, several in self.sequences.items() for positions in several]
+        """How so many tokens lie: those that modules give, or else all sequences of this length, if
+        they lie alike."""
+        of_modules = [
+            (shape, state) for shape, state in self.of_calls.values() if isinstance(state, tuple)
+        ]
+        others = [
+            (shape, positions) for shape, several in self.sequences.items() for positions in several
+        ]
         return self._in_one_way(others) | self._in_one_way(of_modules)
 
     def _in_one_way(self, sequences: Iterable[tuple[Size, Positions]]) -> dict[int, Grid | None]:
@@ -70,9 +76,14 @@ def locate(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]) -> Pla
 FOLDED = "calls with the first frames of all videos after each other"
 
 
-def folded_by_time(model: nn.Module, inputs: Inputs, calls: Iterable[ModuleCall]) -> frozenset[CallKey]:
-    """The calls whose frames are folded into the batch by time: two videos are run, and the first of them alone."""
-    folded = {call.key: call.shape[0] for call in calls if call.grid is not None and call.grid.folded}
+def folded_by_time(
+    model: nn.Module, inputs: Inputs, calls: Iterable[ModuleCall]
+) -> frozenset[CallKey]:
+    """The calls whose frames are folded into the batch by time: two videos are run, and the first
+    of them alone."""
+    folded = {
+        call.key: call.shape[0] for call in calls if call.grid is not None and call.grid.folded
+    }
 
     def outputs_of(videos: Inputs) -> dict[CallKey, Tensor]:
         outputs: dict[CallKey, Tensor] = {}
@@ -101,7 +112,12 @@ def folded_by_time(model: nn.Module, inputs: Inputs, calls: Iterable[ModuleCall]
 
 
 def _follow(model: nn.Module, inputs: Inputs) -> Places:
-    values = [value for module in modules_of(model) for value in vars(module).values() if isinstance(value, Tensor)]
+    values = [
+        value
+        for module in modules_of(model)
+        for value in vars(module).values()
+        if isinstance(value, Tensor)
+    ]
     constants = [*model.parameters(), *model.buffers(), *values, *inputs.others.values()]
     found: dict[CallKey, tuple[Size, State]] = {}
 
@@ -114,7 +130,8 @@ def _follow(model: nn.Module, inputs: Inputs) -> Places:
 
 
 def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -> ModuleCall:
-    """Decide how to read a call that its shape and class leave open; an unclear one gets a doubt instead of a grid."""
+    """Decide how to read a call that its shape and class leave open; an unclear one gets a doubt
+    instead of a grid."""
     if reading is None:
         return call
     shape, positions = located.of_calls.get(call.key, (call.shape, UNKNOWN))

@@ -31,16 +31,19 @@ Note: TypeAlias = Callable[[CallKey, nn.Module, Any, Tensor], None]
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module during a forward pass: dotted name, class, output shape, and spatial grid if it has one."""
+    """One call of a module during a forward pass: dotted name, class, output shape, and spatial
+    grid if it has one."""
 
     name: str
     kind: str
     shape: Size
     grid: Grid | None
     passes_on: bool
-    """Whether the output is the very tensor that the previous call returned, unaltered (containers, identities)."""
+    """Whether the output is the very tensor that the previous call returned, unaltered (containers,
+    identities)."""
     again: bool = False
-    """Whether it comes beside others, and had been returned before the previous call: then it may not be used again."""
+    """Whether it comes beside others, and had been returned before the previous call: then it may
+    not be used again."""
     number: int = 0
     """Which call of this module it is, counted from 0."""
     last: bool = True
@@ -67,13 +70,17 @@ def maps_of(calls: Iterable[ModuleCall]) -> list[tuple[int, Size]]:
     return list(dict.fromkeys((shape[grid.of_channels], grid.size) for shape, grid in maps))
 
 
-def run_noting_calls(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False) -> tuple[Any, list[str]]:
-    """Run a network, and note every call of its modules that gives a tensor; return the output, and what ran."""
+def run_noting_calls(
+    model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False
+) -> tuple[Any, list[str]]:
+    """Run a network, and note every call of its modules that gives a tensor; return the output, and
+    what ran."""
     numbers: Counter[str] = Counter()
 
     def take(name: str, module: nn.Module, args: Any, output: Any) -> None:
         path, tensor = nested.find(output) or ((), None)
-        if tensor is not None and len(path) < 2:  # what is deeper down is no output of the module's own
+        # what is deeper down is no output of the module's own
+        if tensor is not None and len(path) < 2:
             note((name, numbers[name]), module, output, tensor)
             numbers[name] += 1
 
@@ -84,12 +91,22 @@ def run_noting_calls(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool
         return inputs.call(model), ran
 
 
-_BY_ELEMENT = (nn.modules.dropout._DropoutNd, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Tanh)
+_BY_ELEMENT = (
+    nn.modules.dropout._DropoutNd,
+    nn.Identity,
+    nn.ReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Hardswish,
+    nn.Sigmoid,
+    nn.Tanh,
+)
 """Modules that keep the layout of their input."""
 
 
 def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
-    """Which modules without parts run while ``group`` is alive, by name: the way that inputs take through a network.
+    """Which modules without parts run while ``group`` is alive, by name: the way that inputs take
+    through a network.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
@@ -112,7 +129,9 @@ class ForwardGraph:
     def edge_of(self, place: LayerPlace) -> GradientEdge | None:
         """Where the tensor of a call is, or of the last one of a layer."""
         edges = [
-            edge for (name, call), edge in self.edges.items() if name == place.layer and place.call in (None, call)
+            edge
+            for (name, call), edge in self.edges.items()
+            if name == place.layer and place.call in (None, call)
         ]
         return edges[-1] if edges else None
 
@@ -125,7 +144,8 @@ class ModuleCallRecorder:
         self.open: dict[CallKey, LayoutReading] = {}
         """The calls whose output may be read in several ways."""
         self.unreached: dict[CallKey, tuple[float, float]] = {}
-        """The calls that no gradient leads from to ``source``, and what shows whether they change with it."""
+        """The calls that no gradient leads from to ``source``, and what shows whether they change
+        with it."""
         self.edges: dict[CallKey, GradientEdge] = {}
         """Where each call's tensor is in the graph."""
         self._size = size
@@ -157,12 +177,15 @@ class ModuleCallRecorder:
         if tensor.requires_grad:
             self.edges[key] = get_gradient_edge(tensor)
         kind = type(module).__name__
-        self.calls.append(ModuleCall(key[0], kind, shape, grid, passes_on, again, key[1], depends=depends))
+        self.calls.append(
+            ModuleCall(key[0], kind, shape, grid, passes_on, again, key[1], depends=depends)
+        )
         self._previous = tensor
         self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
 
     def _read(self, module: nn.Module, shape: Size) -> LayoutReading:
-        """How an output may be read; each frame of a video alone, once an operation of photos has taken them so."""
+        """How an output may be read; each frame of a video alone, once an operation of photos has
+        taken them so."""
         frames = layouts.frames_in_batch(shape, self._size)
         if frames and len(shape) == 4 and layouts.layout_of(module, shape, self._size) == "NCHW":
             self._takes_frames = True
@@ -172,17 +195,20 @@ class ModuleCallRecorder:
         return replace(reading, grids=tuple(grid.folded_from(frames) for grid in reading.grids))
 
     def _read_image(self, module: nn.Module, shape: Size, size: Size) -> LayoutReading:
-        """How an output may be read; most modules keep the layout of the last one that has a layout of its own."""
+        """How an output may be read; most modules keep the layout of the last one that has a layout
+        of its own."""
         layout = layouts.layout_of(module, shape, size)
         if len(shape) <= 3:
-            may_be_tokens = len(shape) == 3 and layout != "NCHW"  # and not channels, and positions in one dimension
+            # and not channels, and positions in one dimension
+            may_be_tokens = len(shape) == 3 and layout != "NCHW"
             return LayoutReading(open=may_be_tokens and len(size) > 1)
         if layout is not None:
             self._layouts[shape] = layout
         if shape[0] != 1:
             return LayoutReading()
         latest = self._layouts.get(shape)
-        may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])  # and keep its shape
+        # and keep its shape
+        may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])
         if layout is not None or latest is None or not may_be_turned:
             return layouts.read_map(shape, size, latest)
         reading = layouts.read_map(shape, size, None)
@@ -194,11 +220,13 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> tuple[ModuleCallRecorder, Any, list[str]]:
+def record(
+    model: nn.Module, inputs: Inputs, kept: int = 0
+) -> tuple[ModuleCallRecorder, Any, list[str]]:
     """Run a network; return its calls, its output, and what ran.
 
-    The graph shows which calls depend on what is explained; of a network that cannot be recorded, all may. It keeps so
-    many bytes of values.
+    The graph shows which calls depend on what is explained; of a network that cannot be recorded,
+    all may. It keeps so many bytes of values.
     """
     size = tuple(inputs.x.shape[2:])
     count = len(inputs)
@@ -207,7 +235,9 @@ def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> tuple[ModuleCallR
         recorder = ModuleCallRecorder(size, source, count)
         try:
             with keeping_values(kept):
-                return recorder, *run_noting_calls(model, inputs.replaced(source), recorder.take, grad=True)
+                return recorder, *run_noting_calls(
+                    model, inputs.replaced(source), recorder.take, grad=True
+                )
         except Exception as error:  # it overwrites views, or differentiates something itself
             if isinstance(error, ExplainError) or came_by_signal(error):
                 raise
@@ -216,7 +246,8 @@ def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> tuple[ModuleCallR
 
 
 def _figures(tensor: Tensor) -> tuple[float, float]:
-    """Two figures of a tensor, which change when it does; inside a transform of `torch.func`, of all that it maps."""
+    """Two figures of a tensor, which change when it does; inside a transform of `torch.func`, of
+    all that it maps."""
     values = without_proxy(tensor).double().flatten()
     weights = torch.linspace(1, 2, len(values), dtype=torch.float64, device=values.device)
     return float(values.sum()), float((values * weights).sum())
@@ -224,5 +255,9 @@ def _figures(tensor: Tensor) -> tuple[float, float]:
 
 def tensors_in(output: Any) -> list[Tensor]:
     """The output, or the tensors right in it, which may be an object of any class."""
-    found = output if isinstance(output, Tensor) or nested.items(output) else getattr(output, "__dict__", {})
+    found = (
+        output
+        if isinstance(output, Tensor) or nested.items(output)
+        else getattr(output, "__dict__", {})
+    )
     return [tensor for path, tensor in nested.paths(found) if len(path) < 2]

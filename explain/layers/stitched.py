@@ -1,4 +1,5 @@
-"""A segmenter on windows of a photo or volume: where they are, and how scores and maps are stitched."""
+"""A segmenter on windows of a photo or volume: where they are, and how scores and maps are
+stitched."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,26 +24,29 @@ LEAST = 1e-3  # of the largest weight
 
 
 class Stitched(nn.Module):
-    """A segmenter that sees one window of a photo or volume after the other, and whose class maps are stitched.
+    """A segmenter that sees one window of a photo or volume after the other, and whose class maps
+    are stitched.
 
-    As in MONAI's ``sliding_window_inference``, the windows stand ``window * (1 - overlap)`` apart, the last ones at the
-    edge; what is smaller than a window is padded with zeros around. Where windows overlap, the result is the mean of
-    their class maps, weighted by ``weights``. The result is differentiable, so that methods explain the whole.
+    As in MONAI's ``sliding_window_inference``, the windows stand ``window * (1 - overlap)`` apart,
+    the last ones at the edge; what is smaller than a window is padded with zeros around. Where
+    windows overlap, the result is the mean of their class maps, weighted by ``weights``. The result
+    is differentiable, so that methods explain the whole.
 
-    The maps of a layer (class activation maps) are made in each window, from the gradient of the stitched score, and
-    stitched with the same weights. Such a layer is named as it is in the segmenter, with ``"model."`` before it; its
-    calls are counted within a window. Each step runs one window of all images, so that without gradients no more than
-    this is in memory.
+    The maps of a layer (class activation maps) are made in each window, from the gradient of the
+    stitched score, and stitched with the same weights. Such a layer is named as it is in the
+    segmenter, with ``"model."`` before it; its calls are counted within a window. Each step runs
+    one window of all images, so that without gradients no more than this is in memory.
 
     Args:
-        model: gives class maps for a window, in any of the layouts of `explain.targets.Segmentation`. Those of another
-            resolution are enlarged to the window.
-        window: height and width of a window in pixels, of volumes with the depth before them; one number for all.
+        model: gives class maps for a window, in any of the layouts of
+            `explain.targets.Segmentation`. Those of another resolution are enlarged to the window.
+        window: height and width of a window in pixels, of volumes with the depth before them; one
+            number for all.
         overlap: the share of a window that the next one overlaps, from 0 to below 1.
-        weights: "gaussian", with a standard deviation of an eighth of the window, and at least a thousandth of the
-            largest weight (MONAI, nnU-Net); or "uniform".
-        recompute: compute each window again for its gradients, instead of keeping what all windows need for theirs:
-            about a third slower.
+        weights: "gaussian", with a standard deviation of an eighth of the window, and at least a
+            thousandth of the largest weight (MONAI, nnU-Net); or "uniform".
+        recompute: compute each window again for its gradients, instead of keeping what all windows
+            need for theirs: about a third slower.
 
     Raises:
         ModelError: an option that is out of range, or a model that gives no class maps.
@@ -63,12 +67,23 @@ class Stitched(nn.Module):
     ) -> None:
         super().__init__()
         sides = [window] if isinstance(window, int) else [*window]
-        if isinstance(window, bool) or not sides or not all(isinstance(side, int) and side > 0 for side in sides):
-            raise ModelError(f"window must be a whole number of pixels, or one for each side, got {shown(window)}")
+        if (
+            isinstance(window, bool)
+            or not sides
+            or not all(isinstance(side, int) and side > 0 for side in sides)
+        ):
+            raise ModelError(
+                "window must be a whole number of pixels, or one for each side, got "
+                f"{shown(window)}"
+            )
         if not 0 <= overlap < 1:
-            raise ModelError(f"overlap must be a share from 0 to below 1, got {shown(overlap)}; 0.5 is usual")
+            raise ModelError(
+                f"overlap must be a share from 0 to below 1, got {shown(overlap)}; 0.5 is usual"
+            )
         if weights not in ("gaussian", "uniform"):
-            raise ModelError(f"weights must be 'gaussian' or 'uniform', got {shown(weights)}; leave them out")
+            raise ModelError(
+                f"weights must be 'gaussian' or 'uniform', got {shown(weights)}; leave them out"
+            )
         self.model = model
         self.window = sides
         self.overlap = overlap
@@ -94,14 +109,18 @@ class Stitched(nn.Module):
         return class_maps.maps
 
     def energy(self, inputs: Inputs) -> Callable[[Any], Tensor]:
-        """The sum of all squared scores of each window, by which the segmenter's layers are chosen."""
+        """The sum of all squared scores of each window, by which the segmenter's layers are
+        chosen."""
         return lambda output: self.maps(output, len(inputs)).square().flatten(1).sum(1)
 
     def sides(self, size: Size) -> Size:
         """The sides of a window on images of this size."""
         sides = self.window * len(size) if len(self.window) == 1 else self.window
         if len(sides) != len(size):
-            raise ModelError(f"window must have {len(size)} sides for x of size {tuple(size)}, got {tuple(sides)}")
+            raise ModelError(
+                f"window must have {len(size)} sides for x of size {tuple(size)}, got "
+                f"{tuple(sides)}"
+            )
         return tuple(sides)
 
     def starts(self, size: Size) -> list[list[int]]:
@@ -119,17 +138,25 @@ class Stitched(nn.Module):
         sides = self.sides(x.shape[2:])
         missing = [max(side - length, 0) for length, side in zip(size, sides, strict=True)]
         if any(missing):
-            x = F.pad(x, [part for each in reversed(missing) for part in (each // 2, each - each // 2)])
-        places = [[slice(i, i + side) for i in row] for row, side in zip(self.starts(size), sides, strict=True)]
+            x = F.pad(
+                x, [part for each in reversed(missing) for part in (each // 2, each - each // 2)]
+            )
+        places = [
+            [slice(i, i + side) for i in row]
+            for row, side in zip(self.starts(size), sides, strict=True)
+        ]
         index: Any = ...
         return [x[(index, *place)] for place in product(*places)]
 
     def stitch(self, parts: Sequence[Tensor], size: Size) -> Tensor:
-        """Stitch what the windows gave, ``(N, K, h, w)`` each, to ``(N, K, H, W)`` for images of this size."""
+        """Stitch what the windows gave, ``(N, K, h, w)`` each, to ``(N, K, H, W)`` for images of
+        this size."""
         sides = self.sides(size)
         starts = self.starts(size)
         weights = self._weights(sides).to(parts[0])
-        parts = [weights * (each if each.shape[2:] == sides else enlarge(each, sides)) for each in parts]
+        parts = [
+            weights * (each if each.shape[2:] == sides else enlarge(each, sides)) for each in parts
+        ]
         lengths = [max(length, side) for length, side in zip(size, sides, strict=True)]
         found = joined(parts, starts, lengths) / joined([weights] * len(parts), starts, lengths)
         for dim, (length, full) in enumerate(zip(size, lengths, strict=True), start=2):
@@ -158,11 +185,15 @@ class Stitched(nn.Module):
             return weights
         for dim, side in enumerate(sides, start=2):
             gaussian = torch.signal.windows.gaussian(side, std=SIGMA * side, dtype=torch.float64)
-            weights = weights * gaussian.reshape([-1 if i == dim else 1 for i in range(weights.ndim)])
+            weights = weights * gaussian.reshape(
+                [-1 if i == dim else 1 for i in range(weights.ndim)]
+            )
         return weights.clamp(min=LEAST)
 
 
-def joined(parts: Sequence[Tensor], starts: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
+def joined(
+    parts: Sequence[Tensor], starts: Sequence[Sequence[int]], lengths: Sequence[int]
+) -> Tensor:
     """Lay parts down at their starts, row by row, and add them where they overlap.
 
     Each row of windows is joined first, so that no more is added than needed.
@@ -175,7 +206,10 @@ def joined(parts: Sequence[Tensor], starts: Sequence[Sequence[int]], lengths: Se
         inner = [0, 0] * (len(lengths) - 1 - dim)
         parts = []
         for row in rows:
-            ends = [(start, length - start - part.shape[dim + 2]) for start, part in zip(starts[dim], row, strict=True)]
+            ends = [
+                (start, length - start - part.shape[dim + 2])
+                for start, part in zip(starts[dim], row, strict=True)
+            ]
             laid = [F.pad(part, [*inner, *end]) for part, end in zip(row, ends, strict=True)]
             parts.append(sum(laid[1:], start=laid[0]))
     return parts[0]

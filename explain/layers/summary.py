@@ -22,13 +22,15 @@ from explain.targets.regions import read_class_maps
 
 @dataclass(frozen=True)
 class ForwardSummary:
-    """The calls of one forward pass, on one image, or on the batch if the network does not take a single image."""
+    """The calls of one forward pass, on one image, or on the batch if the network does not take a
+    single image."""
 
     calls: tuple[ModuleCall, ...]
     gives_scores: bool
     """Whether the output has a row of numbers for the image, as a classifier's has."""
     answers: frozenset[int] = frozenset()
-    """The number of channels of outputs that are as large as the input: a map of classes, for example."""
+    """The number of channels of outputs that are as large as the input: a map of classes, for
+    example."""
     outputs: int = 1
     """How many tensors the output has."""
     ran: tuple[str, ...] = ()
@@ -45,7 +47,11 @@ class ForwardSummary:
 
     def call_of(self, place: LayerPlace) -> ModuleCall | None:
         """The call that is meant, or the last one of a layer."""
-        calls = [call for call in self.calls if call.name == place.layer and place.call in (None, call.number)]
+        calls = [
+            call
+            for call in self.calls
+            if call.name == place.layer and place.call in (None, call.number)
+        ]
         return calls[-1] if calls else None
 
 
@@ -67,14 +73,19 @@ def list_layers(model: nn.Module, x: InputsLike) -> list[ModuleCall]:
 GRAPH = "the graph of the pass"
 KEPT = 2**28  # bytes of values that such a graph has at most
 SUMMARIES = 16  # of a network, each for another size of inputs
-_summaries: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = weakref.WeakKeyDictionary()
+_summaries: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def summary_of(model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False) -> ForwardSummary:
-    """Return the summary of a network; it is made once for the same modules and inputs of the same sizes.
+def summary_of(
+    model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False
+) -> ForwardSummary:
+    """Return the summary of a network; it is made once for the same modules and inputs of the same
+    sizes.
 
-    The network runs on the first image, or with ``whole`` on the batch. ``with_graph``, a summary that is made now has
-    the graph of its pass among what was ``chosen``, to be taken out at once.
+    The network runs on the first image, or with ``whole`` on the batch. ``with_graph``, a summary
+    that is made now has the graph of its pass among what was ``chosen``, to be taken out at once.
     """
     modules = tuple(map(weakref.ref, modules_of(model)))
     if inputs.name is None:  # a tensor is all that the model takes
@@ -99,10 +110,12 @@ def forget_summary(model: nn.Module) -> None:
 
 
 def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> bool:
-    """Whether these inputs took the same path through the network as its summary, by the modules in ``ran``.
+    """Whether these inputs took the same path through the network as its summary, by the modules in
+    ``ran``.
 
-    Where they did not (an early exit, a flag of the model), the summary is made again: what is then chosen depends on
-    these inputs, and not on earlier ones. If the first image alone takes another path than the batch, the batch is run.
+    Where they did not (an early exit, a flag of the model), the summary is made again: what is then
+    chosen depends on these inputs, and not on earlier ones. If the first image alone takes another
+    path than the batch, the batch is run.
     """
     if summary_of(model, inputs).ran == tuple(ran):
         return True
@@ -113,8 +126,11 @@ def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> 
     return False
 
 
-def summarize(model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False) -> ForwardSummary:
-    """Run a network on one image and record every call; one exported for a fixed number of images, on all of them."""
+def summarize(
+    model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False
+) -> ForwardSummary:
+    """Run a network on one image and record every call; one exported for a fixed number of images,
+    on all of them."""
     if not whole:
         try:
             return _summarize_once(model, inputs.first(), with_graph)
@@ -135,34 +151,49 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
         chosen[PLACES] = locate(model, inputs, calls)
         calls = [laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]
     with_map = (call for call in calls if call.grid is not None or call.doubt)
-    if inputs.others or len({call.depends for call in with_map}) > 1:  # see what changes though no gradient leads there
+    # see what changes though no gradient leads there
+    if inputs.others or len({call.depends for call in with_map}) > 1:
         altered, _, _ = record(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1))
-        same = {key for key, figures in recorder.unreached.items() if altered.unreached.get(key) == figures}
+        same = {
+            key
+            for key, figures in recorder.unreached.items()
+            if altered.unreached.get(key) == figures
+        }
         calls = [replace(call, depends=call.key not in same) for call in calls]
     numbers = {call.name: call.number for call in calls}
     calls = [replace(call, last=call.number == numbers[call.name]) for call in calls]
     tensors = tensors_in(output)
-    answers = {t.shape[1] for t in tensors if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:])}
+    answers = {
+        t.shape[1]
+        for t in tensors
+        if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:])
+    }
     class_maps = read_class_maps(output, len(inputs))
     if class_maps is not None:  # also smaller than the input
         answers.add(class_maps.maps.shape[1])
     rows = [t for t in tensors if t.ndim == 0 or len(t) == len(inputs)]
     gives_scores = any(t.numel() and (t.ndim <= 2 or t.numel() == len(t)) for t in rows)
-    return ForwardSummary(tuple(calls), gives_scores, frozenset(answers), len(tensors), tuple(ran), chosen=chosen)
+    return ForwardSummary(
+        tuple(calls), gives_scores, frozenset(answers), len(tensors), tuple(ran), chosen=chosen
+    )
 
 
 def independent_calls(model: nn.Module, inputs: Inputs) -> set[CallKey]:
-    """The calls, by name and number, that did not depend on what is explained but may on other images."""
+    """The calls, by name and number, that did not depend on what is explained but may on other
+    images."""
     if not inputs.others:
         return set()
-    return {(call.name, call.number) for call in summary_of(model, inputs).calls if not call.depends}
+    return {
+        (call.name, call.number) for call in summary_of(model, inputs).calls if not call.depends
+    }
 
 
 def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
-    """Name the layers that a caller means, in their order; ``name@0`` is the first call of one that is called often.
+    """Name the layers that a caller means, in their order; ``name@0`` is the first call of one that
+    is called often.
 
-    ``name:input`` is the first tensor in the input of a layer. A layer that sees several inputs one after the other, of
-    which one is explained, stands for its last call that depends on that one.
+    ``name:input`` is the first tensor in the input of a layer. A layer that sees several inputs one
+    after the other, of which one is explained, stands for its last call that depends on that one.
 
     Raises:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
@@ -170,14 +201,23 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
     found = select_places(model, where)
     for i, layer in enumerate(found if inputs.others else ()):
         place = place_of(layer, model)
-        calls = [call for call in summary_of(model, inputs).calls if call.name == place.module and call.depends]
+        calls = [
+            call
+            for call in summary_of(model, inputs).calls
+            if call.name == place.module and call.depends
+        ]
         if place.call is None and calls and not calls[-1].last:
             found[i] = name_of(place._replace(call=calls[-1].number), model)
     return found
 
 
 def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, int]:
-    """How many channels the maps of some layers have, as far as the summary of the network shows."""
+    """How many channels the maps of some layers have, as far as the summary of the network
+    shows."""
     summary = summary_of(model, inputs)
     calls = {layer: summary.call_of(place_of(layer, model)) for layer in layers}
-    return {layer: call.shape[call.grid.of_channels] for layer, call in calls.items() if call and call.grid}
+    return {
+        layer: call.shape[call.grid.of_channels]
+        for layer, call in calls.items()
+        if call and call.grid
+    }

@@ -1,9 +1,9 @@
 """Methods: frozen dataclasses whose fields are the options and whose call is the mathematics.
 
-    base             what a method is: metadata, defaults, papers to cite; methods by name, ``@register``
-    options          each option checked against the type of its field
-    cam, score_cam   class activation maps: by gradients, by statistics of feature maps, by masked inputs; token masks
-    gradients, path, path_variants
+    base             what a method is: metadata, defaults, papers to cite; methods by name,
+    ``@register`` options          each option checked against the type of its field cam, score_cam
+    class activation maps: by gradients, by statistics of feature maps, by masked inputs; token
+    masks gradients, path, path_variants
                      gradients in the pixels, and along paths from a baseline
     occlusion, surrogate, shapley, extremal
                      scores of perturbed photos
@@ -17,7 +17,13 @@
 To add one, write a subclass of `Method` with ``@register`` above it; there is no list to edit.
 """
 
-from explain.methods.attention import AttentionRollout, CheferAttribution, CheferBimodal, GradientRollout, LeGrad
+from explain.methods.attention import (
+    AttentionRollout,
+    CheferAttribution,
+    CheferBimodal,
+    GradientRollout,
+    LeGrad,
+)
 from explain.methods.base import Method, Source, list_methods, register
 from explain.methods.cam import (
     CAM,
@@ -38,9 +44,20 @@ from explain.methods.cam import (
 )
 from explain.methods.evidence import Necessary, Sufficient
 from explain.methods.extremal import ExtremalPerturbation
-from explain.methods.gradients import Deconvnet, GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency
+from explain.methods.gradients import (
+    Deconvnet,
+    GuidedBackprop,
+    GuidedGradCAM,
+    InputXGradient,
+    Saliency,
+)
 from explain.methods.occlusion import DRISE, RISE, Occlusion
-from explain.methods.path import BlurIntegratedGradients, ExpectedGradients, GradientSHAP, IntegratedGradients
+from explain.methods.path import (
+    BlurIntegratedGradients,
+    ExpectedGradients,
+    GradientSHAP,
+    IntegratedGradients,
+)
 from explain.methods.path_variants import IDGI, XRAI, GuidedIntegratedGradients
 from explain.methods.regions import Quadtree, Squares, Superpixels, region_values
 from explain.methods.relevance import LRP, DeepLIFT, DeepLIFTSHAP, FullGrad
@@ -50,13 +67,71 @@ from explain.methods.surrogate import HSIC, LIME, FeatureAblation, FeaturePermut
 from explain.methods.wrappers import Augmented, Smooth, SmoothGradCAMPlusPlus
 
 __all__ = [
-    "CAM", "DRISE", "FEM", "HSIC", "IDGI", "ISCAM", "KPCACAM", "LIME", "LRP", "RISE", "SSCAM", "TIS", "XRAI",
-    "AblationCAM", "AttentionRollout", "Augmented", "BlurIntegratedGradients", "CheferAttribution", "CheferBimodal",
-    "Deconvnet", "DeepLIFT", "DeepLIFTSHAP", "EigenCAM", "EigenGradCAM", "ElementWiseCAM", "ExpectedGradients",
-    "ExtremalPerturbation", "FeatureAblation", "FeaturePermutation", "FinerCAM", "FullGrad",
-    "GradCAM", "GradCAMPlusPlus", "GradientRollout", "GradientSHAP", "GuidedBackprop", "GuidedGradCAM",
-    "GuidedIntegratedGradients", "HiResCAM", "InputXGradient", "IntegratedGradients", "KernelSHAP", "LayerCAM",
-    "LeGrad", "Method", "Necessary", "Occlusion", "PartitionSHAP", "Quadtree", "RandomCAM", "RefineCAM", "Saliency",
-    "ScoreCAM", "ShapleyCAM", "ShapleySampling", "Smooth", "SmoothGradCAMPlusPlus", "Sobol", "Source", "Squares",
-    "Sufficient", "Superpixels", "ViTCX", "XGradCAM", "list_methods", "region_values", "register",
-]  # fmt: skip
+    "CAM",
+    "DRISE",
+    "FEM",
+    "HSIC",
+    "IDGI",
+    "ISCAM",
+    "KPCACAM",
+    "LIME",
+    "LRP",
+    "RISE",
+    "SSCAM",
+    "TIS",
+    "XRAI",
+    "AblationCAM",
+    "AttentionRollout",
+    "Augmented",
+    "BlurIntegratedGradients",
+    "CheferAttribution",
+    "CheferBimodal",
+    "Deconvnet",
+    "DeepLIFT",
+    "DeepLIFTSHAP",
+    "EigenCAM",
+    "EigenGradCAM",
+    "ElementWiseCAM",
+    "ExpectedGradients",
+    "ExtremalPerturbation",
+    "FeatureAblation",
+    "FeaturePermutation",
+    "FinerCAM",
+    "FullGrad",
+    "GradCAM",
+    "GradCAMPlusPlus",
+    "GradientRollout",
+    "GradientSHAP",
+    "GuidedBackprop",
+    "GuidedGradCAM",
+    "GuidedIntegratedGradients",
+    "HiResCAM",
+    "InputXGradient",
+    "IntegratedGradients",
+    "KernelSHAP",
+    "LayerCAM",
+    "LeGrad",
+    "Method",
+    "Necessary",
+    "Occlusion",
+    "PartitionSHAP",
+    "Quadtree",
+    "RandomCAM",
+    "RefineCAM",
+    "Saliency",
+    "ScoreCAM",
+    "ShapleyCAM",
+    "ShapleySampling",
+    "Smooth",
+    "SmoothGradCAMPlusPlus",
+    "Sobol",
+    "Source",
+    "Squares",
+    "Sufficient",
+    "Superpixels",
+    "ViTCX",
+    "XGradCAM",
+    "list_methods",
+    "region_values",
+    "register",
+]

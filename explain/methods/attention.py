@@ -1,4 +1,5 @@
-"""Methods for vision transformers: attention, rollout, LeGrad, and attention weighted by gradients."""
+"""Methods for vision transformers: attention, rollout, LeGrad, and attention weighted by
+gradients."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -8,7 +9,13 @@ from torch import nn
 
 from explain._utils.errors import MethodError
 from explain.engine import Evidence, Need
-from explain.engine.needs import Attention, AttentionMap, AttentionRelevance, BlockAttention, InputAttention
+from explain.engine.needs import (
+    Attention,
+    AttentionMap,
+    AttentionRelevance,
+    BlockAttention,
+    InputAttention,
+)
 from explain.layers.layouts import Size
 from explain.methods.base import ATTENTION, Method, over_all, register
 from explain.relevance.composites import transformer_attribution
@@ -19,8 +26,11 @@ _EVERYWHERE = Attention(gradients=True, unreached=True)
 _RELEVANCE = AttentionRelevance(transformer_attribution())
 
 
-def photo_tokens(method: str, maps: Sequence[torch.Tensor], evidence: Evidence) -> tuple[list[int], Size]:
-    """Which tokens are the photo's, and how they lie; the last attention may be that of one query, which pools them.
+def photo_tokens(
+    method: str, maps: Sequence[torch.Tensor], evidence: Evidence
+) -> tuple[list[int], Size]:
+    """Which tokens are the photo's, and how they lie; the last attention may be that of one query,
+    which pools them.
 
     Raises:
         MethodError: the model has no attention among all tokens, or only within windows.
@@ -28,17 +38,32 @@ def photo_tokens(method: str, maps: Sequence[torch.Tensor], evidence: Evidence) 
     joint = evidence.grids.joint
     if joint is not None and maps:
         return list(joint.photo), joint.size
-    shapes = {tuple(each.shape[-2:]) for each in (maps[:-1] if maps and maps[-1].shape[-2] == 1 else maps)}
+    shapes = {
+        tuple(each.shape[-2:]) for each in (maps[:-1] if maps and maps[-1].shape[-2] == 1 else maps)
+    }
     tokens = next(iter(shapes), (0, 0))
     grid = evidence.grids.grid((len(evidence.inputs), tokens[1], 1)) if tokens[1] else None
-    if len(shapes) != 1 or tokens[0] != tokens[1] or grid is None or any(len(m) != len(evidence.inputs) for m in maps):
-        found = "none" if not shapes else "of shapes " + ", ".join(str(shape) for shape in sorted(shapes)[:4])
-        raise MethodError(f"{method} must have attention among all tokens, got {found}; use it for vision transformers")
+    if (
+        len(shapes) != 1
+        or tokens[0] != tokens[1]
+        or grid is None
+        or any(len(m) != len(evidence.inputs) for m in maps)
+    ):
+        found = (
+            "none"
+            if not shapes
+            else "of shapes " + ", ".join(str(shape) for shape in sorted(shapes)[:4])
+        )
+        raise MethodError(
+            f"{method} must have attention among all tokens, got {found}; use it for vision "
+            "transformers"
+        )
     return list(grid.tokens), grid.size
 
 
 def weighted(weights: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """The mean over heads of what is positive of attention times gradient: ``(N, queries, keys)``."""
+    """The mean over heads of what is positive of attention times gradient: ``(N, queries,
+    keys)``."""
     return (weights * (0 if gradient is None else gradient)).clamp(min=0).mean(1)
 
 
@@ -50,7 +75,8 @@ class AttentionMethod(Method):
 
 
 class RolloutMethod(AttentionMethod):
-    """A method that multiplies one matrix ``(N, tokens, tokens)`` for each block, and reads the class token's row."""
+    """A method that multiplies one matrix ``(N, tokens, tokens)`` for each block, and reads the
+    class token's row."""
 
     attention: ClassVar[Attention] = _GRADIENTS
     """The attention that is followed."""
@@ -73,11 +99,13 @@ class RolloutMethod(AttentionMethod):
         return row[:, tokens].reshape((-1, *size))
 
 
-def _of_rows(matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, tokens: Sequence[int]) -> torch.Tensor:
+def _of_rows(
+    matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, tokens: Sequence[int]
+) -> torch.Tensor:
     """What all tokens are to those that the score is read from ``(N, tokens)``.
 
-    These are the class token, where others than the photo's ``tokens`` come before all of these, and all tokens, where
-    there are no others. Elsewhere, the gradient tells.
+    These are the class token, where others than the photo's ``tokens`` come before all of these,
+    and all tokens, where there are no others. Elsewhere, the gradient tells.
     """
     joint = evidence.grids.joint
     others = matrix.shape[1] - len(tokens)
@@ -91,7 +119,8 @@ def _of_rows(matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, token
 
 
 def _identity(matrix: torch.Tensor) -> torch.Tensor:
-    """The identity for what goes around an attention; nothing goes around one that pools the tokens."""
+    """The identity for what goes around an attention; nothing goes around one that pools the
+    tokens."""
     queries, keys = matrix.shape[-2:]
     return (torch.eye(queries, keys) * (queries == keys)).to(matrix)
 
@@ -106,12 +135,15 @@ def mixed(attention: torch.Tensor) -> torch.Tensor:
 class AttentionRollout(RolloutMethod):
     r"""Attention combined over all blocks.
 
-    Follow attention through all blocks: :math:`\prod_l \bigl(\tfrac12 \bar A_l + \tfrac12 I\bigr)`, heads averaged.
+    Follow attention through all blocks: :math:`\prod_l \bigl(\tfrac12 \bar A_l + \tfrac12 I\bigr)`,
+    heads averaged.
 
-    The map is the row of the class token, or the mean of all rows where there is none. No class is asked for.
+    The map is the row of the class token, or the mean of all rows where there is none. No class is
+    asked for.
 
     Returns:
-        ``(N, h, w)``, one value for each patch: its share in the last class token; they add up to at most one.
+        ``(N, h, w)``, one value for each patch: its share in the last class token; they add up to
+        at most one.
 
     Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020.
 
@@ -135,9 +167,9 @@ class LeGrad(AttentionMethod):
 
     Sum over blocks how the score read off each block depends on its attention.
 
-    For block l, the mean of its output tokens goes through the network's last normalisation and head; of the gradient
-    of that score in the attention, the positive part is averaged over heads and queries. The class token's column is
-    left out, and the blocks are averaged.
+    For block l, the mean of its output tokens goes through the network's last normalisation and
+    head; of the gradient of that score in the attention, the positive part is averaged over heads
+    and queries. The class token's column is left out, and the blocks are averaged.
 
     Args:
         blocks: how many of the last blocks take part; None for all, as published.
@@ -145,8 +177,8 @@ class LeGrad(AttentionMethod):
     Returns:
         ``(N, h, w)``, one value for each patch, never negative.
 
-    Bousselham et al., "LeGrad: An Explainability Method for Vision Transformers via Feature Formation Sensitivity",
-    ICCV 2025 (arXiv:2404.03214).
+    Bousselham et al., "LeGrad: An Explainability Method for Vision Transformers via Feature
+    Formation Sensitivity", ICCV 2025 (arXiv:2404.03214).
 
     >>> import explain, torch
     >>> from torchvision.models import VisionTransformer
@@ -172,21 +204,27 @@ class LeGrad(AttentionMethod):
 
 @register
 class GradECLIP(AttentionMethod):
-    r"""What the last attention takes from each patch, for the score, with attention loosened to a similarity.
+    r"""What the last attention takes from each patch, for the score, with attention loosened to a
+    similarity.
 
-    :math:`\operatorname{ReLU}\bigl(\sum_q \lambda_{qi} \sum_c \partial y / \partial o_{qc}\, v_{ic}\bigr)` at patch i:
-    the values v of the last block, weighted by the gradient in the attention's output o, and by the cosine
-    :math:`\lambda` of query and key over all heads, scaled to [0, 1] over the patches. Only queries count that the
-    score is read from, such as the class token's. (The authors' program runs the last block with a single head.)
+    :math:`\operatorname{ReLU}\bigl(\sum_q \lambda_{qi} \sum_c \partial y / \partial o_{qc}\,
+    v_{ic}\bigr)` at patch i: the values v of the last block, weighted by the gradient in the
+    attention's output o, and by the cosine
+    :math:`\lambda` of query and key over all heads, scaled to [0, 1] over the patches. Only queries
+    count that the score is read from, such as the class token's. (The authors' program runs the
+    last block with a single head.)
 
-    Of words that are explained too, the map is that of the tokens in the text's own tower. Of an answer in words, it is
-    about the language model's attention, scaled over the tokens of photo and text together.
+    Of words that are explained too, the map is that of the tokens in the text's own tower. Of an
+    answer in words, it is about the language model's attention, scaled over the tokens of photo and
+    text together.
 
     Args:
-        blocks: how many of the last blocks are added up; the paper takes the last for photos, and 8 of 12 for texts.
+        blocks: how many of the last blocks are added up; the paper takes the last for photos, and 8
+            of 12 for texts.
 
     Returns:
-        ``(N, h, w)``, one value for each patch, never negative; ``(N, L, 1)`` for L tokens of a text.
+        ``(N, h, w)``, one value for each patch, never negative; ``(N, L, 1)`` for L tokens of a
+        text.
 
     Zhao et al., "Gradient-based Visual Explanation for Transformer-based CLIP", ICML 2024.
 
@@ -211,11 +249,19 @@ class GradECLIP(AttentionMethod):
         weights = [each.weights for each in maps]
         joint = evidence.grids.joint
         every = list(range(weights[-1].shape[-1] if weights else 0))
-        tokens, size = (every, (-1, 1)) if of_words and every else photo_tokens(self.name, weights, evidence)
+        tokens, size = (
+            (every, (-1, 1)) if of_words and every else photo_tokens(self.name, weights, evidence)
+        )
         among = tokens if joint is None else every
-        found = torch.stack([self._of(each, _rows_read(maps[-1]), among) for each in maps[-self.blocks :]]).sum(0)
+        found = torch.stack(
+            [self._of(each, _rows_read(maps[-1]), among) for each in maps[-self.blocks :]]
+        ).sum(0)
         if joint is not None:
-            found = found.index_fill(1, torch.tensor(joint.photo).to(found.device), 0) if of_words else found[:, tokens]
+            found = (
+                found.index_fill(1, torch.tensor(joint.photo).to(found.device), 0)
+                if of_words
+                else found[:, tokens]
+            )
         return found.clamp(min=0).reshape((len(found), *size))
 
     def _of(self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]) -> torch.Tensor:
@@ -224,8 +270,14 @@ class GradECLIP(AttentionMethod):
         key = attention.key
         gradient = attention.gradient
         if query is None or key is None or gradient is None:
-            raise MethodError(f"{self.name} must see queries and keys multiplied as matrices, got others; take legrad")
-        query, key = (nn.functional.normalize(each.transpose(1, 2).flatten(2), dim=-1) for each in (query, key))
+            raise MethodError(
+                f"{self.name} must see queries and keys multiplied as matrices, got others; take "
+                "legrad"
+            )
+        query, key = (
+            nn.functional.normalize(each.transpose(1, 2).flatten(2), dim=-1)
+            for each in (query, key)
+        )
         visible = attention.weights[..., tokens].amax(1) > 0
         cosine = (query @ key.transpose(1, 2))[..., tokens]
         low = cosine.masked_fill(~visible, torch.inf).amin(-1, keepdim=True)
@@ -236,7 +288,8 @@ class GradECLIP(AttentionMethod):
 
 
 def _rows_read(last: AttentionMap) -> torch.Tensor:
-    """Which queries of the last attention the score is read from ``(N, queries, 1)``, by their gradients."""
+    """Which queries of the last attention the score is read from ``(N, queries, 1)``, by their
+    gradients."""
     gradient = torch.zeros_like(last.weights) if last.gradient is None else last.gradient
     return (gradient != 0).any(1).any(-1, keepdim=True)
 
@@ -247,8 +300,9 @@ class GradientRollout(RolloutMethod):
 
     Follow attention through all blocks, weighted by how the score depends on it.
 
-    :math:`\prod_l \bigl(\tfrac12 E_h (\nabla A_l \odot A_l)^+ + \tfrac12 I\bigr)` with rows that add up to one: rollout
-    in which heads and places count as far as more attention there would raise the score, so that it knows of classes.
+    :math:`\prod_l \bigl(\tfrac12 E_h (\nabla A_l \odot A_l)^+ + \tfrac12 I\bigr)` with rows that
+    add up to one: rollout in which heads and places count as far as more attention there would
+    raise the score, so that it knows of classes.
 
     Returns:
         ``(N, h, w)``, one value for each patch, never negative.
@@ -274,10 +328,11 @@ class CheferAttribution(RolloutMethod):
 
     Follow what attention has of the score through all blocks: relevance times gradient.
 
-    :math:`\prod_l \bigl(I + E_h (\nabla A_l \odot R_l)^+\bigr)`, where :math:`\nabla A_l` is the gradient of the score
-    in the attention of block l, and :math:`R_l` the attention's relevance. Relevance starts with 1 at the score. Linear
-    maps share it out by positive contributions; activations, normalisations and softmaxes pass it on; the factors of a
-    product get half each; and where a shortcut is added, both signals keep it by the magnitudes of their sums.
+    :math:`\prod_l \bigl(I + E_h (\nabla A_l \odot R_l)^+\bigr)`, where :math:`\nabla A_l` is the
+    gradient of the score in the attention of block l, and :math:`R_l` the attention's relevance.
+    Relevance starts with 1 at the score. Linear maps share it out by positive contributions;
+    activations, normalisations and softmaxes pass it on; the factors of a product get half each;
+    and where a shortcut is added, both signals keep it by the magnitudes of their sums.
 
     Returns:
         ``(N, h, w)``, one value for each patch, never negative.
@@ -289,7 +344,9 @@ class CheferAttribution(RolloutMethod):
     >>> model = VisionTransformer(16, 4, 2, 2, 8, 16, num_classes=3)
     >>> torch.nn.init.normal_(model.heads.head.weight)[0, 0].isfinite()
     tensor(True)
-    >>> explain.attribute(model, torch.rand(1, 3, 16, 16), CheferAttribution(), target=1).values.shape
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 16, 16), CheferAttribution(), target=1
+    ... ).values.shape
     torch.Size([1, 4, 4])
     """
 
@@ -310,36 +367,48 @@ class CheferAttribution(RolloutMethod):
 class CheferBimodal(AttentionMethod):
     r"""Attention between a photo and other tokens, weighted by its gradient.
 
-    Follow attention between a photo and something else (words, queries): what of the photo a token looked at.
+    Follow attention between a photo and something else (words, queries): what of the photo a token
+    looked at.
 
-    With :math:`\bar A = E_h (\nabla A \odot A)^+`, attention within s changes :math:`R^{ss}` and :math:`R^{sq}` by
+    With :math:`\bar A = E_h (\nabla A \odot A)^+`, attention within s changes :math:`R^{ss}` and
+    :math:`R^{sq}` by
     :math:`\bar A R`; attention from s to q changes :math:`R^{sq}` by
-    :math:`(\bar R^{ss})^\top \bar A \bar R^{qq}` and :math:`R^{ss}` by :math:`\bar A R^{qs}`, where :math:`\bar R` is
-    I plus the rest with rows that add up to one. Two attentions in a row that look at each other change at once. The
-    photo's tokens are known by their number; they must be as many as a grid has places, and others not as many.
+    :math:`(\bar R^{ss})^\top \bar A \bar R^{qq}` and :math:`R^{ss}` by :math:`\bar A R^{qs}`, where
+    :math:`\bar R` is I plus the rest with rows that add up to one. Two attentions in a row that
+    look at each other change at once. The photo's tokens are known by their number; they must be as
+    many as a grid has places, and others not as many.
 
     Args:
-        token: which of the others' tokens the score belongs to, such as the query of a detected box; None is those
-            that it is read from, by the gradients of their last attention.
+        token: which of the others' tokens the score belongs to, such as the query of a detected
+            box; None is those that it is read from, by the gradients of their last attention.
 
     Returns:
         ``(N, h, w)``, one value for each patch.
 
-    Chefer, Gur and Wolf, "Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder
-    Transformers", ICCV 2021.
+    Chefer, Gur and Wolf, "Generic Attention-model Explainability for Interpreting Bi-Modal and
+    Encoder-Decoder Transformers", ICCV 2021.
 
     >>> import explain
     >>> from torch import nn
     >>> class Queries(nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
-    ...         self.patches, self.queries = nn.Conv2d(3, 4, 4, 4), nn.Parameter(torch.randn(1, 3, 4))
-    ...         self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 5)
+    ...         self.patches, self.queries = (
+    ...             nn.Conv2d(3, 4, 4, 4),
+    ...             nn.Parameter(torch.randn(1, 3, 4)),
+    ...         )
+    ...         self.attention, self.head = (
+    ...             nn.MultiheadAttention(4, 2, batch_first=True),
+    ...             nn.Linear(4, 5),
+    ...         )
+    ...
     ...     def forward(self, x):
     ...         tokens = self.patches(x).flatten(2).transpose(1, 2)
     ...         found, _ = self.attention(self.queries.expand(len(x), -1, -1), tokens, tokens)
     ...         return self.head(found[:, 1])
-    >>> explain.attribute(Queries(), torch.rand(1, 3, 16, 16), CheferBimodal(token=1), target=3).values.shape
+    >>> explain.attribute(
+    ...     Queries(), torch.rand(1, 3, 16, 16), CheferBimodal(token=1), target=3
+    ... ).values.shape
     torch.Size([1, 4, 4])
     """
 
@@ -353,11 +422,15 @@ class CheferBimodal(AttentionMethod):
         maps = evidence[_EVERYWHERE]
         photo, other = self._sizes(maps, evidence)
         if self.token is not None and self.token >= other:
-            raise MethodError(f"token of {self.name} must be below the {other} other tokens, got {self.token}")
+            raise MethodError(
+                f"token of {self.name} must be below the {other} other tokens, got {self.token}"
+            )
         read = _rows_read([each for each in maps if each.weights.shape[-2] == other][-1])
         if self.token is not None:
             read = torch.arange(other).to(read.device)[:, None] == self.token
-        row = (_followed(maps, photo, other)[other, photo] * read).sum(1) / read.sum(-2).clamp(min=1)
+        row = (_followed(maps, photo, other)[other, photo] * read).sum(1) / read.sum(-2).clamp(
+            min=1
+        )
         grid = evidence.grids.grid((len(evidence.inputs), photo, 1))
         assert grid is not None
         return row[:, list(grid.tokens)].reshape((-1, *grid.size))
@@ -368,17 +441,31 @@ class CheferBimodal(AttentionMethod):
         shapes = [tuple(each.weights.shape[-2:]) for each in maps]
         between = [shape for shape in shapes if shape[0] != shape[1]]
         sizes = {size for shape in shapes for size in shape}
-        ours = max((size for size in sizes if evidence.grids.grid((count, size, 1)) is not None), default=0)
-        if not between or len(sizes) != 2 or not ours or any(len(each.weights) != count for each in maps):
+        ours = max(
+            (size for size in sizes if evidence.grids.grid((count, size, 1)) is not None), default=0
+        )
+        if (
+            not between
+            or len(sizes) != 2
+            or not ours
+            or any(len(each.weights) != count for each in maps)
+        ):
             found = ", ".join(str(shape) for shape in dict.fromkeys(shapes)) or "none"
-            raise MethodError(f"{self.name} must have attention of a photo and one other, got {found}; take legrad")
+            raise MethodError(
+                f"{self.name} must have attention of a photo and one other, got {found}; take "
+                "legrad"
+            )
         return ours, next(size for size in sizes if size != ours)
 
 
 def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int], torch.Tensor]:
     """What each kind of token has of each, by their numbers, after all attentions."""
     first = maps[0].weights
-    found = {(a, b): (torch.eye(a, b) * (a == b)).to(first).expand(len(first), a, b) for a in sizes for b in sizes}
+    found = {
+        (a, b): (torch.eye(a, b) * (a == b)).to(first).expand(len(first), a, b)
+        for a in sizes
+        for b in sizes
+    }
     steps = [weighted(each.weights, each.gradient) for each in maps]
     while steps:
         size = steps[0].shape[1:]

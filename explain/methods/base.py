@@ -1,4 +1,5 @@
-"""What a method is: a frozen value with a name, needs, mathematics and a source to cite; methods by name."""
+"""What a method is: a frozen value with a name, needs, mathematics and a source to cite; methods by
+name."""
 
 import fnmatch
 import json
@@ -40,7 +41,11 @@ class Source(Options):
     Raises:
         MethodError: the key, the authors or a brace would make no BibTeX entry.
 
-    >>> print(Source("doe2020maps", "Doe, Jane", "Maps of Everything", 2020, "Journal of Maps", "article").bibtex())
+    >>> print(
+    ...     Source(
+    ...         "doe2020maps", "Doe, Jane", "Maps of Everything", 2020, "Journal of Maps", "article"
+    ...     ).bibtex()
+    ... )
     @article{doe2020maps,
       author = {Doe, Jane},
       title = {{Maps of Everything}},
@@ -62,14 +67,24 @@ class Source(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not re.fullmatch(r"[A-Za-z0-9:_.+-]+", self.key):
-            raise MethodError(f"key of a source must be letters, digits and :_.+-, got {shown(self.key)}; change it")
+            raise MethodError(
+                f"key of a source must be letters, digits and :_.+-, got {shown(self.key)}; change "
+                "it"
+            )
         for text in (self.authors, self.title):
             if not text or text.count("{") != text.count("}"):
-                raise MethodError(f"authors and title of a source must have as many {{ as }}, got {shown(text)}")
+                raise MethodError(
+                    f"authors and title of a source must have as many {{ as }}, got {shown(text)}"
+                )
 
     def bibtex(self) -> str:
         """Return the BibTeX entry."""
-        known = {"author": self.authors, "title": f"{{{self.title}}}", _VENUE[self.kind]: self.venue, "year": self.year}
+        known = {
+            "author": self.authors,
+            "title": f"{{{self.title}}}",
+            _VENUE[self.kind]: self.venue,
+            "year": self.year,
+        }
         known |= {"doi": self.doi, "eprint": self.arxiv, "archiveprefix": self.arxiv and "arXiv"}
         lines = "".join(f"  {name} = {{{value}}},\n" for name, value in known.items() if value)
         return f"@{self.kind}{{{self.key},\n{lines}}}"
@@ -77,7 +92,8 @@ class Source(Options):
 
 @cache
 def _bibliography() -> dict[str, Source]:
-    """The sources of all methods here, by key and by the names of the methods, from ``bibliography.bib``."""
+    """The sources of all methods here, by key and by the names of the methods, from
+    ``bibliography.bib``."""
     text = resources.files("explain.methods").joinpath("bibliography.bib").read_text("utf-8")
     found: dict[str, Source] = {}
     for kind, key, body in re.findall(r"@(\w+)\{([^,]+),\n(.*?)\n\}", text, re.DOTALL):
@@ -86,7 +102,9 @@ def _bibliography() -> dict[str, Source]:
         year = int(entry["year"])
         venue = entry[_VENUE[kind]]
         numbers = entry.get("doi", ""), entry.get("eprint", "")
-        source = Source(key, entry["author"], title, year, venue, kind, *numbers, entry["shorthand"])
+        source = Source(
+            key, entry["author"], title, year, venue, kind, *numbers, entry["shorthand"]
+        )
         found |= dict.fromkeys([key, *entry.get("methods", key).split(", ")], source)
     return found
 
@@ -101,8 +119,8 @@ def cited(key: str) -> Source:
 
 
 Style = Literal["heat", "intensity", "signed", "color", "evidence"]
-"""How an attribution is read: heat over the photo, brightness, positive against negative, a colour picture, or sets of
-regions."""
+"""How an attribution is read: heat over the photo, brightness, positive against negative, a colour
+picture, or sets of regions."""
 
 Fusion = Literal["mean", "max", "product"]
 """How the maps of several layers become one, each divided by its largest magnitude."""
@@ -123,11 +141,12 @@ FAMILIES = (MAPS, PATTERNS, PERTURBATION, GRADIENTS, RELEVANCE, ATTENTION, OTHER
 class Outcome:
     """How an estimate went.
 
-    ``error`` has the error of each value, in their shape; ``spent`` ``(N,)`` how many altered photos each image was
-    run with, and ``planned`` ``(N,)`` how many there would be without an early end; ``finished`` ``(N,)`` false where
-    an interrupt cut it short; ``r2`` ``(N,)`` how much of the variance of the scores a surrogate explains; ``neutral``
-    ``(N,)`` the value of a place that makes no difference, where it is not zero; ``sets`` the `EvidenceSets` of a
-    method that looks for the smallest evidence.
+    ``error`` has the error of each value, in their shape; ``spent`` ``(N,)`` how many altered
+    photos each image was run with, and ``planned`` ``(N,)`` how many there would be without an
+    early end; ``finished`` ``(N,)`` false where an interrupt cut it short; ``r2`` ``(N,)`` how much
+    of the variance of the scores a surrogate explains; ``neutral`` ``(N,)`` the value of a place
+    that makes no difference, where it is not zero; ``sets`` the `EvidenceSets` of a method that
+    looks for the smallest evidence.
     """
 
     error: torch.Tensor | None = None
@@ -143,13 +162,15 @@ class Outcome:
 class Method(Options):
     """A way to attribute a score: a frozen dataclass whose fields are its options.
 
-    A method of your own is a subclass with its ``needs`` and ``__call__``; all else has a default, such as the
-    ``name``, which is that of the class in small letters. When an object is made, each option is checked against the
-    type of its field, and against ``minimums`` and ``below``.
+    A method of your own is a subclass with its ``needs`` and ``__call__``; all else has a default,
+    such as the ``name``, which is that of the class in small letters. When an object is made, each
+    option is checked against the type of its field, and against ``minimums`` and ``below``.
 
-    ``needs`` says which evidence the engine has to gather. Calling the method with that evidence gives the raw
-    attribution: ``(N, h, w)`` at the layer's resolution, or ``(N, C, H, W)`` in pixels. ``about`` and ``paper`` are
-    what a list of methods prints, ``source`` what `explain.cite` gives, and ``style`` is how the map is drawn.
+    ``needs`` says which evidence the engine has to gather. Calling the method with that evidence
+    gives the raw
+    attribution: ``(N, h, w)`` at the layer's resolution, or ``(N, C, H, W)`` in pixels. ``about``
+    and ``paper`` are what a list of methods prints, ``source`` what `explain.cite` gives, and
+    ``style`` is how the map is drawn.
     """
 
     family: ClassVar[str] = OTHERS
@@ -159,15 +180,19 @@ class Method(Options):
     control: ClassVar[str] = ""
     """What it does instead of explaining, for a method that others are compared with."""
     one_input: ClassVar[bool] = False
-    """Whether it takes one explained input only, and cannot tell what several of them do together."""
+    """Whether it takes one explained input only, and cannot tell what several of them do
+    together."""
     by_score: ClassVar[bool] = False
     """Whether it divides by the score, so that a negative one reverses all signs."""
     adds_up: ClassVar[bool] = False
-    """Whether it adds up maps or gradients that may cancel, so that nothing but rounding errors is left."""
+    """Whether it adds up maps or gradients that may cancel, so that nothing but rounding errors is
+    left."""
     layer_optional: ClassVar[bool] = False
-    """Whether it explains the input, or a layer where one is named: ``in_layer`` is then the method for the layer."""
+    """Whether it explains the input, or a layer where one is named: ``in_layer`` is then the method
+    for the layer."""
     fusion: ClassVar[Fusion | None] = None
-    """How it fuses the maps of several layers; where no layer is named, it gets one of each resolution."""
+    """How it fuses the maps of several layers; where no layer is named, it gets one of each
+    resolution."""
 
     @property
     def name(self) -> str:
@@ -183,8 +208,11 @@ class Method(Options):
 
     @property
     def source(self) -> Source | None:
-        names = (getattr(kind, "name", "") for kind in type(self).__mro__)  # a subclass has that of what it changes
-        return next((_bibliography()[name] for name in (self.name, *names) if name in _bibliography()), None)
+        # a subclass has that of what it changes
+        names = (getattr(kind, "name", "") for kind in type(self).__mro__)
+        return next(
+            (_bibliography()[name] for name in (self.name, *names) if name in _bibliography()), None
+        )
 
     @property
     def style(self) -> Style:
@@ -198,11 +226,13 @@ class Method(Options):
         raise NotImplementedError
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor | None:
-        """What the contributions of all explained inputs should add up to, ``(N,)``; None where it is not known."""
+        """What the contributions of all explained inputs should add up to, ``(N,)``; None where it
+        is not known."""
         return None
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
-        """The convergence delta: by how much the values miss their expected sum, ``(N,)`` in units of the score."""
+        """The convergence delta: by how much the values miss their expected sum, ``(N,)`` in units
+        of the score."""
         expected = self.expected_sum(evidence)
         return None if expected is None else values.flatten(1).sum(1) - expected
 
@@ -211,7 +241,8 @@ class Method(Options):
         return Outcome()
 
     def channels(self, evidence: Evidence) -> torch.Tensor | None:
-        """What each channel of the layer contributes: ``(N, C)``; None where these options are about no layer."""
+        """What each channel of the layer contributes: ``(N, C)``; None where these options are
+        about no layer."""
         return None
 
     def in_layer(self) -> "Method":
@@ -219,7 +250,8 @@ class Method(Options):
         return self
 
     def with_frames(self, x: torch.Tensor, *, frames_first: bool) -> "Method":
-        """The method for videos or volumes ``(N, C, T, H, W)``; the model may take their frames first."""
+        """The method for videos or volumes ``(N, C, T, H, W)``; the model may take their frames
+        first."""
         held = {name: each for name, each in options(self).items() if isinstance(each, Method)}
         made = {name: each.with_frames(x, frames_first=frames_first) for name, each in held.items()}
         return replace(self, **made) if made else self
@@ -232,10 +264,13 @@ class Method(Options):
     @property
     def differentiable(self) -> bool:
         """Whether its values keep their graph with ``create_graph``."""
-        return self.family not in (PERTURBATION, PATTERNS, ATTENTION) and keep_graph(self.needs - self.delta_needs)
+        return self.family not in (PERTURBATION, PATTERNS, ATTENTION) and keep_graph(
+            self.needs - self.delta_needs
+        )
 
     def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "Method":
-        """The same for inputs whose values lie between these, one for each channel; what is set already stays."""
+        """The same for inputs whose values lie between these, one for each channel; what is set
+        already stays."""
         return self
 
     def tried(self) -> "Method":
@@ -262,7 +297,8 @@ def uses_layer(method: Method) -> bool:
 
 
 def can_be_stitched(method: Method, model: torch.nn.Module) -> bool:
-    """Whether a method explains the input of a `Stitched` model, or gives a map of a layer in each window."""
+    """Whether a method explains the input of a `Stitched` model, or gives a map of a layer in each
+    window."""
     if not isinstance(model, Stitched):
         return True
     family = innermost(method).family
@@ -271,7 +307,8 @@ def can_be_stitched(method: Method, model: torch.nn.Module) -> bool:
 
 
 def over_all(per_image: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Give one number for each image ``(N,)`` the shape in which it meets every value of ``like`` ``(N, ...)``."""
+    """Give one number for each image ``(N,)`` the shape in which it meets every value of ``like``
+    ``(N, ...)``."""
     return per_image.reshape(-1, *[1] * (like.ndim - 1))
 
 
@@ -301,7 +338,9 @@ def map_of(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
     """
     values = applied(cam, evidence)
     if values.ndim != len(evidence.size) + 1:
-        raise MethodError(f"cam of {method} must give a map (N, h, w), got {cam.name}; take one such as gradcam")
+        raise MethodError(
+            f"cam of {method} must give a map (N, h, w), got {cam.name}; take one such as gradcam"
+        )
     return values
 
 
@@ -313,8 +352,16 @@ def check_range(method: str, low: tuple[float, ...] | None, high: tuple[float, .
     """
     if low is None and high is None:
         return
-    if not low or not high or len(low) != len(high) or any(a >= b for a, b in zip(low, high, strict=True)):
-        raise MethodError(f"low of {method} must be below high, got {shown(low)} and {shown(high)}; give both for each")
+    if (
+        not low
+        or not high
+        or len(low) != len(high)
+        or any(a >= b for a, b in zip(low, high, strict=True))
+    ):
+        raise MethodError(
+            f"low of {method} must be below high, got {shown(low)} and {shown(high)}; give both "
+            "for each"
+        )
 
 
 MethodLike: TypeAlias = str | Method
@@ -331,8 +378,8 @@ _wrappers: dict[str, Callable[..., Method]] = {}
 def register(method: M) -> M:
     """Make a method known by its name.
 
-    Above a class, as ``@register``, it is made a frozen dataclass, if it is none yet, and the method with its default
-    options becomes known; an object is registered as it is.
+    Above a class, as ``@register``, it is made a frozen dataclass, if it is none yet, and the
+    method with its default options becomes known; an object is registered as it is.
 
     Raises:
         MethodError: the name is taken by another method, or cannot be one.
@@ -362,9 +409,11 @@ def list_methods(pattern: str = "*") -> list[str]:
 
 
 def get_method(method: MethodLike) -> Method:
-    """Return the method object for a name, which may have options; a method object is returned as it is.
+    """Return the method object for a name, which may have options; a method object is returned as
+    it is.
 
-    Options are literals or plain words; those that are methods themselves are names again, with options or without.
+    Options are literals or plain words; those that are methods themselves are names again, with
+    options or without.
 
     Raises:
         MethodError: the name is unknown, the method has no such option, or the object is no method.
@@ -379,14 +428,21 @@ def get_method(method: MethodLike) -> Method:
     if isinstance(method, str):
         return _known.get(method) or _by_text(method.strip())
     if isinstance(method, type):
-        raise MethodError(f"method must be a name or an object, got the class {method.__name__}; make an object of it")
+        raise MethodError(
+            f"method must be a name or an object, got the class {method.__name__}; make an object "
+            "of it"
+        )
     if not isinstance(method, Method):
-        raise MethodError(f"method must be a name or a method object, got {shown(method)}; see explain.list_methods()")
+        raise MethodError(
+            f"method must be a name or a method object, got {shown(method)}; see "
+            "explain.list_methods()"
+        )
     return method
 
 
 def is_registered(method: Method) -> bool:
-    """Whether this very object is what its name stands for, so that it stays for as long as the process."""
+    """Whether this very object is what its name stands for, so that it stays for as long as the
+    process."""
     return _known.get(method.name) is method
 
 
@@ -402,50 +458,74 @@ def _by_text(text: str) -> Method:
         inner, *more = read.values or (read.options.pop("method", None),)
         if more or not isinstance(inner, str):
             got = shown(more[0] if more else inner) if read.values else "none"
-            raise MethodError(f"method {read.name} must have one method in its brackets, got {got}; name one")
+            raise MethodError(
+                f"method {read.name} must have one method in its brackets, got {got}; name one"
+            )
         make = partial(_wrappers[read.name], _by_text(inner.strip()))
     else:
         make = partial(replace, _known_as(read.name, text))
         if read.values:
-            raise MethodError(f"method {read.name} must get options by name, got {shown(read.values[0])}")
+            raise MethodError(
+                f"method {read.name} must get options by name, got {shown(read.values[0])}"
+            )
     try:
         return make(**read.options)
     except ArgumentError as error:  # which calls the method by its class
         raise MethodError(f"method {read.name} {str(error).partition(' ')[2]}") from None
     except TypeError:  # a wrapper takes a method, and nothing else
-        raise MethodError(f"method {read.name} takes no options, got {', '.join(read.options)}; leave them") from None
+        raise MethodError(
+            f"method {read.name} takes no options, got {', '.join(read.options)}; leave them"
+        ) from None
 
 
 def _known_as(name: str, text: str) -> Method:
     if name not in _known:
         several = [part.strip() for part in text.lower().split(",")]
         if len(several) > 1 and set(several) <= _known.keys():
-            each = either(f"give a list, {several}", f"write {' '.join(f'--method {part}' for part in several)}")
-            raise MethodError(f"method must be one name, got {len(several)} in {shown(text)}; {each}")
+            each = either(
+                f"give a list, {several}",
+                f"write {' '.join(f'--method {part}' for part in several)}",
+            )
+            raise MethodError(
+                f"method must be one name, got {len(several)} in {shown(text)}; {each}"
+            )
         guess, _, inside = text.lower().partition("(")
         forms = []
         if inside and "=" not in inside:  # a method within another, it seems
             guess = text.lower()
             forms = [f"{wrapper}({inside}" for wrapper in _wrappers]
-        raise MethodError(f"method {shown(text)} is unknown; {did_you_mean(guess, [*list_methods(), *forms])}")
+        raise MethodError(
+            f"method {shown(text)} is unknown; {did_you_mean(guess, [*list_methods(), *forms])}"
+        )
     return _known[name]
 
 
 def _check_inner(name: str, inner: Method, option: str) -> None:
-    """Refuse methods of several layers, and methods around methods around methods, whose runs multiply."""
+    """Refuse methods of several layers, and methods around methods around methods, whose runs
+    multiply."""
     if inner.fusion is not None:
-        raise MethodError(f"{option} of {name} must look at one layer, got {inner.name}; wrap the method that it fuses")
+        raise MethodError(
+            f"{option} of {name} must look at one layer, got {inner.name}; wrap the method that it "
+            "fuses"
+        )
     if _levels(inner) >= DEEPEST:
-        raise MethodError(f"{option} of {name} must hold at most {DEEPEST - 1} methods, got {inner.name:.50}")
+        raise MethodError(
+            f"{option} of {name} must hold at most {DEEPEST - 1} methods, got {inner.name:.50}"
+        )
 
 
 def _levels(method: Method) -> int:
     """How many methods are within each other, the outermost counted."""
-    return 1 + max((_levels(each) for each in options(method).values() if isinstance(each, Method)), default=0)
+    return 1 + max(
+        (_levels(each) for each in options(method).values() if isinstance(each, Method)), default=0
+    )
 
 
 register_reader(
-    Method, "a method object or a name", lambda it: get_method(it) if isinstance(it, str) else it, _check_inner
+    Method,
+    "a method object or a name",
+    lambda it: get_method(it) if isinstance(it, str) else it,
+    _check_inner,
 )
 
 
@@ -459,12 +539,15 @@ def method_or_unknown(method: str | Method) -> Method:
 
 @cache
 def _titles() -> dict[str, str]:
-    titles: dict[str, str] = json.loads(resources.files("explain.methods").joinpath("titles.json").read_text("utf-8"))
+    titles: dict[str, str] = json.loads(
+        resources.files("explain.methods").joinpath("titles.json").read_text("utf-8")
+    )
     return titles
 
 
 def title_of(name: str) -> str:
-    """Return the name of a method as people write it; the name itself where ``titles.json`` has none.
+    """Return the name of a method as people write it; the name itself where ``titles.json`` has
+    none.
 
     >>> title_of("gradcam"), title_of("smooth(gradcam++)"), title_of("mine")
     ('Grad-CAM', 'SmoothGrad(Grad-CAM++)', 'mine')
@@ -473,9 +556,14 @@ def title_of(name: str) -> str:
 
 
 def innermost(method: str | Method) -> Method:
-    """The method that wrappers are around, whose family is theirs; one of no family for a name that is not known.
+    """The method that wrappers are around, whose family is theirs; one of no family for a name that
+    is not known.
 
-    >>> innermost("smooth(saliency)").family, innermost("smooth(randomcam)").control, innermost("my own").family
+    >>> (
+    ...     innermost("smooth(saliency)").family,
+    ...     innermost("smooth(randomcam)").control,
+    ...     innermost("my own").family,
+    ... )
     ('gradients', 'random weights', 'other methods')
     """
     found = method_or_unknown(method)

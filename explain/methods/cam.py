@@ -1,9 +1,9 @@
-"""Class activation maps: sums of feature maps, weighted by their gradients or by the weights of the last layer, and
-statistics of feature maps: principal components and unusual activations.
+"""Class activation maps: sums of feature maps, weighted by their gradients or by the weights of the
+last layer, and statistics of feature maps: principal components and unusual activations.
 
-Each method is a formula of `Evidence`: ``evidence.activations`` and ``evidence.gradients`` ``(N, C, h, w)``. The engine
-gathers them: `explain.engine.execution` takes the gradients of the score by `torch.autograd.grad`, in the outputs of
-layers that `explain.hooks.capturing.Capture` records.
+Each method is a formula of `Evidence`: ``evidence.activations`` and ``evidence.gradients`` ``(N, C,
+h, w)``. The engine gathers them: `explain.engine.execution` takes the gradients of the score by
+`torch.autograd.grad`, in the outputs of layers that `explain.hooks.capturing.Capture` records.
 """
 
 from dataclasses import replace
@@ -17,33 +17,47 @@ from explain._utils.random_numbers import seeded, uniform
 from explain._utils.rounding import all_cancel, rounding_error
 from explain.engine import Activations, Evidence, LayerGradients, Need
 from explain.engine.needs import ClassWeights, GradientsBy, LayerCurvature
-from explain.methods.base import MAPS, PATTERNS, Method, Style, map_of, over_all, register, spatial_dims
+from explain.methods.base import (
+    MAPS,
+    PATTERNS,
+    Method,
+    Style,
+    map_of,
+    over_all,
+    register,
+    spatial_dims,
+)
 from explain.targets.functions import Contrast, ResidualSoftmax
 
 BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
 
 
 def weighted(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.Tensor:
-    """The sum of the feature maps with weights ``(N, C)``, and of it the positive part if ``relu``."""
+    """The sum of the feature maps with weights ``(N, C)``, and of it the positive part if
+    ``relu``."""
     maps = evidence.activations
     cam = torch.bmm(weights[:, None], maps.flatten(2)).reshape(len(maps), *maps.shape[2:])
     return cam.clamp(min=0) if relu else cam
 
 
 def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
-    """A quotient that is zero where the denominator is; no epsilon, which would swamp small gradients."""
-    return torch.where(below == 0, torch.zeros_like(above), above / torch.where(below == 0, 1, below))
+    """A quotient that is zero where the denominator is; no epsilon, which would swamp small
+    gradients."""
+    return torch.where(
+        below == 0, torch.zeros_like(above), above / torch.where(below == 0, 1, below)
+    )
 
 
 def unless_rounding(values: torch.Tensor, terms: torch.Tensor, count: int = 1) -> torch.Tensor:
-    """Means ``(N, ...)`` of terms ``(N, ...)``, or ``count`` times as much; zero for an image where all are rounding
-    errors. Else a map of rounding errors would be as bright as any other.
+    """Means ``(N, ...)`` of terms ``(N, ...)``, or ``count`` times as much; zero for an image where
+    all are rounding errors. Else a map of rounding errors would be as bright as any other.
     """
     return values.masked_fill(over_all(all_cancel(values / count, terms), values), 0)
 
 
 class ClassActivationMap(Method):
-    """What class activation maps share: feature maps and gradients of one layer, and a signed map without ``relu``."""
+    """What class activation maps share: feature maps and gradients of one layer, and a signed map
+    without ``relu``."""
 
     family = MAPS
 
@@ -60,10 +74,12 @@ class ClassActivationMap(Method):
 class CAM(ClassActivationMap):
     r"""Feature maps weighted by the class's weights in the last layer.
 
-    Weigh each feature map by the weight that its mean has in the class's score: :math:`\sum_k w^c_k A^k`.
+    Weigh each feature map by the weight that its mean has in the class's score: :math:`\sum_k w^c_k
+    A^k`.
 
-    For networks that end in an average over the maps and one linear layer, such as ResNet and DenseNet; where the maps
-    are averaged into the scores directly (SqueezeNet), the map of the class is the answer.
+    For networks that end in an average over the maps and one linear layer, such as ResNet and
+    DenseNet; where the maps are averaged into the scores directly (SqueezeNet), the map of the
+    class is the answer.
 
     Returns:
         ``(N, h, w)``, signed as published; its mean plus the class's bias is the score.
@@ -72,7 +88,9 @@ class CAM(ClassActivationMap):
 
     >>> import explain, torch
     >>> from torch import nn
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2, bias=False))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2, bias=False)
+    ... )
     >>> a = explain.attribute(model, torch.rand(1, 3, 8, 8), CAM(), target=1, layer="0")
     >>> torch.allclose(a.values.mean(), a.score)
     True
@@ -90,24 +108,31 @@ class CAM(ClassActivationMap):
 class GradCAM(ClassActivationMap):
     r"""Feature maps weighted by their mean gradient.
 
-    Weigh each feature map by the mean of its gradient, and keep where the sum speaks for the target.
+    Weigh each feature map by the mean of its gradient, and keep where the sum speaks for the
+    target.
 
     The map is :math:`\mathrm{ReLU}\bigl(\sum_k \alpha_k A^k\bigr)` with
     :math:`\alpha_k = \frac{1}{hw}\sum_{ij} G^k_{ij}`.
 
     Args:
         relu: keep the positive part, as published; False gives the signed map.
-        gradients: "full_backward" takes them from PyTorch's full-backward hook on the layer, in one more pass. It is
-            refused where that hook cannot be used, or sees other gradients than autograd.
+        gradients: "full_backward" takes them from PyTorch's full-backward hook on the layer, in one
+            more pass. It is refused where that hook cannot be used, or sees other gradients than
+            autograd.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the score.
 
-    Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization", ICCV 2017.
+    Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based
+    Localization", ICCV 2017.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(2, 3, 8, 8), GradCAM(relu=False), target=1, layer="0").values.shape
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(
+    ...     model, torch.rand(2, 3, 8, 8), GradCAM(relu=False), target=1, layer="0"
+    ... ).values.shape
     torch.Size([2, 6, 6])
     """
 
@@ -129,12 +154,14 @@ class GradCAM(ClassActivationMap):
 class GradCAMPlusPlus(ClassActivationMap):
     r"""Feature maps weighted by their positive gradients, pixel by pixel.
 
-    Weigh each feature map by its positive gradients, each weighted by how much of the score it explains alone.
+    Weigh each feature map by its positive gradients, each weighted by how much of the score it
+    explains alone.
 
     :math:`w_k = \sum_{ij} \alpha^k_{ij}\,\mathrm{ReLU}(G^k_{ij})` with
     :math:`\alpha^k_{ij} = G^2 / \bigl(2 G^2 + \sum_{ab} A^k_{ab}\, G^3\bigr)`, which is
-    :math:`1 / \bigl(2 + G \sum_{ab} A^k_{ab}\bigr)` and needs no epsilon, which would swamp small gradients. The paper
-    takes the exponential of the score; it enters as one positive factor for each image, which is left out here.
+    :math:`1 / \bigl(2 + G \sum_{ab} A^k_{ab}\bigr)` and needs no epsilon, which would swamp small
+    gradients. The paper takes the exponential of the score; it enters as one positive factor for
+    each image, which is left out here.
 
     Args:
         relu: keep the positive part of the map, as published.
@@ -145,8 +172,12 @@ class GradCAMPlusPlus(ClassActivationMap):
     Chattopadhay et al., "Grad-CAM++", WACV 2018 (arXiv:1710.11063), equations 10 and 19.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), GradCAMPlusPlus(), target=1, layer="0").values.shape
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), GradCAMPlusPlus(), target=1, layer="0"
+    ... ).values.shape
     torch.Size([1, 6, 6])
     """
 
@@ -167,21 +198,25 @@ class XGradCAM(ClassActivationMap):
 
     Weigh each feature map by the mean of its gradient over where it is active.
 
-    :math:`w_k = \sum_{ij} A^k_{ij} G^k_{ij} / \sum_{ij} A^k_{ij}`, and zero where the map adds up to zero but for
-    rounding errors, as behind an instance normalisation.
+    :math:`w_k = \sum_{ij} A^k_{ij} G^k_{ij} / \sum_{ij} A^k_{ij}`, and zero where the map adds up
+    to zero but for rounding errors, as behind an instance normalisation.
 
     Args:
         relu: keep the positive part, as published.
 
     Returns:
-        ``(N, h, w)`` at the layer's resolution. For a layer behind a ReLU; elsewhere a map may add up to almost
-        nothing.
+        ``(N, h, w)`` at the layer's resolution. For a layer behind a ReLU; elsewhere a map may add
+        up to almost nothing.
 
     Fu et al., "Axiom-based Grad-CAM", BMVC 2020 (arXiv:2008.02312).
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), XGradCAM(), target=1, layer="0").values.shape
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), XGradCAM(), target=1, layer="0"
+    ... ).values.shape
     torch.Size([1, 6, 6])
     """
 
@@ -206,7 +241,8 @@ class HiResCAM(ClassActivationMap):
 
     Multiply feature maps and gradients place by place, and add up: :math:`\sum_k G^k \odot A^k`.
 
-    Where one linear layer follows, the map adds up to the score less its bias, so it shows exactly what was used.
+    Where one linear layer follows, the map adds up to the score less its bias, so it shows exactly
+    what was used.
 
     Args:
         relu: keep the positive part; the authors give the signed map.
@@ -218,7 +254,9 @@ class HiResCAM(ClassActivationMap):
 
     >>> import explain, torch
     >>> from torch import nn
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2, bias=False))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2, bias=False)
+    ... )
     >>> a = explain.attribute(model, torch.rand(1, 3, 4, 4), HiResCAM(), target=1, layer="1")
     >>> torch.allclose(a.values.sum(), a.score)
     True
@@ -239,7 +277,8 @@ class HiResCAM(ClassActivationMap):
 class ElementWiseCAM(ClassActivationMap):
     r"""Positive products of feature maps and gradients.
 
-    Add up the positive products of feature maps and gradients: :math:`\sum_k \mathrm{ReLU}(G^k \odot A^k)`.
+    Add up the positive products of feature maps and gradients: :math:`\sum_k \mathrm{ReLU}(G^k
+    \odot A^k)`.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the score, never negative.
@@ -247,8 +286,15 @@ class ElementWiseCAM(ClassActivationMap):
     Gildenblat, pytorch-grad-cam, 2021; HiResCAM with the rectification before the sum.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> bool((explain.attribute(model, torch.rand(1, 3, 8, 8), ElementWiseCAM(), layer="0").values >= 0).all())
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> bool(
+    ...     (
+    ...         explain.attribute(model, torch.rand(1, 3, 8, 8), ElementWiseCAM(), layer="0").values
+    ...         >= 0
+    ...     ).all()
+    ... )
     True
     """
 
@@ -269,11 +315,16 @@ class LayerCAM(ClassActivationMap):
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the score.
 
-    Jiang et al., "LayerCAM: Exploring Hierarchical Class Activation Maps for Localization", IEEE TIP 2021.
+    Jiang et al., "LayerCAM: Exploring Hierarchical Class Activation Maps for Localization", IEEE
+    TIP 2021.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), LayerCAM(), target=1, layer="0").values.shape
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), LayerCAM(), target=1, layer="0"
+    ... ).values.shape
     torch.Size([1, 6, 6])
     """
 
@@ -285,10 +336,12 @@ class LayerCAM(ClassActivationMap):
 class ShapleyCAM(ClassActivationMap):
     r"""Grad-CAM with the curvature of the score.
 
-    Grad-CAM to second order: weights :math:`\frac{1}{hw}\sum_{ij}\bigl(G - \tfrac12 H A\bigr)^k_{ij}`.
+    Grad-CAM to second order: weights :math:`\frac{1}{hw}\sum_{ij}\bigl(G - \tfrac12 H
+    A\bigr)^k_{ij}`.
 
     H is the Hessian in the feature maps; only its product with them is computed. The objective is
-    :math:`y + \log\mathrm{softmax}(y)`, without whose curvature a network of ReLUs would give Grad-CAM again.
+    :math:`y + \log\mathrm{softmax}(y)`, without whose curvature a network of ReLUs would give
+    Grad-CAM again.
 
     Args:
         residual_softmax: differentiate that objective, as published; False takes the score itself.
@@ -299,8 +352,12 @@ class ShapleyCAM(ClassActivationMap):
     Cai, "CAMs as Shapley Value-based Explainers", 2025 (arXiv:2501.06261).
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), ShapleyCAM(), target=1, layer="0").values.shape
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), ShapleyCAM(), target=1, layer="0"
+    ... ).values.shape
     torch.Size([1, 6, 6])
     """
 
@@ -317,7 +374,9 @@ class ShapleyCAM(ClassActivationMap):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         objective = ResidualSoftmax() if self.residual_softmax else None
         slope = evidence[LayerGradients(objective)] - 0.5 * evidence[LayerCurvature(objective)]
-        return weighted(unless_rounding(slope.mean(spatial_dims(slope)), slope), evidence, relu=True)
+        return weighted(
+            unless_rounding(slope.mean(spatial_dims(slope)), slope), evidence, relu=True
+        )
 
 
 @register
@@ -336,8 +395,12 @@ class RandomCAM(ClassActivationMap):
     Gildenblat, pytorch-grad-cam, 2021.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), RandomCAM(), target=1, layer="0").values.shape
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), RandomCAM(), target=1, layer="0"
+    ... ).values.shape
     torch.Size([1, 6, 6])
     """
 
@@ -350,7 +413,9 @@ class RandomCAM(ClassActivationMap):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         images, channels = evidence.activations.shape[:2]
         weights = uniform((channels,), seeded(self.seed)) * 2 - 1
-        return weighted(weights.to(evidence.activations).expand(images, -1), evidence, relu=self.relu)
+        return weighted(
+            weights.to(evidence.activations).expand(images, -1), evidence, relu=self.relu
+        )
 
 
 @register
@@ -361,7 +426,8 @@ class FinerCAM(ClassActivationMap):
 
     Args:
         cam: the CAM to compute; a method that needs activations and gradients.
-        objective: ``mean`` explains :math:`y_c - \alpha\,\frac1T\sum_t y_{d_t}`; ``weighted`` averages
+        objective: ``mean`` explains :math:`y_c - \alpha\,\frac1T\sum_t y_{d_t}`; ``weighted``
+            averages
             :math:`y_c - \alpha\,y_{d_t}` with the probabilities of the classes :math:`d_t`.
         alpha: how much of the others is taken away.
         references: the number T of classes compared with.
@@ -369,11 +435,16 @@ class FinerCAM(ClassActivationMap):
     Returns:
         What ``cam`` returns.
 
-    Zhang et al., "Finer-CAM: Spotting the Difference Reveals Finer Details for Visual Explanation", CVPR 2025.
+    Zhang et al., "Finer-CAM: Spotting the Difference Reveals Finer Details for Visual Explanation",
+    CVPR 2025.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), FinerCAM(), target=1, layer="0").values.shape
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), FinerCAM(), target=1, layer="0"
+    ... ).values.shape
     torch.Size([1, 6, 6])
     """
 
@@ -387,7 +458,9 @@ class FinerCAM(ClassActivationMap):
     def __post_init__(self) -> None:
         super().__post_init__()
         if LayerGradients() not in self.cam.needs:
-            raise MethodError(f"cam of {self.name} must be one of gradients, such as gradcam, got {self.cam.name}")
+            raise MethodError(
+                f"cam of {self.name} must be one of gradients, such as gradcam, got {self.cam.name}"
+            )
 
     @property
     def style(self) -> Style:
@@ -406,7 +479,9 @@ class FinerCAM(ClassActivationMap):
         return self.cam.needs - {LayerGradients()} | {self.contrast}
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return self.cam(replace(evidence, found={**evidence.found, LayerGradients(): evidence[self.contrast]}))
+        return self.cam(
+            replace(evidence, found={**evidence.found, LayerGradients(): evidence[self.contrast]})
+        )
 
 
 @register
@@ -415,8 +490,8 @@ class RefineCAM(ClassActivationMap):
 
     Multiply the maps of one layer of each resolution: fine where all of them agree.
 
-    Each map is divided by its maximum and enlarged to the finest (the authors subtract the minimum first). Where no
-    layers are named, the last of each of the four coarsest resolutions are taken.
+    Each map is divided by its maximum and enlarged to the finest (the authors subtract the minimum
+    first). Where no layers are named, the last of each of the four coarsest resolutions are taken.
 
     Args:
         cam: the CAM of each layer.
@@ -427,9 +502,13 @@ class RefineCAM(ClassActivationMap):
     Domeniconi et al., "How to Evaluate and Refine your CAM", 2026 (arXiv:2605.14641).
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 4, 2), torch.nn.Flatten(2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 4, 2), torch.nn.Flatten(2)
+    ... )
     >>> target = lambda output: output.sum((1, 2))
-    >>> explain.attribute(model, torch.rand(1, 3, 9, 9), RefineCAM(), target=target, layer=["0", "1"]).values.shape
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 9, 9), RefineCAM(), target=target, layer=["0", "1"]
+    ... ).values.shape
     torch.Size([1, 7, 7])
     """
 
@@ -446,7 +525,8 @@ class RefineCAM(ClassActivationMap):
 
 
 class FeatureMapPattern(Method):
-    """A method that looks for a pattern of the feature maps, without gradients if it does not say otherwise."""
+    """A method that looks for a pattern of the feature maps, without gradients if it does not say
+    otherwise."""
 
     family = PATTERNS
     needs = frozenset({Activations()})
@@ -456,10 +536,12 @@ class FeatureMapPattern(Method):
 class EigenCAM(FeatureMapPattern):
     r"""First principal component of the feature maps.
 
-    Project the feature maps onto their first principal direction: :math:`A\,v_1` of :math:`A = U \Sigma V^T`.
+    Project the feature maps onto their first principal direction: :math:`A\,v_1` of :math:`A = U
+    \Sigma V^T`.
 
-    A is the layer's output with a row for each place, not centred, as published. The sign, which a decomposition leaves
-    open, is chosen such that the map agrees with the sum of the feature maps. No class is asked for.
+    A is the layer's output with a row for each place, not centred, as published. The sign, which a
+    decomposition leaves open, is chosen such that the map agrees with the sum of the feature maps.
+    No class is asked for.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the activations.
@@ -467,7 +549,9 @@ class EigenCAM(FeatureMapPattern):
     Muhammad and Yeasin, "Eigen-CAM", IJCNN 2020 (arXiv:2008.00299).
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
     >>> explain.attribute(model, torch.rand(1, 3, 8, 8), EigenCAM(), layer="0").values.shape
     torch.Size([1, 6, 6])
     """
@@ -480,7 +564,8 @@ class EigenCAM(FeatureMapPattern):
 class EigenGradCAM(FeatureMapPattern):
     """First principal component of feature maps times gradients.
 
-    The first principal component of the products of feature maps and gradients: Eigen-CAM that knows the class.
+    The first principal component of the products of feature maps and gradients: Eigen-CAM that
+    knows the class.
 
     The sign is chosen such that the map agrees with HiResCAM, the sum of these products.
 
@@ -490,7 +575,9 @@ class EigenGradCAM(FeatureMapPattern):
     Gildenblat, pytorch-grad-cam, 2021.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
     >>> explain.attribute(model, torch.rand(1, 3, 8, 8), EigenGradCAM(), layer="0").values.shape
     torch.Size([1, 6, 6])
     """
@@ -502,7 +589,8 @@ class EigenGradCAM(FeatureMapPattern):
 
 
 def first_component(maps: torch.Tensor) -> torch.Tensor:
-    """Project maps ``(N, C, h, w)`` onto their first right-singular direction over places: ``(N, h, w)``."""
+    """Project maps ``(N, C, h, w)`` onto their first right-singular direction over places: ``(N, h,
+    w)``."""
     rows = maps.flatten(2).transpose(1, 2).double()  # (N, places, C)
     if rows.shape[1] <= rows.shape[2]:
         values, vectors = eigenvectors(rows @ rows.transpose(1, 2))
@@ -510,19 +598,25 @@ def first_component(maps: torch.Tensor) -> torch.Tensor:
     else:
         _, vectors = eigenvectors(rows.transpose(1, 2) @ rows)
         projected = (rows @ vectors[..., -1:])[..., 0]
-    projected = torch.where((projected * rows.sum(2)).sum(1, keepdim=True) < 0, -projected, projected)
+    projected = torch.where(
+        (projected * rows.sum(2)).sum(1, keepdim=True) < 0, -projected, projected
+    )
     return projected.reshape((len(maps), *maps.shape[2:])).to(maps.dtype)
 
 
 def eigenvectors(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues and eigenvectors of symmetric matrices ``(N, D, D)``; NaN for one that is not finite.
+    """Eigenvalues and eigenvectors of symmetric matrices ``(N, D, D)``; NaN for one that is not
+    finite.
 
-    LAPACK would say of it that it does not converge; as NaN, it is traced to the layer that it comes from.
+    LAPACK would say of it that it does not converge; as NaN, it is traced to the layer that it
+    comes from.
     """
     finite = torch.isfinite(matrices).all(2).all(1)
     values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None], matrices, 0))
     nan = float("nan")
-    return values.masked_fill(~finite[:, None], nan), vectors.masked_fill(~finite[:, None, None], nan)
+    return values.masked_fill(~finite[:, None], nan), vectors.masked_fill(
+        ~finite[:, None, None], nan
+    )
 
 
 @register
@@ -531,24 +625,29 @@ class KPCACAM(FeatureMapPattern):
 
     The first component of the feature maps by kernel PCA: Eigen-CAM that follows curved structure.
 
-    Places are the samples, channels (centred over places) the features; K is the centred matrix of a kernel, and the
-    map is :math:`\sqrt{\lambda_1}\,a_1` of its largest eigenvalue, its entry of largest magnitude taken as positive.
+    Places are the samples, channels (centred over places) the features; K is the centred matrix of
+    a kernel, and the map is :math:`\sqrt{\lambda_1}\,a_1` of its largest eigenvalue, its entry of
+    largest magnitude taken as positive.
 
     Args:
-        kernel: ``sigmoid`` :math:`\tanh(\gamma\langle x, y\rangle + 1)`, ``rbf`` :math:`\exp(-\gamma|x-y|^2)`, ``poly``
+        kernel: ``sigmoid`` :math:`\tanh(\gamma\langle x, y\rangle + 1)`, ``rbf``
+            :math:`\exp(-\gamma|x-y|^2)`, ``poly``
             :math:`(\gamma\langle x, y\rangle + 1)^3`, ``cosine`` or ``linear``.
-        gamma: the scale: a number, or ``scale`` for one over the number of channels and the variance of the centred
-            activations of the image, so that their units make no difference, or None for one over the number of
-            channels alone, as pytorch-grad-cam has it.
+        gamma: the scale: a number, or ``scale`` for one over the number of channels and the
+            variance of the centred activations of the image, so that their units make no
+            difference, or None for one over the number of channels alone, as pytorch-grad-cam has
+            it.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution.
 
-    Karmani et al., "KPCA-CAM: Visual Explainability of Deep Computer Vision Models using Kernel PCA", 2024
-    (arXiv:2410.00267).
+    Karmani et al., "KPCA-CAM: Visual Explainability of Deep Computer Vision Models using Kernel
+    PCA", 2024 (arXiv:2410.00267).
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
     >>> explain.attribute(model, torch.rand(1, 3, 8, 8), KPCACAM(), layer="0").values.shape
     torch.Size([1, 6, 6])
     """
@@ -563,7 +662,9 @@ class KPCACAM(FeatureMapPattern):
         rows = maps.flatten(2).transpose(1, 2).double()
         kernel = self._kernel(rows - rows.mean(1, keepdim=True))
         mean = kernel.mean(1, keepdim=True)
-        values, vectors = eigenvectors(kernel - mean - mean.transpose(1, 2) + kernel.mean((1, 2), keepdim=True))
+        values, vectors = eigenvectors(
+            kernel - mean - mean.transpose(1, 2) + kernel.mean((1, 2), keepdim=True)
+        )
         component = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
         largest = component.gather(1, component.abs().argmax(1, keepdim=True))
         component = torch.where(largest < 0, -component, component)
@@ -577,10 +678,14 @@ class KPCACAM(FeatureMapPattern):
         products = rows @ rows.transpose(1, 2)
         squares = products.diagonal(dim1=1, dim2=2)
         if self.kernel == "rbf":
-            return torch.exp(-gamma * (squares[:, :, None] + squares[:, None] - 2 * products).clamp(min=0))
+            return torch.exp(
+                -gamma * (squares[:, :, None] + squares[:, None] - 2 * products).clamp(min=0)
+            )
         if self.kernel == "cosine":
             lengths = squares.sqrt()
-            return products / (lengths[:, :, None] * lengths[:, None]).clamp(min=torch.finfo(products.dtype).tiny)
+            return products / (lengths[:, :, None] * lengths[:, None]).clamp(
+                min=torch.finfo(products.dtype).tiny
+            )
         if self.kernel == "sigmoid":
             return torch.tanh(gamma * products + 1)
         return (gamma * products + 1) ** 3 if self.kernel == "poly" else products
@@ -592,8 +697,8 @@ class FEM(FeatureMapPattern):
 
     Count where feature maps stand out: :math:`\sum_k \mu_k\,[A^k > \mu_k + k\sigma_k]`.
 
-    :math:`\mu_k` and :math:`\sigma_k` are the mean and the standard deviation of a map over its places. No class is
-    asked for.
+    :math:`\mu_k` and :math:`\sigma_k` are the mean and the standard deviation of a map over its
+    places. No class is asked for.
 
     Args:
         k: how many standard deviations make an activation rare.
@@ -601,10 +706,13 @@ class FEM(FeatureMapPattern):
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the activations.
 
-    Fuad et al., "Features Understanding in 3D CNNs for Actions Recognition in Video" (FEM), IPTA 2020.
+    Fuad et al., "Features Understanding in 3D CNNs for Actions Recognition in Video" (FEM), IPTA
+    2020.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
     >>> explain.attribute(model, torch.rand(1, 3, 8, 8), FEM(k=1), layer="0").values.shape
     torch.Size([1, 6, 6])
     """
@@ -618,5 +726,6 @@ class FEM(FeatureMapPattern):
         dims = spatial_dims(a)
         mean = a.mean(dims, keepdim=True)
         rare = a > mean + self.k * a.std(dims, keepdim=True, correction=0)
-        rare &= a.amax(dims, keepdim=True) > a.amin(dims, keepdim=True)  # its mean may be off by a rounding
+        # its mean may be off by a rounding
+        rare &= a.amax(dims, keepdim=True) > a.amin(dims, keepdim=True)
         return (mean * rare).sum(1)

@@ -1,5 +1,5 @@
-"""Photos that are partly masked, and maps estimated from their scores as they come: standard errors, when to stop, and
-regions that are covered together."""
+"""Photos that are partly masked, and maps estimated from their scores as they come: standard
+errors, when to stop, and regions that are covered together."""
 
 import math
 from abc import ABC, abstractmethod
@@ -34,7 +34,8 @@ Score = Literal["logit", "probability"]
 
 
 class MaskedInputs(Perturbation):
-    """Photos covered by masks; a subclass, which is a frozen dataclass with the field ``baseline``, says by which."""
+    """Photos covered by masks; a subclass, which is a frozen dataclass with the field ``baseline``,
+    says by which."""
 
     baseline: Baseline
 
@@ -68,8 +69,13 @@ class MaskedInputs(Perturbation):
         def resized(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             masks = make(images, numbers).to(x)
             if masks.ndim != x.ndim:
-                got = f"got {masks.ndim} and {x.ndim} dimensions; leave out words=True, or use integratedgradients"
-                raise MethodError(f"explained must name inputs of one kind where parts are covered, {got}")
+                got = (
+                    f"got {masks.ndim} and {x.ndim} dimensions; leave out words=True, or use "
+                    "integratedgradients"
+                )
+                raise MethodError(
+                    f"explained must name inputs of one kind where parts are covered, {got}"
+                )
             return F.interpolate(masks, evidence.size, mode="nearest-exact")
 
         return self._covered(x, replace(first, build=resized))
@@ -85,7 +91,8 @@ class MaskedInputs(Perturbation):
 
 @dataclass(frozen=True, eq=False)
 class ShownParts(MaskedInputs):
-    """One image's photos that show some ``parts`` of it; ``mask`` makes the mask ``(H, W)`` of one of them."""
+    """One image's photos that show some ``parts`` of it; ``mask`` makes the mask ``(H, W)`` of one
+    of them."""
 
     baseline: Baseline
     image: int
@@ -102,7 +109,9 @@ class ShownParts(MaskedInputs):
         counts[self.image] = len(self.parts)
 
         def shown(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return torch.stack([self.mask(self.parts[number]) for number in numbers.tolist()])[:, None]
+            return torch.stack([self.mask(self.parts[number]) for number in numbers.tolist()])[
+                :, None
+            ]
 
         return rows_of(counts, evidence.inputs.device, shown)
 
@@ -140,13 +149,15 @@ def blank_score(baseline: Baseline, score: ScoreKind) -> Scores:
 
 
 def whole_score(score: ScoreKind) -> Scores:
-    """The need for the score ``(N,)`` of the photos as they are, in the precision of the perturbed ones."""
+    """The need for the score ``(N,)`` of the photos as they are, in the precision of the perturbed
+    ones."""
     return Scores(Unperturbed(), ScoreOf(score))
 
 
 TOGETHER = 16  # scores in a round, if no method has a reason for more
 NEW = 8  # a map is worked out again when the scores have become more by one in so many
-NORMAL = 1.959963984540  # standard errors to each side within which a normal mean lies in 95 of 100 cases
+# standard errors to each side within which a normal mean lies in 95 of 100 cases
+NORMAL = 1.959963984540
 STUDENT = (12.706204736175, 4.302652729749, 3.182446305284, 2.776445105198)
 # the same where the error is known with 1 to 4 degrees of freedom
 SERIES = (
@@ -160,8 +171,8 @@ SERIES = (
 def widened(freedom: int) -> float:
     """By how much a standard error is too small that is known with so few degrees of freedom.
 
-    Errors are multiplied by this, so that the value ± 1.96 errors is a 95 % interval of Student's t, however few scores
-    there are by now.
+    Errors are multiplied by this, so that the value ± 1.96 errors is a 95 % interval of Student's
+    t, however few scores there are by now.
 
     >>> round(1.96 * widened(2), 2), round(1.96 * widened(9), 2), round(1.96 * widened(1000), 2)
     (4.3, 2.26, 1.96)
@@ -173,18 +184,19 @@ def widened(freedom: int) -> float:
 
 
 def floored_error(variance: torch.Tensor, freedom: int) -> torch.Tensor:
-    """The standard errors of some values, from the variance that a sample gives each, with so many degrees of freedom.
+    """The standard errors of some values, from the variance that a sample gives each, with so many
+    degrees of freedom.
 
-    A small sample may not meet what moves a value seldom, and give it none: a variance is taken to be at least the mean
-    over all values.
+    A small sample may not meet what moves a value seldom, and give it none: a variance is taken to
+    be at least the mean over all values.
     """
     return widened(freedom) * variance.clamp(min=variance.mean()).sqrt()
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the scores of one image say so far: values, their standard errors if there are any yet, and the fit of a
-    surrogate.
+    """What the scores of one image say so far: values, their standard errors if there are any yet,
+    and the fit of a surrogate.
 
     ``neutral`` is the value of a pixel that makes no difference, where it is not zero.
     """
@@ -198,8 +210,8 @@ class Estimate:
 class Estimator(ABC):
     """Takes the scores of one image in the order of its rows, and estimates its map.
 
-    ``count`` says how many rows the image has. ``unit`` scores mean something only together, such as those of a mask
-    and its opposite.
+    ``count`` says how many rows the image has. ``unit`` scores mean something only together, such
+    as those of a mask and its opposite.
     """
 
     count: int
@@ -216,8 +228,9 @@ class Estimator(ABC):
 class _ImageScores:
     """The scores of one image: those that wait, and the estimate from those that were taken.
 
-    With a tolerance, it is seen at fixed numbers of scores whether these are enough, so that it ends at the same one
-    whatever the batch size: whenever an eighth is new, so that this does not take longer than the runs.
+    With a tolerance, it is seen at fixed numbers of scores whether these are enough, so that it
+    ends at the same one whatever the batch size: whenever an eighth is new, so that this does not
+    take longer than the runs.
     """
 
     def __init__(self, estimator: Estimator, tolerance: float | None, like: torch.Tensor) -> None:
@@ -249,7 +262,8 @@ class _ImageScores:
             self._take(len(self._waiting) // self.estimator.unit * self.estimator.unit)
 
     def estimate(self, *, recent: bool = False) -> Estimate:
-        """What the scores that were taken say, in the precision of the photo; a ``recent`` one if few are new."""
+        """What the scores that were taken say, in the precision of the photo; a ``recent`` one if
+        few are new."""
         slack = self._estimated // NEW if recent and not self.done else 0
         if self._latest is None or self.taken > self._estimated + slack:
             estimate = self.estimator.estimate()
@@ -284,7 +298,9 @@ class _Estimating(Accumulator):
     def __init__(self, method: "EstimateMethod", evidence: Evidence) -> None:
         x = evidence.inputs
         tolerance: float | None = getattr(method, "tolerance", None)
-        self._images = [_ImageScores(estimator, tolerance, x) for estimator in method.estimators(evidence)]
+        self._images = [
+            _ImageScores(estimator, tolerance, x) for estimator in method.estimators(evidence)
+        ]
         self._device = x.device
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
@@ -303,7 +319,9 @@ class _Estimating(Accumulator):
     def so_far(self) -> torch.Tensor | None:
         for image in self._images:
             image.take_rest()
-        maps = [image.estimate(recent=True).values if image.taken else None for image in self._images]
+        maps = [
+            image.estimate(recent=True).values if image.taken else None for image in self._images
+        ]
         known = next((each for each in maps if each is not None), None)
         if known is None:
             return None
@@ -323,7 +341,9 @@ class _Estimating(Accumulator):
         unknown = torch.full_like(estimates[0].values, torch.nan)
         errors = [unknown if estimate.error is None else estimate.error for estimate in estimates]
         outcome = Outcome(
-            error=None if all(estimate.error is None for estimate in estimates) else torch.stack(errors),
+            error=None
+            if all(estimate.error is None for estimate in estimates)
+            else torch.stack(errors),
             spent=self._of_images([image.taken for image in self._images]),
             planned=self._of_images([image.estimator.count for image in self._images]),
             finished=self._of_images(ended),
@@ -373,10 +393,11 @@ class _RowsOf(Perturbation):
 
 
 class RowMethod(PerturbationMethod):
-    """A perturbation method in one class: `perturbed` makes the rows, and `map` the map from their scores.
+    """A perturbation method in one class: `perturbed` makes the rows, and `map` the map from their
+    scores.
 
-    ``score`` is the score that counts, ``looks_at`` what both may look at besides the photos, such as feature maps, and
-    ``words`` says in a plan what the rows are.
+    ``score`` is the score that counts, ``looks_at`` what both may look at besides the photos, such
+    as feature maps, and ``words`` says in a plan what the rows are.
     """
 
     score: Score = "logit"
@@ -415,7 +436,8 @@ class RowMethod(PerturbationMethod):
 
 
 class SearchMethod(PerturbationMethod):
-    """A method that chooses which photos to run next by the scores so far, in one image after the other."""
+    """A method that chooses which photos to run next by the scores so far, in one image after the
+    other."""
 
     def search(self, evidence: Evidence, image: int) -> Search:
         """A new search in one image."""
@@ -433,7 +455,9 @@ class SearchMethod(PerturbationMethod):
 
     def outcome(self, evidence: Evidence) -> Outcome:
         def of_images(figure: Callable[[Search], float]) -> torch.Tensor:
-            listed = [figure(search) for search in evidence[Searches(self)] for _ in range(search.images)]
+            listed = [
+                figure(search) for search in evidence[Searches(self)] for _ in range(search.images)
+            ]
             return torch.tensor(listed, device=evidence.inputs.device)
 
         return Outcome(
@@ -446,8 +470,8 @@ class SearchMethod(PerturbationMethod):
 class EstimateMethod(PerturbationMethod):
     """A method whose map is estimated from the scores of perturbed photos, which it adds up itself.
 
-    With an option ``tolerance``, it ends when there is an error, and the largest is at most so many times the largest
-    magnitude; with ``max_seconds``, after so many seconds.
+    With an option ``tolerance``, it ends when there is an error, and the largest is at most so many
+    times the largest magnitude; with ``max_seconds``, after so many seconds.
     """
 
     score: Score
@@ -498,7 +522,8 @@ class CoalitionDesign(ABC):
 
     @abstractmethod
     def rows(self, regions: int) -> torch.Tensor:
-        """For each run and region ``(P, M)`` how much of it is seen: truth values, or numbers in [0, 1]."""
+        """For each run and region ``(P, M)`` how much of it is seen: truth values, or numbers in
+        [0, 1]."""
 
     def most(self, regions: int) -> int:
         """How many runs there are at most."""
@@ -525,9 +550,12 @@ class Coalitions(MaskedInputs):
         return self.design.most(self.regions.most(size)) if size else 0
 
     def shown(self, labels: torch.Tensor) -> list[torch.Tensor]:
-        """For each image, given the number of each pixel's region, which regions are seen in each run ``(P, M)``."""
+        """For each image, given the number of each pixel's region, which regions are seen in each
+        run ``(P, M)``."""
         counts = [int(of_image.max()) + 1 for of_image in labels]
-        designs = {count: self.design.rows(count).to(labels.device) for count in dict.fromkeys(counts)}
+        designs = {
+            count: self.design.rows(count).to(labels.device) for count in dict.fromkeys(counts)
+        }
         return [designs[count] for count in counts]
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
@@ -537,13 +565,16 @@ class Coalitions(MaskedInputs):
 
         def seen(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             rows = zip(images.tolist(), numbers.tolist(), strict=True)
-            return torch.stack([shown[image][number].to(x)[labels[image]] for image, number in rows])[:, None]
+            return torch.stack(
+                [shown[image][number].to(x)[labels[image]] for image, number in rows]
+            )[:, None]
 
         return rows_of([len(rows) for rows in shown], x.device, seen)
 
 
 class RegionMethod(EstimateMethod):
-    """A method that covers regions and estimates a value for each. It has the fields ``regions`` and ``baseline``."""
+    """A method that covers regions and estimates a value for each. It has the fields ``regions``
+    and ``baseline``."""
 
     regions: Regions
     baseline: Baseline
@@ -557,7 +588,9 @@ class RegionMethod(EstimateMethod):
     def design(self) -> CoalitionDesign:
         return self.designed_by(getattr(self, "samples", 0), getattr(self, "seed", 0))
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
+    def solve(
+        self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
+    ) -> Estimate:
         """A value for each region ``(M,)``.
 
         Args:
@@ -580,7 +613,11 @@ class RegionMethod(EstimateMethod):
         labels = self.regions(evidence.inputs)
         shown = Coalitions(Zero(), self.regions, self.design).shown(labels)
         whole = evidence[whole_score(self.score)]
-        blank = evidence[blank_score(self.baseline, self.score)] if self.needs_blank else torch.zeros_like(whole)
+        blank = (
+            evidence[blank_score(self.baseline, self.score)]
+            if self.needs_blank
+            else torch.zeros_like(whole)
+        )
         ends = list(zip(whole.tolist(), blank.tolist(), strict=True))
         return [_RegionEstimator(self, labels[i], shown[i], ends[i]) for i in range(len(labels))]
 
@@ -608,7 +645,11 @@ class SampledRegions(CoveredRegions):
 
 class _RegionEstimator(Estimator):
     def __init__(
-        self, method: RegionMethod, labels: torch.Tensor, shown: torch.Tensor, ends: tuple[float, float]
+        self,
+        method: RegionMethod,
+        labels: torch.Tensor,
+        shown: torch.Tensor,
+        ends: tuple[float, float],
     ) -> None:
         self.count = len(shown)
         self.unit = method.design.unit(shown.shape[1])

@@ -1,4 +1,5 @@
-"""The smallest evidence: regions that are enough for an answer, and regions that it cannot do without."""
+"""The smallest evidence: regions that are enough for an answer, and regions that it cannot do
+without."""
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -51,10 +52,11 @@ TURN = 16  # regions of a turn
 class EvidenceSet:
     """A set of regions of one photo, and what is known of it.
 
-    ``mask`` ``(H, W)`` is true in its regions. ``alone`` is the probability of the answer (the score, of a target that
-    is no class) when all else is absent, ``without`` when only the set is absent. ``proof`` is "smallest" where every
-    smaller set was tried, "minimal" where leaving out any one of its regions was tried and changes the result, "found"
-    where the budget ended before that, and "none" where there is no such set.
+    ``mask`` ``(H, W)`` is true in its regions. ``alone`` is the probability of the answer (the
+    score, of a target that is no class) when all else is absent, ``without`` when only the set is
+    absent. ``proof`` is "smallest" where every smaller set was tried, "minimal" where leaving out
+    any one of its regions was tried and changes the result, "found" where the budget ended before
+    that, and "none" where there is no such set.
     """
 
     mask: torch.Tensor
@@ -82,24 +84,33 @@ class EvidenceSets:
     proofs: torch.Tensor
 
     @classmethod
-    def stored(cls, values: torch.Tensor, reasons: int, records: Sequence[Mapping[str, Any]]) -> "EvidenceSets":
-        """The sets of one photo from its map ``(H, W)``, which shows their regions, and what a record says of each."""
+    def stored(
+        cls, values: torch.Tensor, reasons: int, records: Sequence[Mapping[str, Any]]
+    ) -> "EvidenceSets":
+        """The sets of one photo from its map ``(H, W)``, which shows their regions, and what a
+        record says of each."""
         numbers = torch.where(values > 0, reasons - (values * reasons).ceil(), -1)
         masks = numbers == torch.arange(len(records)).to(values)[:, None, None]
         alone = [math.nan if record["alone"] is None else record["alone"] for record in records]
-        without = [math.nan if record["without"] is None else record["without"] for record in records]
+        without = [
+            math.nan if record["without"] is None else record["without"] for record in records
+        ]
         proofs = [PROOFS.index(record["proof"]) for record in records]
         scores = torch.tensor([alone, without], dtype=torch.float64)
         return cls(masks[None], scores[:1], scores[1:], torch.tensor([proofs], dtype=torch.long))
 
     def described(self, image: int) -> list[dict[str, Any]]:
-        """What a record says of each set of an image: ``alone`` and ``without``, None if unknown, and ``proof``."""
+        """What a record says of each set of an image: ``alone`` and ``without``, None if unknown,
+        and ``proof``."""
 
         def known(score: float) -> float | None:
             return None if math.isnan(score) else score
 
         sets = self[image]
-        return [{"alone": known(one.alone), "without": known(one.without), "proof": one.proof} for one in sets]
+        return [
+            {"alone": known(one.alone), "without": known(one.without), "proof": one.proof}
+            for one in sets
+        ]
 
     def __getitem__(self, image: int) -> tuple[EvidenceSet, ...]:
         proofs = [PROOFS[proof] for proof in self.proofs[image].tolist()]
@@ -113,8 +124,9 @@ class EvidenceSets:
 class Strength(ScoreOf):
     """How strong an answer is, ``(b,)``.
 
-    As a "margin", the distance of its class score to the best other one; of labels of which several may be true, of
-    the probability to one half. As a "probability", its logarithm. As a "logit", the score.
+    As a "margin", the distance of its class score to the best other one; of labels of which several
+    may be true, of the probability to one half. As a "probability", its logarithm. As a "logit",
+    the score.
     """
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -126,7 +138,8 @@ class Strength(ScoreOf):
 
 @dataclass(frozen=True)
 class SmallestSet(SearchMethod):
-    """What `Sufficient` and `Necessary` share: the options, the search, and the map of what was found."""
+    """What `Sufficient` and `Necessary` share: the options, the search, and the map of what was
+    found."""
 
     regions: Regions = Squares(28)
     baseline: tuple[Baseline, ...] | Baseline = Mean()
@@ -148,9 +161,14 @@ class SmallestSet(SearchMethod):
         if isinstance(self.baseline, tuple) and len(self.baseline) == 1:
             object.__setattr__(self, "baseline", self.baseline[0])
         if not self.baselines:
-            raise MethodError(f"baseline of {self.name} must be one of explain.baselines, or several, got none")
+            raise MethodError(
+                f"baseline of {self.name} must be one of explain.baselines, or several, got none"
+            )
         if isinstance(self.keep, float) and not 0 < self.keep <= 1:
-            raise MethodError(f"keep of {self.name} must be 'class', or a share up to 1, got {self.keep}; take 0.9")
+            raise MethodError(
+                f"keep of {self.name} must be 'class', or a share up to 1, got {self.keep}; take "
+                "0.9"
+            )
 
     @property
     def baselines(self) -> tuple[Baseline, ...]:
@@ -181,15 +199,24 @@ class SmallestSet(SearchMethod):
     def strength(self, evidence: Evidence, image: int) -> tuple[Strength, float]:
         """What is compared, and the value that it has where the answer just stays."""
         score = evidence.score[image].item()
-        if evidence.logits is None or evidence.classes is None or evidence.outputs.kind == "numbers":
+        if (
+            evidence.logits is None
+            or evidence.classes is None
+            or evidence.outputs.kind == "numbers"
+        ):
             if self.keep == "class":
-                raise MethodError(f"keep of {self.name} must be a share for a target that is no class, got 'class'")
+                raise MethodError(
+                    f"keep of {self.name} must be a share for a target that is no class, got "
+                    "'class'"
+                )
             return Strength("logit"), score - (1 - (self.keep or SHARE)) * abs(score)
         margin = Strength("margin")
         if self.keep == "class" or (self.keep is None and float(margin(evidence)[image]) > 0):
             return margin, 0.0
         probability = Strength("probability")
-        return probability, float(probability(evidence)[image]) + math.log(self.keep or SHARE) - ROUNDING
+        return probability, float(probability(evidence)[image]) + math.log(
+            self.keep or SHARE
+        ) - ROUNDING
 
 
 @register
@@ -198,29 +225,36 @@ class Sufficient(SmallestSet):
 
     All else is absent then.
 
-    Regions are ranked by what the answer loses without them and has with them alone, by large squares first. The
-    shortest part of the ranking that keeps the answer is reduced: large squares are left out as long as the answer
-    stays, then smaller ones down to the ``regions``, each time as many together as can be (delta debugging, Zeller and
-    Hildebrandt, 2002). At the end, leaving out each region has been tried.
+    Regions are ranked by what the answer loses without them and has with them alone, by large
+    squares first. The shortest part of the ranking that keeps the answer is reduced: large squares
+    are left out as long as the answer stays, then smaller ones down to the ``regions``, each time
+    as many together as can be (delta debugging, Zeller and Hildebrandt, 2002). At the end, leaving
+    out each region has been tried.
 
     Args:
-        regions: how many squares across the smallest ones are, or other regions; of at most 12, every set is tried.
-        baseline: what takes the place of what is absent, or several: the set must be enough with each of them.
-        keep: "class" keeps the top class; a number keeps that share of the probability (of a score that is no class,
-            that share of the score). None keeps the class where the target is on top, and else 0.9 of the probability.
+        regions: how many squares across the smallest ones are, or other regions; of at most 12,
+            every set is tried.
+        baseline: what takes the place of what is absent, or several: the set must be enough with
+            each of them.
+        keep: "class" keeps the top class; a number keeps that share of the probability (of a score
+            that is no class, that share of the score). None keeps the class where the target is on
+            top, and else 0.9 of the probability.
         reasons: how many sets are looked for, without a region in common.
         guide: a method whose map is one more ranking to start with.
         samples: how many photos with absent regions are run, at most.
         max_seconds: stop after so many seconds, which the images share.
-        of_layer: cut the feature maps of a layer into regions, and not the photo; what is absent is replaced by the
-            feature maps of the baseline at the same places. The layer is the call's ``layer``, or the last map.
+        of_layer: cut the feature maps of a layer into regions, and not the photo; what is absent is
+            replaced by the feature maps of the baseline at the same places. The layer is the call's
+            ``layer``, or the last map.
 
     Returns:
-        ``(N, H, W)``: 0 outside, and up to 1 for the region of a set that the answer depends on most. With several
-        reasons, a first one of R has values above ``(R - 0.5) / R``, and so on. `Attribution.sets` has each set with
-        its mask, the probability with it alone and without it, and what is proved of it.
+        ``(N, H, W)``: 0 outside, and up to 1 for the region of a set that the answer depends on
+        most. With several reasons, a first one of R has values above ``(R - 0.5) / R``, and so on.
+        `Attribution.sets` has each set with its mask, the probability with it alone and without it,
+        and what is proved of it.
 
-    Carter et al., "What made you do this? Understanding black-box decisions with sufficient input subsets", 2019.
+    Carter et al., "What made you do this? Understanding black-box decisions with sufficient input
+    subsets", 2019.
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False)).double()
@@ -244,18 +278,20 @@ class Necessary(SmallestSet):
     The search and the options are those of `Sufficient`.
 
     Args:
-        regions, baseline, keep, reasons, guide, samples, max_seconds, of_layer: as for `Sufficient`. A set is necessary
-            if the answer is lost with each of the baselines.
-        becomes: a class that is to be on top instead: the smallest change that turns the answer into it. With
-            ``baseline=explain.baselines.OtherPhoto(...)`` of a photo of that class, regions of the one photo are
-            exchanged for those of the other, in pixels or ``of_layer`` (Goyal et al., "Counterfactual Visual
-            Explanations", ICML 2019, who let a place take the features of any place; here it is the same place).
+        regions, baseline, keep, reasons, guide, samples, max_seconds, of_layer: as for
+            `Sufficient`. A set is necessary if the answer is lost with each of the baselines.
+        becomes: a class that is to be on top instead: the smallest change that turns the answer
+            into it. With ``baseline=explain.baselines.OtherPhoto(...)`` of a photo of that class,
+            regions of the one photo are exchanged for those of the other, in pixels or ``of_layer``
+            (Goyal et al., "Counterfactual Visual Explanations", ICML 2019, who let a place take the
+            features of any place; here it is the same place).
 
     Returns:
         As `Sufficient`.
 
-    Fong and Vedaldi, "Interpretable Explanations of Black Boxes by Meaningful Perturbation", ICCV 2017, looked for
-    small deletions that lose the answer; here they consist of regions, and what is proved of each set is said.
+    Fong and Vedaldi, "Interpretable Explanations of Black Boxes by Meaningful Perturbation", ICCV
+    2017, looked for small deletions that lose the answer; here they consist of regions, and what is
+    proved of each set is said.
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False)).double()
@@ -277,7 +313,10 @@ class Necessary(SmallestSet):
             return super().strength(evidence, image)
         classes = 0 if evidence.logits is None else evidence.logits.shape[1]
         if not 0 <= self.becomes < classes:
-            raise MethodError(f"becomes of necessary must be one of the model's {classes} classes, got {self.becomes}")
+            raise MethodError(
+                f"becomes of necessary must be one of the model's {classes} classes, got "
+                f"{self.becomes}"
+            )
         return Strength("margin", self.becomes), 0.0
 
 
@@ -285,7 +324,8 @@ class Necessary(SmallestSet):
 class RegionSet:
     """The best set of regions ``(M,)`` so far, and what is proved of it.
 
-    ``without`` ``(M,)`` is how far it did what it has to do without each region, where that was tried.
+    ``without`` ``(M,)`` is how far it did what it has to do without each region, where that was
+    tried.
     """
 
     regions: torch.Tensor
@@ -301,7 +341,8 @@ class RegionSet:
 
     @property
     def ranks(self) -> torch.Tensor:
-        """A number in (0, 1] for each region of the set, 1 where its absence leaves the lowest value."""
+        """A number in (0, 1] for each region of the set, 1 where its absence leaves the lowest
+        value."""
         values, places = torch.unique(self.without[self.regions], return_inverse=True)
         ranks: torch.Tensor = 1 - places.to(values) / max(len(values), 1)
         return ranks
@@ -310,7 +351,8 @@ class RegionSet:
 class RegionSearch(Search):
     """The search for sets in one image.
 
-    A set is a row of truth values, one for each region. `_values` says how far a set does what it has to do.
+    A set is a row of truth values, one for each region. `_values` says how far a set does what it
+    has to do.
     """
 
     def __init__(self, method: SmallestSet, evidence: Evidence, image: int) -> None:
@@ -321,7 +363,9 @@ class RegionSearch(Search):
         self._cells = method.regions(self._seen)[image]
         self._labels = self._cells
         if method.of_layer:  # where they lie in the photo
-            in_photo = F.interpolate(self._cells[None, None].double(), evidence.size, mode="nearest-exact")
+            in_photo = F.interpolate(
+                self._cells[None, None].double(), evidence.size, mode="nearest-exact"
+            )
             self._labels = in_photo[0, 0].long()
         self._levels = self._nested()
         self._strength, self._threshold = method.strength(evidence, image)
@@ -356,14 +400,22 @@ class RegionSearch(Search):
             one.lost = float((yield self._shown(~one.regions[None], first, probability)))
 
     def sets(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The masks ``(1, R, H, W)``, the scores alone and without ``(1, R)``, and the proofs ``(1, R)``."""
-        none = RegionSet(torch.zeros_like(self._levels[-1], dtype=torch.bool), self._levels[-1], "none")
+        """The masks ``(1, R, H, W)``, the scores alone and without ``(1, R)``, and the proofs ``(1,
+        R)``."""
+        none = RegionSet(
+            torch.zeros_like(self._levels[-1], dtype=torch.bool), self._levels[-1], "none"
+        )
         sets = self._sets + [none] * (self._method.reasons - len(self._sets))
         like = self._evidence.inputs
         alone = like.new_tensor([[one.alone for one in sets]])
         without = like.new_tensor([[one.lost for one in sets]])
         proofs = torch.tensor([[PROOFS.index(one.proof) for one in sets]], device=like.device)
-        return torch.stack([one.regions[self._labels] for one in sets])[None], alone, without, proofs
+        return (
+            torch.stack([one.regions[self._labels] for one in sets])[None],
+            alone,
+            without,
+            proofs,
+        )
 
     def map(self) -> torch.Tensor:
         """The map ``(1, H, W)``."""
@@ -374,7 +426,8 @@ class RegionSearch(Search):
         return values[self._labels][None]
 
     def _find(self, allowed: torch.Tensor) -> Asking[bool]:
-        """Find a small set of the allowed regions that is good; false where even all of them are not."""
+        """Find a small set of the allowed regions that is good; false where even all of them are
+        not."""
         nothing = torch.zeros_like(allowed)
         untried = torch.zeros(len(allowed), dtype=torch.float64, device=allowed.device)
         good = yield from self._good(torch.stack([allowed, nothing]))
@@ -395,7 +448,8 @@ class RegionSearch(Search):
         return True
 
     def _start(self, allowed: torch.Tensor) -> Asking[None]:
-        """Rank the largest groups in several ways, and take the shortest beginning of a ranking that is good."""
+        """Rank the largest groups in several ways, and take the shortest beginning of a ranking
+        that is good."""
         groups = members(self._levels[0], allowed)
         lengths = step_lengths(len(groups), range(STEPS))
 
@@ -406,15 +460,18 @@ class RegionSearch(Search):
             guided = groups.double() @ self._guided(self._method.guide) / groups.sum(1)
             yield from self._take_smallest(beginnings(guided))
         within = yield from self._values(groups)
-        yield from self._take_smallest(beginnings(within))  # so that little budget has a result, too
+        # so that little budget has a result, too
+        yield from self._take_smallest(beginnings(within))
         without = yield from self._values(allowed & ~groups)
-        yield from self._take_smallest(torch.cat([beginnings(-without), beginnings(within - without)]))
+        yield from self._take_smallest(
+            torch.cat([beginnings(-without), beginnings(within - without)])
+        )
 
     def _reduce(self, level: torch.Tensor, *, thorough: bool) -> Asking[None]:
         """Leave out groups of regions as long as the set stays good.
 
-        A group that a larger set needs is mostly needed by a smaller one. It is not tried again until no other can be
-        left out; being ``thorough``, all are tried then, until none can.
+        A group that a larger set needs is mostly needed by a smaller one. It is not tried again
+        until no other can be left out; being ``thorough``, all are tried then, until none can.
         """
         before = math.inf
         while self._best.size < SLOW * before:
@@ -425,30 +482,39 @@ class RegionSearch(Search):
         yield from self._in_turn(level)
 
     def _round(self, level: torch.Tensor, regions: torch.Tensor) -> Asking[bool]:
-        """Try all groups in some regions, and leave out as many together as can be; false where none can."""
+        """Try all groups in some regions, and leave out as many together as can be; false where
+        none can."""
         groups = yield from self._leave_out(members(level, regions))
         waiting = groups
         while len(waiting):
-            waiting = yield from self._leave_out(members(level, self._best.regions & waiting.any(0)))
+            waiting = yield from self._leave_out(
+                members(level, self._best.regions & waiting.any(0))
+            )
         return len(groups) > 0
 
     def _in_turn(self, level: torch.Tensor) -> Asking[None]:
-        """Try a few regions at a time, dispensable ones first, until all were tried since one was left out."""
+        """Try a few regions at a time, dispensable ones first, until all were tried since one was
+        left out."""
         order = self._best.without.argsort(descending=True)
         tried = 0
         while tried < len(order := order[self._best.regions[order]]):
             some = order[:TURN]
             order = order.roll(-len(some))
-            changed = yield from self._round(level, torch.zeros_like(self._best.regions).scatter(0, some, True))
+            changed = yield from self._round(
+                level, torch.zeros_like(self._best.regions).scatter(0, some, True)
+            )
             tried = 0 if changed else tried + len(some)
 
     def _leave_out(self, groups: torch.Tensor) -> Asking[torch.Tensor]:
-        """Leave out as many of these groups as can be; return those that could have been left out one by one."""
+        """Leave out as many of these groups as can be; return those that could have been left out
+        one by one."""
         best = self._best.regions
         if not len(groups):
             return groups
         values = yield from self._values(best & ~groups)
-        self._best.without = torch.where(groups.any(0), values[groups.int().argmax(0)], self._best.without)
+        self._best.without = torch.where(
+            groups.any(0), values[groups.int().argmax(0)], self._best.without
+        )
         good = self._method.good(values)
         order = values.masked_fill(~good, -math.inf).argsort(descending=True)
         groups = groups[order[: int(good.sum())]]
@@ -474,7 +540,9 @@ class RegionSearch(Search):
             sets = torch.zeros(len(chosen), len(allowed), dtype=torch.bool, device=allowed.device)
             values = yield from self._values(sets.scatter_(1, chosen, True))
             if bool(self._method.good(values).any()):
-                self._sets[-1] = replace(self._best, regions=sets[values.argmax()], proof="smallest")
+                self._sets[-1] = replace(
+                    self._best, regions=sets[values.argmax()], proof="smallest"
+                )
                 return
 
     def _good(self, sets: torch.Tensor) -> Asking[torch.Tensor]:
@@ -483,7 +551,8 @@ class RegionSearch(Search):
         return self._method.good(values)
 
     def _values(self, sets: torch.Tensor) -> Asking[torch.Tensor]:
-        """How far sets ``(P, M)`` do what they have to do ``(P,)``, with the baseline that is worst for each.
+        """How far sets ``(P, M)`` do what they have to do ``(P,)``, with the baseline that is worst
+        for each.
 
         Raises:
             OutOfTimeError: no runs are left for them.
@@ -508,17 +577,23 @@ class RegionSearch(Search):
             absent = self._evidence[baseline_maps(baseline)][self._image]
             shown = visible[:, self._cells][:, None]
             counts = [0] * self._image + [len(visible)]
-            rows = rows_of(counts, own.device, lambda images, numbers: torch.where(shown[numbers], own, absent))
+            rows = rows_of(
+                counts, own.device, lambda images, numbers: torch.where(shown[numbers], own, absent)
+            )
             perturbed = GivenRows(rows, "maps of which some regions are absent")
         else:
-            perturbed = ShownParts(baseline, self._image, list(visible), lambda regions: regions[self._cells])
+            perturbed = ShownParts(
+                baseline, self._image, list(visible), lambda regions: regions[self._cells]
+            )
         return Scores(perturbed, read)
 
     def _guided(self, guide: Method) -> torch.Tensor:
         """The mean of the guide's map over each region ``(M,)``."""
         values = guide(self._evidence)[self._image : self._image + 1].double()
         in_pixels = values.ndim > self._labels.ndim + 1
-        of_pixels = values.sum(1) if in_pixels else enlarge(values[:, None], self._labels.shape)[:, 0]
+        of_pixels = (
+            values.sum(1) if in_pixels else enlarge(values[:, None], self._labels.shape)[:, 0]
+        )
         return region_values(of_pixels, self._labels)[0]
 
     def _nested(self) -> list[torch.Tensor]:
@@ -534,7 +609,8 @@ class RegionSearch(Search):
 
 
 def baseline_maps(baseline: Baseline) -> Attributions:
-    """The need for a layer's feature maps ``(N, C, h, w)`` of photos of which nothing is left but the baseline."""
+    """The need for a layer's feature maps ``(N, C, h, w)`` of photos of which nothing is left but
+    the baseline."""
     return Attributions(FullyMasked(baseline), AnswerTo(Activations()), InOrder())
 
 
@@ -550,7 +626,8 @@ def members(level: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
 
 
 def step_lengths(count: int, steps: Iterable[int]) -> list[int]:
-    """Lengths of a row of ``count`` that are tried together, each longer than the one before by the same factor.
+    """Lengths of a row of ``count`` that are tried together, each longer than the one before by the
+    same factor.
 
     >>> step_lengths(64, range(6, 13))
     [8, 11, 16, 23, 32, 45, 64]

@@ -19,11 +19,14 @@ COLDNESS = 20.0  # the inverse of the temperature of the smooth maximum
 
 
 class SmoothMasks:
-    r"""Masks ``(b, 1, H, W)`` that are made of values ``(b, 1, h, w)`` on a lattice, with a point at each ``step``.
+    r"""Masks ``(b, 1, H, W)`` that are made of values ``(b, 1, h, w)`` on a lattice, with a point
+    at each ``step``.
 
-    A pixel u is the smooth maximum of :math:`k(|u - v| / \sigma)\, \bar m(v)` over the points v around it, with
-    :math:`k(z) = \exp(-2 \max(0, z - \tfrac12)^2)`: the mean of these numbers, weighted by :math:`\exp(20\,\cdot)`.
-    Points beyond the lattice are 0. Masks reach beyond the photo by sigma, for their area to be counted there too.
+    A pixel u is the smooth maximum of :math:`k(|u - v| / \sigma)\, \bar m(v)` over the points v
+    around it, with
+    :math:`k(z) = \exp(-2 \max(0, z - \tfrac12)^2)`: the mean of these numbers, weighted by
+    :math:`\exp(20\,\cdot)`. Points beyond the lattice are 0. Masks reach beyond the photo by sigma,
+    for their area to be counted there too.
 
     >>> masks = SmoothMasks((6, 6), step=2, sigma=2.0, like=torch.zeros(1, dtype=torch.float64))
     >>> values = torch.rand(1, 1, 3, 3, dtype=torch.float64)
@@ -40,19 +43,27 @@ class SmoothMasks:
         self._radius = 1 + self._beyond  # points around a pixel that count, in each direction
         within = torch.arange(step, dtype=torch.float64)
         points = torch.arange(-self._radius, self._radius + 1, dtype=torch.float64)
-        apart = (within - step * points[:, None]).square()  # of a pixel within a cell and each point, (2r + 1, step)
+        # of a pixel within a cell and each point, (2r + 1, step)
+        apart = (within - step * points[:, None]).square()
         distance = (apart[:, None, :, None] + apart[None, :, None, :]).sqrt() / sigma
-        kernel = torch.exp(-2 * (distance - 0.5).clamp(min=0).square())  # (2r + 1, 2r + 1, step, step)
+        # (2r + 1, 2r + 1, step, step)
+        kernel = torch.exp(-2 * (distance - 0.5).clamp(min=0).square())
         self._kernel = kernel.to(like)[:, :, None, :, None, :]
 
     def full(self, values: torch.Tensor) -> torch.Tensor:
         """The masks with what lies beyond the photo."""
         margin = self._beyond + self._radius
         side = 2 * self._radius + 1
-        around = F.pad(values[:, 0], (margin, margin, margin, margin)).unfold(1, side, 1).unfold(2, side, 1)
-        points = around.permute(3, 0, 4, 1, 2)[:, :, :, :, None, :, None]  # (2r + 1, b, 2r + 1, cells, 1, cells, 1)
+        around = (
+            F.pad(values[:, 0], (margin, margin, margin, margin))
+            .unfold(1, side, 1)
+            .unfold(2, side, 1)
+        )
+        # (2r + 1, b, 2r + 1, cells, 1, cells, 1)
+        points = around.permute(3, 0, 4, 1, 2)[:, :, :, :, None, :, None]
         weighted = weights = values.new_zeros(())
-        for row, kernel in zip(points, self._kernel, strict=True):  # one row at a time, for the memory
+        # one row at a time, for the memory
+        for row, kernel in zip(points, self._kernel, strict=True):
             near = row * kernel
             cold = torch.exp(COLDNESS * near)
             weighted = weighted + (near * cold).sum(1)
@@ -82,34 +93,41 @@ class ExtremalPerturbation(SearchMethod):
 
     Look for the smooth mask of a given area through which the score is highest.
 
-    For each area a, gradient ascent on :math:`y(m \otimes x) - \lambda\,\mathrm{mean}\,(\mathrm{sort}(m) - r_a)^2`,
-    where :math:`m \otimes x` is the photo, blurred where the mask is small, and :math:`r_a` is 1 in its last share a
-    and 0 elsewhere; :math:`\lambda` grows from 300 by 0.35 % at each step. The mask is the smooth maximum of bumps on
-    a lattice, which begin at 1. Every other step sees the photo mirrored. The model must have gradients.
+    For each area a, gradient ascent on :math:`y(m \otimes x) -
+    \lambda\,\mathrm{mean}\,(\mathrm{sort}(m) - r_a)^2`, where :math:`m \otimes x` is the photo,
+    blurred where the mask is small, and :math:`r_a` is 1 in its last share a and 0 elsewhere;
+    :math:`\lambda` grows from 300 by 0.35 % at each step. The mask is the smooth maximum of bumps
+    on a lattice, which begin at 1. Every other step sees the photo mirrored. The model must have
+    gradients.
 
     All that is optimised are the values on the lattice: the model's parameters are not touched.
 
     Args:
-        area: the share of the mask that is kept; of several, each has a mask, and the map is their mean. As in the
-            authors' program, masks reach beyond the photo by sigma, so the share of the photo may be 1.4 times as much.
+        area: the share of the mask that is kept; of several, each has a mask, and the map is their
+            mean. As in the authors' program, masks reach beyond the photo by sigma, so the share of
+            the photo may be 1.4 times as much.
         steps: of the ascent; each runs the photo forward and back once for each area.
-        keeps: None, or the share of the score that is to be kept: the map is then the mask of the smallest area that
-            keeps it, or of the largest if none does.
-        baseline: what is seen where the photo is not: one of `explain.baselines` that changes evenly with the mask, or
-            its
-            name; the paper's is the blur of ``defocus``.
-        step: pixels from one point of the lattice to the next; None takes 7 in 224 of the shorter side.
+        keeps: None, or the share of the score that is to be kept: the map is then the mask of the
+            smallest area that keeps it, or of the largest if none does.
+        baseline: what is seen where the photo is not: one of `explain.baselines` that changes
+            evenly with the mask, or its name; the paper's is the blur of ``defocus``.
+        step: pixels from one point of the lattice to the next; None takes 7 in 224 of the shorter
+            side.
         sigma: the reach of a point in pixels; None takes three steps.
 
     Returns:
         ``(N, H, W)`` from 0 to 1: what the mask keeps.
 
-    Fong, Patrick and Vedaldi, "Understanding Deep Networks via Extremal Perturbations and Smooth Masks", ICCV 2019
-    (arXiv:1910.08485).
+    Fong, Patrick and Vedaldi, "Understanding Deep Networks via Extremal Perturbations and Smooth
+    Masks", ICCV 2019 (arXiv:1910.08485).
 
     >>> import explain
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> a = explain.attribute(model, torch.rand(1, 3, 16, 16), ExtremalPerturbation(area=0.2, steps=5), target=1)
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> a = explain.attribute(
+    ...     model, torch.rand(1, 3, 16, 16), ExtremalPerturbation(area=0.2, steps=5), target=1
+    ... )
     >>> a.values.shape, a.samples
     (torch.Size([1, 16, 16]), 5)
     """
@@ -127,7 +145,9 @@ class ExtremalPerturbation(SearchMethod):
     def searches(self, evidence: Evidence) -> list[Search]:
         """One ascent in all images."""
         if len(evidence.size) != 2:
-            raise MethodError(f"input of {self.name} must be photos, got {evidence.inputs.shape}; take occlusion")
+            raise MethodError(
+                f"input of {self.name} must be photos, got {evidence.inputs.shape}; take occlusion"
+            )
         return [_Ascent(self, evidence)]
 
 
@@ -152,7 +172,8 @@ class _Ascent(Search):
         area = torch.tensor(method.area).to(x).repeat(len(x))[:, None]
         places = self._smooth.full(self._values)[0].numel()
         numbers = torch.arange(places, device=x.device)
-        self._wanted = (numbers >= (places * (1 - area)).floor()).to(x)  # sorted masks of these areas
+        # sorted masks of these areas
+        self._wanted = (numbers >= (places * (1 - area)).floor()).to(x)
 
     @property
     def planned(self) -> int:
@@ -187,10 +208,16 @@ class _Ascent(Search):
             if not photos.requires_grad:
                 baseline = self._method.baseline.name
                 name = self._method.name
-                raise MethodError(f"baseline of {name} must change evenly with a mask, got {baseline}; take blur")
+                raise MethodError(
+                    f"baseline of {name} must change evenly with a mask, got {baseline}; take blur"
+                )
             seen = photos.flip(-1) if number % 2 == 0 else photos
         made = seen.detach()
-        rows = rows_of([areas] * len(self._x), made.device, lambda images, numbers: made[images * areas + numbers])
+        rows = rows_of(
+            [areas] * len(self._x),
+            made.device,
+            lambda images, numbers: made[images * areas + numbers],
+        )
         given = GivenRows(rows, "photos seen through masks that are looked for", self._x)
         scores_and_gradients = (yield Scores(given, ScoreAndGradient())).to(self._x)
         of_photos = scores_and_gradients[:, 1:].reshape(seen.shape)
@@ -203,7 +230,8 @@ class _Ascent(Search):
         self._scores = scores_and_gradients[:, 0]
 
     def _towards_area(self, full: torch.Tensor, number: int) -> torch.Tensor:
-        """The gradient that draws sorted masks towards zeros and then as many ones as the area has places."""
+        """The gradient that draws sorted masks towards zeros and then as many ones as the area has
+        places."""
         flat = full.flatten(1)
         ordered, order = flat.sort(1)
         weight = WEIGHT * GROWTH**number
@@ -212,7 +240,8 @@ class _Ascent(Search):
 
 
 def shared(ordered: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """What sorted values ``(b, n)`` are drawn to, where equal ones, but for rounding, share what is wanted of them.
+    """What sorted values ``(b, n)`` are drawn to, where equal ones, but for rounding, share what is
+    wanted of them.
 
     >>> shared(torch.tensor([[0.1, 0.5, 0.5, 0.9]]), torch.tensor([[0.0, 0.0, 1.0, 1.0]]))
     tensor([[0.0000, 0.5000, 0.5000, 1.0000]])

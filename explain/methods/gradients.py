@@ -1,4 +1,5 @@
-"""The back-propagation family: gradients of the score in the pixels, plain or with another rule for rectifiers."""
+"""The back-propagation family: gradients of the score in the pixels, plain or with another rule for
+rectifiers."""
 
 from functools import cached_property
 from typing import Any, ClassVar
@@ -28,11 +29,12 @@ class Saliency(GradientMethod):
 
     Args:
         absolute: give magnitudes, as published; False keeps the sign of the gradient.
-        gradients: "full_backward" takes the ``grad_input`` of PyTorch's full-backward hook on the model, in one more
-            pass. It is refused where that hook cannot be used.
+        gradients: "full_backward" takes the ``grad_input`` of PyTorch's full-backward hook on the
+            model, in one more pass. It is refused where that hook cannot be used.
 
     Returns:
-        ``(N, C, H, W)``, score per unit of the (preprocessed) input. The heatmap is the largest over the channels.
+        ``(N, C, H, W)``, score per unit of the (preprocessed) input. The heatmap is the largest
+        over the channels.
 
     Simonyan et al., "Deep Inside Convolutional Networks", 2013 (arXiv:1312.6034).
 
@@ -62,10 +64,12 @@ class InputXGradient(GradientMethod):
 
     Multiply each input value with its gradient: :math:`x \cdot \partial y/\partial x`.
 
-    In a network without biases whose activations are piecewise linear through zero, the values add up to the score.
+    In a network without biases whose activations are piecewise linear through zero, the values add
+    up to the score.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
+        it.
 
     Shrikumar et al., "Not Just a Black Box", 2016 (arXiv:1605.01713).
 
@@ -101,20 +105,25 @@ class RuleGradientMethod(GradientMethod):
 class GuidedBackprop(RuleGradientMethod):
     """Gradient that passes rectifiers only where positive.
 
-    Send back only what is positive at every rectifier: which pixel patterns excite the units behind the score.
+    Send back only what is positive at every rectifier: which pixel patterns excite the units behind
+    the score.
 
-    A hook clamps the ``grad_input`` of every ReLU in the graph, a module's or a function's. Its smooth and leaky
-    relatives (ReLU6, LeakyReLU, PReLU, ELU, SiLU, GELU, Hardswish, ...) are treated the same way, which the paper
-    does not cover. A network without any of them gets a warning, since its guided gradient is the plain one.
+    A hook clamps the ``grad_input`` of every ReLU in the graph, a module's or a function's. Its
+    smooth and leaky relatives (ReLU6, LeakyReLU, PReLU, ELU, SiLU, GELU, Hardswish, ...) are
+    treated the same way, which the paper does not cover. A network without any of them gets a
+    warning, since its guided gradient is the plain one.
 
     Args:
-        gradients: "full_backward" clamps the ``grad_input`` in PyTorch's full-backward hooks on modules, in one more
-            pass. It is refused where a rectifier is no module, or works in place.
+        gradients: "full_backward" clamps the ``grad_input`` in PyTorch's full-backward hooks on
+            modules, in one more pass. It is refused where a rectifier is no module, or works in
+            place.
 
     Returns:
-        ``(N, C, H, W)``. It hardly depends on the target: read it as "what is there"; `GuidedGradCAM` says where.
+        ``(N, C, H, W)``. It hardly depends on the target: read it as "what is there";
+        `GuidedGradCAM` says where.
 
-    Springenberg et al., "Striving for Simplicity: The All Convolutional Net", 2014 (arXiv:1412.6806).
+    Springenberg et al., "Striving for Simplicity: The All Convolutional Net", 2014
+    (arXiv:1412.6806).
 
     >>> import explain, torch
     >>> from torch import nn
@@ -137,17 +146,19 @@ class GuidedBackprop(RuleGradientMethod):
 
 @register
 class Deconvnet(RuleGradientMethod):
-    """Gradient whose positive part alone passes rectifiers; depends on the photo by max pooling only.
+    """Gradient whose positive part alone passes rectifiers; depends on the photo by max pooling
+    only.
 
-    Send back only what arrives positive at every rectifier, no matter what it let through on the way forward.
+    Send back only what arrives positive at every rectifier, no matter what it let through on the
+    way forward.
 
-    Rectifiers are found as for `GuidedBackprop`; at each, the gradient that arrives is clamped and passes on, for ReLU
-    and for its smooth and leaky relatives alike.
+    Rectifiers are found as for `GuidedBackprop`; at each, the gradient that arrives is clamped and
+    passes on, for ReLU and for its smooth and leaky relatives alike.
 
     Returns:
-        ``(N, C, H, W)``. It hardly depends on the target; and on the photo only through max pooling, which sends the
-        gradient back to where the maxima were. A network without, such as the default model, gives the same picture for
-        every photo.
+        ``(N, C, H, W)``. It hardly depends on the target; and on the photo only through max
+        pooling, which sends the gradient back to where the maxima were. A network without, such as
+        the default model, gives the same picture for every photo.
 
     Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014.
 
@@ -195,4 +206,6 @@ class GuidedGradCAM(GradientMethod):
         return GuidedBackprop().needs | self.cam.needs
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return GuidedBackprop()(evidence) * enlarge(map_of(self.name, self.cam, evidence)[:, None], evidence.size)
+        return GuidedBackprop()(evidence) * enlarge(
+            map_of(self.name, self.cam, evidence)[:, None], evidence.size
+        )

@@ -1,4 +1,5 @@
-"""Occlusion and RISE: what the score loses where the photo is covered, and what random masks say."""
+"""Occlusion and RISE: what the score loses where the photo is covered, and what random masks
+say."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -33,7 +34,8 @@ FEWEST = 4  # masks that say how far their scores differ
 
 @dataclass(frozen=True)
 class Windows(MaskedInputs):
-    """A window at every ``stride``-th place; None takes a seventh of each side, at every half of that.
+    """A window at every ``stride``-th place; None takes a seventh of each side, at every half of
+    that.
 
     Windows begin at multiples of the stride; the last ones are cut off at the border.
     """
@@ -62,9 +64,14 @@ class Windows(MaskedInputs):
         for side, length, step in zip(size, window, stride, strict=True):
             if length > side:
                 got = tuple(window)
-                raise MethodError(f"window of occlusion must be within the photo of {size}, got {got}; take less")
+                raise MethodError(
+                    f"window of occlusion must be within the photo of {size}, got {got}; take less"
+                )
             if step > length:
-                raise MethodError(f"stride of occlusion must not exceed the window {window}, got {stride}; take less")
+                raise MethodError(
+                    f"stride of occlusion must not exceed the window {window}, got {stride}; take "
+                    "less"
+                )
             starts = range(0, side - length + step, step)
             ends.append([(start, min(start + length, side)) for start in starts])
         return list(itertools.product(*ends))
@@ -74,7 +81,12 @@ class Windows(MaskedInputs):
         boxes = self.boxes(evidence.size)
 
         def around(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return 1 - torch.stack([box_mask([boxes[number]], x) for number in numbers.tolist()])[:, None]
+            return (
+                1
+                - torch.stack([box_mask([boxes[number]], x) for number in numbers.tolist()])[
+                    :, None
+                ]
+            )
 
         return rows_of([len(boxes)] * len(x), x.device, around)
 
@@ -86,7 +98,10 @@ def _by_side(option: str, given: int | tuple[int, ...] | None, usual: list[int])
     if isinstance(given, int):
         return [given] * len(usual)
     if len(given) != len(usual):
-        raise MethodError(f"{option} of occlusion must be a number, or one for each of {len(usual)} sides, got {given}")
+        raise MethodError(
+            f"{option} of occlusion must be a number, or one for each of {len(usual)} sides, got "
+            f"{given}"
+        )
     return list(given)
 
 
@@ -116,13 +131,15 @@ class Occlusion(EstimateMethod):
 
     Cover the photo with a sliding window, and see what the score loses.
 
-    Each pixel gets the mean drop :math:`y(x) - y(x_{\setminus W})` over the windows W that cover it. Windows begin at
-    multiples of the stride; those at the far border are cut off, so that every pixel is covered.
+    Each pixel gets the mean drop :math:`y(x) - y(x_{\setminus W})` over the windows W that cover
+    it. Windows begin at multiples of the stride; those at the far border are cut off, so that every
+    pixel is covered.
 
     Args:
-        window: side of the window in pixels, or one number for each direction; None takes a seventh of the photo. In a
-            volume, one number is the side of a cube. In a video (three channels), such a window lasts a seventh of the
-            time; where the frames come before the channels, it lies in one frame, tile or patch.
+        window: side of the window in pixels, or one number for each direction; None takes a seventh
+            of the photo. In a volume, one number is the side of a cube. In a video (three
+            channels), such a window lasts a seventh of the time; where the frames come before the
+            channels, it lies in one frame, tile or patch.
         stride: how far it moves, or one number for each direction; None takes half of the window.
         baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
@@ -130,7 +147,8 @@ class Occlusion(EstimateMethod):
     Returns:
         ``(N, H, W)`` in units of the score; of a video ``(N, T, H, W)``.
 
-    Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014 (arXiv:1311.2901).
+    Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014
+    (arXiv:1311.2901).
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
@@ -149,7 +167,8 @@ class Occlusion(EstimateMethod):
     style = "signed"
 
     def with_frames(self, x: torch.Tensor, *, frames_first: bool) -> "Occlusion":
-        """The same with a window for each direction, where frames lie behind each other and no slices of a volume."""
+        """The same with a window for each direction, where frames lie behind each other and no
+        slices of a volume."""
         if not frames_first and x.shape[1] != 3:
             return self
         frames, *sides = x.shape[2:]
@@ -176,9 +195,11 @@ class Occlusion(EstimateMethod):
 
 @dataclass(frozen=True)
 class SmoothGrids(MaskedInputs):
-    """Random grids of zeros and ones, enlarged to more than the photo and shifted by less than a cell.
+    """Random grids of zeros and ones, enlarged to more than the photo and shifted by less than a
+    cell.
 
-    They come from the seed in blocks, so that each is the same whenever it is drawn, and none is kept.
+    They come from the seed in blocks, so that each is the same whenever it is drawn, and none is
+    kept.
     """
 
     baseline: Baseline
@@ -195,7 +216,9 @@ class SmoothGrids(MaskedInputs):
 
         def smooth(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             blocks = itertools.groupby(numbers.tolist(), lambda number: number // BLOCK)
-            return torch.cat([block_of(block)[[number % BLOCK for number in of]] for block, of in blocks])[:, None]
+            return torch.cat(
+                [block_of(block)[[number % BLOCK for number in of]] for block, of in blocks]
+            )[:, None]
 
         return rows_of([self.samples] * len(x), x.device, smooth)
 
@@ -209,9 +232,14 @@ class SmoothGrids(MaskedInputs):
             step = -(-side // count)  # pixels of a cell
             shifts = torch.randint(step, (BLOCK,), generator=generator, device="cpu")
             large = enlarging(count, (count + 1) * step)
-            rows = large[shifts[:, None] + torch.arange(side, device="cpu")].to(like)  # (BLOCK, side, cells)
+            # (BLOCK, side, cells)
+            rows = large[shifts[:, None] + torch.arange(side, device="cpu")].to(like)
             moved = masks.movedim(dim, 1)
-            masks = torch.bmm(rows, moved.flatten(2)).reshape(BLOCK, side, *moved.shape[2:]).movedim(1, dim)
+            masks = (
+                torch.bmm(rows, moved.flatten(2))
+                .reshape(BLOCK, side, *moved.shape[2:])
+                .movedim(1, dim)
+            )
         return masks.clamp_(0, 1)
 
 
@@ -223,11 +251,13 @@ def enlarging(cells: int, length: int) -> torch.Tensor:
 class _ScoreWeightedMasks(Estimator):
     """The mean of masks times their scores, divided by the probability that a cell is kept.
 
-    If ``centred``, the scores are taken from their mean on. ``whole`` is the score of the photo itself, which one more
-    mask could have too, so that errors include it.
+    If ``centred``, the scores are taken from their mean on. ``whole`` is the score of the photo
+    itself, which one more mask could have too, so that errors include it.
     """
 
-    def __init__(self, method: "SmoothGridMethod", masks: Build, whole: torch.Tensor, size: tuple[int, ...]) -> None:
+    def __init__(
+        self, method: "SmoothGridMethod", masks: Build, whole: torch.Tensor, size: tuple[int, ...]
+    ) -> None:
         self.count = method.samples
         self._masks = masks
         self._method = method
@@ -256,8 +286,12 @@ class _ScoreWeightedMasks(Estimator):
         if n >= FEWEST and float(scores.max() - scores.min()) > 1e-6 * float(scores.abs().max()):
             variance = squares - 2 * centre * products + centre**2 * seen_twice - mean.square()
             reach = float((torch.cat([scores, self._whole]) - centre).abs().max())
-            once_more = (reach / n) ** 2  # the variance that one more mask with the farthest score would bring
-            error = floored_error(variance.clamp(min=0) / (n - 1) + once_more, n - 1) / self._method.probability
+            # the variance that one more mask with the farthest score would bring
+            once_more = (reach / n) ** 2
+            error = (
+                floored_error(variance.clamp(min=0) / (n - 1) + once_more, n - 1)
+                / self._method.probability
+            )
         neutral = None if self._method.centred else average
         return Estimate(mean / self._method.probability, error, neutral=neutral)
 
@@ -284,8 +318,11 @@ class SmoothGridMethod(EstimateMethod):
         return SmoothGrids(self.baseline, self.samples, self.grid, self.probability, self.seed)
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
-        known = [evidence[reference].double() for reference in self.references]  # none for a detection
-        whole = torch.stack(known, 1) if known else evidence.score.new_zeros(len(evidence.inputs), 0)
+        # none for a detection
+        known = [evidence[reference].double() for reference in self.references]
+        whole = (
+            torch.stack(known, 1) if known else evidence.score.new_zeros(len(evidence.inputs), 0)
+        )
         masks = self.perturbation.masks(evidence).build  # all images have the same
         return [_ScoreWeightedMasks(self, masks, score, evidence.size) for score in whole]
 
@@ -296,13 +333,14 @@ class RISE(SmoothGridMethod):
 
     Show the photo through random smooth masks, and add up the masks, each weighted by its score.
 
-    :math:`S = \frac{1}{n p} \sum_i y(x \odot m_i)\, m_i`, the expected score given that a pixel is seen. A mask is an
-    s × s grid of cells that are 1 with probability p, enlarged bilinearly to (s + 1) ⌈H / s⌉ and shifted at random by
-    less than a cell. (The authors' program for batches leaves the division by p out.)
+    :math:`S = \frac{1}{n p} \sum_i y(x \odot m_i)\, m_i`, the expected score given that a pixel is
+    seen. A mask is an s × s grid of cells that are 1 with probability p, enlarged bilinearly to (s
+    + 1) ⌈H / s⌉ and shifted at random by less than a cell. (The authors' program for batches leaves
+    the division by p out.)
 
-    A pixel that does not matter has the mean score of all masks, not 0. With ``centred``, this is subtracted, so that
-    positive values are those of pixels that help. Pictures, `Attribution.signed` and `Attribution.heatmap` show the
-    difference from it in either case.
+    A pixel that does not matter has the mean score of all masks, not 0. With ``centred``, this is
+    subtracted, so that positive values are those of pixels that help. Pictures,
+    `Attribution.signed` and `Attribution.heatmap` show the difference from it in either case.
 
     Args:
         samples: the number n of masks; the paper takes 4,000 to 8,000.
@@ -312,17 +350,20 @@ class RISE(SmoothGridMethod):
         baseline: what is seen where the photo is not; the paper's is zero.
         score: explain the ``probability`` of the class, as published, or its ``logit``.
         seed: of the masks; every image gets the same.
-        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
-            or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at
+            most ``tolerance``, or after so many seconds.
 
     Returns:
-        ``(N, H, W)`` in units of the score, with the error of each value, once masks differ in their scores.
+        ``(N, H, W)`` in units of the score, with the error of each value, once masks differ in
+        their scores.
 
-    Petsiuk, Das and Saenko, "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC 2018
-    (arXiv:1806.07421).
+    Petsiuk, Das and Saenko, "RISE: Randomized Input Sampling for Explanation of Black-box Models",
+    BMVC 2018 (arXiv:1806.07421).
 
     >>> import explain
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
     >>> a = explain.attribute(model, torch.rand(1, 3, 8, 8), RISE(samples=32), target=1)
     >>> a.values.shape == a.error.shape, a.samples
     (True, 32)
@@ -335,13 +376,17 @@ class RISE(SmoothGridMethod):
 class DRISE(SmoothGridMethod):
     r"""Random smooth masks weighted by the detection of a box in the masked photo.
 
-    RISE for a detected box: each mask is weighted by how much the best detection through it is like that box.
+    RISE for a detected box: each mask is weighted by how much the best detection through it is like
+    that box.
 
-    Likeness is the overlap of the boxes (intersection over union) times the score of the detection, if it has the same
-    label: detectors hand out a label for each box, of which the cosine between class distributions is 1 or 0. The
-    largest one over all detections counts. The target has to be an `explain.targets.Detections`.
+    Likeness is the overlap of the boxes (intersection over union) times the score of the detection,
+    if it has the same
+    label: detectors hand out a label for each box, of which the cosine between class distributions
+    is 1 or 0. The largest one over all detections counts. The target has to be an
+    `explain.targets.Detections`.
 
-    Masks are those of `RISE`, as in the paper (the authors' program enlarges grids without interpolation).
+    Masks are those of `RISE`, as in the paper (the authors' program enlarges grids without
+    interpolation).
 
     Args:
         samples: the number of masks; the paper takes 5,000.
@@ -350,21 +395,27 @@ class DRISE(SmoothGridMethod):
         centred: subtract the mean likeness over the masks.
         baseline: what is seen where the photo is not.
         seed: of the masks; every image gets the same.
-        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
-            or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at
+            most ``tolerance``, or after so many seconds.
 
     Returns:
         ``(N, H, W)``, with the error of each value.
 
-    Petsiuk et al., "Black-box Explanation of Object Detectors via Saliency Maps", CVPR 2021 (arXiv:2006.03204).
+    Petsiuk et al., "Black-box Explanation of Object Detectors via Saliency Maps", CVPR 2021
+    (arXiv:2006.03204).
 
     >>> import explain
     >>> class Detector(torch.nn.Module):
     ...     def forward(self, x):
     ...         box, label = torch.tensor([[1.0, 1, 4, 4]]), torch.tensor([1])
-    ...         return [{"boxes": box, "labels": label, "scores": each[:, 1:4, 1:4].mean()[None]} for each in x]
+    ...         return [
+    ...             {"boxes": box, "labels": label, "scores": each[:, 1:4, 1:4].mean()[None]}
+    ...             for each in x
+    ...         ]
     >>> target = explain.targets.Detections()
-    >>> a = explain.attribute(Detector(), torch.ones(1, 3, 8, 8), DRISE(samples=64, grid=4), target=target)
+    >>> a = explain.attribute(
+    ...     Detector(), torch.ones(1, 3, 8, 8), DRISE(samples=64, grid=4), target=target
+    ... )
     >>> bool(a.values[0, 1:4, 1:4].mean() > a.values[0, 4:].mean())
     True
     """

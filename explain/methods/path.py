@@ -1,5 +1,5 @@
-"""Gradients added up along a path from a baseline to the photo: a straight line (IG), a blur that becomes sharp, or
-random points."""
+"""Gradients added up along a path from a baseline to the photo: a straight line (IG), a blur that
+becomes sharp, or random points."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,15 @@ from explain._utils.errors import BaselineError, MethodError, in_short
 from explain._utils.random_numbers import normal, seeded, uniform
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import blurred, get_baseline
-from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
+from explain.engine import (
+    Accumulator,
+    Attributions,
+    Evidence,
+    Need,
+    Perturbation,
+    PerturbedRows,
+    Reducer,
+)
 from explain.engine.needs import InputGradients
 from explain.engine.perturbations import OneForEach, Scores, SumOfRows, ZeroInput, copies
 from explain.layers.layouts import Grids
@@ -43,12 +51,14 @@ def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray
 
 
 BASELINES = ("mean", "blur", "least", "most")
-"""Baselines by name: the photo's mean colour, the photo blurred, and the least and largest value of each channel."""
+"""Baselines by name: the photo's mean colour, the photo blurred, and the least and largest value of
+each channel."""
 
 
 @dataclass(frozen=True)
 class PathStart(OneForEach):
-    """The baseline of each photo: a number for all values or for each channel, one of `BASELINES`, or a tensor."""
+    """The baseline of each photo: a number for all values or for each channel, one of `BASELINES`,
+    or a tensor."""
 
     full_precision = True
 
@@ -63,16 +73,24 @@ class PathStart(OneForEach):
         if isinstance(baseline, torch.Tensor):
             own = several(baseline, x[0])
             if len(own) not in (1, evidence.images):
-                raise MethodError(f"baseline must be one, or one for each photo, got {len(own)} of them; give one")
+                raise MethodError(
+                    f"baseline must be one, or one for each photo, got {len(own)} of them; give one"
+                )
             return evidence.of_images(own)
         if isinstance(baseline, tuple):
             if len(baseline) not in (1, x.shape[1]):
-                raise MethodError(f"baseline must have {x.shape[1]} values, got {len(baseline)}; give one a channel")
+                raise MethodError(
+                    f"baseline must have {x.shape[1]} values, got {len(baseline)}; give one a "
+                    "channel"
+                )
             return torch.tensor(baseline).to(x).reshape(1, -1, *[1] * (x.ndim - 2)).expand_as(x)
         if isinstance(baseline, (int, float)):
             return torch.full_like(x, float(baseline))
         if x.ndim < 4:  # an input beside the photo that is no picture
-            raise MethodError(f"baseline must be a number for an input with {x.ndim} sides, got {baseline!r}; give 0")
+            raise MethodError(
+                f"baseline must be a number for an input with {x.ndim} sides, got {baseline!r}; "
+                "give 0"
+            )
         if isinstance(baseline, Baseline):
             return baseline(x, x.new_zeros(1, 1, *x.shape[2:]))
         if baseline == "blur":
@@ -124,7 +142,9 @@ class WeightedSum(Reducer):
     def begin(self, evidence: Evidence) -> Accumulator:
         weight = self.path.weights(evidence)
 
-        def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        def weigh(
+            images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor
+        ) -> torch.Tensor:
             rows = zip(images.tolist(), numbers.tolist(), values, strict=True)
             return torch.stack([value * weight(image, step) for image, step, value in rows])
 
@@ -133,7 +153,8 @@ class WeightedSum(Reducer):
 
 @dataclass(frozen=True)
 class StraightPath(Path):
-    """Points on the straight line from a baseline to the photo, with the weights of a quadrature."""
+    """Points on the straight line from a baseline to the photo, with the weights of a
+    quadrature."""
 
     steps: int
     start: PathStart
@@ -176,11 +197,14 @@ class CompleteMethod(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         given = getattr(self, "baseline", None)
-        if isinstance(given, str) and given not in BASELINES:  # the name of one of `explain.baselines`
+        # the name of one of `explain.baselines`
+        if isinstance(given, str) and given not in BASELINES:
             try:
                 object.__setattr__(self, "baseline", get_baseline(given))
             except BaselineError as error:
-                raise MethodError(f"baseline of {self.name} must be a number, a tensor or a name: {error}") from None
+                raise MethodError(
+                    f"baseline of {self.name} must be a number, a tensor or a name: {error}"
+                ) from None
 
     @property
     def start(self) -> PathStart:
@@ -195,7 +219,8 @@ class CompleteMethod(Method):
     @property
     def baseline_score(self) -> Scores:
         """The need for the scores of the baselines of each image."""
-        is_blank = isinstance(self.baseline, (int, float)) and self.baseline == 0  # which others need, too
+        # which others need, too
+        is_blank = isinstance(self.baseline, (int, float)) and self.baseline == 0
         return Scores(ZeroInput() if is_blank else self.start)
 
     @cached_property
@@ -218,28 +243,36 @@ class CompleteMethod(Method):
 class IntegratedGradients(CompleteMethod):
     r"""Gradients integrated from a baseline to the photo.
 
-    Add up gradients along the straight line from a baseline to the photo, and multiply with their difference.
+    Add up gradients along the straight line from a baseline to the photo, and multiply with their
+    difference.
 
-    :math:`(x - b) \odot \int_0^1 \nabla y\bigl(b + t(x - b)\bigr)\,dt`; the values add up to :math:`y(x) - y(b)`, and
-    by how much the quadrature misses that is the attribution's ``delta``.
+    :math:`(x - b) \odot \int_0^1 \nabla y\bigl(b + t(x - b)\bigr)\,dt`; the values add up to
+    :math:`y(x) - y(b)`, and by how much the quadrature misses that is the attribution's ``delta``.
 
     Args:
         steps: the number of points.
-        baseline: a value for every input, ``mean`` (each image's mean colour), ``blur`` (the image, blurred),
-            ``least`` or ``most`` (the least or largest value of each of its channels), or a tensor ``(C, H, W)``; 0
-            is what preprocessing makes of the training data's mean colour.
+        baseline: a value for every input, ``mean`` (each image's mean colour), ``blur`` (the image,
+            blurred), ``least`` or ``most`` (the least or largest value of each of its channels), or
+            a tensor ``(C, H, W)``; 0 is what preprocessing makes of the training data's mean
+            colour.
         rule: ``gausslegendre``, ``left``, ``right``, ``midpoint`` or ``trapezoid``.
-        multiply_by_inputs: multiply the mean gradient along the path with :math:`x - b`, as published; False gives the
-            mean gradient itself, in units of the score per unit of the input.
+        multiply_by_inputs: multiply the mean gradient along the path with :math:`x - b`, as
+            published; False gives the mean gradient itself, in units of the score per unit of the
+            input.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
+        it.
 
     Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    >>> a = explain.attribute(model, torch.rand(2, 3, 2, 2), IntegratedGradients(steps=64), target=0)
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ... )
+    >>> a = explain.attribute(
+    ...     model, torch.rand(2, 3, 2, 2), IntegratedGradients(steps=64), target=0
+    ... )
     >>> a.values.shape, bool((a.delta.abs() < 0.01).all())
     (torch.Size([2, 3, 2, 2]), True)
     """
@@ -256,7 +289,9 @@ class IntegratedGradients(CompleteMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rule == "trapezoid" and self.steps < 2:
-            raise MethodError(f"steps of {self.name} must be at least 2 for the trapezoid rule, got {self.steps}")
+            raise MethodError(
+                f"steps of {self.name} must be at least 2 for the trapezoid rule, got {self.steps}"
+            )
 
     @property
     def along(self) -> Path:
@@ -267,8 +302,11 @@ class IntegratedGradients(CompleteMethod):
         return self._way(evidence) * total if self.multiply_by_inputs else total
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
-        """By how much the values miss the difference of the scores at the photo and at the baseline."""
-        return super().delta(evidence, values if self.multiply_by_inputs else self._way(evidence) * values)
+        """By how much the values miss the difference of the scores at the photo and at the
+        baseline."""
+        return super().delta(
+            evidence, values if self.multiply_by_inputs else self._way(evidence) * values
+        )
 
     def _way(self, evidence: Evidence) -> torch.Tensor:
         return evidence.inputs - self.start.perturbed(evidence)
@@ -290,8 +328,8 @@ def _blurred(x: torch.Tensor) -> torch.Tensor:
 class BlurPath(Path):
     """The photo, less and less blurred.
 
-    ``sigma`` is the first blur's standard deviation as a share of the shorter side; it falls in equal ``steps``. Each
-    point is at a step's beginning, or with ``middle`` at its middle.
+    ``sigma`` is the first blur's standard deviation as a share of the shorter side; it falls in
+    equal ``steps``. Each point is at a step's beginning, or with ``middle`` at its middle.
     """
 
     steps: int
@@ -303,7 +341,10 @@ class BlurPath(Path):
     def points(self, evidence: Evidence) -> Of:
         x = evidence.inputs
         if x.ndim < 4:
-            raise MethodError(f"input must be a picture (N, C, H, W), got {tuple(x.shape)}; take integratedgradients")
+            raise MethodError(
+                f"input must be a picture (N, C, H, W), got {tuple(x.shape)}; take "
+                "integratedgradients"
+            )
         return lambda image, step: self.at(x[image], step + self.middle / 2)
 
     def weights(self, evidence: Evidence) -> Of:
@@ -321,23 +362,29 @@ class BlurIntegratedGradients(CompleteMethod):
 
     Add up gradients while a blurred photo becomes sharp, each times what has changed.
 
-    :math:`\sum_i \nabla y(L_{\sigma_i}) \odot (L_{\sigma_{i+1/2}} - L_{\sigma_{i-1/2}})`, where :math:`L_\sigma` is the
-    photo behind a Gaussian blur whose standard deviation falls to zero in equal steps. No colour has to be chosen as a
-    baseline. The values add up to :math:`y(x) - y(L_{\sigma_0})`, and by how much the steps miss that is ``delta``.
+    :math:`\sum_i \nabla y(L_{\sigma_i}) \odot (L_{\sigma_{i+1/2}} - L_{\sigma_{i-1/2}})`, where
+    :math:`L_\sigma` is the photo behind a Gaussian blur whose standard deviation falls to zero in
+    equal steps. No colour has to be chosen as a baseline. The values add up to :math:`y(x) -
+    y(L_{\sigma_0})`, and by how much the steps miss that is ``delta``.
 
     Args:
         steps: how many; the authors take 100.
-        sigma: the first standard deviation, as a share of the photo's shorter side; the authors take 50 pixels.
+        sigma: the first standard deviation, as a share of the photo's shorter side; the authors
+            take 50 pixels.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
+        it.
 
-    Xu, Venugopalan and Sundararajan, "Attribution in Scale and Space", CVPR 2020. The authors multiply the gradient at
-    the beginning of each step with a derivative of the blur; here it is taken at the middle, and multiplied with the
-    difference of two blurs, so that a linear model's values add up exactly.
+    Xu, Venugopalan and Sundararajan, "Attribution in Scale and Space", CVPR 2020. The authors
+    multiply the gradient at the beginning of each step with a derivative of the blur; here it is
+    taken at the middle, and multiplied with the difference of two blurs, so that a linear model's
+    values add up exactly.
 
     >>> import explain
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Flatten(), torch.nn.Linear(48, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ... )
     >>> a = explain.attribute(model, torch.rand(2, 3, 4, 4), BlurIntegratedGradients(), target=0)
     >>> a.values.shape, bool((a.delta.abs() < 0.01).all())
     (torch.Size([2, 3, 4, 4]), True)
@@ -359,7 +406,8 @@ class BlurIntegratedGradients(CompleteMethod):
 
 @dataclass(frozen=True)
 class RandomPoints(Path):
-    """Random points between the photo, with noise, and baselines drawn at random; weights are their differences."""
+    """Random points between the photo, with noise, and baselines drawn at random; weights are their
+    differences."""
 
     steps: int
     baseline: PathBaseline
@@ -386,21 +434,28 @@ class RandomPoints(Path):
 
         return weight
 
-    def drawing(self, x: torch.Tensor) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor, float]]:
-        """From the numbers of photo and sample to the baseline, the photo with noise, and how far between them.
+    def drawing(
+        self, x: torch.Tensor
+    ) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor, float]]:
+        """From the numbers of photo and sample to the baseline, the photo with noise, and how far
+        between them.
 
         Each photo has the same draws, whichever stand beside it.
         """
         choices = isinstance(self.baseline, torch.Tensor)
         starts = (
-            several(self.baseline, x[0]) if isinstance(self.baseline, torch.Tensor) else PathStart(self.baseline).of(x)
+            several(self.baseline, x[0])
+            if isinstance(self.baseline, torch.Tensor)
+            else PathStart(self.baseline).of(x)
         )
 
         def drawn(image: int, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
             g = seeded(self.seed, sample)
             which, share = uniform((2,), g).tolist()
             photo = x[image]
-            end = photo + self.sigma * (photo.max() - photo.min()) * normal(photo.shape, g).to(photo)
+            end = photo + self.sigma * (photo.max() - photo.min()) * normal(photo.shape, g).to(
+                photo
+            )
             number = min(int(which * len(starts)), len(starts) - 1) if choices else image
             return starts[number], end, share
 
@@ -408,7 +463,8 @@ class RandomPoints(Path):
 
 
 def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Baselines ``(B, C, H, W)`` for a photo ``(C, H, W)``; a single one may come without its first dimension.
+    """Baselines ``(B, C, H, W)`` for a photo ``(C, H, W)``; a single one may come without its first
+    dimension.
 
     Raises:
         MethodError: they are of another shape.
@@ -418,7 +474,9 @@ def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     if of_photos.shape[1:] != x.shape or not len(of_photos):
         shape = ", ".join(map(str, x.shape))
         got = tuple(baselines.shape)
-        raise MethodError(f"baseline must be a tensor (B, {shape}) of one or several, got shape {got}; reshape it")
+        raise MethodError(
+            f"baseline must be a tensor (B, {shape}) of one or several, got shape {got}; reshape it"
+        )
     return of_photos
 
 
@@ -446,7 +504,11 @@ class SeveralBaselines(CompleteMethod):
 
     @property
     def baseline_score(self) -> Scores:
-        return Scores(Baselines(self.baseline)) if isinstance(self.baseline, torch.Tensor) else super().baseline_score
+        return (
+            Scores(Baselines(self.baseline))
+            if isinstance(self.baseline, torch.Tensor)
+            else super().baseline_score
+        )
 
 
 class RandomPathMethod(SeveralBaselines):
@@ -466,24 +528,29 @@ class RandomPathMethod(SeveralBaselines):
 class GradientSHAP(RandomPathMethod):
     r"""Gradients at random points between the photo and baselines.
 
-    Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and places t in [0, 1].
+    Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and
+    places t in [0, 1].
 
-    With one baseline and no noise it is integrated gradients with random points, and its values add up to
-    :math:`y(x) - y(b)` as the samples grow; with several, to the mean of that. Without noise it is `ExpectedGradients`,
-    which says by how much they miss it.
+    With one baseline and no noise it is integrated gradients with random points, and its values add
+    up to
+    :math:`y(x) - y(b)` as the samples grow; with several, to the mean of that. Without noise it is
+    `ExpectedGradients`, which says by how much they miss it.
 
     Args:
         samples: the number of points.
-        baseline: a tensor ``(B, C, H, W)`` of photos to draw from, such as some of the training data; or a single
-            baseline as for `IntegratedGradients`.
+        baseline: a tensor ``(B, C, H, W)`` of photos to draw from, such as some of the training
+            data; or a single baseline as for `IntegratedGradients`.
         sigma: standard deviation of noise on the photo, as a share of its range.
-        seed: of baselines, places and noise; each photo has the same draws, whichever stand beside it.
+        seed: of baselines, places and noise; each photo has the same draws, whichever stand beside
+            it.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
+        it.
 
-    Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors and Expected
-    Gradients", Nature Machine Intelligence 2021; the noise, and the name, as in Lundberg and Lee's package shap.
+    Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors
+    and Expected Gradients", Nature Machine Intelligence 2021; the noise, and the name, as in
+    Lundberg and Lee's package shap.
 
     >>> import explain, torch
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
@@ -512,26 +579,31 @@ class GradientSHAP(RandomPathMethod):
 class ExpectedGradients(RandomPathMethod):
     r"""Gradients between the photo and other photos, on average.
 
-    Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and places t in [0, 1].
+    Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and
+    places t in [0, 1].
 
-    The baselines are photos, such as some of the training data; their mean takes the place of a single one that would
-    have to be chosen. The values add up to the score minus the mean score of the baselines as the samples grow, and by
-    how much they miss that is ``delta``. `GradientSHAP` is this with noise on the photo.
+    The baselines are photos, such as some of the training data; their mean takes the place of a
+    single one that would have to be chosen. The values add up to the score minus the mean score of
+    the baselines as the samples grow, and by how much they miss that is ``delta``. `GradientSHAP`
+    is this with noise on the photo.
 
     Args:
         samples: the number of points.
-        baseline: a tensor ``(B, C, H, W)`` to draw from; or a single baseline as for `IntegratedGradients`, which makes
-            it that at random places.
+        baseline: a tensor ``(B, C, H, W)`` to draw from; or a single baseline as for
+            `IntegratedGradients`, which makes it that at random places.
         seed: of baselines and places; each photo has the same draws, whichever stand beside it.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
+        it.
 
-    Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors and Expected
-    Gradients", Nature Machine Intelligence 2021.
+    Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors
+    and Expected Gradients", Nature Machine Intelligence 2021.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ... )
     >>> photos = torch.rand(5, 3, 2, 2)
     >>> a = explain.attribute(model, photos[:1], ExpectedGradients(baseline=photos), target=0)
     >>> a.values.shape, a.delta.shape

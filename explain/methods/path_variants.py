@@ -1,5 +1,5 @@
-"""What is built on integrated gradients: a path that the network chooses (GIG), changes of the score shared out by
-direction (IDGI), and regions that are ranked (XRAI)."""
+"""What is built on integrated gradients: a path that the network chooses (GIG), changes of the
+score shared out by direction (IDGI), and regions that are ranked (XRAI)."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,14 +12,21 @@ from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
 from explain.engine.perturbations import Scores, Search, Searches, Steps, given_rows
 from explain.methods.base import GRADIENTS, Method, check_range, register
-from explain.methods.path import CompleteMethod, IntegratedGradients, PathStart, ScoreAndGradient, StraightPath
+from explain.methods.path import (
+    CompleteMethod,
+    IntegratedGradients,
+    PathStart,
+    ScoreAndGradient,
+    StraightPath,
+)
 from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions
 
 TINY = 1e-12  # of the whole way: what rounding leaves
 
 
 def _ranked(gradient: torch.Tensor) -> torch.Tensor:
-    """Magnitudes in steps so coarse that rounding does not decide which of two equal ones is smaller."""
+    """Magnitudes in steps so coarse that rounding does not decide which of two equal ones is
+    smaller."""
     size = gradient.abs()
     limits = torch.finfo(gradient.dtype)
     return torch.round(size / (size.max().clamp(min=limits.tiny) * limits.eps ** (2 / 3))).double()
@@ -31,26 +38,32 @@ class GuidedIntegratedGradients(CompleteMethod):
 
     Add up gradients along a path that goes first where the gradient is small.
 
-    In each of equal steps the distance to the photo (the sum of magnitudes) falls by the same amount. Of the values
-    that are not there yet, those move whose gradient is among the smallest ``fraction``, until the distance is right;
-    gradients that differ by no more than rounding does count as equal.
-    No value may be further ahead of the straight line, or behind it, than ``distance``. The values add up to
+    In each of equal steps the distance to the photo (the sum of magnitudes) falls by the same
+    amount. Of the values that are not there yet, those move whose gradient is among the smallest
+    ``fraction``, until the distance is right; gradients that differ by no more than rounding does
+    count as equal. No value may be further ahead of the straight line, or behind it, than
+    ``distance``. The values add up to
     :math:`y(x) - y(b)`, and by how much the steps miss that is the attribution's ``delta``.
 
     Args:
         steps: how many; each needs the gradient of the one before. The authors take 200.
         baseline: as for integrated gradients.
         fraction: the share of values that may move at once.
-        distance: how far from the straight line, as a share of the way. 1 leaves the path free, as in the paper's first
-            algorithm; the default is that of the authors' program, for their path with anchors.
+        distance: how far from the straight line, as a share of the way. 1 leaves the path free, as
+            in the paper's first algorithm; the default is that of the authors' program, for their
+            path with anchors.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
+        it.
 
-    Kapishnikov et al., "Guided Integrated Gradients: An Adaptive Path Method for Removing Noise", CVPR 2021.
+    Kapishnikov et al., "Guided Integrated Gradients: An Adaptive Path Method for Removing Noise",
+    CVPR 2021.
 
     >>> import explain
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ... )
     >>> a = explain.attribute(model, torch.rand(2, 3, 2, 2), GuidedIntegratedGradients(), target=0)
     >>> a.values.shape, bool((a.delta.abs() < 0.05).all())
     (torch.Size([2, 3, 2, 2]), True)
@@ -77,7 +90,9 @@ class GuidedIntegratedGradients(CompleteMethod):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return evidence[Searches(self)][0].map()
 
-    def further(self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int) -> torch.Tensor:
+    def further(
+        self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int
+    ) -> torch.Tensor:
         """How far each value of an image is after a step, from how far it was before."""
         done = (step + 1) / self.steps
         lowest = max(done - self.distance, 0.0)
@@ -103,12 +118,16 @@ class GuidedIntegratedGradients(CompleteMethod):
 
 
 class Walk(Search):
-    """A way along a path that the network chooses; ``changes`` may share out the changes of the score along it."""
+    """A way along a path that the network chooses; ``changes`` may share out the changes of the
+    score along it."""
 
     has_result = False
 
     def __init__(
-        self, method: GuidedIntegratedGradients, evidence: Evidence, changes: "_Changes | None" = None
+        self,
+        method: GuidedIntegratedGradients,
+        evidence: Evidence,
+        changes: "_Changes | None" = None,
     ) -> None:
         self._method = method
         self._x = evidence.inputs
@@ -127,9 +146,14 @@ class Walk(Search):
         share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for step in range(self._method.steps):
             point = self._start + share.to(x) * way
-            scores_and_gradients = yield Scores(given_rows(point, "points of a path", x), ScoreAndGradient())
+            scores_and_gradients = yield Scores(
+                given_rows(point, "points of a path", x), ScoreAndGradient()
+            )
             gradient = scores_and_gradients[:, 1:].reshape(x.shape)
-            moved = [self._method.further(share[i], gradient[i], way[i], step) for i in range(self.images)]
+            moved = [
+                self._method.further(share[i], gradient[i], way[i], step)
+                for i in range(self.images)
+            ]
             further = torch.stack(moved)
             if self._changes is None:
                 self._values += gradient * ((further - share).to(x) * way)
@@ -144,7 +168,8 @@ class Walk(Search):
 
 @dataclass(frozen=True)
 class ByDirection(Reducer):
-    """Shares out the change of the score from each point to the next; the last point's next is the photo."""
+    """Shares out the change of the score from each point to the next; the last point's next is the
+    photo."""
 
     def begin(self, evidence: Evidence) -> Accumulator:
         return _Changes(evidence)
@@ -158,10 +183,13 @@ class _Changes(Accumulator):
         self._total = torch.zeros_like(evidence.inputs)
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        for image, found in zip(images.tolist(), values, strict=True):  # those of an image come in their order
+        # those of an image come in their order
+        for image, found in zip(images.tolist(), values, strict=True):
             self._until(image, found[0])
             gradient = found[1:].reshape(self._x.shape[1:])
-            square = (gradient / gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)).square()
+            square = (
+                gradient / gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
+            ).square()
             total = square.sum()  # zero where all of the gradient is
             self._before[image] = found[0], square / torch.where(total > 0, total, 1)
 
@@ -183,21 +211,26 @@ class IDGI(CompleteMethod):
 
     Share out what each step of a path changes of the score in proportion to the squared gradient.
 
-    :math:`\sum_j \frac{\nabla y(x_j) \odot \nabla y(x_j)}{\lVert\nabla y(x_j)\rVert^2}\,(y(x_{j+1}) - y(x_j))`: a step
-    counts only along the gradient, in whose direction alone the score changes; what it moves besides is noise. The
-    values add up to :math:`y(x) - y(b)` exactly, but for steps from where the gradient is zero, which ``delta`` has.
+    :math:`\sum_j \frac{\nabla y(x_j) \odot \nabla y(x_j)}{\lVert\nabla y(x_j)\rVert^2}\,(y(x_{j+1})
+    - y(x_j))`: a step counts only along the gradient, in whose direction alone the score changes;
+    what it moves besides is noise. The values add up to :math:`y(x) - y(b)` exactly, but for steps
+    from where the gradient is zero, which ``delta`` has.
 
     Args:
-        path: the method whose path is taken: integrated gradients, also guided, or blurred. Points lie at the
-            beginnings of its steps, whatever its rule.
+        path: the method whose path is taken: integrated gradients, also guided, or blurred. Points
+            lie at the beginnings of its steps, whatever its rule.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
+        it.
 
-    Yang, Wang and Bilgic, "IDGI: A Framework to Eliminate Explanation Noise from Integrated Gradients", CVPR 2023.
+    Yang, Wang and Bilgic, "IDGI: A Framework to Eliminate Explanation Noise from Integrated
+    Gradients", CVPR 2023.
 
     >>> import explain
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+    ... )
     >>> a = explain.attribute(model, torch.rand(2, 3, 2, 2), IDGI(), target=0)
     >>> a.values.shape, bool((a.delta.abs() < 1e-5).all())
     (torch.Size([2, 3, 2, 2]), True)
@@ -210,15 +243,21 @@ class IDGI(CompleteMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.path, CompleteMethod) or not hasattr(self.path, "steps"):
-            raise MethodError(f"path of {self.name} must be a method that integrates gradients, got {self.path.name}")
+            raise MethodError(
+                f"path of {self.name} must be a method that integrates gradients, got "
+                f"{self.path.name}"
+            )
 
     @property
     def _changes(self) -> Attributions | None:
-        """The need for the sum over the path's points, if they can be named before the first of them is run."""
+        """The need for the sum over the path's points, if they can be named before the first of
+        them is run."""
         if isinstance(self.path, GuidedIntegratedGradients):
             return None
         along: Any = self.path.along  # type: ignore[attr-defined]
-        points = replace(along, **({"rule": "left"} if isinstance(along, StraightPath) else {"middle": False}))
+        points = replace(
+            along, **({"rule": "left"} if isinstance(along, StraightPath) else {"middle": False})
+        )
         return Attributions(points, ScoreAndGradient(), ByDirection())
 
     @property
@@ -228,7 +267,9 @@ class IDGI(CompleteMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({Searches(self) if self._changes is None else self._changes, self.baseline_score})
+        return frozenset(
+            {Searches(self) if self._changes is None else self._changes, self.baseline_score}
+        )
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         if self._changes is None:
@@ -253,25 +294,29 @@ class XRAI(Method):
 
     Rank regions by how much each of their pixels speaks for the target on average.
 
-    Integrated gradients from black and from white are averaged; of each pixel, the channel with the largest value
-    counts. From regions of similar colour of several sizes, the one whose pixels that are not covered yet have the
-    largest mean is taken, again and again, until all is covered; its mean becomes the value of these pixels.
+    Integrated gradients from black and from white are averaged; of each pixel, the channel with the
+    largest value counts. From regions of similar colour of several sizes, the one whose pixels that
+    are not covered yet have the largest mean is taken, again and again, until all is covered; its
+    mean becomes the value of these pixels.
 
     Args:
         steps: the number of points on each of the two paths; the authors take 100.
-        regions: how the photo is cut, as for ``lime``. None takes `Felzenszwalb` regions of six sizes together, each
-            grown by a few pixels, as published.
-        low, high: what black and white are for the model, one value for each channel or one for all. None takes the
-            photo's own least and largest values, channel by channel; an `Explainer` gives what its preprocessing makes
-            of black and of white.
+        regions: how the photo is cut, as for ``lime``. None takes `Felzenszwalb` regions of six
+            sizes together, each grown by a few pixels, as published.
+        low, high: what black and white are for the model, one value for each channel or one for
+            all. None takes the photo's own least and largest values, channel by channel; an
+            `Explainer` gives what its preprocessing makes of black and of white.
 
     Returns:
-        ``(N, H, W)``: the mean of the region that each pixel was first covered by, in units of the score per pixel.
+        ``(N, H, W)``: the mean of the region that each pixel was first covered by, in units of the
+        score per pixel.
 
     Kapishnikov et al., "XRAI: Better Attributions Through Regions", ICCV 2019.
 
     >>> import explain
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2)
+    ... )
     >>> explain.attribute(model, torch.rand(2, 3, 8, 8), XRAI(steps=4), target=0).values.shape
     torch.Size([2, 8, 8])
     """
@@ -295,7 +340,9 @@ class XRAI(Method):
     def _gradients(self) -> dict[PathStart, Attributions]:
         """The need for the mean gradient from each of the two baselines."""
         starts = [PathStart(end) for end in (self.low or "least", self.high or "most")]
-        return {start: StraightPath(self.steps, start, "gausslegendre").gradients for start in starts}
+        return {
+            start: StraightPath(self.steps, start, "gausslegendre").gradients for start in starts
+        }
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -306,17 +353,32 @@ class XRAI(Method):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         x = evidence.inputs
         if x.ndim != 4:
-            raise MethodError(f"input of {self.name} must be a photo, got {tuple(x.shape)}; take integratedgradients")
-        ways = [(x - start.perturbed(evidence)) * evidence[need] for start, need in self._gradients.items()]
+            raise MethodError(
+                f"input of {self.name} must be a photo, got {tuple(x.shape)}; take "
+                "integratedgradients"
+            )
+        ways = [
+            (x - start.perturbed(evidence)) * evidence[need]
+            for start, need in self._gradients.items()
+        ]
         pixels = (sum(ways, torch.zeros_like(x)) / 2).amax(1)
         found = [self._ranked(each, x[i : i + 1]) for i, each in enumerate(pixels.double().cpu())]
         return torch.stack(found).to(x)
 
     def _ranked(self, pixels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
         share = (pixels.numel() / USUAL_AREA) ** 0.5
-        cuts = [self.regions] if self.regions is not None else [Felzenszwalb(scale) for scale in SCALES]
+        cuts = (
+            [self.regions]
+            if self.regions is not None
+            else [Felzenszwalb(scale) for scale in SCALES]
+        )
         maps = [cut(image)[0].cpu() for cut in cuts]
-        masks = torch.cat([torch.stack([each == number for number in range(int(each.max()) + 1)]) for each in maps])
+        masks = torch.cat(
+            [
+                torch.stack([each == number for number in range(int(each.max()) + 1)])
+                for each in maps
+            ]
+        )
         grown = masks if self.regions is not None else dilated(masks, round(DILATION * share))
         return ranked(pixels, grown, max(1, round(LEAST * share**2)))
 
@@ -333,11 +395,14 @@ def dilated(masks: torch.Tensor, radius: int) -> torch.Tensor:
 
 
 def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tensor:
-    """The mean over the new pixels of each region ``(S, H, W)``, the largest first, at these pixels.
+    """The mean over the new pixels of each region ``(S, H, W)``, the largest first, at these
+    pixels.
 
     Regions that bring less than ``least`` pixels are dropped; what none covers gets its own mean.
 
-    >>> ranked(torch.tensor([[1.0, 5.0, 3.0]]), torch.tensor([[[1, 1, 0]], [[0, 1, 1]]]) > 0, 1).tolist()
+    >>> ranked(
+    ...     torch.tensor([[1.0, 5.0, 3.0]]), torch.tensor([[[1, 1, 0]], [[0, 1, 1]]]) > 0, 1
+    ... ).tolist()
     [[1.0, 4.0, 4.0]]
     """
     flat = pixels.reshape(-1)

@@ -1,4 +1,5 @@
-"""Regions of a photo that are absent as one: squares, a quadtree, superpixels, or what the caller gives."""
+"""Regions of a photo that are absent as one: squares, a quadtree, superpixels, or what the caller
+gives."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from explain.baselines.replacements import blurred, to_unit
 class Regions(Options):
     """A way to cut photos into regions, as a frozen value.
 
-    Called with photos ``(N, C, H, W)`` or videos, it gives each pixel the number of its region, from 0 on:
-    ``(N, H, W)``; unless a subclass knows better, each image is cut for itself, by its content.
+    Called with photos ``(N, C, H, W)`` or videos, it gives each pixel the number of its region,
+    from 0 on: ``(N, H, W)``; unless a subclass knows better, each image is cut for itself, by its
+    content.
     """
 
     def most(self, size: tuple[int, ...]) -> int:
@@ -25,7 +27,9 @@ class Regions(Options):
         return 0
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        return torch.stack([self.of_image(image.double().cpu()) for image in images]).to(images.device)
+        return torch.stack([self.of_image(image.double().cpu()) for image in images]).to(
+            images.device
+        )
 
     def of_image(self, image: torch.Tensor) -> torch.Tensor:
         """The number of the region of each pixel ``(H, W)``."""
@@ -34,7 +38,8 @@ class Regions(Options):
 
 @dataclass(frozen=True)
 class Squares(Regions):
-    """A grid of cells, ``across`` in each direction; of a video, in time too. Smaller photos have a cell a pixel.
+    """A grid of cells, ``across`` in each direction; of a video, in time too. Smaller photos have a
+    cell a pixel.
 
     >>> Squares(2)(torch.zeros(1, 3, 2, 4))[0]
     tensor([[0, 0, 1, 1],
@@ -67,12 +72,15 @@ class Squares(Regions):
 
 def _check_photos(kind: str, image: torch.Tensor) -> None:
     if image.ndim != 3:
-        raise MethodError(f"regions by {kind} must be of photos, got {image.ndim + 1} dimensions; take Squares()")
+        raise MethodError(
+            f"regions by {kind} must be of photos, got {image.ndim + 1} dimensions; take Squares()"
+        )
 
 
 @dataclass(frozen=True)
 class Quadtree(Regions):
-    """Cells that are small where the photo has detail: the one that varies most is cut into four, again and again.
+    """Cells that are small where the photo has detail: the one that varies most is cut into four,
+    again and again.
 
     Args:
         count: how many cells there are at most.
@@ -139,7 +147,8 @@ def _spread(image: torch.Tensor, cell: Cell) -> float:
 
 @dataclass(frozen=True)
 class Superpixels(Regions):
-    """Regions of similar colour, by SLIC (Achanta et al., 2012) as in scikit-image, which has to be installed.
+    """Regions of similar colour, by SLIC (Achanta et al., 2012) as in scikit-image, which has to be
+    installed.
 
     Args:
         count: about how many; there may be a few more or fewer.
@@ -168,7 +177,8 @@ class Superpixels(Regions):
 
 @dataclass(frozen=True, repr=False)
 class GivenRegions(Regions):
-    """Regions that the caller gives: a tensor of whole numbers ``(H, W)``, or ``(N, H, W)`` with one for each image.
+    """Regions that the caller gives: a tensor of whole numbers ``(H, W)``, or ``(N, H, W)`` with
+    one for each image.
 
     >>> GivenRegions(torch.tensor([[7, 7], [3, 9]]))(torch.zeros(1, 3, 2, 2))
     tensor([[[1, 1],
@@ -180,10 +190,19 @@ class GivenRegions(Regions):
 
     def __post_init__(self) -> None:
         labels = torch.as_tensor(self.labels).detach().cpu()
-        if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.ndim < 2 or labels.numel() == 0:
-            raise MethodError(f"regions must be whole numbers (H, W) or (N, H, W), got {shown(labels)}; mend them")
+        if (
+            labels.dtype.is_floating_point
+            or labels.dtype.is_complex
+            or labels.ndim < 2
+            or labels.numel() == 0
+        ):
+            raise MethodError(
+                f"regions must be whole numbers (H, W) or (N, H, W), got {shown(labels)}; mend them"
+            )
         object.__setattr__(self, "labels", labels.long())
-        object.__setattr__(self, "content", repr(labels.shape).encode() + self.labels.numpy().tobytes())
+        object.__setattr__(
+            self, "content", repr(labels.shape).encode() + self.labels.numpy().tobytes()
+        )
 
     def __repr__(self) -> str:
         return f"Given({'×'.join(map(str, self.labels.shape))})"
@@ -198,8 +217,14 @@ class GivenRegions(Regions):
         size = tuple(images.shape[2:])
         labels = self._of_images(size)
         if tuple(labels.shape[1:]) != size or len(labels) not in (1, len(images)):
-            raise MethodError(f"regions must have the shape {size} of the photo, got {tuple(self.labels.shape)}")
-        return torch.stack([in_a_row(each) for each in labels]).expand(len(images), *size).to(images.device)
+            raise MethodError(
+                f"regions must have the shape {size} of the photo, got {tuple(self.labels.shape)}"
+            )
+        return (
+            torch.stack([in_a_row(each) for each in labels])
+            .expand(len(images), *size)
+            .to(images.device)
+        )
 
 
 def in_a_row(labels: torch.Tensor) -> torch.Tensor:
@@ -208,24 +233,31 @@ def in_a_row(labels: torch.Tensor) -> torch.Tensor:
 
 
 def region_values(values: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-    """One value for each region ``(M,)``, of each map ``(N, H, W)``: the mean over its pixels, which are all the same.
+    """One value for each region ``(M,)``, of each map ``(N, H, W)``: the mean over its pixels,
+    which are all the same.
 
     Args:
         values: maps in which each pixel has the value of its region, such as those of `KernelSHAP`.
-        labels: the number of each pixel's region, ``(N, H, W)``, or ``(H, W)`` for all maps; as `Squares` gives them.
+        labels: the number of each pixel's region, ``(N, H, W)``, or ``(H, W)`` for all maps; as
+            `Squares` gives them.
 
-    >>> region_values(torch.tensor([[[3.0, 3.0], [3.0, 1.0]]]), torch.tensor([[0, 0], [0, 1]]))[0].sum()
+    >>> region_values(torch.tensor([[[3.0, 3.0], [3.0, 1.0]]]), torch.tensor([[0, 0], [0, 1]]))[
+    ...     0
+    ... ].sum()
     tensor(4.)
     """
     means = []
-    for of_image, own in zip(values.flatten(1), labels.to(values.device).expand_as(values).flatten(1), strict=True):
+    for of_image, own in zip(
+        values.flatten(1), labels.to(values.device).expand_as(values).flatten(1), strict=True
+    ):
         sums = of_image.new_zeros(int(own.max()) + 1).index_add_(0, own, of_image)
         means.append(sums / own.bincount().clamp(min=1))
     return means
 
 
 def regions_of(value: Any) -> Any:
-    """Regions for a tensor or array of their numbers, or for how many squares across; all else as it is.
+    """Regions for a tensor or array of their numbers, or for how many squares across; all else as
+    it is.
 
     >>> regions_of(4)
     Squares(across=4)
@@ -241,7 +273,11 @@ def regions_of(value: Any) -> Any:
     return None if isinstance(value, type) else value
 
 
-register_reader(Regions, "how many squares across, from 1, or the number of each pixel's region (H, W)", regions_of)
+register_reader(
+    Regions,
+    "how many squares across, from 1, or the number of each pixel's region (H, W)",
+    regions_of,
+)
 
 
 USUAL_AREA = 224 * 224  # that the numbers of the literature are for
@@ -249,11 +285,13 @@ USUAL_AREA = 224 * 224  # that the numbers of the literature are for
 
 @dataclass(frozen=True)
 class Felzenszwalb(Regions):
-    """Regions of similar colour (Felzenszwalb and Huttenlocher, 2004): pixels are joined where they differ least.
+    """Regions of similar colour (Felzenszwalb and Huttenlocher, 2004): pixels are joined where they
+    differ least.
 
-    Two regions are joined where the difference between them is smaller than the largest one within either, plus
-    ``scale`` over its number of pixels. Then regions that are too small are joined to a neighbour. Colours are brought
-    to the range from -1 to 1. Numbers are meant for 224 x 224 pixels, and grow with the area.
+    Two regions are joined where the difference between them is smaller than the largest one within
+    either, plus ``scale`` over its number of pixels. Then regions that are too small are joined to
+    a neighbour. Colours are brought to the range from -1 to 1. Numbers are meant for 224 x 224
+    pixels, and grow with the area.
 
     Args:
         scale: larger values give larger regions.
@@ -283,7 +321,8 @@ class Felzenszwalb(Regions):
 
 
 def joined(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
-    """Join the pixels of ``image`` ``(C, H, W)`` to regions of at least so many: their numbers ``(H, W)``."""
+    """Join the pixels of ``image`` ``(C, H, W)`` to regions of at least so many: their numbers
+    ``(H, W)``."""
     numbers = torch.arange(image[0].numel()).reshape(image.shape[1:])
     neighbours = [
         (numbers[:, :-1], numbers[:, 1:]),
@@ -296,7 +335,9 @@ def joined(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
     flat = image.flatten(1)
     weights = (flat[:, first] - flat[:, second]).square().sum(0).sqrt()
     order = weights.argsort(stable=True)
-    edges = list(zip(weights[order].tolist(), first[order].tolist(), second[order].tolist(), strict=True))
+    edges = list(
+        zip(weights[order].tolist(), first[order].tolist(), second[order].tolist(), strict=True)
+    )
     roots = numbers.flatten().tolist()
     sizes = [1] * len(roots)
     inner = [0.0] * len(roots)

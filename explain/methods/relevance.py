@@ -27,53 +27,64 @@ from explain.relevance import COMPOSITES, Composite
 
 @register
 class LRP(Method):
-    r"""Hand the score back through the network; at each operation a rule shares out what arrives among its inputs.
+    r"""Hand the score back through the network; at each operation a rule shares out what arrives
+    among its inputs.
 
-    Which rule covers which operation is said by a composite. Operations are seen where they happen: in modules,
-    functions and operators alike, added, concatenated or in place. A batch normalisation behind a linear map is one map
-    with it. No weight is changed. ``coverage`` of the attribution says which operations each rule covered, and
-    ``coverage.taken`` what biases, stabilisers and softmaxes took; by how much the relevance and what was taken miss
-    the score is ``delta``. Operations without a rule (recurrent layers, for one) hand on by the plain gradient; what
-    they lose is in ``coverage.taken`` by their names, and those that lose more than a thousandth are named in a warning
-    and in ``coverage.missed``. So are all operators that libraries register with torch, except those of torchvision,
-    which are linear where their positions and masks are held constant. Of a `torch.autograd.Function` written by hand,
-    what it loses is in ``delta`` alone.
+    Which rule covers which operation is said by a composite. Operations are seen where they happen:
+    in modules, functions and operators alike, added, concatenated or in place. A batch
+    normalisation behind a linear map is one map with it. No weight is changed. ``coverage`` of the
+    attribution says which operations each rule covered, and ``coverage.taken`` what biases,
+    stabilisers and softmaxes took; by how much the relevance and what was taken miss the score is
+    ``delta``. Operations without a rule (recurrent layers, for one) hand on by the plain gradient;
+    what they lose is in ``coverage.taken`` by their names, and those that lose more than a
+    thousandth are named in a warning and in ``coverage.missed``. So are all operators that
+    libraries register with torch, except those of torchvision, which are linear where their
+    positions and masks are held constant. Of a `torch.autograd.Function` written by hand, what it
+    loses is in ``delta`` alone.
 
-    Rules at the input (``Flat``, ``Box``) give relevance to what the first linear map is given. It goes back to the
-    pixels through what is done to the photo before (flips, crops, zooms, normalisation), and to padding as to biases.
+    Rules at the input (``Flat``, ``Box``) give relevance to what the first linear map is given. It
+    goes back to the pixels through what is done to the photo before (flips, crops, zooms,
+    normalisation), and to padding as to biases.
 
-    Rules add epsilon times the mean size of a layer's denominators, image by image, so that the units of activations
-    and scores make no difference; ``Epsilon(1e-6, absolute=True)`` and its relatives add epsilon as it is. Where
-    stabilisers take more than a hundredth of the score, a warning says so.
+    Rules add epsilon times the mean size of a layer's denominators, image by image, so that the
+    units of activations and scores make no difference; ``Epsilon(1e-6, absolute=True)`` and its
+    relatives add epsilon as it is. Where stabilisers take more than a hundredth of the score, a
+    warning says so.
 
-    What no gradient leads from to the input (detached tensors, what an index finds) is a constant, and takes its share
-    as biases do, whether or not the weights that it is made of are trained.
+    What no gradient leads from to the input (detached tensors, what an index finds) is a constant,
+    and takes its share as biases do, whether or not the weights that it is made of are trained.
 
     Args:
-        composite: a name, or an `explain.relevance.Composite` of your own. ``automatic`` takes ``AttnLRP`` for networks
-            with attention, ``EpsilonPlusFlat`` for convolutional ones, ``Epsilon`` for others. ``Epsilon``,
-            ``EpsilonPlus`` and ``EpsilonAlpha2Beta1`` may have ``Flat`` or ``Box`` behind them, the rule at the input;
-            there are ``EpsilonGammaBox``, ``AttnLRP``, ``CPLRP``, ``ExcitationBackprop``, ``DeepTaylor``, and
-            ``Gradient`` (LRP-0) too. ``Box``, ``EpsilonGammaBox`` and ``DeepTaylor`` need the range of the input.
-        concept: a layer and some of its channels, such as ``("layer4", (3, 17))``: the pixels' relevance for the score
-            through these channels alone. What passes beside the layer, as by a shortcut, is left out.
-        of_layer: give the relevance of the layer that is named, and not of the input, as naming a layer does.
+        composite: a name, or an `explain.relevance.Composite` of your own. ``automatic`` takes
+            ``AttnLRP`` for networks with attention, ``EpsilonPlusFlat`` for convolutional ones,
+            ``Epsilon`` for others. ``Epsilon``, ``EpsilonPlus`` and ``EpsilonAlpha2Beta1`` may have
+            ``Flat`` or ``Box`` behind them, the rule at the input; there are ``EpsilonGammaBox``,
+            ``AttnLRP``, ``CPLRP``, ``ExcitationBackprop``, ``DeepTaylor``, and ``Gradient`` (LRP-0)
+            too. ``Box``, ``EpsilonGammaBox`` and ``DeepTaylor`` need the range of the input.
+        concept: a layer and some of its channels, such as ``("layer4", (3, 17))``: the pixels'
+            relevance for the score through these channels alone. What passes beside the layer, as
+            by a shortcut, is left out.
+        of_layer: give the relevance of the layer that is named, and not of the input, as naming a
+            layer does.
 
-        low, high: the least and largest values that the input can have, for a composite that needs them: one value for
-            each channel or one for all. None takes each image's own, channel by channel; an `Explainer` gives what its
-            preprocessing makes of black and of white.
+        low, high: the least and largest values that the input can have, for a composite that needs
+            them: one value for each channel or one for all. None takes each image's own, channel by
+            channel; an `Explainer` gives what its preprocessing makes of black and of white.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score: positive speaks for the target, negative against it. Of a layer,
-        ``(N, h, w)``, added up over its channels, and ``channels`` ranks them.
+        ``(N, C, H, W)``, in units of the score: positive speaks for the target, negative against
+        it. Of a layer, ``(N, h, w)``, added up over its channels, and ``channels`` ranks them.
 
-    Bach et al., "On Pixel-Wise Explanations for Non-Linear Classifier Decisions by Layer-Wise Relevance Propagation",
-    PLOS ONE 2015. Achtibat et al., "AttnLRP", ICML 2024. Achtibat et al., "From Attribution Maps to
-    Human-Understandable Explanations through Concept Relevance Propagation", Nature Machine Intelligence 2023.
+    Bach et al., "On Pixel-Wise Explanations for Non-Linear Classifier Decisions by Layer-Wise
+    Relevance Propagation", PLOS ONE 2015. Achtibat et al., "AttnLRP", ICML 2024. Achtibat et al.,
+    "From Attribution Maps to Human-Understandable Explanations through Concept Relevance
+    Propagation", Nature Machine Intelligence 2023.
 
     >>> import explain, torch
     >>> from torch import nn
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
+    ... )
     >>> a = explain.attribute(model, torch.rand(2, 3, 4, 4), LRP("Epsilon"), target=0)
     >>> a.values.shape, bool((a.delta.abs() < 1e-5).all())
     (torch.Size([2, 3, 4, 4]), True)
@@ -95,14 +106,22 @@ class LRP(Method):
         super().__post_init__()
         if not isinstance(self.composite, Composite) and str(self.composite) not in COMPOSITES:
             known = did_you_mean(str(self.composite), COMPOSITES)
-            raise MethodError(f"composite of lrp must be one of its names, got {shown(self.composite)}; {known}")
+            raise MethodError(
+                f"composite of lrp must be one of its names, got {shown(self.composite)}; {known}"
+            )
         check_range("lrp", self.low, self.high)
         if self.low is not None and not self._given.is_open:
-            raise MethodError(f"low and high of lrp must go with a composite of Box, got {self._given.name}")
+            raise MethodError(
+                f"low and high of lrp must go with a composite of Box, got {self._given.name}"
+            )
         if self.concept is not None and (not self.concept[1] or min(self.concept[1]) < 0):
-            raise MethodError(f"concept of lrp must be like ('layer4', (3, 17)), got {shown(self.concept)}")
+            raise MethodError(
+                f"concept of lrp must be like ('layer4', (3, 17)), got {shown(self.concept)}"
+            )
         if self.concept is not None and self.of_layer:
-            raise MethodError("concept of lrp must be left out for the relevance of a layer; name no layer")
+            raise MethodError(
+                "concept of lrp must be left out for the relevance of a layer; name no layer"
+            )
 
     @property
     def name(self) -> str:
@@ -117,15 +136,23 @@ class LRP(Method):
         return self if self.concept is not None else replace(self, of_layer=True)
 
     def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "LRP":
-        return replace(self, low=low, high=high) if self._given.is_open and self.low is None else self
+        return (
+            replace(self, low=low, high=high) if self._given.is_open and self.low is None else self
+        )
 
     @property
     def _given(self) -> Composite:
-        return self.composite if isinstance(self.composite, Composite) else COMPOSITES[self.composite]
+        return (
+            self.composite if isinstance(self.composite, Composite) else COMPOSITES[self.composite]
+        )
 
     @property
     def _rules(self) -> Composite:
-        return self._given if self.low is None or self.high is None else self._given.within(self.low, self.high)
+        return (
+            self._given
+            if self.low is None or self.high is None
+            else self._given.within(self.low, self.high)
+        )
 
     @property
     def _both(self) -> tuple[Need[torch.Tensor], RelevanceCoverage]:
@@ -147,11 +174,14 @@ class LRP(Method):
         return evidence[self._both[0]].flatten(2).sum(2) if self.of_layer else None
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor | None:
-        """The score less what biases and unsupported operations took; None where a part of the relevance is shown."""
+        """The score less what biases and unsupported operations took; None where a part of the
+        relevance is shown."""
         if self.of_layer or self.concept is not None:
             return None
         taken = evidence[self._both[1]].taken.values()
-        return evidence.score - sum((part.to(evidence.score) for part in taken), torch.zeros_like(evidence.score))
+        return evidence.score - sum(
+            (part.to(evidence.score) for part in taken), torch.zeros_like(evidence.score)
+        )
 
 
 register(LRP("AttnLRP"))
@@ -178,25 +208,31 @@ class DeepLIFT(path.CompleteMethod):
 
     Share the difference of the score from a baseline's out among the differences of the input.
 
-    :math:`m_j (x_j - b_j)` with multipliers m that are handed back step by step. A function of one number hands on the
-    slope between its two points; linear maps their weights; a product the mean of the other factor; a maximum goes to
-    the place that made it rise or fall. Attention and normalisations are followed through these, step by step, and a
-    softmax as the exponential of x - log(sum(exp(x))): its logarithm is shared out in proportion to its slopes.
-    So the values add up to the difference of the scores (summation to delta), and what operations without a rule miss
-    is the attribution's ``delta``. The network is run once more, on the baseline.
+    :math:`m_j (x_j - b_j)` with multipliers m that are handed back step by step. A function of one
+    number hands on the slope between its two points; linear maps their weights; a product the mean
+    of the other factor; a maximum goes to the place that made it rise or fall. Attention and
+    normalisations are followed through these, step by step, and a softmax as the exponential of x -
+    log(sum(exp(x))): its logarithm is shared out in proportion to its slopes. So the values add up
+    to the difference of the scores (summation to delta), and what operations without a rule miss is
+    the attribution's ``delta``. The network is run once more, on the baseline.
 
     Args:
-        baseline: a value for every input, ``mean`` (each image's mean colour), ``blur`` (the image, blurred), or a
-            tensor ``(C, H, W)``; 0 is what preprocessing makes of the training data's mean colour.
+        baseline: a value for every input, ``mean`` (each image's mean colour), ``blur`` (the image,
+            blurred), or a tensor ``(C, H, W)``; 0 is what preprocessing makes of the training
+            data's mean colour.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
+        it.
 
-    Shrikumar et al., "Learning Important Features Through Propagating Activation Differences", ICML 2017.
+    Shrikumar et al., "Learning Important Features Through Propagating Activation Differences", ICML
+    2017.
 
     >>> import explain, torch
     >>> from torch import nn
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 2))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 2)
+    ... )
     >>> a = explain.attribute(model, torch.rand(2, 3, 4, 4), DeepLIFT(), target=0)
     >>> a.values.shape, bool((a.delta.abs() < 1e-5).all())
     (torch.Size([2, 3, 4, 4]), True)
@@ -219,23 +255,29 @@ class DeepLIFT(path.CompleteMethod):
 class DeepLIFTSHAP(path.SeveralBaselines):
     r"""Difference of the score from several baselines', propagated back.
 
-    Share the difference of the score from the mean of several baselines' out, as DeepLIFT does against each.
+    Share the difference of the score from the mean of several baselines' out, as DeepLIFT does
+    against each.
 
-    The mean of `DeepLIFT` over the baselines, all of which are taken: nothing is drawn at random. The values add up to
-    the score minus the mean score of the baselines. The network is run once more for each of them, forward and back.
+    The mean of `DeepLIFT` over the baselines, all of which are taken: nothing is drawn at random.
+    The values add up to the score minus the mean score of the baselines. The network is run once
+    more for each of them, forward and back.
 
     Args:
-        baseline: a tensor ``(B, C, H, W)``, such as some photos of the training data; or a single baseline as for
-            `DeepLIFT`, which makes it that.
+        baseline: a tensor ``(B, C, H, W)``, such as some photos of the training data; or a single
+            baseline as for `DeepLIFT`, which makes it that.
 
     Returns:
-        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against
+        it.
 
-    Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017 (Deep SHAP).
+    Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017 (Deep
+    SHAP).
 
     >>> import explain, torch
     >>> from torch import nn
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 2))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 2)
+    ... )
     >>> photos = torch.rand(5, 3, 4, 4)
     >>> a = explain.attribute(model, photos[:2], DeepLIFTSHAP(photos[2:]), target=0)
     >>> a.values.shape, bool((a.delta.abs() < 1e-5).all())
@@ -259,7 +301,9 @@ class DeepLIFTSHAP(path.SeveralBaselines):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         x = evidence.inputs
         references = self._references
-        total = sum((evidence[Multipliers(r)] * (x - r.of(x)) for r in references), torch.zeros_like(x))
+        total = sum(
+            (evidence[Multipliers(r)] * (x - r.of(x)) for r in references), torch.zeros_like(x)
+        )
         return total / len(references)
 
 
@@ -267,17 +311,20 @@ class DeepLIFTSHAP(path.SeveralBaselines):
 class FullGrad(Method):
     r"""Contributions of the input and of every bias to the score.
 
-    Divide the score among the input and every bias of the network, and add up where these parts lie.
+    Divide the score among the input and every bias of the network, and add up where these parts
+    lie.
 
-    :math:`y = \nabla_x y \cdot x + \sum_l \nabla_{b_l} y \cdot b_l` holds exactly in a network of ReLUs, where b counts
-    the shift of batch normalisation too; elsewhere, the attribution's ``delta`` is by how much it is missed. Of each
-    term, the map takes the magnitude, brought to [0, 1] for each layer as published, enlarged, and summed over
-    channels. Biases that lie nowhere on the photo (those of the head) count for ``delta`` alone.
+    :math:`y = \nabla_x y \cdot x + \sum_l \nabla_{b_l} y \cdot b_l` holds exactly in a network of
+    ReLUs, where b counts the shift of batch normalisation too; elsewhere, the attribution's
+    ``delta`` is by how much it is missed. Of each term, the map takes the magnitude, brought to [0,
+    1] for each layer as published, enlarged, and summed over channels. Biases that lie nowhere on
+    the photo (those of the head) count for ``delta`` alone.
 
-    Biases are counted wherever they are added: by modules, functions, or sums with parameters, buffers and what is made
-    of them. Numbers count for ``delta`` alone. Those inside ``MultiheadAttention`` and recurrent layers are not seen;
-    nor are those of functions written by hand and of operators that libraries register, which are named in a warning
-    and in ``coverage.missed``.
+    Biases are counted wherever they are added: by modules, functions, or sums with parameters,
+    buffers and what is made of them. Numbers count for ``delta`` alone. Those inside
+    ``MultiheadAttention`` and recurrent layers are not seen; nor are those of functions written by
+    hand and of operators that libraries register, which are named in a warning and in
+    ``coverage.missed``.
 
     Args:
         rescale: bring each layer to [0, 1]; False leaves all in units of the score.
@@ -285,11 +332,14 @@ class FullGrad(Method):
     Returns:
         ``(N, H, W)`` at the input's resolution.
 
-    Srinivas and Fleuret, "Full-Gradient Representation for Neural Network Visualization", NeurIPS 2019.
+    Srinivas and Fleuret, "Full-Gradient Representation for Neural Network Visualization", NeurIPS
+    2019.
 
     >>> import explain, torch
     >>> from torch import nn
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
+    ... )
     >>> a = explain.attribute(model, torch.rand(1, 3, 4, 4), FullGrad(), target=0)
     >>> a.values.shape, bool(a.delta.abs() < 1e-5)
     (torch.Size([1, 4, 4]), True)
@@ -309,7 +359,9 @@ class FullGrad(Method):
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the contributions miss the score."""
-        return (evidence.inputs * evidence[InputGradients()]).flatten(1).sum(1) - self.expected_sum(evidence)
+        return (evidence.inputs * evidence[InputGradients()]).flatten(1).sum(1) - self.expected_sum(
+            evidence
+        )
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         """The score without what the biases add to it."""

@@ -1,5 +1,5 @@
-"""Masks that a network's own feature maps or tokens make: Score-CAM and its relatives, ViT-CX, transformer input
-sampling; and feature maps taken away (Ablation-CAM)."""
+"""Masks that a network's own feature maps or tokens make: Score-CAM and its relatives, ViT-CX,
+transformer input sampling; and feature maps taken away (Ablation-CAM)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,8 @@ from explain.methods.wrappers import noises, span
 
 @dataclass(frozen=True)
 class ChannelAblation(Perturbation):
-    """A layer's feature maps with one of them set to zero; those that are zero already have no rows."""
+    """A layer's feature maps with one of them set to zero; those that are zero already have no
+    rows."""
 
     of_layer = True
     needs = frozenset({Activations()})
@@ -40,7 +41,8 @@ class ChannelAblation(Perturbation):
         channels = pad_sequence(channel_of, batch_first=True)
 
         def ablated(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            maps = a.index_select(0, images)  # copies whole maps, where indexing copies value by value
+            # copies whole maps, where indexing copies value by value
+            maps = a.index_select(0, images)
             maps[torch.arange(len(images), device=images.device), channels[images, numbers]] = 0
             return maps
 
@@ -48,10 +50,11 @@ class ChannelAblation(Perturbation):
 
 
 class ScoreWeightedMethod(RowMethod):
-    """A method that weighs each feature map by the softmax of the scores of photos masked by the maps.
+    """A method that weighs each feature map by the softmax of the scores of photos masked by the
+    maps.
 
-    A map, enlarged and brought to [0, 1], masks the photo, ``times`` for each map. Maps that are constant mask
-    everything and have no rows.
+    A map, enlarged and brought to [0, 1], masks the photo, ``times`` for each map. Maps that are
+    constant mask everything and have no rows.
     """
 
     looks_at = frozenset({Activations()})
@@ -69,20 +72,28 @@ class ScoreWeightedMethod(RowMethod):
         least, most = evidence.activations.flatten(2).aminmax(dim=2)
         return most > least
 
-    def masked(self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """Photos ``(b, C, H, W)`` behind maps ``(b, h, w)``; ``numbers`` ``(b,)`` count the times of each map."""
+    def masked(
+        self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
+    ) -> torch.Tensor:
+        """Photos ``(b, C, H, W)`` behind maps ``(b, h, w)``; ``numbers`` ``(b,)`` count the times
+        of each map."""
         return photos * masks(maps, tuple(photos.shape[2:]))
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         a = evidence.activations
-        channel_of = [of_image.nonzero()[:, 0].repeat_interleave(self.times) for of_image in self.seen(evidence)]
+        channel_of = [
+            of_image.nonzero()[:, 0].repeat_interleave(self.times)
+            for of_image in self.seen(evidence)
+        ]
         channels = pad_sequence(channel_of, batch_first=True)
 
         def masked(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             if not evidence.size:  # an input beside the photo that is no picture
                 return x[images]
-            return self.masked(x[images], a[images, channels[images, numbers]], numbers % self.times)
+            return self.masked(
+                x[images], a[images, channels[images, numbers]], numbers % self.times
+            )
 
         return rows_of([len(of_image) for of_image in channel_of], x.device, masked)
 
@@ -93,7 +104,8 @@ class ScoreWeightedMethod(RowMethod):
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         """Sum the feature maps with the softmax of their scores, and keep the positive part.
 
-        A score is the mean over the times of a map; maps that mask everything have that of a blank photo.
+        A score is the mean over the times of a map; maps that mask everything have that of a blank
+        photo.
         """
         seen = self.seen(evidence)
         of_maps = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
@@ -110,19 +122,25 @@ class ScoreCAM(ScoreWeightedMethod):
 
     Weigh each feature map by the score of the photo seen through it.
 
-    The map, enlarged to the input and brought to [0, 1], masks the input; the softmax over all channels of the scores
-    that result are the weights: :math:`\mathrm{ReLU}\bigl(\sum_k \mathrm{softmax}_k(y(x \odot M_k))\,A^k\bigr)`. (The
-    paper subtracts the score of a black image from each, which a softmax does not see.) A map that is constant masks
-    everything. The cost is one forward pass for each channel.
+    The map, enlarged to the input and brought to [0, 1], masks the input; the softmax over all
+    channels of the scores that result are the weights: :math:`\mathrm{ReLU}\bigl(\sum_k
+    \mathrm{softmax}_k(y(x \odot M_k))\,A^k\bigr)`. (The paper subtracts the score of a black image
+    from each, which a softmax does not see.) A map that is constant masks everything. The cost is
+    one forward pass for each channel.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the activations.
 
-    Wang et al., "Score-CAM: Score-Weighted Visual Explanations", CVPR Workshops 2020 (arXiv:1910.01279).
+    Wang et al., "Score-CAM: Score-Weighted Visual Explanations", CVPR Workshops 2020
+    (arXiv:1910.01279).
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), ScoreCAM(), target=1, layer="0").values.shape
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), ScoreCAM(), target=1, layer="0"
+    ... ).values.shape
     torch.Size([1, 6, 6])
     """
 
@@ -134,20 +152,26 @@ class SSCAM(ScoreWeightedMethod):
     Score-CAM with each score averaged over noise, in the feature map or in the masked input.
 
     Args:
-        noise: where it is added: ``maps`` before they are enlarged and normalised, or ``input`` behind the mask.
+        noise: where it is added: ``maps`` before they are enlarged and normalised, or ``input``
+            behind the mask.
         samples: how many; the paper takes 35.
-        sigma: its standard deviation relative to the range of the map or input. The paper's is 2 in absolute terms,
-            which means something else for every network.
+        sigma: its standard deviation relative to the range of the map or input. The paper's is 2 in
+            absolute terms, which means something else for every network.
         seed: of the noise; every image and channel gets the same.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the activations.
 
-    Wang et al., "SS-CAM: Smoothed Score-CAM for Sharper Visual Feature Localization", 2020 (arXiv:2006.14255).
+    Wang et al., "SS-CAM: Smoothed Score-CAM for Sharper Visual Feature Localization", 2020
+    (arXiv:2006.14255).
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), SSCAM(samples=2), target=1, layer="0").values.shape
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), SSCAM(samples=2), target=1, layer="0"
+    ... ).values.shape
     torch.Size([1, 6, 6])
     """
 
@@ -166,7 +190,9 @@ class SSCAM(ScoreWeightedMethod):
         seen = super().seen(evidence)
         return torch.ones_like(seen) if self.noise == "input" else seen
 
-    def masked(self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    def masked(
+        self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
+    ) -> torch.Tensor:
         like = maps[0] if self.noise == "maps" else photos[0]
         drawn = self.sigma * noises(self.seed, numbers, like)
         if self.noise == "maps":
@@ -188,11 +214,16 @@ class ISCAM(ScoreWeightedMethod):
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the activations.
 
-    Naidu et al., "IS-CAM: Integrated Score-CAM for axiomatic-based explanations", 2020 (arXiv:2010.03023).
+    Naidu et al., "IS-CAM: Integrated Score-CAM for axiomatic-based explanations", 2020
+    (arXiv:2010.03023).
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), ISCAM(steps=2), target=1, layer="0").values.shape
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), ISCAM(steps=2), target=1, layer="0"
+    ... ).values.shape
     torch.Size([1, 6, 6])
     """
 
@@ -204,31 +235,42 @@ class ISCAM(ScoreWeightedMethod):
     def times(self) -> int:
         return self.steps
 
-    def masked(self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        return super().masked(photos, maps, numbers) * over_all((numbers + 1).to(photos) / self.steps, photos)
+    def masked(
+        self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
+    ) -> torch.Tensor:
+        return super().masked(photos, maps, numbers) * over_all(
+            (numbers + 1).to(photos) / self.steps, photos
+        )
 
 
 @register
 class AblationCAM(ClassActivationMap):
     r"""Feature maps weighted by the drop of the score without them.
 
-    Weigh each feature map by what the score loses without it: :math:`w_k = (y - y_{\setminus k}) / y`.
+    Weigh each feature map by what the score loses without it: :math:`w_k = (y - y_{\setminus k}) /
+    y`.
 
-    The network is run once up to the layer and, from there on, for all ablations together. A map that is zero is not
+    The network is run once up to the layer and, from there on, for all ablations together. A map
+    that is zero is not
     run: it takes nothing away.
 
     Args:
         relu: keep the positive part, as published.
 
     Returns:
-        ``(N, h, w)`` at the layer's resolution, in units of the activations. A negative score reverses all signs, as
-        the formula says, and is warned of: what speaks for the target is then negative.
+        ``(N, h, w)`` at the layer's resolution, in units of the activations. A negative score
+        reverses all signs, as the formula says, and is warned of: what speaks for the target is
+        then negative.
 
     Desai and Ramaswamy, "Ablation-CAM", WACV 2020.
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), AblationCAM(), target=1, layer="0").values.shape
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), AblationCAM(), target=1, layer="0"
+    ... ).values.shape
     torch.Size([1, 6, 6])
     """
 
@@ -236,11 +278,14 @@ class AblationCAM(ClassActivationMap):
 
     family = PERTURBATION
     by_score = True
-    needs = frozenset({Activations(), Scores(ChannelAblation()), Scores(Unperturbed(of_layer=True))})
+    needs = frozenset(
+        {Activations(), Scores(ChannelAblation()), Scores(Unperturbed(of_layer=True))}
+    )
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
-        score = evidence[Scores(Unperturbed(of_layer=True))][:, None]  # differences are taken in one precision
+        # differences are taken in one precision
+        score = evidence[Scores(Unperturbed(of_layer=True))][:, None]
         without = score.repeat(1, a.shape[1]).to(a.dtype)
         without[_alive(a)] = evidence[Scores(ChannelAblation())].to(a.dtype)
         drops = unless_rounding(score - without, score)
@@ -248,7 +293,8 @@ class AblationCAM(ClassActivationMap):
 
 
 def masks(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """Enlarge maps ``(b, h, w)`` to ``size`` and bring each to [0, 1]: ``(b, 1, H, W)``; one that is constant is 0."""
+    """Enlarge maps ``(b, h, w)`` to ``size`` and bring each to [0, 1]: ``(b, 1, H, W)``; one that
+    is constant is 0."""
     return to_unit(enlarge(maps[:, None], size))
 
 
@@ -261,12 +307,17 @@ TOGETHER = 64  # masks that are enlarged at a time
 
 
 def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> torch.Tensor:
-    """The sums ``(K, h, w)`` of maps ``(C, h, w)`` that look alike, each enlarged and brought to [0, 1] before.
+    """The sums ``(K, h, w)`` of maps ``(C, h, w)`` that look alike, each enlarged and brought to
+    [0, 1] before.
 
-    Two masks lie apart by one minus their cosine. Enlarging is linear, so the cosines are those of the small maps with
-    the products of the enlarging; what is subtracted from each map is a constant, which no mask shows.
+    Two masks lie apart by one minus their cosine. Enlarging is linear, so the cosines are those of
+    the small maps with the products of the enlarging; what is subtracted from each map is a
+    constant, which no mask shows.
     """
-    ends = [enlarge(some[:, None], size).flatten(1).aminmax(dim=1) for some in torch.split(maps, TOGETHER)]
+    ends = [
+        enlarge(some[:, None], size).flatten(1).aminmax(dim=1)
+        for some in torch.split(maps, TOGETHER)
+    ]
     least = torch.cat([low for low, _ in ends]).double()
     spans = torch.cat([high for _, high in ends]).double() - least
     varies = spans > 0
@@ -274,8 +325,11 @@ def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> tor
         return maps[:0].double()
     maps = maps[varies].double()
     least = least[varies, None]
-    down, across = (enlarging(small, large).to(maps) for small, large in zip(maps.shape[1:], size, strict=True))
-    seen = down.T @ down @ maps @ (across.T @ across)  # (C, h, w): each map enlarged, and brought back by the transpose
+    down, across = (
+        enlarging(small, large).to(maps) for small, large in zip(maps.shape[1:], size, strict=True)
+    )
+    # (C, h, w): each map enlarged, and brought back by the transpose
+    seen = down.T @ down @ maps @ (across.T @ across)
     sums = torch.einsum("cij,i,j->c", maps, down.sum(0), across.sum(0))[:, None]
     inner = seen.flatten(1) @ maps.flatten(1).T
     shifted = inner - least * sums.T - sums * least.T + (size[0] * size[1]) * least * least.T
@@ -289,13 +343,15 @@ def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> tor
 class ViTCX(RowMethod):
     r"""Clusters of a transformer's maps weighted by the score of the masked photo.
 
-    Show the photo through clusters of a transformer's own maps, each weighted by what it makes the model say.
+    Show the photo through clusters of a transformer's own maps, each weighted by what it makes the
+    model say.
 
-    Each channel of the layer's tokens, enlarged to the photo and brought to [0, 1], is a mask. Masks whose cosines are
-    near to 1 are added up (complete linkage), and brought to [0, 1] again. A mask M has the weight
-    :math:`y(x \odot M + z \odot (1 - M)) - y(x + z \odot (1 - M)) + y(x)` with noise z: what the model says of what is
-    seen, less what the noise alone does to it. A pixel's value is the mean of the weights, weighted by the masks.
-    (The authors' program divides by their number once more.)
+    Each channel of the layer's tokens, enlarged to the photo and brought to [0, 1], is a mask.
+    Masks whose cosines are near to 1 are added up (complete linkage), and brought to [0, 1] again.
+    A mask M has the weight
+    :math:`y(x \odot M + z \odot (1 - M)) - y(x + z \odot (1 - M)) + y(x)` with noise z: what the
+    model says of what is seen, less what the noise alone does to it. A pixel's value is the mean of
+    the weights, weighted by the masks. (The authors' program divides by their number once more.)
 
     Args:
         distance: below which masks are put together: one minus their cosine.
@@ -304,7 +360,8 @@ class ViTCX(RowMethod):
         seed: of the noise; every image gets the same.
 
     Returns:
-        ``(N, H, W)`` in units of the score. The paper's layer is the first normalisation of the last block.
+        ``(N, H, W)`` in units of the score. The paper's layer is the first normalisation of the
+        last block.
 
     Xie et al., "ViT-CX: Causal Explanation of Vision Transformers", IJCAI 2023 (arXiv:2211.03064).
 
@@ -335,11 +392,14 @@ class ViTCX(RowMethod):
     def clusters(self, evidence: Evidence) -> list[torch.Tensor]:
         """Of each image, the sum of the maps of each cluster ``(K, h, w)``."""
         if len(evidence[BlockTokens()]) < 2:
-            raise MethodError("vitcx must have at least two transformer blocks, got fewer; take scorecam")
+            raise MethodError(
+                "vitcx must have at least two transformer blocks, got fewer; take scorecam"
+            )
         return [clustered(maps, evidence.size, self.distance) for maps in evidence.activations]
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """Two rows for each cluster: the photo seen through it, with noise where it is covered, and the noise alone."""
+        """Two rows for each cluster: the photo seen through it, with noise where it is covered, and
+        the noise alone."""
         x = evidence.inputs
         if len(evidence.size) != 2:
             return rows_of([1] * len(x), x.device, lambda images, numbers: x[images])  # no photo
@@ -357,7 +417,9 @@ class ViTCX(RowMethod):
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         values = []
-        of_images = zip(self.clusters(evidence), scores, evidence[whole_score(self.score)], strict=True)
+        of_images = zip(
+            self.clusters(evidence), scores, evidence[whole_score(self.score)], strict=True
+        )
         for maps, of_rows, whole in of_images:
             seen, of_noise = of_rows.reshape(-1, 2).unbind(1)
             values.append(weighted_mean(maps.to(whole), seen - of_noise + whole, evidence.size))
@@ -365,10 +427,13 @@ class ViTCX(RowMethod):
 
 
 def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """The mean of weights ``(K,)`` at each place, weighted by the masks that maps ``(K, h, w)`` make; 0 without any."""
+    """The mean of weights ``(K,)`` at each place, weighted by the masks that maps ``(K, h, w)``
+    make; 0 without any."""
     total = maps.new_zeros(size)
     seen = maps.new_zeros(size)
-    for some, of_some in zip(torch.split(maps, TOGETHER), torch.split(weights.to(maps), TOGETHER), strict=True):
+    for some, of_some in zip(
+        torch.split(maps, TOGETHER), torch.split(weights.to(maps), TOGETHER), strict=True
+    ):
         keep = masks(some, size)[:, 0]
         total += torch.einsum("k,khw->hw", of_some, keep)
         seen += keep.sum(0)
@@ -379,11 +444,13 @@ def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ..
 class TIS(RowMethod):
     r"""Random subsets of a transformer's tokens, weighted by the score with only these.
 
-    Run a transformer on samples of its tokens, and average the scores at each token over the samples that have it.
+    Run a transformer on samples of its tokens, and average the scores at each token over the
+    samples that have it.
 
-    A photo's tokens are left out after they were given their places, so the model sees fewer tokens, and no baseline.
-    The channels of all blocks are put together by k-means; each centre, as a map of tokens, is a mask that keeps the
-    share of tokens where it is largest. A token's value is :math:`\sum_i y_i m_i / \sum_i m_i`; 0 if no mask keeps it.
+    A photo's tokens are left out after they were given their places, so the model sees fewer
+    tokens, and no baseline. The channels of all blocks are put together by k-means; each centre, as
+    a map of tokens, is a mask that keeps the share of tokens where it is largest. A token's value
+    is :math:`\sum_i y_i m_i / \sum_i m_i`; 0 if no mask keeps it.
 
     Args:
         samples: how many masks, at most; there are no more than different channels.
@@ -394,8 +461,9 @@ class TIS(RowMethod):
     Returns:
         ``(N, h, w)``, one value for each patch, in units of the score.
 
-    Englebert et al., "Explaining through Transformer Input Sampling", ICCV Workshops 2023. For transformers with a
-    class token, or whose head takes the mean of the tokens, and with places that are added before the first block.
+    Englebert et al., "Explaining through Transformer Input Sampling", ICCV Workshops 2023. For
+    transformers with a class token, or whose head takes the mean of the tokens, and with places
+    that are added before the first block.
 
     >>> import explain
     >>> from torchvision.models import VisionTransformer
@@ -423,12 +491,19 @@ class TIS(RowMethod):
         return self.samples
 
     def tokens(self, evidence: Evidence) -> list[torch.Tensor]:
-        """Of each image, which tokens its masks keep ``(K, h, w)``: those where a mean of like channels is largest."""
+        """Of each image, which tokens its masks keep ``(K, h, w)``: those where a mean of like
+        channels is largest."""
         blocks = evidence[BlockTokens()]
         sizes = {tuple(block.shape[2:]) for block in blocks}
         if len(blocks) < 2 or len(sizes) != 1:
-            got = f"{len(blocks)} with maps of {', '.join(map(str, sorted(sizes)))}" if blocks else "none"
-            raise MethodError(f"tis must have two transformer blocks with the same tokens, got {got}; take rise")
+            got = (
+                f"{len(blocks)} with maps of {', '.join(map(str, sorted(sizes)))}"
+                if blocks
+                else "none"
+            )
+            raise MethodError(
+                f"tis must have two transformer blocks with the same tokens, got {got}; take rise"
+            )
         listed = []
         for maps in torch.cat(blocks, 1):
             centres = means(maps.flatten(1), self.samples, self.seed)
@@ -455,10 +530,11 @@ ROUNDS = 100  # after which means need not stand still
 
 
 def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
-    """Put together what lies apart by less than ``most``: the number of each row's cluster ``(n,)``.
+    """Put together what lies apart by less than ``most``: the number of each row's cluster
+    ``(n,)``.
 
-    Two clusters lie apart by the largest of the ``distances`` ``(n, n)`` between their members; the two that lie
-    nearest are joined first. Clusters are numbered by their first members.
+    Two clusters lie apart by the largest of the ``distances`` ``(n, n)`` between their members; the
+    two that lie nearest are joined first. Clusters are numbered by their first members.
 
     >>> places = torch.tensor([0.0, 1.0, 5.0, 5.5, 9.0])
     >>> complete_linkage((places[:, None] - places).abs(), 2.0).tolist()
@@ -479,12 +555,15 @@ def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
 
 
 def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
-    """The centres ``(k, D)`` of clusters of points ``(n, D)``: each point belongs to the nearest, and they are means.
+    """The centres ``(k, D)`` of clusters of points ``(n, D)``: each point belongs to the nearest,
+    and they are means.
 
-    They begin at points that the seed draws (Lloyd's algorithm), and stop when no point changes its cluster. There are
-    no more of them than different points.
+    They begin at points that the seed draws (Lloyd's algorithm), and stop when no point changes its
+    cluster. There are no more of them than different points.
 
-    >>> means(torch.tensor([[0.0], [1.0], [8.0], [9.0]]), 2, seed=0).sort(0).values.flatten().tolist()
+    >>> means(torch.tensor([[0.0], [1.0], [8.0], [9.0]]), 2, seed=0).sort(
+    ...     0
+    ... ).values.flatten().tolist()
     [0.5, 8.5]
     """
     distinct: torch.Tensor = torch.unique(points, dim=0)
@@ -499,5 +578,6 @@ def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
         belongs = nearest
         sums = torch.zeros_like(centres).index_add_(0, belongs, points)
         sizes = torch.bincount(belongs, minlength=count)[:, None]
-        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)  # one that has lost its points stays
+        # one that has lost its points stays
+        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
     return centres

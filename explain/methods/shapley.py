@@ -1,4 +1,5 @@
-"""Shapley values of regions, by weighted regression and by permutations; and Owen values along a hierarchy of cells."""
+"""Shapley values of regions, by weighted regression and by permutations; and Owen values along a
+hierarchy of cells."""
 
 import itertools
 import math
@@ -34,28 +35,32 @@ from explain.methods.regions import Cell, pixels_of, region_values
 
 THREES = (0.0, 0.01, 0.1, 0.3, 1.0)
 REST = (1e-6, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""How large what regions do in threes, and all the rest, may be beside what each does on its own: variances that are
-compared by their likelihood."""
+"""How large what regions do in threes, and all the rest, may be beside what each does on its own:
+variances that are compared by their likelihood."""
 ENOUGH = 512  # pairs that tell how large they are
-PLAUSIBLE = 3.0  # variances whose log-likelihood is less than this below the best could as well be true
+# variances whose log-likelihood is less than this below the best could as well be true
+PLAUSIBLE = 3.0
 TESTED = 12  # pairs, at least, that a fit has to predict before its error is believed
 
 
 def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
-    r"""The Shapley values that are most likely, given how much more each coalition scores than its opposite.
+    r"""The Shapley values that are most likely, given how much more each coalition scores than its
+    opposite.
 
-    Half of this difference, :math:`D(z) = (y(z) - y(1 - z)) / 2`, knows nothing of what regions do in twos. It is the
-    sum of what each region does on its own, of what they do in threes, and of a rest. Shapley values are linear in all
-    of these, so the best linear estimate of them is known once their variances are: they are random, and of some
-    variances those are taken that make the scores of the first pairs most likely. The whole photo and the blank one are
-    a pair among the others, which makes the values add up. Where all pairs were run, the values are exact.
+    Half of this difference, :math:`D(z) = (y(z) - y(1 - z)) / 2`, knows nothing of what regions do
+    in twos. It is the sum of what each region does on its own, of what they do in threes, and of a
+    rest. Shapley values are linear in all of these, so the best linear estimate of them is known
+    once their variances are: they are random, and of some variances those are taken that make the
+    scores of the first pairs most likely. The whole photo and the blank one are a pair among the
+    others, which makes the values add up. Where all pairs were run, the values are exact.
 
-    The first M pairs are fitted without a miss, whatever the regions do together: they say nothing of the error. So
-    there is none before as many pairs again, and at least 12, have put the fit to the test. It is the largest that any
-    plausible variances lead to, each scaled to how well every pair is predicted from all others, and widened for the
-    few pairs that tell this (see `widened`).
+    The first M pairs are fitted without a miss, whatever the regions do together: they say nothing
+    of the error. So there is none before as many pairs again, and at least 12, have put the fit to
+    the test. It is the largest that any plausible variances lead to, each scaled to how well every
+    pair is predicted from all others, and widened for the few pairs that tell this (see `widened`).
 
-    KernelSHAP's own regression has single regions only, and takes all that they do together for noise.
+    KernelSHAP's own regression has single regions only, and takes all that they do together for
+    noise.
     """
     regions = seen.shape[1]
     gain = whole - blank
@@ -72,7 +77,10 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
         return Estimate(values, torch.zeros_like(values))
     compared = list(_compared(signs[:ENOUGH], half[:ENOUGH], THREES))
     most = max(fit.likelihood for fit in compared)
-    plausible = sorted((fit for fit in compared if most - fit.likelihood < PLAUSIBLE), key=lambda fit: -fit.likelihood)
+    plausible = sorted(
+        (fit for fit in compared if most - fit.likelihood < PLAUSIBLE),
+        key=lambda fit: -fit.likelihood,
+    )
     if len(half) > ENOUGH:
         plausible = [next(_compared(signs, half, (fit.threes,), fit.rest)) for fit in plausible]
     best = plausible[0]
@@ -87,7 +95,8 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
 
 @dataclass(frozen=True)
 class _Fit:
-    """What two variances lead to: their likelihood, and the factor of the covariance of what was observed."""
+    """What two variances lead to: their likelihood, and the factor of the covariance of what was
+    observed."""
 
     likelihood: float
     threes: float
@@ -98,16 +107,21 @@ class _Fit:
         """The covariance of each pair with each value."""
         regions = signs.shape[1]
         pairs = ((signs.sum(1, keepdim=True) - signs).square() - (regions - 1)) / 2
-        in_threes = 2 / 3 * signs * pairs / max(1, math.comb(regions, 3))  # of which each has a third
+        # of which each has a third
+        in_threes = 2 / 3 * signs * pairs / max(1, math.comb(regions, 3))
         return 2 * signs / regions + self.threes * in_threes + self.rest * coefficients(signs)
 
     def error(self, signs: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
         """The standard deviation of what is not known of each value.
 
-        Its scale is that of what was observed, or, if that is more, that by which pairs differ from what all others
-        say of them.
+        Its scale is that of what was observed, or, if that is more, that by which pairs differ from
+        what all others say of them.
         """
-        known = torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False).square().sum(0)
+        known = (
+            torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False)
+            .square()
+            .sum(0)
+        )
         inverse = torch.cholesky_inverse(self.factor)
         weighted = inverse @ half
         observed = (half * weighted).mean()
@@ -118,7 +132,9 @@ class _Fit:
         return torch.sqrt(torch.maximum(observed, left_out) * (before - known).clamp(min=0))
 
 
-def _compared(signs: torch.Tensor, half: torch.Tensor, of_threes: Sequence[float], least: float = 0) -> Iterator[_Fit]:
+def _compared(
+    signs: torch.Tensor, half: torch.Tensor, of_threes: Sequence[float], least: float = 0
+) -> Iterator[_Fit]:
     """What each pair of variances leads to; rests are those from the ``least`` on."""
     alike = signs @ signs.T
     regions = signs.shape[1]
@@ -129,13 +145,18 @@ def _compared(signs: torch.Tensor, half: torch.Tensor, of_threes: Sequence[float
     for threes, rest in itertools.product(of_threes if regions > 2 else (0.0,), rests):
         factor, failed = torch.linalg.cholesky_ex(single + threes * triples + rest * eye)
         if not int(failed):
-            scale = torch.linalg.solve_triangular(factor, half[:, None], upper=False).square().mean()
-            likelihood = -float(0.5 * len(half) * scale.clamp(min=1e-300).log() + factor.diagonal().log().sum())
+            scale = (
+                torch.linalg.solve_triangular(factor, half[:, None], upper=False).square().mean()
+            )
+            likelihood = -float(
+                0.5 * len(half) * scale.clamp(min=1e-300).log() + factor.diagonal().log().sum()
+            )
             yield _Fit(likelihood, threes, rest, factor)
 
 
 def coefficients(signs: torch.Tensor) -> torch.Tensor:
-    """What the half difference of each pair ``(n, M)``, given as -1 and 1, counts in each region's Shapley value.
+    """What the half difference of each pair ``(n, M)``, given as -1 and 1, counts in each region's
+    Shapley value.
 
     >>> coefficients(torch.tensor([[1.0, 1.0], [1.0, -1.0]])).tolist()
     [[1.0, 1.0], [1.0, -1.0]]
@@ -144,7 +165,9 @@ def coefficients(signs: torch.Tensor) -> torch.Tensor:
     sizes = ((signs.sum(1) + regions) / 2).round().long().tolist()
     inside = [2 / regions / math.comb(regions - 1, size - 1) for size in sizes]
     outside = [-2 / regions / math.comb(regions - 1, min(size, regions - 1)) for size in sizes]
-    return torch.where(signs > 0, signs.new_tensor(inside)[:, None], signs.new_tensor(outside)[:, None])
+    return torch.where(
+        signs > 0, signs.new_tensor(inside)[:, None], signs.new_tensor(outside)[:, None]
+    )
 
 
 AT_ONCE = 256  # coalitions that are drawn together
@@ -154,9 +177,9 @@ FEWEST = 3  # pairs of orders that say how far orders differ
 class Pairs(CoalitionDesign):
     """Coalitions of regions and their opposites; each pair once.
 
-    The first ones are what a random order uncovers one after the other, which tells most while runs are few. The sizes
-    k of the others are drawn in proportion to (M − 1) / (k (M − k)), the Shapley kernel. Where so many runs are enough
-    for all coalitions, all of them are run, in random order.
+    The first ones are what a random order uncovers one after the other, which tells most while runs
+    are few. The sizes k of the others are drawn in proportion to (M − 1) / (k (M − k)), the Shapley
+    kernel. Where so many runs are enough for all coalitions, all of them are run, in random order.
     """
 
     def rows(self, regions: int) -> torch.Tensor:
@@ -181,33 +204,44 @@ def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
     seen = set[bytes]()
     kept = list[torch.Tensor]()
     for coalition in _coalitions(regions, generator):
-        key = (coalition ^ coalition[0]).numpy().tobytes()  # the same for a coalition and its opposite
+        # the same for a coalition and its opposite
+        key = (coalition ^ coalition[0]).numpy().tobytes()
         if key not in seen:
             seen.add(key)
             kept.append(coalition)
         if len(kept) >= pairs:
             break
-    return torch.stack(kept[:pairs]) if pairs else torch.zeros(0, regions, dtype=torch.bool, device="cpu")
+    return (
+        torch.stack(kept[:pairs])
+        if pairs
+        else torch.zeros(0, regions, dtype=torch.bool, device="cpu")
+    )
 
 
 def _coalitions(regions: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """What a random order uncovers, the smallest and the largest first; and others, drawn by the Shapley kernel."""
+    """What a random order uncovers, the smallest and the largest first; and others, drawn by the
+    Shapley kernel."""
     place = torch.randperm(regions, generator=generator, device="cpu").argsort()
     for size in sorted(range(1, regions), key=lambda size: min(size, regions - size)):
         yield place < size
-    chances = torch.tensor([1 / (k * (regions - k)) for k in range(1, regions)], dtype=torch.float64, device="cpu")
+    chances = torch.tensor(
+        [1 / (k * (regions - k)) for k in range(1, regions)], dtype=torch.float64, device="cpu"
+    )
     while True:
         sizes = torch.multinomial(chances, AT_ONCE, replacement=True, generator=generator) + 1
         yield from uniform((AT_ONCE, regions), generator).argsort(1).argsort(1) < sizes[:, None]
 
 
 class ShapleyMethod(SampledRegions):
-    """A method for Shapley values, which add up to the score minus that of a fully covered photo."""
+    """A method for Shapley values, which add up to the score minus that of a fully covered
+    photo."""
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the values of the regions miss that difference ``(N,)``."""
         labels = self.regions(evidence.inputs)
-        gain: torch.Tensor = evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
+        gain: torch.Tensor = (
+            evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
+        )
         return torch.stack([each.sum() for each in region_values(values, labels)]) - gain
 
 
@@ -215,30 +249,33 @@ class ShapleyMethod(SampledRegions):
 class KernelSHAP(ShapleyMethod):
     r"""The Shapley values of regions, by weighted regression on the scores of random coalitions.
 
-    A region's value is what it adds to the score on average, over all orders in which regions may be uncovered; the
-    values of all regions add up to :math:`y(x) - y(\text{baseline})`, exactly: this is a condition of the regression,
-    not a sample with a large weight. Coalitions come in pairs with their opposites (Covert and Lee, 2021), none twice.
-    Where ``samples`` are enough for all coalitions, these are run, and the values are exact. With fewer, the published
-    regression takes all that regions do together for noise; here, what they do in threes is a random part of the
-    regression (generalised least squares), which makes the error smaller.
+    A region's value is what it adds to the score on average, over all orders in which regions may
+    be uncovered; the values of all regions add up to :math:`y(x) - y(\text{baseline})`, exactly:
+    this is a condition of the regression, not a sample with a large weight. Coalitions come in
+    pairs with their opposites (Covert and Lee, 2021), none twice. Where ``samples`` are enough for
+    all coalitions, these are run, and the values are exact. With fewer, the published regression
+    takes all that regions do together for noise; here, what they do in threes is a random part of
+    the regression (generalised least squares), which makes the error smaller.
 
     Args:
-        samples: how many covered photos, at most; the photo itself and the blank one are not counted.
-        regions: ``(H, W)`` whole numbers, the number of each pixel's region; `Squares`, `Quadtree` or `Superpixels`;
-            or how many squares across.
+        samples: how many covered photos, at most; the photo itself and the blank one are not
+            counted.
+        regions: ``(H, W)`` whole numbers, the number of each pixel's region; `Squares`, `Quadtree`
+            or `Superpixels`; or how many squares across.
         baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the coalitions.
-        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
-            or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at
+            most ``tolerance``, or after so many seconds.
 
     Returns:
-        ``(N, H, W)``, in units of the score, with errors from 2 (M + max(M, 12)) runs on, and from all (which leave
-        none). Each pixel has the whole value of its region, so the
-        sum over pixels is not that over regions: `region_values` gives one value for each. ``delta`` is by how much
+        ``(N, H, W)``, in units of the score, with errors from 2 (M + max(M, 12)) runs on, and from
+        all (which leave none). Each pixel has the whole value of its region, so the sum over pixels
+        is not that over regions: `region_values` gives one value for each. ``delta`` is by how much
         these miss the difference of the scores.
 
-    Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017 (arXiv:1705.07874).
+    Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017
+    (arXiv:1705.07874).
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False)).double()
@@ -252,24 +289,32 @@ class KernelSHAP(ShapleyMethod):
     minimums = {"samples": 2}
     designed_by = Pairs
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
+    def solve(
+        self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
+    ) -> Estimate:
         return regress_pairs(seen, scores, whole, blank)
 
 
 class Permutations(CoalitionDesign):
-    """Regions uncovered one after the other in random orders, each order followed by its reverse."""
+    """Regions uncovered one after the other in random orders, each order followed by its
+    reverse."""
 
     def rows(self, regions: int) -> torch.Tensor:
         if regions < 2:
             return torch.zeros(0, regions, dtype=torch.bool, device="cpu")
         if self.samples < (least := self.unit(regions)):
-            raise MethodError(f"samples of shapleysampling must be at least {least} for this photo, got {self.samples}")
+            raise MethodError(
+                f"samples of shapleysampling must be at least {least} for this photo, got "
+                f"{self.samples}"
+            )
         generator = seeded(self.seed)
         found = []
         for _ in range(self.samples // self.unit(regions)):
             order = torch.randperm(regions, generator=generator, device="cpu")
             both = torch.stack([order, order.flip(0)]).argsort(1)
-            found.append((both[:, None] < torch.arange(1, regions, device="cpu")[:, None]).flatten(0, 1))
+            found.append(
+                (both[:, None] < torch.arange(1, regions, device="cpu")[:, None]).flatten(0, 1)
+            )
         return torch.cat(found)
 
     def unit(self, regions: int) -> int:
@@ -283,24 +328,27 @@ class Permutations(CoalitionDesign):
 class ShapleySampling(ShapleyMethod):
     r"""The Shapley values of regions, by uncovering them one after the other in random orders.
 
-    A region's value is the mean of what the score gains when it is uncovered. Each order is followed by its reverse,
-    which makes the mean more exact. The values of all regions add up to :math:`y(x) - y(\text{baseline})`, exactly.
+    A region's value is the mean of what the score gains when it is uncovered. Each order is
+    followed by its reverse, which makes the mean more exact. The values of all regions add up to
+    :math:`y(x) - y(\text{baseline})`, exactly.
 
     Args:
-        samples: how many covered photos, at most; an order and its reverse take 2 (M − 1) for M regions.
+        samples: how many covered photos, at most; an order and its reverse take 2 (M − 1) for M
+            regions.
         regions: as for `KernelSHAP`.
         baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the orders.
-        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
-            or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at
+            most ``tolerance``, or after so many seconds.
 
     Returns:
-        ``(N, H, W)``, in units of the score, with errors where there are at least three pairs of orders. Each
-        pixel has the whole value of its region, so the sum over pixels is not that over regions: see `region_values`.
+        ``(N, H, W)``, in units of the score, with errors where there are at least three pairs of
+        orders. Each pixel has the whole value of its region, so the sum over pixels is not that
+        over regions: see `region_values`.
 
-    Štrumbelj and Kononenko, "Explaining prediction models and individual predictions with feature contributions",
-    Knowledge and Information Systems 2014.
+    Štrumbelj and Kononenko, "Explaining prediction models and individual predictions with feature
+    contributions", Knowledge and Information Systems 2014.
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False)).double()
@@ -314,11 +362,13 @@ class ShapleySampling(ShapleyMethod):
     minimums = {"samples": 1}
     designed_by = Permutations
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
+    def solve(
+        self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
+    ) -> Estimate:
         """The mean gain of each region over the orders, and its standard error over pairs of them.
 
-        There is no error before three pairs (see `floored_error`). Where all pairs agree, they may do so by chance:
-        values may be off by the gain of a region in one pair more.
+        There is no error before three pairs (see `floored_error`). Where all pairs agree, they may
+        do so by chance: values may be off by the gain of a region in one pair more.
         """
         regions = seen.shape[1]
         if regions == 1:
@@ -326,8 +376,12 @@ class ShapleySampling(ShapleyMethod):
             return Estimate(values, torch.zeros_like(values))
         orders = seen.reshape(-1, regions - 1, regions)
         uncovered = F.pad(F.pad(orders, (0, 0, 1, 0)), (0, 0, 0, 1), value=1.0).diff(dim=1)
-        ends = F.pad(F.pad(scores.reshape(-1, regions - 1), (1, 0), value=blank), (0, 1), value=whole)
-        gains = torch.einsum("nsm,ns->nm", uncovered, ends.diff(dim=1)).reshape(-1, 2, regions).mean(1)
+        ends = F.pad(
+            F.pad(scores.reshape(-1, regions - 1), (1, 0), value=blank), (0, 1), value=whole
+        )
+        gains = (
+            torch.einsum("nsm,ns->nm", uncovered, ends.diff(dim=1)).reshape(-1, 2, regions).mean(1)
+        )
         values = gains.mean(0)
         pairs = len(gains)
         if pairs < FEWEST:
@@ -361,7 +415,8 @@ class Part:
 
 
 def cut(cell: Cell) -> tuple[Cell, Cell] | None:
-    """Cut a cell in two across its longest side, of equal ones the first, as shap does; None for a single pixel.
+    """Cut a cell in two across its longest side, of equal ones the first, as shap does; None for a
+    single pixel.
 
     >>> cut(((0, 4), (0, 4)))
     (((0, 2), (0, 4)), ((2, 4), (0, 4)))
@@ -381,15 +436,16 @@ def cut(cell: Cell) -> tuple[Cell, Cell] | None:
 
 @register
 class PartitionSHAP(SearchMethod):
-    r"""Owen values along a hierarchy of cells, each cut in two across its longest side, down to pixels.
+    r"""Owen values along a hierarchy of cells, each cut in two across its longest side, down to
+    pixels.
 
     A square is cut into an upper and a lower half first, as in shap; the values depend on it.
 
-    What a cell adds is shared out between its halves as Shapley would with two players: the mean of what each half adds
-    without and with the other. Each half is thus valued in two settings, and cut further in each of them where it adds
-    most, so that runs are spent where they matter; a cell that is not cut any more spreads its value evenly over its
-    pixels. With runs enough for all pixels, these are the Owen values. Nothing is drawn at random, and there is no
-    standard error.
+    What a cell adds is shared out between its halves as Shapley would with two players: the mean of
+    what each half adds without and with the other. Each half is thus valued in two settings, and
+    cut further in each of them where it adds most, so that runs are spent where they matter; a cell
+    that is not cut any more spreads its value evenly over its pixels. With runs enough for all
+    pixels, these are the Owen values. Nothing is drawn at random, and there is no standard error.
 
     Args:
         samples: how many covered photos, at most.
@@ -398,9 +454,11 @@ class PartitionSHAP(SearchMethod):
         seconds: stop after so many seconds, which the images share; each target has as many.
 
     Returns:
-        ``(N, H, W)`` in units of the score; the values of all pixels add up to :math:`y(x) - y(\text{baseline})`.
+        ``(N, H, W)`` in units of the score; the values of all pixels add up to :math:`y(x) -
+        y(\text{baseline})`.
 
-    Owen, "Values of Games with a Priori Unions", 1977; the hierarchy on photos as in Lundberg's shap package.
+    Owen, "Values of Games with a Priori Unions", 1977; the hierarchy on photos as in Lundberg's
+    shap package.
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False)).double()
@@ -424,7 +482,9 @@ class PartitionSHAP(SearchMethod):
         return super().needs | {whole_score(self.score), blank_score(self.baseline, self.score)}
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor:
-        gain: torch.Tensor = evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
+        gain: torch.Tensor = (
+            evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
+        )
         return gain
 
     def search(self, evidence: Evidence, image: int) -> "_Tree":
@@ -447,22 +507,32 @@ class _Tree(Search):
     @property
     def planned(self) -> int:
         """Fewer than are allowed where no cell is left to cut."""
-        return self._method.samples if self._next(1) and self._method.samples - self.samples >= 2 else self.samples
+        return (
+            self._method.samples
+            if self._next(1) and self._method.samples - self.samples >= 2
+            else self.samples
+        )
 
     def steps(self) -> Steps:
         """Cut cells, those of the largest values first, until the runs are spent."""
         while True:
             # few at first, when little is known
-            chosen = self._next(min(TOGETHER, 1 + self.samples // 8, (self._method.samples - self.samples) // 2))
+            chosen = self._next(
+                min(TOGETHER, 1 + self.samples // 8, (self._method.samples - self.samples) // 2)
+            )
             if not chosen:
                 return
             wanted = [(*part.seen, half) for part, halves in chosen for half in halves]
             new = [cells for cells in dict.fromkeys(wanted) if cells not in self._scores]
             if new:
-                shown = ShownParts(self._method.baseline, self._image, new, partial(box_mask, like=self._like))
+                shown = ShownParts(
+                    self._method.baseline, self._image, new, partial(box_mask, like=self._like)
+                )
                 scores = yield Scores(shown, ScoreOf(self._method.score))
                 self._scores.update(zip(new, scores.double().tolist(), strict=True))
-            halved = [half for part, halves in chosen for half in _halved(part, halves, self._scores)]
+            halved = [
+                half for part, halves in chosen for half in _halved(part, halves, self._scores)
+            ]
             cut_now = {id(part) for part, _ in chosen}
             self._parts = [part for part in self._parts if id(part) not in cut_now] + halved
 
@@ -486,7 +556,9 @@ class _Tree(Search):
         return values[None]
 
 
-def _halved(part: Part, halves: tuple[Cell, Cell], scores: Mapping[tuple[Cell, ...], float]) -> list[Part]:
+def _halved(
+    part: Part, halves: tuple[Cell, Cell], scores: Mapping[tuple[Cell, ...], float]
+) -> list[Part]:
     """Each half of a part, valued without and with the other."""
     parts = []
     for half, other in (halves, halves[::-1]):

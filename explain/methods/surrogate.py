@@ -1,4 +1,5 @@
-"""Methods of regions: one covered at a time, LIME, regions permuted between images, total Sobol indices, and HSIC."""
+"""Methods of regions: one covered at a time, LIME, regions permuted between images, total Sobol
+indices, and HSIC."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -44,7 +45,9 @@ class DropMethod(RegionMethod):
     needs_blank = False
     style = "signed"
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
+    def solve(
+        self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
+    ) -> Estimate:
         return Estimate((whole - scores) @ (1 - seen))
 
 
@@ -55,15 +58,16 @@ class FeatureAblation(DropMethod):
     What the score loses without each region: :math:`y(x) - y(x_{\setminus R})`.
 
     Args:
-        regions: ``(H, W)`` whole numbers, the number of each pixel's region; `Squares`, `Quadtree` or `Superpixels`;
-            or how many squares across.
+        regions: ``(H, W)`` whole numbers, the number of each pixel's region; `Squares`, `Quadtree`
+            or `Superpixels`; or how many squares across.
         baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
 
     Returns:
         ``(N, H, W)``, each pixel with its region's value, in units of the score.
 
-    Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014; named as in Captum.
+    Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014; named as
+    in Captum.
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)).double()
@@ -92,10 +96,10 @@ class LIME(CoveredRegions):
     A linear model of the score in which regions are covered, near the photo.
 
     Regions are covered by the toss of a coin. A run in which z of M regions are seen weighs
-    :math:`\exp(-d^2/\text{width}^2)`, with d the cosine distance :math:`1 - \sqrt{z/M}` to the whole photo. The model
-    is fitted by ridge regression, whose intercept is free: the Lasso of the paper may set everything to zero on
-    probabilities. Its coefficients are the values; ``r2`` says how much of the weighted variance of the scores they
-    explain.
+    :math:`\exp(-d^2/\text{width}^2)`, with d the cosine distance :math:`1 - \sqrt{z/M}` to the
+    whole photo. The model is fitted by ridge regression, whose intercept is free: the Lasso of the
+    paper may set everything to zero on probabilities. Its coefficients are the values; ``r2`` says
+    how much of the weighted variance of the scores they explain.
 
     Args:
         samples: how many covered photos, at most.
@@ -105,11 +109,12 @@ class LIME(CoveredRegions):
         width: of the kernel.
         ridge: the penalty on the sum of squared coefficients.
         seed: of the coins.
-        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
-            or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at
+            most ``tolerance``, or after so many seconds.
 
     Returns:
-        ``(N, H, W)``, each pixel with its region's coefficient, in units of the score, with errors from M + 3 runs on.
+        ``(N, H, W)``, each pixel with its region's coefficient, in units of the score, with errors
+        from M + 3 runs on.
 
     Ribeiro, Singh and Guestrin, "Why Should I Trust You?", KDD 2016 (arXiv:1602.04938).
 
@@ -117,7 +122,10 @@ class LIME(CoveredRegions):
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)).double()
     >>> x = torch.rand(1, 3, 2, 2, dtype=torch.float64)
     >>> a = explain.attribute(model, x, LIME(samples=50, regions=2, ridge=0), target=1)
-    >>> torch.allclose(a.values, (model[1].weight[1].reshape(3, 2, 2) * x).sum(1)), f"{a.r2.item():.3f}"
+    >>> (
+    ...     torch.allclose(a.values, (model[1].weight[1].reshape(3, 2, 2) * x).sum(1)),
+    ...     f"{a.r2.item():.3f}",
+    ... )
     (True, '1.000')
     """
 
@@ -131,8 +139,11 @@ class LIME(CoveredRegions):
     designed_by = RandomCoalitions
     needs_blank = False
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
-        """Weighted least squares with an intercept; the photo itself is one more sample, of weight 1."""
+    def solve(
+        self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
+    ) -> Estimate:
+        """Weighted least squares with an intercept; the photo itself is one more sample, of weight
+        1."""
         runs, regions = seen.shape
         z = torch.cat([torch.ones_like(seen[:1]), seen])
         y = torch.cat([scores.new_tensor([whole]), scores])
@@ -171,14 +182,18 @@ class PermutedRegions(Perturbation):
         return self.masks.count(channels, size)
 
     def others(self, images: int) -> torch.Tensor:
-        """Which image each one gets its region from: all stand in a random circle, and look to their neighbour."""
+        """Which image each one gets its region from: all stand in a random circle, and look to
+        their neighbour."""
         circle = permutation(images, self.seed)
         return circle.roll(1)[circle.argsort()]
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         if len(x) < 2:
-            raise MethodError("featurepermutation must have a batch of several images, got 1; take featureablation")
+            raise MethodError(
+                "featurepermutation must have a batch of several images, got 1; take "
+                "featureablation"
+            )
         masks = self.masks.masks(evidence)
         others = x[self.others(len(x)).to(x.device)]
 
@@ -194,8 +209,8 @@ class FeaturePermutation(DropMethod):
 
     What the score loses if a region is that of another image of the batch.
 
-    What stands in its place is thus a photo too, and no colour that the network has never seen. The values depend on
-    the other images.
+    What stands in its place is thus a photo too, and no colour that the network has never seen. The
+    values depend on the other images.
 
     Args:
         regions: as for `FeatureAblation`; they should be the same for all images.
@@ -205,8 +220,8 @@ class FeaturePermutation(DropMethod):
     Returns:
         ``(N, H, W)``, each pixel with its region's value, in units of the score.
 
-    Fisher, Rudin and Dominici, "All Models are Wrong, but Many are Useful", JMLR 2019 (arXiv:1801.01489); for single
-    images as in Captum.
+    Fisher, Rudin and Dominici, "All Models are Wrong, but Many are Useful", JMLR 2019
+    (arXiv:1801.01489); for single images as in Captum.
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)).double()
@@ -224,7 +239,8 @@ class FeaturePermutation(DropMethod):
 
     @property
     def perturbation(self) -> PermutedRegions:
-        return PermutedRegions(Coalitions(Zero(), self.regions, self.design), self.seed)  # no baseline is shown
+        # no baseline is shown
+        return PermutedRegions(Coalitions(Zero(), self.regions, self.design), self.seed)
 
 
 DESIGNS = 4  # pairs of points of one scrambled sequence
@@ -254,18 +270,26 @@ class GridSensitivity(RegionMethod):
 class SobolPoints(CoalitionDesign):
     """Points A and B of scrambled Sobol sequences, and A with each coordinate in turn taken from B.
 
-    A sequence gives a few such designs; the next is scrambled otherwise, so that the sequences are independent.
+    A sequence gives a few such designs; the next is scrambled otherwise, so that the sequences are
+    independent.
     """
 
     def rows(self, regions: int) -> torch.Tensor:
         if self.samples < self.unit(regions):
-            raise MethodError(f"samples of sobol must be at least {self.unit(regions)}, got {self.samples}; give more")
+            raise MethodError(
+                f"samples of sobol must be at least {self.unit(regions)}, got {self.samples}; give "
+                "more"
+            )
         engine: Any = torch.quasirandom.SobolEngine  # which has no types
         rows = []
         for sequence in range(self.samples // self.unit(regions)):
             seed = (self.seed * 1_000_003 + sequence) % 2**31
             # The first point is rounded to the default dtype; in float32 it is the same under each.
-            points = engine(2 * regions, scramble=True, seed=seed).draw(DESIGNS, dtype=torch.float32).double()
+            points = (
+                engine(2 * regions, scramble=True, seed=seed)
+                .draw(DESIGNS, dtype=torch.float32)
+                .double()
+            )
             a, b = points.reshape(DESIGNS, 2, 1, regions).unbind(1)
             mixed = torch.where(torch.eye(regions, dtype=torch.bool), b, a)
             rows.append(torch.cat([a, b, mixed], 1).flatten(0, 1))
@@ -276,7 +300,8 @@ class SobolPoints(CoalitionDesign):
 
 
 def left_out_error(without: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The standard errors of values, from the values without each part of the sample in turn (jackknife)."""
+    """The standard errors of values, from the values without each part of the sample in turn
+    (jackknife)."""
     values = torch.stack(list(without))
     n = len(values)
     return floored_error((n - 1) / n * (values - values.mean(0)).square().sum(0), n - 1)
@@ -290,38 +315,46 @@ def _indices(halves: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
 class Sobol(GridSensitivity):
     r"""Share of the score's variance that involves each cell.
 
-    How much of the variance of the score each cell of a grid has a part in, when cells fade at random.
+    How much of the variance of the score each cell of a grid has a part in, when cells fade at
+    random.
 
-    The total Sobol index of a cell is :math:`E[\mathrm{Var}(y \mid \text{all others})] / \mathrm{Var}(y)`, by Jansen's
-    estimator :math:`\frac{1}{2n}\sum_j (y(A_j) - y(A_j^{(i)}))^2 / \mathrm{Var}(y)`, in which :math:`A_j^{(i)}` is
-    :math:`A_j` with its i-th cell taken from :math:`B_j`. Points are those of scrambled Sobol sequences, four pairs of
-    each; the error is that of leaving out one sequence in turn. Indices have no sign.
+    The total Sobol index of a cell is :math:`E[\mathrm{Var}(y \mid \text{all others})] /
+    \mathrm{Var}(y)`, by Jansen's estimator :math:`\frac{1}{2n}\sum_j (y(A_j) - y(A_j^{(i)}))^2 /
+    \mathrm{Var}(y)`, in which :math:`A_j^{(i)}` is
+    :math:`A_j` with its i-th cell taken from :math:`B_j`. Points are those of scrambled Sobol
+    sequences, four pairs of each; the error is that of leaving out one sequence in turn. Indices
+    have no sign.
 
     Args:
-        samples: how many covered photos, at most; a design takes M + 2 for M cells, 32 of them 2,112 for a grid of 8.
+        samples: how many covered photos, at most; a design takes M + 2 for M cells, 32 of them
+            2,112 for a grid of 8.
         grid: cells along a side.
         baseline: what cells fade to: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the sequences.
-        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
-            or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at
+            most ``tolerance``, or after so many seconds.
 
     Returns:
         ``(N, grid, grid)``, indices from 0, with errors from three sequences on.
 
-    Fel et al., "Look at the Variance! Efficient Black-box Explanations with Sobol-based Sensitivity Analysis", NeurIPS
-    2021 (arXiv:2111.04138).
+    Fel et al., "Look at the Variance! Efficient Black-box Explanations with Sobol-based Sensitivity
+    Analysis", NeurIPS 2021 (arXiv:2111.04138).
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
-    >>> explain.attribute(model, torch.rand(1, 3, 2, 2), Sobol(samples=48, grid=2), target=1).values.shape
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 2, 2), Sobol(samples=48, grid=2), target=1
+    ... ).values.shape
     torch.Size([1, 2, 2])
     """
 
     minimums = {"samples": 1, "grid": 1}
     designed_by = SobolPoints
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
+    def solve(
+        self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
+    ) -> Estimate:
         designs = scores.reshape(-1, DESIGNS, seen.shape[1] + 2)
         first = designs[:, :, :1]
         halves = (first - designs[:, :, 2:]).square().sum(1) / (2 * DESIGNS)  # (sequences, M)
@@ -331,11 +364,14 @@ class Sobol(GridSensitivity):
         if n < FEWEST_PARTS or bool(scores.max() - scores.min() <= 1e-6 * scores.abs().max()):
             return Estimate(values)
         parts = torch.arange(n, device=scores.device)
-        return Estimate(values, left_out_error(_indices(halves[parts != k], ends[parts != k]) for k in range(n)))
+        return Estimate(
+            values, left_out_error(_indices(halves[parts != k], ends[parts != k]) for k in range(n))
+        )
 
 
 class HalfMasks(CoalitionDesign):
-    """Each cell seen or not by the toss of a coin, in groups that are even: each cell is seen in half of a group."""
+    """Each cell seen or not by the toss of a coin, in groups that are even: each cell is seen in
+    half of a group."""
 
     def rows(self, regions: int) -> torch.Tensor:
         generator = seeded(self.seed)
@@ -350,7 +386,8 @@ GROUP = 20  # masks in which each cell is seen as often as not
 
 
 def hsic(seen: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:
-    """The biased estimate of HSIC for each column of truth values ``(n, M)`` and a kernel ``(n, n)``.
+    """The biased estimate of HSIC for each column of truth values ``(n, M)`` and a kernel ``(n,
+    n)``.
 
     With the kernel of a cell 1 where two masks agree on it and 0 elsewhere: tr(K H L H) / n².
     """
@@ -364,29 +401,33 @@ class HSIC(GridSensitivity):
 
     How much the score depends on whether each cell of a grid is seen, in whatever way it does.
 
-    The Hilbert-Schmidt independence criterion :math:`\mathrm{tr}(K_i H L H)/n^2`, with :math:`H = I - 1/n`. The kernel
-    of a cell is 1 where two masks agree on it, and 0 elsewhere; that of the score is Gaussian, as wide as the median
-    distance between two scores. Values have no sign. They are a little above 0 for cells that do nothing, by 1/n.
+    The Hilbert-Schmidt independence criterion :math:`\mathrm{tr}(K_i H L H)/n^2`, with :math:`H = I
+    - 1/n`. The kernel of a cell is 1 where two masks agree on it, and 0 elsewhere; that of the
+    score is Gaussian, as wide as the median distance between two scores. Values have no sign. They
+    are a little above 0 for cells that do nothing, by 1/n.
 
     Args:
-        samples: how many covered photos, at most, in groups of 20 in which each cell is seen ten times.
+        samples: how many covered photos, at most, in groups of 20 in which each cell is seen ten
+            times.
         grid: cells along a side.
         baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
         seed: of the masks.
-        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
-            or after so many seconds.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at
+            most ``tolerance``, or after so many seconds.
 
     Returns:
-        ``(N, grid, grid)``, from 0 to 1/4, with errors from 60 runs on: of the mean over seeds, not of the
-        limit.
+        ``(N, grid, grid)``, from 0 to 1/4, with errors from 60 runs on: of the mean over seeds, not
+        of the limit.
 
-    Novello, Fel and Vigouroux, "Making Sense of Dependence: Efficient Black-box Explanations Using Dependence Measure",
-    NeurIPS 2022 (arXiv:2206.06219).
+    Novello, Fel and Vigouroux, "Making Sense of Dependence: Efficient Black-box Explanations Using
+    Dependence Measure", NeurIPS 2022 (arXiv:2206.06219).
 
     >>> import explain
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
-    >>> explain.attribute(model, torch.rand(1, 3, 2, 2), HSIC(samples=40, grid=2), target=1).values.shape
+    >>> explain.attribute(
+    ...     model, torch.rand(1, 3, 2, 2), HSIC(samples=40, grid=2), target=1
+    ... ).values.shape
     torch.Size([1, 2, 2])
     """
 
@@ -395,9 +436,12 @@ class HSIC(GridSensitivity):
     minimums = {"samples": GROUP, "grid": 1}
     designed_by = HalfMasks
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
+    def solve(
+        self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
+    ) -> Estimate:
         apart = (scores[:, None] - scores).abs()
-        differ = apart > 1e-6 * apart.max()  # the same mask, drawn twice, scores the same but for rounding
+        # the same mask, drawn twice, scores the same but for rounding
+        differ = apart > 1e-6 * apart.max()
         width = float(apart[differ].median()) if bool(differ.any()) else 1.0
         alike = torch.exp(-((apart / width) ** 2) / 2)
         values = hsic(seen, alike)
@@ -406,4 +450,6 @@ class HSIC(GridSensitivity):
             return Estimate(values)
         group = torch.arange(len(seen), device=seen.device) // GROUP % groups
         stays = [group != k for k in range(groups)]
-        return Estimate(values, left_out_error(hsic(seen[rows], alike[rows][:, rows]) for rows in stays))
+        return Estimate(
+            values, left_out_error(hsic(seen[rows], alike[rows][:, rows]) for rows in stays)
+        )

@@ -8,11 +8,29 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.random_numbers import normal, seeded
-from explain.engine import Accumulator, Activations, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
+from explain.engine import (
+    Accumulator,
+    Activations,
+    Attributions,
+    Evidence,
+    Need,
+    Perturbation,
+    PerturbedRows,
+    Reducer,
+)
 from explain.engine.needs import LayerGradients
 from explain.engine.perturbations import AnswerTo, SumOfRows, rows_of
 from explain.methods import cam, gradients
-from explain.methods.base import Method, Source, Style, cited, over_all, register, register_wrapper, spatial_dims
+from explain.methods.base import (
+    Method,
+    Source,
+    Style,
+    cited,
+    over_all,
+    register,
+    register_wrapper,
+    spatial_dims,
+)
 
 Statistic = Literal["mean", "square", "variance"]
 _PREFIX = {"mean": "smooth", "square": "smoothsquare", "variance": "var"}
@@ -20,7 +38,8 @@ _PUBLISHED = {"mean": "smoothgrad", "square": "smoothgrad2", "variance": "vargra
 
 
 def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
-    """The ``index``-th standard normal sample in the shape of ``like``, the same on every device and in every batch."""
+    """The ``index``-th standard normal sample in the shape of ``like``, the same on every device
+    and in every batch."""
     return normal(like.shape, seeded(seed, index)).to(like)
 
 
@@ -38,7 +57,8 @@ def span(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class NoisyCopies(Perturbation):
-    """Copies of the photo with noise; ``sigma`` is its standard deviation relative to the range of its values."""
+    """Copies of the photo with noise; ``sigma`` is its standard deviation relative to the range of
+    its values."""
 
     samples: int
     sigma: float
@@ -58,7 +78,8 @@ class NoisyCopies(Perturbation):
 
 @dataclass(frozen=True)
 class Statistics(Reducer):
-    """The mean, the mean square or the variance of what was found for the altered copies of each image."""
+    """The mean, the mean square or the variance of what was found for the altered copies of each
+    image."""
 
     of: Statistic
 
@@ -88,9 +109,9 @@ class WrapperMethod(Method):
 class Smooth(WrapperMethod):
     r"""What a method says on average over noisy copies of the photo, or how much it varies.
 
-    With the default method this is SmoothGrad, SmoothGrad-Squared and VarGrad: the mean, the mean square and the
-    variance of :math:`M(x + \varepsilon_i)`, :math:`\varepsilon_i \sim \mathcal N(0, \sigma^2)`. Every copy is asked
-    for the class of the unaltered photo.
+    With the default method this is SmoothGrad, SmoothGrad-Squared and VarGrad: the mean, the mean
+    square and the variance of :math:`M(x + \varepsilon_i)`, :math:`\varepsilon_i \sim \mathcal N(0,
+    \sigma^2)`. Every copy is asked for the class of the unaltered photo.
 
     Args:
         method: any method; its name goes into this one's: ``smooth(gradcam)``.
@@ -102,9 +123,9 @@ class Smooth(WrapperMethod):
     Returns:
         What ``method`` returns, in its units or in their square.
 
-    Smilkov et al., "SmoothGrad: removing noise by adding noise", 2017 (arXiv:1706.03825); Hooker et al., "A Benchmark
-    for Interpretability Methods in Deep Neural Networks", NeurIPS 2019; Adebayo et al., "Sanity Checks for Saliency
-    Maps", NeurIPS 2018.
+    Smilkov et al., "SmoothGrad: removing noise by adding noise", 2017 (arXiv:1706.03825); Hooker et
+    al., "A Benchmark for Interpretability Methods in Deep Neural Networks", NeurIPS 2019; Adebayo
+    et al., "Sanity Checks for Saliency Maps", NeurIPS 2018.
 
     >>> import explain, torch
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2))
@@ -129,7 +150,11 @@ class Smooth(WrapperMethod):
 
     @property
     def about(self) -> str:
-        inner = "the gradient" if self.method == gradients.Saliency(absolute=False) else self.method.name
+        inner = (
+            "the gradient"
+            if self.method == gradients.Saliency(absolute=False)
+            else self.method.name
+        )
         of = {"mean": "mean", "square": "mean square", "variance": "variance"}[self.statistic]
         return f"{of} of {inner} over noisy copies"
 
@@ -144,7 +169,11 @@ class Smooth(WrapperMethod):
 
     @property
     def found(self) -> Attributions:
-        return Attributions(NoisyCopies(self.samples, self.sigma, self.seed), self.method, Statistics(self.statistic))
+        return Attributions(
+            NoisyCopies(self.samples, self.sigma, self.seed),
+            self.method,
+            Statistics(self.statistic),
+        )
 
 
 register(Smooth(statistic="square"))
@@ -162,25 +191,34 @@ class Moments(Accumulator):
         self._of: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        for image, value in zip(images.tolist(), values**2 if self._statistic == "square" else values, strict=True):
-            count, mean, squares = self._of.get(image, (0, torch.zeros_like(value), torch.zeros_like(value)))
+        for image, value in zip(
+            images.tolist(), values**2 if self._statistic == "square" else values, strict=True
+        ):
+            count, mean, squares = self._of.get(
+                image, (0, torch.zeros_like(value), torch.zeros_like(value))
+            )
             off = value - mean
             mean = mean + off / (count + 1)
             self._of[image] = count + 1, mean, squares + off * (value - mean)
 
     def result(self) -> torch.Tensor:
         found = [self._of[image] for image in sorted(self._of)]
-        return torch.stack([s / count if self._statistic == "variance" else mean for count, mean, s in found])
+        return torch.stack(
+            [s / count if self._statistic == "variance" else mean for count, mean, s in found]
+        )
 
 
 @dataclass(frozen=True)
 class MeanPowers(Reducer):
-    """The means of the first three powers of the results for the ``samples`` copies of each image."""
+    """The means of the first three powers of the results for the ``samples`` copies of each
+    image."""
 
     samples: int
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        def weigh(
+            images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor
+        ) -> torch.Tensor:
             return torch.stack([values, values**2, values**3], 1) / self.samples
 
         return SumOfRows(len(evidence.inputs), weigh)
@@ -190,11 +228,13 @@ class MeanPowers(Reducer):
 class SmoothGradCAMPlusPlus(cam.ClassActivationMap):
     r"""Grad-CAM++ with derivatives averaged over noisy copies.
 
-    Grad-CAM++ with each derivative averaged over noisy copies of the photo; the feature maps are the clean ones.
+    Grad-CAM++ with each derivative averaged over noisy copies of the photo; the feature maps are
+    the clean ones.
 
     With :math:`D_p` the mean over the copies of the p-th power of the gradient,
-    :math:`\alpha = D_2 / (2 D_2 + \sum_{ab} A_{ab} D_3)` and :math:`w_k = \sum_{ij} \alpha\,\mathrm{ReLU}(D_1)`. The
-    paper prints :math:`D_1` above the fraction bar; :math:`D_2` is what makes it Grad-CAM++ where there is no noise.
+    :math:`\alpha = D_2 / (2 D_2 + \sum_{ab} A_{ab} D_3)` and :math:`w_k = \sum_{ij}
+    \alpha\,\mathrm{ReLU}(D_1)`. The paper prints :math:`D_1` above the fraction bar; :math:`D_2` is
+    what makes it Grad-CAM++ where there is no noise.
 
     Args:
         samples: how many copies.
@@ -207,8 +247,12 @@ class SmoothGradCAMPlusPlus(cam.ClassActivationMap):
     Omeiza et al., "Smooth Grad-CAM++", 2019 (arXiv:1908.01224).
 
     >>> import explain, torch
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> a = explain.attribute(model, torch.rand(1, 3, 8, 8), SmoothGradCAMPlusPlus(samples=2), target=1, layer="0")
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> a = explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), SmoothGradCAMPlusPlus(samples=2), target=1, layer="0"
+    ... )
     >>> a.values.shape
     torch.Size([1, 6, 6])
     """
@@ -246,7 +290,11 @@ class Views(Perturbation):
 
     @property
     def kinds(self) -> list[tuple[float, bool]]:
-        return [(scale, flip) for scale in self.scales for flip in ((False, True) if self.flip else (False,))]
+        return [
+            (scale, flip)
+            for scale in self.scales
+            for flip in ((False, True) if self.flip else (False,))
+        ]
 
     words = "the photo mirrored and at other scales"
 
@@ -258,15 +306,23 @@ class Views(Perturbation):
 
         def carry(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             pairs = zip(tensor, numbers.tolist(), strict=True)
-            return torch.cat([_shown(each[None], *self.kinds[number], padding="reflection") for each, number in pairs])
+            return torch.cat(
+                [
+                    _shown(each[None], *self.kinds[number], padding="reflection")
+                    for each, number in pairs
+                ]
+            )
 
-        rows = rows_of([len(self.kinds)] * len(x), x.device, lambda images, numbers: carry(x[images], numbers))
+        rows = rows_of(
+            [len(self.kinds)] * len(x), x.device, lambda images, numbers: carry(x[images], numbers)
+        )
         return replace(rows, carry=carry)
 
 
 @dataclass(frozen=True)
 class MappedBack(Reducer):
-    """The sums of results for views of each image, and of ones, each mapped back to where the photo is."""
+    """The sums of results for views of each image, and of ones, each mapped back to where the photo
+    is."""
 
     views: Views
 
@@ -274,13 +330,18 @@ class MappedBack(Reducer):
         count = len(evidence.inputs)
         ndim = evidence.inputs.ndim
 
-        def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        def weigh(
+            images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor
+        ) -> torch.Tensor:
             return torch.stack([back(*each) for each in zip(numbers.tolist(), values, strict=True)])
 
         def back(number: int, value: torch.Tensor) -> torch.Tensor:
             scale, flip = self.views.kinds[number]
             flat = value[None] if value.ndim == ndim - 1 else value[None, None]
-            both = [_shown(each, 1 / scale, flip, padding="zeros") for each in (flat, torch.ones_like(flat))]
+            both = [
+                _shown(each, 1 / scale, flip, padding="zeros")
+                for each in (flat, torch.ones_like(flat))
+            ]
             return torch.stack([each[0].reshape(value.shape) for each in both])
 
         return SumOfRows(count, weigh)
@@ -288,10 +349,11 @@ class MappedBack(Reducer):
 
 @dataclass(frozen=True)
 class Augmented(WrapperMethod):
-    """What a method says on average over the photo as it is, flipped, and shown larger and smaller, each mapped back.
+    """What a method says on average over the photo as it is, flipped, and shown larger and smaller,
+    each mapped back.
 
-    The photo keeps its size: it is enlarged and cut off, or made smaller with its border mirrored, so any network takes
-    it. A place that a variant does not show takes no part in its average.
+    The photo keeps its size: it is enlarged and cut off, or made smaller with its border mirrored,
+    so any network takes it. A place that a variant does not show takes no part in its average.
 
     Args:
         method: any method; its name goes into this one's: ``augmented(gradcam)``.
@@ -301,12 +363,17 @@ class Augmented(WrapperMethod):
     Returns:
         What ``method`` returns.
 
-    Shanmugam et al., "Better Aggregation in Test-Time Augmentation", ICCV 2021; for maps: Gildenblat, 2021.
+    Shanmugam et al., "Better Aggregation in Test-Time Augmentation", ICCV 2021; for maps:
+    Gildenblat, 2021.
 
     >>> import explain, torch
     >>> from explain.methods import GradCAM
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> a = explain.attribute(model, torch.rand(1, 3, 8, 8), Augmented(GradCAM()), target=1, layer="0")
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ... )
+    >>> a = explain.attribute(
+    ...     model, torch.rand(1, 3, 8, 8), Augmented(GradCAM()), target=1, layer="0"
+    ... )
     >>> a.method, a.values.shape
     ('augmented(gradcam)', torch.Size([1, 6, 6]))
     """
@@ -345,7 +412,8 @@ register_wrapper("augmented", Augmented)
 
 
 def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.Tensor:
-    """Show ``x`` ``(1, C, H, W)`` enlarged about its centre by ``scale`` at the same size, mirrored if ``flip``.
+    """Show ``x`` ``(1, C, H, W)`` enlarged about its centre by ``scale`` at the same size, mirrored
+    if ``flip``.
 
     Of a video, every frame is shown so.
     """

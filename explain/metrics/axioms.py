@@ -1,5 +1,5 @@
-"""What a map should be by itself: spread over little of the photo, and invariant; and ADCC, which explains the masked
-photo again."""
+"""What a map should be by itself: spread over little of the photo, and invariant; and ADCC, which
+explains the masked photo again."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,13 +25,14 @@ class Sparseness(MapMetric):
 
     It is 0 where all are equal, and near 1 where one pixel has everything.
 
-    :math:`G = \frac{\sum_k (2k - d - 1)\,|a|_{(k)}}{d \sum_k |a|_{(k)}}`, smallest first. More is sparser, and counts
-    as better. Not defined for a map of zeros.
+    :math:`G = \frac{\sum_k (2k - d - 1)\,|a|_{(k)}}{d \sum_k |a|_{(k)}}`, smallest first. More is
+    sparser, and counts as better. Not defined for a map of zeros.
 
     Args:
         sign: how values become one number for each pixel, see `explain.metrics.maps.Sign`.
 
-    Chalasani et al., "Concise Explanations of Neural Networks using Adversarial Training", ICML 2020.
+    Chalasani et al., "Concise Explanations of Neural Networks using Adversarial Training", ICML
+    2020.
 
     >>> import explain, torch
     >>> maps = torch.zeros(1, 2, 2)
@@ -73,9 +74,12 @@ class Complexity(MapMetric):
     better = "less"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        sizes = data.maps.per_pixel(self.sign).abs().flatten(1).double()  # whose sum must not overflow
+        # whose sum must not overflow
+        sizes = data.maps.per_pixel(self.sign).abs().flatten(1).double()
         total = sizes.sum(1, keepdim=True)
-        value = torch.special.entr(sizes / torch.where(total > 0, total, 1)).sum(1).to(data.maps.values)
+        value = (
+            torch.special.entr(sizes / torch.where(total > 0, total, 1)).sum(1).to(data.maps.values)
+        )
         return MetricResult(data.undefined(self, value, total[:, 0] == 0, ZERO))
 
 
@@ -85,14 +89,16 @@ class EffectiveComplexity(MapMetric):
 
     Less is better.
 
-    (The paper defines it as the smallest number of pixels that determine the score; its count of values that are not
-    nothing, which other packages use as well, is what this is.) Not defined for a map of zeros.
+    (The paper defines it as the smallest number of pixels that determine the score; its count of
+    values that are not nothing, which other packages use as well, is what this is.) Not defined for
+    a map of zeros.
 
     Args:
         threshold: the share of the largest magnitude.
         sign: as for `Sparseness`.
 
-    Nguyen and Martínez, "On quantitative aspects of model interpretability", 2020 (arXiv:2007.07584).
+    Nguyen and Martínez, "On quantitative aspects of model interpretability", 2020
+    (arXiv:2007.07584).
 
     >>> EffectiveComplexity().threshold
     0.1
@@ -113,7 +119,8 @@ class EffectiveComplexity(MapMetric):
 
 
 class Shifted(nn.Module):
-    """A model that takes ``shift`` away from its photo first, so that it says of ``x + shift`` what it said of x.
+    """A model that takes ``shift`` away from its photo first, so that it says of ``x + shift`` what
+    it said of x.
 
     ``path`` is where the photo is among the arguments.
     """
@@ -171,8 +178,9 @@ OTHER = "leave adcc out, or use its parts: averagedrop(score='logit') and sparse
 class InputInvariance(ReattributionMetric):
     r"""Change of the map when photo and model are shifted by the same constant.
 
-    :math:`\|\Phi_{f'}(x + c) - \Phi_f(x)\|_2 / \|\Phi_f(x)\|_2` with :math:`f'(x) = f(x - c)`; the paper shifts the
-    first layer's bias, which is the same but for padding. Less is better. Not defined for a map of zeros.
+    :math:`\|\Phi_{f'}(x + c) - \Phi_f(x)\|_2 / \|\Phi_f(x)\|_2` with :math:`f'(x) = f(x - c)`; the
+    paper shifts the first layer's bias, which is the same but for padding. Less is better. Not
+    defined for a map of zeros.
 
     Args:
         shift: c, in the units of the input.
@@ -192,23 +200,29 @@ class InputInvariance(ReattributionMetric):
         yield Variant(Raised(self.shift), model=Shifting(self.shift))
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        return MetricResult(data.undefined(self, numbers[:, 0], (data.maps.values == 0).flatten(1).all(1), ZERO))
+        return MetricResult(
+            data.undefined(self, numbers[:, 0], (data.maps.values == 0).flatten(1).all(1), ZERO)
+        )
 
 
 @register
 class ADCC(ReattributionMetric):
     r"""Harmonic mean of coherency, simplicity and the probability kept under the heatmap.
 
-    :math:`3 \Bigl(\frac{1}{\mathrm{Coh}} + \frac{1}{1 - \mathrm{Com}} + \frac{1}{1 - \mathrm{AD}}\Bigr)^{-1}`, where
-    Coh is Pearson's correlation of the heatmap with that of the photo masked by it, brought to [0, 1] as
-    :math:`(1 + r) / 2`; Com is the heatmap's mean; AD is the share of the probability that masking takes. ``parts`` has
-    all three. More is better. Not defined for a map without a positive value, nor where the probability is next to
-    nothing; where one of the three has failed entirely, the mean is 0.
+    :math:`3 \Bigl(\frac{1}{\mathrm{Coh}} + \frac{1}{1 - \mathrm{Com}} + \frac{1}{1 -
+    \mathrm{AD}}\Bigr)^{-1}`, where Coh is Pearson's correlation of the heatmap with that of the
+    photo masked by it, brought to [0, 1] as
+    :math:`(1 + r) / 2`; Com is the heatmap's mean; AD is the share of the probability that masking
+    takes. ``parts`` has all three. More is better. Not defined for a map without a positive value,
+    nor where the probability is next to nothing; where one of the three has failed entirely, the
+    mean is 0.
 
     Args:
-        baseline: what replaces the photo where the heatmap is 0; the paper multiplies the photo by the map.
+        baseline: what replaces the photo where the heatmap is 0; the paper multiplies the photo by
+            the map.
 
-    Poppi et al., "Revisiting The Evaluation of Class Activation Mapping for Explainability", CVPR Workshops 2021.
+    Poppi et al., "Revisiting The Evaluation of Class Activation Mapping for Explainability", CVPR
+    Workshops 2021.
 
     >>> ADCC().better
     'more'
@@ -237,6 +251,8 @@ class ADCC(ReattributionMetric):
         goods = torch.stack([coherency, 1 - complexity, 1 - drop], 1)
         value = torch.where((goods <= 0).any(1), 0, 3 / torch.where(goods > 0, 1 / goods, 1).sum(1))
         value = data.undefined(self, value, original < SMALL, f"the probability is below {SMALL:g}")
-        value = data.undefined(self, value, data.maps.heatmap.flatten(1).amax(1) == 0, "its map has no positive value")
+        value = data.undefined(
+            self, value, data.maps.heatmap.flatten(1).amax(1) == 0, "its map has no positive value"
+        )
         parts = {"coherency": coherency, "complexity": complexity, "averagedrop": drop}
         return MetricResult(value.to(data.maps.values.dtype), parts=parts)

@@ -1,5 +1,5 @@
-"""What a metric is, its input and its result; metrics that score perturbed photos, each distinct one run once; metrics
-by name."""
+"""What a metric is, its input and its result; metrics that score perturbed photos, each distinct
+one run once; metrics by name."""
 
 import fnmatch
 import hashlib
@@ -27,7 +27,9 @@ Better = Literal["more", "less"]
 ROUNDING = 128
 """How many of the last bits of a score may be rounding errors."""
 
-PAPER = re.compile(r"""((?:[A-Z][\w-]+)(?: et al\.| and [A-Z][\w-]+)?), "[^"]+", ([^;.(,"]*?\d{4})""")
+PAPER = re.compile(
+    r"""((?:[A-Z][\w-]+)(?: et al\.| and [A-Z][\w-]+)?), "[^"]+", ([^;.(,"]*?\d{4})"""
+)
 """Authors, title, venue and year in a docstring."""
 
 NO_SCORE = torch.tensor(torch.nan)
@@ -39,11 +41,13 @@ CONSTANT = "its map is constant"
 class MetricInput:
     """What a metric sees: N photos, and one method's maps of them.
 
-    ``images`` ``(N, C, H, W)`` are the model's inputs, ``target_score`` ``(N,)`` is the score that was explained, and
-    ``probability`` ``(N,)`` that of the class, where the target is one of ``classes`` ``(N,)``; ``outputs`` says how
-    the model's outputs become probabilities. Where only maps are measured, the model is not run, and the score is NaN.
-    Where the object is: ``boxes`` are lists of boxes ``(k, 4)``, one for each photo, and ``regions`` truth values
-    ``(N, H, W)``. ``masked`` are the `explain.metrics.masked_scores.MaskedScores` of one photo, where they were run.
+    ``images`` ``(N, C, H, W)`` are the model's inputs, ``target_score`` ``(N,)`` is the score that
+    was explained, and ``probability`` ``(N,)`` that of the class, where the target is one of
+    ``classes`` ``(N,)``; ``outputs`` says how the model's outputs become probabilities. Where only
+    maps are measured, the model is not run, and the score is NaN. Where the object is: ``boxes``
+    are lists of boxes ``(k, 4)``, one for each photo, and ``regions`` truth values ``(N, H, W)``.
+    ``masked`` are the `explain.metrics.masked_scores.MaskedScores` of one photo, where they were
+    run.
     """
 
     maps: Maps
@@ -69,7 +73,8 @@ class MetricInput:
         return self.size[0] * self.size[1]
 
     def ranks(self, sign: Sign, seed: int) -> torch.Tensor:
-        """The rank of each pixel ``(N, H, W)``, 0 for the largest value; equal values are shuffled."""
+        """The rank of each pixel ``(N, H, W)``, 0 for the largest value; equal values are
+        shuffled."""
         if (sign, seed) not in self._ranks:
             self._ranks[sign, seed] = ranks_of(self.maps.per_pixel(sign), seed)
         return self._ranks[sign, seed]
@@ -92,27 +97,35 @@ class MetricInput:
         raise TargetError(f"{must}, got the only one, or a number; {remedy}")
 
     def loss(self, score: Score, scores: torch.Tensor) -> torch.Tensor:
-        """The original score less those of the perturbed photos ``(N, K)``; zero within rounding errors.
+        """The original score less those of the perturbed photos ``(N, K)``; zero within rounding
+        errors.
 
         Rounding errors depend on the other photos of a batch, and must not decide a figure.
         """
         original = self.original(score)[:, None]
         loss = original - scores
         largest = torch.maximum(original.abs(), scores.abs().amax(1, keepdim=True))
-        return torch.where(loss.abs() <= ROUNDING * torch.finfo(scores.dtype).eps * largest, 0, loss)
+        return torch.where(
+            loss.abs() <= ROUNDING * torch.finfo(scores.dtype).eps * largest, 0, loss
+        )
 
-    def undefined(self, metric: "Metric", value: torch.Tensor, wrong: torch.Tensor, why: str) -> torch.Tensor:
+    def undefined(
+        self, metric: "Metric", value: torch.Tensor, wrong: torch.Tensor, why: str
+    ) -> torch.Tensor:
         """Put NaN where a figure is not defined, and warn of it."""
         if wrong.any():
             images = image_names(wrong)
-            warn(f"{metric.name} of {self.maps.name} is not defined for image {images}: {why}; it is NaN there")
+            warn(
+                f"{metric.name} of {self.maps.name} is not defined for image {images}: {why}; it "
+                "is NaN there"
+            )
         return torch.where(wrong, torch.nan, value)
 
 
 @dataclass(frozen=True, eq=False)
 class MetricResult:
-    """One figure for each image ``(N,)``; its ``curve`` ``(N, K)`` over the shares ``at`` ``(K,)``, where it has one;
-    and other ``parts`` of it, each ``(N,)`` or ``(N, ...)``."""
+    """One figure for each image ``(N,)``; its ``curve`` ``(N, K)`` over the shares ``at`` ``(K,)``,
+    where it has one; and other ``parts`` of it, each ``(N,)`` or ``(N, ...)``."""
 
     value: torch.Tensor
     curve: torch.Tensor | None = None
@@ -123,16 +136,19 @@ class MetricResult:
 @dataclass_transform(frozen_default=True)  # of which `register` makes dataclasses
 @dataclass(frozen=True)
 class Metric(Options):
-    """A measure of how good a map is, as a frozen dataclass: its fields are its options, checked against their types.
+    """A measure of how good a map is, as a frozen dataclass: its fields are its options, checked
+    against their types.
 
-    A metric is a subclass of `MapMetric`, which sees the map and nothing else, of `ScoreMetric`, which scores perturbed
-    photos, or of `ReattributionMetric`, which runs the method again. Class attributes describe it:
+    A metric is a subclass of `MapMetric`, which sees the map and nothing else, of `ScoreMetric`,
+    which scores perturbed photos, or of `ReattributionMetric`, which runs the method again. Class
+    attributes describe it:
 
-    - ``name``, ``about`` and ``paper``, as in a list of metrics: the class's name in lower case, the first line of its
-      docstring, and the paper that this cites, where they are not given;
+    - ``name``, ``about`` and ``paper``, as in a list of metrics: the class's name in lower case,
+      the first line of its docstring, and the paper that this cites, where they are not given;
     - ``units`` of its figure, and whether more or less of it is ``better``;
     - ``needs_object``: whether it needs boxes or masks of the object;
-    - ``minimums`` and ``below``: by name of an option, the smallest number that it may be; what it must be below.
+    - ``minimums`` and ``below``: by name of an option, the smallest number that it may be; what it
+      must be below.
     """
 
     name: ClassVar[str] = ""
@@ -146,7 +162,10 @@ class Metric(Options):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cited = PAPER.search(" ".join((cls.__doc__ or "").split()))
-        known = {"name": cls.__name__.lower(), "paper": ", ".join(cited.groups()) if cited else cls.paper}
+        known = {
+            "name": cls.__name__.lower(),
+            "paper": ", ".join(cited.groups()) if cited else cls.paper,
+        }
         for name in known.keys() - vars(cls).keys():
             setattr(cls, name, known[name])
 
@@ -174,7 +193,8 @@ _known: dict[str, Metric] = {}
 
 
 def register(metric: type[Metric] | None = None, /, **options: Any) -> Any:
-    """Make a metric known by its name: ``@register`` with its default options, ``@register(order="lerf")`` with others.
+    """Make a metric known by its name: ``@register`` with its default options,
+    ``@register(order="lerf")`` with others.
 
     A class that is no dataclass yet becomes a frozen one.
 
@@ -210,10 +230,14 @@ def get_metric(metric: MetricLike) -> Metric:
     if isinstance(metric, str):
         name = metric.strip().lower()
         if name not in _known:
-            raise MetricError(f"metric {shown(metric)} is unknown; {did_you_mean(name, list_metrics())}")
+            raise MetricError(
+                f"metric {shown(metric)} is unknown; {did_you_mean(name, list_metrics())}"
+            )
         return _known[name]
     if not isinstance(metric, Metric):
-        remedy = f"use {metric.__name__}()" if isinstance(metric, type) else "see explain.list_metrics()"
+        remedy = (
+            f"use {metric.__name__}()" if isinstance(metric, type) else "see explain.list_metrics()"
+        )
         raise MetricError(f"metric must be a name or a metric, got {shown(metric)}; {remedy}")
     return metric
 
@@ -230,8 +254,9 @@ Ranks = Sequence[int] | torch.Tensor
 class ScoreRequest:
     """A request for the scores of K perturbed photos of each of N images.
 
-    ``of`` makes the photos; equal perturbations are run once for all metrics and maps. ``places`` ``(N, K)`` says which
-    of its rows each photo is (those of the first image come first), or that it is `UNCHANGED`, or `COVERED` entirely.
+    ``of`` makes the photos; equal perturbations are run once for all metrics and maps. ``places``
+    ``(N, K)`` says which of its rows each photo is (those of the first image come first), or that
+    it is `UNCHANGED`, or `COVERED` entirely.
     None: each image has K rows, in their order.
     """
 
@@ -246,7 +271,8 @@ class ScoreRequest:
 
     @property
     def blank(self) -> Scores | None:
-        """The need for the scores of wholly covered photos; None where these are not among the photos."""
+        """The need for the scores of wholly covered photos; None where these are not among the
+        photos."""
         if self.places is None or not bool((self.places == COVERED).any()):
             return None
         return blank_score(self.of.baseline, self.score)  # type: ignore[attr-defined]
@@ -259,7 +285,9 @@ class ScoreRequest:
 
     @property
     def needs(self) -> frozenset[Scores]:
-        return frozenset(need for need in (self.whole, self.blank, self.perturbed) if need is not None)
+        return frozenset(
+            need for need in (self.whole, self.blank, self.perturbed) if need is not None
+        )
 
     def scores(self, evidence: Evidence) -> torch.Tensor:
         """The scores ``(N, K)``."""
@@ -270,7 +298,9 @@ class ScoreRequest:
         if self.blank is not None:
             scores = torch.where(self.places == COVERED, evidence[self.blank][:, None], scores)
         if self.perturbed is not None:
-            scores = torch.where(self.places >= 0, evidence[self.perturbed][self.places.clamp(min=0)], scores)
+            scores = torch.where(
+                self.places >= 0, evidence[self.perturbed][self.places.clamp(min=0)], scores
+            )
         of_photos: torch.Tensor = scores.expand(self.places.shape)
         return of_photos
 
@@ -291,8 +321,8 @@ class ScoreMetric(Metric):
 class CoveredRanks(MaskedInputs):
     """Photos of which the pixels with some ranks ``(N, H, W)`` are covered.
 
-    ``intervals`` ``(P, 3)`` has the image of each photo, the first rank that is covered, and the one behind the last.
-    ``content`` identifies both.
+    ``intervals`` ``(P, 3)`` has the image of each photo, the first rank that is covered, and the
+    one behind the last. ``content`` identifies both.
     """
 
     baseline: Baseline
@@ -318,7 +348,9 @@ class CoveredRanks(MaskedInputs):
         return rows_of(counts.tolist(), ranks.device, kept)
 
 
-def cover_ranks(ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
+def cover_ranks(
+    ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baseline, score: ScoreKind
+) -> ScoreRequest:
     """Request photos of which the pixels with ``start <= rank < end`` are covered.
 
     Args:
@@ -341,7 +373,8 @@ def cover_ranks(ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baselin
 
 @dataclass(frozen=True)
 class CoveredSoftly(MaskedInputs):
-    """Photos mixed with a baseline by masks ``(N, H, W)`` in [0, 1], which ``content`` identifies."""
+    """Photos mixed with a baseline by masks ``(N, H, W)`` in [0, 1], which ``content``
+    identifies."""
 
     baseline: Baseline
     content: bytes = field(repr=False)
@@ -350,7 +383,11 @@ class CoveredSoftly(MaskedInputs):
     covered_by = "a map"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        return rows_of([1] * len(self.keep), self.keep.device, lambda images, numbers: self.keep[images][:, None])
+        return rows_of(
+            [1] * len(self.keep),
+            self.keep.device,
+            lambda images, numbers: self.keep[images][:, None],
+        )
 
 
 def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> ScoreRequest:

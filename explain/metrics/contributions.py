@@ -1,4 +1,5 @@
-"""Do the values of a map add up? Correlations of sums with the loss of score, infidelity, completeness."""
+"""Do the values of a map add up? Correlations of sums with the loss of score, infidelity,
+completeness."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +16,14 @@ from explain.engine.perturbations import rows_of
 from explain.methods.cam import ratio
 from explain.methods.estimates import MaskedInputs, Score
 from explain.metrics import base
-from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreMetric, ScoreRequest, register
+from explain.metrics.base import (
+    Metric,
+    MetricInput,
+    MetricResult,
+    ScoreMetric,
+    ScoreRequest,
+    register,
+)
 from explain.metrics.faithfulness import least, share_counts
 from explain.metrics.maps import Sign, by_region, correlation, grid_regions, mid_ranks, steps_of
 
@@ -43,13 +51,16 @@ class RandomSubsets(MaskedInputs):
         x = evidence.inputs
 
         def without(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return torch.stack([~self.subset(evidence.size, sample) for sample in numbers.tolist()])[:, None]
+            return torch.stack(
+                [~self.subset(evidence.size, sample) for sample in numbers.tolist()]
+            )[:, None]
 
         return rows_of([self.samples] * len(x), x.device, without)
 
 
 class _SubsetCorrelation(ScoreMetric):
-    """The correlation of random subsets' sums with the loss of score without them, for subsets of some sizes.
+    """The correlation of random subsets' sums with the loss of score without them, for subsets of
+    some sizes.
 
     The subsets are the same ones for every image and method.
     """
@@ -79,25 +90,31 @@ class _SubsetCorrelation(ScoreMetric):
         maps = data.maps.contributions
         correlations = []
         for subsets, of_size in zip(self._subsets(data), scores, strict=True):
-            pixels = (subsets.subset(data.size, sample).to(maps.device) for sample in range(self.samples))
+            pixels = (
+                subsets.subset(data.size, sample).to(maps.device) for sample in range(self.samples)
+            )
             sums = torch.stack([maps[:, subset].sum(1) for subset in pixels], 1)
             correlations.append(correlation(sums, data.loss(self.score, of_size)))
         curve = torch.stack(correlations, 1)
-        return MetricResult(_defined(self, data, curve.mean(1)), curve, torch.tensor(self.sizes) / 100)
+        return MetricResult(
+            _defined(self, data, curve.mean(1)), curve, torch.tensor(self.sizes) / 100
+        )
 
 
 @register
 class FaithfulnessCorrelation(_SubsetCorrelation):
     r"""Correlation of random subsets' sums with the drop of the score without them.
 
-    Pearson's :math:`\mathrm{corr}_S\bigl(\sum_{i \in S} a_i,\; f(x) - f(x_{\setminus S})\bigr)` over random subsets.
-    More is better. Values for each pixel and channel are added up over the channels.
+    Pearson's :math:`\mathrm{corr}_S\bigl(\sum_{i \in S} a_i,\; f(x) - f(x_{\setminus S})\bigr)`
+    over random subsets. More is better. Values for each pixel and channel are added up over the
+    channels.
 
     Args:
         samples: the number of subsets.
         share: of the pixels in each, in per cent.
         baseline: zeros, as in the paper.
-        score: the target's own "logit" (default), of which contributions are parts, or "probability".
+        score: the target's own "logit" (default), of which contributions are parts, or
+            "probability".
         seed: of the subsets, which are the same for every image and method.
 
     Bhatt et al., "Evaluating and Aggregating Feature-based Model Explanations", IJCAI 2020.
@@ -105,7 +122,9 @@ class FaithfulnessCorrelation(_SubsetCorrelation):
     >>> import explain, torch
     >>> linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2)).double()
     >>> x = torch.rand(1, 3, 4, 4).double()
-    >>> table = explain.evaluate(linear, x, "inputxgradient", FaithfulnessCorrelation(samples=9, share=20))
+    >>> table = explain.evaluate(
+    ...     linear, x, "inputxgradient", FaithfulnessCorrelation(samples=9, share=20)
+    ... )
     >>> round(table["inputxgradient"]["faithfulnesscorrelation"].item(), 6)
     1.0
     """
@@ -127,16 +146,16 @@ class FaithfulnessCorrelation(_SubsetCorrelation):
 class SensitivityN(_SubsetCorrelation):
     r"""Faithfulness correlation on average over subsets of several sizes.
 
-    :math:`\frac{1}{|n|}\sum_n \mathrm{corr}_{|S|=n}\bigl(\sum_{i \in S} a_i,\; f(x) - f(x_{\setminus S})\bigr)`; the
-    ``curve`` has each size's. More is better.
+    :math:`\frac{1}{|n|}\sum_n \mathrm{corr}_{|S|=n}\bigl(\sum_{i \in S} a_i,\; f(x) -
+    f(x_{\setminus S})\bigr)`; the ``curve`` has each size's. More is better.
 
     Args:
         shares: the sizes, in per cent of the pixels.
         samples: the number of subsets of each size.
         baseline, score, seed: as for `FaithfulnessCorrelation`.
 
-    Ancona et al., "Towards better understanding of gradient-based attribution methods for Deep Neural Networks",
-    ICLR 2018.
+    Ancona et al., "Towards better understanding of gradient-based attribution methods for Deep
+    Neural Networks", ICLR 2018.
 
     >>> SensitivityN(shares=(10,)).shares
     (10,)
@@ -160,14 +179,16 @@ class FaithfulnessEstimate(ScoreMetric):
     r"""Correlation of groups' sums, in the map's order, with the drop of the score without each.
 
     The pixels are cut into groups in the order of the map. Pearson's
-    :math:`\mathrm{corr}_g\bigl(\sum_{i \in g} a_i,\; f(x) - f(x_{\setminus g})\bigr)`. More is better.
+    :math:`\mathrm{corr}_g\bigl(\sum_{i \in g} a_i,\; f(x) - f(x_{\setminus g})\bigr)`. More is
+    better.
 
     Args:
         groups: how many groups, of one size but for rounding.
         baseline, score: as for `FaithfulnessCorrelation`.
         seed: of the order of equal values.
 
-    Alvarez-Melis and Jaakkola, "Towards Robust Interpretability with Self-Explaining Neural Networks", NeurIPS 2018.
+    Alvarez-Melis and Jaakkola, "Towards Robust Interpretability with Self-Explaining Neural
+    Networks", NeurIPS 2018.
 
     >>> FaithfulnessEstimate(groups=10).better
     'more'
@@ -183,11 +204,17 @@ class FaithfulnessEstimate(ScoreMetric):
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
         ends = steps_of(data.pixels, self.groups)
-        return [base.cover_ranks(data.ranks("signed", self.seed), ends[:-1], ends[1:], self.baseline, self.score)]
+        return [
+            base.cover_ranks(
+                data.ranks("signed", self.seed), ends[:-1], ends[1:], self.baseline, self.score
+            )
+        ]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         sums = _group_sums(data, "signed", self.seed, self.groups)
-        return MetricResult(_defined(self, data, correlation(sums, data.loss(self.score, scores[0]))))
+        return MetricResult(
+            _defined(self, data, correlation(sums, data.loss(self.score, scores[0])))
+        )
 
 
 @register
@@ -195,16 +222,18 @@ class MonotonicityCorrelation(ScoreMetric):
     r"""Rank correlation of groups' magnitudes with how much noise in each changes the score.
 
     Spearman's
-    :math:`\mathrm{corr}_g\bigl(|\sum_{i \in g} a_i|,\; \mathbb E[(f(x) - f(x_{g \sim \text{noise}}))^2]\bigr)`
-    over groups in the order of the map's magnitude. More is better.
+    :math:`\mathrm{corr}_g\bigl(|\sum_{i \in g} a_i|,\; \mathbb E[(f(x) - f(x_{g \sim
+    \text{noise}}))^2]\bigr)` over groups in the order of the map's magnitude. More is better.
 
     Args:
         groups: how many groups.
-        samples: of the noise, which covers a group alone: `explain.baselines.Noise` with the seeds from ``seed`` on.
+        samples: of the noise, which covers a group alone: `explain.baselines.Noise` with the seeds
+            from ``seed`` on.
         score: as for `FaithfulnessCorrelation`.
         seed: of the noise, and of the order of equal values.
 
-    Nguyen and Martínez, "On quantitative aspects of model interpretability", 2020 (arXiv:2007.07584).
+    Nguyen and Martínez, "On quantitative aspects of model interpretability", 2020
+    (arXiv:2007.07584).
 
     >>> MonotonicityCorrelation(groups=4).samples
     8
@@ -222,7 +251,9 @@ class MonotonicityCorrelation(ScoreMetric):
         ranks = data.ranks("absolute", self.seed)
         ends = steps_of(data.pixels, self.groups)
         seeds = range(self.seed, self.seed + self.samples)
-        return [base.cover_ranks(ranks, ends[:-1], ends[1:], Noise(seed), self.score) for seed in seeds]
+        return [
+            base.cover_ranks(ranks, ends[:-1], ends[1:], Noise(seed), self.score) for seed in seeds
+        ]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         change = torch.stack([data.loss(self.score, sample) ** 2 for sample in scores]).mean(0)
@@ -234,17 +265,18 @@ class MonotonicityCorrelation(ScoreMetric):
 class NonSensitivity(ScoreMetric):
     """Share of squares that are zero in the map but matter to the model, or the reverse.
 
-    A square is nothing to the map where its magnitudes add up to no more than ``threshold`` of the largest square's,
-    and nothing to the model where the score changes by no more than ``threshold`` of the largest change. Less is
-    better. To a map of zeros, all squares are nothing, and so they are to a model that none of them changes. (The paper
-    asks this of every pixel.)
+    A square is nothing to the map where its magnitudes add up to no more than ``threshold`` of the
+    largest square's, and nothing to the model where the score changes by no more than ``threshold``
+    of the largest change. Less is better. To a map of zeros, all squares are nothing, and so they
+    are to a model that none of them changes. (The paper asks this of every pixel.)
 
     Args:
         side: of the squares in pixels.
         threshold: what counts as nothing.
         baseline, score: as for `FaithfulnessCorrelation`.
 
-    Nguyen and Martínez, "On quantitative aspects of model interpretability", 2020 (arXiv:2007.07584).
+    Nguyen and Martínez, "On quantitative aspects of model interpretability", 2020
+    (arXiv:2007.07584).
 
     >>> NonSensitivity(side=4).threshold
     0.001
@@ -266,7 +298,9 @@ class NonSensitivity(ScoreMetric):
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         change = data.loss(self.score, scores[0]).abs()
-        sums = by_region(data.maps.contributions.abs(), grid_regions(data.size, self.side, data.images))
+        sums = by_region(
+            data.maps.contributions.abs(), grid_regions(data.size, self.side, data.images)
+        )
         differs = self._is_nothing(sums) != self._is_nothing(change)
         return MetricResult(differs.to(scores[0]).mean(1))
 
@@ -275,7 +309,8 @@ class NonSensitivity(ScoreMetric):
 
 
 def _group_sums(data: MetricInput, sign: Sign, seed: int, groups: int) -> torch.Tensor:
-    """What the maps add up to over each group of pixels, in the order of their ranks: ``(N, groups)``."""
+    """What the maps add up to over each group of pixels, in the order of their ranks: ``(N,
+    groups)``."""
     ranks = data.ranks(sign, seed)
     ends = torch.tensor(steps_of(data.pixels, groups)[1:], device=ranks.device)
     return by_region(data.maps.contributions, torch.bucketize(ranks, ends, right=True))
@@ -287,7 +322,8 @@ def _defined(metric: Metric, data: MetricInput, value: torch.Tensor) -> torch.Te
 
 @dataclass(frozen=True)
 class LessNoise(Perturbation):
-    """Photos less normal noise, which is the same for the channels of a pixel, and for every photo."""
+    """Photos less normal noise, which is the same for the channels of a pixel, and for every
+    photo."""
 
     samples: int
     sigma: float
@@ -313,15 +349,18 @@ class LessNoise(Perturbation):
 class Infidelity(ScoreMetric):
     r"""Mean squared error of the change of the score that the map predicts for noise.
 
-    :math:`\mathbb E_I\bigl[(I^\top a - (f(x) - f(x - I)))^2\bigr]`, where the noise I is normal, and the same for the
-    channels of a pixel, so that it is defined for maps without channels too: a is summed over them. Less is better.
+    :math:`\mathbb E_I\bigl[(I^\top a - (f(x) - f(x - I)))^2\bigr]`, where the noise I is normal,
+    and the same for the channels of a pixel, so that it is defined for maps without channels too: a
+    is summed over them. Less is better.
 
     Args:
         samples: of the noise.
         sigma: its standard deviation in the units of the input.
         scaled: multiply the map by the factor that serves it best,
-            :math:`\beta = \mathbb E[I^\top a\,\Delta]/\mathbb E[(I^\top a)^2]`, as maps without units need it. In
-            ``parts``, "plain" and "scaled" are both there. A map of zeros predicts no change at all, in both.
+            :math:`\beta = \mathbb E[I^\top a\,\Delta]/\mathbb E[(I^\top a)^2]`, as maps without
+                units need it. In
+            ``parts``, "plain" and "scaled" are both there. A map of zeros predicts no change at
+            all, in both.
         score: the target's own "logit", or "probability".
         seed: of the noise.
 
@@ -330,7 +369,9 @@ class Infidelity(ScoreMetric):
     >>> import explain, torch
     >>> linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2)).double()
     >>> gradient = explain.methods.Saliency(absolute=False)
-    >>> table = explain.evaluate(linear, torch.rand(1, 3, 4, 4).double(), gradient, Infidelity(samples=9))
+    >>> table = explain.evaluate(
+    ...     linear, torch.rand(1, 3, 4, 4).double(), gradient, Infidelity(samples=9)
+    ... )
     >>> table["saliency"]["infidelity"].item() < 1e-12
     True
     """
@@ -354,7 +395,9 @@ class Infidelity(ScoreMetric):
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         maps = data.maps.contributions.flatten(1)
-        noise = torch.stack([self._noisy.noise(data.size, sample).flatten() for sample in range(self.samples)]).to(maps)
+        noise = torch.stack(
+            [self._noisy.noise(data.size, sample).flatten() for sample in range(self.samples)]
+        ).to(maps)
         predicted = maps @ noise.T
         loss = data.original(self.score)[:, None] - scores[0]
         factor = ratio((predicted * loss).mean(1), predicted.square().mean(1))
@@ -366,11 +409,14 @@ class Infidelity(ScoreMetric):
 
 @register
 class Completeness(ScoreMetric):
-    r"""Difference between the sum of the values and the difference of scores that they should add up to.
+    r"""Difference between the sum of the values and the difference of scores that they should add
+    up to.
 
-    :math:`\bigl|\sum_i a_i - (f(x) - f(x'))\bigr|`, x' being the covered photo; ``parts`` has the "relative" one, by
-    :math:`|f(x) - f(x')|`. Less is better. Values are added up as they are, of maps at the layer's resolution; it says
-    something of contributions only, such as input times gradient. A map of zeros misses all of the difference.
+    :math:`\bigl|\sum_i a_i - (f(x) - f(x'))\bigr|`, x' being the covered photo; ``parts`` has the
+    "relative" one, by
+    :math:`|f(x) - f(x')|`. Less is better. Values are added up as they are, of maps at the layer's
+    resolution; it says something of contributions only, such as input times gradient. A map of
+    zeros misses all of the difference.
 
     Args:
         baseline: what covers x'.

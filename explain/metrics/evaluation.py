@@ -33,9 +33,24 @@ from explain.hooks import intervene, preserve, unwrap
 from explain.methods.base import Method, MethodLike, get_method
 from explain.methods.estimates import whole_score
 from explain.metrics import base, localisation
-from explain.metrics.base import MapMetric, Metric, MetricInput, MetricLike, MetricResult, ScoreMetric, ScoreRequest
+from explain.metrics.base import (
+    MapMetric,
+    Metric,
+    MetricInput,
+    MetricLike,
+    MetricResult,
+    ScoreMetric,
+    ScoreRequest,
+)
 from explain.metrics.maps import Maps, MapsLike
-from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, photos_of, reattribute
+from explain.metrics.variants import (
+    EvaluatedMethod,
+    ModelContext,
+    ReattributionMetric,
+    Results,
+    photos_of,
+    reattribute,
+)
 from explain.targets import ClassTarget, Target, as_target
 from explain.targets.resolve import TargetLike
 from explain.targets.text import with_texts
@@ -51,9 +66,9 @@ class NotEvaluatedError(MetricError, KeyError):
 class Table(Mapping[str, Mapping[str, torch.Tensor]]):
     """A figure for each method, metric and image: ``table[method][metric]`` is a tensor ``(N,)``.
 
-    It prints the means over the images; an arrow says whether more (↑) or less (↓) is better. NaN, shown as –, marks
-    figures that are not defined for an image; means leave it out. Below stand ``notes``: remarks on all
-    figures, such as a baseline that the model takes for the class.
+    It prints the means over the images; an arrow says whether more (↑) or less (↓) is better. NaN,
+    shown as –, marks figures that are not defined for an image; means leave it out. Below stand
+    ``notes``: remarks on all figures, such as a baseline that the model takes for the class.
     """
 
     metrics: Mapping[str, Metric]
@@ -62,7 +77,9 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
     def __getitem__(self, method: str) -> Mapping[str, torch.Tensor]:
         if method not in self.results:
-            raise NotEvaluatedError(f"method {method!r} was not evaluated here; {did_you_mean(method, self.results)}")
+            raise NotEvaluatedError(
+                f"method {method!r} was not evaluated here; {did_you_mean(method, self.results)}"
+            )
         return {name: each.value for name, each in self.results[method].items()}
 
     def __iter__(self) -> Iterator[str]:
@@ -79,7 +96,10 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         """
         found = self._one(method, metric)
         if found.curve is None or found.at is None:
-            raise MetricError(f"metric must have a curve, but {metric!r} has none; table[{method!r}] has its figures")
+            raise MetricError(
+                f"metric must have a curve, but {metric!r} has none; table[{method!r}] has its "
+                "figures"
+            )
         return found.at, found.curve
 
     def parts(self, method: str, metric: str) -> Mapping[str, torch.Tensor]:
@@ -91,7 +111,8 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         return float(self._one(method, metric).value.double().nanmean())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: what each metric is, and its figures by method, metric and image; None where not defined."""
+        """Plain values: what each metric is, and its figures by method, metric and image; None
+        where not defined."""
         metrics = {
             name: {
                 "about": metric.about,
@@ -103,7 +124,10 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
             for name, metric in self.metrics.items()
         }
         values = {
-            method: {name: [None if math.isnan(v) else v for v in each.tolist()] for name, each in row.items()}
+            method: {
+                name: [None if math.isnan(v) else v for v in each.tolist()]
+                for name, each in row.items()
+            }
             for method, row in self.items()
         }
         return {"metrics": metrics, "values": values, "notes": list(self.notes)}
@@ -126,7 +150,10 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
     @property
     def _rows(self) -> list[list[str]]:
         head = ["", *(f"{name} {ARROWS[metric.better]}" for name, metric in self.metrics.items())]
-        rows = [[method, *(_shown(self.mean(method, name)) for name in self.metrics)] for method in self.results]
+        rows = [
+            [method, *(_shown(self.mean(method, name)) for name in self.metrics)]
+            for method in self.results
+        ]
         return [head, *rows]
 
     def _repr_html_(self) -> str:
@@ -140,7 +167,9 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
     def _one(self, method: str, metric: str) -> MetricResult:
         if metric not in self[method]:
-            raise MetricError(f"metric {metric!r} was not evaluated here; {did_you_mean(metric, self[method])}")
+            raise MetricError(
+                f"metric {metric!r} was not evaluated here; {did_you_mean(metric, self[method])}"
+            )
         return self.results[method][metric]
 
 
@@ -166,19 +195,24 @@ def evaluate(
     masks: torch.Tensor | np.ndarray[Any, Any] | None = None,
     **options: Unpack[Options],
 ) -> Table:
-    """Evaluate methods, or maps, by metrics; all perturbed photos of one call run together, each distinct one once.
+    """Evaluate methods, or maps, by metrics; all perturbed photos of one call run together, each
+    distinct one once.
 
     Args:
         model: any ``nn.Module``; it is left as it was found.
         x: preprocessed photos ``(N, C, H, W)``, or what `explain.attribute` takes for them.
         methods: names or method objects, which are run; or attributions. A mapping gives
-            each a name, and may hold arrays too: maps ``(N, h, w)``, or ``(N, C, H, W)`` for each pixel.
+            each a name, and may hold arrays too: maps ``(N, h, w)``, or ``(N, C, H, W)`` for each
+            pixel.
         metrics: names from `list_metrics`, or metric objects.
-        target: as for `explain.attribute`; None is the attributions' own target, or each image's top class.
-        boxes: where the object is: ``(N, 4)`` with x0 y0 x1 y1 in input pixels, x1 and y1 exclusive; or a list with
-            ``(k, 4)`` for each photo, for several objects.
-        masks: the same as truth values ``(N, H, W)``; of whole numbers, those above 0 are the object.
-        options: as for `explain.attribute`: ``layer``, ``categories``, ``batch_size``, ``progress``, ``precision`` …
+        target: as for `explain.attribute`; None is the attributions' own target, or each image's
+            top class.
+        boxes: where the object is: ``(N, 4)`` with x0 y0 x1 y1 in input pixels, x1 and y1
+            exclusive; or a list with ``(k, 4)`` for each photo, for several objects.
+        masks: the same as truth values ``(N, H, W)``; of whole numbers, those above 0 are the
+            object.
+        options: as for `explain.attribute`: ``layer``, ``categories``, ``batch_size``,
+            ``progress``, ``precision`` …
 
     Returns:
         A `Table`: ``table[method][metric]`` is a tensor ``(N,)``.
@@ -187,25 +221,39 @@ def evaluate(
         MetricError: one line that says which metric, map or box does not fit.
         ExplainError: as for `explain.attribute`.
 
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
-    >>> table = evaluate(model, torch.rand(2, 3, 8, 8), ["gradcam", "saliency"], ["deletion", "insertion"])
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    ... )
+    >>> table = evaluate(
+    ...     model, torch.rand(2, 3, 8, 8), ["gradcam", "saliency"], ["deletion", "insertion"]
+    ... )
     >>> table["gradcam"]["deletion"].shape, list(table)
     (torch.Size([2]), ['gradcam', 'saliency'])
     """
     model = unwrap.unwrapped(model)
     inputs = validation.check_inputs(model, x, options.get("layout"))
     if inputs.x.ndim != 4:
-        raise MetricError(f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give frames")
+        raise MetricError(
+            f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give "
+            "frames"
+        )
     named = by_name(metrics, base.get_metric, MetricError, "metric", "take two calls")
     sources = _named(methods)
     size = int(inputs.x.shape[2]), int(inputs.x.shape[3])
     known_boxes = None if boxes is None else localisation.as_boxes(boxes, len(inputs), size)
     regions = localisation.as_regions(masks, known_boxes, len(inputs), size)
     truth: dict[str, Any] = {"boxes": known_boxes, "regions": regions}
-    given: dict[str, Any] = {name: each for name, each in sources.items() if not isinstance(each, (str, Method))}
-    if len(given) == len(sources) and all(isinstance(metric, MapMetric) for metric in named.values()):
+    given: dict[str, Any] = {
+        name: each for name, each in sources.items() if not isinstance(each, (str, Method))
+    }
+    if len(given) == len(sources) and all(
+        isinstance(metric, MapMetric) for metric in named.values()
+    ):
         images = photos_of(inputs)
-        data = {name: MetricInput(Maps.of(name, each, images), images, **truth) for name, each in given.items()}
+        data = {
+            name: MetricInput(Maps.of(name, each, images), images, **truth)
+            for name, each in given.items()
+        }
         return _table(named, _by_maps(named, data), data)
     wanted = as_target(target, options.get("categories"))
     model, inputs, _ = with_texts(model, inputs, [wanted])
@@ -225,7 +273,9 @@ def _by_maps(metrics: Mapping[str, Metric], data: Mapping[str, MetricInput]) -> 
     return results
 
 
-def _table(metrics: Mapping[str, Metric], results: Results, names: Iterable[str], notes: Sequence[str] = ()) -> Table:
+def _table(
+    metrics: Mapping[str, Metric], results: Results, names: Iterable[str], notes: Sequence[str] = ()
+) -> Table:
     ordered = {name: {metric: results[name, metric] for metric in metrics} for name in names}
     return Table(dict(metrics), ordered, tuple(notes))
 
@@ -237,7 +287,8 @@ def scored(
     targets: Sequence[Target],
     settings: RuntimeSettings,
 ) -> list[Evidence]:
-    """For each target, the evidence that has the requested scores; equal perturbed photos are run once for all."""
+    """For each target, the evidence that has the requested scores; equal perturbed photos are run
+    once for all."""
     needs = frozenset(need for request in requests for need in request.needs)
     plan = Plan({"metrics": needs_at(needs, [])}, len(targets), len(inputs))
     return [evidence_of(None) for evidence_of in gather(model, inputs, plan, targets, settings)]
@@ -266,19 +317,26 @@ class _Evaluation:
 
     def table(self, truth: Mapping[str, Any]) -> Table:
         maps = self._maps()
-        self.resolved = as_target(self.target, self.settings.categories).sized(tuple(self.inputs.x.shape[2:]))
+        self.resolved = as_target(self.target, self.settings.categories).sized(
+            tuple(self.inputs.x.shape[2:])
+        )
         score = self._explained(maps)
         with preserve.calculating(self.inputs.x.device.type):
-            data = {name: self.context.data(name, each, score, **truth) for name, each in maps.items()}
+            data = {
+                name: self.context.data(name, each, score, **truth) for name, each in maps.items()
+            }
             results = _by_maps(self.metrics, data)
         results |= self._by_scores(data)
         results |= self._by_reattribution(data, maps)
         return _table(self.metrics, results, data, self.notes)
 
     def _explained(self, maps: Mapping[str, MapsLike]) -> torch.Tensor:
-        """The score ``(N,)`` that is explained; what is known of the model's outputs goes into the context."""
+        """The score ``(N,)`` that is explained; what is known of the model's outputs goes into the
+        context."""
         by_this_call = [
-            each for name, each in maps.items() if isinstance(each, Attribution) and each is not self.methods[name]
+            each
+            for name, each in maps.items()
+            if isinstance(each, Attribution) and each is not self.methods[name]
         ]
         if by_this_call:
             first = by_this_call[0]
@@ -292,7 +350,9 @@ class _Evaluation:
             logits = unperturbed.logits
         if classes is not None:
             self.resolved = ClassTarget(tuple(classes.tolist()))
-        self.context = ModelContext(self.model, self.inputs, classes, logits, self.settings.activation)
+        self.context = ModelContext(
+            self.model, self.inputs, classes, logits, self.settings.activation
+        )
         return score
 
     def _of_kind(self, kind: type[M]) -> list[M]:
@@ -301,7 +361,11 @@ class _Evaluation:
     def _maps(self) -> dict[str, MapsLike]:
         """The maps of the methods, which run together, and the other maps as they are."""
         methods = self.methods
-        waiting = {name: get_method(each) for name, each in methods.items() if isinstance(each, (str, Method))}
+        waiting = {
+            name: get_method(each)
+            for name, each in methods.items()
+            if isinstance(each, (str, Method))
+        }
         maps: dict[str, Any] = {name: each for name, each in methods.items() if name not in waiting}
         for name, each in maps.items():
             Maps.of(name, each, self.inputs.x)  # refused before anything is run
@@ -311,11 +375,15 @@ class _Evaluation:
         while waiting:  # methods of one name, with other options, run in turn
             turn = {method.name: name for name, method in reversed(waiting.items())}
             objects = [waiting.pop(name) for name in turn.values()]
-            explained = attribute(self.model, self.inputs, objects, target=self.target, **self.options)
+            explained = attribute(
+                self.model, self.inputs, objects, target=self.target, **self.options
+            )
             maps |= {turn[name]: each for name, each in explained.items()}
         return {name: maps[name] for name in methods}
 
-    def _by_reattribution(self, data: Mapping[str, MetricInput], maps: Mapping[str, MapsLike]) -> Results:
+    def _by_reattribution(
+        self, data: Mapping[str, MetricInput], maps: Mapping[str, MapsLike]
+    ) -> Results:
         """Run the methods again on other photos, classes and models."""
         metrics = self._of_kind(ReattributionMetric)
         if not metrics:
@@ -325,7 +393,10 @@ class _Evaluation:
             method = self.methods[name]
             attribution = maps[name]
             if not isinstance(method, (str, Method)) or not isinstance(attribution, Attribution):
-                raise MetricError(f"metric {metrics[0].name!r} needs a method, got the map {name!r}; give its method")
+                raise MetricError(
+                    f"metric {metrics[0].name!r} needs a method, got the map {name!r}; give its "
+                    "method"
+                )
             evaluated[name] = EvaluatedMethod(get_method(method), attribution, each)
         options: Options = {**self.options, "activation": self.context.outputs.activation}
         return reattribute(metrics, evaluated, self.context, self.resolved, options)
@@ -348,7 +419,9 @@ class _Evaluation:
         (evidence,) = scored(self.model, self.inputs, listed, [self.resolved], self.settings)
         # The original scores in the same precision as those of the perturbed photos:
         fields: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}
-        exact: dict[str, Any] = {fields[kind]: evidence[whole_score(kind)] for kind in kinds & fields.keys()}
+        exact: dict[str, Any] = {
+            fields[kind]: evidence[whole_score(kind)] for kind in kinds & fields.keys()
+        }
         results: Results = {}
         with preserve.calculating(device):
             self.notes += self._recognised(listed, evidence)
@@ -358,24 +431,33 @@ class _Evaluation:
         return results
 
     def _recognised(self, requests: Sequence[ScoreRequest], evidence: Evidence) -> Iterator[str]:
-        """Notes on photos that keep their class although a baseline covers them entirely: their curves say little.
+        """Notes on photos that keep their class although a baseline covers them entirely: their
+        curves say little.
 
-        A photo keeps it if nine tenths of its probability are left, and this is more than half of the way from chance,
-        1 / K, to 1.
+        A photo keeps it if nine tenths of its probability are left, and this is more than half of
+        the way from chance, 1 / K, to 1.
         """
         if self.context.count is None:
             return
-        classes = self.context.count if self.context.outputs.kind == "classes" else 2  # each label is true or not
-        for need in dict.fromkeys(request.blank for request in requests if request.score == "probability"):
+        # each label is true or not
+        classes = self.context.count if self.context.outputs.kind == "classes" else 2
+        for need in dict.fromkeys(
+            request.blank for request in requests if request.score == "probability"
+        ):
             if need is None:
                 continue
             least = (0.9 * evidence[whole_score("probability")]).clamp(min=(1 + 1 / classes) / 2)
             kept = evidence[need] > least
             if kept.any():
                 baseline = need.of.baseline.name  # type: ignore[attr-defined]
-                where = f"{evidence[need][kept].min():.2f} or more where the baseline {baseline!r} covers all of it"
+                where = (
+                    f"{evidence[need][kept].min():.2f} or more where the baseline {baseline!r} "
+                    "covers all of it"
+                )
                 keeps = f"image {image_names(kept)} keeps its class with a probability of {where}"
-                yield f"{keeps}, so that figures by this baseline say little; choose another baseline"
+                yield (
+                    f"{keeps}, so that figures by this baseline say little; choose another baseline"
+                )
 
 
 def _named(methods: Any) -> dict[str, MapSource]:
@@ -385,16 +467,26 @@ def _named(methods: Any) -> dict[str, MapSource]:
     elif isinstance(methods, (torch.Tensor, np.ndarray)):
         named = {"map": methods}
     else:
-        single = isinstance(methods, (str, Attribution, Method)) or not isinstance(methods, Iterable)
+        single = isinstance(methods, (str, Attribution, Method)) or not isinstance(
+            methods, Iterable
+        )
         named = {}
         for each in [methods] if single else methods:
             if isinstance(each, (torch.Tensor, np.ndarray)):
-                raise MetricError("maps must have names, got several arrays without; give a mapping from names to maps")
+                raise MetricError(
+                    "maps must have names, got several arrays without; give a mapping from names "
+                    "to maps"
+                )
             name = each.method if isinstance(each, Attribution) else get_method(each).name
             if named.setdefault(name, each) is not each and named[name] != each:
-                raise MetricError(f"methods must have different names, got two of {name!r}; give a mapping from names")
+                raise MetricError(
+                    f"methods must have different names, got two of {name!r}; give a mapping from "
+                    "names"
+                )
     if not named:
-        raise MetricError("methods must name at least one method or map, got none; see explain.list_methods()")
+        raise MetricError(
+            "methods must name at least one method or map, got none; see explain.list_methods()"
+        )
     return named
 
 
@@ -403,7 +495,10 @@ def _common_target(attributions: Sequence[Attribution]) -> TargetLike:
     first = attributions[0].target
     for each in attributions:
         if isinstance(each.target, str):
-            raise MetricError(f"target must be given for attributions of {each.target}, which is no class; add target=")
+            raise MetricError(
+                f"target must be given for attributions of {each.target}, which is no class; add "
+                "target="
+            )
         if isinstance(first, torch.Tensor) and each.target.tolist() != first.tolist():
             got = f"classes {first.tolist()} and classes {each.target.tolist()}"
             raise MetricError(f"attributions must be of one target, got {got}; take them in turn")

@@ -1,4 +1,5 @@
-"""Faithfulness: curves of the score while pixels, squares or superpixels are covered; average drop."""
+"""Faithfulness: curves of the score while pixels, squares or superpixels are covered; average
+drop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from explain.metrics.maps import Sign, area, grid_regions, region_ranks, steps_o
 PROBABILITY = "mean probability"
 
 SMALL = 1e-6
-"""Figures by the original score are not defined where its share of the largest one is smaller than this."""
+"""Figures by the original score are not defined where its share of the largest one is smaller than
+this."""
 
 
 Covers = Literal["largest", "smallest", "rest"]
@@ -52,7 +54,9 @@ class _RankedCurve(ScoreMetric):
         """The photos of all steps."""
         counts = torch.tensor(self.counts(data))
         total = torch.full_like(counts, self.total(data))
-        start = {"largest": torch.zeros_like(counts), "smallest": total - counts, "rest": counts}[covers]
+        start = {"largest": torch.zeros_like(counts), "smallest": total - counts, "rest": counts}[
+            covers
+        ]
         end = counts if covers == "largest" else total
         return base.cover_ranks(self.ranks(data), start, end, self.baseline, score)
 
@@ -81,8 +85,9 @@ class _StepCurve(_RankedCurve):
 class Deletion(_StepCurve):
     r"""Area under the probability while the map's pixels are covered, largest first.
 
-    :math:`\mathrm{AUC} = \sum_{k=1}^{n} (s_k - s_{k-1}) \frac{p_{k-1} + p_k}{2}`, where :math:`p_k` is the probability
-    with the share :math:`s_k` of the pixels covered: :math:`k/n`, to the nearest pixel. Less is better.
+    :math:`\mathrm{AUC} = \sum_{k=1}^{n} (s_k - s_{k-1}) \frac{p_{k-1} + p_k}{2}`, where :math:`p_k`
+    is the probability with the share :math:`s_k` of the pixels covered: :math:`k/n`, to the nearest
+    pixel. Less is better.
 
     Args:
         steps: n; RISE covers a row's number of pixels at a time, which are 224 steps at 224 pixels.
@@ -91,7 +96,8 @@ class Deletion(_StepCurve):
         sign: how values become one number for each pixel, see `explain.metrics.maps.Sign`.
         seed: of the order of equal values. A constant map gets a random order.
 
-    Petsiuk et al., "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC 2018.
+    Petsiuk et al., "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC
+    2018.
 
     >>> import explain, torch
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
@@ -115,11 +121,14 @@ class Insertion(_StepCurve):
         baseline: RISE begins with a blur of 11 × 11 pixels and σ 5 (see `explain.baselines.Blur`).
         steps, score, sign, seed: as for `Deletion`.
 
-    Petsiuk et al., "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC 2018.
+    Petsiuk et al., "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC
+    2018.
 
     >>> import explain, torch
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
-    >>> explain.evaluate(model, torch.rand(1, 3, 2, 2), "saliency", Insertion(steps=4))["saliency"]["insertion"].shape
+    >>> explain.evaluate(model, torch.rand(1, 3, 2, 2), "saliency", Insertion(steps=4))["saliency"][
+    ...     "insertion"
+    ... ].shape
     torch.Size([1])
     """
 
@@ -131,7 +140,8 @@ class Insertion(_StepCurve):
 @register(order="lerf")
 @register
 class PixelFlipping(_RankedCurve):
-    """The area under the curve while pixels are covered: the most relevant first (MoRF), or the least (LeRF).
+    """The area under the curve while pixels are covered: the most relevant first (MoRF), or the
+    least (LeRF).
 
     The formula is that of `Deletion`. For MoRF, less is better; for LeRF, more.
 
@@ -156,7 +166,9 @@ class PixelFlipping(_RankedCurve):
     minimums: ClassVar = {"steps": 1}
 
     def described(self) -> Mapping[str, str]:
-        covers, which, better = ("largest", "most", "less") if self.order == "morf" else ("smallest", "least", "more")
+        covers, which, better = (
+            ("largest", "most", "less") if self.order == "morf" else ("smallest", "least", "more")
+        )
         about = f"area under the probability while pixels are flipped, the {which} relevant first"
         return {"name": self.order, "about": about, "better": better, "covers": covers}
 
@@ -181,19 +193,22 @@ class _ShareCurve(_RankedCurve):
 class ROAD(_ShareCurve):
     r"""Half of LeRF minus MoRF, with pixels interpolated from their neighbours.
 
-    Remove and debias: the score without the least relevant pixels, less that without the most relevant ones.
+    Remove and debias: the score without the least relevant pixels, less that without the most
+    relevant ones.
 
-    :math:`\frac{1}{|Q|}\sum_{q \in Q} \frac{p^{\mathrm{LeRF}}_q - p^{\mathrm{MoRF}}_q}{2}`, where the share q of the
-    pixels is interpolated from those around it, so that the mask's shape is not recognised. In the paper, the figure of
-    a data set is the accuracy: ``parts`` has for each image and share whether the class still was the best,
-    "morf hits" and "lerf hits" ``(N, |Q|)``, and the probabilities "morf" and "lerf".
+    :math:`\frac{1}{|Q|}\sum_{q \in Q} \frac{p^{\mathrm{LeRF}}_q - p^{\mathrm{MoRF}}_q}{2}`, where
+    the share q of the pixels is interpolated from those around it, so that the mask's shape is not
+    recognised. In the paper, the figure of a data set is the accuracy: ``parts`` has for each image
+    and share whether the class still was the best, "morf hits" and "lerf hits" ``(N, |Q|)``, and
+    the probabilities "morf" and "lerf".
 
     Args:
         percentiles: Q, in per cent, each above 0 and below 100.
         baseline: `explain.baselines.Neighbours` as published.
         score, sign, seed: as for `Deletion`.
 
-    Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods", ICML 2022.
+    Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods", ICML
+    2022.
 
     >>> ROAD(percentiles=(10, 50)).percentiles
     (10, 50)
@@ -203,7 +218,9 @@ class ROAD(_ShareCurve):
     baseline: Baseline = Neighbours()
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        kinds: list[ScoreKind] = [self.score] if data.probability is None else [self.score, "margin"]
+        kinds: list[ScoreKind] = (
+            [self.score] if data.probability is None else [self.score, "margin"]
+        )
         both: list[Covers] = ["largest", "smallest"]
         return [self.request(data, covers, kind) for kind in kinds for covers in both]
 
@@ -264,12 +281,13 @@ class Sufficiency(Comprehensiveness):
 class AverageDrop(ScoreMetric):
     r"""Share of the probability that is lost when the photo is masked by its heatmap.
 
-    :math:`\max(0, y - o) / y`, where o is the probability of the photo masked by its heatmap, which is divided by its
-    largest value. Less is better. Not defined where y is next to nothing. A map without a positive value covers
-    everything.
+    :math:`\max(0, y - o) / y`, where o is the probability of the photo masked by its heatmap, which
+    is divided by its largest value. Less is better. Not defined where y is next to nothing. A map
+    without a positive value covers everything.
 
     Args:
-        baseline: what replaces the photo where the heatmap is 0; the paper multiplies the photo by the map.
+        baseline: what replaces the photo where the heatmap is 0; the paper multiplies the photo by
+            the map.
         score: "probability" of the class (default) or the target's own "logit".
 
     Chattopadhay et al., "Grad-CAM++", WACV 2018.
@@ -291,7 +309,9 @@ class AverageDrop(ScoreMetric):
         original = data.original(self.score)
         seen = scores[0][:, 0]
         drop = (original - seen).clamp(min=0) / torch.where(original == 0, 1, original)
-        return MetricResult(by_original(self, self.score, data, drop, original, seen), parts={"seen": seen})
+        return MetricResult(
+            by_original(self, self.score, data, drop, original, seen), parts={"seen": seen}
+        )
 
 
 @register
@@ -322,19 +342,31 @@ class IncreaseInConfidence(AverageDrop):
 
 def share_counts(data: MetricInput, percentiles: Sequence[float]) -> list[int]:
     """How many pixels shares in per cent are: at least one, and never all."""
-    return [min(max(1, round(data.pixels * share / 100)), max(1, data.pixels - 1)) for share in percentiles]
+    return [
+        min(max(1, round(data.pixels * share / 100)), max(1, data.pixels - 1))
+        for share in percentiles
+    ]
 
 
 def by_original(
-    metric: base.Metric, kind: Score, data: MetricInput, value: torch.Tensor, original: torch.Tensor, seen: torch.Tensor
+    metric: base.Metric,
+    kind: Score,
+    data: MetricInput,
+    value: torch.Tensor,
+    original: torch.Tensor,
+    seen: torch.Tensor,
 ) -> torch.Tensor:
-    """Put NaN where a figure is a share of an original score that is negative or tiny compared with those seen."""
-    why = f"the original score is below {SMALL:g}" + ("" if kind == "probability" else " of those seen")
+    """Put NaN where a figure is a share of an original score that is negative or tiny compared with
+    those seen."""
+    why = f"the original score is below {SMALL:g}" + (
+        "" if kind == "probability" else " of those seen"
+    )
     return data.undefined(metric, value, original < least(kind, original, seen), why)
 
 
 def least(kind: Score, *scores: torch.Tensor) -> torch.Tensor | float:
-    """The smallest number ``(N,)`` that figures are divided by: scores have no unit of their own, probabilities do."""
+    """The smallest number ``(N,)`` that figures are divided by: scores have no unit of their own,
+    probabilities do."""
     if kind == "probability":
         return SMALL
     return SMALL * torch.cat([each.reshape(len(each), -1).abs() for each in scores], 1).amax(1)
@@ -342,7 +374,8 @@ def least(kind: Score, *scores: torch.Tensor) -> torch.Tensor | float:
 
 @dataclass(frozen=True)
 class _GridCurve(_RankedCurve):
-    """The area under the curve of the scores while squares are covered in the order of the map's sums."""
+    """The area under the curve of the scores while squares are covered in the order of the map's
+    sums."""
 
     side: int = 8
     steps: int = 64
@@ -365,16 +398,18 @@ class _GridCurve(_RankedCurve):
 class RegionPerturbation(_GridCurve):
     r"""Mean drop of the probability while squares are covered, largest first (AOPC).
 
-    :math:`\mathrm{AOPC} = \frac{1}{L+1}\sum_{k=0}^{L} \bigl(f(x^{(0)}) - f(x^{(k)})\bigr)`, the square with the largest
-    sum of the map first. More is better.
+    :math:`\mathrm{AOPC} = \frac{1}{L+1}\sum_{k=0}^{L} \bigl(f(x^{(0)}) - f(x^{(k)})\bigr)`, the
+    square with the largest sum of the map first. More is better.
 
     Args:
         side: of the squares in pixels; the paper's are 9 × 9 at 224 pixels.
         steps: L, or as many as there are squares.
-        baseline: noise as in the paper, which is here normal with the photo's own mean and deviation.
+        baseline: noise as in the paper, which is here normal with the photo's own mean and
+            deviation.
         score, sign, seed: as for `explain.metrics.Deletion`.
 
-    Samek et al., "Evaluating the Visualization of What a Deep Neural Network Has Learned", TNNLS 2017.
+    Samek et al., "Evaluating the Visualization of What a Deep Neural Network Has Learned", TNNLS
+    2017.
 
     >>> RegionPerturbation(side=4).steps
     100
@@ -397,7 +432,8 @@ class RegionPerturbation(_GridCurve):
 class Selectivity(_GridCurve):
     """Area under the probability while squares are covered, largest first.
 
-    The formula is that of `explain.metrics.Deletion`, over the share of the squares. Less is better.
+    The formula is that of `explain.metrics.Deletion`, over the share of the squares. Less is
+    better.
 
     Args:
         side: of the squares in pixels.
@@ -419,15 +455,16 @@ class IROF(ScoreMetric):
 
     Iterative removal of features.
 
-    :math:`1 - \mathrm{AUC}\bigl(p_k / p_0\bigr)`, where the first k superpixels by the mean of the map in each are
-    covered. More is better. Not defined where :math:`p_0` is next to nothing.
+    :math:`1 - \mathrm{AUC}\bigl(p_k / p_0\bigr)`, where the first k superpixels by the mean of the
+    map in each are covered. More is better. Not defined where :math:`p_0` is next to nothing.
 
     Args:
         segments: about how many superpixels there are, see `explain.metrics.superpixels`.
         baseline: the photo's mean colour, as in the paper.
         score, sign, seed: as for `explain.metrics.Deletion`.
 
-    Rieger and Hansen, "IROF: a low resource evaluation metric for explanation methods", 2020 (arXiv:2003.08747).
+    Rieger and Hansen, "IROF: a low resource evaluation metric for explanation methods", 2020
+    (arXiv:2003.08747).
 
     >>> IROF().better
     'more'
@@ -446,7 +483,8 @@ class IROF(ScoreMetric):
         regions = superpixels(data.images, self.segments)
         ranks = region_ranks(data.maps.per_pixel(self.sign), regions, self.seed, mean=True)
         most = regions.flatten(1).amax(1) + 1
-        # Photos have different numbers of superpixels; the curves of those with fewer stay at their end.
+        # Photos have different numbers of superpixels; the curves of those with fewer stay at their
+        # end.
         counts = torch.arange(int(most.max()) + 1, device=regions.device).expand(len(regions), -1)
         ends = torch.minimum(counts, most[:, None])
         return [base.cover_ranks(ranks, torch.zeros_like(ends), ends, self.baseline, self.score)]
@@ -455,19 +493,28 @@ class IROF(ScoreMetric):
         first = scores[0][:, :1]
         curve = scores[0] / torch.where(first == 0, 1, first)
         most = superpixels(data.images, self.segments).flatten(1).amax(1).tolist()
-        areas = [area(row[None, : last + 2], range(last + 2)) for row, last in zip(curve, most, strict=True)]
-        return MetricResult(by_original(self, self.score, data, 1 - torch.cat(areas), first[:, 0], scores[0]), curve)
+        areas = [
+            area(row[None, : last + 2], range(last + 2))
+            for row, last in zip(curve, most, strict=True)
+        ]
+        return MetricResult(
+            by_original(self, self.score, data, 1 - torch.cat(areas), first[:, 0], scores[0]), curve
+        )
 
 
-def superpixels(images: torch.Tensor, count: int, compactness: float = 1.0, rounds: int = 5) -> torch.Tensor:
-    """Cut photos into about ``count`` pieces of like colour: ``(N, H, W)`` whole numbers from 0, without gaps.
+def superpixels(
+    images: torch.Tensor, count: int, compactness: float = 1.0, rounds: int = 5
+) -> torch.Tensor:
+    """Cut photos into about ``count`` pieces of like colour: ``(N, H, W)`` whole numbers from 0,
+    without gaps.
 
-    Every pixel goes to the nearest of the nine centres around it, in colour and position together; then each centre
-    moves to the mean of its pixels, ``rounds`` times. Colours are measured in each photo's own deviation, and
-    positions in widths of a piece times ``compactness``. A piece need not hang together.
+    Every pixel goes to the nearest of the nine centres around it, in colour and position together;
+    then each centre moves to the mean of its pixels, ``rounds`` times. Colours are measured in each
+    photo's own deviation, and positions in widths of a piece times ``compactness``. A piece need
+    not hang together.
 
-    Achanta et al., "SLIC Superpixels Compared to State-of-the-Art Superpixel Methods", TPAMI 2012; the colours here are
-    those of the model's input.
+    Achanta et al., "SLIC Superpixels Compared to State-of-the-Art Superpixel Methods", TPAMI 2012;
+    the colours here are those of the model's input.
 
     >>> two = torch.zeros(1, 3, 4, 8)
     >>> two[..., 4:] = 1.0
@@ -482,24 +529,30 @@ def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) 
     side = max(1.0, (height * width / count) ** 0.5)
     down = max(1, round(height / side))
     across = max(1, round(width / side))
-    places = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")).to(photo.device)
+    places = torch.stack(
+        torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    ).to(photo.device)
     row = places[0] * down // height
     column = places[1] * across // width
     around = torch.stack(
         [
-            ((row + below).clamp(0, down - 1) * across + (column + right).clamp(0, across - 1)).flatten()
+            (
+                (row + below).clamp(0, down - 1) * across + (column + right).clamp(0, across - 1)
+            ).flatten()
             for below in (-1, 0, 1)
             for right in (-1, 0, 1)
         ]
     )  # the pieces that each pixel may belong to
     centred = photo - photo.mean((1, 2), keepdim=True)
     colours = centred / centred.pow(2).mean().sqrt().clamp(min=torch.finfo(photo.dtype).tiny)
-    features = torch.cat([colours, places.to(photo) * (compactness / side)]).flatten(1)  # (F, H * W)
+    # (F, H * W)
+    features = torch.cat([colours, places.to(photo) * (compactness / side)]).flatten(1)
     labels = (row * across + column).flatten()
     for _ in range(rounds):
         sizes = torch.bincount(labels, minlength=down * across)
         sums = features.new_zeros(len(features), len(sizes)).index_add_(1, labels, features)
-        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), 1e6)  # one without pixels is out of reach
+        # one without pixels is out of reach
+        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), 1e6)
         apart = torch.stack([(features - centres[:, piece]).pow(2).sum(0) for piece in around])
         labels = around.gather(0, apart.argmin(0, keepdim=True))[0]
     return torch.unique(labels, return_inverse=True)[1].reshape(height, width)  # type: ignore[no-any-return]
@@ -509,7 +562,8 @@ def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) 
 class Monotonicity(_StepCurve):
     """Whether the probability never falls while pixels are shown, the least relevant first.
 
-    1 where it never falls, else 0; ``parts`` has the "share" of the steps in which it does not. More is better.
+    1 where it never falls, else 0; ``parts`` has the "share" of the steps in which it does not.
+    More is better.
 
     Args:
         steps: in how many steps all pixels are shown.

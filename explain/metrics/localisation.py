@@ -1,4 +1,5 @@
-"""Localisation: does the map lie where the object is, by its boxes or its mask? And how these are given."""
+"""Localisation: does the map lie where the object is, by its boxes or its mask? And how these are
+given."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,11 +29,14 @@ class LocalisationMetric(MapMetric):
     def region(self, data: MetricInput) -> torch.Tensor:
         """Where the object is ``(N, H, W)``; refused if it is not known."""
         if data.regions is None:
-            raise MetricError(f"metric {self.name!r} needs to know where the object is; give boxes= or masks=")
+            raise MetricError(
+                f"metric {self.name!r} needs to know where the object is; give boxes= or masks="
+            )
         return data.regions.to(data.images.device)
 
     def inside(self, data: MetricInput, values: torch.Tensor, why: str = NOTHING) -> torch.Tensor:
-        """The share of values from 0 that lies on the object ``(N,)``; NaN, with a warning, where there are none."""
+        """The share of values from 0 that lies on the object ``(N,)``; NaN, with a warning, where
+        there are none."""
         wide = values.double()  # squares and sums of any size fit into it
         total, on_object = (each.flatten(1).sum(1) for each in (wide, wide * self.region(data)))
         share = (on_object / torch.where(total > 0, total, 1)).to(data.maps.values)
@@ -43,12 +47,13 @@ class LocalisationMetric(MapMetric):
 class MaxBoxAccV2(LocalisationMetric):
     r"""Whether boxes around the map's parts match the object's boxes, at three degrees of overlap.
 
-    The map is brought to [0, 1]. For each threshold :math:`\tau`, every connected part of the pixels at or above it
-    gets its tightest box, and the best overlap (IoU) with any of the object's boxes counts. The published figure is of
-    a **data set**: for each degree :math:`\delta`, the share of the photos with an overlap from :math:`\delta` on, at
-    the one threshold that is best for all, on average over the degrees. `of_data_set` computes it from the ``parts``
-    "overlaps" ``(N, T)`` of any number of photos. The figure of a single photo is the same with that photo as the data
-    set, which is an upper bound: each photo has its own best threshold. More is better.
+    The map is brought to [0, 1]. For each threshold :math:`\tau`, every connected part of the
+    pixels at or above it gets its tightest box, and the best overlap (IoU) with any of the object's
+    boxes counts. The published figure is of a **data set**: for each degree :math:`\delta`, the
+    share of the photos with an overlap from :math:`\delta` on, at the one threshold that is best
+    for all, on average over the degrees. `of_data_set` computes it from the ``parts`` "overlaps"
+    ``(N, T)`` of any number of photos. The figure of a single photo is the same with that photo as
+    the data set, which is an upper bound: each photo has its own best threshold. More is better.
 
     A constant map is one part at every threshold: the whole photo.
 
@@ -57,9 +62,12 @@ class MaxBoxAccV2(LocalisationMetric):
         overlaps: the degrees, in per cent.
         sign: as for `explain.metrics.PointingGame`.
 
-    Choe et al., "Evaluation for Weakly Supervised Object Localization: Protocol, Metrics, and Datasets", TPAMI 2022.
+    Choe et al., "Evaluation for Weakly Supervised Object Localization: Protocol, Metrics, and
+    Datasets", TPAMI 2022.
 
-    >>> MaxBoxAccV2().of_data_set(torch.tensor([[0.2, 0.6], [0.8, 0.4]]))  # at 30 % both, at 50 % and 70 % one
+    >>> MaxBoxAccV2().of_data_set(
+    ...     torch.tensor([[0.2, 0.6], [0.8, 0.4]])
+    ... )  # at 30 % both, at 50 % and 70 % one
     0.6666666666666666
     """
 
@@ -73,11 +81,16 @@ class MaxBoxAccV2(LocalisationMetric):
 
     def __call__(self, data: MetricInput) -> MetricResult:
         if data.boxes is None:
-            raise MetricError("metric 'maxboxaccv2' needs the boxes of the object; give boxes= to evaluate")
+            raise MetricError(
+                "metric 'maxboxaccv2' needs the boxes of the object; give boxes= to evaluate"
+            )
         maps = data.maps.per_pixel(self.sign).double()
         varies = maps.flatten(1).amin(1) < maps.flatten(1).amax(1)
         levels = torch.where(varies[:, None, None], to_unit(maps), 1).cpu().numpy()
-        found = [self._overlaps(level, boxes.double()) for level, boxes in zip(levels, data.boxes, strict=True)]
+        found = [
+            self._overlaps(level, boxes.double())
+            for level, boxes in zip(levels, data.boxes, strict=True)
+        ]
         overlaps = torch.stack(found).to(data.maps.values)
         value = overlaps.new_tensor([self.of_data_set(row[None]) for row in overlaps])
         at = torch.arange(self.thresholds, dtype=torch.float64) / self.thresholds
@@ -96,8 +109,12 @@ class MaxBoxAccV2(LocalisationMetric):
         found = []
         for threshold in np.arange(self.thresholds) / self.thresholds:
             above = (levels >= threshold).astype(np.uint8)
-            parts = torch.from_numpy(cv2.connectedComponentsWithStats(above, connectivity=8)[2][1:, :4]).double()
-            found.append(box_iou(torch.cat([parts[:, :2], parts[:, :2] + parts[:, 2:]], 1), boxes).max())
+            parts = torch.from_numpy(
+                cv2.connectedComponentsWithStats(above, connectivity=8)[2][1:, :4]
+            ).double()
+            found.append(
+                box_iou(torch.cat([parts[:, :2], parts[:, :2] + parts[:, 2:]], 1), boxes).max()
+            )
         return torch.stack(found)
 
 
@@ -111,8 +128,9 @@ class PointingGame(LocalisationMetric):
     as a random point. ``parts`` has that of a "random" point and that of the photo's "centre".
 
     Args:
-        tolerance: how far from the object still counts, as a share of the photo's longer side. The paper's 15 pixels
-            are for full-size photos (500 pixels); at 80 pixels they would let a random point hit most boxes.
+        tolerance: how far from the object still counts, as a share of the photo's longer side. The
+            paper's 15 pixels are for full-size photos (500 pixels); at 80 pixels they would let a
+            random point hit most boxes.
         sign: how values become one number for each pixel, see `explain.metrics.maps.Sign`.
 
     Zhang et al., "Top-down Neural Attention by Excitation Backprop", IJCV 2018.
@@ -121,7 +139,9 @@ class PointingGame(LocalisationMetric):
     >>> maps = torch.zeros(1, 4, 4)
     >>> maps[0, 1, 1] = 1
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
-    >>> table = explain.evaluate(model, torch.rand(1, 3, 4, 4), maps, "pointinggame", boxes=[[0, 0, 2, 2]])
+    >>> table = explain.evaluate(
+    ...     model, torch.rand(1, 3, 4, 4), maps, "pointinggame", boxes=[[0, 0, 2, 2]]
+    ... )
     >>> table["map"]["pointinggame"], table.parts("map", "pointinggame")["random"]
     (tensor([1.]), tensor([0.2500]))
     """
@@ -140,7 +160,10 @@ class PointingGame(LocalisationMetric):
         value = (tops & near).flatten(1).sum(1) / tops.flatten(1).sum(1)
         height, width = data.size
         middle = near[:, (height - 1) // 2 : height // 2 + 1, (width - 1) // 2 : width // 2 + 1]
-        parts = {"random": near.flatten(1).to(maps).mean(1), "centre": middle.flatten(1).to(maps).mean(1)}
+        parts = {
+            "random": near.flatten(1).to(maps).mean(1),
+            "centre": middle.flatten(1).to(maps).mean(1),
+        }
         return MetricResult(value.to(maps), parts=parts)
 
 
@@ -177,11 +200,11 @@ class RelevanceMass(LocalisationMetric):
 
     More is better.
 
-    :math:`\sum_{i \in R} r_i / \sum_i r_i` with :math:`r_i = \sum_c a_{ic}^2`; of maps without channels, the square
-    of the positive part. Not defined where all of these are zero.
+    :math:`\sum_{i \in R} r_i / \sum_i r_i` with :math:`r_i = \sum_c a_{ic}^2`; of maps without
+    channels, the square of the positive part. Not defined where all of these are zero.
 
-    Arras et al., "CLEVR-XAI: A benchmark dataset for the ground truth evaluation of neural network explanations",
-    Information Fusion 2022.
+    Arras et al., "CLEVR-XAI: A benchmark dataset for the ground truth evaluation of neural network
+    explanations", Information Fusion 2022.
 
     >>> RelevanceMass().better
     'more'
@@ -200,8 +223,8 @@ class RelevanceRank(LocalisationMetric):
 
     More is better.
 
-    :math:`|\mathrm{top}_K \cap R| / K`, :math:`K = |R|`, the channels pooled by their squares. Equal values are
-    shuffled with a seed, so that a constant map scores about as a random one.
+    :math:`|\mathrm{top}_K \cap R| / K`, :math:`K = |R|`, the channels pooled by their squares.
+    Equal values are shuffled with a seed, so that a constant map scores about as a random one.
 
     Args:
         seed: of the order of equal values.
@@ -229,14 +252,15 @@ class AttributionLocalisation(LocalisationMetric):
     r"""Share of the positive values on the object, divided by the object's share of the photo.
 
     :math:`\mu = R_\mathrm{in}^+ / R_\mathrm{tot}^+`, and weighted
-    :math:`\mu_w = \mu \cdot S_\mathrm{tot} / S_\mathrm{in}`: above 1 where the map prefers the object. More is better.
-    Not defined for a map without a positive value.
+    :math:`\mu_w = \mu \cdot S_\mathrm{tot} / S_\mathrm{in}`: above 1 where the map prefers the
+    object. More is better. Not defined for a map without a positive value.
 
     Args:
         weighted: whether to divide by the object's share.
         sign: as for `PointingGame`.
 
-    Kohlbrenner et al., "Towards Best Practice in Explaining Neural Network Decisions with LRP", IJCNN 2020.
+    Kohlbrenner et al., "Towards Best Practice in Explaining Neural Network Decisions with LRP",
+    IJCNN 2020.
 
     >>> AttributionLocalisation().weighted
     True
@@ -250,7 +274,9 @@ class AttributionLocalisation(LocalisationMetric):
     def __call__(self, data: MetricInput) -> MetricResult:
         value = self.inside(data, data.maps.per_pixel(self.sign).clamp(min=0))
         taken = self.region(data).flatten(1).to(value).mean(1)
-        return MetricResult(value / taken if self.weighted else value, parts={"share": value.nan_to_num(0)})
+        return MetricResult(
+            value / taken if self.weighted else value, parts={"share": value.nan_to_num(0)}
+        )
 
 
 @register
@@ -310,7 +336,9 @@ class AUC(LocalisationMetric):
         outside = region.shape[1] - inside
         wins = (ranks * region).sum(1) - inside * (inside - 1) / 2
         value = (wins / torch.where(outside > 0, inside * outside, 1)).to(maps)
-        return MetricResult(data.undefined(self, value, outside == 0, "the object takes the whole photo"))
+        return MetricResult(
+            data.undefined(self, value, outside == 0, "the object takes the whole photo")
+        )
 
 
 @register
@@ -323,7 +351,8 @@ class IoU(LocalisationMetric):
     Args:
         sign: as for `PointingGame`.
 
-    Zhou et al., "Learning Deep Features for Discriminative Localization", CVPR 2016 (at a fixed threshold, of boxes).
+    Zhou et al., "Learning Deep Features for Discriminative Localization", CVPR 2016 (at a fixed
+    threshold, of boxes).
 
     >>> IoU().better
     'more'
@@ -340,7 +369,10 @@ class IoU(LocalisationMetric):
         ends = torch.ones_like(region)  # a threshold takes all of equal values, or none
         ends[:, :-1] = values[:, :-1] != values[:, 1:]
         best = torch.where(ends, overlap, 0).max(1)
-        return MetricResult(best.values.to(values), parts={"threshold": values.gather(1, best.indices[:, None])[:, 0]})
+        return MetricResult(
+            best.values.to(values),
+            parts={"threshold": values.gather(1, best.indices[:, None])[:, 0]},
+        )
 
 
 def widened(region: torch.Tensor, by: float) -> torch.Tensor:
@@ -358,11 +390,16 @@ def widened(region: torch.Tensor, by: float) -> torch.Tensor:
 
 def _pooled(data: MetricInput) -> torch.Tensor:
     values = data.maps.values.double()
-    return values.square().sum(1) if values.ndim == 4 else data.maps.per_pixel().double().clamp(min=0).square()
+    return (
+        values.square().sum(1)
+        if values.ndim == 4
+        else data.maps.per_pixel().double().clamp(min=0).square()
+    )
 
 
 def as_boxes(given: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tensor]:
-    """Take boxes ``(N, 4)``, or a list with ``(k, 4)`` for each photo: x0 y0 x1 y1, x1 and y1 exclusive.
+    """Take boxes ``(N, 4)``, or a list with ``(k, 4)`` for each photo: x0 y0 x1 y1, x1 and y1
+    exclusive.
 
     What lies outside the photo is cut off.
 
@@ -373,8 +410,14 @@ def as_boxes(given: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tens
     [tensor([[0, 0, 4, 3]])]
     """
     must = f"boxes must be numbers x0 y0 x1 y1 within the photo of {size[1]} x {size[0]} pixels"
-    if not isinstance(given, (Sequence, torch.Tensor, np.ndarray)) or isinstance(given, str) or len(given) != count:
-        raise MetricError(f"{must}, some for each of the {count} images, got {shown(given)}; see evaluate")
+    if (
+        not isinstance(given, (Sequence, torch.Tensor, np.ndarray))
+        or isinstance(given, str)
+        or len(given) != count
+    ):
+        raise MetricError(
+            f"{must}, some for each of the {count} images, got {shown(given)}; see evaluate"
+        )
     found = []
     ends = torch.tensor([size[1], size[0]] * 2)
     for image, own in enumerate(given):
@@ -383,7 +426,11 @@ def as_boxes(given: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tens
             numbers = own if isinstance(own, torch.Tensor) else np.array(own, dtype=np.float64)
             boxes = torch.as_tensor(numbers).double().reshape(-1, 4)
         inside = torch.minimum(boxes.nan_to_num().round().clamp(min=0), ends.to(boxes)).long()
-        if not len(boxes) or not boxes.isfinite().all() or not (inside[:, :2] < inside[:, 2:]).all():
+        if (
+            not len(boxes)
+            or not boxes.isfinite().all()
+            or not (inside[:, :2] < inside[:, 2:]).all()
+        ):
             raise MetricError(f"{must}, got {shown(own)} for image {image_name(image)}; mend them")
         found.append(inside)
     return found
@@ -406,13 +453,19 @@ def as_regions(
     with suppress(TypeError, ValueError, RuntimeError):  # a list of lists of other lengths
         masks = as_tensor(given if isinstance(given, torch.Tensor) else np.asarray(given))
     fits = masks is not None and tuple(masks.shape) == (count, *size)
-    if masks is None or not fits or (masks.is_floating_point() and not ((masks == 0) | (masks == 1)).all()):
+    if (
+        masks is None
+        or not fits
+        or (masks.is_floating_point() and not ((masks == 0) | (masks == 1)).all())
+    ):
         must = f"masks must be truth values {(count, *size)}"
         raise MetricError(f"{must}, got {shown(given)}; resize, or give masks > 0.5")
     empty = ~(masks > 0).flatten(1).any(1)
     if empty.any():
         first = image_name(int(empty.nonzero()[0]))
-        raise MetricError(f"masks must have a pixel of the object in every image, got none in image {first}")
+        raise MetricError(
+            f"masks must have a pixel of the object in every image, got none in image {first}"
+        )
     return masks > 0
 
 

@@ -1,4 +1,5 @@
-"""The maps that are evaluated: an attribution, or any array; ranks of pixels and regions; similarity of two maps."""
+"""The maps that are evaluated: an attribution, or any array; ranks of pixels and regions;
+similarity of two maps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,21 +18,27 @@ from explain.methods.base import Style
 from explain.methods.cam import ratio
 
 Sign = Literal["own", "signed", "absolute"]
-"""How values become one number for each pixel: "own" as the method means it (see `Maps.per_pixel`), "signed" the
-sum over the channels, "absolute" the magnitude of that sum."""
+"""How values become one number for each pixel: "own" as the method means it (see `Maps.per_pixel`),
+"signed" the sum over the channels, "absolute" the magnitude of that sum."""
 
 MapsLike: TypeAlias = Attribution | torch.Tensor | np.ndarray[Any, Any]
 
 
 def as_tensor(given: object) -> torch.Tensor | None:
-    """A tensor of the real numbers in a tensor or an array of any byte order and strides; None where it has none.
+    """A tensor of the real numbers in a tensor or an array of any byte order and strides; None
+    where it has none.
 
     >>> as_tensor(np.eye(2, dtype=">i2")[::-1]), as_tensor("two")
     (tensor([[0, 1],
             [1, 0]]), None)
     """
     if isinstance(given, np.ndarray) and given.dtype.kind in "fiub":
-        kinds = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float32 if given.itemsize <= 4 else np.float64}
+        kinds = {
+            "b": np.bool_,
+            "i": np.int64,
+            "u": np.int64,
+            "f": np.float32 if given.itemsize <= 4 else np.float64,
+        }
         return torch.from_numpy(np.ascontiguousarray(given, dtype=kinds[given.dtype.kind]))
     if isinstance(given, torch.Tensor) and given.layout == torch.strided and not given.is_complex():
         return given
@@ -40,7 +47,8 @@ def as_tensor(given: object) -> torch.Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """The values that a method gave for N photos: ``(N, h, w)`` or ``(N, C, H, W)``; and the ``size`` of the photos."""
+    """The values that a method gave for N photos: ``(N, h, w)`` or ``(N, C, H, W)``; and the
+    ``size`` of the photos."""
 
     name: str
     values: torch.Tensor
@@ -52,18 +60,24 @@ class Maps:
         """Take an attribution or an array for these images ``(N, C, H, W)``.
 
         Raises:
-            MetricError: it is no array of numbers, has NaN or infinity in it, or does not fit the images.
+            MetricError: it is no array of numbers, has NaN or infinity in it, or does not fit the
+                images.
         """
         style = given.style if isinstance(given, Attribution) else None
         values = as_tensor(given.values if isinstance(given, Attribution) else given)
         if values is None:
-            raise MetricError(f"map {name!r} must be a method, Attribution or array of numbers, got {shown(given)}")
+            raise MetricError(
+                f"map {name!r} must be a method, Attribution or array of numbers, got "
+                f"{shown(given)}"
+            )
         count = len(images)
         size = (int(images.shape[-2]), int(images.shape[-1]))
         fits = values.ndim == 3 or (values.ndim == 4 and tuple(values.shape[2:]) == size)
         if not fits or len(values) != count or 0 in values.shape:
             shapes = f"({count}, h, w), or ({count}, C, {size[0]}, {size[1]}) for each pixel"
-            raise MetricError(f"map {name!r} must have the shape {shapes}, got {tuple(values.shape)}")
+            raise MetricError(
+                f"map {name!r} must have the shape {shapes}, got {tuple(values.shape)}"
+            )
         values = values.detach().to(images.device)
         values = values if values.dtype in (torch.float32, torch.float64) else values.float()
         if values.ndim == 4 and not bool(torch.isfinite(values.abs().sum(1)).all()):
@@ -71,19 +85,25 @@ class Maps:
         wrong = (~torch.isfinite(values)).flatten(1).any(1)
         if wrong.any():
             image = image_name(int(wrong.nonzero()[0]))
-            raise MetricError(f"map {name!r} must hold finite values, got NaN or infinity for image {image}")
+            raise MetricError(
+                f"map {name!r} must hold finite values, got NaN or infinity for image {image}"
+            )
         return cls(name, values, size, style)
 
     def per_pixel(self, sign: Sign = "own") -> torch.Tensor:
         """One number for each pixel ``(N, H, W)``.
 
-        Maps ``(N, h, w)`` are enlarged. Values for each pixel and channel are added up over the channels. With "own",
-        those of our methods that are magnitudes or colours and no contributions count by the largest channel, as
-        their heatmaps do.
+        Maps ``(N, h, w)`` are enlarged. Values for each pixel and channel are added up over the
+        channels. With "own", those of our methods that are magnitudes or colours and no
+        contributions count by the largest channel, as their heatmaps do.
         """
         values = self.values
         if values.ndim == 3:
-            values = values if tuple(values.shape[1:]) == self.size else enlarge(values[:, None], self.size)[:, 0]
+            values = (
+                values
+                if tuple(values.shape[1:]) == self.size
+                else enlarge(values[:, None], self.size)[:, 0]
+            )
         elif sign == "own" and self.style in ("intensity", "color", "heat"):
             return values.abs().amax(1)
         else:
@@ -92,12 +112,14 @@ class Maps:
 
     @property
     def contributions(self) -> torch.Tensor:
-        """What each pixel contributes ``(N, H, W)`` float64: signed, and added up over the channels."""
+        """What each pixel contributes ``(N, H, W)`` float64: signed, and added up over the
+        channels."""
         return self.per_pixel("signed").double()
 
     @property
     def heatmap(self) -> torch.Tensor:
-        """``(N, H, W)`` in [0, 1]: the positive part of the own map, divided by its largest value."""
+        """``(N, H, W)`` in [0, 1]: the positive part of the own map, divided by its largest
+        value."""
         return by_maximum(self.per_pixel("own").clamp(min=0))
 
     @property
@@ -110,10 +132,12 @@ Similarity = Literal["spearman", "pearson", "ssim", "hog"]
 
 
 def ranks_of(maps: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """Rank the pixels of each map ``(N, H, W)``, 0 for the largest value: ``(N, H, W)`` whole numbers.
+    """Rank the pixels of each map ``(N, H, W)``, 0 for the largest value: ``(N, H, W)`` whole
+    numbers.
 
-    Equal values are ordered by a shuffle with a seed, the same for every image: ordered by their index, they would be
-    taken from the top of the photo. The ranks of a constant map are that shuffle.
+    Equal values are ordered by a shuffle with a seed, the same for every image: ordered by their
+    index, they would be taken from the top of the photo. The ranks of a constant map are that
+    shuffle.
 
     >>> ranks_of(torch.tensor([[[1.0, 3.0, 2.0]]]))
     tensor([[[2, 0, 1]]])
@@ -125,8 +149,11 @@ def ranks_of(maps: torch.Tensor, seed: int = 0) -> torch.Tensor:
     return torch.empty_like(order).scatter_(1, order, ranks).reshape(maps.shape)
 
 
-def region_ranks(maps: torch.Tensor, regions: torch.Tensor, seed: int = 0, *, mean: bool = False) -> torch.Tensor:
-    """Rank regions by the sum of the map in each, or its mean; every pixel gets the rank of its region.
+def region_ranks(
+    maps: torch.Tensor, regions: torch.Tensor, seed: int = 0, *, mean: bool = False
+) -> torch.Tensor:
+    """Rank regions by the sum of the map in each, or its mean; every pixel gets the rank of its
+    region.
 
     Args:
         maps: ``(N, H, W)``.
@@ -134,16 +161,21 @@ def region_ranks(maps: torch.Tensor, regions: torch.Tensor, seed: int = 0, *, me
     """
     sums = by_region(maps, regions) / (by_region(torch.ones_like(maps), regions) if mean else 1)
     pairs = zip(sums, regions, strict=True)
-    return torch.stack([ranks_of(row[None, None, : region.max() + 1], seed)[0, 0][region] for row, region in pairs])
+    return torch.stack(
+        [ranks_of(row[None, None, : region.max() + 1], seed)[0, 0][region] for row, region in pairs]
+    )
 
 
 def by_region(maps: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
     """Add up maps ``(N, H, W)`` over regions ``(N, H, W)``: ``(N, R)``."""
-    return maps.new_zeros(len(maps), int(regions.max()) + 1).scatter_add_(1, regions.flatten(1), maps.flatten(1))
+    return maps.new_zeros(len(maps), int(regions.max()) + 1).scatter_add_(
+        1, regions.flatten(1), maps.flatten(1)
+    )
 
 
 def grid_regions(size: tuple[int, int], side: int, like: torch.Tensor) -> torch.Tensor:
-    """Cut photos into squares, those at the right and the bottom as large as is left: ``(N, H, W)``.
+    """Cut photos into squares, those at the right and the bottom as large as is left: ``(N, H,
+    W)``.
 
     >>> grid_regions((2, 3), 2, torch.zeros(1))
     tensor([[[0, 0, 1],
@@ -164,11 +196,15 @@ def steps_of(count: int, steps: int) -> list[int]:
 
 
 def area(curve: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """The area under curves ``(N, n)`` over the share of what is covered: ``counts`` of it at each step.
+    """The area under curves ``(N, n)`` over the share of what is covered: ``counts`` of it at each
+    step.
 
     By trapezia, since steps are not equal where they do not divide the number of pixels.
 
-    >>> area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 2]), area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 4])
+    >>> (
+    ...     area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 2]),
+    ...     area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 4]),
+    ... )
     (tensor([0.5000]), tensor([0.5000]))
     """
     at = torch.tensor(counts, dtype=torch.float64, device=curve.device) / counts[-1]
@@ -176,7 +212,8 @@ def area(curve: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
 
 
 def gini(values: torch.Tensor) -> torch.Tensor:
-    """The Gini coefficient of the magnitudes of each image ``(N, ...)``: 0 if all are equal, near 1 if one has all.
+    """The Gini coefficient of the magnitudes of each image ``(N, ...)``: 0 if all are equal, near 1
+    if one has all.
 
     >>> gini(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, -3.0]]))
     tensor([0.0000, 0.7500])
@@ -192,7 +229,9 @@ def correlation(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     a, b = (rows - rows.mean(1, keepdim=True) for rows in (one.double(), other.double()))
     scale = a.norm(dim=1) * b.norm(dim=1)
     tiny = 1e-12 * one.double().norm(dim=1) * other.double().norm(dim=1)
-    return torch.where(scale > tiny, (a * b).sum(1) / torch.where(scale > tiny, scale, 1), torch.nan)
+    return torch.where(
+        scale > tiny, (a * b).sum(1) / torch.where(scale > tiny, scale, 1), torch.nan
+    )
 
 
 def mid_ranks(rows: torch.Tensor) -> torch.Tensor:
@@ -209,23 +248,28 @@ def mid_ranks(rows: torch.Tensor) -> torch.Tensor:
 
 
 def spearman(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Spearman's rank correlation of maps ``(N, H, W)``: ``(N,)``; NaN where one of them does not vary.
+    """Spearman's rank correlation of maps ``(N, H, W)``: ``(N,)``; NaN where one of them does not
+    vary.
 
-    >>> round(spearman(torch.tensor([[[1.0, 2.0, 3.0]]]), torch.tensor([[[1.0, 4.0, 9.0]]])).item(), 9)
+    >>> round(
+    ...     spearman(torch.tensor([[[1.0, 2.0, 3.0]]]), torch.tensor([[[1.0, 4.0, 9.0]]])).item(), 9
+    ... )
     1.0
     """
     return correlation(mid_ranks(one.flatten(1)), mid_ranks(other.flatten(1)))
 
 
 def pearson(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Pearson's correlation of maps ``(N, H, W)``: ``(N,)``; NaN where one of them does not vary."""
+    """Pearson's correlation of maps ``(N, H, W)``: ``(N,)``; NaN where one of them does not
+    vary."""
     return correlation(one.flatten(1), other.flatten(1))
 
 
 def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """The mean structural similarity of maps ``(N, H, W)``, each brought to [0, 1]: ``(N,)``.
 
-    Windows are Gaussian, 11 × 11 with σ 1.5; at the edges, the weights of what lies outside are left out.
+    Windows are Gaussian, 11 × 11 with σ 1.5; at the edges, the weights of what lies outside are
+    left out.
 
     Wang et al., "Image Quality Assessment", TIP 2004.
 
@@ -244,13 +288,15 @@ def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def hog(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Pearson's correlation of two maps' histograms of oriented gradients: ``(N,)``; NaN where one has no gradient."""
+    """Pearson's correlation of two maps' histograms of oriented gradients: ``(N,)``; NaN where one
+    has no gradient."""
     return correlation(gradient_histograms(one), gradient_histograms(other))
 
 
 def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
-    """Histograms of oriented gradients ``(N, D)`` of maps ``(N, H, W)``: nine directions in cells of 16 × 16 pixels,
-    normalised in blocks of 3 × 3 cells (L2, clipped at 0.2, L2 again). Small maps have smaller cells, four across.
+    """Histograms of oriented gradients ``(N, D)`` of maps ``(N, H, W)``: nine directions in cells
+    of 16 × 16 pixels, normalised in blocks of 3 × 3 cells (L2, clipped at 0.2, L2 again). Small
+    maps have smaller cells, four across.
 
     Dalal and Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR 2005.
 
@@ -259,7 +305,8 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
     """
     maps = maps.double()
     largest = maps.abs().amax((1, 2), keepdim=True)
-    maps = maps / torch.where(largest == 0, 1, largest)  # so that what blocks are divided by fits any unit
+    # so that what blocks are divided by fits any unit
+    maps = maps / torch.where(largest == 0, 1, largest)
     cell = max(1, min(cell, min(maps.shape[1:]) // 4))
     down = torch.zeros_like(maps)
     across = torch.zeros_like(maps)
@@ -270,7 +317,8 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
     split = F.one_hot(directions, 9).movedim(-1, 1) * strength[:, None]
     cells = F.avg_pool2d(split, cell)  # (N, 9, cells down, cells across)
     side = min(3, *cells.shape[2:])
-    blocks = cells.unfold(2, side, 1).unfold(3, side, 1).movedim(1, -1).flatten(3)  # (N, y, x, side * side * 9)
+    # (N, y, x, side * side * 9)
+    blocks = cells.unfold(2, side, 1).unfold(3, side, 1).movedim(1, -1).flatten(3)
     return _to_length_one(_to_length_one(blocks).clamp(max=0.2)).flatten(1)
 
 

@@ -1,4 +1,5 @@
-"""Scores of randomly masked photos: does a map predict them better than the same map in other places?"""
+"""Scores of randomly masked photos: does a map predict them better than the same map in other
+places?"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,8 @@ SHARES = ((0.03, 0.25), (0.25, 0.85))
 
 @dataclass(frozen=True)
 class Rolled(Baseline):
-    """The photo itself, flipped and rolled by half of its height and width: its colours and edges in other places."""
+    """The photo itself, flipped and rolled by half of its height and width: its colours and edges
+    in other places."""
 
     name = "rolled"
 
@@ -42,7 +44,8 @@ class Rolled(Baseline):
 
 
 def random_masks(size: tuple[int, int], count: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw masks ``(K, H, W)``, True where a photo is covered: cells of grids of several sizes at random offsets.
+    """Draw masks ``(K, H, W)``, True where a photo is covered: cells of grids of several sizes at
+    random offsets.
 
     >>> masks = random_masks((32, 48), 10, torch.Generator().manual_seed(0))
     >>> masks.shape, bool((masks[0::2].float().mean() < masks[1::2].float().mean()).item())
@@ -53,7 +56,9 @@ def random_masks(size: tuple[int, int], count: int, generator: torch.Generator) 
     for number, (cells, down, across, share) in enumerate(drawn):
         along = CELLS[int(cells * len(CELLS))]
         least, most = SHARES[number % len(SHARES)]
-        grid = torch.rand(along + 1, along + 1, generator=generator) < least + (most - least) * share
+        grid = (
+            torch.rand(along + 1, along + 1, generator=generator) < least + (most - least) * share
+        )
         rows = (torch.arange(size[0]) * along / size[0] + down).long()
         columns = (torch.arange(size[1]) * along / size[1] + across).long()
         masks.append(grid[rows][:, columns])
@@ -63,9 +68,9 @@ def random_masks(size: tuple[int, int], count: int, generator: torch.Generator) 
 def photo_maps(image: torch.Tensor) -> torch.Tensor:
     """Maps of a photo ``(C, H, W)`` that know nothing of a model: ``(m, H, W)``.
 
-    They are the distance from the mean colour, local contrast, edges, blurred edges, a blob in the middle and a wider
-    one, and contrast and distance times the blob. They say which parts of a photo change most when they are covered,
-    and where photographers put what they show.
+    They are the distance from the mean colour, local contrast, edges, blurred edges, a blob in the
+    middle and a wider one, and contrast and distance times the blob. They say which parts of a
+    photo change most when they are covered, and where photographers put what they show.
     """
     grey = image.mean(0)
     height, width = image.shape[1:]
@@ -76,11 +81,14 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
     away = _from_middle(height)[:, None] + _from_middle(width)
     middle, wide = (torch.exp(-away / (2 * sigma**2)).to(image) for sigma in (0.2, 0.35))
     blurred = _mean_around(edges, max(3, min(height, width) // 8 | 1))
-    return torch.stack([distance, contrast, edges, blurred, middle, wide, contrast * middle, distance * middle])
+    return torch.stack(
+        [distance, contrast, edges, blurred, middle, wide, contrast * middle, distance * middle]
+    )
 
 
 def _mean_around(values: torch.Tensor, side: int) -> torch.Tensor:
-    """Means over squares, which are cut at the borders: first over columns of pixels, then over rows of those."""
+    """Means over squares, which are cut at the borders: first over columns of pixels, then over
+    rows of those."""
     for kernel in ((side, 1), (1, side)):
         padding = (kernel[0] // 2, kernel[1] // 2)
         values = F.avg_pool2d(values[None, None], kernel, 1, padding, count_include_pad=False)[0, 0]
@@ -93,7 +101,8 @@ def _from_middle(count: int) -> torch.Tensor:
 
 
 def placements(maps: torch.Tensor) -> torch.Tensor:
-    """Maps ``(m, H, W)`` in all places ``(P, m, H, W)``, their own first: turned, flipped, and rolled by sixths.
+    """Maps ``(m, H, W)`` in all places ``(P, m, H, W)``, their own first: turned, flipped, and
+    rolled by sixths.
 
     They are turned by quarters if they are square, and else by halves.
 
@@ -104,12 +113,17 @@ def placements(maps: torch.Tensor) -> torch.Tensor:
     turns = range(4) if height == width else (0, 2)
     turned = [torch.rot90(maps, turn, (1, 2)) for turn in turns]
     flipped = [each for one in turned for each in (one, one.flip(2))]
-    shifts = [(round(i * height / STEPS), round(j * width / STEPS)) for i in range(STEPS) for j in range(STEPS)]
+    shifts = [
+        (round(i * height / STEPS), round(j * width / STEPS))
+        for i in range(STEPS)
+        for j in range(STEPS)
+    ]
     return torch.stack([each.roll(shift, (1, 2)) for each in flipped for shift in shifts])
 
 
 def filling(numbers: torch.Tensor) -> torch.Tensor:
-    """Which baseline fills masks with these numbers: each fills pairs of few and many cells in turn."""
+    """Which baseline fills masks with these numbers: each fills pairs of few and many cells in
+    turn."""
     return numbers // 2 % BASELINES
 
 
@@ -127,7 +141,12 @@ class RandomMasks(Perturbation):
 
     def baselines(self, images: torch.Tensor) -> Sequence[Baseline]:
         side = min(images.shape[2:])
-        return Mean(), Blur(2 * (side // 8) + 1, max(1.0, side / 12)), Noise(seed=self.seed), Rolled()
+        return (
+            Mean(),
+            Blur(2 * (side // 8) + 1, max(1.0, side / 12)),
+            Noise(seed=self.seed),
+            Rolled(),
+        )
 
     def masks(self, images: torch.Tensor) -> torch.Tensor:
         """The masks of photos ``(N, C, H, W)``: ``(N, K, H, W)``, True where a photo is covered."""
@@ -155,7 +174,8 @@ class RandomMasks(Perturbation):
 class MaskedScores:
     """How much of each score a ``photo`` ``(C, H, W)`` loses under random ``masks`` ``(K, H, W)``.
 
-    ``drops`` ``(K,)`` are those of the target; ``other_drops`` has those of other classes, ``(V, K)`` for V of them.
+    ``drops`` ``(K,)`` are those of the target; ``other_drops`` has those of other classes, ``(V,
+    K)`` for V of them.
     """
 
     photo: torch.Tensor
@@ -165,7 +185,8 @@ class MaskedScores:
 
     @cached_property
     def covered(self) -> torch.Tensor:
-        """The share of each pixel that each mask covers, at a resolution of at most `SIDE`: ``(K, h, w)``."""
+        """The share of each pixel that each mask covers, at a resolution of at most `SIDE`: ``(K,
+        h, w)``."""
         return _smaller(self.masks.double())
 
     @cached_property
@@ -173,7 +194,9 @@ class MaskedScores:
         """A basis of what the covered area explains, for each baseline: ``(K, 2 B + 1)``."""
         area = self.covered.flatten(1).mean(1)
         of_baselines = F.one_hot(filling(torch.arange(len(self.masks)))).to(area)
-        return _basis(torch.cat([of_baselines, of_baselines * area[:, None], area.square()[:, None]], 1))
+        return _basis(
+            torch.cat([of_baselines, of_baselines * area[:, None], area.square()[:, None]], 1)
+        )
 
     @cached_property
     def by_photo(self) -> torch.Tensor:
@@ -181,8 +204,11 @@ class MaskedScores:
         maps = _smaller(photo_maps(self.photo.detach().cpu().double()))
         return _basis(torch.cat([self.by_area, self.covered.flatten(1) @ maps.flatten(1).T], 1))
 
-    def test(self, maps: torch.Tensor, drops: torch.Tensor, given: torch.Tensor) -> tuple[float, float]:
-        """The partial correlation of what masks cover of maps with drops, and its p-value among all placements.
+    def test(
+        self, maps: torch.Tensor, drops: torch.Tensor, given: torch.Tensor
+    ) -> tuple[float, float]:
+        """The partial correlation of what masks cover of maps with drops, and its p-value among all
+        placements.
 
         Args:
             maps: ``(m, H, W)``, which are placed together; the correlation is the mean over them.
@@ -190,8 +216,9 @@ class MaskedScores:
             given: the basis of what is taken out of both first: `by_area` or `by_photo`.
 
         Returns:
-            The correlation, and the share of placements, its own among them, whose correlation is not smaller. A map
-            whose covered sums are explained by ``given`` has no correlation left, and a p-value of 1.
+            The correlation, and the share of placements, its own among them, whose correlation is
+            not smaller. A map whose covered sums are explained by ``given`` has no correlation
+            left, and a p-value of 1.
         """
         small = _smaller(maps.detach().cpu().double())
         sums = placements(small).flatten(2) @ self.covered.flatten(1).T  # (P, m, K)
@@ -207,7 +234,9 @@ class MaskedScores:
 
 def _basis(columns: torch.Tensor) -> torch.Tensor:
     """An orthonormal basis of the span of columns ``(K, c)``."""
-    left, values, _ = torch.linalg.svd(columns / columns.norm(dim=0).clamp(min=1e-300), full_matrices=False)
+    left, values, _ = torch.linalg.svd(
+        columns / columns.norm(dim=0).clamp(min=1e-300), full_matrices=False
+    )
     basis: torch.Tensor = left[:, values > 1e-9 * values[0]]
     return basis
 

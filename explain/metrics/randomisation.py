@@ -14,14 +14,22 @@ from explain.baselines.replacements import to_unit
 from explain.methods import Smooth
 from explain.metrics.base import CONSTANT, MetricInput, MetricResult, register
 from explain.metrics.maps import Sign, Similarity, similarity
-from explain.metrics.variants import ModelContext, RandomWeights, ReattributionMetric, Variant, VariantResult, grouped
+from explain.metrics.variants import (
+    ModelContext,
+    RandomWeights,
+    ReattributionMetric,
+    Variant,
+    VariantResult,
+    grouped,
+)
 
 Order = Literal["top", "bottom", "independent"]
 
 
 @dataclass(frozen=True)
 class _MapSimilarity(ReattributionMetric):
-    """A metric of how similar the map is to those of variants, and which of these are zero everywhere."""
+    """A metric of how similar the map is to those of variants, and which of these are zero
+    everywhere."""
 
     similarity: Similarity = "spearman"
     sign: Sign = "own"
@@ -34,7 +42,8 @@ class _MapSimilarity(ReattributionMetric):
         return torch.stack([self.similarity_to(data, found), zero_everywhere(found).double()], 1)
 
     def result(self, data: MetricInput, curve: torch.Tensor, zeros: torch.Tensor) -> MetricResult:
-        """The mean of similarities ``(N, V)``; ``zeros`` ``(N, V)`` says which maps are zero everywhere."""
+        """The mean of similarities ``(N, V)``; ``zeros`` ``(N, V)`` says which maps are zero
+        everywhere."""
         warn_of_zeros(self.name, data, (zeros > 0).any(1))
         curve = curve.to(data.maps.values.dtype)
         value = data.undefined(self, curve.mean(1), data.maps.constant, CONSTANT)
@@ -51,7 +60,10 @@ def warn_of_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
     images = image_names(zeros & ~data.maps.constant)
     where = f"in a variant of {metric}"
     if images:
-        warn(f"{data.maps.name} is zero everywhere {where} for image {images}: that counts as a map that has changed")
+        warn(
+            f"{data.maps.name} is zero everywhere {where} for image {images}: that counts as a map "
+            "that has changed"
+        )
 
 
 @register(samples=8)
@@ -59,26 +71,30 @@ def warn_of_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
 @register(order="bottom")
 @register
 class MPRT(_MapSimilarity):
-    """How similar the map stays while the model's layers are reinitialised: the parameter randomisation test.
+    """How similar the map stays while the model's layers are reinitialised: the parameter
+    randomisation test.
 
-    The layers with weights are taken in about ``steps`` groups, in the order in which a forward pass uses them:
-    cascading from the "top" (the output) or the "bottom" (the input), or each group alone ("independent"). A layer
-    is initialised as its class does it, normalisations with their statistics, on a copy. The figure is the mean
-    similarity over these models, ``curve`` has each one's, and ``parts`` the "last": that to the model without any
-    trained weight, if the layers cascade. Less is better. A map that becomes zero everywhere counts as changed, 0,
-    with a warning. Not defined for a constant map.
+    The layers with weights are taken in about ``steps`` groups, in the order in which a forward
+    pass uses them: cascading from the "top" (the output) or the "bottom" (the input), or each group
+    alone ("independent"). A layer is initialised as its class does it, normalisations with their
+    statistics, on a copy. The figure is the mean similarity over these models, ``curve`` has each
+    one's, and ``parts`` the "last": that to the model without any trained weight, if the layers
+    cascade. Less is better. A map that becomes zero everywhere counts as changed, 0, with a
+    warning. Not defined for a constant map.
 
     Args:
         similarity: "spearman", "pearson", "ssim" or "hog", see `explain.metrics.maps`.
-        sign: how values become one number for each pixel; the papers compare "absolute" ones as well.
+        sign: how values become one number for each pixel; the papers compare "absolute" ones as
+            well.
         seed: of the initialisation, and of the noise.
         order: see above.
         steps: how many models; None takes every layer for itself.
-        samples: noisy copies over which each map is averaged (the smooth variant); 0 takes the map as it is.
+        samples: noisy copies over which each map is averaged (the smooth variant); 0 takes the map
+            as it is.
         sigma: the noise's deviation, relative to the photo's range.
 
-    Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018; smooth: Hedström et al., "A Fresh Look at Sanity
-    Checks for Saliency Maps", 2024 (arXiv:2405.02383).
+    Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018; smooth: Hedström et al., "A
+    Fresh Look at Sanity Checks for Saliency Maps", 2024 (arXiv:2405.02383).
 
     >>> MPRT().name, MPRT(order="bottom").name, MPRT(samples=8).name
     ('mprt', 'mprt-bottom', 'smprt')
@@ -92,11 +108,21 @@ class MPRT(_MapSimilarity):
     minimums: ClassVar = {"steps": 1, "samples": 0, "sigma": 0}
 
     def described(self) -> Mapping[str, str]:
-        which = {"top": "from the output on", "bottom": "from the input on", "independent": "one group at a time"}
+        which = {
+            "top": "from the output on",
+            "bottom": "from the input on",
+            "independent": "one group at a time",
+        }
         smooth = " averaged over noise" if self.samples else ""
         about = f"similarity of the map{smooth} while layers are randomised, {which[self.order]}"
-        name = ("smprt" if self.samples else "mprt") + ("" if self.order == "top" else f"-{self.order}")
-        return {"name": name, "about": about, "paper": "Hedström et al., 2024" if self.samples else self.paper}
+        name = ("smprt" if self.samples else "mprt") + (
+            "" if self.order == "top" else f"-{self.order}"
+        )
+        return {
+            "name": name,
+            "about": about,
+            "paper": "Hedström et al., 2024" if self.samples else self.paper,
+        }
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         wrap = None
@@ -119,7 +145,9 @@ class MPRT(_MapSimilarity):
         zeros = numbers[..., -1]
         if self.samples:
             maps = numbers[..., :-1].reshape(*numbers.shape[:2], *data.size)
-            curve = torch.stack([similarity(self.similarity, maps[:, 0], each) for each in maps[:, 1:].unbind(1)], 1)
+            curve = torch.stack(
+                [similarity(self.similarity, maps[:, 0], each) for each in maps[:, 1:].unbind(1)], 1
+            )
             zeros = zeros[:, 1:]
         result = self.result(data, curve, zeros)
         parts = {"last": curve[:, -1].to(result.value)} if self.order != "independent" else {}
@@ -130,9 +158,9 @@ class MPRT(_MapSimilarity):
 class EfficientMPRT(ReattributionMetric):
     r"""Relative rise of the map's entropy when the whole model is randomised.
 
-    :math:`(H_\mathrm{random} - H) / H`, H being the entropy of the map's values in a histogram of 100 bins between
-    its smallest and its largest. More is better. It needs one other model only. Not defined for a constant map,
-    whose entropy is 0.
+    :math:`(H_\mathrm{random} - H) / H`, H being the entropy of the map's values in a histogram of
+    100 bins between its smallest and its largest. More is better. It needs one other model only.
+    Not defined for a constant map, whose entropy is 0.
 
     Args:
         bins: of the histogram.
@@ -164,7 +192,9 @@ class EfficientMPRT(ReattributionMetric):
         warn_of_zeros(self.name, data, numbers[:, 0] == 0)
         own = entropy(data.maps.per_pixel(self.sign), self.bins)
         other = numbers[:, 0]
-        value = data.undefined(self, (other - own) / torch.where(own > 0, own, 1), own == 0, CONSTANT)
+        value = data.undefined(
+            self, (other - own) / torch.where(own > 0, own, 1), own == 0, CONSTANT
+        )
         return MetricResult(value.to(data.maps.values.dtype), parts={"before": own, "after": other})
 
 
@@ -193,7 +223,10 @@ class RandomLogit(_MapSimilarity):
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         if context.classes is None or context.count is None or context.count < 2:
-            raise MetricError("target must be one of several classes for randomlogit, got no other class; use mprt")
+            raise MetricError(
+                "target must be one of several classes for randomlogit, got no other class; use "
+                "mprt"
+            )
         for offset in (permutation(context.count - 1, self.seed)[: self.samples] + 1).tolist():
             yield Variant(classes=tuple(((context.classes + offset) % context.count).tolist()))
 
@@ -204,12 +237,15 @@ class RandomLogit(_MapSimilarity):
 def layers_of(metric: str, context: ModelContext) -> list[str]:
     """The layers of the model that can be randomised; refused if there is none."""
     if not context.randomised.layers:
-        raise MetricError(f"model must have weights for {metric} to randomise, got none; use another metric")
+        raise MetricError(
+            f"model must have weights for {metric} to randomise, got none; use another metric"
+        )
     return context.randomised.layers
 
 
 def entropy(maps: torch.Tensor, bins: int) -> torch.Tensor:
-    """The entropy ``(N,)`` in nats of the values of maps ``(N, H, W)`` in a histogram between their ends.
+    """The entropy ``(N,)`` in nats of the values of maps ``(N, H, W)`` in a histogram between their
+    ends.
 
     >>> entropy(torch.tensor([[[0.0, 1.0]]]), 100)
     tensor([0.6931], dtype=torch.float64)

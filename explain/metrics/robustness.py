@@ -32,7 +32,8 @@ class UniformNoise(OneForEach):
 
 @dataclass(frozen=True)
 class _NoisyCopies(ReattributionMetric):
-    """The base of metrics that run the method on noisy copies of the photo, the same ones for all of them."""
+    """The base of metrics that run the method on noisy copies of the photo, the same ones for all
+    of them."""
 
     radius: float = 0.02
     samples: int = 10
@@ -49,9 +50,11 @@ class _NoisyCopies(ReattributionMetric):
 @register(of="mean")
 @register
 class Sensitivity(_NoisyCopies):
-    r"""By how much the map changes, relative to its length, at most or on average over noisy copies of the photo.
+    r"""By how much the map changes, relative to its length, at most or on average over noisy copies
+    of the photo.
 
-    :math:`\max_{\|\delta\|_\infty \le r} \frac{\|\Phi(x + \delta) - \Phi(x)\|_2}{\|\Phi(x)\|_2}` over random
+    :math:`\max_{\|\delta\|_\infty \le r} \frac{\|\Phi(x + \delta) - \Phi(x)\|_2}{\|\Phi(x)\|_2}`
+    over random
     :math:`\delta`, of the raw values. Less is better. Not defined for a map of zeros.
 
     Args:
@@ -71,7 +74,9 @@ class Sensitivity(_NoisyCopies):
     units = "relative change"
 
     def described(self) -> Mapping[str, str]:
-        name, which = ("avgsensitivity", "mean") if self.of == "mean" else ("maxsensitivity", "largest")
+        name, which = (
+            ("avgsensitivity", "mean") if self.of == "mean" else ("maxsensitivity", "largest")
+        )
         about = f"{which} change of the map, relative to its norm, over noisy copies of the photo"
         return {"name": name, "about": about}
 
@@ -86,13 +91,14 @@ class LocalLipschitz(_NoisyCopies):
 
     It is a local Lipschitz estimate.
 
-    :math:`\max_{x'} \|\Phi(x) - \Phi(x')\|_2 / \|x - x'\|_2`, of the raw values. Less is better. Not defined for a
-    map of zeros.
+    :math:`\max_{x'} \|\Phi(x) - \Phi(x')\|_2 / \|x - x'\|_2`, of the raw values. Less is better.
+    Not defined for a map of zeros.
 
     Args:
         radius, samples, seed: as for `Sensitivity`.
 
-    Alvarez-Melis and Jaakkola, "On the Robustness of Interpretability Methods", 2018 (arXiv:1806.08049).
+    Alvarez-Melis and Jaakkola, "On the Robustness of Interpretability Methods", 2018
+    (arXiv:1806.08049).
 
     >>> LocalLipschitz().better
     'less'
@@ -104,26 +110,31 @@ class LocalLipschitz(_NoisyCopies):
         return norm(found.maps.values - data.maps.values) / norm(found.images - data.images)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        return MetricResult(data.undefined(self, numbers.amax(1), norm(data.maps.values) == 0, ZERO))
+        return MetricResult(
+            data.undefined(self, numbers.amax(1), norm(data.maps.values) == 0, ZERO)
+        )
 
 
 @register(by="output")
 @register
 class RelativeStability(_NoisyCopies):
-    r"""The largest relative change of the map by that of the input (RIS) or of the class scores (ROS).
+    r"""The largest relative change of the map by that of the input (RIS) or of the class scores
+    (ROS).
 
-    :math:`\max_{x'} \frac{\|(\Phi(x) - \Phi(x')) / \Phi(x)\|_2}{\max(\|(x - x') / x\|_2, \epsilon)}`, for the output
-    with :math:`\|h(x) - h(x')\|_2` below, h being the logits; over the copies for which the model still names the same
-    class. Divisors are taken element by element; where one is smaller than ``floor`` times the largest magnitude of its
-    map or photo, it is taken as large as that, since maps are zero in many places. Less is better. Not defined for a
-    map of zeros, nor where no copy keeps its class.
+    :math:`\max_{x'} \frac{\|(\Phi(x) - \Phi(x')) / \Phi(x)\|_2}{\max(\|(x - x') / x\|_2,
+    \epsilon)}`, for the output with :math:`\|h(x) - h(x')\|_2` below, h being the logits; over the
+    copies for which the model still names the same class. Divisors are taken element by element;
+    where one is smaller than ``floor`` times the largest magnitude of its map or photo, it is taken
+    as large as that, since maps are zero in many places. Less is better. Not defined for a map of
+    zeros, nor where no copy keeps its class.
 
     Args:
         radius, samples, seed: as for `Sensitivity`.
         by: "input" or "output".
         floor: see above.
 
-    Agarwal et al., "Rethinking Stability for Attribution-based Explanations", 2022 (arXiv:2203.06877).
+    Agarwal et al., "Rethinking Stability for Attribution-based Explanations", 2022
+    (arXiv:2203.06877).
 
     >>> RelativeStability().name, RelativeStability(by="output").name
     ('relativeinputstability', 'relativeoutputstability')
@@ -137,7 +148,9 @@ class RelativeStability(_NoisyCopies):
 
     def described(self) -> Mapping[str, str]:
         what = "photo" if self.by == "input" else "class scores"
-        about = f"largest relative change of the map divided by that of the {what}, over noisy copies"
+        about = (
+            f"largest relative change of the map divided by that of the {what}, over noisy copies"
+        )
         return {"name": f"relative{self.by}stability", "about": about}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
@@ -146,7 +159,9 @@ class RelativeStability(_NoisyCopies):
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         if found.logits is None:
-            raise MetricError(f"model must give class scores for {self.name}, got none; use maxsensitivity")
+            raise MetricError(
+                f"model must give class scores for {self.name}, got none; use maxsensitivity"
+            )
         of_map = norm(self._relative(data.maps.values, found.maps.values))
         of_photo = norm(self._relative(data.images, found.images))
         return torch.cat([torch.stack([of_map, of_photo], 1), found.logits], 1)
@@ -155,12 +170,17 @@ class RelativeStability(_NoisyCopies):
         logits = numbers[:, 0, 2:]
         noisy = numbers[:, 1:]
         same = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
-        below = noisy[..., 1] if self.by == "input" else (noisy[..., 2:] - logits[:, None]).norm(dim=2)
-        unit = 1 if self.by == "input" else logits.norm(dim=1, keepdim=True)  # changes of the input are relative
+        below = (
+            noisy[..., 1] if self.by == "input" else (noisy[..., 2:] - logits[:, None]).norm(dim=2)
+        )
+        # changes of the input are relative
+        unit = 1 if self.by == "input" else logits.norm(dim=1, keepdim=True)
         floor = torch.as_tensor(1e-6 * unit).to(below).clamp(min=torch.finfo(below.dtype).tiny)
         ratios = torch.where(same, noisy[..., 0] / torch.maximum(below, floor), -torch.inf)
         value = data.undefined(self, ratios.amax(1), norm(data.maps.values) == 0, ZERO)
-        return MetricResult(data.undefined(self, value, ~same.any(1), "no noisy copy keeps its class"))
+        return MetricResult(
+            data.undefined(self, value, ~same.any(1), "no noisy copy keeps its class")
+        )
 
     def _relative(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         sizes = one.abs()
@@ -174,16 +194,16 @@ class Continuity(ReattributionMetric):
 
     It is the mean over shifts to all four sides.
 
-    The photo is shifted by a few pixels, its edge repeated, and the map shifted back; Pearson's correlation with the
-    original map is taken over the pixels that both have. More is better. Not defined for a
-    constant map; if only that of a shifted photo is constant, the similarity is 0.
+    The photo is shifted by a few pixels, its edge repeated, and the map shifted back; Pearson's
+    correlation with the original map is taken over the pixels that both have. More is better. Not
+    defined for a constant map; if only that of a shifted photo is constant, the similarity is 0.
 
     Args:
         pixels: how far, on each side.
         sign: how values become one number for each pixel, see `explain.metrics.maps.Sign`.
 
-    Montavon et al., "Methods for interpreting and understanding deep neural networks", DSP 2018, for continuity as a
-    demand; shifts as in Quantus (Hedström et al., JMLR 2023).
+    Montavon et al., "Methods for interpreting and understanding deep neural networks", DSP 2018,
+    for continuity as a demand; shifts as in Quantus (Hedström et al., JMLR 2023).
 
     >>> Continuity(pixels=(1, 2)).pixels
     (1, 2)
@@ -198,7 +218,9 @@ class Continuity(ReattributionMetric):
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         if max(self.pixels) * 2 >= min(data.size):
             got = f"{self.pixels} for {data.size}"
-            raise MetricError(f"pixels of continuity must be less than half of the photo, got {got}; take fewer")
+            raise MetricError(
+                f"pixels of continuity must be less than half of the photo, got {got}; take fewer"
+            )
         for shift in self._shifts:
             yield Variant(Shifted(shift))
 
@@ -207,10 +229,13 @@ class Continuity(ReattributionMetric):
         return [shift for by in self.pixels for shift in ((by, 0), (-by, 0), (0, by), (0, -by))]
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        # The variant is one of the shifts: all correlations are computed, and `__call__` takes the right one.
+        # The variant is one of the shifts: all correlations are computed, and `__call__` takes the
+        # right one.
         own = data.maps.per_pixel(self.sign)
         other = found.maps.per_pixel(self.sign)
-        return torch.stack([correlation(within(own, d, a), within(other, -d, -a)) for d, a in self._shifts], 1)
+        return torch.stack(
+            [correlation(within(own, d, a), within(other, -d, -a)) for d, a in self._shifts], 1
+        )
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         each = numbers.diagonal(dim1=1, dim2=2).nan_to_num(0)
@@ -236,4 +261,6 @@ class Shifted(OneForEach):
 def within(maps: torch.Tensor, down: int, across: int) -> torch.Tensor:
     """The pixels of maps ``(N, H, W)`` that stay on the photo when it is shifted: ``(N, K)``."""
     height, width = maps.shape[1:]
-    return maps[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)].flatten(1)
+    return maps[
+        :, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)
+    ].flatten(1)

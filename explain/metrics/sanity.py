@@ -1,4 +1,5 @@
-"""A check and its result; the checks of a map: does it depend on model and class, is it faithful, is it stable?"""
+"""A check and its result; the checks of a map: does it depend on model and class, is it faithful,
+is it stable?"""
 
 import math
 import re
@@ -17,7 +18,13 @@ from explain.methods.wrappers import span
 from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreMetric, ScoreRequest
 from explain.metrics.maps import Sign, Similarity
 from explain.metrics.masked_scores import MaskedScores, RandomMasks
-from explain.metrics.variants import ModelContext, RandomWeights, ReattributionMetric, Variant, VariantResult
+from explain.metrics.variants import (
+    ModelContext,
+    RandomWeights,
+    ReattributionMetric,
+    Variant,
+    VariantResult,
+)
 
 MARKS = {True: "✓", False: "✗", None: "–"}
 
@@ -34,9 +41,9 @@ LEVEL = 0.05
 class CheckResult:
     """The result of one check of one map.
 
-    ``figure`` is what decided, and NaN where nothing could be measured; ``symbol`` names it where it is no similarity.
-    ``passed`` is None where the check is not applicable, as of the class where a model has only one; ``reason`` says in
-    one line why it passed or failed.
+    ``figure`` is what decided, and NaN where nothing could be measured; ``symbol`` names it where
+    it is no similarity. ``passed`` is None where the check is not applicable, as of the class where
+    a model has only one; ``reason`` says in one line why it passed or failed.
 
     >>> print(CheckResult("faithful", "faithful", 0.025, True, "no other position is as good", "p"))
     ✓ faithful p 0.025: no other position is as good
@@ -64,7 +71,12 @@ class CheckResult:
 
     def to_dict(self) -> dict[str, Any]:
         figure = None if math.isnan(self.figure) else self.figure
-        return {"passed": self.passed, "figure": figure, "symbol": self.symbol, "reason": self.reason}
+        return {
+            "passed": self.passed,
+            "figure": figure,
+            "symbol": self.symbol,
+            "reason": self.reason,
+        }
 
     def __str__(self) -> str:
         return f"{self.mark} {self.word} {self.shown}: {self.reason}"
@@ -72,10 +84,11 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Check(Metric):
-    """A metric with a threshold: a frozen dataclass, which is a `ScoreMetric` or a `ReattributionMetric` as well.
+    """A metric with a threshold: a frozen dataclass, which is a `ScoreMetric` or a
+    `ReattributionMetric` as well.
 
-    ``word`` names it under a picture; ``fewest`` are the options of the fewest runs. ``advice`` is said of a map that
-    fails, with one of the methods in ``suggested`` where it has a place for one.
+    ``word`` names it under a picture; ``fewest`` are the options of the fewest runs. ``advice`` is
+    said of a map that fails, with one of the methods in ``suggested`` where it has a place for one.
     """
 
     word: ClassVar[str] = ""
@@ -96,16 +109,21 @@ class Check(Metric):
         """Compare the figure of the first image with the threshold."""
         raise NotImplementedError
 
-    def result(self, figure: float, passed: bool | None, reason: str, symbol: str = "") -> CheckResult:
+    def result(
+        self, figure: float, passed: bool | None, reason: str, symbol: str = ""
+    ) -> CheckResult:
         return CheckResult(self.name, self.word, figure, passed, reason, symbol)
 
     def advice_for(self, method: str) -> str:
-        """What to do about a map of this method that fails; never to take the method that has just failed.
+        """What to do about a map of this method that fails; never to take the method that has just
+        failed.
 
         >>> DependsOnClass().advice_for("gradcam"), Stable().advice_for("smooth(saliency)")
         ('take a method that asks for one class, such as lrp', '')
         """
-        others = [name for name in self.suggested if name.split("(")[0] not in re.split(r"\W", method)]
+        others = [
+            name for name in self.suggested if name.split("(")[0] not in re.split(r"\W", method)
+        ]
         if self.suggested and not others:
             return ""
         return self.advice.format(" or ".join(others))
@@ -113,16 +131,19 @@ class Check(Metric):
 
 @dataclass(frozen=True)
 class Difference(Check, ReattributionMetric):
-    """A check that compares the map with the method's maps in other settings, and their difference with the scores.
+    """A check that compares the map with the method's maps in other settings, and their difference
+    with the scores.
 
-    The figure is the mean similarity to the other maps (``parts`` has "alike", for each of them). Less is better. A map
-    to which a pattern was added that differs from class to class, or from model to model, is not similar either; so
-    what differs must also predict the scores. The difference of the map and the other one, each divided by its length,
-    is compared with what random masks take from the scores, among its placements, as `Faithful` does. ``parts`` has the
+    The figure is the mean similarity to the other maps (``parts`` has "alike", for each of them).
+    Less is better. A map to which a pattern was added that differs from class to class, or from
+    model to model, is not similar either; so what differs must also predict the scores. The
+    difference of the map and the other one, each divided by its length, is compared with what
+    random masks take from the scores, among its placements, as `Faithful` does. ``parts`` has the
     p-value as "p", NaN where masks were not run, as in `explain.evaluate`.
 
     Args:
-        most: the similarity from which on the map fails; at 0.71, half of a map's variation is that of the other.
+        most: the similarity from which on the map fails; at 0.71, half of a map's variation is that
+            of the other.
         level: the largest p-value that passes.
         similarity, sign: as for `MPRT`.
     """
@@ -137,7 +158,8 @@ class Difference(Check, ReattributionMetric):
     others: ClassVar[tuple[str, str]] = ("the map of another", "the maps of {} others")
 
     def drops(self, masked: MaskedScores, count: int) -> torch.Tensor:
-        """What masks take from the score, or from the difference of two scores: ``(K,)`` or ``(count, K)``."""
+        """What masks take from the score, or from the difference of two scores: ``(K,)`` or
+        ``(count, K)``."""
         return masked.drops
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
@@ -153,7 +175,9 @@ class Difference(Check, ReattributionMetric):
             own = F.normalize(data.maps.contributions.flatten(1), eps=TINY)
             differences = own - F.normalize(others[0], eps=TINY)
             drops = self.drops(data.masked, alike.shape[1])
-            p_value[0] = data.masked.test(differences.reshape(-1, *data.size), drops, data.masked.by_area)[1]
+            p_value[0] = data.masked.test(
+                differences.reshape(-1, *data.size), drops, data.masked.by_area
+            )[1]
         zeros = (others == 0).all(2)
         return MetricResult(alike.mean(1), parts={"alike": alike, "zeros": zeros, "p": p_value})
 
@@ -166,24 +190,35 @@ class Difference(Check, ReattributionMetric):
         if zeros:
             others += f", {zeros} of which are zero everywhere"
         if not figure < self.most:
-            return self.result(figure, False, f"similarity {figure:.2f} to {others} (must be below {self.most:.2g})")
+            return self.result(
+                figure,
+                False,
+                f"similarity {figure:.2f} to {others} (must be below {self.most:.2g})",
+            )
         reason = f"similarity {figure:.2f} to {others} (below {self.most:.2g})"
         if math.isnan(p_value):
             return self.result(figure, True, reason)
         limit = f"p = {p_value:.2g}, must be at most {self.level:g}"
         if p_value <= self.level:
-            return self.result(figure, True, f"{reason}; the difference predicts the scores ({limit})")
-        reason = f"its difference from {others} does not predict the scores ({limit}); similarity {figure:.2f}"
+            return self.result(
+                figure, True, f"{reason}; the difference predicts the scores ({limit})"
+            )
+        reason = (
+            f"its difference from {others} does not predict the scores ({limit}); similarity "
+            f"{figure:.2f}"
+        )
         return self.result(p_value, False, reason, "p")
 
 
 @dataclass(frozen=True)
 class DependsOnClass(Difference):
-    """How similar the map is to those of classes far down the ranking, and whether what differs predicts the scores.
+    """How similar the map is to those of classes far down the ranking, and whether what differs
+    predicts the scores.
 
-    They are taken at equal distances from its lower half, and not from its top: the maps of a tabby and of an Egyptian
-    cat should be similar. Of a region or a box, they are other classes in the same place. The difference of two maps
-    is compared with the difference of the two classes' scores.
+    They are taken at equal distances from its lower half, and not from its top: the maps of a tabby
+    and of an Egyptian cat should be similar. Of a region or a box, they are other classes in the
+    same place. The difference of two maps is compared with the difference of the two classes'
+    scores.
 
     Args:
         classes: how many.
@@ -201,13 +236,19 @@ class DependsOnClass(Difference):
     word = "class"
     minimums: ClassVar = {"classes": 1}
     fewest: ClassVar = {"classes": 1}
-    others = ("the map of a class far down the ranking", "the maps of {} classes far down the ranking")
+    others = (
+        "the map of a class far down the ranking",
+        "the maps of {} classes far down the ranking",
+    )
     advice = "take a method that asks for one class, such as {}"
     suggested = ("gradcam", "lrp")
 
     def not_applicable(self, context: ModelContext, data: MetricInput) -> str:
         if context.ranking is None:
-            return "the target is no class, or the output has no scores of other classes for it to be compared with"
+            return (
+                "the target is no class, or the output has no scores of other classes for it to "
+                "be compared with"
+            )
         return "" if context.ranking[0].shape[1] > 1 else "the model has one class only"
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
@@ -217,7 +258,9 @@ class DependsOnClass(Difference):
     def other_classes(self, context: ModelContext) -> list[torch.Tensor]:
         """The other classes, each ``(N,)``."""
         if context.ranking is None or context.ranking[0].shape[1] < 2:
-            raise MetricError(f"target must be one of several classes for {self.name}; leave that check out")
+            raise MetricError(
+                f"target must be one of several classes for {self.name}; leave that check out"
+            )
         scores, classes = context.ranking
         scores = scores.scatter(1, classes[:, None], torch.inf)
         ranked = scores.sort(dim=1, descending=True, stable=True).indices
@@ -228,31 +271,37 @@ class DependsOnClass(Difference):
 
 
 def far_down(others: int, count: int) -> list[int]:
-    """Positions at equal distances in the lower half of a ranking with ``others`` classes after the first.
+    """Positions at equal distances in the lower half of a ranking with ``others`` classes after the
+    first.
 
     >>> far_down(999, 3), far_down(2, 3), far_down(1, 3)
     ([583, 750, 916], [2], [1])
     """
     first = others / 2
-    return sorted({min(others, 1 + int(first + (number + 0.5) / count * first)) for number in range(count)})
+    return sorted(
+        {min(others, 1 + int(first + (number + 0.5) / count * first)) for number in range(count)}
+    )
 
 
 @dataclass(frozen=True)
 class DependsOnModel(Difference):
-    """How similar the map is to those of models with random upper layers, and whether what differs predicts the scores.
+    """How similar the map is to those of models with random upper layers, and whether what differs
+    predicts the scores.
 
-    We reinitialise the upper half of the layers with weights, in the order in which a forward pass uses them, each as
-    its class does it, normalisations with their statistics; the model's prediction is lost then. Maps that show what
-    the first layers detect, such as edges, do not change. (If all layers were reinitialised, the first filters would
-    detect something else, and such a map would seem to depend on the model.) A map that is zero everywhere is similar
-    to no other.
+    We reinitialise the upper half of the layers with weights, in the order in which a forward pass
+    uses them, each as its class does it, normalisations with their statistics; the model's
+    prediction is lost then. Maps that show what the first layers detect, such as edges, do not
+    change. (If all layers were reinitialised, the first filters would detect something else, and
+    such a map would seem to depend on the model.) A map that is zero everywhere is similar to no
+    other.
 
     Args:
         copies: how many.
         seed: of the weights.
         most, level, similarity, sign: as for `Difference`.
 
-    Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, whose cascade from the output this is halfway.
+    Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, whose cascade from the output
+    this is halfway.
 
     >>> DependsOnModel().copies
     2
@@ -265,7 +314,10 @@ class DependsOnModel(Difference):
     word = "model"
     minimums: ClassVar = {"copies": 1}
     fewest: ClassVar = {"copies": 1}
-    others = ("the map of a copy with random upper layers", "the maps of {} copies with random upper layers")
+    others = (
+        "the map of a copy with random upper layers",
+        "the maps of {} copies with random upper layers",
+    )
     advice = "take a method that follows the upper layers, such as {}"
     suggested = ("gradcam", "lrp")
 
@@ -281,26 +333,28 @@ class DependsOnModel(Difference):
 
 @dataclass(frozen=True)
 class Faithful(Check, ScoreMetric):
-    """p-value: the map predicts what masks take from the score, better than the same map in other places.
+    """p-value: the map predicts what masks take from the score, better than the same map in other
+    places.
 
-    The photo is masked at random, with several baselines in turn: the mean colour, a strong blur, noise, and the photo
-    itself rolled by half. The statistic is the partial correlation between what a mask covers of the map and what the
-    score loses, given what the covered area, the baseline, and maps of the photo alone explain (contrast, edges, the
-    distance from the mean colour, blobs in the middle, and products of these): see
+    The photo is masked at random, with several baselines in turn: the mean colour, a strong blur,
+    noise, and the photo itself rolled by half. The statistic is the partial correlation between
+    what a mask covers of the map and what the score loses, given what the covered area, the
+    baseline, and maps of the photo alone explain (contrast, edges, the distance from the mean
+    colour, blobs in the middle, and products of these): see
     `explain.metrics.masked_scores.photo_maps`. A map that such a map of the photo explains fails.
 
-    The null hypothesis is that the map's place has nothing to do with the model's evidence. The figure is the share of
-    the placements of the map (turned, flipped, rolled by sixths; its own among them) whose correlation is at least as
-    large, so that a map with a random place passes with a probability of at most ``level``. Less is better. ``parts``
-    has the "correlation".
+    The null hypothesis is that the map's place has nothing to do with the model's evidence. The
+    figure is the share of the placements of the map (turned, flipped, rolled by sixths; its own
+    among them) whose correlation is at least as large, so that a map with a random place passes
+    with a probability of at most ``level``. Less is better. ``parts`` has the "correlation".
 
     Args:
         samples: the number of masks.
         level: the largest p-value that passes.
         seed: of the masks, which differ from photo to photo.
 
-    Phipson and Smyth, "Permutation P-values Should Never Be Zero", 2010, for the test; random masks as in Petsiuk et
-    al., BMVC 2018.
+    Phipson and Smyth, "Permutation P-values Should Never Be Zero", 2010, for the test; random masks
+    as in Petsiuk et al., BMVC 2018.
 
     >>> Faithful().better
     'less'
@@ -312,7 +366,9 @@ class Faithful(Check, ScoreMetric):
 
     name = "faithful"
     word = "faithful"
-    advice = "try another layer or method, or ask for the smallest evidence ({}), which needs no map"
+    advice = (
+        "try another layer or method, or ask for the smallest evidence ({}), which needs no map"
+    )
     suggested = ("sufficient",)
     units = "p-value"
     better = "less"
@@ -331,7 +387,9 @@ class Faithful(Check, ScoreMetric):
         masks = [None] if data.masked else self.masked.masks(data.images)
         drops = data.loss("logit", scores[0]).cpu().double()
         tests = []
-        for photo, of_photo, own, maps in zip(data.images, masks, drops, data.maps.contributions, strict=True):
+        for photo, of_photo, own, maps in zip(
+            data.images, masks, drops, data.maps.contributions, strict=True
+        ):
             masked = data.masked or MaskedScores(photo, of_photo, own)
             tests.append(masked.test(maps[None], own, masked.by_photo))
         correlation, p_value = torch.tensor(tests, dtype=torch.float64).unbind(1)
@@ -343,7 +401,10 @@ class Faithful(Check, ScoreMetric):
         correlation = float(result.parts["correlation"][0])
         if math.isnan(figure):
             return self.result(figure, None, UNCHANGED, "p")
-        reason = f"its correlation with what {self.samples} masks take from the score is {correlation:.2f}"
+        reason = (
+            f"its correlation with what {self.samples} masks take from the score is "
+            f"{correlation:.2f}"
+        )
         if correlation <= -1:
             reason = "contrast, edges, colours and the middle of the photo explain the map"
         reason += f"; {figure:.0%} of its placements do as well (at most {self.level:.0%} may)"
@@ -355,7 +416,8 @@ UNCHANGED = "to mask the photo does not change the score"
 
 @dataclass(frozen=True)
 class NormalNoise(OneForEach):
-    """Photos with normal noise; ``sigma`` is its deviation, relative to the range of the photo's values."""
+    """Photos with normal noise; ``sigma`` is its deviation, relative to the range of the photo's
+    values."""
 
     sigma: float
     seed: int
@@ -391,9 +453,9 @@ class Contrast(OneForEach):
 class Stable(Check, ReattributionMetric):
     """Similarity of the map to those of changed photos with the same scores.
 
-    The photo gets noise, more or less light, and more or less contrast. Changes that move the class's probability by
-    more than ``slack`` (without classes, the score by more than this share of it) do not count. The figure is the mean
-    similarity over the others. More is better.
+    The photo gets noise, more or less light, and more or less contrast. Changes that move the
+    class's probability by more than ``slack`` (without classes, the score by more than this share
+    of it) do not count. The figure is the mean similarity over the others. More is better.
 
     Args:
         noises: deviations of the noise, relative to the range of the photo's values.
@@ -433,7 +495,10 @@ class Stable(Check, ReattributionMetric):
     @property
     def changes(self) -> list[OneForEach]:
         """The changed photos."""
-        noises = [NormalNoise(sigma, self.seed * 1009 + number) for number, sigma in enumerate(self.noises)]
+        noises = [
+            NormalNoise(sigma, self.seed * 1009 + number)
+            for number, sigma in enumerate(self.noises)
+        ]
         return [*noises, *map(Brighter, self.light), *map(Contrast, self.contrast)]
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
@@ -444,7 +509,9 @@ class Stable(Check, ReattributionMetric):
         alike = self.similarity_to(data, found)
         if data.probability is None or data.classes is None or found.logits is None:
             least = torch.finfo(data.target_score.dtype).tiny
-            moved = (found.score - data.target_score).abs() / data.target_score.abs().clamp(min=least)
+            moved = (found.score - data.target_score).abs() / data.target_score.abs().clamp(
+                min=least
+            )
         else:
             moved = (data.outputs.of_classes(found.logits, data.classes) - data.probability).abs()
         return torch.stack([alike.double(), moved.double()], 1)
@@ -461,8 +528,13 @@ class Stable(Check, ReattributionMetric):
         of = result.parts["alike"].shape[1]
         if not counted:
             return self.result(figure, None, "every small change of the photo moved the scores")
-        words = f"similarity {figure:.2f} over {counted} of {of} small changes that left the scores alone"
-        return self.result(figure, figure >= self.least, f"{words} (must be at least {self.least:.2g})")
+        words = (
+            f"similarity {figure:.2f} over {counted} of {of} small changes that left the "
+            "scores alone"
+        )
+        return self.result(
+            figure, figure >= self.least, f"{words} (must be at least {self.least:.2g})"
+        )
 
 
 def default_checks(seed: int = 0, samples: int = 60) -> tuple[Check, ...]:
@@ -471,4 +543,9 @@ def default_checks(seed: int = 0, samples: int = 60) -> tuple[Check, ...]:
     >>> [check.word for check in default_checks()]
     ['model', 'class', 'faithful', 'stable']
     """
-    return DependsOnModel(seed=seed), DependsOnClass(), Faithful(samples, seed=seed), Stable(seed=seed)
+    return (
+        DependsOnModel(seed=seed),
+        DependsOnClass(),
+        Faithful(samples, seed=seed),
+        Stable(seed=seed),
+    )

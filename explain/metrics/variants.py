@@ -1,5 +1,5 @@
-"""`ReattributionMetric`: metrics that run the method again, on each distinct variant once; copies of a model with
-reinitialised layers."""
+"""`ReattributionMetric`: metrics that run the method again, on each distinct variant once; copies
+of a model with reinitialised layers."""
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,8 @@ POWER_ITERATIONS = 15
 class Layer:
     """A module that is initialised as one, with its own parameters in the order of their first use.
 
-    The parametrizations of a module belong to it. A parameter in no module makes a layer of its own.
+    The parametrizations of a module belong to it. A parameter in no module makes a layer of its
+    own.
     """
 
     name: str
@@ -59,7 +60,11 @@ class Layer:
     def tensors(self) -> list[torch.Tensor]:
         """The layer's own parameters and buffers."""
         parts = _own_parts(self.module)
-        return [each for part in parts for each in (*part.parameters(recurse=False), *part.buffers(recurse=False))]
+        return [
+            each
+            for part in parts
+            for each in (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        ]
 
     def write(self, values: Sequence[torch.Tensor]) -> None:
         for own, value in zip(self.tensors, values, strict=True):
@@ -67,10 +72,12 @@ class Layer:
 
 
 def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
-    """The layers with trained values that a forward pass uses, in the order in which it first uses these.
+    """The layers with trained values that a forward pass uses, in the order in which it first uses
+    these.
 
-    It is independent of the order in which modules were registered. Modules in plain lists, which are not registered
-    at all, are found when they run. Of shared parameters, the module that comes first counts.
+    It is independent of the order in which modules were registered. Modules in plain lists, which
+    are not registered at all, are found when they run. Of shared parameters, the module that comes
+    first counts.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
     >>> [layer.name for layer in layers_with_weights(model, Inputs((torch.ones(1, 3, 4, 4),)))]
@@ -80,8 +87,12 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     with untouched(model), uses:
         inputs.detached().call(model)
     names = modules_of(model)
-    parts = dict.fromkeys(part for module in uses.modules for part in module.modules() if part not in names)
-    names |= {part: f"unregistered {type(part).__name__} {number}" for number, part in enumerate(parts)}
+    parts = dict.fromkeys(
+        part for module in uses.modules for part in module.modules() if part not in names
+    )
+    names |= {
+        part: f"unregistered {type(part).__name__} {number}" for number, part in enumerate(parts)
+    }
     parametrizing = {part for module in names for part in _own_parts(module)[1:]}
     layers: dict[tuple[int, ...], Layer] = {}  # by the numbers of the tensors that they use
     for module, name in names.items():
@@ -92,19 +103,28 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     loose = [each for each in uses.parameters.values() if known.isdisjoint(uses.in_order([each]))]
     for number, parameter in enumerate(loose):
         numbers = tuple(uses.in_order([parameter]))
-        layers[numbers] = Layer(f"parameter {number} of no module", nn.ParameterList([parameter]), (parameter,))
+        layers[numbers] = Layer(
+            f"parameter {number} of no module", nn.ParameterList([parameter]), (parameter,)
+        )
     return [layers[numbers] for numbers in sorted(layers)]
 
 
 def _trained(module: nn.Module) -> list[torch.Tensor]:
     """Parameters, and the statistics of normalisations, that a module holds itself."""
     parameters = [each for part in _own_parts(module) for each in part.parameters(recurse=False)]
-    return [*parameters, *(module.buffers(recurse=False) if hasattr(module, "reset_running_stats") else ())]
+    return [
+        *parameters,
+        *(module.buffers(recurse=False) if hasattr(module, "reset_running_stats") else ()),
+    ]
 
 
 def _own_parts(module: nn.Module) -> list[nn.Module]:
     """The module, and all that parametrizes its tensors."""
-    return [module, *_parametrizations(module).modules()] if parametrize.is_parametrized(module) else [module]
+    return (
+        [module, *_parametrizations(module).modules()]
+        if parametrize.is_parametrized(module)
+        else [module]
+    )
 
 
 def _parametrizations(module: nn.Module) -> nn.ModuleDict:
@@ -112,12 +132,14 @@ def _parametrizations(module: nn.Module) -> nn.ModuleDict:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """The address of a tensor, which its views from the first value on share (``.data``, ``.T``)."""
+    """The address of a tensor, which its views from the first value on share (``.data``,
+    ``.T``)."""
     return (tensor.data_ptr() if tensor.layout == torch.strided else 0) or id(tensor)
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the order in which this thread's operations first use tensors, and which of these are parameters.
+    """Records the order in which this thread's operations first use tensors, and which of these are
+    parameters.
 
     The modules that run them are read from Python's stack, where those in plain lists are too.
     """
@@ -144,7 +166,8 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def grouped(layers: Sequence[str], steps: int | None) -> list[list[str]]:
-    """Cut layers into so many groups of neighbours, of one size but for rounding; None makes each one of its own.
+    """Cut layers into so many groups of neighbours, of one size but for rounding; None makes each
+    one of its own.
 
     >>> grouped(["a", "b", "c"], 2)
     [['a', 'b'], ['c']]
@@ -157,13 +180,14 @@ def grouped(layers: Sequence[str], steps: int | None) -> list[list[str]]:
 class Randomised:
     """One copy of a model, some layers of which are initialised once more: `of` says which.
 
-    A layer is initialised as its class does it (``reset_parameters``), normalisations with their statistics. Under
-    weight or spectral normalisation, a parametrization or pruning, the plain weight is initialised, and what it is
-    computed from follows. Parameters that this leaves unchanged, such as class tokens, are shuffled. The values of a
-    layer depend on the seed and its position in the forward pass only, whichever other layers are initialised.
+    A layer is initialised as its class does it (``reset_parameters``), normalisations with their
+    statistics. Under weight or spectral normalisation, a parametrization or pruning, the plain
+    weight is initialised, and what it is computed from follows. Parameters that this leaves
+    unchanged, such as class tokens, are shuffled. The values of a layer depend on the seed and its
+    position in the forward pass only, whichever other layers are initialised.
 
-    Each layer is initialised once for a seed, and its values are stored for the next states. The copy is the same
-    object all the time, so a state ends when `of` is called again.
+    Each layer is initialised once for a seed, and its values are stored for the next states. The
+    copy is the same object all the time, so a state ends when `of` is called again.
 
     Raises:
         MetricError: the model cannot be copied, or the copy uses weights of the model itself.
@@ -177,21 +201,34 @@ class Randomised:
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         freed = sharded(model)
         if freed:
-            but = f"FSDP shards layer {next(iter(freed))!r}; evaluate a plain model with its full state dict"
+            but = (
+                f"FSDP shards layer {next(iter(freed))!r}; evaluate a plain model with its full "
+                "state dict"
+            )
             raise MetricError(f"model must hold whole weights for random ones, but {but}")
-        here = {_memory(each) for layer in layers_with_weights(model, inputs) for each in layer.parameters}
+        here = {
+            _memory(each)
+            for layer in layers_with_weights(model, inputs)
+            for each in layer.parameters
+        }
         try:
             self._copy = copied(model)
         except Exception as error:
-            raise MetricError(f"model must be one that copy.deepcopy can copy, but {raised(error)}") from error
+            raise MetricError(
+                f"model must be one that copy.deepcopy can copy, but {raised(error)}"
+            ) from error
         self._layers = {layer.name: layer for layer in layers_with_weights(self._copy, inputs)}
         self._seed: int | None = None
         self._trained: dict[str, list[torch.Tensor]] = {}
         self._initial: dict[str, list[torch.Tensor]] = {}
         for layer in self._layers.values():
             if any(_memory(each) in here for each in layer.parameters):
-                raise MetricError(f"model must hold its weights in attributes, but {layer.name!r} is a global variable")
-        self.layers = list(self._layers)  # their names, in the order in which a forward pass uses them
+                raise MetricError(
+                    f"model must hold its weights in attributes, but {layer.name!r} is a global "
+                    "variable"
+                )
+        # their names, in the order in which a forward pass uses them
+        self.layers = list(self._layers)
 
     def of(self, layers: Collection[str], seed: int = 0) -> nn.Module:
         """Return the copy with these layers initialised, and all others as they were.
@@ -211,7 +248,9 @@ class Randomised:
             for layer in chosen:
                 if layer.name not in self._initial:
                     number = self.layers.index(layer.name)
-                    self._initial[layer.name] = self._initialised(layer, (seed * 1_000_003 + number) % 2**63)
+                    self._initial[layer.name] = self._initialised(
+                        layer, (seed * 1_000_003 + number) % 2**63
+                    )
             for layer in chosen:
                 layer.write(self._initial[layer.name])
         return self._copy
@@ -221,7 +260,9 @@ class Randomised:
         changed = [*layer.module.parameters(), *layer.module.buffers()]
         before = _values(changed)
         own = _values(layer.parameters)
-        devices = sorted({each.device.index or 0 for each in layer.tensors if each.device.type == "cuda"})
+        devices = sorted(
+            {each.device.index or 0 for each in layer.tensors if each.device.type == "cuda"}
+        )
         try:
             with torch.random.fork_rng(devices=devices):
                 torch.manual_seed(seed)
@@ -243,7 +284,8 @@ def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _reset(layer: Layer) -> None:
-    """Let a module initialise its weights where they are plain ones, and bring them back to what they come from.
+    """Let a module initialise its weights where they are plain ones, and bring them back to what
+    they come from.
 
     Raises:
         MetricError: the module's own function fails.
@@ -252,7 +294,10 @@ def _reset(layer: Layer) -> None:
     reset = "reset_parameters" if hasattr(module, "reset_parameters") else "_reset_parameters"
     if not callable(getattr(module, reset, None)):
         return
-    weights = {name: nn.Parameter(getattr(module, name).detach().clone()) for name in _parametrizations(module)}
+    weights = {
+        name: nn.Parameter(getattr(module, name).detach().clone())
+        for name in _parametrizations(module)
+    }
     plain: Any = module
     if weights:
         plain = object.__new__(parametrize.type_before_parametrizations(module))
@@ -260,11 +305,15 @@ def _reset(layer: Layer) -> None:
     try:
         getattr(plain, reset)()
     except Exception as error:
-        raise MetricError(f"layer {layer.name!r} must have a working {reset}, but it {raised(error)}") from error
+        raise MetricError(
+            f"layer {layer.name!r} must have a working {reset}, but it {raised(error)}"
+        ) from error
     for name, weight in weights.items():
-        with suppress(RuntimeError):  # a parametrization without an inverse: what it comes from is shuffled
+        # a parametrization without an inverse: what it comes from is shuffled
+        with suppress(RuntimeError):
             setattr(module, name, weight.detach())
-    for hook in module._forward_pre_hooks.values():  # those of torch.nn.utils before parametrizations
+    # those of torch.nn.utils before parametrizations
+    for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm):
             weight = getattr(module, hook.name).detach()
             getattr(module, f"{hook.name}_v").copy_(weight)
@@ -275,7 +324,8 @@ def _reset(layer: Layer) -> None:
 
 
 def _iterate(module: nn.Module) -> None:
-    """Let spectral normalisation, which goes on with every step of training, find the norm of new weights."""
+    """Let spectral normalisation, which goes on with every step of training, find the norm of new
+    weights."""
     parts = {part: part.training for part in _own_parts(module)[1:]}
     for part in parts:
         part.training = True
@@ -301,11 +351,13 @@ def photos_of(inputs: Inputs) -> torch.Tensor:
 
 @dataclass(eq=False)
 class ModelContext:
-    """What a metric may change: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their number ``K``.
+    """What a metric may change: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their
+    number ``K``.
 
-    ``logits`` ``(N, K)`` are the scores of all classes, ``outputs`` says how they become probabilities, and ``inputs``
-    are the model's arguments, which contain the photos. ``ranking`` has the scores of all classes, and the classes that
-    are explained, also where these belong to a region or a box.
+    ``logits`` ``(N, K)`` are the scores of all classes, ``outputs`` says how they become
+    probabilities, and ``inputs`` are the model's arguments, which contain the photos. ``ranking``
+    has the scores of all classes, and the classes that are explained, also where these belong to a
+    region or a box.
     """
 
     model: nn.Module
@@ -328,7 +380,8 @@ class ModelContext:
                 self.ranking = self.logits, self.classes
 
     def data(self, name: str, given: MapsLike, score: torch.Tensor, **truth: Any) -> MetricInput:
-        """What metrics see of some maps, with the ``boxes`` and ``regions`` of the object where these are known.
+        """What metrics see of some maps, with the ``boxes`` and ``regions`` of the object where
+        these are known.
 
         There is no probability of a class that is the only one.
         """
@@ -339,14 +392,18 @@ class ModelContext:
             probability = self.outputs.of_classes(logits, self.classes) if known else None
         maps = Maps.of(name, given, self.images)
         score = score.to(self.images.device)
-        return MetricInput(maps, self.images, score, probability, self.classes, outputs=self.outputs, **truth)
+        return MetricInput(
+            maps, self.images, score, probability, self.classes, outputs=self.outputs, **truth
+        )
 
     def changed(self, change: OneForEach | None) -> torch.Tensor:
         """The photos after a change."""
         if change is None:
             return self.images
         size = tuple(self.images.shape[2:])
-        rows = change.rows(Evidence(self.images, self.images.new_zeros(len(self.images)), None, "", Grids(size)))
+        rows = change.rows(
+            Evidence(self.images, self.images.new_zeros(len(self.images)), None, "", Grids(size))
+        )
         return rows.make(torch.arange(len(self.images), device=self.images.device))
 
     @property
@@ -383,10 +440,11 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant in which the method runs again; what is None is not changed. Equal variants are run once.
+    """A variant in which the method runs again; what is None is not changed. Equal variants are run
+    once.
 
-    ``images`` makes another photo of each, ``model`` another model; ``classes`` are another one of each image, and
-    ``wrap`` is put around the method.
+    ``images`` makes another photo of each, ``model`` another model; ``classes`` are another one of
+    each image, and ``wrap`` is put around the method.
     """
 
     images: OneForEach | None = None
@@ -423,17 +481,21 @@ class ReattributionMetric(Metric):
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         """One number for each image ``(N,)``, or several ``(N, k)``, from the maps of a variant.
 
-        It is the length of the map's change relative to the map's own length, unless a metric says otherwise.
+        It is the length of the map's change relative to the map's own length, unless a metric says
+        otherwise.
         """
         length = norm(data.maps.values)
         return norm(found.maps.values - data.maps.values) / torch.where(length > 0, length, 1)
 
     def similarity_to(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         """How similar the map is to that of a variant ``(N,)``, by the metric's options."""
-        return similarity(self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign))
+        return similarity(
+            self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign)
+        )
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        """Return a figure for each image, from the numbers ``(N, V)`` or ``(N, V, k)`` of V variants."""
+        """Return a figure for each image, from the numbers ``(N, V)`` or ``(N, V, k)`` of V
+        variants."""
         raise NotImplementedError
 
 
@@ -465,13 +527,17 @@ def reattribute(
     target: Target,
     options: Options,
 ) -> Results:
-    """Run methods again in all variants that metrics need, each distinct variant once for all of them.
+    """Run methods again in all variants that metrics need, each distinct variant once for all of
+    them.
 
-    What the target reads from the output, such as a region, is settled on the unperturbed photos, for all variants.
+    What the target reads from the output, such as a region, is settled on the unperturbed photos,
+    for all variants.
     """
     if type(target).settled is not Target.settled:
         with untouched(context.model):
-            target = target.settled(context.inputs.detached().call(context.model), len(context.inputs))
+            target = target.settled(
+                context.inputs.detached().call(context.model), len(context.inputs)
+            )
     uses: dict[Variant, _Use] = {}
     variants: dict[tuple[str, str], list[Variant]] = {}
     for metric, (name, method) in product(metrics, methods.items()):
@@ -486,14 +552,20 @@ def reattribute(
         results = _run([use.variant for use in batch], used, context, target, options)
         with calculating(context.images.device.type):
             for use, maps in zip(batch, results, strict=True):
-                for name, metric in ((name, metric) for name, comparing in use.metrics.items() for metric in comparing):
+                for name, metric in (
+                    (name, metric)
+                    for name, comparing in use.metrics.items()
+                    for metric in comparing
+                ):
                     compared = metric.compare(methods[name].data, maps[name])
                     numbers[name, metric.name, use.variant] = compared
         done += len(batch)
         report_progress(options.get("progress"), done, len(uses))
     figures: Results = {}
     for metric, (name, method) in product(metrics, methods.items()):
-        of_variants = [numbers[name, metric.name, variant] for variant in variants[name, metric.name]]
+        of_variants = [
+            numbers[name, metric.name, variant] for variant in variants[name, metric.name]
+        ]
         figures[name, metric.name] = metric(method.data, torch.stack(of_variants, 1))
     return figures
 
@@ -503,7 +575,11 @@ def _batches(uses: Sequence[_Use], images: int) -> Iterator[list[_Use]]:
 
     def kind(use: _Use) -> tuple[Any, ...]:
         variant = use.variant
-        alone = variant.model or variant.wrap or (variant.classes is not None and variant.images is not None)
+        alone = (
+            variant.model
+            or variant.wrap
+            or (variant.classes is not None and variant.images is not None)
+        )
         return variant if alone else None, variant.classes is None, *use.metrics
 
     for _, group in groupby(uses, kind):
@@ -518,13 +594,16 @@ def _run(
     target: Target,
     options: Options,
 ) -> list[dict[str, VariantResult]]:
-    """The maps of the methods in each variant; the variants run as one batch, or as classes of one."""
+    """The maps of the methods in each variant; the variants run as one batch, or as classes of
+    one."""
     first = variants[0]
     count = len(context.images)
     model = context.model if first.model is None else first.model(context)
     prefix = "" if first.model is None else first.model.prefix
-    altered = () if first.model is None or prefix else active_interventions(context.model)  # a copy has none
-    of_classes = target.of_classes if context.classes is None else ClassTarget  # of a region or box, or of the photo
+    # a copy has none
+    altered = () if first.model is None or prefix else active_interventions(context.model)
+    # of a region or box, or of the photo
+    of_classes = target.of_classes if context.classes is None else ClassTarget
     classes = [of_classes(each.classes) for each in variants if each.classes is not None]
     changed = variants[:1] if classes else variants
     images = torch.cat([context.changed(each.images) for each in changed])
@@ -541,7 +620,9 @@ def _run(
         where = None if layers is None else [prefix + layer for layer in layers]
         settings: Any = {**options, "layer": where, "progress": None}
         with muted(), intervene(model, altered):
-            attributions = attribute(model, inputs, objects, targets=classes or [target], **settings)
+            attributions = attribute(
+                model, inputs, objects, targets=classes or [target], **settings
+            )
         for name, method in zip(names, objects, strict=True):
             for number, result in enumerate(results):
                 rows = slice(None) if classes else slice(number * count, (number + 1) * count)

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain._utils.errors import ExplainError, MethodError, MetricError, did_you_mean, muted, naming, shown
+from explain._utils.errors import (
+    ExplainError,
+    MethodError,
+    MetricError,
+    did_you_mean,
+    muted,
+    naming,
+    shown,
+)
 from explain._utils.html import aligned, lines_html, table_html
 from explain.attribution.api import attribute, plan
 from explain.attribution.options import Settings
@@ -29,8 +37,21 @@ from explain.methods.base import Method, options, title_of
 from explain.metrics.base import MetricInput, MetricResult, ScoreRequest
 from explain.metrics.evaluation import NotEvaluatedError, scored
 from explain.metrics.masked_scores import MaskedScores
-from explain.metrics.sanity import LEVEL, Check, CheckResult, DependsOnClass, Faithful, default_checks
-from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
+from explain.metrics.sanity import (
+    LEVEL,
+    Check,
+    CheckResult,
+    DependsOnClass,
+    Faithful,
+    default_checks,
+)
+from explain.metrics.variants import (
+    EvaluatedMethod,
+    ModelContext,
+    ReattributionMetric,
+    Results,
+    reattribute,
+)
 from explain.targets import ClassTarget, Target, as_target
 from explain.targets.text import with_texts
 
@@ -39,7 +60,8 @@ WORDS = {True: "map: check passed", False: "map: check failed"}
 
 @dataclass(frozen=True, repr=False)
 class CheckResults:
-    """The results of all checks of one map; it passed if none of them failed, and at least one was applicable.
+    """The results of all checks of one map; it passed if none of them failed, and at least one was
+    applicable.
 
     ``notes`` are remarks, such as that the method was run with fewer samples.
     """
@@ -53,7 +75,9 @@ class CheckResults:
 
     def __getattr__(self, check: str) -> CheckResult:
         """The result of a check by its name, such as ``results.faithful``."""
-        found: dict[str, CheckResult] = {result.check: result for result in vars(self).get("results", ())}
+        found: dict[str, CheckResult] = {
+            result.check: result for result in vars(self).get("results", ())
+        }
         if check not in found:
             raise AttributeError(f"no check {check!r} in these results")
         return found[check]
@@ -83,7 +107,8 @@ class CheckResults:
 class Verdict(Mapping[str, CheckResults]):
     """Which maps of a photo pass the checks, by method: ``verdict["gradcam"].faithful.passed``.
 
-    It prints itself: a line for each method, and the reasons of all failures. ``seed`` is that of all random draws.
+    It prints itself: a line for each method, and the reasons of all failures. ``seed`` is that of
+    all random draws.
     """
 
     target: str
@@ -92,7 +117,9 @@ class Verdict(Mapping[str, CheckResults]):
 
     def __getitem__(self, method: str) -> CheckResults:
         if method not in self.results:
-            raise NotEvaluatedError(f"method {method!r} was not checked here; {did_you_mean(method, self.results)}")
+            raise NotEvaluatedError(
+                f"method {method!r} was not checked here; {did_you_mean(method, self.results)}"
+            )
         return self.results[method]
 
     def __iter__(self) -> Iterator[str]:
@@ -108,14 +135,19 @@ class Verdict(Mapping[str, CheckResults]):
 
     @property
     def faithful_after_holm(self) -> list[str]:
-        """The methods whose map is faithful after Holm's correction for the number of maps that were tested.
+        """The methods whose map is faithful after Holm's correction for the number of maps that
+        were tested.
 
-        Of twenty maps that know nothing, one passes the check by chance; after the correction, with a probability of
-        at most the level, none of them does.
+        Of twenty maps that know nothing, one passes the check by chance; after the correction, with
+        a probability of at most the level, none of them does.
 
         Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979.
         """
-        tested = {method: check.figure for method, check in self._of_faithful().items() if check.figure <= 1}
+        tested = {
+            method: check.figure
+            for method, check in self._of_faithful().items()
+            if check.figure <= 1
+        }
         kept: list[str] = []
         for method in sorted(tested, key=tested.__getitem__):
             if not tested[method] * (len(tested) - len(kept)) <= LEVEL:
@@ -129,7 +161,8 @@ class Verdict(Mapping[str, CheckResults]):
         return {method: check for method, check in checks if check.check == "faithful"}
 
     def updated(self, other: "Verdict") -> "Verdict":
-        """The same with the results of another verdict on the same photo, which replace those of the same methods."""
+        """The same with the results of another verdict on the same photo, which replace those of
+        the same methods."""
         return replace(self, results={**self.results, **other.results}, seed=other.seed)
 
     @staticmethod
@@ -137,17 +170,28 @@ class Verdict(Mapping[str, CheckResults]):
         """Count what passes over the verdicts on many photos.
 
         >>> good, bad = (CheckResult("faithful", "faithful", p, p < 0.05, "") for p in (0.01, 0.5))
-        >>> print(Verdict.summary(Verdict("cat", {"lrp": CheckResults("lrp", (each,))}) for each in (good, good, bad)))
+        >>> print(
+        ...     Verdict.summary(
+        ...         Verdict("cat", {"lrp": CheckResults("lrp", (each,))})
+        ...         for each in (good, good, bad)
+        ...     )
+        ... )
         method  all             faithful
         lrp     67% (21 to 94)  67% (21 to 94)
         """
         listed = list(verdicts)
         if not listed or not all(isinstance(each, Verdict) for each in listed):
-            raise MetricError(f"verdicts must be one or more of check(), one for each photo, got {shown(verdicts)}")
+            raise MetricError(
+                "verdicts must be one or more of check(), one for each photo, got "
+                f"{shown(verdicts)}"
+            )
         passed: dict[str, dict[str, list[bool]]] = {}
         for method, results in chain(*(verdict.items() for verdict in listed)):
             of_method = passed.setdefault(method, {})
-            for name, result in [("all", results.worst), *((check.check, check) for check in results)]:
+            for name, result in [
+                ("all", results.worst),
+                *((check.check, check) for check in results),
+            ]:
                 counted = of_method.setdefault(name, [])
                 if result.passed is not None:
                     counted.append(result.passed)
@@ -165,16 +209,27 @@ class Verdict(Mapping[str, CheckResults]):
     def _repr_html_(self) -> str:
         checks = [check.word for check in next(iter(self.results.values()), ())]
         rows = [
-            [title_of(method), *(f"{check.mark} {check.shown}" for check in results), WORDS[results.passed]]
+            [
+                title_of(method),
+                *(f"{check.mark} {check.shown}" for check in results),
+                WORDS[results.passed],
+            ]
             for method, results in self.results.items()
         ]
-        table = table_html(["method", *checks, ""], rows, f"Sanity checks of the maps for {self.target}")
+        table = table_html(
+            ["method", *checks, ""], rows, f"Sanity checks of the maps for {self.target}"
+        )
         return table + lines_html(line.strip() for line in self.lines()[len(rows) :])
 
     def lines(self) -> list[str]:
-        """A table with a line for each method, and below it the reasons of all failures and all notes."""
+        """A table with a line for each method, and below it the reasons of all failures and all
+        notes."""
         rows = [
-            [method, *(f"{check.mark} {check.word} {check.shown}" for check in results), WORDS[results.passed]]
+            [
+                method,
+                *(f"{check.mark} {check.word} {check.shown}" for check in results),
+                WORDS[results.passed],
+            ]
             for method, results in self.results.items()
         ]
         lines = aligned(rows)
@@ -183,9 +238,13 @@ class Verdict(Mapping[str, CheckResults]):
             lines += [f"  {method} {check.mark} {check.word}: {check.reason}" for check in failed]
             lines += [f"  {method}: {note}" for note in results.notes]
         kept = self.faithful_after_holm
-        if any(check.passed and method not in kept for method, check in self._of_faithful().items()):
+        if any(
+            check.passed and method not in kept for method, check in self._of_faithful().items()
+        ):
             names = ", ".join(kept) or "none"
-            lines.append(f"  faithful after Holm's correction for {len(self.results)} maps: {names}")
+            lines.append(
+                f"  faithful after Holm's correction for {len(self.results)} maps: {names}"
+            )
         return lines
 
     def __str__(self) -> str:
@@ -213,18 +272,26 @@ class Share:
         share = self.passed / self.count
         z = 1.96**2 / self.count
         half = math.sqrt(z * share * (1 - share) + z * z / 4)
-        return max(0.0, (share + z / 2 - half) / (1 + z)), min(1.0, (share + z / 2 + half) / (1 + z))
+        return max(0.0, (share + z / 2 - half) / (1 + z)), min(
+            1.0, (share + z / 2 + half) / (1 + z)
+        )
 
     def __str__(self) -> str:
         low, high = self.interval
-        return f"{self.passed / self.count:.0%} ({100 * low:.0f} to {100 * high:.0f})" if self.count else "–"
+        return (
+            f"{self.passed / self.count:.0%} ({100 * low:.0f} to {100 * high:.0f})"
+            if self.count
+            else "–"
+        )
 
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """How often the maps of each method pass each check, on many photos: ``summary.shares["gradcam"]["faithful"]``.
+    """How often the maps of each method pass each check, on many photos:
+    ``summary.shares["gradcam"]["faithful"]``.
 
-    "all" counts the maps that pass all checks. A check counts only maps that it applies to. It prints as a table.
+    "all" counts the maps that pass all checks. A check counts only maps that it applies to. It
+    prints as a table.
     """
 
     shares: Mapping[str, Mapping[str, Share]]
@@ -249,9 +316,11 @@ COUNTS = ("samples", "steps")
 
 
 def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
-    """The method with fewer samples: first ``most`` of them, then twice as many, for those that take no fewer.
+    """The method with fewer samples: first ``most`` of them, then twice as many, for those that
+    take no fewer.
 
-    A wrapped method gets its share of them. Empty if the method has no such option, or no more samples.
+    A wrapped method gets its share of them. Empty if the method has no such option, or no more
+    samples.
 
     >>> from explain.methods import IntegratedGradients, RISE
     >>> few = [each.steps for each in with_fewer_samples(IntegratedGradients(steps=50), 32)]
@@ -315,13 +384,19 @@ def check_maps(
     model = unwrapped(model)
     model, inputs, _ = with_texts(model, check_inputs(model, x), [target])
     if inputs.x.ndim != 4 or len(inputs.x) != 1:
-        raise MetricError(f"x must be one photo (1, C, H, W) to be checked, got shape {tuple(inputs.x.shape)}")
+        raise MetricError(
+            f"x must be one photo (1, C, H, W) to be checked, got shape {tuple(inputs.x.shape)}"
+        )
     if not maps:
-        raise MetricError("maps must hold at least one map to be checked, got none; explain the photo first")
+        raise MetricError(
+            "maps must hold at least one map to be checked, got none; explain the photo first"
+        )
     named = {attribution.method: (method, attribution) for method, attribution in maps}
     reader = reading(model, inputs, options.get("activation"))
     with intervene(model, options.get("interventions", ())), reader:
-        return _Checks(model, inputs, named, target, options).verdict(checks or default_checks(seed), label, seed)
+        return _Checks(model, inputs, named, target, options).verdict(
+            checks or default_checks(seed), label, seed
+        )
 
 
 @dataclass(eq=False)
@@ -339,15 +414,19 @@ class _Checks:
         first = next(iter(self.maps.values()))[1]
         classes = None if isinstance(first.target, str) else first.target
         ranking = None
-        if first.logits is None:  # the scores of all classes in the target's region or box, and its own class
+        # the scores of all classes in the target's region or box, and its own class
+        if first.logits is None:
             ranking = self._settled_target().class_scores(self._output, len(self.inputs))
         activation = self.options.get("activation")
-        self.context = ModelContext(self.model, self.inputs, classes, first.logits, activation, ranking)
+        self.context = ModelContext(
+            self.model, self.inputs, classes, first.logits, activation, ranking
+        )
         if first.logits is not None:
             self.options = {**self.options, "activation": self.context.outputs.activation}
         self.notes: dict[str, list[str]] = {name: [] for name in self.maps}
         self.masked: MaskedScores | None = None
-        self.why_not: dict[tuple[str, str], str] = {}  # by map and check: why it is not applicable, or has failed
+        # by map and check: why it is not applicable, or has failed
+        self.why_not: dict[tuple[str, str], str] = {}
 
     @cached_property
     def _output(self) -> Any:
@@ -359,7 +438,9 @@ class _Checks:
             return self.target.settled(self._output, len(self.inputs))
 
     def verdict(self, checks: Sequence[Check], label: str, seed: int) -> Verdict:
-        data = {name: self.context.data(name, each, each.score) for name, (_, each) in self.maps.items()}
+        data = {
+            name: self.context.data(name, each, each.score) for name, (_, each) in self.maps.items()
+        }
         varied = {name: each for name, each in data.items() if not each.maps.constant[0]}
         for (name, each), check in product(varied.items(), checks):
             try:
@@ -375,10 +456,14 @@ class _Checks:
         of_maps = {}
         for name, each in data.items():
             if name in varied:
-                decided = tuple(self._decided(name, check, results.get((name, check.name))) for check in checks)
+                decided = tuple(
+                    self._decided(name, check, results.get((name, check.name))) for check in checks
+                )
             else:
                 what = "is constant" if bool(each.maps.values.any()) else "is zero everywhere"
-                decided = tuple(check.result(math.nan, False, f"the map {what}") for check in checks)
+                decided = tuple(
+                    check.result(math.nan, False, f"the map {what}") for check in checks
+                )
             of_maps[name] = CheckResults(name, decided, tuple(self.notes[name]))
         return Verdict(label, of_maps, seed)
 
@@ -393,7 +478,8 @@ class _Checks:
     def _by_masks(
         self, checks: Sequence[Check], faithful: Sequence[Faithful], data: Mapping[str, MetricInput]
     ) -> Results:
-        """The results of `Faithful`; masked photos run once, for all maps and all classes that are compared."""
+        """The results of `Faithful`; masked photos run once, for all maps and all classes that are
+        compared."""
         context = self.context
         if context.classes is None:
             target = self._settled_target()
@@ -415,17 +501,28 @@ class _Checks:
             scores = [request.scores(each) for each in evidence]
             whole = [each[request.whole][:, None] for each in evidence]
             drops = (torch.cat(whole) - torch.cat(scores)).cpu().double()
-            other_drops = {len(group): drops[[1 + classes.index(index) for index in group]] for group in compared}
+            other_drops = {
+                len(group): drops[[1 + classes.index(index) for index in group]]
+                for group in compared
+            }
             masks = check.masked.masks(context.images)
             self.masked = MaskedScores(context.images[0], masks[0], drops[0], other_drops)
             exact = {"target_score": whole[0][:, 0], "masked": self.masked}
-            results |= {(name, check.name): check(replace(each, **exact), scores[:1]) for name, each in data.items()}
+            results |= {
+                (name, check.name): check(replace(each, **exact), scores[:1])
+                for name, each in data.items()
+            }
         return results
 
-    def _by_reattribution(self, checks: Sequence[Check], data: Mapping[str, MetricInput]) -> Results:
-        """The results of metrics that run the methods again; methods of many passes run with fewer samples."""
+    def _by_reattribution(
+        self, checks: Sequence[Check], data: Mapping[str, MetricInput]
+    ) -> Results:
+        """The results of metrics that run the methods again; methods of many passes run with fewer
+        samples."""
         again: list[Any] = [check for check in checks if isinstance(check, ReattributionMetric)]
-        again = [check for check in again if not any(self.why_not[name, check.name] for name in data)]
+        again = [
+            check for check in again if not any(self.why_not[name, check.name] for name in data)
+        ]
         if not again:
             return {}
         groups: dict[tuple[Any, bool], dict[str, EvaluatedMethod]] = {}
@@ -440,8 +537,11 @@ class _Checks:
             results |= self._each(run, [check.reduced for check in again] if long else again, group)
         return results
 
-    def _each(self, evaluate: Callable[..., Results], checks: Sequence[Any], maps: Mapping[str, Any]) -> Results:
-        """Run all checks together; if one of them fails, each alone, so that the others have a result."""
+    def _each(
+        self, evaluate: Callable[..., Results], checks: Sequence[Any], maps: Mapping[str, Any]
+    ) -> Results:
+        """Run all checks together; if one of them fails, each alone, so that the others have a
+        result."""
         if not checks:
             return {}
         try:
@@ -454,31 +554,51 @@ class _Checks:
             return {}
 
     def _cheaper(self, evaluated: EvaluatedMethod) -> tuple[EvaluatedMethod, bool]:
-        """The method with fewer samples, if each of its maps takes many passes; and whether it still takes long."""
+        """The method with fewer samples, if each of its maps takes many passes; and whether it
+        still takes long."""
         attribution = evaluated.attribution
         name = evaluated.data.maps.name
         where: Any = {"layer": attribution.layer, "fuse": attribution.fuse}
         planned = plan(self.model, self.inputs, evaluated.method, target=self.target, **where)
-        layers = {need.layer for needs in planned.wanted.values() for need in needs if need.layer is not None}
+        layers = {
+            need.layer
+            for needs in planned.wanted.values()
+            for need in needs
+            if need.layer is not None
+        }
         cost = planned.cost(cost_after(self.model, self.inputs, layers))
         if cost <= COSTLY:
             return evaluated, False
-        why = f"since a map takes {cost:.0f} passes" if math.isfinite(cost) else "since a map takes many passes"
+        why = (
+            f"since a map takes {cost:.0f} passes"
+            if math.isfinite(cost)
+            else "since a map takes many passes"
+        )
         options: Any = {**self.options, "progress": None, **where}
         for fewer in with_fewer_samples(evaluated.method, FEW):
             with muted(), suppress(MethodError):
                 again = attribute(self.model, self.inputs, fewer, target=self.target, **options)
-                counts = ", ".join(f"{key}={n}" for each in _chain(fewer) for key, n in _counts(each).items())
+                counts = ", ".join(
+                    f"{key}={n}" for each in _chain(fewer) for key, n in _counts(each).items()
+                )
                 self.notes[name].append(f"run again with {counts}, {why}")
-                return EvaluatedMethod(fewer, again, self.context.data(name, again, again.score)), False
+                return EvaluatedMethod(
+                    fewer, again, self.context.data(name, again, again.score)
+                ), False
         self.notes[name].append(f"run again as few times as possible, {why}")
         return evaluated, True
 
 
 def check_explained(
-    explanation: Any, found: Sequence[Attribution], index: int, seed: int, samples: int, **options: Any
+    explanation: Any,
+    found: Sequence[Attribution],
+    index: int,
+    seed: int,
+    samples: int,
+    **options: Any,
 ) -> Verdict:
-    """Check maps of the target at a position of an `explain.Explanation`, and add the verdict to the explanation.
+    """Check maps of the target at a position of an `explain.Explanation`, and add the verdict to
+    the explanation.
 
     Raises:
         MetricError: it is a copy without a model; or the maps are of several crops.
@@ -486,18 +606,28 @@ def check_explained(
     explainer = explanation.explainer
     request = explanation.request
     if explainer is None or request is None:
-        raise MetricError("explanation must have its model to be checked, but is a copy; explain the photo again")
+        raise MetricError(
+            "explanation must have its model to be checked, but is a copy; explain the photo again"
+        )
     if explanation.crops:
-        raise MetricError("maps must be of one crop to be checked, got some of tiles; use explain.evaluate")
+        raise MetricError(
+            "maps must be of one crop to be checked, got some of tiles; use explain.evaluate"
+        )
     first = found[0]
     target = as_target(explanation.target_at(index))
     given = [] if isinstance(request.methods, str) else request.methods
     maps = [(attribution.applied(given), attribution) for attribution in found]
     settings: Any = {"precision": first.precision, "activation": explainer.activation, **options}
-    settings |= {"interventions": first.interventions, "checks": default_checks(seed, samples), "seed": seed}
+    settings |= {
+        "interventions": first.interventions,
+        "checks": default_checks(seed, samples),
+        "seed": seed,
+    }
     with naming([explanation.source]):
         x = explainer.as_input(explanation.photo)
-        verdict = check_maps(explainer.model, x, maps, target, explanation.targets[index], **settings)
+        verdict = check_maps(
+            explainer.model, x, maps, target, explanation.targets[index], **settings
+        )
     known = explanation.verdicts.get(index)
     explanation.verdicts[index] = verdict if known is None else known.updated(verdict)
     return verdict

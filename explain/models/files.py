@@ -16,10 +16,11 @@ Scores = Callable[[torch.Tensor], Any]
 
 
 class BlackBox(nn.Module):
-    """A network of which nothing but its output is known; layers and operations are not there to be explained.
+    """A network of which nothing but its output is known; layers and operations are not there to be
+    explained.
 
-    ``shape`` is that of the input that it was made for, with None where any length is taken. A batch that it was not
-    made for is given to it in parts.
+    ``shape`` is that of the input that it was made for, with None where any length is taken. A
+    batch that it was not made for is given to it in parts.
 
     >>> network = BlackBox(lambda x: x.mean((2, 3)), (1, 3, 8, 8))
     >>> network(torch.rand(5, 3, 8, 8)).shape
@@ -28,7 +29,9 @@ class BlackBox(nn.Module):
 
     hidden_layers = True
 
-    def __init__(self, scores: Scores, shape: tuple[int | None, ...] = (None, None, None, None)) -> None:
+    def __init__(
+        self, scores: Scores, shape: tuple[int | None, ...] = (None, None, None, None)
+    ) -> None:
         super().__init__()
         self.scores = scores
         self.shape = shape
@@ -42,11 +45,14 @@ class BlackBox(nn.Module):
 
 
 def as_module(model: Any) -> Any:
-    """Return a scripted module or an exported program as a module of Python code; anything else as it is."""
+    """Return a scripted module or an exported program as a module of Python code; anything else as
+    it is."""
     if isinstance(model, torch.jit.ScriptModule):
         return nn.Sequential(model)
     if isinstance(model, ExportedProgram):
-        given = next(node for node in model.graph.nodes if node.name in model.graph_signature.user_inputs)
+        given = next(
+            node for node in model.graph.nodes if node.name in model.graph_signature.user_inputs
+        )
         shape = tuple(side if isinstance(side, int) else None for side in given.meta["val"].shape)
         return BlackBox(model.module(), shape)
     return model
@@ -69,9 +75,14 @@ def load_file(path: Path) -> nn.Module:
     except ModelError:
         raise
     except Exception as error:  # a damaged file may break the reader anywhere
-        kind = {".onnx": "an ONNX model", ".pt2": "an exported program"}.get(suffix, "a TorchScript file")
+        kind = {".onnx": "an ONNX model", ".pt2": "an exported program"}.get(
+            suffix, "a TorchScript file"
+        )
         reason = " ".join(str(error).split())[:100]
-        told = f"must be {kind}, but cannot be read ({reason}); a state dict is given as weights of a model"
+        told = (
+            f"must be {kind}, but cannot be read ({reason}); a state dict is given as weights "
+            "of a model"
+        )
         raise ModelError(f"model {str(path)!r} {told}") from None
 
 
@@ -93,7 +104,10 @@ TIMM = "timm:"
 def is_file_or_code(name: str) -> bool:
     """Whether loading a model of this name runs a file, or a function that the name says.
 
-    >>> [is_file_or_code(name) for name in ("tiny", "timm:resnet18.a1_in1k", "./x.pt2", "a.b:make", "timm:hf-hub:a/b")]
+    >>> [
+    ...     is_file_or_code(name)
+    ...     for name in ("tiny", "timm:resnet18.a1_in1k", "./x.pt2", "a.b:make", "timm:hf-hub:a/b")
+    ... ]
     [False, False, True, True, True]
     """
     return ":" in name.removeprefix(TIMM) or Path(name).suffix.lower() in SUFFIXES

@@ -16,23 +16,34 @@ from explain.models.classifier import Classifier
 from explain.models.weights import with_weights
 
 
-def load_custom(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
-    """Import ``module`` (the current folder counts) or a file, call its factory, and load weights into the model.
+def load_custom(
+    name: str, weights: str | Path | None = None, size: int | None = None
+) -> Classifier:
+    """Import ``module`` (the current folder counts) or a file, call its factory, and load weights
+    into the model.
 
-    The factory returns an ``nn.Module``, or a `Classifier` that brings preprocessing and labels along. What a module
-    says about them itself is taken; see `as_classifier`.
+    The factory returns an ``nn.Module``, or a `Classifier` that brings preprocessing and labels
+    along. What a module says about them itself is taken; see `as_classifier`.
 
     Raises:
-        ModelError: there is no such module or factory, or it does not give a model. What the factory itself raises
-            comes through.
+        ModelError: there is no such module or factory, or it does not give a model. What the
+            factory itself raises comes through.
     """
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
-        raise ModelError(f"model must be given as package.module:factory or ./file.py:factory, got {name!r}")
+        raise ModelError(
+            f"model must be given as package.module:factory or ./file.py:factory, got {name!r}"
+        )
     module = _module_of_file(name, Path(where)) if where.endswith(".py") else _module(name, where)
     if not hasattr(module, attribute):
-        names = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-        raise ModelError(f"model {name!r}: {where} has no {attribute!r}; {did_you_mean(attribute, names)}")
+        names = [
+            key
+            for key, value in vars(module).items()
+            if getattr(value, "__module__", None) == module.__name__
+        ]
+        raise ModelError(
+            f"model {name!r}: {where} has no {attribute!r}; {did_you_mean(attribute, names)}"
+        )
     model = getattr(module, attribute)
     if callable(model) and not isinstance(model, (nn.Module, Classifier)):
         model = model()
@@ -41,7 +52,9 @@ def load_custom(name: str, weights: str | Path | None = None, size: int | None =
     elif size is not None and isinstance(model, Classifier):
         raise fixed_size(name)
     if not isinstance(model, Classifier):
-        raise ModelError(f"model {name!r} must be or return an nn.Module, got {type(model).__name__}")
+        raise ModelError(
+            f"model {name!r} must be or return an nn.Module, got {type(model).__name__}"
+        )
     return model if weights is None else with_weights(model, weights)
 
 
@@ -55,13 +68,17 @@ def _module(name: str, where: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{where}.".startswith(f"{error.name}."):
             raise  # the user's module exists, and misses an import of its own
-        raise ModelError(f"model {name!r}: no module named {error.name!r}; run from its folder or install it") from None
+        raise ModelError(
+            f"model {name!r}: no module named {error.name!r}; run from its folder or install it"
+        ) from None
 
 
 def _module_of_file(name: str, path: Path) -> ModuleType:
     """Import a file, under a name of its own: another module may have the same file name."""
     if not path.is_file():
-        raise ModelError(f"model {name!r} must name a file, but there is no {str(path)!r}; check the path")
+        raise ModelError(
+            f"model {name!r} must name a file, but there is no {str(path)!r}; check the path"
+        )
     path = path.resolve()
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))

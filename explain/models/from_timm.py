@@ -17,7 +17,8 @@ from explain.models.weights import describe_weights, fit_weights, read_weights
 
 
 def load_timm(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
-    """Load one of timm's classifiers, named like ``timm:convnext_tiny``, with its published weights or those in a file.
+    """Load one of timm's classifiers, named like ``timm:convnext_tiny``, with its published weights
+    or those in a file.
 
     Raises:
         ModelError: timm is not installed, the name is unknown, or the weights cannot be downloaded.
@@ -25,7 +26,9 @@ def load_timm(name: str, weights: str | Path | None = None, size: int | None = N
     timm = _timm(name)
     plain = name.removeprefix(TIMM)
     if not timm.is_model(plain):
-        raise ModelError(f"model {name!r} is unknown to timm; {did_you_mean(plain, timm.list_models())}")
+        raise ModelError(
+            f"model {name!r} is unknown to timm; {did_you_mean(plain, timm.list_models())}"
+        )
     published = timm.get_pretrained_cfg(plain)
     options: dict[str, Any] = {}
     if size is not None and published.fixed_input_size:
@@ -57,7 +60,9 @@ def _timm(name: str) -> ModuleType:
         if "torchvision" in str(error):  # which timm imports
             raise no_torchvision(error) from None
         remedy = "run pip install 'explain-hooks[timm]'"
-        raise ModelError(f"model {name!r} needs timm, which cannot be imported ({error}); {remedy}") from None
+        raise ModelError(
+            f"model {name!r} needs timm, which cannot be imported ({error}); {remedy}"
+        ) from None
 
 
 def timm_config(model: nn.Module) -> Mapping[str, Any] | None:
@@ -75,18 +80,23 @@ def timm_config(model: nn.Module) -> Mapping[str, Any] | None:
 def timm_transform_and_labels(
     timm: ModuleType, model: nn.Module, size: int | None = None
 ) -> tuple[Preprocess, Sequence[str] | None]:
-    """Return the preprocessing and the labels that a model's configuration names, as timm itself makes them."""
-    sides = getattr(getattr(model, "patch_embed", None), "img_size", None)  # where the caller chose another size
+    """Return the preprocessing and the labels that a model's configuration names, as timm itself
+    makes them."""
+    # where the caller chose another size
+    sides = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is not None:
         sides = (size, size)
     options = {"input_size": (3, *sides)} if isinstance(sides, Sequence) and len(sides) == 2 else {}
     published = timm_config(model)
-    config = timm.data.resolve_data_config(options, pretrained_cfg=published and dict(published), model=model)
+    config = timm.data.resolve_data_config(
+        options, pretrained_cfg=published and dict(published), model=model
+    )
     return timm.data.create_transform(**config), _labels(timm, model, published or {})
 
 
 def _labels(timm: ModuleType, model: nn.Module, config: Mapping[str, Any]) -> list[str] | None:
-    """The labels in the configuration, or those of ImageNet where the model has as many classes as one of its sets."""
+    """The labels in the configuration, or those of ImageNet where the model has as many classes as
+    one of its sets."""
     classes = getattr(model, "num_classes", None)
     names = config.get("label_names")
     if names is not None and len(names) == classes:

@@ -14,9 +14,11 @@ from explain.models.classifier import Classifier
 from explain.models.preprocessing import center_of
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
-UNUSABLE = (ImportError, RuntimeError, OSError, AttributeError)  # what a package raises that fits no other's release
+# what a package raises that fits no other's release
+UNUSABLE = (ImportError, RuntimeError, OSError, AttributeError)
 RESCALING = ("googlenet", "inception_v3")
-"""Networks that rescale their input where they carry published weights; weights tuned from those expect the same."""
+"""Networks that rescale their input where they carry published weights; weights tuned from those
+expect the same."""
 OLD_DENSENET = r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)"
 
 
@@ -35,17 +37,32 @@ def torchvision_models() -> ModuleType:
 def no_torchvision(error: Exception) -> ModelError:
     """Return the error that says why torchvision cannot be used."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    remedy = "run 'pip install --upgrade torch torchvision', or use a model that comes along or your own"
-    return ModelError(f"torchvision cannot be used with torch {torch.__version__} ({reason}); {remedy}")
+    remedy = (
+        "run 'pip install --upgrade torch torchvision', or use a model that comes along or your own"
+    )
+    return ModelError(
+        f"torchvision cannot be used with torch {torch.__version__} ({reason}); {remedy}"
+    )
 
 
 def list_models() -> list[str]:
-    """Return the names that `load` takes: the models of this package, the default first, then torchvision's."""
+    """Return the names that `load` takes: the models of this package, the default first, then
+    torchvision's."""
     models = torchvision_models()
-    return [NAME, TINY, TRANSFORMER, TINY_CLIP, NANODET, PERSON_SEGMENTER, *models.list_models(module=models)]
+    return [
+        NAME,
+        TINY,
+        TRANSFORMER,
+        TINY_CLIP,
+        NANODET,
+        PERSON_SEGMENTER,
+        *models.list_models(module=models),
+    ]
 
 
-def load_torchvision(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
+def load_torchvision(
+    name: str, weights: str | Path | None = None, size: int | None = None
+) -> Classifier:
     """Load a torchvision classifier with its published weights, or with those in a file of yours.
 
     Raises:
@@ -54,21 +71,28 @@ def load_torchvision(name: str, weights: str | Path | None = None, size: int | N
     models = torchvision_models()
     names = list_models()
     if name not in names:
-        hint = f"name its function: {name}:make" if name.endswith(".py") else did_you_mean(name, names)
-        raise ModelError(f"model {name!r} is unknown (your own is given as package.module:factory); {hint}")
+        hint = (
+            f"name its function: {name}:make" if name.endswith(".py") else did_you_mean(name, names)
+        )
+        raise ModelError(
+            f"model {name!r} is unknown (your own is given as package.module:factory); {hint}"
+        )
     published = models.get_model_weights(name).DEFAULT
     preprocess = published.transforms()
     categories = published.meta["categories"]
     if size is not None:
         preprocess = replace(center_of(preprocess, option("size")), side=size)
     if weights is None:
-        try:  # as torchvision does: some builders set more than parameters by their published weights
+        # as torchvision does: some builders set more than parameters by their published weights
+        try:
             model = models.get_model(name, weights=published)
         except (OSError, RuntimeError) as error:
             cached = Path(torch.hub.get_dir()) / "checkpoints" / published.url.rsplit("/", 1)[1]
             raise not_downloaded(name, f" at {str(cached)!r}", error) from None
         return Classifier(model.eval(), preprocess, categories, name, weights=str(published))
-    state = {re.sub(OLD_DENSENET, r"\1\2", key): tensor for key, tensor in read_weights(weights).items()}
+    state = {
+        re.sub(OLD_DENSENET, r"\1\2", key): tensor for key, tensor in read_weights(weights).items()
+    }
     options = {"init_weights": False, "transform_input": True} if name in RESCALING else {}
     model = models.get_model(name, weights=None, **options)
     head = list(model.state_dict())[-1]
@@ -82,5 +106,10 @@ def load_torchvision(name: str, weights: str | Path | None = None, size: int | N
 def not_downloaded(name: str, where: str, error: Exception) -> ModelError:
     """Return the error that says why the weights of a model could not be downloaded."""
     reason = " ".join(str(getattr(error, "reason", error)).split())[:100].strip()
-    remedy = "go online once, copy the file there, give your own with --weights, or use the model 'tiny'"
-    return ModelError(f"model {name!r} needs its weights{where}, which could not be downloaded ({reason}); {remedy}")
+    remedy = (
+        "go online once, copy the file there, give your own with --weights, or use the model 'tiny'"
+    )
+    return ModelError(
+        f"model {name!r} needs its weights{where}, which could not be downloaded ({reason}); "
+        f"{remedy}"
+    )

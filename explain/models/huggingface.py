@@ -1,4 +1,5 @@
-"""What comes with a model of transformers: its labels, and the image processor that belongs to it."""
+"""What comes with a model of transformers: its labels, and the image processor that belongs to
+it."""
 
 import importlib
 import re
@@ -33,7 +34,8 @@ class Processed:
         return processed["pixel_values"][0]
 
     def with_values(self, mean: Values, std: Values) -> "Processed":
-        """Return the same with another mean and standard deviation of the channels; None leaves one as it is."""
+        """Return the same with another mean and standard deviation of the channels; None leaves one
+        as it is."""
         options = dict(self.options)
         if mean is not None:
             options["image_mean"] = list(of_channels(mean, "mean"))
@@ -42,7 +44,8 @@ class Processed:
         return Processed(self.processor, options)
 
     def resized(self, height: int, width: int) -> "Processed":
-        """Return the same for images of another size, cut from as large a share of the photo as before.
+        """Return the same for images of another size, cut from as large a share of the photo as
+        before.
 
         Raises:
             ModelError: the processor's size has neither a height nor a shortest edge.
@@ -59,7 +62,9 @@ class Processed:
         if "shortest_edge" not in size:
             name = type(self.processor).__name__
             remedy = either("set it there, and pass it as preprocess=", "set it there")
-            raise ModelError(f"{option('size')} cannot be changed for {name}, whose size is {size}; {remedy}")
+            raise ModelError(
+                f"{option('size')} cannot be changed for {name}, whose size is {size}; {remedy}"
+            )
         edges = {"shortest_edge": height, "longest_edge": max(height, width)}
         return Processed(self.processor, {"size": {name: edges[name] for name in size}})
 
@@ -78,9 +83,12 @@ class Processed:
 
 
 def as_processed(thing: Any) -> Processed | None:
-    """Return an image processor, or the one in a processor of several kinds, as a preprocessing; None for others."""
+    """Return an image processor, or the one in a processor of several kinds, as a preprocessing;
+    None for others."""
     inner = getattr(thing, "image_processor", thing)
-    is_processor = callable(getattr(inner, "preprocess", None)) and hasattr(inner, "model_input_names")
+    is_processor = callable(getattr(inner, "preprocess", None)) and hasattr(
+        inner, "model_input_names"
+    )
     return Processed(inner) if is_processor else None
 
 
@@ -92,7 +100,8 @@ def config_of(model: nn.Module) -> Any:
 
 
 def labels(config: Any) -> list[str] | None:
-    """Return the labels of a configuration in the order of the classes, if they say more than LABEL_0, LABEL_1, ..."""
+    """Return the labels of a configuration in the order of the classes, if they say more than
+    LABEL_0, LABEL_1, ..."""
     given = getattr(config, "id2label", None)
     if not isinstance(given, dict) or set(given) != set(range(len(given))):
         return None
@@ -103,15 +112,21 @@ def labels(config: Any) -> list[str] | None:
 def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Processed | None, bool]:
     """Return the image processor of a model of transformers, and whether it is known to be its own.
 
-    It is the one that comes along with the model, or the one that lies where the model was loaded from, or, assumed,
-    the usual one of the model's family at the size that the configuration names. Nothing is downloaded.
+    It is the one that comes along with the model, or the one that lies where the model was loaded
+    from, or, assumed, the usual one of the model's family at the size that the configuration names.
+    Nothing is downloaded.
     """
-    processed = as_processed(getattr(model, "image_processor", None)) or as_processed(getattr(model, "processor", None))
+    processed = as_processed(getattr(model, "image_processor", None)) or as_processed(
+        getattr(model, "processor", None)
+    )
     source = getattr(config, "_name_or_path", None)
     if processed is None and source:
-        with suppress(Exception), quiet():  # it may not be here; a file of others may be wrong in any way
+        # it may not be here; a file of others may be wrong in any way
+        with suppress(Exception), quiet():
             auto = importlib.import_module("transformers").AutoImageProcessor
-            processed = Processed(auto.from_pretrained(source, local_files_only=True, trust_remote_code=False))
+            processed = Processed(
+                auto.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+            )
     is_own = processed is not None
     processed = processed or _usual(config)
     if size is None and not is_own:
@@ -123,8 +138,10 @@ def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Proc
 
 
 def _usual(config: Any) -> Processed | None:
-    """Return the image processor that transformers has for the model's family, with its own values."""
-    with suppress(Exception), quiet():  # a family without one, or a release of transformers that keeps them elsewhere
+    """Return the image processor that transformers has for the model's family, with its own
+    values."""
+    # a family without one, or a release of transformers that keeps them elsewhere
+    with suppress(Exception), quiet():
         auto = importlib.import_module("transformers.models.auto.image_processing_auto")
         known = auto.IMAGE_PROCESSOR_MAPPING[type(config)]
         if isinstance(known, dict):

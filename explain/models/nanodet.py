@@ -1,4 +1,5 @@
-"""NanoDet-g, a detector: a backbone of four stages, a neck that mixes three resolutions, and a head for each of them.
+"""NanoDet-g, a detector: a backbone of four stages, a neck that mixes three resolutions, and a head
+for each of them.
 
 The weights come with batch normalisation folded into the convolutions, so that there is none here.
 """
@@ -39,7 +40,8 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """A cross-stage partial block: blocks between two convolutions, concatenated with what goes around them."""
+    """A cross-stage partial block: blocks between two convolutions, concatenated with what goes
+    around them."""
 
     def __init__(self, inputs: int, width: int, blocks: int, stride: int) -> None:
         super().__init__()
@@ -53,7 +55,8 @@ class Stage(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Takes ``(N, 3, H, W)``, gives the maps of the last three stages, of 1/8, 1/16 and 1/32 of the input's size."""
+    """Takes ``(N, 3, H, W)``, gives the maps of the last three stages, of 1/8, 1/16 and 1/32 of the
+    input's size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,23 +75,31 @@ class Backbone(nn.Module):
 
 
 class Neck(nn.Module):
-    """A path aggregation network: maps reduced to one width, then added from the coarsest to the finest and back."""
+    """A path aggregation network: maps reduced to one width, then added from the coarsest to the
+    finest and back."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.reduce = nn.ModuleList(nn.Conv2d(2 * stage[0], width, 1) for stage in STAGES[-len(STRIDES) :])
+        self.reduce = nn.ModuleList(
+            nn.Conv2d(2 * stage[0], width, 1) for stage in STAGES[-len(STRIDES) :]
+        )
 
     def forward(self, maps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         mixed = [reduce(x) for reduce, x in zip(self.reduce, maps, strict=True)]
         last = len(mixed) - 1
-        for to, source in [(i, i + 1) for i in reversed(range(last))] + [(i + 1, i) for i in range(last)]:
+        for to, source in [(i, i + 1) for i in reversed(range(last))] + [
+            (i + 1, i) for i in range(last)
+        ]:
             size = mixed[to].shape[-2:]
-            mixed[to] = mixed[to] + F.interpolate(mixed[source], size=size, mode="bilinear", align_corners=False)
+            mixed[to] = mixed[to] + F.interpolate(
+                mixed[source], size=size, mode="bilinear", align_corners=False
+            )
         return mixed
 
 
 class Head(nn.Sequential):
-    """For each cell of a map, a logit for each class and ``BINS`` logits for each of the four sides of its box."""
+    """For each cell of a map, a logit for each class and ``BINS`` logits for each of the four sides
+    of its box."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
@@ -97,11 +108,13 @@ class Head(nn.Sequential):
 
 
 class NanoDet(nn.Module):
-    """NanoDet-g: class scores and a box for each cell of three grids, without non-maximum suppression.
+    """NanoDet-g: class scores and a box for each cell of three grids, without non-maximum
+    suppression.
 
-    Takes ``(N, 3, H, W)`` in RGB, where H and W are multiples of 32 (416 in training), and gives what `decode` does:
-    "logits" ``(N, cells, classes)``, "scores", which are their sigmoids, and "boxes" ``(N, cells, 4)``. Cells are those
-    of stride 8, then 16, then 32, each row by row. `detect` picks the detections among them.
+    Takes ``(N, 3, H, W)`` in RGB, where H and W are multiples of 32 (416 in training), and gives
+    what `decode` does: "logits" ``(N, cells, classes)``, "scores", which are their sigmoids, and
+    "boxes" ``(N, cells, 4)``. Cells are those of stride 8, then 16, then 32, each row by row.
+    `detect` picks the detections among them.
 
     >>> found = NanoDet(classes=5).eval()(torch.zeros(1, 3, 64, 96))  # 8 * 12 + 4 * 6 + 2 * 3 cells
     >>> found["scores"].shape, found["boxes"].shape
@@ -119,20 +132,22 @@ class NanoDet(nn.Module):
         return decode([head(level) for head, level in zip(self.heads.values(), maps, strict=True)])
 
 
-def decode(maps: Sequence[torch.Tensor], strides: Sequence[int] = STRIDES) -> dict[str, torch.Tensor]:
+def decode(
+    maps: Sequence[torch.Tensor], strides: Sequence[int] = STRIDES
+) -> dict[str, torch.Tensor]:
     """Turn the outputs of the heads into class scores and boxes; gradients pass through all of it.
 
-    A side of a box lies as many strides from the centre of its cell as the mean of a softmax over 0, 1, ..., 10 says.
-    Boxes may reach beyond the image.
+    A side of a box lies as many strides from the centre of its cell as the mean of a softmax over
+    0, 1, ..., 10 says. Boxes may reach beyond the image.
 
     Args:
-        maps: the output of each head, ``(N, classes + 4 * BINS, rows, columns)``: logits of the classes, then of the
-            distances to the left, upper, right and lower side.
+        maps: the output of each head, ``(N, classes + 4 * BINS, rows, columns)``: logits of the
+            classes, then of the distances to the left, upper, right and lower side.
         strides: pixels of the input between the cells of each.
 
     Returns:
-        "logits" and "scores" (their sigmoids) ``(N, cells, classes)``, and "boxes" ``(N, cells, 4)``: x0 y0 x1 y1 in
-        pixels of the input.
+        "logits" and "scores" (their sigmoids) ``(N, cells, classes)``, and "boxes" ``(N, cells,
+        4)``: x0 y0 x1 y1 in pixels of the input.
 
     >>> flat = torch.zeros(1, 1 + 4 * BINS, 1, 2)  # one class, two cells, every distance 5 strides
     >>> found = decode([flat], [8])
@@ -144,27 +159,48 @@ def decode(maps: Sequence[torch.Tensor], strides: Sequence[int] = STRIDES) -> di
 
 
 def detect(
-    output: Mapping[str, torch.Tensor], threshold: float = 0.35, iou: float = 0.6, candidates: int = 1000
+    output: Mapping[str, torch.Tensor],
+    threshold: float = 0.35,
+    iou: float = 0.6,
+    candidates: int = 1000,
 ) -> list[dict[str, torch.Tensor]]:
-    """Pick the detections in what a `NanoDet` gives, best first, by non-maximum suppression in each class.
+    """Pick the detections in what a `NanoDet` gives, best first, by non-maximum suppression in each
+    class.
 
     Args:
         output: "scores" ``(N, cells, classes)`` and "boxes" ``(N, cells, 4)``.
         threshold: the score that a detection must exceed.
-        iou: of two boxes of a class whose intersection over union exceeds it, the one with the lower score goes.
+        iou: of two boxes of a class whose intersection over union exceeds it, the one with the
+            lower score goes.
         candidates: how many of the best scores of an image are looked at.
 
     Returns:
-        For each image, "boxes" ``(Q, 4)``, "labels" ``(Q,)`` and "scores" ``(Q,)``, as torchvision's detectors have
-        them, and "cells" ``(Q,)``: where each is in the output. Boxes and scores have gradients if the output has.
+        For each image, "boxes" ``(Q, 4)``, "labels" ``(Q,)`` and "scores" ``(Q,)``, as
+        torchvision's detectors have them, and "cells" ``(Q,)``: where each is in the output. Boxes
+        and scores have gradients if the output has.
 
-    >>> boxes = torch.tensor([[[0.0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]]])  # the second is much like the first
+    >>> boxes = torch.tensor(
+    ...     [[[0.0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]]]
+    ... )  # the second is much like the first
     >>> detect({"scores": torch.tensor([[[0.9], [0.8], [0.7]]]), "boxes": boxes})[0]["cells"]
     tensor([0, 2])
     """
     found = []
     for scores, boxes in zip(output["scores"], output["boxes"], strict=True):
-        chosen = list(detections.suppressed(scores.detach(), boxes.detach(), threshold, iou=iou, most=candidates))
-        cells, labels = torch.tensor(chosen, dtype=torch.long, device=boxes.device).reshape(-1, 2).unbind(1)
-        found.append({"boxes": boxes[cells], "labels": labels, "scores": scores[cells, labels], "cells": cells})
+        chosen = list(
+            detections.suppressed(
+                scores.detach(), boxes.detach(), threshold, iou=iou, most=candidates
+            )
+        )
+        cells, labels = (
+            torch.tensor(chosen, dtype=torch.long, device=boxes.device).reshape(-1, 2).unbind(1)
+        )
+        found.append(
+            {
+                "boxes": boxes[cells],
+                "labels": labels,
+                "scores": scores[cells, labels],
+                "cells": cells,
+            }
+        )
     return found

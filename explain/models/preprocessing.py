@@ -1,4 +1,5 @@
-"""How a photo becomes a model's input: which part of it the model sees, at which size and in which colours."""
+"""How a photo becomes a model's input: which part of it the model sees, at which size and in which
+colours."""
 
 import math
 from collections.abc import Sequence
@@ -28,15 +29,20 @@ def check_size(size: object) -> None:
         ModelError: it is no whole number from 1.
     """
     if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
-        raise ModelError(f"{option('size')} must be a whole number of pixels from 1, got {shown(size)}; leave it out")
+        raise ModelError(
+            f"{option('size')} must be a whole number of pixels from 1, got {shown(size)}; leave "
+            "it out"
+        )
 
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """Cut out the central square of a photo, scale it to ``side`` pixels and normalise each channel.
+    """Cut out the central square of a photo, scale it to ``side`` pixels and normalise each
+    channel.
 
-    ``crop`` is the square's share of the photo's shorter side. Cutting and scaling are one antialiased operation, with
-    "bilinear" or "bicubic" ``interpolation``. With one mean and one standard deviation, the photo is in grey.
+    ``crop`` is the square's share of the photo's shorter side. Cutting and scaling are one
+    antialiased operation, with "bilinear" or "bicubic" ``interpolation``. With one mean and one
+    standard deviation, the photo is in grey.
 
     >>> CenterCrop(side=8)(Image.new("RGB", (40, 30))).shape
     torch.Size([3, 8, 8])
@@ -63,7 +69,9 @@ class CenterCrop:
 
     def cut(self, image: Image.Image, box: Box) -> torch.Tensor:
         """Cut a square out of a photo, scale and normalise it: ``(C, side, side)``."""
-        return _scaled(self, image, (self.side, self.side), (box.left, box.top, box.right, box.bottom))
+        return _scaled(
+            self, image, (self.side, self.side), (box.left, box.top, box.right, box.bottom)
+        )
 
 
 Crop: TypeAlias = Literal["center", "whole"]
@@ -76,10 +84,14 @@ LONGEST = 4  # times the shorter side: longer photos are made smaller
 class WholePhoto:
     """Show the model the whole photo, scaled with its proportions kept.
 
-    With ``pad``, the longer side becomes ``side`` pixels, and the rest of the square is filled with the mean colour.
-    Without, the shorter side does, and the input is as long as the photo is: for networks that take any size.
+    With ``pad``, the longer side becomes ``side`` pixels, and the rest of the square is filled with
+    the mean colour. Without, the shorter side does, and the input is as long as the photo is: for
+    networks that take any size.
 
-    >>> WholePhoto(8)(Image.new("RGB", (30, 20))).shape, WholePhoto(8, pad=False)(Image.new("RGB", (30, 20))).shape
+    >>> (
+    ...     WholePhoto(8)(Image.new("RGB", (30, 20))).shape,
+    ...     WholePhoto(8, pad=False)(Image.new("RGB", (30, 20))).shape,
+    ... )
     (torch.Size([3, 8, 8]), torch.Size([3, 8, 12]))
     """
 
@@ -90,7 +102,8 @@ class WholePhoto:
     pad: bool = True
 
     def box(self, size: tuple[int, int]) -> Box:
-        """Return what the input shows of a photo of ``size`` (width, height); padding lies outside of the photo."""
+        """Return what the input shows of a photo of ``size`` (width, height); padding lies outside
+        of the photo."""
         if not self.pad:
             return Box(0.0, 0.0, float(size[0]), float(size[1]))
         width, height = self._scaled_size(size)
@@ -98,7 +111,9 @@ class WholePhoto:
         down = size[1] / height
         left = (self.side - width) // 2
         top = (self.side - height) // 2
-        return Box(-left * across, -top * down, (self.side - left) * across, (self.side - top) * down)
+        return Box(
+            -left * across, -top * down, (self.side - left) * across, (self.side - top) * down
+        )
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         width, height = self._scaled_size(image.size)
@@ -110,7 +125,11 @@ class WholePhoto:
         return F.pad(x, (left, self.side - width - left, top, self.side - height - top))
 
     def _scaled_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        scale = self.side / max(size) if self.pad else min(self.side / min(size), LONGEST * self.side / max(size))
+        scale = (
+            self.side / max(size)
+            if self.pad
+            else min(self.side / min(size), LONGEST * self.side / max(size))
+        )
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
@@ -126,8 +145,11 @@ class StretchedPhoto(WholePhoto):
         return self.side, self.side
 
 
-def _scaled(how: CenterCrop | WholePhoto, image: Image.Image, size: tuple[int, int], part: Any = None) -> torch.Tensor:
-    """Return a part of a photo at ``size`` (width, height), each channel less its mean and divided by its deviation.
+def _scaled(
+    how: CenterCrop | WholePhoto, image: Image.Image, size: tuple[int, int], part: Any = None
+) -> torch.Tensor:
+    """Return a part of a photo at ``size`` (width, height), each channel less its mean and divided
+    by its deviation.
 
     It is in grey where there is one mean, and in colour where there are three.
     """
@@ -154,18 +176,26 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
     center = center_of(preprocess, f"{option('crop')} {crop!r}")
     if isinstance(crop, (int, float)):
         return replace(center, crop=float(crop))
-    return WholePhoto(center.side, center.mean, center.std, center.interpolation, pad=not takes_any_size(model))
+    return WholePhoto(
+        center.side, center.mean, center.std, center.interpolation, pad=not takes_any_size(model)
+    )
 
 
 def takes_any_size(model: nn.Module) -> bool:
     """Whether a network averages its last maps and has nothing that belongs to a fixed size."""
-    pools = [module.output_size for module in model.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
-    fixed = any("pos" in name.split(".")[-1].split("_") or "position" in name for name, _ in model.named_parameters())
+    pools = [
+        module.output_size for module in model.modules() if isinstance(module, nn.AdaptiveAvgPool2d)
+    ]
+    fixed = any(
+        "pos" in name.split(".")[-1].split("_") or "position" in name
+        for name, _ in model.named_parameters()
+    )
     return (1 in pools or (1, 1) in pools) and not fixed
 
 
 def center_of(preprocess: Any, wanted: str) -> CenterCrop:
-    """Return the centre crop that a preprocessing is, or torchvision's published transforms amount to.
+    """Return the centre crop that a preprocessing is, or torchvision's published transforms amount
+    to.
 
     Raises:
         ModelError: it is another preprocessing, which ``wanted`` cannot change.
@@ -176,10 +206,16 @@ def center_of(preprocess: Any, wanted: str) -> CenterCrop:
     if hasattr(preprocess, "crop_size") and interpolation in get_args(Interpolation):
         side = preprocess.crop_size[0]
         shorter = max(side, preprocess.resize_size[0])
-        return CenterCrop(side, side / shorter, tuple(preprocess.mean), tuple(preprocess.std), interpolation)
-    remedy = either("pass preprocess=explain.models.CenterCrop(...) with the model's values", "leave it out")
+        return CenterCrop(
+            side, side / shorter, tuple(preprocess.mean), tuple(preprocess.std), interpolation
+        )
+    remedy = either(
+        "pass preprocess=explain.models.CenterCrop(...) with the model's values", "leave it out"
+    )
     got = type(preprocess).__name__
-    raise ModelError(f"{wanted} needs a preprocessing that cuts out the centre, got {got}; {remedy}")
+    raise ModelError(
+        f"{wanted} needs a preprocessing that cuts out the centre, got {got}; {remedy}"
+    )
 
 
 Values = float | Sequence[float] | None
@@ -197,8 +233,10 @@ def adjusted(
 
     Args:
         preprocess: one that cuts out the centre.
-        channels: 1 for photos in grey, 3 for photos in colour. By default as many as there are values in ``mean``.
-        mean: of each channel of the training data, of pixels from 0 to 1; a number stands for all channels.
+        channels: 1 for photos in grey, 3 for photos in colour. By default as many as there are
+            values in ``mean``.
+        mean: of each channel of the training data, of pixels from 0 to 1; a number stands for all
+            channels.
         std: its standard deviation.
         interpolation: "bilinear" or "bicubic".
 
@@ -206,7 +244,8 @@ def adjusted(
         ModelError: a value cannot be meant, or the preprocessing is one that cannot be changed.
 
     >>> adjusted(CenterCrop(8), mean=0.5, std=(0.2, 0.3, 0.4))
-    CenterCrop(side=8, crop=0.875, mean=(0.5, 0.5, 0.5), std=(0.2, 0.3, 0.4), interpolation='bilinear')
+    CenterCrop(side=8, crop=0.875, mean=(0.5, 0.5, 0.5), std=(0.2, 0.3, 0.4),
+    interpolation='bilinear')
     >>> len(adjusted(CenterCrop(8), channels=1).mean)
     1
     """
@@ -214,17 +253,25 @@ def adjusted(
         return preprocess
     if channels not in (None, 1, 3):
         got = f"{shown(channels)}; pass preprocess= with a function that makes other channels"
-        raise ModelError(f"channels must be 1 for photos in grey or 3 for photos in colour, got {got}")
+        raise ModelError(
+            f"channels must be 1 for photos in grey or 3 for photos in colour, got {got}"
+        )
     if interpolation is not None and interpolation not in get_args(Interpolation):
         choices = "'bilinear' or 'bicubic'"
-        raise ModelError(f"{option('interpolation')} must be {choices}, got {shown(interpolation)}; leave it out")
-    center = center_of(preprocess, f"{option('mean')}, {option('std')} or {option('interpolation')}")
+        raise ModelError(
+            f"{option('interpolation')} must be {choices}, got {shown(interpolation)}; leave it out"
+        )
+    center = center_of(
+        preprocess, f"{option('mean')}, {option('std')} or {option('interpolation')}"
+    )
     if channels is None:
         values = std if mean is None else mean
         is_single = isinstance(values, (list, tuple)) and len(values) == 1
         channels = 1 if is_single else len(center.mean)
     if channels != len(center.mean):
-        center = replace(center, mean=(fmean(center.mean),) * channels, std=(fmean(center.std),) * channels)
+        center = replace(
+            center, mean=(fmean(center.mean),) * channels, std=(fmean(center.std),) * channels
+        )
     if mean is not None:
         center = replace(center, mean=of_channels(mean, "mean", channels))
     if std is not None:
@@ -239,7 +286,9 @@ def of_channels(values: Any, name: str, channels: int = 3) -> tuple[float, ...]:
         ModelError: they are more or fewer, or out of the range.
     """
     numbers = list(values) if isinstance(values, (list, tuple)) else [values] * channels
-    are_numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in numbers)
+    are_numbers = all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) for value in numbers
+    )
     if name == "mean":
         wanted = "from 0 to 1"
         in_range = are_numbers and all(0 <= value <= 1 for value in numbers)

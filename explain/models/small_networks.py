@@ -1,8 +1,9 @@
-"""Networks that come along: a residual one, a vision transformer on 8 x 8 tokens, EfficientNet-Lite0, a segmenter.
+"""Networks that come along: a residual one, a vision transformer on 8 x 8 tokens,
+EfficientNet-Lite0, a segmenter.
 
-The parts of classifiers are named as in torchvision's ResNet, VisionTransformer and EfficientNet, but defined here:
-importing torchvision would take longer than all the rest, and these models should work even if it does not fit the
-torch here. The segmenter is MediaPipe's selfie segmenter.
+The parts of classifiers are named as in torchvision's ResNet, VisionTransformer and EfficientNet,
+but defined here: importing torchvision would take longer than all the rest, and these models should
+work even if it does not fit the torch here. The segmenter is MediaPipe's selfie segmenter.
 """
 
 import torch
@@ -11,7 +12,8 @@ from torch import nn
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut, which a strided block averages instead of skipping pixels."""
+    """1x1, 3x3 and 1x1 convolutions around a shortcut, which a strided block averages instead of
+    skipping pixels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -25,8 +27,14 @@ class Bottleneck(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.downsample: nn.Module | None = None
         if stride > 1 or inputs != outputs:
-            pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False) if stride > 1 else nn.Identity()
-            self.downsample = nn.Sequential(pool, nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+            pool = (
+                nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
+                if stride > 1
+                else nn.Identity()
+            )
+            self.downsample = nn.Sequential(
+                pool, nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -38,7 +46,8 @@ class Bottleneck(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """A residual network for small pictures: a map of 1/8 of the input's size, averaged, and one linear layer.
+    """A residual network for small pictures: a map of 1/8 of the input's size, averaged, and one
+    linear layer.
 
     Takes ``(N, 3, H, W)``, gives logits ``(N, classes)``. At 64 pixels the last feature map is 8x8.
 
@@ -91,10 +100,12 @@ class EncoderBlock(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """A vision transformer for pictures of 64 x 64 pixels: a class token and one token for each 8 x 8 pixels.
+    """A vision transformer for pictures of 64 x 64 pixels: a class token and one token for each 8 x
+    8 pixels.
 
-    Takes ``(N, 3, 64, 64)``, gives logits ``(N, classes)``. The stem's parts are named as in `SmallResNet`, the rest as
-    in torchvision's ``VisionTransformer``. Other sizes are multiples of 8, given as ``side``.
+    Takes ``(N, 3, 64, 64)``, gives logits ``(N, classes)``. The stem's parts are named as in
+    `SmallResNet`, the rest as in torchvision's ``VisionTransformer``. Other sizes are multiples of
+    8, given as ``side``.
 
     >>> SmallTransformer(classes=5, depth=1).eval()(torch.zeros(1, 3, 64, 64)).shape
     torch.Size([1, 5])
@@ -119,31 +130,43 @@ class SmallTransformer(nn.Module):
         self.avgpool = nn.AvgPool2d(2)
         self.conv_proj = nn.Conv2d(third, width, 1)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embedding = nn.Parameter(torch.empty(1, 1 + (side // 8) ** 2, width).normal_(std=0.02))
+        self.pos_embedding = nn.Parameter(
+            torch.empty(1, 1 + (side // 8) ** 2, width).normal_(std=0.02)
+        )
         self.layers = nn.Sequential(*(EncoderBlock(width, heads, 4 * width) for _ in range(depth)))
         self.ln = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the stem's convolutions say of each 8 x 8 pixels: ``(N, C, H / 8, W / 8)``."""
+        """Return what the stem's convolutions say of each 8 x 8 pixels: ``(N, C, H / 8, W /
+        8)``."""
         x = self.relu(self.bn1(self.conv1(x)))
         return self.avgpool(self.layer2(self.layer1(x)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.conv_proj(self.features(x)).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_token.expand(len(tokens), -1, -1), tokens], dim=1) + self.pos_embedding
+        x = (
+            torch.cat([self.class_token.expand(len(tokens), -1, -1), tokens], dim=1)
+            + self.pos_embedding
+        )
         return self.head(self.ln(self.layers(x))[:, 0])
 
 
 STAGES = (  # expansion, kernel, stride, channels, blocks
-    (1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4),
+    (1, 3, 1, 16, 1),
+    (6, 3, 2, 24, 2),
+    (6, 5, 2, 40, 2),
+    (6, 3, 2, 80, 3),
+    (6, 5, 1, 112, 3),
+    (6, 5, 2, 192, 4),
     (6, 3, 1, 320, 1),
-)  # fmt: skip
+)
 EPSILON = 1e-3  # of the normalisations, as in TensorFlow
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution that pads as TensorFlow's "same" does: by the input's size, the odd pixel on the right and below.
+    """A convolution that pads as TensorFlow's "same" does: by the input's size, the odd pixel on
+    the right and below.
 
     The output has 1/stride of the input's size, rounded up.
 
@@ -153,7 +176,10 @@ class SameConv2d(nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         sides = zip(x.shape[-2:], self.stride, self.kernel_size, strict=True)
-        height, width = (max((-(-side // stride) - 1) * stride + kernel - side, 0) for side, stride, kernel in sides)
+        height, width = (
+            max((-(-side // stride) - 1) * stride + kernel - side, 0)
+            for side, stride, kernel in sides
+        )
         padded = F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
         return F.conv2d(padded, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
@@ -162,7 +188,14 @@ class ConvNormActivation(nn.Sequential):
     """A convolution without bias, a batch normalisation, and a ReLU6 if wanted."""
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1, *, activation: bool = True
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        *,
+        activation: bool = True,
     ) -> None:
         # Without a stride, the padding is the same on all sides and for all sizes.
         kind, padding = (SameConv2d, 0) if stride > 1 else (nn.Conv2d, kernel // 2)
@@ -172,7 +205,8 @@ class ConvNormActivation(nn.Sequential):
 
 
 class MBConv(nn.Module):
-    """An inverted residual block: expand, filter each channel on its own, project; with a shortcut if shapes allow."""
+    """An inverted residual block: expand, filter each channel on its own, project; with a shortcut
+    if shapes allow."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -191,7 +225,8 @@ class MBConv(nn.Module):
 class EfficientNetLite0(nn.Module):
     """EfficientNet-Lite0: no squeeze-and-excitation, ReLU6 throughout; any input size works.
 
-    Takes ``(N, 3, H, W)``, gives logits ``(N, classes)``. The last feature map has 1/32 of the input's size.
+    Takes ``(N, 3, H, W)``, gives logits ``(N, classes)``. The last feature map has 1/32 of the
+    input's size.
 
     >>> EfficientNetLite0(classes=5).eval()(torch.zeros(1, 3, 64, 40)).shape
     torch.Size([1, 5])
@@ -243,7 +278,8 @@ FINER = (2, 0)  # the blocks whose maps the decoder adds; the stem's come last
 
 
 class Gate(nn.Sequential):
-    """A factor from 0 to 1 for each channel, from the means of all channels: ``(N, C, H, W)`` to ``(N, C', 1, 1)``."""
+    """A factor from 0 to 1 for each channel, from the means of all channels: ``(N, C, H, W)`` to
+    ``(N, C', 1, 1)``."""
 
     def __init__(self, inputs: int, outputs: int, hidden: int | None = None) -> None:
         between = [] if hidden is None else [nn.Conv2d(inputs, hidden, 1), nn.ReLU()]
@@ -252,10 +288,18 @@ class Gate(nn.Sequential):
 
 
 class InvertedResidual(nn.Module):
-    """Expand, filter each channel on its own, weight the channels, project; with a shortcut if shapes allow."""
+    """Expand, filter each channel on its own, weight the channels, project; with a shortcut if
+    shapes allow."""
 
     def __init__(
-        self, inputs: int, width: int, outputs: int, kernel: int, stride: int, gate: int | None, kind: type[nn.Module]
+        self,
+        inputs: int,
+        width: int,
+        outputs: int,
+        kernel: int,
+        stride: int,
+        gate: int | None,
+        kind: type[nn.Module],
     ) -> None:
         super().__init__()
         self.expand = nn.Sequential(nn.Conv2d(inputs, width, 1), kind())
@@ -281,7 +325,9 @@ class DecoderStep(nn.Module):
         self.filter = nn.Sequential(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.ReLU())
 
     def forward(self, x: torch.Tensor, finer: torch.Tensor) -> torch.Tensor:
-        x = self.reduce(F.interpolate(x, size=finer.shape[-2:], mode="bilinear", align_corners=False))
+        x = self.reduce(
+            F.interpolate(x, size=finer.shape[-2:], mode="bilinear", align_corners=False)
+        )
         x = self.mix(finer * self.gate(finer + x) + x)
         return x + self.filter(x)
 
@@ -289,8 +335,9 @@ class DecoderStep(nn.Module):
 class PersonSegmenter(nn.Module):
     """A logit for each pixel: whether it is part of a person.
 
-    Takes ``(N, 3, H, W)`` in RGB from 0 to 1, where H and W are multiples of 32 (256 in training), and gives logits
-    ``(N, 1, H, W)``; their sigmoids are the probabilities that MediaPipe's network ends with.
+    Takes ``(N, 3, H, W)`` in RGB from 0 to 1, where H and W are multiples of 32 (256 in training),
+    and gives logits ``(N, 1, H, W)``; their sigmoids are the probabilities that MediaPipe's network
+    ends with.
 
     >>> PersonSegmenter().eval()(torch.zeros(1, 3, 64, 96)).shape
     torch.Size([1, 1, 64, 96])
@@ -300,7 +347,10 @@ class PersonSegmenter(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(SameConv2d(3, STEM, 3, 2), Hardswish())
         channels = [STEM, *(block[1] for block in BLOCKS)]
-        blocks = [InvertedResidual(inputs, *block) for inputs, block in zip(channels, BLOCKS, strict=False)]
+        blocks = [
+            InvertedResidual(inputs, *block)
+            for inputs, block in zip(channels, BLOCKS, strict=False)
+        ]
         self.blocks = nn.ModuleList(blocks)
         self.context = nn.Sequential(nn.Conv2d(channels[-1], CONTEXT, 1), nn.ReLU())
         self.context_gate = Gate(channels[-1], CONTEXT)

@@ -25,11 +25,12 @@ def with_weights(classifier: Classifier, path: str | Path) -> Classifier:
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """Read a state dict that was saved with ``torch.save``, alone or under "state_dict", "model" or "model_state_dict",
-    or a file of safetensors, which is known by its name.
+    """Read a state dict that was saved with ``torch.save``, alone or under "state_dict", "model" or
+    "model_state_dict", or a file of safetensors, which is known by its name.
 
     Raises:
-        ModelError: missing, damaged, or a file that holds more than tensors and would have to run code to load.
+        ModelError: missing, damaged, or a file that holds more than tensors and would have to run
+            code to load.
     """
     path = Path(path)
     if not os.path.isfile(path):  # unlike Path.is_file, this takes any name for an answer
@@ -43,13 +44,19 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
             reason = "it must hold nothing but tensors, and no code"
         elif not re.search("[a-z]{3}", reason):  # which may be no more than a number
             reason = "it is not a file of PyTorch"
-        raise ModelError(f"weights {str(path)!r} cannot be read ({reason}); save model.state_dict()") from None
+        raise ModelError(
+            f"weights {str(path)!r} cannot be read ({reason}); save model.state_dict()"
+        ) from None
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    is_state = isinstance(content, Mapping) and all(isinstance(value, torch.Tensor) for value in content.values())
+    is_state = isinstance(content, Mapping) and all(
+        isinstance(value, torch.Tensor) for value in content.values()
+    )
     if not is_state or not content:
-        raise ModelError(f"weights {str(path)!r} must hold a state dict of tensors; save model.state_dict()")
+        raise ModelError(
+            f"weights {str(path)!r} must hold a state dict of tensors; save model.state_dict()"
+        )
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
 
 
@@ -74,7 +81,9 @@ def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str |
         model.load_state_dict(state)
     except RuntimeError as error:
         differences = " ".join(str(error).split())[:200]
-        raise ModelError(f"weights {str(path)!r} must fit the model, but {differences}; take its own") from None
+        raise ModelError(
+            f"weights {str(path)!r} must fit the model, but {differences}; take its own"
+        ) from None
 
 
 def describe_weights(path: str | Path) -> str:

@@ -1,8 +1,8 @@
 """Which image each value of a tensor belongs to, where a network does not keep the images first.
 
-Attention that has tokens before images, windows that are laid out beside each other, images that are run one by one or
-twice make this hard to tell from a shape alone: as many heads as images look like images that come second. So it is
-followed from call to call.
+Attention that has tokens before images, windows that are laid out beside each other, images that
+are run one by one or twice make this hard to tell from a shape alone: as many heads as images look
+like images that come second. So it is followed from call to call.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,11 @@ from explain.relevance.calls import Call, along, places
 
 
 class BatchLayout:
-    """Follows which image the values of tensors belong to, for tensors whose images do not come first.
+    """Follows which image the values of tensors belong to, for tensors whose images do not come
+    first.
 
-    What it tells is a tensor of image numbers, with as many dimensions and size 1 where the image does not change.
+    What it tells is a tensor of image numbers, with as many dimensions and size 1 where the image
+    does not change.
 
     >>> layout, x = BatchLayout(count=2), torch.zeros(2, 5, 3)
     >>> y = x.transpose(0, 1)
@@ -37,7 +39,8 @@ class BatchLayout:
         return self._known.get(tensor) if self._seen_any else None
 
     def see(self, call: Call, dependent: Sequence[int], result: Any) -> None:
-        """Note what a call has made of its arguments, of which those at the ``dependent`` places come of the images."""
+        """Note what a call has made of its arguments, of which those at the ``dependent`` places
+        come of the images."""
         if self._count == 1 or not dependent:
             return
         given = call.flat[dependent[0]]
@@ -49,19 +52,29 @@ class BatchLayout:
             numbers = self._numbers(given)
             if numbers is not None:  # do the same with the numbers of the images
                 made = call.made({0: numbers.expand(given.shape)})
-                pairs = [(result, made)] if isinstance(result, Tensor) else zip(result, made, strict=True)
+                pairs = (
+                    [(result, made)]
+                    if isinstance(result, Tensor)
+                    else zip(result, made, strict=True)
+                )
                 for tensor, its in pairs:
                     self._note(tensor, compact(its))
         elif isinstance(result, Tensor):
             self._note(result, self._made(call, dependent, given, result))
 
-    def _made(self, call: Call, dependent: Sequence[int], given: Tensor, result: Tensor) -> Tensor | None:
+    def _made(
+        self, call: Call, dependent: Sequence[int], given: Tensor, result: Tensor
+    ) -> Tensor | None:
         """The numbers of what was computed from the values in their places."""
         if call.info.has("reshapes"):
             if self.of(given) is None and result.ndim and len(result) % self._count == 0:
                 return None  # as before, the first rows are those of the first image
             numbers = self._numbers(given)
-            return None if numbers is None else compact(numbers.expand(given.shape).reshape(result.shape))
+            return (
+                None
+                if numbers is None
+                else compact(numbers.expand(given.shape).reshape(result.shape))
+            )
         if call.name == "einsum":
             return self._multiplied(call, dependent[0])
         if "rois" in call.info.arguments:  # each box says which image it is cut out of
@@ -72,11 +85,14 @@ class BatchLayout:
         if numbers is not None and call.info.has("reduces"):
             numbers = numbers.expand(alike.shape)
             dims = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
-            numbers = compact(numbers if dims is None else numbers.amax(dims, keepdim=result.ndim == numbers.ndim))
+            numbers = compact(
+                numbers if dims is None else numbers.amax(dims, keepdim=result.ndim == numbers.ndim)
+            )
         return None if numbers is None else fitted(numbers, result.shape, self._count)
 
     def _joined(self, call: Call, dependent: Sequence[int]) -> Tensor | None:
-        """The numbers of tensors that are joined; a constant belongs to the images that it is joined with."""
+        """The numbers of tensors that are joined; a constant belongs to the images that it is
+        joined with."""
         beside = self._numbers(call.flat[dependent[0]])
         found = {}
         for i in places(call, lambda tensor: True):
@@ -95,7 +111,10 @@ class BatchLayout:
         if len(words) != 2 or "." in words[0] or numbers is None:
             return None
         letters = words[0].split(",")[place - 1]
-        if any(size > 1 and letter not in words[1] for letter, size in zip(letters, numbers.shape, strict=True)):
+        if any(
+            size > 1 and letter not in words[1]
+            for letter, size in zip(letters, numbers.shape, strict=True)
+        ):
             return None
         kept = numbers.permute(sorted(range(numbers.ndim), key=lambda d: words[1].find(letters[d])))
         sizes = dict(zip(letters, numbers.shape, strict=True))
@@ -140,11 +159,14 @@ def compact(numbers: Tensor) -> Tensor:
 
 def fits(numbers: Tensor, shape: torch.Size) -> bool:
     """Whether a tensor of some shape can belong to the images of these numbers."""
-    return numbers.ndim == len(shape) and all(n in (1, size) for n, size in zip(numbers.shape, shape, strict=True))
+    return numbers.ndim == len(shape) and all(
+        n in (1, size) for n, size in zip(numbers.shape, shape, strict=True)
+    )
 
 
 def fitted(numbers: Tensor, shape: torch.Size, count: int) -> Tensor | None:
-    """The numbers for a result of another shape: of one image all of it, of blocks of channels as many blocks.
+    """The numbers for a result of another shape: of one image all of it, of blocks of channels as
+    many blocks.
 
     >>> fitted(torch.tensor([[0, 0, 1, 1]]), torch.Size([1, 6]), 2).tolist()
     [[0, 0, 0, 1, 1, 1]]
@@ -156,14 +178,22 @@ def fitted(numbers: Tensor, shape: torch.Size, count: int) -> Tensor | None:
     if fits(numbers, shape):
         return numbers
     d = max(range(numbers.ndim), key=lambda d: numbers.shape[d])
-    blocks = [first(count, torch.empty(size, device=numbers.device)) for size in (numbers.shape[d], shape[d])]
-    if numbers.numel() != numbers.shape[d] or shape[d] % count or not torch.equal(numbers.flatten(), blocks[0]):
+    blocks = [
+        first(count, torch.empty(size, device=numbers.device))
+        for size in (numbers.shape[d], shape[d])
+    ]
+    if (
+        numbers.numel() != numbers.shape[d]
+        or shape[d] % count
+        or not torch.equal(numbers.flatten(), blocks[0])
+    ):
         return None
     return along(blocks[1], len(shape), d)
 
 
 def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | None:
-    """The image of each value of what a step has: ``images`` where they fit, or the rows, one or several for each.
+    """The image of each value of what a step has: ``images`` where they fit, or the rows, one or
+    several for each.
 
     None where it is not known.
     """

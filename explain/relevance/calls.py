@@ -1,5 +1,5 @@
-"""Calls of functions: their arguments by name, made again with others; and the linear maps among them: what is mapped,
-by which weights, and what is added."""
+"""Calls of functions: their arguments by name, made again with others; and the linear maps among
+them: what is mapped, by which weights, and what is added."""
 
 import functools
 import types
@@ -18,18 +18,34 @@ from explain.hooks.graph import differentiate
 from explain.hooks.preserve import detached
 from explain.relevance.table import OperationInfo, info, is_registered
 
-_AUGMENTED = ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv", "and", "or", "xor", "lshift", "rshift")
+_AUGMENTED = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "pow",
+    "mod",
+    "floordiv",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+)
 _BY_OPERATOR = frozenset(["__setitem__", *(f"__i{name}__" for name in _AUGMENTED)])
 
 
 class Call:
-    """A call: its function, the operation's name, and the arguments; places count those inside of lists of tensors.
+    """A call: its function, the operation's name, and the arguments; places count those inside of
+    lists of tensors.
 
-    ``info`` is what the table says of the operation. ``in_place`` says whether it is a function of PyTorch's that
-    overwrites its first argument.
+    ``info`` is what the table says of the operation. ``in_place`` says whether it is a function of
+    PyTorch's that overwrites its first argument.
     """
 
-    def __init__(self, function: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, function: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
         self.function = function
         self.name = name
         self.args = args
@@ -54,21 +70,34 @@ class Call:
         if not is_registered(self.name):
             return self.flat[:1] if self.in_place else []
         arguments = schema_of(self.function).arguments
-        values = {**dict(zip((argument.name for argument in arguments), self.args, strict=False)), **self.kwargs}
-        names = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
+        values = {
+            **dict(zip((argument.name for argument in arguments), self.args, strict=False)),
+            **self.kwargs,
+        }
+        names = [
+            argument.name
+            for argument in arguments
+            if argument.alias_info and argument.alias_info.is_write
+        ]
         return [tensor for name in names for _, tensor in nested.paths(values.get(name))]
 
     def results(self, result: Any) -> list[Tensor]:
-        """The tensors that it returned, and those that it has overwritten, also where these are views of others."""
+        """The tensors that it returned, and those that it has overwritten, also where these are
+        views of others."""
         bases = [tensor._base for tensor in self.overwritten if tensor._base is not None]
         return [*(tensor for _, tensor in nested.paths(result)), *self.overwritten, *bases]
 
     @property
     def named(self) -> dict[str, Any]:
-        """The arguments by name, where the names are known; a tensor's method calls its own ``self``."""
+        """The arguments by name, where the names are known; a tensor's method calls its own
+        ``self``."""
         names = self.info.arguments
         first = next(iter(self.args), None)
-        if self.name == "where" and self.args and not (isinstance(first, Tensor) and first.dtype == torch.bool):
+        if (
+            self.name == "where"
+            and self.args
+            and not (isinstance(first, Tensor) and first.dtype == torch.bool)
+        ):
             names = ("input", "condition", "other")
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
 
@@ -98,7 +127,8 @@ class Call:
 
 @functools.lru_cache(1024)
 def _overwriting(function: Any) -> tuple[bool, int]:
-    """Whether a function overwrites its first argument by its name; the place of its option ``inplace``, or -1."""
+    """Whether a function overwrites its first argument by its name; the place of its option
+    ``inplace``, or -1."""
     name = str(getattr(function, "__name__", ""))
     names: tuple[str, ...] = getattr(getattr(function, "__code__", None), "co_varnames", ())
     place = names.index("inplace") if "inplace" in names else -1
@@ -114,7 +144,8 @@ def schema_of(operator: OpOverload | OpOverloadPacket) -> Any:
 
 
 def plain(call: Call) -> Call:
-    """The call; of an instance normalisation by running statistics, that of the batch normalisation which it equals."""
+    """The call; of an instance normalisation by running statistics, that of the batch normalisation
+    which it equals."""
     if call.name != "instance_norm":
         return call
     given = call.named
@@ -123,7 +154,12 @@ def plain(call: Call) -> Call:
     if mean is None or variance is None or given.get("use_input_stats", True):
         return call
     affine = given["input"], given.get("weight"), given.get("bias")
-    return Call(torch.batch_norm, "batch_norm", (*affine, mean, variance, False, 0.0, given.get("eps", 1e-5), True), {})
+    return Call(
+        torch.batch_norm,
+        "batch_norm",
+        (*affine, mean, variance, False, 0.0, given.get("eps", 1e-5), True),
+        {},
+    )
 
 
 def _assigned(tensor: Tensor, index: Any, value: Any) -> Tensor:
@@ -137,7 +173,8 @@ def _gathered(value: Any, values: Iterator[Any]) -> Any:
     if not _holds_tensors(value):
         return next(values)
     found = [next(values) for _ in value]
-    return tuple(found) if type(value) is tuple else found  # an index that is a list means something else
+    # an index that is a list means something else
+    return tuple(found) if type(value) is tuple else found
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -148,7 +185,8 @@ def storage_of(tensor: Tensor) -> int:
     """The address of a tensor's memory; of one that has none, its identity."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # a sparse tensor, or one within a transform, has none
+    # a sparse tensor, or one within a transform, has none
+    except (NotImplementedError, RuntimeError):
         return id(tensor)
 
 
@@ -158,9 +196,12 @@ def places(call: Call, wanted: Callable[[Tensor], bool]) -> Sequence[int]:
 
 
 def inside_transform(must: str, what: str, module: str | None, remedy: str) -> MethodError:
-    """The error where something runs inside a transform of PyTorch, which hides the values of tensors."""
+    """The error where something runs inside a transform of PyTorch, which hides the values of
+    tensors."""
     where = "outside torch.vmap and the other transforms of torch.func"
-    return MethodError(f"{must} {where}, but {what} in layer {module or 'model'!r} runs inside one; {remedy}")
+    return MethodError(
+        f"{must} {where}, but {what} in layer {module or 'model'!r} runs inside one; {remedy}"
+    )
 
 
 _PLAIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -176,7 +217,11 @@ def is_watched(call: Call) -> bool:
     """
     if is_registered(call.name):
         return True
-    if call.info.traits & {"linear", "effect"} or "out" in call.kwargs or (call.in_place and not call.out_of_place()):
+    if (
+        call.info.traits & {"linear", "effect"}
+        or "out" in call.kwargs
+        or (call.in_place and not call.out_of_place())
+    ):
         return False
     written = getattr(call.function, "__module__", None) in _WRITTEN or call.name in _OPERATORS
     return written or isinstance(call.function, _PLAIN)
@@ -190,10 +235,11 @@ Back = Callable[[Tensor, Tensor, Tensor], Tensor]
 class LinearMap:
     """``function(x, weight, bias)``; ``place`` is that of x among the call's arguments.
 
-    The result's channels run along dimension ``channels``. ``back(gradient, x, weight)`` is the gradient in x, without
-    a forward pass before it; None lets autograd find it. ``scaled`` gives the weights times a number for each output
-    channel, ``(K,)``; None where it is not known which these are. ``alike`` says that every input and output channel of
-    a convolution sees the others in the same way.
+    The result's channels run along dimension ``channels``. ``back(gradient, x, weight)`` is the
+    gradient in x, without a forward pass before it; None lets autograd find it. ``scaled`` gives
+    the weights times a number for each output channel, ``(K,)``; None where it is not known which
+    these are. ``alike`` says that every input and output channel of a convolution sees the others
+    in the same way.
     """
 
     place: int
@@ -206,7 +252,8 @@ class LinearMap:
     alike: bool = False
 
     def then(self, factor: Tensor, shift: Tensor | None) -> "LinearMap | None":
-        """This map, and behind it a normalisation that multiplies each channel and adds to it: one map.
+        """This map, and behind it a normalisation that multiplies each channel and adds to it: one
+        map.
 
         ``factor`` and ``shift`` have the shape that meets the result.
         """
@@ -218,7 +265,8 @@ class LinearMap:
         return replace(self, weight=self.scaled(factor.flatten()), bias=bias)
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """What the function makes of other values than those of the call; in the widest of their types."""
+        """What the function makes of other values than those of the call; in the widest of their
+        types."""
         return self.function(*in_one_type(x, weight, bias))
 
     def backward(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -229,13 +277,16 @@ class LinearMap:
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             x = x.clone() if x.requires_grad else x.detach().requires_grad_()
-            (found,) = differentiate(self.run(x, weight, None), [x], gradient, create_graph=create_graph)
+            (found,) = differentiate(
+                self.run(x, weight, None), [x], gradient, create_graph=create_graph
+            )
         assert found is not None
         return found
 
 
 def in_one_type(*tensors: Any) -> Any:
-    """The tensors, or None, in the widest of their types: under mixed precision, weights and signals differ."""
+    """The tensors, or None, in the widest of their types: under mixed precision, weights and
+    signals differ."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     if len(dtypes) == 1:
         return tensors
@@ -244,7 +295,8 @@ def in_one_type(*tensors: Any) -> Any:
 
 
 def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
-    """The linear map that a call is, in the one argument that a gradient leads to; None where it is none."""
+    """The linear map that a call is, in the one argument that a gradient leads to; None where it is
+    none."""
     if len(places) != 1:
         return None
     place = places[0]
@@ -253,7 +305,11 @@ def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
         scale = options.get("alpha", 1)
         bias = detached(options["input"]) * options.get("beta", 1)
         return LinearMap(
-            1, lambda x, w, b: scale * (x @ w) + (0 if b is None else b), detach(options["mat2"]), bias, -1
+            1,
+            lambda x, w, b: scale * (x @ w) + (0 if b is None else b),
+            detach(options["mat2"]),
+            bias,
+            -1,
         )
     if call.info.kind == "matrixproduct":
         return _product(call, place)
@@ -275,7 +331,8 @@ def along(values: Tensor, ndim: int, dim: int = 0) -> Tensor:
 
 
 def _weighted(call: Call) -> LinearMap:
-    """A linear layer or a convolution; a deformed one reads at other places: constants here, as is how much of it.
+    """A linear layer or a convolution; a deformed one reads at other places: constants here, as is
+    how much of it.
 
     Which contributions are positive is said by the weights of its kernel, place by place.
     """
@@ -287,9 +344,15 @@ def _weighted(call: Call) -> LinearMap:
     groups = 1 if deformed else options.get("groups", 1)
     spatial = weight.ndim - 2
     batched = options["input"].ndim == weight.ndim
-    if spatial and weight.shape[2:].numel() == 1 and weight.dtype == torch.float32 and weight.device.type == "cpu":
-        # With one thread, PyTorch takes a plain matrix product for few photos, which oneDNN needs half the time for;
-        # it takes oneDNN where the kernel is dilated, and to a kernel of one place that makes no difference.
+    if (
+        spatial
+        and weight.shape[2:].numel() == 1
+        and weight.dtype == torch.float32
+        and weight.device.type == "cpu"
+    ):
+        # With one thread, PyTorch takes a plain matrix product for few photos, which oneDNN needs
+        # half the time for; it takes oneDNN where the kernel is dilated, and to a kernel of one
+        # place that makes no difference.
         options["dilation"] = 2
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -312,7 +375,16 @@ def _weighted(call: Call) -> LinearMap:
     elif batched and not deformed and not isinstance(options.get("padding"), str):
         back = _convolution_back(options, transposed)
     bias = None if bias is None else along(bias, spatial + 1)
-    return LinearMap(0, run, weight, bias, -spatial - 1, back, scaled, alike=groups == 1 and batched and not deformed)
+    return LinearMap(
+        0,
+        run,
+        weight,
+        bias,
+        -spatial - 1,
+        back,
+        scaled,
+        alike=groups == 1 and batched and not deformed,
+    )
 
 
 def _dense_back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -334,7 +406,17 @@ def _convolution_back(options: Mapping[str, Any], transposed: bool) -> Back:
 
     def back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         gradients = torch.ops.aten.convolution_backward(
-            gradient, x, weight, None, stride, padding, dilation, transposed, more, groups, (True, False, False)
+            gradient,
+            x,
+            weight,
+            None,
+            stride,
+            padding,
+            dilation,
+            transposed,
+            more,
+            groups,
+            (True, False, False),
         )
         return gradients[0]  # type: ignore[no-any-return]
 

@@ -1,6 +1,8 @@
-"""Composites: which rule covers which step, as ordered tuples of (condition, rule), the first that fits.
+"""Composites: which rule covers which step, as ordered tuples of (condition, rule), the first that
+fits.
 
-Those of the literature are here by name, as functions of their numbers. `automatic` takes the one that suits a network.
+Those of the literature are here by name, as functions of their numbers. `automatic` takes the one
+that suits a network.
 """
 
 import fnmatch
@@ -26,14 +28,17 @@ from explain.relevance.steps import ENTERED, Step
 from explain.relevance.table import KINDS, LINEAR, is_registered
 
 _MATERIAL = 1e-3
-"""The share of what arrives from which on an operation without a rule is named for what it loses."""
+"""The share of what arrives from which on an operation without a rule is named for what it
+loses."""
 
 
 @dataclass(frozen=True)
 class When:
-    """A condition on steps: their kinds (all, if none is given), their module's name, and whether they come first.
+    """A condition on steps: their kinds (all, if none is given), their module's name, and whether
+    they come first.
 
-    ``module`` is a pattern such as ``"layer4.*"``. ``first`` means the linear maps that the input meets first.
+    ``module`` is a pattern such as ``"layer4.*"``. ``first`` means the linear maps that the input
+    meets first.
     """
 
     kinds: tuple[str, ...] = ()
@@ -42,16 +47,24 @@ class When:
 
     def __post_init__(self) -> None:
         if not isinstance(self.kinds, (tuple, list)):
-            raise MethodError(f"kinds of When must be several, as in ('dense',), got {shown(self.kinds)}")
+            raise MethodError(
+                f"kinds of When must be several, as in ('dense',), got {shown(self.kinds)}"
+            )
         for kind in self.kinds:
             if kind not in KINDS:
-                raise MethodError(f"kind of When {shown(kind)} is unknown; {did_you_mean(str(kind), KINDS)}")
+                raise MethodError(
+                    f"kind of When {shown(kind)} is unknown; {did_you_mean(str(kind), KINDS)}"
+                )
         if not isinstance(self.module, (str, NoneType)):
-            raise MethodError(f"module of When must be a pattern such as 'layer4.*', got {shown(self.module)}")
+            raise MethodError(
+                f"module of When must be a pattern such as 'layer4.*', got {shown(self.module)}"
+            )
         object.__setattr__(self, "kinds", tuple(self.kinds))
 
     def __call__(self, kind: str, module: str | None, first: bool) -> bool:
-        named = self.module is None or (module is not None and fnmatch.fnmatchcase(module, self.module))
+        named = self.module is None or (
+            module is not None and fnmatch.fnmatchcase(module, self.module)
+        )
         return named and (not self.kinds or kind in self.kinds) and (first or not self.first)
 
 
@@ -63,16 +76,28 @@ _OTHERS: Rules = (
     (When(("sum", "join", "choice")), nonlinear.ConstantTerms()),
 )
 _SOFTMAX = When(("softmax", "attention"))
-_CONSTANT: Rules = ((_SOFTMAX, nonlinear.ConstantWeights()), (_FACTORS, nonlinear.Uniform()), *_OTHERS)
-_TAYLOR: Rules = ((_SOFTMAX, nonlinear.Taylor()), (_FACTORS, nonlinear.Uniform(constant=False)), *_OTHERS)
+_CONSTANT: Rules = (
+    (_SOFTMAX, nonlinear.ConstantWeights()),
+    (_FACTORS, nonlinear.Uniform()),
+    *_OTHERS,
+)
+_TAYLOR: Rules = (
+    (_SOFTMAX, nonlinear.Taylor()),
+    (_FACTORS, nonlinear.Uniform(constant=False)),
+    *_OTHERS,
+)
 
 
 @dataclass(frozen=True)
 class Composite:
-    """Rules for the steps of a network: the first whose condition is met, and that fits, covers a step.
+    """Rules for the steps of a network: the first whose condition is met, and that fits, covers a
+    step.
 
     >>> from explain.relevance import Composite, Epsilon, Gamma, When
-    >>> mine = Composite("mine", ((When(("dense",)), Epsilon(0.1)), (When(("convolution",), "layer1.*"), Gamma(0.5))))
+    >>> mine = Composite(
+    ...     "mine",
+    ...     ((When(("dense",)), Epsilon(0.1)), (When(("convolution",), "layer1.*"), Gamma(0.5))),
+    ... )
     >>> mine.rules[1][1]
     Gamma(gamma=0.5, epsilon=1e-06, absolute=False)
     """
@@ -83,9 +108,14 @@ class Composite:
     def __post_init__(self) -> None:
         rules: Any = self.rules  # of anybody
         for each in rules if isinstance(rules, (tuple, list)) else [rules]:
-            when, rule = each if isinstance(each, (tuple, list)) and len(each) == 2 else (None, None)
+            when, rule = (
+                each if isinstance(each, (tuple, list)) and len(each) == 2 else (None, None)
+            )
             if not isinstance(when, When) or not isinstance(rule, RelevanceRule):
-                raise MethodError(f"rules of composite {self.name!r} must be pairs (When, rule), got {shown(each)}")
+                raise MethodError(
+                    f"rules of composite {self.name!r} must be pairs (When, rule), got "
+                    f"{shown(each)}"
+                )
         object.__setattr__(self, "rules", tuple((when, rule) for when, rule in rules))
 
     @property
@@ -97,18 +127,25 @@ class Composite:
         """The same, with the range of the input for rules that would take each image's own."""
 
         def closed(rule: RelevanceRule) -> RelevanceRule:
-            return replace(rule, low=low, high=high) if isinstance(rule, ZBox) and rule.low is None else rule
+            return (
+                replace(rule, low=low, high=high)
+                if isinstance(rule, ZBox) and rule.low is None
+                else rule
+            )
 
         return replace(self, rules=tuple((when, closed(rule)) for when, rule in self.rules))
 
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of steps whose gradients may be replaced."""
-        acting = [when for when, rule in self.rules if not isinstance(rule, nonlinear.ConstantTerms)]
+        acting = [
+            when for when, rule in self.rules if not isinstance(rule, nonlinear.ConstantTerms)
+        ]
         return ENTERED.union(*(when.kinds or KINDS for when in acting))
 
     def rule(self, step: Step) -> RelevanceRule | None:
-        """The first rule whose condition a step meets, and that can act on it; None where there is none."""
+        """The first rule whose condition a step meets, and that can act on it; None where there is
+        none."""
         for when, rule in self.rules:
             if when(step.kind, step.module, step.first) and rule.fits(step):
                 return rule
@@ -121,17 +158,25 @@ _AT_INPUT = When(("convolution", "dense", "matrixproduct"), first=True)
 
 
 def attn_lrp(epsilon: float = 1e-6, gamma: float = 0.0) -> Composite:
-    """Epsilon at linear maps, or gamma at all of them; softmax by its derivative (Achtibat et al., ICML 2024)."""
+    """Epsilon at linear maps, or gamma at all of them; softmax by its derivative (Achtibat et al.,
+    ICML 2024)."""
     rule: RelevanceRule = Gamma(gamma, epsilon) if gamma else Epsilon(epsilon)
     return Composite("AttnLRP", ((_MAPS, rule), *_TAYLOR))
 
 
 def transformer_attribution() -> Composite:
-    """The rules of Chefer et al. (CVPR 2021): z+ without biases, pass-through elsewhere, balanced sums."""
-    passed = When(("activation", "deviation", "softmax", "attention")), nonlinear.ElementwisePassThrough()
+    """The rules of Chefer et al. (CVPR 2021): z+ without biases, pass-through elsewhere, balanced
+    sums."""
+    passed = (
+        When(("activation", "deviation", "softmax", "attention")),
+        nonlinear.ElementwisePassThrough(),
+    )
     sums = (When(("sum",)), nonlinear.Balanced())
     factors = (_FACTORS, nonlinear.Uniform(constant=False))
-    return Composite("TransformerAttribution", ((_MAPS, ZPlus(1e-9, bias=False)), passed, sums, factors, *_CONSTANT))
+    return Composite(
+        "TransformerAttribution",
+        ((_MAPS, ZPlus(1e-9, bias=False)), passed, sums, factors, *_CONSTANT),
+    )
 
 
 AUTOMATIC = Composite("automatic", ())
@@ -145,7 +190,11 @@ _ABOVE: dict[str, Rules] = {"": (), "Plus": (_PLUS,), "Alpha2Beta1": (_ALPHA_BET
 _RULES: dict[str, Rules] = {
     "Gradient": ((_MAPS, Gradient()),),
     # Montavon et al., 2019: with the flat rule or z^B at the input, and gamma at convolutions
-    **{f"Epsilon{a}{i}": (*_AT_THE_INPUT[i], *_ABOVE[a], _EPSILON) for a in _ABOVE for i in _AT_THE_INPUT},
+    **{
+        f"Epsilon{a}{i}": (*_AT_THE_INPUT[i], *_ABOVE[a], _EPSILON)
+        for a in _ABOVE
+        for i in _AT_THE_INPUT
+    },
     "EpsilonGammaBox": (_BOX, (_CONVOLUTIONS, Gamma(0.25)), _EPSILON),
     # The weights of attention are constants (Ali et al., ICML 2022).
     "CPLRP": (_EPSILON,),
@@ -163,15 +212,20 @@ COMPOSITES: dict[str, Composite] = {
 
 
 def automatic_composite(steps: Sequence[Step]) -> Composite:
-    """The composite that suits a network: AttnLRP for attention, EpsilonPlusFlat for convolutions, Epsilon elsewhere.
+    """The composite that suits a network: AttnLRP for attention, EpsilonPlusFlat for convolutions,
+    Epsilon elsewhere.
 
-    A softmax or attention on the way means attention; and one convolution that cuts patches out is none.
+    A softmax or attention on the way means attention; and one convolution that cuts patches out is
+    none.
     """
     if any(step.kind in ("softmax", "attention") for step in steps):
         return COMPOSITES["AttnLRP"]
-    # By their weights: a network that takes its images one by one calls each as often as there are images.
+    # By their weights: a network that takes its images one by one calls each as often as there are
+    # images.
     convolutions = [step for step in steps if step.kind == "convolution"]
-    weights = {step.node if step.map is None else step.linear.weight.data_ptr() for step in convolutions}
+    weights = {
+        step.node if step.map is None else step.linear.weight.data_ptr() for step in convolutions
+    }
     return COMPOSITES["EpsilonPlusFlat" if len(weights) > 1 else "Epsilon"]
 
 
@@ -212,14 +266,19 @@ def propagate(
     count: int,
     do_not_merge: Collection[Node] = (),
 ) -> PropagationResult:
-    """Make the next backward pass from ``score`` follow a composite, for as long as ``group`` lasts.
+    """Make the next backward pass from ``score`` follow a composite, for as long as ``group``
+    lasts.
 
-    ``noted`` are the operations that were recorded. A map whose Node is in ``do_not_merge`` is not merged with the
-    normalisation behind it.
+    ``noted`` are the operations that were recorded. A map whose Node is in ``do_not_merge`` is not
+    merged with the normalisation behind it.
     """
     nodes = consumers(score)
     behind = [step for step in steps if step.node in nodes]
-    chosen = automatic_composite(behind) if composite is AUTOMATIC or composite == AUTOMATIC else composite
+    chosen = (
+        automatic_composite(behind)
+        if composite is AUTOMATIC or composite == AUTOMATIC
+        else composite
+    )
     flow = RelevanceFlow(group, count, sources)
     covered = Counter[tuple[str, str]]()
     missed = Counter[str]()

@@ -1,4 +1,5 @@
-"""What a network adds that does not depend on the input: biases, shifts, constants, read from the steps of a pass."""
+"""What a network adds that does not depend on the input: biases, shifts, constants, read from the
+steps of a pass."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,17 +14,24 @@ from explain.relevance.calls import Call, along
 from explain.relevance.steps import Dependence, Step
 from explain.relevance.table import SCORE_NODES
 
-_NAMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+_NAMED = (
+    nn.modules.conv._ConvNd,
+    nn.Linear,
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.LayerNorm,
+)
 """Modules that do one thing: what their output is laid out as, the bias is too."""
 _SCORE_STEPS = 12
 
 
 @dataclass(frozen=True, eq=False)
 class AddedConstant:
-    """A constant, and where it is added: the Node, by its output; the module, by name and call if it does no more.
+    """A constant, and where it is added: the Node, by its output; the module, by name and call if
+    it does no more.
 
-    ``lies_on_input`` is False for numbers, and for what is added to scores of attention: they are no maps. The channels
-    of linear functions come last.
+    ``lies_on_input`` is False for numbers, and for what is added to scores of attention: they are
+    no maps. The channels of linear functions come last.
     """
 
     value: Tensor | float
@@ -35,7 +43,8 @@ class AddedConstant:
 
 
 class Influence(Dependence):
-    """Tells what is computed from inputs, with or without a gradient, from what is made of parameters and numbers.
+    """Tells what is computed from inputs, with or without a gradient, from what is made of
+    parameters and numbers.
 
     It has to see all calls of a pass.
     """
@@ -51,7 +60,13 @@ class Influence(Dependence):
 
     def see(self, call: Call, result: Any) -> None:
         tensors = call.tensors
-        read = tensors[1:] if call.info.has("fills") else tensors[:1] if call.info.has("fits second") else tensors
+        read = (
+            tensors[1:]
+            if call.info.has("fills")
+            else tensors[:1]
+            if call.info.has("fits second")
+            else tensors
+        )
         if any(map(self.of, read)):
             for tensor in call.results(call.flat[0] if call.name == "setitem" else result):
                 self._influenced[tensor] = True
@@ -76,7 +91,9 @@ def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConsta
         elif row.has("adds") or row.has("adds to first"):
             constant = _term(step)
         if constant is not None:
-            constants.append(replace(constant, lies_on_input=False) if step.node in of_attention else constant)
+            constants.append(
+                replace(constant, lies_on_input=False) if step.node in of_attention else constant
+            )
     return constants
 
 
@@ -91,7 +108,8 @@ def _score_nodes(softmax: Step) -> list[Node]:
 
 
 def _term(step: Step) -> AddedConstant | None:
-    """What ``a + alpha b``, ``a - alpha b`` or ``b - alpha a`` adds, one of which is constant; or ``beta a + b c``."""
+    """What ``a + alpha b``, ``a - alpha b`` or ``b - alpha a`` adds, one of which is constant; or
+    ``beta a + b c``."""
     terms = constant_terms(step)
     if len(terms) != 1:
         return None
@@ -120,14 +138,16 @@ def constant_terms(step: Step) -> list[Any]:
 def _bias(step: Step) -> AddedConstant | None:
     """The constant ``(C,)`` that a call adds to what is otherwise linear in its input.
 
-    For a normalisation by running statistics it is ``beta - gamma mean / sqrt(var + eps)``: the shift by the running
-    mean counts, which the bias alone leaves out.
+    For a normalisation by running statistics it is ``beta - gamma mean / sqrt(var + eps)``: the
+    shift by the running mean counts, which the bias alone leaves out.
     """
     options = step.options
     bias = options.get("bias")
     mean = options.get("running_mean")
     variance = options.get("running_var")
-    of_batch = options.get("training", False) or options.get("use_input_stats", "training" not in options)
+    of_batch = options.get("training", False) or options.get(
+        "use_input_stats", "training" not in options
+    )
     if mean is not None and variance is not None and not of_batch:
         weight = options.get("weight")
         shift = mean * (variance + options.get("eps", 1e-5)).rsqrt()
@@ -137,7 +157,8 @@ def _bias(step: Step) -> AddedConstant | None:
         return None
     channels = step.call.info.channels
     last = channels is None and bias.ndim == 1
-    if channels is not None:  # the bias of a single channel is one number, but lies where the channel does
+    # the bias of a single channel is one number, but lies where the channel does
+    if channels is not None:
         ndim = options["input"].ndim
         bias = along(bias, ndim - channels % ndim)
     return AddedConstant(bias, GradientEdge(step.node, step.output), channels_last=last)

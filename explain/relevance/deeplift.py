@@ -1,9 +1,11 @@
-"""Back-propagated differences from a reference: DeepLIFT's multipliers, as gradients that are changed at each step.
+"""Back-propagated differences from a reference: DeepLIFT's multipliers, as gradients that are
+changed at each step.
 
-The network has been run on a reference too. At each step, the change of the result is shared out among the changes of
-what it was given: linear maps by the plain gradient, functions of one number by the slope between the two points
-(rescale), products by the mean of the other factor, maxima by who held them. So the multipliers times the differences
-of the input add up to the difference of the scores.
+The network has been run on a reference too. At each step, the change of the result is shared out
+among the changes of what it was given: linear maps by the plain gradient, functions of one number
+by the slope between the two points (rescale), products by the mean of the other factor, maxima by
+who held them. So the multipliers times the differences of the input add up to the difference of the
+scores.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +19,12 @@ from torch.autograd.graph import GradientEdge
 
 from explain._utils.errors import MethodError
 from explain.hooks import HookGroup
-from explain.relevance.nonlinear_rules import attention_scores, epsilon_of, normalised_rows, parameter_of
+from explain.relevance.nonlinear_rules import (
+    attention_scores,
+    epsilon_of,
+    normalised_rows,
+    parameter_of,
+)
 from explain.relevance.propagation import Answer, RelevanceFlow, consumers
 from explain.relevance.steps import Step
 
@@ -41,7 +48,10 @@ def propagate_differences(
         MethodError: the network takes another way for the reference.
     """
     if [step.function for step in steps] != [step.function for step in of_reference]:
-        raise MethodError("baseline of deeplift must run the operations of the photo, but does not; choose another")
+        raise MethodError(
+            "baseline of deeplift must run the operations of the photo, but does not; choose "
+            "another"
+        )
     nodes = consumers(score)
     flow = RelevanceFlow(group, count, ())
     for step, other in zip(steps, of_reference, strict=True):
@@ -54,13 +64,15 @@ def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
     """(y - y0) / (x - x0); NaN where x and its reference are as good as equal."""
     change = x - x0
     rounding = torch.finfo(x.dtype).eps
-    least = 1e-7 if rounding < 1e-6 else 8 * rounding  # in half precision, nothing is left of smaller changes
+    # in half precision, nothing is left of smaller changes
+    least = 1e-7 if rounding < 1e-6 else 8 * rounding
     near = change.abs() <= least * torch.maximum(x.abs(), x0.abs())
     return torch.where(near, torch.nan, (y - y0) / torch.where(near, 1, change))
 
 
 def _rescale(pair: StepPair, gradient: Tensor) -> dict[int, Answer]:
-    """A function of one number: the slope between the two points, and the plain gradient where they coincide."""
+    """A function of one number: the slope between the two points, and the plain gradient where they
+    coincide."""
     slope = _slope(*pair.given(0), pair.step.result.tensor, pair.of_reference.result.tensor).conj()
     of_point = slope.isnan()
 
@@ -68,7 +80,8 @@ def _rescale(pair: StepPair, gradient: Tensor) -> dict[int, Answer]:
         if torch.is_grad_enabled() and bool(of_point.any()):
             # As the two points part, the slope between them changes with both.
             plain = (plain + _through(pair.of_reference, gradient)) / 2
-        # Nothing is multiplied by NaN: the choice would hide that from the values, and not from their derivative.
+        # Nothing is multiplied by NaN: the choice would hide that from the values, and not from
+        # their derivative.
         return torch.where(of_point, plain, gradient * slope.masked_fill(of_point, 0))
 
     return {0: rescaled}
@@ -107,7 +120,8 @@ def _matrix_product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
 
 
 def _mean(factor: Tensor, of_reference: Tensor) -> Tensor:
-    """What gradients are multiplied by: the mean of a factor and the reference's, of complex numbers its conjugate."""
+    """What gradients are multiplied by: the mean of a factor and the reference's, of complex
+    numbers its conjugate."""
     return (factor + of_reference).conj() / 2
 
 
@@ -118,16 +132,20 @@ def _meeting(gradient: Tensor, value: Tensor) -> Tensor:
 
 
 def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
-    """The exponential of x less L, the logarithm of the sum of all exponentials: a function of one number.
+    """The exponential of x less L, the logarithm of the sum of all exponentials: a function of one
+    number.
 
-    Its slopes m are the logarithmic means of the two softmaxes. Softmaxes sum to one, so that the differences of x
-    times m add up to that of L times the sum of m: L shares itself out in proportion to m.
+    Its slopes m are the logarithmic means of the two softmaxes. Softmaxes sum to one, so that the
+    differences of x times m add up to that of L times the sum of m: L shares itself out in
+    proportion to m.
     """
     s = x.softmax(dim)
     s0 = x0.softmax(dim)
     change = x.log_softmax(dim) - x0.log_softmax(dim)
     ratio = torch.where(change.isnan(), 0, change).abs()  # of what is masked, NaN
-    slope = torch.maximum(s, s0) * torch.where(ratio == 0, 1, -torch.expm1(-ratio) / torch.where(ratio == 0, 1, ratio))
+    slope = torch.maximum(s, s0) * torch.where(
+        ratio == 0, 1, -torch.expm1(-ratio) / torch.where(ratio == 0, 1, ratio)
+    )
     sent = gradient * slope
     return sent - slope / slope.sum(dim, keepdim=True) * sent.sum(dim, keepdim=True)
 
@@ -137,14 +155,17 @@ def _attention(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     scores, scale = attention_scores(pair.step, q, k)
     scores0, _ = attention_scores(pair.step, q0, k0)
     weights = (scores.softmax(-1) + scores0.softmax(-1)) / 2
-    of_scores = _of_softmax(scores, scores0, -1, gradient @ ((v + v0) / 2).transpose(-2, -1)) * scale
+    of_scores = (
+        _of_softmax(scores, scores0, -1, gradient @ ((v + v0) / 2).transpose(-2, -1)) * scale
+    )
     of_query = of_scores @ (k + k0) / 2
     of_key = of_scores.transpose(-2, -1) @ (q + q0) / 2
     return {0: of_query, 1: of_key, 2: weights.transpose(-2, -1) @ gradient}
 
 
 def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """The mean is taken off, which is linear; then a product with the inverse root of the mean square."""
+    """The mean is taken off, which is linear; then a product with the inverse root of the mean
+    square."""
     step = pair.step
     x, x0 = pair.given(0)
     shape, dims = normalised_rows(step, x)
@@ -159,7 +180,8 @@ def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     square, square0 = (r.square().mean(dims, keepdim=True) + epsilon for r in (rows, rows0))
     inverse = square.rsqrt()
     inverse0 = square0.rsqrt()
-    slope = -(inverse * inverse0).square() / (inverse + inverse0)  # of the inverse root, between the two squares
+    # of the inverse root, between the two squares
+    slope = -(inverse * inverse0).square() / (inverse + inverse0)
     size = rows.numel() // square.numel()
     of_square = (arrived * (rows + rows0) / 2).sum(dims, keepdim=True) * slope
     sent = arrived * (inverse + inverse0) / 2 + of_square * (rows + rows0) / size
@@ -167,12 +189,17 @@ def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
 
 
 def _maximum(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    """Where the maximum rose, who holds it now made it so; where it fell, who held it for the reference."""
+    """Where the maximum rose, who holds it now made it so; where it fell, who held it for the
+    reference."""
     x, x0 = pair.given(0)
     if pair.step.function == "amax":
         return {0: _over_dimensions(x, x0, pair.step.options, gradient)}
     pool = getattr(F, pair.step.function)
-    options = {name: value for name, value in pair.step.options.items() if name not in ("input", "return_indices")}
+    options = {
+        name: value
+        for name, value in pair.step.options.items()
+        if name not in ("input", "return_indices")
+    }
     (y, at), (y0, at0) = (pool(each, **options, return_indices=True) for each in (x, x0))
     flat = x.flatten(2)
     flat0 = x0.flatten(2)
@@ -191,13 +218,17 @@ def _over_dimensions(x: Tensor, x0: Tensor, options: Mapping[str, Any], gradient
     return found.reshape(*rows.shape[:-1], *(x.shape[d] for d in dims)).movedim(ends, dims)
 
 
-def _to_holders(x: Tensor, x0: Tensor, held: Sequence[Any], held0: Sequence[Any], gradient: Tensor) -> Tensor:
+def _to_holders(
+    x: Tensor, x0: Tensor, held: Sequence[Any], held0: Sequence[Any], gradient: Tensor
+) -> Tensor:
     """From the maxima's values and places, along the last dimension."""
     y, at = held
     y0, at0 = held0
     places = torch.where(y >= y0, at, at0)
     slope = _slope(x.gather(-1, places), x0.gather(-1, places), y, y0)
-    return torch.zeros_like(x).scatter_add(-1, places, gradient * torch.where(slope.isnan(), 1, slope))
+    return torch.zeros_like(x).scatter_add(
+        -1, places, gradient * torch.where(slope.isnan(), 1, slope)
+    )
 
 
 _BACK: dict[str, Callable[[StepPair, Tensor], Mapping[int, Any]]] = {
@@ -206,7 +237,9 @@ _BACK: dict[str, Callable[[StepPair, Tensor], Mapping[int, Any]]] = {
     "product": _product,
     "quotient": _quotient,
     "matrixproduct": _matrix_product,
-    "softmax": lambda pair, gradient: {0: _of_softmax(*pair.given(0), pair.step.options["dim"], gradient)},
+    "softmax": lambda pair, gradient: {
+        0: _of_softmax(*pair.given(0), pair.step.options["dim"], gradient)
+    },
     "attention": _attention,
     "deviation": _deviation,
     "maximum": _maximum,

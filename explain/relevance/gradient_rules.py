@@ -1,8 +1,10 @@
-"""Rules for gradients: what a backward pass does at an operation such as a ReLU, instead of what autograd would do.
+"""Rules for gradients: what a backward pass does at an operation such as a ReLU, instead of what
+autograd would do.
 
-A rule is a frozen value that says which operations it covers and what replaces their gradients. `apply_rule` puts it on
-the Nodes of the graph, so it acts on modules, functions and in-place methods alike, and no module is touched. Which
-Nodes are rectifiers is found in the forward pass, by `explain.relevance.operations`.
+A rule is a frozen value that says which operations it covers and what replaces their gradients.
+`apply_rule` puts it on the Nodes of the graph, so it acts on modules, functions and in-place
+methods alike, and no module is touched. Which Nodes are rectifiers is found in the forward pass, by
+`explain.relevance.operations`.
 """
 
 from collections import Counter
@@ -33,37 +35,51 @@ class Rule(Hashable, Protocol):
 
     def covers(self, operation: Operation) -> bool: ...
 
-    def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        """Return the new input gradients of an operation, from autograd's and from the gradients of its outputs."""
+    def backward(
+        self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients
+    ) -> Gradients:
+        """Return the new input gradients of an operation, from autograd's and from the gradients of
+        its outputs."""
         ...
 
 
 @dataclass(frozen=True)
 class Guided:
-    """Springenberg et al., 2014: only the positive part of the gradient passes back through a rectifier."""
+    """Springenberg et al., 2014: only the positive part of the gradient passes back through a
+    rectifier."""
 
     name: ClassVar[str] = "guided"
 
     def covers(self, operation: Operation) -> bool:
         return operation.rectifies
 
-    def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        return tuple(_positive(operation, g) if i in operation.inputs else g for i, g in enumerate(grad_inputs))
+    def backward(
+        self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients
+    ) -> Gradients:
+        return tuple(
+            _positive(operation, g) if i in operation.inputs else g
+            for i, g in enumerate(grad_inputs)
+        )
 
 
 class Deconvnet(Guided):
-    """Zeiler and Fergus, 2014: the positive part of the gradient passes back, whatever the rectifier's input."""
+    """Zeiler and Fergus, 2014: the positive part of the gradient passes back, whatever the
+    rectifier's input."""
 
     name: ClassVar[str] = "deconvnet"
 
-    def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+    def backward(
+        self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients
+    ) -> Gradients:
         arrived = grad_outputs[0]
         sent = list(grad_inputs)
         waiting = _positive(operation, arrived)
         for i in operation.inputs:
             gradient = grad_inputs[i] if i < len(sent) else None
             if gradient is not None:  # two inputs that both are what is rectified get it once
-                sent[i], waiting = (torch.zeros_like(gradient), None) if waiting is None else (waiting, None)
+                sent[i], waiting = (
+                    (torch.zeros_like(gradient), None) if waiting is None else (waiting, None)
+                )
         return tuple(sent)
 
 
@@ -78,8 +94,8 @@ def _positive(operation: Operation, gradient: Tensor | None) -> Tensor | None:
 class Coverage:
     """How many operations of each kind a rule acted on, and how many it could not inspect.
 
-    Under a ``composite``, ``by_rule`` has the operations by the rule that covered them, and ``taken`` ``(N,)`` what
-    was taken out of each image's relevance on its way, by its cause.
+    Under a ``composite``, ``by_rule`` has the operations by the rule that covered them, and
+    ``taken`` ``(N,)`` what was taken out of each image's relevance on its way, by its cause.
     """
 
     covered: Mapping[str, int] = field(default_factory=dict)
@@ -98,7 +114,9 @@ def _counted(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
 
 
-def apply_rule(rule: Rule, group: HookGroup, score: Tensor, noted: Mapping[Node, Operation]) -> Coverage:
+def apply_rule(
+    rule: Rule, group: HookGroup, score: Tensor, noted: Mapping[Node, Operation]
+) -> Coverage:
     """Make the next backward pass from ``score`` follow a rule, for as long as ``group`` lasts."""
     covered = Counter[str]()
     missed = Counter[str]()
@@ -118,13 +136,16 @@ def uninspected(score: Tensor, noted: Mapping[Node, Operation]) -> Coverage:
 
 
 class ZeroLeaves(Tracer):
-    """Zero leaves at attention that the explained input does not reach, so that a backward pass can.
+    """Zero leaves at attention that the explained input does not reach, so that a backward pass
+    can.
 
-    Words attend to each other before they meet a photo. A backward pass to the photo does not reach that attention,
-    and with frozen weights there is not even a graph. So zeros that require a gradient are added to the input of such
-    an attention: a pass that goes to them as well finds the gradient there.
+    Words attend to each other before they meet a photo. A backward pass to the photo does not reach
+    that attention, and with frozen weights there is not even a graph. So zeros that require a
+    gradient are added to the input of such an attention: a pass that goes to them as well finds the
+    gradient there.
 
-    It adds zeros to what softmaxes and attentions are given that ``sources`` do not reach; ``leaves`` has them.
+    It adds zeros to what softmaxes and attentions are given that ``sources`` do not reach;
+    ``leaves`` has them.
 
     >>> photo, words = torch.zeros(2, requires_grad=True), torch.zeros(2)
     >>> with ZeroLeaves([photo]) as recorder:
@@ -138,7 +159,10 @@ class ZeroLeaves(Tracer):
         self._dependence = Dependence(sources)
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if operation_name(func) in ("softmax", "scaled_dot_product_attention") and torch.is_grad_enabled():
+        if (
+            operation_name(func) in ("softmax", "scaled_dot_product_attention")
+            and torch.is_grad_enabled()
+        ):
             given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
             reached = any(map(self._dependence.of, given))
             if args and args[0] is given[0] and not reached:

@@ -1,13 +1,15 @@
-"""What happens to the input before the first map: flips, crops, zooms, normalisations, read from the autograd graph.
+"""What happens to the input before the first map: flips, crops, zooms, normalisations, read from
+the autograd graph.
 
-Rules at the input give relevance to the values that the first map is given. Each of these goes back to the pixels that
-it was made of: all of it to one pixel, where values were only moved, or scaled and shifted in place; where values were
-mixed (by interpolation, or grey made of three colours), in proportion to the size of the weights. The range of the
-input is brought forward in the same way.
+Rules at the input give relevance to the values that the first map is given. Each of these goes back
+to the pixels that it was made of: all of it to one pixel, where values were only moved, or scaled
+and shifted in place; where values were mixed (by interpolation, or grey made of three colours), in
+proportion to the size of the weights. The range of the input is brought forward in the same way.
 
-What is computed from the whole of a picture and spread over it (its mean, its deviation) is a constant, as in other
-rules. With the derivative J of an operation, relevance R goes back as w |J|' (R / |J| w), where w is what was brought
-forward from ones. That needs no operation to be known by its name.
+What is computed from the whole of a picture and spread over it (its mean, its deviation) is a
+constant, as in other rules. With the derivative J of an operation, relevance R goes back as w |J|'
+(R / |J| w), where w is what was brought forward from ones. That needs no operation to be known by
+its name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +28,13 @@ Edge = tuple[Node, int]
 Values = dict[Edge, Tensor]
 _SAME = ("_Gate", "_Entrance", "BackwardHookFunction", "CloneBackward")
 """What gives what it is given: copies, and what hooks put into the graph."""
-_NORMALISATIONS = ("NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
+_NORMALISATIONS = (
+    "NativeLayerNorm",
+    "NativeGroupNorm",
+    "NativeBatchNorm",
+    "CudnnBatchNorm",
+    "MiopenBatchNorm",
+)
 
 
 class _Unknown(Exception):  # noqa: N818 (no error: it is answered by another way)
@@ -37,7 +45,8 @@ class _Unknown(Exception):  # noqa: N818 (no error: it is answered by another wa
 class _Operation:
     """One Node, and those of its inputs that lead to the sources.
 
-    ``slopes`` are the derivatives of inputs that it changes place by place, and ``sizes`` what their sizes are taken to
+    ``slopes`` are the derivatives of inputs that it changes place by place, and ``sizes`` what
+    their sizes are taken to
     be: those of the first call of `forward`, for the weights that arrive there.
     """
 
@@ -50,11 +59,15 @@ class _Operation:
         slopes = {place: self._slope(place, edge) for place, edge in self.edges.items()}
         self.slopes = {place: slope for place, slope in slopes.items() if slope is not None}
         signals = [place for place in self.slopes if not self._is_spread(place)]
-        if len(self.edges) > 1 and signals:  # beside a signal, what is the same everywhere is a constant
-            self.edges = {p: e for p, e in self.edges.items() if p in signals or p not in self.slopes}
+        # beside a signal, what is the same everywhere is a constant
+        if len(self.edges) > 1 and signals:
+            self.edges = {
+                p: e for p, e in self.edges.items() if p in signals or p not in self.slopes
+            }
 
     def _slope(self, place: int, edge: Edge) -> Tensor | None:
-        """The derivative in one input, if each value of the result is made of the value in its place."""
+        """The derivative in one input, if each value of the result is made of the value in its
+        place."""
         ones = _ones((self.node, 0))
         otherwise = ones if self.node.name().startswith(_NORMALISATIONS) else None
         if len(self.node._input_metadata) != 1:
@@ -78,19 +91,28 @@ class _Operation:
 
     def forward(self, given: Values, *, sizes: bool) -> Iterator[tuple[Edge, Tensor]]:
         """The derivative times what is given; with ``sizes``, by the size of the slopes."""
-        total = [torch.zeros_like(_ones((self.node, i))) for i in range(len(self.node._input_metadata))]
+        total = [
+            torch.zeros_like(_ones((self.node, i))) for i in range(len(self.node._input_metadata))
+        ]
         for place, edge in self.edges.items():
             value = given[edge]
             if place in self.slopes:
-                total[0] = total[0] + (self._size(place, value) if sizes else self.slopes[place]) * value
+                total[0] = (
+                    total[0] + (self._size(place, value) if sizes else self.slopes[place]) * value
+                )
                 continue
             with torch.enable_grad():
                 dual = [t.clone().requires_grad_() for t in map(torch.zeros_like, total)]
                 made = self._back(dual)[place]
             if made is None or not made.requires_grad:
                 raise _Unknown
-            parts = torch.autograd.grad(made, dual, value.expand_as(made).to(made.dtype), allow_unused=True)
-            found = [torch.zeros_like(t) if part is None else part for t, part in zip(total, parts, strict=True)]
+            parts = torch.autograd.grad(
+                made, dual, value.expand_as(made).to(made.dtype), allow_unused=True
+            )
+            found = [
+                torch.zeros_like(t) if part is None else part
+                for t, part in zip(total, parts, strict=True)
+            ]
             if sizes and any(bool(((f != 0) & (f.abs() <= _rounding(value))).any()) for f in found):
                 raise _Unknown  # weights of both signs that add up to nothing, as a softmax has
             total = [t + f for t, f in zip(total, found, strict=True)]
@@ -109,10 +131,11 @@ class _Operation:
                 yield edge, found.sum_to_size(_shape(edge))
 
     def _size(self, place: int, weights: Tensor) -> Tensor:
-        """The size of a slope; of a lone input, it is never quite zero: what a clamp has cut off keeps its place.
+        """The size of a slope; of a lone input, it is never quite zero: what a clamp has cut off
+        keeps its place.
 
-        What it makes of the weights is at least a small part of the largest: one clamp after another would otherwise
-        leave weights that cannot be told from rounding errors.
+        What it makes of the weights is at least a small part of the largest: one clamp after
+        another would otherwise leave weights that cannot be told from rounding errors.
         """
         if place not in self.sizes:
             size = self.slopes[place].abs()
@@ -126,7 +149,8 @@ class _Operation:
 
 
 class Prefix:
-    """What lies between the explained inputs and what a map is given, ``node`` being where the gradient leaves it.
+    """What lies between the explained inputs and what a map is given, ``node`` being where the
+    gradient leaves it.
 
     >>> x = torch.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
     >>> y = (2 * x.flip(1))[:, :2] - 1
@@ -137,17 +161,21 @@ class Prefix:
     [[[0.0, 7.0, 5.0]]]
     """
 
-    def __init__(self, end: Edge, sources: Mapping[Edge, int], operations: Sequence[_Operation]) -> None:
+    def __init__(
+        self, end: Edge, sources: Mapping[Edge, int], operations: Sequence[_Operation]
+    ) -> None:
         self._end = end
         self._sources = sources
         self._operations = operations
         self._weights = self._forward({edge: _ones(edge) for edge in sources}, sizes=True)
         self.outside = self._weights == 0
-        """Which values that the map is given are made of no pixel, but of constants: padding, for one."""
+        """Which values that the map is given are made of no pixel, but of constants: padding, for
+        one."""
 
     @classmethod
     def to(cls, node: Node | None, sources: Sequence[Tensor]) -> "Prefix | None":
-        """The prefix of a map; None where it cannot be followed: through functions written by hand, for one."""
+        """The prefix of a map; None where it cannot be followed: through functions written by hand,
+        for one."""
         if node is None:
             return None
         try:
@@ -159,21 +187,30 @@ class Prefix:
             edges = [end, *(edge for operation in operations for edge in operation.edges.values())]
             places = {edge: _place(edge[0], sources) for edge in edges}
             return cls(end, {edge: i for edge, i in places.items() if i is not None}, operations)
-        except (_Unknown, RuntimeError, NotImplementedError):  # what has no second derivative, for one
+        # what has no second derivative, for one
+        except (_Unknown, RuntimeError, NotImplementedError):
             return None
 
     def back(self, relevance: Tensor) -> dict[int, Tensor]:
         """The relevance of the sources, by their place, from that of what the map is given."""
-        share = torch.where(self.outside, 0, relevance / torch.where(self.outside, 1, self._weights))
+        share = torch.where(
+            self.outside, 0, relevance / torch.where(self.outside, 1, self._weights)
+        )
         arrived: Values = {self._end: share}
         for operation in reversed(self._operations):
             for edge, part in operation.back(arrived):
                 arrived[edge] = arrived[edge] + part if edge in arrived else part
         return {place: arrived[edge] for edge, place in self._sources.items() if edge in arrived}
 
-    def range(self, x: Tensor, sources: Sequence[Tensor], ends: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
-        """The least and largest values that the map can be given, where it was given x, from those of each source."""
-        middle = {e: (ends[i][0] + ends[i][1]) / 2 - detached(sources[i]) for e, i in self._sources.items()}
+    def range(
+        self, x: Tensor, sources: Sequence[Tensor], ends: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """The least and largest values that the map can be given, where it was given x, from those
+        of each source."""
+        middle = {
+            e: (ends[i][0] + ends[i][1]) / 2 - detached(sources[i])
+            for e, i in self._sources.items()
+        }
         half = {e: (ends[i][1] - ends[i][0]) / 2 for e, i in self._sources.items()}
         middle_of_x = detached(x) + self._forward(middle, sizes=False)
         half_of_x = self._forward(half, sizes=True)
@@ -187,8 +224,13 @@ class Prefix:
 
 
 def _through(node: Node | None, output: int, reach: Reach) -> Edge:
-    """An edge, behind what gives what it is given; a source that is a copy itself is not looked through."""
-    while node is not None and node.name().startswith(_SAME) and reach.of(node.next_functions[output][0]):
+    """An edge, behind what gives what it is given; a source that is a copy itself is not looked
+    through."""
+    while (
+        node is not None
+        and node.name().startswith(_SAME)
+        and reach.of(node.next_functions[output][0])
+    ):
         node, output = node.next_functions[output]
     if node is None:
         raise _Unknown
@@ -197,7 +239,10 @@ def _through(node: Node | None, output: int, reach: Reach) -> Edge:
 
 def _place(node: Node, sources: Sequence[Tensor]) -> int | None:
     variable = getattr(node, "variable", None)
-    return next((i for i, source in enumerate(sources) if source is variable or source.grad_fn is node), None)
+    return next(
+        (i for i, source in enumerate(sources) if source is variable or source.grad_fn is node),
+        None,
+    )
 
 
 def _operations(end: Edge, reach: Reach) -> Iterator[_Operation]:
@@ -210,10 +255,17 @@ def _operations(end: Edge, reach: Reach) -> Iterator[_Operation]:
             yield operation
         elif node not in done and node.next_functions:
             done.add(node)
-            if isinstance(node, BackwardCFunction) or any(o.dtype.is_complex for o in node._input_metadata):
+            if isinstance(node, BackwardCFunction) or any(
+                o.dtype.is_complex for o in node._input_metadata
+            ):
                 raise _Unknown
             found = _Operation(
-                node, {i: _through(*n, reach) for i, n in enumerate(node.next_functions) if reach.of(n[0])}
+                node,
+                {
+                    i: _through(*n, reach)
+                    for i, n in enumerate(node.next_functions)
+                    if reach.of(n[0])
+                },
             )
             if found.edges:  # a source that was computed has none
                 waiting.append((node, found))

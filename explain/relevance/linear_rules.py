@@ -1,9 +1,10 @@
 """Rules for linear maps z = W x + b: how the relevance of z is shared out among x.
 
-Each is written from its paper. Relevance is value times gradient; so with R = z g for the gradient g that arrives, a
-rule sends back the gradient with which x times gradient is the share of x. Denominators are stabilised as
-z + e sign(z), where sign(0) = 1 and e is epsilon times the mean size of the layer's denominators for the same image, so
-that units make no difference. With ``absolute``, e is epsilon, as in Captum and zennit.
+Each is written from its paper. Relevance is value times gradient; so with R = z g for the gradient
+g that arrives, a rule sends back the gradient with which x times gradient is the share of x.
+Denominators are stabilised as z + e sign(z), where sign(0) = 1 and e is epsilon times the mean size
+of the layer's denominators for the same image, so that units make no difference. With ``absolute``,
+e is epsilon, as in Captum and zennit.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ class _Stabilised(LinearRule):
 
 
 class Gradient(LinearRule):
-    """LRP-0 (Bach et al., 2015): in proportion to what each input contributes. It is the plain gradient."""
+    """LRP-0 (Bach et al., 2015): in proportion to what each input contributes. It is the plain
+    gradient."""
 
     def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         _take(of, flow, gradient, of.linear.bias)
@@ -45,14 +47,16 @@ class Gradient(LinearRule):
 class Epsilon(_Stabilised):
     """LRP-epsilon (Bach et al., 2015): R_j = sum_k x_j w_jk / (z_k + e sign(z_k)) R_k.
 
-    e is ``epsilon`` times the mean size of the layer's z of the same image; with ``absolute``, it is ``epsilon``.
+    e is ``epsilon`` times the mean size of the layer's z of the same image; with ``absolute``, it
+    is ``epsilon``.
     """
 
     epsilon: float = 1e-6
     absolute: bool = False
 
     def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        """With R = z g, what is sent back is ``g z / (z + e sign(z))``, which is ``g - g e / (abs(z) + e)``."""
+        """With R = z g, what is sent back is ``g z / (z + e sign(z))``, which is ``g - g e /
+        (abs(z) + e)``."""
         if not self.epsilon:
             return Gradient().back(of, gradient, flow)
         linear = of.linear
@@ -67,7 +71,8 @@ class Epsilon(_Stabilised):
 
 @dataclass(frozen=True)
 class AlphaBeta(_Stabilised):
-    """LRP-alpha-beta (Bach et al., 2015): R_j = sum_k (alpha c+_jk / z+_k - beta c-_jk / z-_k) R_k, c_jk = x_j w_jk.
+    """LRP-alpha-beta (Bach et al., 2015): R_j = sum_k (alpha c+_jk / z+_k - beta c-_jk / z-_k) R_k,
+    c_jk = x_j w_jk.
 
     alpha - beta must be 1. Positive and negative parts of the bias belong to z+ and z-.
     """
@@ -83,7 +88,9 @@ class AlphaBeta(_Stabilised):
         super().__post_init__()
         if abs(self.alpha - self.beta - 1) > 1e-6:
             got = f"{self.alpha:g} - {self.beta:g}; take beta={self.alpha - 1:g}"
-            raise MethodError(f"alpha - beta of AlphaBeta must be 1 for relevance to be conserved, got {got}")
+            raise MethodError(
+                f"alpha - beta of AlphaBeta must be 1 for relevance to be conserved, got {got}"
+            )
 
     @property
     def name(self) -> str:
@@ -92,10 +99,15 @@ class AlphaBeta(_Stabilised):
     def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         relevance = gradient * of.result.tensor
         found = self._part(of, relevance, self.alpha, flow, sign=1)
-        return found.add_(self._part(of, relevance, -self.beta, flow, sign=-1)) if self.beta else found
+        return (
+            found.add_(self._part(of, relevance, -self.beta, flow, sign=-1)) if self.beta else found
+        )
 
-    def _part(self, of: Step, relevance: Tensor, factor: float, flow: RelevanceFlow, sign: int) -> Tensor:
-        """What positive contributions get, or with sign -1 negative ones: their shares of a multiple of relevance.
+    def _part(
+        self, of: Step, relevance: Tensor, factor: float, flow: RelevanceFlow, sign: int
+    ) -> Tensor:
+        """What positive contributions get, or with sign -1 negative ones: their shares of a
+        multiple of relevance.
 
         Where there are no contributions of the sign, nobody gets any.
         """
@@ -125,11 +137,12 @@ def ZPlus(epsilon: float = 1e-6, *, bias: bool = True, absolute: bool = False) -
 
 @dataclass(frozen=True)
 class Gamma(_Stabilised):
-    """LRP-gamma (Montavon et al., 2019), in the form for inputs of both signs (Andéol et al., 2021).
+    """LRP-gamma (Montavon et al., 2019), in the form for inputs of both signs (Andéol et al.,
+    2021).
 
-    R_j = sum_k (c_jk + gamma c'_jk) / (z_k + gamma z'_k) R_k, where c' and z' are the parts of c_jk = x_j w_jk and of
-    the bias that have the sign of z_k. With ``c' = (c + sign(z) |c|) / 2``, the map of sizes ``|W| |x| + |b|`` is
-    all that has to be run besides.
+    R_j = sum_k (c_jk + gamma c'_jk) / (z_k + gamma z'_k) R_k, where c' and z' are the parts of c_jk
+    = x_j w_jk and of the bias that have the sign of z_k. With ``c' = (c + sign(z) |c|) / 2``, the
+    map of sizes ``|W| |x| + |b|`` is all that has to be run besides.
     """
 
     gamma: float = 0.25
@@ -173,9 +186,9 @@ class Gamma(_Stabilised):
 class _AtInput(_Stabilised):
     """A rule for the first map, which gives relevance itself: its shares are no multiples of x.
 
-    The sources get the relevance as a deposit, in the places that `Prefix` leads back to; what belongs to constants, as
-    to padding, is taken. Where no prefix can be followed, the gradient is relevance over x, and what belongs to x = 0
-    is taken.
+    The sources get the relevance as a deposit, in the places that `Prefix` leads back to; what
+    belongs to constants, as to padding, is taken. Where no prefix can be followed, the gradient is
+    relevance over x, and what belongs to x = 0 is taken.
     """
 
     def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
@@ -191,11 +204,14 @@ class _AtInput(_Stabilised):
             return torch.zeros_like(x)
         return flow.per_value(shares, x)
 
-    def shares(self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
+    def shares(
+        self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
+    ) -> Tensor:
         raise NotImplementedError
 
     def _quotient(self, relevance: Tensor, z: Tensor, flow: RelevanceFlow) -> Tensor:
-        """Relevance over the stabilised z; where z is zero nobody contributes, so that nobody gets any."""
+        """Relevance over the stabilised z; where z is zero nobody contributes, so that nobody gets
+        any."""
         added = torch.copysign(torch.as_tensor(self._small(flow, z)).to(z), z)
         none = z == 0
         share = (relevance / (z + added)).masked_fill_(none, 0)
@@ -212,15 +228,20 @@ class _ByWeights(_AtInput):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    def _by_weights(self, of: Step, weight: Tensor, relevance: Tensor, flow: RelevanceFlow) -> Tensor:
+    def _by_weights(
+        self, of: Step, weight: Tensor, relevance: Tensor, flow: RelevanceFlow
+    ) -> Tensor:
         z = of.linear.run(torch.ones_like(of.x.tensor), weight, None)
         return of.linear.backward(self._quotient(relevance, z, flow), of.x.tensor, weight)
 
 
 class Flat(_ByWeights):
-    """The flat rule (Bach et al., 2016): every input of a unit gets the same share, whatever x and w."""
+    """The flat rule (Bach et al., 2016): every input of a unit gets the same share, whatever x and
+    w."""
 
-    def shares(self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
+    def shares(
+        self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
+    ) -> Tensor:
         linear = of.linear
         x = of.x.tensor
         if not linear.alike:
@@ -236,17 +257,20 @@ class Flat(_ByWeights):
 class WSquare(_ByWeights):
     """The w² rule (Montavon et al., 2017): in proportion to the squared weights."""
 
-    def shares(self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
+    def shares(
+        self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
+    ) -> Tensor:
         return self._by_weights(of, of.linear.weight.square(), relevance, flow)
 
 
 @dataclass(frozen=True)
 class ZBox(_AtInput):
-    """The z^B rule (Montavon et al., 2017): R_j = sum_k (x_j w_jk - l_j w+_jk - h_j w-_jk) / (their sum) R_k.
+    """The z^B rule (Montavon et al., 2017): R_j = sum_k (x_j w_jk - l_j w+_jk - h_j w-_jk) / (their
+    sum) R_k.
 
-    ``low`` and ``high`` are the least and largest values that the network's input can have, one for each channel or one
-    for all; what is done to it before the map is done to them. None takes the least and largest that the map is given
-    of the image, of convolutions channel by channel.
+    ``low`` and ``high`` are the least and largest values that the network's input can have, one for
+    each channel or one for all; what is done to it before the map is done to them. None takes the
+    least and largest that the map is given of the image, of convolutions channel by channel.
     """
 
     low: tuple[float, ...] | None = None
@@ -254,7 +278,9 @@ class ZBox(_AtInput):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    def shares(self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
+    def shares(
+        self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
+    ) -> Tensor:
         linear = of.linear
         x = of.x.tensor
         ends = self._range(of, flow, prefix)
@@ -271,13 +297,18 @@ class ZBox(_AtInput):
         x = of.x.tensor
         channels = of.linear.channels
         if self.low is None or self.high is None:
-            # Of a convolution that is given a single picture, there are no rows before the channels.
-            apart = range(x.ndim + channels + 1) if of.kind == "convolution" else (flow.images_in(x),)
+            # Of a convolution that is given a single picture, there are no rows before the
+            # channels.
+            apart = (
+                range(x.ndim + channels + 1) if of.kind == "convolution" else (flow.images_in(x),)
+            )
             dims = tuple(d for d in range(x.ndim) if d not in apart)
             return x.amin(dims, keepdim=True).expand_as(x), x.amax(dims, keepdim=True).expand_as(x)
         if prefix is None:
             return _laid(self.low, x, x.ndim + channels), _laid(self.high, x, x.ndim + channels)
-        ends = [(_laid(self.low, source, 1), _laid(self.high, source, 1)) for source in flow.sources]
+        ends = [
+            (_laid(self.low, source, 1), _laid(self.high, source, 1)) for source in flow.sources
+        ]
         return prefix.range(x, flow.sources, ends)
 
 
@@ -285,7 +316,10 @@ def _laid(numbers: tuple[float, ...], like: Tensor, channels: int) -> Tensor:
     """One number for all, or one for each channel, in the shape of a tensor."""
     count = like.shape[channels] if like.ndim > channels else 1
     if len(numbers) not in (1, count):
-        raise MethodError(f"low and high must have a number for each of {count} channels, got {len(numbers)}; give one")
+        raise MethodError(
+            f"low and high must have a number for each of {count} channels, got {len(numbers)}; "
+            "give one"
+        )
     shape = [-1 if d == channels and len(numbers) > 1 else 1 for d in range(like.ndim)]
     return torch.tensor(numbers).to(like).reshape(shape).expand_as(like)
 
@@ -313,10 +347,15 @@ def _run(of: Step, parts: list[tuple[Tensor, Tensor]], bias: Tensor | None) -> T
 
 
 def _take(
-    of: Step, flow: RelevanceFlow, share: Tensor, bias: Tensor | None, small: Tensor | float | None = None
+    of: Step,
+    flow: RelevanceFlow,
+    share: Tensor,
+    bias: Tensor | None,
+    small: Tensor | float | None = None,
 ) -> None:
     """Take what the bias and the stabiliser get of a share of relevance."""
-    # Both are the same for all that lies behind the dimension of the channels, unless images lie there.
+    # Both are the same for all that lies behind the dimension of the channels, unless images lie
+    # there.
     dims = tuple(range(of.linear.channels + 1, 0))
     images = of.images
     if dims and (images is None or all(images.shape[d] == 1 for d in dims)):

@@ -1,8 +1,9 @@
-"""Rules for the steps of a network that are no linear maps: products, activations, softmax, normalisations, sums.
+"""Rules for the steps of a network that are no linear maps: products, activations, softmax,
+normalisations, sums.
 
-Relevance is value times gradient: where a pass-through rule passes on, place by place, what a step gets, the gradient
-that leaves is the one that arrives, times what the step gave over what it was given. These rules are of the first
-transformer attribution.
+Relevance is value times gradient: where a pass-through rule passes on, place by place, what a step
+gets, the gradient that leaves is the one that arrives, times what the step gave over what it was
+given. These rules are of the first transformer attribution.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,13 +20,21 @@ from explain.hooks.preserve import detached
 from explain.relevance.batch_layout import numbers_of
 from explain.relevance.calls import Call, along
 from explain.relevance.constants import constant_terms
-from explain.relevance.propagation import Answer, RelevanceFlow, RelevanceRule, Sent, relevance_of, send_nothing
+from explain.relevance.propagation import (
+    Answer,
+    RelevanceFlow,
+    RelevanceRule,
+    Sent,
+    relevance_of,
+    send_nothing,
+)
 from explain.relevance.steps import Step
 
 
 @dataclass(frozen=True)
 class Uniform(RelevanceRule):
-    """Factors get equal shares (Achtibat et al., 2024); gates and denominators are constants (Arras et al., 2017).
+    """Factors get equal shares (Achtibat et al., 2024); gates and denominators are constants (Arras
+    et al., 2017).
 
     So are the weights of attention, if they are ``constant``.
     """
@@ -46,7 +55,8 @@ class Uniform(RelevanceRule):
 
 
 class ActivationPassThrough(RelevanceRule):
-    """An activation passes relevance on unchanged (Bach et al., 2015): its slope is that of the line from zero.
+    """An activation passes relevance on unchanged (Bach et al., 2015): its slope is that of the
+    line from zero.
 
     Where f(0) is not zero, f(0) counts as a bias and absorbs its share of the relevance.
     """
@@ -66,8 +76,13 @@ class ActivationPassThrough(RelevanceRule):
         def from_zero(plain: Tensor) -> Tensor:
             """What arrives, times the slope of the line from zero; at zero, the plain gradient."""
             line = torch.div(y if at_zero is None else y - at_zero, torch.where(x == 0, 1, x))
-            sent = torch.where(x == 0, plain, line.mul_(gradient) if line.dtype == gradient.dtype else line * gradient)
-            if not bool(sent.sum().isfinite()):  # of a value that is infinite, nothing is sent where nothing arrives
+            sent = torch.where(
+                x == 0,
+                plain,
+                line.mul_(gradient) if line.dtype == gradient.dtype else line * gradient,
+            )
+            # of a value that is infinite, nothing is sent where nothing arrives
+            if not bool(sent.sum().isfinite()):
                 sent = torch.where(gradient == 0, 0, sent)
             return sent
 
@@ -75,7 +90,8 @@ class ActivationPassThrough(RelevanceRule):
 
 
 def _at_zero(call: Call, x: Tensor) -> Tensor | None:
-    """What an activation makes of zero, in a shape that meets its result, and 0 where it is not finite; None for 0."""
+    """What an activation makes of zero, in a shape that meets its result, and 0 where it is not
+    finite; None for 0."""
     apart = call.out_of_place() if call.in_place else call
     if apart is None:
         return None
@@ -84,7 +100,8 @@ def _at_zero(call: Call, x: Tensor) -> Tensor | None:
 
 
 class ConstantWeights(RelevanceRule):
-    """The weights of attention are constants (Ali et al., 2022): nothing goes on through the softmax."""
+    """The weights of attention are constants (Ali et al., 2022): nothing goes on through the
+    softmax."""
 
     name: ClassVar[str] = "constant"
 
@@ -99,8 +116,8 @@ class ConstantWeights(RelevanceRule):
 class Taylor(RelevanceRule):
     """The softmax by its first derivative (Achtibat et al., 2024): R_i = x_i (R_i - s_i sum_j R_j).
 
-    It is the plain gradient, and does not conserve: what is missing is taken by the softmax. In attention, the two
-    products share equally between their factors.
+    It is the plain gradient, and does not conserve: what is missing is taken by the softmax. In
+    attention, the two products share equally between their factors.
     """
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
@@ -121,22 +138,27 @@ class Taylor(RelevanceRule):
 
     @staticmethod
     def _of_softmax(s: Tensor, gradient: Tensor, plain: Tensor, flow: RelevanceFlow) -> Tensor:
-        # The gradients of a row add up to zero, so log s does for x, which differs by the same number in a row.
+        # The gradients of a row add up to zero, so log s does for x, which differs by the same
+        # number in a row.
         flow.take("softmax", s * gradient - torch.where(s > 0, s, 1).log() * plain)
         return plain
 
 
 def attention_scores(step: Step, query: Tensor, key: Tensor) -> tuple[Tensor, float]:
-    """The scores of a fused attention, lowest where the mask keeps keys from queries; and what they are scaled by."""
+    """The scores of a fused attention, lowest where the mask keeps keys from queries; and what they
+    are scaled by."""
     options = step.options
     scale: float = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
     causal = bool(options.get("is_causal"))
-    scores = fused_scores(query, key, options.get("attn_mask"), causal, scale, torch.finfo(query.dtype).min)
+    scores = fused_scores(
+        query, key, options.get("attn_mask"), causal, scale, torch.finfo(query.dtype).min
+    )
     return scores, scale
 
 
 class ConstantDeviation(RelevanceRule):
-    """Normalisations divide by a constant (Ali et al., 2022): the deviation is not differentiated, the mean is."""
+    """Normalisations divide by a constant (Ali et al., 2022): the deviation is not differentiated,
+    the mean is."""
 
     name: ClassVar[str] = "constant deviation"
 
@@ -160,7 +182,8 @@ def parameter_of(step: Step, name: str) -> Tensor | None:
 
 
 def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
-    """The shape in which a normalisation sees a tensor, and the dimensions that it normalises over."""
+    """The shape in which a normalisation sees a tensor, and the dimensions that it normalises
+    over."""
     if step.function in ("layer_norm", "rms_norm"):
         return x.shape, tuple(range(-len(step.options["normalized_shape"]), 0))
     groups = step.options.get("num_groups", x.shape[1])
@@ -202,10 +225,12 @@ def _inverse_deviation(rows: Tensor, dims: tuple[int, ...], epsilon: float) -> T
 
 
 class NoRule(RelevanceRule):
-    """An operation that no rule knows: the plain gradient, and an account of what is lost, by its name.
+    """An operation that no rule knows: the plain gradient, and an account of what is lost, by its
+    name.
 
-    Relevance is value times gradient. So what is lost is the result times the gradient that arrives, less what was
-    given times the gradients that leave: nothing, where the operation is linear or a choice among values.
+    Relevance is value times gradient. So what is lost is the result times the gradient that
+    arrives, less what was given times the gradients that leave: nothing, where the operation is
+    linear or a choice among values.
     """
 
     name: ClassVar[str] = "gradient"
@@ -225,7 +250,8 @@ class NoRule(RelevanceRule):
 
 
 class ConstantTerms(RelevanceRule):
-    """What is added to a signal takes what belongs to it; the signals get theirs by the plain gradient."""
+    """What is added to a signal takes what belongs to it; the signals get theirs by the plain
+    gradient."""
 
     name: ClassVar[str] = "gradient"
 
@@ -246,7 +272,9 @@ def _summands(step: Step, gradient: Tensor) -> list[Tensor]:
 def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
     # An empty tensor of one dimension, such as a cache at its start, joins anything.
     tensors = {
-        i: t for i, t in enumerate(step.call.flat) if isinstance(t, Tensor) and (t.numel() or i in step.dependent)
+        i: t
+        for i, t in enumerate(step.call.flat)
+        if isinstance(t, Tensor) and (t.numel() or i in step.dependent)
     }
     dim = step.options.get("dim", 0)
     if step.function == "stack":
@@ -254,12 +282,16 @@ def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
     else:
         pieces = torch.split(gradient, [tensor.shape[dim] for tensor in tensors.values()], dim)
     constants = step.constants
-    return [piece * constants[i] for i, piece in zip(tensors, pieces, strict=True) if i in constants]
+    return [
+        piece * constants[i] for i, piece in zip(tensors, pieces, strict=True) if i in constants
+    ]
 
 
 def _chosen(step: Step, gradient: Tensor) -> list[Tensor]:
     mask = step.options["mask" if step.function == "masked_fill" else "condition"]
-    values = {i: value for i, value in step.constants.items() if value is not mask and not _is_mask(value)}
+    values = {
+        i: value for i, value in step.constants.items() if value is not mask and not _is_mask(value)
+    }
     if len(values) != 1:
         return []
     ((place, value),) = values.items()
@@ -272,23 +304,33 @@ def _is_mask(value: object) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.bool
 
 
-_ADDED: Mapping[str, Callable[[Step, Tensor], list[Tensor]]] = {"sum": _summands, "join": _joined, "choice": _chosen}
-"""The gradient times each constant that was added, in the rows of the gradient, by the kind of step."""
+_ADDED: Mapping[str, Callable[[Step, Tensor], list[Tensor]]] = {
+    "sum": _summands,
+    "join": _joined,
+    "choice": _chosen,
+}
+"""The gradient times each constant that was added, in the rows of the gradient, by the kind of
+step."""
 
 
 class ElementwisePassThrough(RelevanceRule):
-    """The pass rule: each element of the input gets the relevance of the element of the output at its position.
+    """The pass rule: each element of the input gets the relevance of the element of the output at
+    its position.
 
-    For activations, normalisations of a photo and softmaxes, whose output has the shape of their input. Attention is
-    two products with a softmax between: the factors of each product share equally. Relevance that would go to an input
-    of zero is absorbed, since value times gradient cannot express it.
+    For activations, normalisations of a photo and softmaxes, whose output has the shape of their
+    input. Attention is two products with a softmax between: the factors of each product share
+    equally. Relevance that would go to an input of zero is absorbed, since value times gradient
+    cannot express it.
     """
 
     name: ClassVar[str] = "pass"
 
     def fits(self, step: Step) -> bool:
         if step.kind == "attention":
-            return len(step.values) == 3 and len({each.tensor.shape[:-2] for each in step.values.values()}) == 1
+            return (
+                len(step.values) == 3
+                and len({each.tensor.shape[:-2] for each in step.values.values()}) == 1
+            )
         elementwise = step.kind in ("activation", "softmax", "deviation")
         return super().fits(step) and elementwise and tuple(step.dependent) == (0,)
 
@@ -308,13 +350,17 @@ class ElementwisePassThrough(RelevanceRule):
 class Balanced(RelevanceRule):
     """A sum of two signals, such as a shortcut and what it leads past (Chefer et al., CVPR 2021).
 
-    The plain gradient of a sum (the norm rule) gives each of them a share, and large shares of opposite signs cancel
-    out. Here each signal's shares are scaled, for each image, so that both together keep what arrived, in proportion to
-    the magnitudes of their sums.
+    The plain gradient of a sum (the norm rule) gives each of them a share, and large shares of
+    opposite signs cancel out. Here each signal's shares are scaled, for each image, so that both
+    together keep what arrived, in proportion to the magnitudes of their sums.
     """
 
     def fits(self, step: Step) -> bool:
-        return super().fits(step) and step.function in ("add", "iadd", "sub", "isub") and len(step.dependent) == 2
+        return (
+            super().fits(step)
+            and step.function in ("add", "iadd", "sub", "isub")
+            and len(step.dependent) == 2
+        )
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         first = step.values[0].tensor
@@ -337,5 +383,7 @@ def _spread(factors: Tensor, like: Tensor, step: Step) -> Tensor:
     numbers = numbers_of(like, len(factors), step.images)
     if numbers is None:
         got = tuple(like.shape)
-        raise MethodError(f"relevance must balance sums image by image, got shape {got}; explain one at a time")
+        raise MethodError(
+            f"relevance must balance sums image by image, got shape {got}; explain one at a time"
+        )
     return factors[numbers.long()]

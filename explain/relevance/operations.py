@@ -1,13 +1,15 @@
-"""The rectifiers of a forward pass, as they happen: what each one is, in which module, and the Node that it left.
+"""The rectifiers of a forward pass, as they happen: what each one is, in which module, and the Node
+that it left.
 
-A recorder sees every functional call that modules make, in-place methods included. Where a call overwrites a view,
-autograd would hide its Node in one of the base, so the recorder makes the call out of place. Operations that only the
-graph shows are added when it is walked.
+A recorder sees every functional call that modules make, in-place methods included. Where a call
+overwrites a view, autograd would hide its Node in one of the base, so the recorder makes the call
+out of place. Operations that only the graph shows are added when it is walked.
 
-Which calls rectify is seen by their name, or by their arguments: ``clamp(x, min=0)``, ``maximum(x, 0)``, ``where(x > 0,
-x, ...)``, ``x * (x > 0)`` and ``x[x < 0] = 0`` rectify. The last three are recognised by where their mask comes from:
-it must be the sign of what is kept, so a mask of tokens does not count, even if it happens to agree with the sign.
-``minimum(x, 0)`` is a negated rectifier, -relu(-x).
+Which calls rectify is seen by their name, or by their arguments: ``clamp(x, min=0)``, ``maximum(x,
+0)``, ``where(x > 0, x, ...)``, ``x * (x > 0)`` and ``x[x < 0] = 0`` rectify. The last three are
+recognised by where their mask comes from: it must be the sign of what is kept, so a mask of tokens
+does not count, even if it happens to agree with the sign. ``minimum(x, 0)`` is a negated rectifier,
+-relu(-x).
 """
 
 import functools
@@ -24,15 +26,23 @@ from explain.hooks.graph import is_of_hooks
 from explain.hooks.preserve import is_transforming
 from explain.hooks.tracer import ModuleTracker, Tracer
 from explain.relevance.calls import Call, inside_transform
-from explain.relevance.table import RECTIFIER_NODES, TABLE, info, is_registered, operation_name, operator_of_node
+from explain.relevance.table import (
+    RECTIFIER_NODES,
+    TABLE,
+    info,
+    is_registered,
+    operation_name,
+    operator_of_node,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation: its kind in the words of `torch.nn.functional`, the module that it ran in, and its Node.
+    """One operation: its kind in the words of `torch.nn.functional`, the module that it ran in, and
+    its Node.
 
-    ``rectifies`` says whether it is a rectifier, and ``inputs`` which of the Node's inputs are what is rectified. One
-    that is ``negated`` keeps the negative part: -relu(-x).
+    ``rectifies`` says whether it is a rectifier, and ``inputs`` which of the Node's inputs are what
+    is rectified. One that is ``negated`` keeps the negative part: -relu(-x).
     """
 
     kind: str
@@ -44,10 +54,11 @@ class Operation:
 
 
 def operations_of(nodes: Iterable[Node], noted: Mapping[Node, Operation]) -> list[Operation]:
-    """The known operations among the Nodes of a graph: rectifiers, and functions that cannot be inspected.
+    """The known operations among the Nodes of a graph: rectifiers, and functions that cannot be
+    inspected.
 
-    The latter are functions that somebody wrote by hand, operators that a library has registered and the table does not
-    know, and scripted code.
+    The latter are functions that somebody wrote by hand, operators that a library has registered
+    and the table does not know, and scripted code.
     """
     operations = dict[Operation, None]()  # one with several results has left several Nodes
     for node in nodes:
@@ -62,7 +73,9 @@ def _operation_of(node: Node) -> Operation | None:
     name = node.name()
     kind, rectifies = _kind_of_node(name)
     if kind is not None:
-        return Operation(kind, node, rectifies=rectifies) if rectifies or kind not in TABLE else None
+        return (
+            Operation(kind, node, rectifies=rectifies) if rectifies or kind not in TABLE else None
+        )
     by_hand = isinstance(node, torch.autograd.function.BackwardCFunction)
     # What hooks put into the graph is no function of the model's.
     if not by_hand or is_of_hooks(node) or name.startswith("BackwardHookFunction"):
@@ -72,7 +85,8 @@ def _operation_of(node: Node) -> Operation | None:
 
 @functools.lru_cache(1024)
 def _kind_of_node(name: str) -> tuple[str | None, bool]:
-    """The operation that leaves Nodes of a name, if it rectifies, or is scripted or registered; and if it rectifies."""
+    """The operation that leaves Nodes of a name, if it rectifies, or is scripted or registered; and
+    if it rectifies."""
     name = name.rstrip("0123456789")
     if name in RECTIFIER_NODES:
         return RECTIFIER_NODES[name], True
@@ -81,7 +95,8 @@ def _kind_of_node(name: str) -> tuple[str | None, bool]:
 
 
 class OperationRecorder(Tracer):
-    """Notes the operations that this thread's functional calls make, until it is left, by the Nodes that they left.
+    """Notes the operations that this thread's functional calls make, until it is left, by the Nodes
+    that they left.
 
     These are operators of libraries that the table does not know, and ``rectifiers``.
 
@@ -122,11 +137,14 @@ class OperationRecorder(Tracer):
         node = _copied_from((first if result is None else result).grad_fn)
         if node is not None:
             module = self._running()[0]
-            self.noted[node] = Operation(name, node, module, True, rectified.inputs, rectified.negated)
+            self.noted[node] = Operation(
+                name, node, module, True, rectified.inputs, rectified.negated
+            )
         return result if apart is None else first.copy_(result)
 
     def _note_operator(self, call: Call) -> Any:
-        """Make a call of an operator that nothing is known of, and note it by the Nodes that it left."""
+        """Make a call of an operator that nothing is known of, and note it by the Nodes that it
+        left."""
         result = call.made()
         nodes = [tensor.grad_fn for tensor in call.results(result) if tensor.grad_fn is not None]
         if nodes:
@@ -135,7 +153,8 @@ class OperationRecorder(Tracer):
 
 
 def _copied_from(node: Node | None) -> Node | None:
-    """The Node itself, or that of the value that another recorder has made out of place and copied there."""
+    """The Node itself, or that of the value that another recorder has made out of place and copied
+    there."""
     is_copy = node is not None and node.name().endswith("CopyBackwards")
     return node.next_functions[1][0] if is_copy else node  # type: ignore[union-attr]
 
@@ -146,7 +165,8 @@ _STEPS = 16
 
 @dataclass(frozen=True)
 class Rectified:
-    """Which of a Node's inputs are rectified, the one that is kept first, and whether its negative part is kept."""
+    """Which of a Node's inputs are rectified, the one that is kept first, and whether its negative
+    part is kept."""
 
     inputs: tuple[int, ...] = (0,)
     negated: bool = False
@@ -160,7 +180,8 @@ class _Sign(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """A value that is kept where a mask is true, or with ``side`` -1 where it is false; and what stands elsewhere.
+    """A value that is kept where a mask is true, or with ``side`` -1 where it is false; and what
+    stands elsewhere.
 
     ``inputs`` are the Node's inputs that these two are.
     """
@@ -226,17 +247,26 @@ class Rectifiers:
         elif row.has("casts") or row.has("negates"):
             sign = self._sign(call.args[0])
             if sign is not None:
-                self._signs[result] = _Sign(sign.of, -sign.side if row.has("negates") else sign.side)
+                self._signs[result] = _Sign(
+                    sign.of, -sign.side if row.has("negates") else sign.side
+                )
 
     def _sign(self, mask: Any) -> _Sign | None:
-        return self._signs.get(mask) if isinstance(mask, Tensor) and not mask.requires_grad else None
+        return (
+            self._signs.get(mask) if isinstance(mask, Tensor) and not mask.requires_grad else None
+        )
 
     def _side(self, choice: _Choice) -> int | None:
-        """1 if the mask is true where what is kept is positive, -1 if where it is negative; None if anywhere else."""
+        """1 if the mask is true where what is kept is positive, -1 if where it is negative; None if
+        anywhere else."""
         kept = choice.kept
         mask = choice.mask
         sign = self._sign(mask)
-        if sign is None or not isinstance(kept, Tensor) or not kept.shape == mask.shape == sign.of.shape:
+        if (
+            sign is None
+            or not isinstance(kept, Tensor)
+            or not kept.shape == mask.shape == sign.of.shape
+        ):
             return None
         if is_transforming():
             return sign.side  # there are no values to look at; the caller refuses it
@@ -257,7 +287,12 @@ def _bounded(call: Call) -> Rectified | None:
     if call.name in ("maximum", "minimum"):
         for i, value in enumerate(values[:2]):
             bound = values[1 - i] if len(values) == 2 else None
-            if isinstance(value, Tensor) and value.requires_grad and isinstance(bound, Tensor) and _is_zero(bound):
+            if (
+                isinstance(value, Tensor)
+                and value.requires_grad
+                and isinstance(bound, Tensor)
+                and _is_zero(bound)
+            ):
                 return Rectified((i,), negated=call.name == "minimum")
         return None
     if call.name == "clamp_max":

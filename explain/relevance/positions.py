@@ -1,8 +1,8 @@
 """Where in the photo the values of tensors lie: followed from the pixels on, from call to call.
 
-The shape of a tensor does not tell which of its tokens are the photo's patches: there may be others before, behind and
-among them, the patches may be in any order, and a sequence of something else may be as long. What a network does with
-the pixels tells it.
+The shape of a tensor does not tell which of its tokens are the photo's patches: there may be others
+before, behind and among them, the patches may be in any order, and a sequence of something else may
+be as long. What a network does with the pixels tells it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,8 +21,9 @@ from explain.relevance.calls import Call, along, places
 from explain.relevance.table import operation_name
 
 Positions: TypeAlias = tuple[Tensor, ...]
-"""For each dimension of the photo, where along it the values of a tensor lie: from 0 to 1, the centre of a pixel or
-patch, and 0 for values that lie nowhere. Each has the dimensions of the tensor, of size 1 where it does not change."""
+"""For each dimension of the photo, where along it the values of a tensor lie: from 0 to 1, the
+centre of a pixel or patch, and 0 for values that lie nowhere. Each has the dimensions of the
+tensor, of size 1 where it does not change."""
 
 
 class Lost(Enum):
@@ -36,27 +37,57 @@ class Lost(Enum):
 NOWHERE, EVERYWHERE, UNKNOWN = Lost
 State: TypeAlias = Positions | Lost
 
-_MOVES = frozenset([
-    "unfold", "im2col", "pad", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle",
-    "gather", "take_along_dim", "masked_scatter", "diagonal", "as_strided", "broadcast_to", "split_with_sizes",
-    "hsplit", "vsplit", "dsplit", "unsafe_chunk", "unsafe_split", "setitem",
-])  # fmt: skip
+_MOVES = frozenset(
+    [
+        "unfold",
+        "im2col",
+        "pad",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "channel_shuffle",
+        "native_channel_shuffle",
+        "gather",
+        "take_along_dim",
+        "masked_scatter",
+        "diagonal",
+        "as_strided",
+        "broadcast_to",
+        "split_with_sizes",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+        "unsafe_chunk",
+        "unsafe_split",
+        "setitem",
+    ]
+)
 """What moves or selects values, besides the operations that the table says it of."""
-_PERMUTES = frozenset(["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "mT", "T"])
+_PERMUTES = frozenset(
+    ["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "mT", "T"]
+)
 """What does the same to dimensions of any size."""
-_RESAMPLES = ("conv", "max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "interpolate", "upsample")
+_RESAMPLES = (
+    "conv",
+    "max_pool",
+    "avg_pool",
+    "adaptive_max_pool",
+    "adaptive_avg_pool",
+    "interpolate",
+    "upsample",
+)
 _FUSED = ("attention", "encoder_layer")
 _PRODUCTS = frozenset(["matmul", "rmatmul", "mm", "bmm", "mv", "baddbmm", "linear", "addmm"])
 MOST = 2**25  # values of a tensor whose positions are written out to be moved
 
 
 class PositionTracer(Tracer):
-    """Follows where in a photo ``x`` ``(N, C, H, W)`` the values of tensors lie, for as long as its block lasts.
+    """Follows where in a photo ``x`` ``(N, C, H, W)`` the values of tensors lie, for as long as its
+    block lasts.
 
-    What moves values moves their positions. What combines values has the mean of their positions: a convolution that of
-    the window that it sees, a linear layer that of its inputs. Rows of an attention lie where their queries do.
-    Everything else leaves positions as they are. ``constants`` are tensors that do not come from the photo, such as
-    parameters.
+    What moves values moves their positions. What combines values has the mean of their positions: a
+    convolution that of the window that it sees, a linear layer that of its inputs. Rows of an
+    attention lie where their queries do. Everything else leaves positions as they are.
+    ``constants`` are tensors that do not come from the photo, such as parameters.
 
     >>> x, token = torch.rand(1, 3, 4, 4), torch.zeros(1, 1, 6)
     >>> with PositionTracer(x, [token]) as tracer:
@@ -130,12 +161,16 @@ class PositionTracer(Tracer):
             return [EVERYWHERE if EVERYWHERE in states.values() else NOWHERE] * len(results)
         found: list[list[Tensor]] = [[] for _ in results]
         for axis in range(len(known[0])):
-            written = {i: _written_out(state, axis, call.flat[i], call.name) for i, state in states.items()}
+            written = {
+                i: _written_out(state, axis, call.flat[i], call.name) for i, state in states.items()
+            }
             if call.info.has("reshapes"):
                 moved: Any = written[0].reshape(results[0].shape)
             else:
                 moved = run.made(written)
-            for its, tensor in zip(found, [moved] if isinstance(moved, Tensor) else moved, strict=True):
+            for its, tensor in zip(
+                found, [moved] if isinstance(moved, Tensor) else moved, strict=True
+            ):
                 its.append(compact(tensor))
         return [tuple(its) if any(bool(each.any()) for each in its) else NOWHERE for its in found]
 
@@ -155,12 +190,15 @@ class PositionTracer(Tracer):
             columns = NOWHERE if name == "linear" else _mean(second, [-2])
             found = _first([rows, columns], result)
             of_constants = NOWHERE in (first, second)
-            return NOWHERE if found is EVERYWHERE and not of_constants else found  # of what the first's rows belong to
+            # of what the first's rows belong to
+            return NOWHERE if found is EVERYWHERE and not of_constants else found
         if any(part in name for part in _FUSED):
             return _first([_mean(states[0], [-1])], result)
         if call.info.has("reduces"):
             dims = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
-            return EVERYWHERE if dims is None else _first([_reduced(states[0], dims, result)], result)
+            return (
+                EVERYWHERE if dims is None else _first([_reduced(states[0], dims, result)], result)
+            )
         if name.startswith(_RESAMPLES):
             return _resampled(call, states[0], result)
         return _first(states, result)
@@ -180,7 +218,9 @@ class PositionTracer(Tracer):
             order = sorted(range(len(term)), key=lambda i: kept.find(term[i]))
             turned = [position.permute(order) for position in state]
             shapes = [[its.get(letter, 1) for letter in kept] for its in sizes]
-            found.append(tuple(each.reshape(shape) for each, shape in zip(turned, shapes, strict=True)))
+            found.append(
+                tuple(each.reshape(shape) for each, shape in zip(turned, shapes, strict=True))
+            )
         return found
 
 
@@ -194,12 +234,22 @@ def _pixels(x: Tensor, dim: int) -> Tensor:
 def _moves(call: Call, results: Sequence[Tensor]) -> bool:
     if call.info.has("reshapes"):
         return bool(results[0].shape != call.flat[0].shape)
-    return call.name in _MOVES or call.name in _PERMUTES or call.info.has("moves") or call.info.has("joins")
+    return (
+        call.name in _MOVES
+        or call.name in _PERMUTES
+        or call.info.has("moves")
+        or call.info.has("joins")
+    )
 
 
 def _written_out(state: State, axis: int, tensor: Tensor, name: str) -> Tensor:
-    """The position of each value of a tensor along an axis, if an operation must see the dimensions in their size."""
-    position = state[axis] if isinstance(state, tuple) else torch.zeros([1] * tensor.ndim, device=tensor.device)
+    """The position of each value of a tensor along an axis, if an operation must see the dimensions
+    in their size."""
+    position = (
+        state[axis]
+        if isinstance(state, tuple)
+        else torch.zeros([1] * tensor.ndim, device=tensor.device)
+    )
     return position if name in _PERMUTES else position.expand(tensor.shape)
 
 
@@ -234,7 +284,9 @@ def averaged(position: Tensor, dims: Iterable[int]) -> Tensor:
     along = [dim for dim in dims if position.shape[dim] > 1]
     if not along:
         return position
-    return _quotient(position.double().sum(along, keepdim=True), (position > 0).sum(along, keepdim=True))
+    return _quotient(
+        position.double().sum(along, keepdim=True), (position > 0).sum(along, keepdim=True)
+    )
 
 
 def _mean(state: State, dims: Sequence[int]) -> State:
@@ -254,7 +306,8 @@ def _reduced(state: State, dims: int | Sequence[int], result: Tensor) -> State:
 
 
 def _resampled(call: Call, state: State, result: Tensor) -> State:
-    """The positions of what a convolution, pooling or interpolation makes of a map, by the windows that it sees."""
+    """The positions of what a convolution, pooling or interpolation makes of a map, by the windows
+    that it sees."""
     mean = _mean(state, [1])
     if isinstance(mean, Lost):
         return mean
@@ -277,7 +330,11 @@ def _with_first(call: Call, values: Tensor) -> Tensor:
 
 def _by_ones(call: Call) -> Callable[[Tensor], Tensor]:
     """A convolution with the windows of another, of one channel, whose weights are all 1."""
-    options = {name: value for name, value in call.named.items() if name not in ("input", "weight", "bias", "groups")}
+    options = {
+        name: value
+        for name, value in call.named.items()
+        if name not in ("input", "weight", "bias", "groups")
+    }
     weight: Tensor = call.named["weight"]
     ones = torch.ones(1, 1, *weight.shape[2:], device=weight.device, dtype=torch.float64)
     return lambda values: call.function(values, ones, None, **options)

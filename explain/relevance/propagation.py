@@ -1,10 +1,13 @@
-"""Relevance propagation: a backward pass whose gradient is changed so that value times gradient is relevance.
+"""Relevance propagation: a backward pass whose gradient is changed so that value times gradient is
+relevance.
 
-At each step, a rule says what takes the place of the gradient. An operation that no rule covers keeps autograd's, which
-shares out the relevance in proportion to the inputs, as far as it is linear. What a rule does not pass on (what biases
-and stabilisers take, what a softmax loses) is added up by its cause, for each image.
+At each step, a rule says what takes the place of the gradient. An operation that no rule covers
+keeps autograd's, which shares out the relevance in proportion to the inputs, as far as it is
+linear. What a rule does not pass on (what biases and stabilisers take, what a softmax loses) is
+added up by its cause, for each image.
 
-A normalisation by known statistics that a linear map's result is given to, and nothing else, is one map with it.
+A normalisation by known statistics that a linear map's result is given to, and nothing else, is one
+map with it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,15 +29,16 @@ from explain.relevance.steps import Step
 Gradients = tuple[Tensor | None, ...]
 Answer: TypeAlias = Callable[[Tensor], Tensor | None]
 Sent: TypeAlias = Tensor | Mapping[Any, Tensor | Answer] | None
-"""What leaves a step in the place of autograd's gradients, by the places of what it was given: a tensor, or a function
-of autograd's. Places that are not named keep autograd's. With None for a place, it says what autograd differentiates
-with in the place of what arrived. A tensor alone is for all signals, and spares autograd the work; None alone changes
-nothing."""
+"""What leaves a step in the place of autograd's gradients, by the places of what it was given: a
+tensor, or a function of autograd's. Places that are not named keep autograd's. With None for a
+place, it says what autograd differentiates with in the place of what arrived. A tensor alone is for
+all signals, and spares autograd the work; None alone changes nothing."""
 
 
 @dataclass(eq=False)
 class RelevanceFlow:
-    """What a backward pass under a composite leaves behind: what was taken by which cause, and what was deposited.
+    """What a backward pass under a composite leaves behind: what was taken by which cause, and what
+    was deposited.
 
     ``count`` is the number of images; ``sources`` are the explained inputs.
     """
@@ -43,7 +47,8 @@ class RelevanceFlow:
     count: int
     sources: Sequence[Tensor]
     images: Tensor | None = None
-    """Which image each value belongs to in the step that the flow is for, as `BatchLayout` tells it."""
+    """Which image each value belongs to in the step that the flow is for, as `BatchLayout` tells
+    it."""
     taken: dict[str, Tensor] = field(default_factory=dict)
     deposits: dict[int, Tensor] = field(default_factory=dict)
     """Relevance that was given to a source itself, by its place among them."""
@@ -52,11 +57,13 @@ class RelevanceFlow:
     _entrances: list[Entrance] = field(default_factory=list)
 
     def for_step(self, step: Step) -> "RelevanceFlow":
-        """The same flow for the rule of one step: what it takes is added up by that step's images."""
+        """The same flow for the rule of one step: what it takes is added up by that step's
+        images."""
         return self if step.images is None else replace(self, images=step.images)
 
     def attach(self, step: Step, back: Callable[[Tensor], Sent]) -> None:
-        """Let ``back``, of the gradient that arrives at a step's result, say what leaves the step."""
+        """Let ``back``, of the gradient that arrives at a step's result, say what leaves the
+        step."""
 
         def arrive(gradients: Gradients) -> Gradients | None:
             arrived = gradients[step.output]
@@ -88,8 +95,14 @@ class RelevanceFlow:
 
     @torch.no_grad()
     def take(self, cause: str, part: Tensor, factor: Tensor | float = 1.0) -> None:
-        """Add to what a cause has taken, from a tensor with rows for the images, times factors that meet it."""
-        by_rows = part.ndim > 0 and len(part) == self.count and self.images is None and part.is_contiguous()
+        """Add to what a cause has taken, from a tensor with rows for the images, times factors that
+        meet it."""
+        by_rows = (
+            part.ndim > 0
+            and len(part) == self.count
+            and self.images is None
+            and part.is_contiguous()
+        )
         if not isinstance(factor, Tensor):
             found = self.by_image(part) * factor
         elif factor.shape == part.shape and factor.dtype == part.dtype and by_rows:
@@ -112,11 +125,13 @@ class RelevanceFlow:
         self.watched[cause] = self.watched.get(cause, 0) + self.by_image(part.detach().abs())
 
     def lost(self, cause: str, share: float) -> bool:
-        """Whether an operation without a rule has taken more than a share of what arrived there, of some image."""
+        """Whether an operation without a rule has taken more than a share of what arrived there, of
+        some image."""
         return bool((self.taken[cause].abs() > share * self.watched[cause]).any())
 
     def by_image(self, tensor: Tensor) -> Tensor:
-        """The sum over each image's part of what the step has; what is of the batch as a whole is shared evenly."""
+        """The sum over each image's part of what the step has; what is of the batch as a whole is
+        shared evenly."""
         if self.images is None and tensor.ndim and len(tensor) % self.count == 0:
             return tensor.reshape(self.count, -1).sum(1)
         numbers = numbers_of(tensor, self.count, self.images)
@@ -134,7 +149,9 @@ class RelevanceFlow:
         numbers = numbers_of(tensor, self.count, self.images)
         if numbers is None:
             return tensor.mean()
-        sums, counts = (summed(each, numbers, self.count) for each in (tensor, torch.ones_like(tensor)))
+        sums, counts = (
+            summed(each, numbers, self.count) for each in (tensor, torch.ones_like(tensor))
+        )
         return (sums / counts)[numbers.long()]
 
     def images_in(self, tensor: Tensor) -> int | None:
@@ -153,9 +170,9 @@ class RelevanceFlow:
 class RelevanceRule(Options):
     """How a step shares out relevance among what it was given.
 
-    Relevance is value times gradient. A rule writes ``back``, which turns the gradient in the step's result into the
-    gradient in its input. ``fits`` refuses steps that the rule cannot act on. Options are checked against the types of
-    their fields, and against ``minimums``.
+    Relevance is value times gradient. A rule writes ``back``, which turns the gradient in the
+    step's result into the gradient in its input. ``fits`` refuses steps that the rule cannot act
+    on. Options are checked against the types of their fields, and against ``minimums``.
     """
 
     @property
@@ -173,7 +190,8 @@ class RelevanceRule(Options):
 
 
 class LinearRule(RelevanceRule):
-    """A rule for linear maps z = W x + b: ``step.linear``, with ``step.x`` and ``step.result`` as they were.
+    """A rule for linear maps z = W x + b: ``step.linear``, with ``step.x`` and ``step.result`` as
+    they were.
 
     >>> @dataclass(frozen=True)
     ... class Squares(LinearRule):
@@ -203,30 +221,38 @@ def send_nothing(plain: Tensor) -> Tensor:
 
 
 def _answer(answer: Tensor | Answer, plain: Tensor | None) -> Tensor | None:
-    """What leaves by an entrance: a tensor, or what a function makes of autograd's gradient, where that is known."""
+    """What leaves by an entrance: a tensor, or what a function makes of autograd's gradient, where
+    that is known."""
     if isinstance(answer, Tensor):
         return answer
     return None if plain is None else answer(plain)
 
 
-def pass_channels(group: HookGroup, node: Node, output: int, channels: Sequence[int], dim: int) -> None:
-    """Set the gradient that arrives at a Node to zero, except in some channels of one of its outputs."""
+def pass_channels(
+    group: HookGroup, node: Node, output: int, channels: Sequence[int], dim: int
+) -> None:
+    """Set the gradient that arrives at a Node to zero, except in some channels of one of its
+    outputs."""
 
     def arrive(grad_outputs: Gradients) -> Gradients | None:
         arrived = grad_outputs[output]
         changed = [None if g is None else torch.zeros_like(g) for g in grad_outputs]
         if arrived is not None:
             kept = torch.tensor(channels, device=arrived.device)
-            changed[output] = torch.zeros_like(arrived).index_copy(dim, kept, arrived.index_select(dim, kept))
+            changed[output] = torch.zeros_like(arrived).index_copy(
+                dim, kept, arrived.index_select(dim, kept)
+            )
         return tuple(changed)
 
     group.put_node(node, arrive, pre=True)
 
 
 def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence[Node]]) -> None:
-    """Stop the gradient on all paths that do not lead to a Node. ``after`` says which Nodes lead to each one.
+    """Stop the gradient on all paths that do not lead to a Node. ``after`` says which Nodes lead to
+    each one.
 
-    Hooks run in their order: this comes after those of the rules, which see the whole gradient of a step.
+    Hooks run in their order: this comes after those of the rules, which see the whole gradient of a
+    step.
     """
     leading = {node}
     waiting = [node]
@@ -236,10 +262,17 @@ def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence
         waiting += new
 
     def stop(others: set[int], grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        return tuple(torch.zeros_like(g) if i in others and g is not None else g for i, g in enumerate(grad_inputs))
+        return tuple(
+            torch.zeros_like(g) if i in others and g is not None else g
+            for i, g in enumerate(grad_inputs)
+        )
 
     for each in leading - {node}:
-        others = {i for i, (before, _) in enumerate(each.next_functions) if before and before not in leading}
+        others = {
+            i
+            for i, (before, _) in enumerate(each.next_functions)
+            if before and before not in leading
+        }
         if others:
             group.put_node(each, partial(stop, others))
 
@@ -247,9 +280,11 @@ def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence
 def with_merged_maps(
     steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], do_not_merge: Collection[Node]
 ) -> list[Step]:
-    """The linear maps among some steps, normalisations merged with the map that they alone are given, then the others.
+    """The linear maps among some steps, normalisations merged with the map that they alone are
+    given, then the others.
 
-    ``nodes`` says which Nodes lead to each one in the graph; those in ``do_not_merge`` are not merged with others.
+    ``nodes`` says which Nodes lead to each one in the graph; those in ``do_not_merge`` are not
+    merged with others.
     """
     maps: list[Step] = []
     merged: set[int] = set()
@@ -266,7 +301,9 @@ def with_merged_maps(
             both = before.linear.then(step.linear.weight, step.linear.bias)
             if both is not None:
                 merged.add(id(before))
-                first = replace(before, node=step.node, output=step.output, gave=step.gave, map=both)
+                first = replace(
+                    before, node=step.node, output=step.output, gave=step.gave, map=both
+                )
                 first.images = step.images
         first.rectified = rectified
         maps.append(first)

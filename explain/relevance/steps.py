@@ -1,8 +1,10 @@
-"""The steps of a forward pass that relevance rules act on: what each computes, from what, and the Node that it left.
+"""The steps of a forward pass that relevance rules act on: what each computes, from what, and the
+Node that it left.
 
-A `StepRecorder` sees every call of a function, also those that functions of `torch.nn.functional` written in Python
-make. Of a step it keeps what a rule needs, as it was: what is overwritten later is copied just before. Steps that a
-rule may replace the gradients of are given their inputs through entrances.
+A `StepRecorder` sees every call of a function, also those that functions of `torch.nn.functional`
+written in Python make. Of a step it keeps what a rule needs, as it was: what is overwritten later
+is copied just before. Steps that a rule may replace the gradients of are given their inputs through
+entrances.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,26 +20,56 @@ from explain.hooks.preserve import detached, is_transforming, without_proxy
 from explain.hooks.tracer import ModuleTracker, Tracer
 from explain.relevance import batch_layout, calls
 from explain.relevance.calls import Call, LinearMap
-from explain.relevance.table import LAYOUT_NODES, LINEAR, SCALE_NODES, info, is_registered, operation_name
+from explain.relevance.table import (
+    LAYOUT_NODES,
+    LINEAR,
+    SCALE_NODES,
+    info,
+    is_registered,
+    operation_name,
+)
 
-ENTERED = frozenset([
-    *LINEAR, "deviation", "product", "quotient", "sampling", "attention", "activation", "softmax", "other",
-])  # fmt: skip
-"""The kinds of steps that relevance rules replace the gradients of; "other" has no rule, and is accounted for."""
-COMPARED = frozenset([
-    "rectifier", "activation", "product", "quotient", "matrixproduct", "softmax", "attention", "deviation", "maximum",
-])  # fmt: skip
+ENTERED = frozenset(
+    [
+        *LINEAR,
+        "deviation",
+        "product",
+        "quotient",
+        "sampling",
+        "attention",
+        "activation",
+        "softmax",
+        "other",
+    ]
+)
+"""The kinds of steps that relevance rules replace the gradients of; "other" has no rule, and is
+accounted for."""
+COMPARED = frozenset(
+    [
+        "rectifier",
+        "activation",
+        "product",
+        "quotient",
+        "matrixproduct",
+        "softmax",
+        "attention",
+        "deviation",
+        "maximum",
+    ]
+)
 """The kinds of steps that differences from a reference are shared out at."""
 _POSITIONS = {"offset": "position", "rois": "position", "grid": "position", "mask": "gate"}
 """What the arguments of deformed convolutions and sampling are that are no signal."""
 
 
 class Dependence:
-    """Tells what depends on the explained inputs from what is made of parameters, numbers and other inputs.
+    """Tells what depends on the explained inputs from what is made of parameters, numbers and other
+    inputs.
 
-    A gradient leads from the one to the inputs. From the other it leads to parameters at most, whether they are trained
-    or not, and whether or not the model has registered them: what is computed from a detached tensor, or looked up by
-    an index, depends on the input in no way that a gradient could follow.
+    A gradient leads from the one to the inputs. From the other it leads to parameters at most,
+    whether they are trained or not, and whether or not the model has registered them: what is
+    computed from a detached tensor, or looked up by an index, depends on the input in no way that a
+    gradient could follow.
 
     >>> layer, x = torch.nn.Linear(3, 3), torch.ones(1, 3, requires_grad=True)
     >>> dependence = Dependence([x])
@@ -63,8 +95,8 @@ class Dependence:
     def rest_of_base(self, view: Tensor) -> Tensor | None:
         """The rest of the constant that a view belongs to, after the view was overwritten.
 
-        The constant has become something that depends on the input in this part of it. None where it did so before, or
-        where all the rest is zero.
+        The constant has become something that depends on the input in this part of it. None where
+        it did so before, or where all the rest is zero.
         """
         base = view._base
         if base is None or base.grad_fn is None or not base.grad_fn.name().endswith("CopySlices"):
@@ -75,7 +107,9 @@ class Dependence:
         rest = base.detach().clone()
         if rest.stride() != base.stride():
             return None
-        rest.as_strided(view.shape, view.stride(), view.storage_offset() - base.storage_offset()).zero_()
+        rest.as_strided(
+            view.shape, view.stride(), view.storage_offset() - base.storage_offset()
+        ).zero_()
         return rest if bool(rest.any()) else None
 
 
@@ -83,8 +117,9 @@ class Dependence:
 class Snapshot:
     """A tensor as it was when it was noted, and whether something has used it.
 
-    A result that a rectifier has overwritten at once is known where it was positive, and no gradient comes back
-    elsewhere. One that can be computed ``again`` is recomputed after it has been overwritten.
+    A result that a rectifier has overwritten at once is known where it was positive, and no
+    gradient comes back elsewhere. One that can be computed ``again`` is recomputed after it has
+    been overwritten.
     """
 
     kept: Tensor | None
@@ -118,12 +153,18 @@ class Snapshots:
                 kept.used = True
 
     def overwriting(self, tensor: Tensor, kind: str) -> None:
-        """Take copies of what is about to be overwritten; a result that is rectified at once is left alone."""
+        """Take copies of what is about to be overwritten; a result that is rectified at once is
+        left alone."""
         where = calls.storage_of(tensor)
         for each in self._kept.pop(where, ()):
             if each.kept is None:
                 continue
-            if kind == "relu" and each.is_result and not each.used and each.kept.shape == tensor.shape:
+            if (
+                kind == "relu"
+                and each.is_result
+                and not each.used
+                and each.kept.shape == tensor.shape
+            ):
                 self._kept.setdefault(where, []).append(each)
             else:
                 each.kept = None if each.again is not None else each.kept.clone()
@@ -131,13 +172,15 @@ class Snapshots:
 
 @dataclass(eq=False)
 class Step:
-    """One step: its kind in the words of the table, the call, the module that it ran in, and the Node that it left.
+    """One step: its kind in the words of the table, the call, the module that it ran in, and the
+    Node that it left.
 
-    ``dependent`` are the places of the arguments that a gradient leads to, ``entrances`` how it leaves the step there,
-    and ``values`` what was given there. ``gave`` is its result, ``map`` the linear map where it is one,
-    ``preceding`` the map whose result a normalisation was given, ``scales`` the arguments that are no signal: a "gate",
-    a "denominator", the "weights" of a softmax, or a "position" where something is read. A step without entrances is
-    one that no rule replaces the gradients of.
+    ``dependent`` are the places of the arguments that a gradient leads to, ``entrances`` how it
+    leaves the step there, and ``values`` what was given there. ``gave`` is its result, ``map`` the
+    linear map where it is one, ``preceding`` the map whose result a normalisation was given,
+    ``scales`` the arguments that are no signal: a "gate", a "denominator", the "weights" of a
+    softmax, or a "position" where something is read. A step without entrances is one that no rule
+    replaces the gradients of.
     """
 
     kind: str
@@ -153,11 +196,13 @@ class Step:
     preceding: "Step | None" = None
     scales: Mapping[int, str] = field(default_factory=dict)
     images: Tensor | None = None
-    """Which image each value of the result belongs to, as `BatchLayout` tells it; None where the images come first."""
+    """Which image each value of the result belongs to, as `BatchLayout` tells it; None where the
+    images come first."""
     nearest: bool = False
     """Of a map, whether no other, but for normalisations, lies between it and the input."""
     rectified: bool = False
-    """Of a map, whether only rectifiers are given its result, so that a gradient arrives only where it is positive."""
+    """Of a map, whether only rectifiers are given its result, so that a gradient arrives only where
+    it is positive."""
 
     @property
     def function(self) -> str:
@@ -188,23 +233,30 @@ class Step:
 
     @property
     def first(self) -> bool:
-        """Whether the input meets this map first: a convolution, a linear layer or a product, no normalisation."""
+        """Whether the input meets this map first: a convolution, a linear layer or a product, no
+        normalisation."""
         return self.nearest and self.kind != "batchnorm"
 
     @property
     def constants(self) -> Mapping[int, Any]:
-        """The tensors and numbers among the arguments that do not depend on the input, by their place, as they were."""
-        values = {i: self.values[i].tensor if i in self.values else value for i, value in enumerate(self.call.flat)}
+        """The tensors and numbers among the arguments that do not depend on the input, by their
+        place, as they were."""
+        values = {
+            i: self.values[i].tensor if i in self.values else value
+            for i, value in enumerate(self.call.flat)
+        }
         constants = {i: value for i, value in values.items() if i not in self.dependent}
-        return {i: calls.detach(v) for i, v in constants.items() if isinstance(v, (int, float, Tensor))}
+        return {
+            i: calls.detach(v) for i, v in constants.items() if isinstance(v, (int, float, Tensor))
+        }
 
 
 class StepRecorder(Tracer):
     """Notes the steps of this thread's forward pass, until it is left.
 
-    Steps of some ``kinds`` are given their inputs through entrances, and what they are given and give is kept; of
-    `COMPARED` kinds, constants too. ``dependence`` tells constants from what depends on the input. ``images`` is how
-    many there are in the batch.
+    Steps of some ``kinds`` are given their inputs through entrances, and what they are given and
+    give is kept; of `COMPARED` kinds, constants too. ``dependence`` tells constants from what
+    depends on the input. ``images`` is how many there are in the batch.
 
     >>> x, F = torch.randn(2, 3, requires_grad=True), torch.nn.functional
     >>> layer = nn.Linear(3, 3)
@@ -215,7 +267,12 @@ class StepRecorder(Tracer):
     """
 
     def __init__(
-        self, model: nn.Module, dependence: Dependence, *, kinds: Collection[str] = ENTERED, images: int = 1
+        self,
+        model: nn.Module,
+        dependence: Dependence,
+        *,
+        kinds: Collection[str] = ENTERED,
+        images: int = 1,
     ) -> None:
         self._kinds = kinds
         self._compares = kinds is COMPARED
@@ -239,22 +296,33 @@ class StepRecorder(Tracer):
         for tensor in call.overwritten:
             self._keeper.overwriting(tensor, name)
         dependent = calls.places(call, self._dependence.of)
-        if is_transforming() and call.info.kind is not None and any(map(self._dependence.of, call.tensors)):
+        if (
+            is_transforming()
+            and call.info.kind is not None
+            and any(map(self._dependence.of, call.tensors))
+        ):
             # Tensors are proxies of those that the gradient leads to.
-            must = "relevance must be propagated" if self._kinds else "fullgrad must see what is added"
+            must = (
+                "relevance must be propagated" if self._kinds else "fullgrad must see what is added"
+            )
             module = self._running()[0]
             raise calls.inside_transform(must, f"{name}()", module, "use integratedgradients")
         if not dependent or not torch.is_grad_enabled():
             result = call.made()
         else:
             kind = self._kind(call, dependent)
-            result = self._follow(call, dependent) if kind is None else self._record(kind, call, dependent)
+            result = (
+                self._follow(call, dependent)
+                if kind is None
+                else self._record(kind, call, dependent)
+            )
         self._keeper.use(call.tensors)
         self._dependence.see(call, result)
         return result
 
     def _kind(self, call: Call, dependent: Sequence[int]) -> str | None:
-        """The kind of step that a call is; "other", if no rule can act on it; None, if nothing is noted of it."""
+        """The kind of step that a call is; "other", if no rule can act on it; None, if nothing is
+        noted of it."""
         kind = call.info.kind
         if kind is not None and (not self._kinds or self._has_rule(call, dependent)):
             return kind
@@ -267,7 +335,8 @@ class StepRecorder(Tracer):
         return result
 
     def _record(self, kind: str, call: Call, dependent: Sequence[int]) -> Any:
-        """Make a call, and note it as a step; out of place, where autograd would hide its Node or its input."""
+        """Make a call, and note it as a step; out of place, where autograd would hide its Node or
+        its input."""
         if kind == "other" and is_registered(call.name) and call.overwritten:
             return self._record_name(call, dependent)
         first = call.flat[0]
@@ -275,7 +344,9 @@ class StepRecorder(Tracer):
         if call.in_place and (kind in self._kinds or first._is_view()):
             run = call.out_of_place() or call
         apart = run is not call
-        replaced = {i: first.clone() for i, value in enumerate(call.flat) if apart and value is first}
+        replaced = {
+            i: first.clone() for i, value in enumerate(call.flat) if apart and value is first
+        }
         values: dict[int, Snapshot] = {}
         entrances: dict[int, Entrance] = {}
         if kind in self._kinds and not run.in_place:
@@ -287,19 +358,25 @@ class StepRecorder(Tracer):
         scales = _scales(kind, call, dependent) if entrances else {}
         made = run.made(replaced)
         if kind != "other" and isinstance(made, Tensor) and made._is_view() and not run.in_place:
-            made = made.clone()  # what overwrites a view would hide its Node; instance normalisation gives one
+            # what overwrites a view would hide its Node; instance normalisation gives one
+            made = made.clone()
         if not self._kinds and call.info.has("biased") and not made.requires_grad:
             made = made.detach().requires_grad_().clone()  # of another image: its graph begins here
         self._layout.see(run, dependent, made)
         several = isinstance(made, (list, tuple))
-        results = [tensor for tensor in (made if several else (made,)) if isinstance(tensor, Tensor)]
+        results = [
+            tensor for tensor in (made if several else (made,)) if isinstance(tensor, Tensor)
+        ]
         if kind == "other":
             given = {calls.storage_of(tensor) for tensor in call.tensors}
             if any(calls.storage_of(result) in given for result in results):
                 # What is written into a view has to be seen in what it is a view of.
-                return self._record_name(call, dependent) if is_registered(call.name) else call.made()
+                return (
+                    self._record_name(call, dependent) if is_registered(call.name) else call.made()
+                )
             if len({result.grad_fn for result in results if result.grad_fn is not None}) > 1:
-                # One may be made of another, as an LSTM's output of its state: apart, each gets its own relevance.
+                # One may be made of another, as an LSTM's output of its state: apart, each gets its
+                # own relevance.
                 made = type(made)(t.clone() if isinstance(t, Tensor) else t for t in made)
                 results = [tensor for tensor in made if isinstance(tensor, Tensor)]
         for result in results if kind == "other" else results[:1]:
@@ -328,10 +405,13 @@ class StepRecorder(Tracer):
         """Keep what a step with entrances gave, and the linear map that it is."""
         if step.kind in LINEAR and not self._compares:
             positions = _positions(step.call, step.dependent)
-            step.map = calls.linear_map(step.call, [i for i in step.dependent if i not in positions])
+            step.map = calls.linear_map(
+                step.call, [i for i in step.dependent if i not in positions]
+            )
         again = None
         if step.map is not None:
-            if step.kind == "batchnorm":  # what gave x, unless something has been done to it in place
+            # what gave x, unless something has been done to it in place
+            if step.kind == "batchnorm":
                 x = step.call.flat[step.linear.place]
                 preceding, version = self._maps.get(x.grad_fn, (None, 0))
                 step.preceding = preceding if version == x._version else None
@@ -341,7 +421,8 @@ class StepRecorder(Tracer):
         step.gave = self._keeper.keep(result, is_result=not self._compares, again=again)
 
     def _record_name(self, call: Call, dependent: Sequence[int]) -> Any:
-        """Make a call of an operator of which the name is all to note: it overwrites its input, or gives a view."""
+        """Make a call of an operator of which the name is all to note: it overwrites its input, or
+        gives a view."""
         result = self._follow(call, dependent)
         entrances: dict[int, Entrance] = {}
         for tensor in call.results(result):
@@ -350,7 +431,12 @@ class StepRecorder(Tracer):
         return result
 
     def _add(
-        self, kind: str, call: Call, dependent: Sequence[int], result: Tensor, entrances: Mapping[int, Entrance]
+        self,
+        kind: str,
+        call: Call,
+        dependent: Sequence[int],
+        result: Tensor,
+        entrances: Mapping[int, Entrance],
     ) -> Step:
         """Add the step that gave a result, which has a Node."""
         node = result.grad_fn
@@ -362,7 +448,8 @@ class StepRecorder(Tracer):
         return step
 
     def _written(self, first: Tensor, made: Tensor) -> Tensor:
-        """Write a result where it belongs; the rest of a constant that it is written into counts as added."""
+        """Write a result where it belongs; the rest of a constant that it is written into counts as
+        added."""
         first.copy_(made)
         rest = self._dependence.rest_of_base(first)
         base = first._base
@@ -371,14 +458,20 @@ class StepRecorder(Tracer):
         return first
 
     def _has_rule(self, call: Call, dependent: Sequence[int]) -> bool:
-        """Whether a rule can do something with a call; of maxima, compared ones alone, with those over places."""
+        """Whether a rule can do something with a call; of maxima, compared ones alone, with those
+        over places."""
         kind = call.info.kind
         if kind in LINEAR:  # no rule takes apart what adds something to a product of two signals
-            if call.info.has("adds to first") and (call.name != "addmm" or tuple(dependent) != (1,)):
+            if call.info.has("adds to first") and (
+                call.name != "addmm" or tuple(dependent) != (1,)
+            ):
                 return False
             if "mask" in call.info.arguments and bool((call.named["mask"] < 0).any()):
                 return False  # signs of weights would not be those of contributions
-            if len(dependent) - len(_positions(call, dependent)) > 1 and call.named.get("bias") is not None:
+            if (
+                len(dependent) - len(_positions(call, dependent)) > 1
+                and call.named.get("bias") is not None
+            ):
                 return False
         if not self._compares and any(tensor.is_complex() for tensor in call.tensors):
             return False
@@ -387,9 +480,13 @@ class StepRecorder(Tracer):
         if call.name == "addcmul" and {1, 2} <= set(dependent):
             return False  # a product of signals, added
         if not self._compares:  # of quotients, not a constant over a signal
-            return kind != "quotient" or _scales("quotient", call, dependent).keys() != set(dependent)
+            return kind != "quotient" or _scales("quotient", call, dependent).keys() != set(
+                dependent
+            )
         if kind == "matrixproduct":  # with a constant, it is linear
-            of_matrices = call.name in ("matmul", "mm", "bmm") and all(tensor.ndim > 1 for tensor in call.tensors)
+            of_matrices = call.name in ("matmul", "mm", "bmm") and all(
+                tensor.ndim > 1 for tensor in call.tensors
+            )
             return of_matrices and len(dependent) > 1
         return kind != "maximum" or call.name.startswith(("max_pool", "adaptive_max_pool", "amax"))
 
@@ -406,7 +503,8 @@ def _scales(kind: str, call: Call, dependent: Sequence[int]) -> dict[int, str]:
 
 
 def _positions(call: Call, dependent: Sequence[int]) -> dict[int, str]:
-    """The arguments that say where something is read, or how much of it; they are no signal either."""
+    """The arguments that say where something is read, or how much of it; they are no signal
+    either."""
     if _POSITIONS.keys().isdisjoint(call.info.arguments):
         return {}
     names = [*call.info.arguments[: len(call.args)], *call.kwargs]
@@ -414,7 +512,8 @@ def _positions(call: Call, dependent: Sequence[int]) -> dict[int, str]:
 
 
 def _scale(tensor: Tensor) -> str | None:
-    """What a factor is that a sigmoid, softmax or inverse root gave, perhaps in another shape; None if it is none."""
+    """What a factor is that a sigmoid, softmax or inverse root gave, perhaps in another shape; None
+    if it is none."""
     node = tensor.grad_fn
     while node is not None:
         name = node.name()

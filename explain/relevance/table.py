@@ -1,7 +1,8 @@
-"""The table of operations: what is known of PyTorch's functions by their names, for all who read a forward pass.
+"""The table of operations: what is known of PyTorch's functions by their names, for all who read a
+forward pass.
 
-A function, a method, an operator and an in-place method that compute the same have one name, `operation_name`. What the
-table does not list is an operation without a kind and without traits.
+A function, a method, an operator and an in-place method that compute the same have one name,
+`operation_name`. What the table does not list is an operation without a kind and without traits.
 """
 
 import csv
@@ -14,9 +15,25 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 Trait = Literal[
-    "rectifies", "linear", "effect", "query", "adds", "adds to first", "biased", "fills", "fits second", "reshapes",
-    "moves", "joins", "reduces", "greater", "less", "casts", "negates", "masks",
-]  # fmt: skip
+    "rectifies",
+    "linear",
+    "effect",
+    "query",
+    "adds",
+    "adds to first",
+    "biased",
+    "fills",
+    "fits second",
+    "reshapes",
+    "moves",
+    "joins",
+    "reduces",
+    "greater",
+    "less",
+    "casts",
+    "negates",
+    "masks",
+]
 """What an operation does:
 
 * rectifies: lets positive values pass, by its name alone
@@ -25,7 +42,8 @@ Trait = Literal[
 * query: tells something about a tensor
 * adds: a + b or a - b; adds to first: adds a product to its first argument
 * biased: adds a bias to what is linear in the input, or normalised
-* fills: takes nothing but the shape of its first argument; fits second: but the shape or type of its second
+* fills: takes nothing but the shape of its first argument; fits second: but the shape or type of
+  its second
 * reshapes: keeps the order of its first argument's values; moves: moves, repeats or selects them
 * joins: concatenates or stacks tensors; reduces: combines the values along dimensions
 * greater: compares a > b; less: compares a < b
@@ -37,7 +55,8 @@ Trait = Literal[
 class OperationInfo:
     """One row: the kind of step in the words of composites, the arguments in order, and the traits.
 
-    The bias of a ``biased`` operation runs along dimension ``channels``; None means the last dimensions.
+    The bias of a ``biased`` operation runs along dimension ``channels``; None means the last
+    dimensions.
     """
 
     name: str
@@ -58,34 +77,72 @@ def _read_table() -> Iterator[OperationInfo]:
             assert traits <= set(get_args(Trait)), row
             channels = int(row["channels"]) if row["channels"] else None
             for name in row["names"].split():
-                yield OperationInfo(name, row["kind"] or None, tuple(row["arguments"].split()), traits, channels)
+                yield OperationInfo(
+                    name, row["kind"] or None, tuple(row["arguments"].split()), traits, channels
+                )
 
 
 TABLE: dict[str, OperationInfo] = {row.name: row for row in _read_table()}
 LINEAR = ("convolution", "dense", "matrixproduct", "batchnorm")
 """The kinds of steps that are linear maps."""
 KINDS = tuple(sorted({row.kind for row in TABLE.values() if row.kind is not None} | {"other"}))
-"""The kinds of steps, as conditions of composites name them; operations without a kind are "other"."""
+"""The kinds of steps, as conditions of composites name them; operations without a kind are
+"other"."""
 ALIASES = {
-    "clip": "clamp", "clamp_min": "clamp", "max": "maximum", "fmax": "maximum", "min": "minimum", "fmin": "minimum",
-    "multiply": "mul", "rmul": "mul", "imul": "mul",
-}  # fmt: skip
+    "clip": "clamp",
+    "clamp_min": "clamp",
+    "max": "maximum",
+    "fmax": "maximum",
+    "min": "minimum",
+    "fmin": "minimum",
+    "multiply": "mul",
+    "rmul": "mul",
+    "imul": "mul",
+}
 RECTIFIER_NODES = {
     "PreluKernelBackward": "prelu",
     "RreluWithNoiseBackward": "rrelu",
-    **{f"{n.title().replace('_', '')}Backward": n for n, row in TABLE.items() if row.has("rectifies")},
+    **{
+        f"{n.title().replace('_', '')}Backward": n
+        for n, row in TABLE.items()
+        if row.has("rectifies")
+    },
 }
 """Rectifiers by the Nodes that they leave in the graph, whose names end in a number besides."""
 SCALE_NODES = ("Sigmoid", "SignBackward", "Hardsigmoid", "Rsqrt", "Reciprocal", "Softmax")
-"""Nodes whose results are gates, inverse deviations or weights of attention when something is multiplied by them."""
+"""Nodes whose results are gates, inverse deviations or weights of attention when something is
+multiplied by them."""
 LAYOUT_NODES = (
-    "View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "Transpose", "Permute", "Clone", "Reshape", "Split",
-    "Select", "Slice", "Unbind", "ToCopy", "T",
-)  # fmt: skip
+    "View",
+    "UnsafeView",
+    "Unsqueeze",
+    "Squeeze",
+    "Expand",
+    "Transpose",
+    "Permute",
+    "Clone",
+    "Reshape",
+    "Split",
+    "Select",
+    "Slice",
+    "Unbind",
+    "ToCopy",
+    "T",
+)
 """Nodes of operations that give the values of their input in another layout."""
 SCORE_NODES = (
-    "View", "UnsafeView", "Add", "Sub", "Mul", "Div", "MaskedFill", "Where", "Reshape", "Unsqueeze", "Squeeze",
-)  # fmt: skip
+    "View",
+    "UnsafeView",
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "MaskedFill",
+    "Where",
+    "Reshape",
+    "Unsqueeze",
+    "Squeeze",
+)
 """Nodes of what is done to scores of attention before their softmax."""
 _UNKNOWN = OperationInfo("")
 _names: dict[Any, str] = {}
@@ -97,7 +154,8 @@ def info(name: str) -> OperationInfo:
 
 
 def operation_name(func: Any) -> str:
-    """The name of the operation that a function does, however it is spelt; of a library's operator, with its namespace.
+    """The name of the operation that a function does, however it is spelt; of a library's operator,
+    with its namespace.
 
     >>> import torch, torch.nn.functional as F
     >>> operation_name(F.relu), operation_name(torch.Tensor.relu_), operation_name(torch.clip)
@@ -109,7 +167,8 @@ def operation_name(func: Any) -> str:
     """
     name = _names.get(func)
     if name is None:
-        own = str(getattr(func, "__name__", "")).split(".")[0].strip("_")  # exported code calls "add.Tensor"
+        # exported code calls "add.Tensor"
+        own = str(getattr(func, "__name__", "")).split(".")[0].strip("_")
         name = _registered_name(func) or ALIASES.get(own, own)
         if getattr(func, "__module__", None) != "__main__" and len(_names) < 4096:
             _names[func] = name
@@ -117,7 +176,8 @@ def operation_name(func: Any) -> str:
 
 
 def is_registered(name: str) -> bool:
-    """Whether an operation is an operator that a library has registered with PyTorch: ``library::operator``."""
+    """Whether an operation is an operator that a library has registered with PyTorch:
+    ``library::operator``."""
     return "::" in name
 
 
@@ -141,11 +201,20 @@ def operator_of_node(node_name: str) -> str | None:
     if node_name.startswith(_OF_PYTHON):
         name = node_name.removeprefix(_OF_PYTHON).rpartition("_")[0]  # without "defaultBackward"
         splits = (f"{name[:i]}::{name[i + 1 :]}" for i, letter in enumerate(name) if letter == "_")
-        return next((split for split in splits if torch._C._jit_get_schemas_for_operator(split)), name)
+        return next(
+            (split for split in splits if torch._C._jit_get_schemas_for_operator(split)), name
+        )
     if _OF_CPP not in node_name:
         return None
-    name = node_name.partition(_OF_CPP)[2].rpartition(">")[0].rpartition("::")[2].removesuffix("Function")
-    return next((row for row in TABLE if row.rpartition("::")[2].replace("_", "") == name.lower()), name)
+    name = (
+        node_name.partition(_OF_CPP)[2]
+        .rpartition(">")[0]
+        .rpartition("::")[2]
+        .removesuffix("Function")
+    )
+    return next(
+        (row for row in TABLE if row.rpartition("::")[2].replace("_", "") == name.lower()), name
+    )
 
 
 _OF_PYTHON = "GeneratedBackwardFor_"

@@ -1,4 +1,5 @@
-"""What is written below a picture: texts that fit, captions, legends of colours, and marks of checks."""
+"""What is written below a picture: texts that fit, captions, legends of colours, and marks of
+checks."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -16,8 +17,17 @@ RGB = tuple[int, int, int]
 INK = (24, 24, 28)
 FAINT = (110, 110, 118)
 PAPER = (255, 255, 255)
-# Okabe and Ito's colours, told apart with colour-vision deficiencies; yellow comes late since it is faint on white.
-COLORS = [(213, 94, 0), (0, 114, 178), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (240, 228, 66)]
+# Okabe and Ito's colours, told apart with colour-vision deficiencies; yellow comes late since it is
+# faint on white.
+COLORS = [
+    (213, 94, 0),
+    (0, 114, 178),
+    (0, 158, 115),
+    (204, 121, 167),
+    (230, 159, 0),
+    (86, 180, 233),
+    (240, 228, 66),
+]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
@@ -26,14 +36,21 @@ def font(size: int, bold: bool = False) -> Font:
     """Return DejaVu Sans, which matplotlib brings along, or Pillow's own font without it."""
     spec = importlib.util.find_spec("matplotlib")  # looks it up without importing it
     if spec is not None and spec.origin is not None:
-        path = Path(spec.origin).parent / "mpl-data" / "fonts" / "ttf" / f"DejaVuSans{'-Bold' if bold else ''}.ttf"
+        path = (
+            Path(spec.origin).parent
+            / "mpl-data"
+            / "fonts"
+            / "ttf"
+            / f"DejaVuSans{'-Bold' if bold else ''}.ttf"
+        )
         if path.exists():
             return ImageFont.truetype(str(path), size)
     return ImageFont.load_default(size)
 
 
 def fit(text: str, width: float, size: int, bold: bool = False, end: str = "") -> str:
-    """Shorten a text with an ellipsis until it is at most ``width`` pixels wide; its ``end`` is always kept.
+    """Shorten a text with an ellipsis until it is at most ``width`` pixels wide; its ``end`` is
+    always kept.
 
     >>> fit("a cat with a very long name", 100, 12, end=", 38 %").endswith("…, 38 %")
     True
@@ -48,7 +65,8 @@ def fit(text: str, width: float, size: int, bold: bool = False, end: str = "") -
 
 
 def wrapped(text: str, width: float, size: int, most: int = 2) -> list[str]:
-    """Break a text into at most so many lines between words; what does not fit into them ends with an ellipsis.
+    """Break a text into at most so many lines between words; what does not fit into them ends with
+    an ellipsis.
 
     >>> wrapped("product of 3 layers, layer2.1 to layer3.2", 140, 12)
     ['product of 3 layers,', 'layer2.1 to layer3.2']
@@ -73,9 +91,16 @@ def space(width: int, height: int) -> Image.Image:
 
 
 def words(
-    text: str, size: int, color: RGB = INK, *, bold: bool = False, line: float = 1.35, top: float = 0
+    text: str,
+    size: int,
+    color: RGB = INK,
+    *,
+    bold: bool = False,
+    line: float = 1.35,
+    top: float = 0,
 ) -> Image.Image:
-    """Draw a text as a picture ``line`` times its size in height; ``top`` pixels above it stay empty."""
+    """Draw a text as a picture ``line`` times its size in height; ``top`` pixels above it stay
+    empty."""
     face = font(size, bold)
     drawn = space(ceil(face.getlength(text)), round(size * line))
     ImageDraw.Draw(drawn).text((0, top), text, color, face)
@@ -83,14 +108,22 @@ def words(
 
 
 def line_of(
-    text: str, width: float, size: int, color: RGB = INK, *, bold: bool = False, line: float = 1.35, end: str = ""
+    text: str,
+    width: float,
+    size: int,
+    color: RGB = INK,
+    *,
+    bold: bool = False,
+    line: float = 1.35,
+    end: str = "",
 ) -> Image.Image:
     """Draw a text in one line that `fit` shortens."""
     return words(fit(text, width, size, bold, end), size, color, bold=bold, line=line)
 
 
 def stacked(pictures: Sequence[Image.Image], width: int, align: float = 0.0) -> Image.Image:
-    """Put pictures below each other: at the left of ``width`` with ``align`` 0, in its middle with 0.5.
+    """Put pictures below each other: at the left of ``width`` with ``align`` 0, in its middle with
+    0.5.
 
     >>> stacked([Image.new("RGB", (60, 40)), Image.new("RGB", (20, 5))], 80).size
     (80, 45)
@@ -103,8 +136,11 @@ def stacked(pictures: Sequence[Image.Image], width: int, align: float = 0.0) -> 
     return canvas
 
 
-def placed(pictures: Sequence[tuple[float, Image.Image]], width: int, align: float = 0.0) -> Image.Image:
-    """Put pictures side by side by their left edges: at the top with ``align`` 0, with middles at one height by 0.5.
+def placed(
+    pictures: Sequence[tuple[float, Image.Image]], width: int, align: float = 0.0
+) -> Image.Image:
+    """Put pictures side by side by their left edges: at the top with ``align`` 0, with middles at
+    one height by 0.5.
 
     >>> placed([(0, Image.new("RGB", (60, 40))), (70, Image.new("RGB", (20, 5)))], 90).size
     (90, 40)
@@ -148,9 +184,11 @@ class Legend:
 
 
 def bar(legend: Legend, width: int, size: int, *, about: bool = False) -> Image.Image:
-    """Draw a legend ``width`` pixels wide with text of ``size``: the colours above, the labels below.
+    """Draw a legend ``width`` pixels wide with text of ``size``: the colours above, the labels
+    below.
 
-    With ``about``, what is shown is written too: between two labels of a ramp where there is room, and else below.
+    With ``about``, what is shown is written too: between two labels of a ramp where there is room,
+    and else below.
 
     >>> bar(Legend(((0, 0, 0), (255, 0, 0)), ("0", "max"), "heat"), 80, 10).width
     80
@@ -168,7 +206,9 @@ def bar(legend: Legend, width: int, size: int, *, about: bool = False) -> Image.
         steps = max(1, len(labels) - 1)
         lefts = [(width - label.width) * i / steps for i, label in enumerate(labels)]
     else:
-        lefts = [width * (i + 0.5) / len(labels) - label.width / 2 for i, label in enumerate(labels)]
+        lefts = [
+            width * (i + 0.5) / len(labels) - label.width / 2 for i, label in enumerate(labels)
+        ]
     below = placed(list(zip(lefts, labels, strict=True)), width)
     thick = max(6, round(size * 0.8))
     colors = _ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick)
@@ -203,21 +243,25 @@ SMALLEST_MARK = 8  # pixels of the words; where they still do not fit, the signs
 
 @dataclass(frozen=True)
 class Mark:
-    """A check and its result: a tick in a disc, a cross in a square, or, for None, a dash in a ring."""
+    """A check and its result: a tick in a disc, a cross in a square, or, for None, a dash in a
+    ring."""
 
     word: str
     passed: bool | None
 
 
 def row(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
-    """Draw marks side by side, at most ``width`` pixels wide, with words of ``size`` pixels, or smaller ones.
+    """Draw marks side by side, at most ``width`` pixels wide, with words of ``size`` pixels, or
+    smaller ones.
 
     >>> row([Mark("model", True), Mark("class", False)], 200, 12).height
     17
     """
     gap = max(4, round(size * 0.55))
     signs = [_sign(mark.passed, round(size * 1.15)) for mark in marks]
-    pairs = [beside([sign, _named(mark, size)], gap / 2) for mark, sign in zip(marks, signs, strict=True)]
+    pairs = [
+        beside([sign, _named(mark, size)], gap / 2) for mark, sign in zip(marks, signs, strict=True)
+    ]
     drawn = beside(pairs, gap * 1.5)
     if drawn.width <= width:
         return drawn
@@ -270,7 +314,8 @@ def enlargement(size: tuple[int, int]) -> int:
 
 
 def lettering(size: tuple[int, int]) -> int:
-    """Return the size of the largest text under a picture of ``size`` (width, height), in pixels."""
+    """Return the size of the largest text under a picture of ``size`` (width, height), in
+    pixels."""
     return max(13, round(min(size[0] / 28, sqrt(size[0] * size[1]) / 22)))
 
 
@@ -283,10 +328,11 @@ def caption(
     end: str = "",
     marks: Sequence[Mark] = (),
 ) -> Image.Image:
-    """Put a strip under a picture: a bold title, a fainter line of detail and, where it helps, what colours mean.
+    """Put a strip under a picture: a bold title, a fainter line of detail and, where it helps, what
+    colours mean.
 
-    A picture narrower than 260 pixels is centred above a strip of that width. The ``end`` of the title, a percentage,
-    is never cut. ``marks`` are a row of their own, below.
+    A picture narrower than 260 pixels is centred above a strip of that width. The ``end`` of the
+    title, a percentage, is never cut. ``marks`` are a row of their own, below.
 
     >>> caption(Image.new("RGB", (400, 300)), "tabby cat", "gradcam", end=", 87 %").width
     400

@@ -56,14 +56,17 @@ def overlay(
     For the result of `explain.attribute`: ``overlay(photo, attribution.heatmap[0])``.
 
     Args:
-        photo: a path, the bytes of a file, a PIL image or an array ``(H, W, 3)``; see `explain.data.images.load_image`.
-        heatmap: ``(h, w)`` in [0, 1], a tensor or an array, of any size: it is stretched over the box. For the style
-            "signed", ``attribution.signed[0]`` in [-1, 1]; for "color", ``attribution.values[0]`` ``(C, h, w)``.
-        style: "heat", "contour", "mask" or "spotlight", or a style with options, as ``render.Contour(shares=(0.5,))``;
-            also "intensity", "signed" and "color", which pixel methods are drawn in, and "evidence".
-        box: which part of the photo the model saw, as (left, top, right, bottom) in pixels of the photo; by default,
-            all of it. What lies outside is hatched. Where the photo was cut by a preprocessing,
-            ``explain.data.boxes.locate(preprocess, photo.size)`` finds the box.
+        photo: a path, the bytes of a file, a PIL image or an array ``(H, W, 3)``; see
+            `explain.data.images.load_image`.
+        heatmap: ``(h, w)`` in [0, 1], a tensor or an array, of any size: it is stretched over the
+            box. For the style "signed", ``attribution.signed[0]`` in [-1, 1]; for "color",
+            ``attribution.values[0]`` ``(C, h, w)``.
+        style: "heat", "contour", "mask" or "spotlight", or a style with options, as
+            ``render.Contour(shares=(0.5,))``; also "intensity", "signed" and "color", which pixel
+            methods are drawn in, and "evidence".
+        box: which part of the photo the model saw, as (left, top, right, bottom) in pixels of the
+            photo; by default, all of it. What lies outside is hatched. Where the photo was cut by a
+            preprocessing, ``explain.data.boxes.locate(preprocess, photo.size)`` finds the box.
         colormap: any colour map of matplotlib, for styles that have one.
         alpha: opacity of the heat, 0 to 1.
 
@@ -83,7 +86,9 @@ def overlay(
     return drawn(picture, _checked_map(heatmap, chosen), chosen, region, [region])
 
 
-def drawn(photo: Image.Image, values: Array, style: Style, region: Box, seen: Sequence[Box]) -> Image.Image:
+def drawn(
+    photo: Image.Image, values: Array, style: Style, region: Box, seen: Sequence[Box]
+) -> Image.Image:
     """Draw a map where it lies on an RGB photo, and mark what lies in no seen part."""
     return mark_unseen(style.draw(photo, values, region), photo, seen)
 
@@ -101,12 +106,16 @@ def outlined(photo: Image.Image, boxes: Mapping[str, Edges]) -> Image.Image:
         bottom = min(y1, photo.height) - 1
         if left >= right or top >= bottom:
             continue
-        draw.rectangle((left - wide, top - wide, right + wide, bottom + wide), outline=PAPER, width=2 * wide)
+        draw.rectangle(
+            (left - wide, top - wide, right + wide, bottom + wide), outline=PAPER, width=2 * wide
+        )
         draw.rectangle((left, top, right, bottom), outline=color, width=wide)
         if label:
             name = fit(label, photo.width - left, size, True)
             face = font(size, True)
-            draw.rectangle((left, top, left + face.getlength(name) + size, top + 1.5 * size), fill=color)
+            draw.rectangle(
+                (left, top, left + face.getlength(name) + size, top + 1.5 * size), fill=color
+            )
             draw.text((left + size / 2, top + 0.1 * size), name, PAPER, face)
     return drawn
 
@@ -116,7 +125,9 @@ def _checked_box(box: Any) -> Box:
     with suppress(TypeError, ValueError):
         found = box if isinstance(box, Box) else Box(*map(float, box))
     if not (0 < found.width < np.inf and 0 < found.height < np.inf):
-        raise ImageError(f"box must be (left, top, right, bottom) in pixels, got {shown(box)}; mend it")
+        raise ImageError(
+            f"box must be (left, top, right, bottom) in pixels, got {shown(box)}; mend it"
+        )
     return found
 
 
@@ -135,7 +146,9 @@ def _checked_map(heatmap: Any, style: Style) -> Array:
     low = float(values.min())
     high = float(values.max())
     if not (least <= low and high <= most + 1e-6):  # NaN is neither
-        raise ImageError(f"{must} have values from {least:g} to {most:g}, got {low:.3g} to {high:.3g}; {remedy}")
+        raise ImageError(
+            f"{must} have values from {least:g} to {most:g}, got {low:.3g} to {high:.3g}; {remedy}"
+        )
     return values
 
 
@@ -159,7 +172,8 @@ def concepts(
     detail: str = "",
     alpha: float = 0.75,
 ) -> Image.Image:
-    """Colour each place of a photo by the strongest of K maps ``(K, H, W)`` in [0, 1]; say below what each one is.
+    """Colour each place of a photo by the strongest of K maps ``(K, H, W)`` in [0, 1]; say below
+    what each one is.
 
     Args:
         labels: a line for each map.
@@ -167,26 +181,36 @@ def concepts(
         title, detail: what all of them are: a bold line and a fainter one.
         alpha: opacity of the colours.
 
-    >>> concepts(Image.new("RGB", (300, 200)), np.ones((2, 4, 4)), Box(0, 0, 300, 200), ["fur", "eyes"]).width
+    >>> concepts(
+    ...     Image.new("RGB", (300, 200)), np.ones((2, 4, 4)), Box(0, 0, 300, 200), ["fur", "eyes"]
+    ... ).width
     300
     """
     strongest = place(maps[0], photo.size, region)
     first = np.zeros(photo.size[::-1], np.uint16)
-    for i, values in enumerate(maps[1:], start=1):  # one at a time: on a large photo, all of them might not fit
+    # one at a time: on a large photo, all of them might not fit
+    for i, values in enumerate(maps[1:], start=1):
         placed = place(values, photo.size, region)
         first[placed > strongest] = i
         np.maximum(placed, strongest, out=strongest)
     palette = np.resize(np.array(COLORS, np.uint8), (len(maps), 3))
     opacity = (255 * alpha * np.sqrt(np.arange(256) / 255)).round().astype(np.uint8)
     grey = photo.convert("L").convert("RGB")
-    colored = Image.composite(Image.fromarray(palette[first]), grey, Image.fromarray(opacity[strongest]))
+    colored = Image.composite(
+        Image.fromarray(palette[first]), grey, Image.fromarray(opacity[strongest])
+    )
     colored = mark_unseen(colored, photo, [region])
     ends = [f"{share:.0%}".replace("%", " %") for share in shares] or [""] * len(labels)
-    return _with_lines(colored, list(zip(palette.tolist(), ends, labels, strict=True)), title, detail)
+    return _with_lines(
+        colored, list(zip(palette.tolist(), ends, labels, strict=True)), title, detail
+    )
 
 
-def _with_lines(picture: Image.Image, entries: Sequence[tuple[Any, str, str]], title: str, detail: str) -> Image.Image:
-    """Put a title, a line of detail, and a line for each colour with its share and label under a picture."""
+def _with_lines(
+    picture: Image.Image, entries: Sequence[tuple[Any, str, str]], title: str, detail: str
+) -> Image.Image:
+    """Put a title, a line of detail, and a line for each colour with its share and label under a
+    picture."""
     width = max(NARROWEST, picture.width)
     large = lettering((width, picture.height))
     size = max(11, round(large * 0.85))
@@ -208,7 +232,10 @@ def _with_lines(picture: Image.Image, entries: Sequence[tuple[Any, str, str]], t
     return stacked([picture, strip, stacked(lines, room), strip], width, align=0.5)
 
 
-FORMATS: dict[str, dict[str, Any]] = {".gif": {"loop": 0, "disposal": 1}, ".webp": {"quality": 85, "method": 4}}
+FORMATS: dict[str, dict[str, Any]] = {
+    ".gif": {"loop": 0, "disposal": 1},
+    ".webp": {"quality": 85, "method": 4},
+}
 """How a moving picture is written, by the ending of its file."""
 HELD = 4  # times as long as the others the last picture is shown
 
@@ -224,11 +251,14 @@ class Film:
         return len(self.pictures)
 
     def sheet(self, count: int = 12, tile: int = 180) -> Image.Image:
-        """Return a picture of at most so many frames, evenly spread, each fitted into a square of ``tile`` pixels."""
+        """Return a picture of at most so many frames, evenly spread, each fitted into a square of
+        ``tile`` pixels."""
         tiles = [Tile(self.pictures[i], self.names[i]) for i in evenly_spread(len(self), count)]
         return sheet(Layout("", "", (Group("", tuple(tiles)),)), tile)
 
-    def save(self, path: str | os.PathLike[str], *, seconds: float = 0.2, overwrite: bool = False) -> Path:
+    def save(
+        self, path: str | os.PathLike[str], *, seconds: float = 0.2, overwrite: bool = False
+    ) -> Path:
         """Write the moving picture.
 
         Args:
@@ -240,7 +270,9 @@ class Film:
             ImageError: it ends in something else, or the time is none.
             OutputError: the file is there already, or cannot be written.
         """
-        captioned = [caption(each, name, "") for each, name in zip(self.pictures, self.names, strict=True)]
+        captioned = [
+            caption(each, name, "") for each, name in zip(self.pictures, self.names, strict=True)
+        ]
         files = Files(Path(path).parent, overwrite=overwrite)
         files.add_bytes(Path(path).name, moving(captioned, Path(path).name, seconds))
         return files.write()[0]
@@ -260,19 +292,21 @@ def film(
     alpha: float | None = None,
     layout: InputLayout | None = None,
 ) -> Film:
-    """Draw the heatmap of a video or volume on its frames or slices, or of tiles or a bag of patches on these.
+    """Draw the heatmap of a video or volume on its frames or slices, or of tiles or a bag of
+    patches on these.
 
-    For the result of `explain.attribute`: ``film(volume[0], attribution.heatmap[0], unit="slice")``.
+    For the result of `explain.attribute`: ``film(volume[0], attribution.heatmap[0],
+    unit="slice")``.
 
     Args:
-        frames: a list of images; or a tensor or array ``(T, H, W)``, ``(T, H, W, 3)``, or as a model takes it
-            ``(C, T, H, W)`` or ``(T, C, H, W)`` with one or three channels. All values but uint8 are scaled from their
-            least to their largest one.
+        frames: a list of images; or a tensor or array ``(T, H, W)``, ``(T, H, W, 3)``, or as a
+            model takes it ``(C, T, H, W)`` or ``(T, C, H, W)`` with one or three channels. All
+            values but uint8 are scaled from their least to their largest one.
         heatmap: ``(T, H, W)``, the maps of all frames; one scale for all of them.
         style, colormap, alpha: as for `explain.render.overlay`.
         unit: what a frame is called.
-        layout: "NTCHW" where the frames come before the channels, or "NCTHW"; None tells it by their number, and takes
-            three of three for channels first.
+        layout: "NTCHW" where the frames come before the channels, or "NCTHW"; None tells it by
+            their number, and takes three of three for channels first.
 
     Raises:
         ImageError: there are not as many frames as maps, or they are no pictures.
@@ -285,9 +319,15 @@ def film(
     maps = list(heatmap)
     photos = [load_image(each) for each in _frames(frames, len(maps), check_layout(layout))]
     if len(photos) != len(maps) or not photos:
-        raise ImageError(f"heatmap must have a map for each of {len(photos)} frames, got {len(maps)}; take one video's")
+        raise ImageError(
+            f"heatmap must have a map for each of {len(photos)} frames, got {len(maps)}; take one "
+            "video's"
+        )
     times = enlargement(photos[0].size)
-    large = [each.resize((each.width * times, each.height * times), Image.Resampling.NEAREST) for each in photos]
+    large = [
+        each.resize((each.width * times, each.height * times), Image.Resampling.NEAREST)
+        for each in photos
+    ]
     pictures = tuple(overlay(photo, each, chosen) for photo, each in zip(large, maps, strict=True))
     return Film(pictures, tuple(f"{unit} {i} of {len(maps)}" for i in range(1, len(maps) + 1)))
 
@@ -305,7 +345,12 @@ def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[Ima
         values = values[..., None]
     elif shape[0] in CHANNELS and shape[1] == count and layout != "NTCHW":
         values = np.moveaxis(values, 0, -1)
-    elif shape[0] == count and shape[1] in CHANNELS and layout != "NCTHW" and (layout or shape[-1] not in CHANNELS):
+    elif (
+        shape[0] == count
+        and shape[1] in CHANNELS
+        and layout != "NCTHW"
+        and (layout or shape[-1] not in CHANNELS)
+    ):
         values = np.moveaxis(values, 1, -1)
     if values.ndim != 4 or values.shape[3] not in CHANNELS:
         known = "(T, H, W), (C, T, H, W) or (T, C, H, W), C 1 or 3"
@@ -324,7 +369,9 @@ def moving(pictures: Sequence[Image.Image], name: str, seconds: float) -> bytes:
     """
     ending = Path(name).suffix.lower()
     if ending not in FORMATS:
-        raise ImageError(f"film must end in {' or '.join(FORMATS)}, got {shown(name)}; choose one of them")
+        raise ImageError(
+            f"film must end in {' or '.join(FORMATS)}, got {shown(name)}; choose one of them"
+        )
     if not 0.02 <= seconds <= 60:
         raise ImageError(f"seconds must be from 0.02 to 60, got {shown(seconds)}; leave it out")
     pause = round(1000 * seconds)
@@ -334,5 +381,7 @@ def moving(pictures: Sequence[Image.Image], name: str, seconds: float) -> bytes:
         frames = [picture.quantize(256, dither=Image.Dither.FLOYDSTEINBERG) for picture in pictures]
     buffer = io.BytesIO()
     how = FORMATS[ending]
-    frames[0].save(buffer, ending[1:], save_all=True, append_images=frames[1:], duration=pauses, **how)
+    frames[0].save(
+        buffer, ending[1:], save_all=True, append_images=frames[1:], duration=pauses, **how
+    )
     return buffer.getvalue()

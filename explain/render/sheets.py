@@ -15,7 +15,19 @@ from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, shown
 from explain._utils.html import picture_html
-from explain.render.captions import FAINT, INK, Legend, Mark, bar, line_of, placed, space, stacked, words, wrapped
+from explain.render.captions import (
+    FAINT,
+    INK,
+    Legend,
+    Mark,
+    bar,
+    line_of,
+    placed,
+    space,
+    stacked,
+    words,
+    wrapped,
+)
 from explain.render.captions import row as marked
 
 if TYPE_CHECKING:
@@ -29,7 +41,8 @@ LONGEST = 3  # times as wide or high as a square, at most
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture with texts below it: its name, a fainter line of detail, and a warning in ``remark``.
+    """A picture with texts below it: its name, a fainter line of detail, and a warning in
+    ``remark``.
 
     ``marks`` are the results of its checks, and ``legend`` says what its colours mean.
     """
@@ -46,8 +59,8 @@ class Tile:
 class Group:
     """Tiles that belong together, below a heading.
 
-    With ``own_row``, the group has a row of its own, beside the first tile of the sheet: the columns of such groups
-    line up.
+    With ``own_row``, the group has a row of its own, beside the first tile of the sheet: the
+    columns of such groups line up.
     """
 
     heading: str
@@ -74,8 +87,8 @@ class Layout:
     def places(self) -> list[Places]:
         """Return the rows.
 
-        Where groups have rows of their own, and more columns than a sheet is wide, they are shown in parts, one below
-        the other.
+        Where groups have rows of their own, and more columns than a sheet is wide, they are shown
+        in parts, one below the other.
 
         >>> tile = Tile(Image.new("RGB", (4, 3)))
         >>> layout = Layout("", "", (Group("", (tile,)), Group("a", (tile,) * 7, own_row=True)))
@@ -90,7 +103,9 @@ class Layout:
         (photo,), *groups = cells
         columns = max(map(len, groups))
         step = _balanced(columns, max(1, self._abreast - 1))
-        parts = [group[start : start + step] for start in range(0, columns, step) for group in groups]
+        parts = [
+            group[start : start + step] for start in range(0, columns, step) for group in groups
+        ]
         parts[0].insert(0, photo)
         return [dict(enumerate(part, int(i > 0))) for i, part in enumerate(parts)]
 
@@ -99,7 +114,8 @@ class Layout:
         return any(group.own_row for group in self.groups)
 
     def legends(self) -> list[dict[int, Legend]]:
-        """Return for each row the legends below it, by column: none where the tile below has the same legend.
+        """Return for each row the legends below it, by column: none where the tile below has the
+        same legend.
 
         Where columns line up, it must have the same name as well.
         """
@@ -117,7 +133,8 @@ class Layout:
 
     @property
     def columns(self) -> int:
-        """How many tiles stand side by side, such that the last row is nearly as full as the others.
+        """How many tiles stand side by side, such that the last row is nearly as full as the
+        others.
 
         >>> blank = Tile(Image.new("RGB", (1, 1)))
         >>> [Layout("", "", (Group("", (blank,) * n),)).columns for n in (1, 3, 6, 7, 13)]
@@ -133,9 +150,13 @@ class Layout:
 
     @property
     def stretch(self) -> tuple[float, float]:
-        """How wide and how high a tile is: a square, but longer for photos more than twice as long as wide.
+        """How wide and how high a tile is: a square, but longer for photos more than twice as long
+        as wide.
 
-        >>> [Layout("", "", (Group("", (Tile(Image.new("RGB", size)),)),)).stretch for size in ((60, 40), (80, 20))]
+        >>> [
+        ...     Layout("", "", (Group("", (Tile(Image.new("RGB", size)),)),)).stretch
+        ...     for size in ((60, 40), (80, 20))
+        ... ]
         [(1.0, 1.0), (2.0, 1.0)]
         """
         ratio = median_high(tile.picture.width / tile.picture.height for tile in self.tiles)
@@ -145,7 +166,8 @@ class Layout:
 
 
 def _balanced(count: int, most: int) -> int:
-    """Return how many of ``count`` stand in each row, if there are as few rows as ``most`` in each allow."""
+    """Return how many of ``count`` stand in each row, if there are as few rows as ``most`` in each
+    allow."""
     return ceil(count / ceil(count / most))
 
 
@@ -155,7 +177,8 @@ RULE = (214, 216, 222)
 
 
 def sheet(layout: Layout, tile: int = 300) -> Image.Image:
-    """Draw a contact sheet with each picture fitted into a square of ``tile`` pixels, or for very long photos more.
+    """Draw a contact sheet with each picture fitted into a square of ``tile`` pixels, or for very
+    long photos more.
 
     >>> blank = Tile(Image.new("RGB", (40, 30)), "photo")
     >>> sheet(Layout("a cat", "", (Group("", (blank,) * 3),)), tile=100).width
@@ -167,8 +190,11 @@ def sheet(layout: Layout, tile: int = 300) -> Image.Image:
     return drawing.spaced([*head, *rows])
 
 
-def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int = 240) -> Image.Image:
-    """Draw a table of pictures: names over the columns, if there are any, and the texts of the tiles below them.
+def table(
+    rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int = 240
+) -> Image.Image:
+    """Draw a table of pictures: names over the columns, if there are any, and the texts of the
+    tiles below them.
 
     >>> table([[Tile(Image.new("RGB", (40, 30)))] * 3], ["a", "b", "c"], tile=100).width
     332
@@ -185,7 +211,9 @@ class _Sheet:
 
     def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
         if isinstance(tile, bool) or not isinstance(tile, int) or tile < SMALLEST:
-            raise ExplainError(f"tile must be a whole number from {SMALLEST}, got {shown(tile)}; 300 is usual")
+            raise ExplainError(
+                f"tile must be a whole number from {SMALLEST}, got {shown(tile)}; 300 is usual"
+            )
         self.tile = round(tile * stretch[0])
         self.high = round(tile * stretch[1])
         self.text = max(10, tile // 16)
@@ -215,7 +243,9 @@ class _Sheet:
         return self.across({0: stacked([title, detail], room)}, align=0)
 
     def names(self, columns: Sequence[str]) -> Image.Image:
-        return self.across({i: line_of(name, self.tile, self.text, bold=True) for i, name in enumerate(columns)})
+        return self.across(
+            {i: line_of(name, self.tile, self.text, bold=True) for i, name in enumerate(columns)}
+        )
 
     def row(self, places: Places, legends: Mapping[int, Legend]) -> Image.Image:
         """A row of tiles and legends by column, each group under its heading and a rule."""
@@ -226,18 +256,23 @@ class _Sheet:
             margin = (tallest - small[column].height) // 2
             above = space(0, margin)
             below = space(0, tallest - small[column].height - margin)
-            cells[column] = stacked([above, small[column], below, *self._texts(tile)], self.tile, align=0.5)
+            cells[column] = stacked(
+                [above, small[column], below, *self._texts(tile)], self.tile, align=0.5
+            )
         parts = [self.across(cells)]
         if any(group.heading for group, _ in places.values()):
             parts.insert(0, self.across(self._headings(places), align=0))
         if legends:
             size = max(9, round(self.text * 0.8))
-            bars = {column: bar(each, self.tile, size, about=True) for column, each in legends.items()}
+            bars = {
+                column: bar(each, self.tile, size, about=True) for column, each in legends.items()
+            }
             parts += [space(0, self.gap // 2), self.across(bars)]
         return stacked(parts, self.width)
 
     def _headings(self, places: Places) -> dict[int, Image.Image]:
-        """The headings of a row, over the first tile of each group; fainter where a group began in a row above."""
+        """The headings of a row, over the first tile of each group; fainter where a group began in
+        a row above."""
         headings = {}
         for _, cells in groupby(places.items(), lambda place: id(place[1][0])):
             (column, (group, tile)), *others = cells
@@ -254,7 +289,8 @@ class _Sheet:
         return headings
 
     def _texts(self, tile: Tile) -> list[Image.Image]:
-        """What stands below a picture: a name in one line, the rest in up to two each, and marks."""
+        """What stands below a picture: a name in one line, the rest in up to two each, and
+        marks."""
         texts = ((tile.name, INK, 1), (tile.detail, FAINT, 2), (tile.remark, REMARK, 2))
         lines = [
             words(line, self.text, color, line=1.45)
@@ -276,7 +312,8 @@ LONGEST_SIDE = 19  # inches of a figure
 
 
 def figure(layout: Layout, alternative: str = "") -> "Figure":
-    """Return a contact sheet as a figure, which belongs to no window, so that nothing has to be closed."""
+    """Return a contact sheet as a figure, which belongs to no window, so that nothing has to be
+    closed."""
     picture = sheet(layout, 340)
     dpi = max(DPI, max(picture.size) / LONGEST_SIDE)
     drawn = empty((picture.width / dpi, picture.height / dpi), alternative, dpi)
@@ -288,7 +325,8 @@ def figure(layout: Layout, alternative: str = "") -> "Figure":
 
 
 def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> "Figure":
-    """Return a figure without axes that shows itself in a notebook, with a text for those who cannot see it."""
+    """Return a figure without axes that shows itself in a notebook, with a text for those who
+    cannot see it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

@@ -3,13 +3,12 @@
 Four of them draw a heatmap in [0, 1] of any method:
 
     Heat        colour over the photo in grey: the colours come from the map alone
-    Contour     lines around the places that hold 50, 75 and 90 % of the evidence, on the photo in colour
-    Mask        those places cut out, on pale paper
-    Spotlight   the photo in colour where the map is high, dark and grey elsewhere, without an edge between
+    Contour     lines around the places that hold 50, 75 and 90 % of the evidence, on the photo in
+    colour Mask        those places cut out, on pale paper Spotlight   the photo in colour where the
+    map is high, dark and grey elsewhere, without an edge between
 
-Three are the own styles of methods that give a value for each pixel: Intensity, Signed and Color. Evidence draws sets
-of regions.
-To add one, write a subclass of `Style` and enter it in `STYLES`.
+Three are the own styles of methods that give a value for each pixel: Intensity, Signed and Color.
+Evidence draws sets of regions. To add one, write a subclass of `Style` and enter it in `STYLES`.
 """
 
 import json
@@ -47,7 +46,8 @@ def lookup_table(name: str) -> np.ndarray[Any, Any]:
 
 @cache
 def default_colormaps() -> dict[str, str]:
-    """Return the colours of each default colour map as hexadecimal digits; examples/color_tables.py makes the file."""
+    """Return the colours of each default colour map as hexadecimal digits; examples/color_tables.py
+    makes the file."""
     return json.loads((resources.files("explain.render") / "colormaps.json").read_text("utf-8"))
 
 
@@ -55,19 +55,22 @@ Array = np.ndarray[Any, Any]
 
 
 def place(values: Array, size: tuple[int, int], region: Box, outside: int = 0) -> Array:
-    """Resample a map in [0, 1] onto the pixels of a photo of ``size`` (width, height), as uint8 ``(height, width)``.
+    """Resample a map in [0, 1] onto the pixels of a photo of ``size`` (width, height), as uint8
+    ``(height, width)``.
 
     ``outside`` fills what the region does not cover.
     """
     placed = np.full(size[::-1], outside, np.uint8)
     inside, where = _resampled(values, size, region)
-    np.rint(np.multiply(inside, 255, out=inside), out=inside)  # in place, which on a large photo is gigabytes less
+    # in place, which on a large photo is gigabytes less
+    np.rint(np.multiply(inside, 255, out=inside), out=inside)
     placed[where] = np.clip(inside, 0, 255, out=inside)
     return placed
 
 
 def area(values: Array, threshold: float, size: tuple[int, int], region: Box) -> Array:
-    """Return where on a photo of ``size`` (width, height) a map is at least ``threshold``: bool ``(height, width)``."""
+    """Return where on a photo of ``size`` (width, height) a map is at least ``threshold``: bool
+    ``(height, width)``."""
     placed = np.zeros(size[::-1], bool)
     inside, where = _resampled(values, size, region)
     placed[where] = inside >= threshold
@@ -75,7 +78,8 @@ def area(values: Array, threshold: float, size: tuple[int, int], region: Box) ->
 
 
 def on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
-    """Return the part of a map that lies on a photo of ``size`` (width, height): padding around a photo does not."""
+    """Return the part of a map that lies on a photo of ``size`` (width, height): padding around a
+    photo does not."""
 
     def part(cells: int, start: float, end: float, length: int) -> slice:
         span = end - start
@@ -88,7 +92,8 @@ def on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
 
 
 def edges(region: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of a region in whole pixels of a photo; however thin, it has one of them."""
+    """Return left, top, right and bottom of a region in whole pixels of a photo; however thin, it
+    has one of them."""
     left = min(max(0, round(region.left)), size[0] - 1)
     top = min(max(0, round(region.top)), size[1] - 1)
     right = max(left + 1, min(size[0], round(region.right)))
@@ -96,8 +101,11 @@ def edges(region: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
     return left, top, right, bottom
 
 
-def _resampled(values: Array, size: tuple[int, int], region: Box) -> tuple[Array, tuple[slice, slice]]:
-    """Return a map at the photo's resolution, as far as it lies on the photo, and its rows and columns there."""
+def _resampled(
+    values: Array, size: tuple[int, int], region: Box
+) -> tuple[Array, tuple[slice, slice]]:
+    """Return a map at the photo's resolution, as far as it lies on the photo, and its rows and
+    columns there."""
     import cv2
 
     left = round(region.left)
@@ -123,7 +131,8 @@ CONTRAST = 0.35  # of the photo's contrast
 
 
 def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -> Image.Image:
-    """Return a picture of a photo in which what lies in no seen part is pale and hatched, with a line between.
+    """Return a picture of a photo in which what lies in no seen part is pale and hatched, with a
+    line between.
 
     >>> white = Image.new("RGB", (40, 20), "white")
     >>> mark_unseen(white, white, [Box(0, 0, 40, 20)]) is white
@@ -140,7 +149,9 @@ def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -
         return picture
     extent = min(min(right - left, bottom - top) for left, top, right, bottom in parts)
     line = max(1, round(min(extent, max(photo.size) / 4) / 125))
-    ground = Image.blend(Image.new("RGB", photo.size, PALE), photo.convert("L").convert("RGB"), CONTRAST)
+    ground = Image.blend(
+        Image.new("RGB", photo.size, PALE), photo.convert("L").convert("RGB"), CONTRAST
+    )
     ground.paste(HATCH, mask=_stripes(photo.size))
     drawn = Image.composite(picture, ground, seen_mask)
     drawn.paste((255, 255, 255), mask=_rim(seen_mask, line))
@@ -150,13 +161,15 @@ def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -
 def _stripes(size: tuple[int, int]) -> Image.Image:
     """Return a mask of diagonal lines, forty or so along the longer side."""
     period = max(6, round(max(size) / 40))
-    away = np.abs(np.arange(sum(size) - 1) % period - period / 2)  # from the middle of a line, in pixels along a row
+    # from the middle of a line, in pixels along a row
+    away = np.abs(np.arange(sum(size) - 1) % period - period / 2)
     row = (120 * np.clip(period / 10 + 0.5 - away, 0, 1)).astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(sliding_window_view(row, size[0])))
 
 
 def _rim(seen_mask: Image.Image, line: int) -> Image.Image:
-    """Return a mask of the seen side of the border between seen and unseen; the photo's own edge is no border."""
+    """Return a mask of the seen side of the border between seen and unseen; the photo's own edge is
+    no border."""
     import cv2
 
     inside: Array = np.asarray(seen_mask)
@@ -170,7 +183,8 @@ ROUNDED = 0.45  # of a cell
 
 
 def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
-    """Return for each share the largest threshold such that values from it on add up to that share of the total.
+    """Return for each share the largest threshold such that values from it on add up to that share
+    of the total.
 
     A map of zeros has no evidence: all thresholds are infinite.
 
@@ -186,7 +200,8 @@ def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
 
 
 def fine(values: Array) -> Array:
-    """Return a coarse map enlarged, linearly between its cells and without edges there, so that its areas are round.
+    """Return a coarse map enlarged, linearly between its cells and without edges there, so that its
+    areas are round.
 
     >>> fine(np.ones((7, 7))).shape
     (105, 105)
@@ -201,7 +216,8 @@ def fine(values: Array) -> Array:
 
 
 def smoothed(values: Array) -> Array:
-    """Blur a map ``(H, W)`` of single pixels by 3 % of its longer side, so that it has areas; its largest becomes 1.
+    """Blur a map ``(H, W)`` of single pixels by 3 % of its longer side, so that it has areas; its
+    largest becomes 1.
 
     >>> float(smoothed(np.eye(50)).max())
     1.0
@@ -209,13 +225,16 @@ def smoothed(values: Array) -> Array:
     import cv2
 
     width = SPREAD * max(values.shape)
-    blurred: Array = cv2.GaussianBlur(values.astype(np.float32), (0, 0), max(width, 0.3), borderType=cv2.BORDER_REFLECT)
+    blurred: Array = cv2.GaussianBlur(
+        values.astype(np.float32), (0, 0), max(width, 0.3), borderType=cv2.BORDER_REFLECT
+    )
     peak = np.abs(blurred).max()
     return blurred / peak if peak > 0 else blurred
 
 
 Reading: TypeAlias = Literal["heatmap", "signed", "values", "sets"]
-"""What a style draws: ``(H, W)`` in [0, 1], ``(H, W)`` in [-1, 1], ``(C, H, W)``, or masks of R sets ``(R, H, W)``."""
+"""What a style draws: ``(H, W)`` in [0, 1], ``(H, W)`` in [-1, 1], ``(C, H, W)``, or masks of R
+sets ``(R, H, W)``."""
 
 SHARES = (0.5, 0.75, 0.9)
 STEPS = 65  # colours in the legend of a ramp; that of zero is in the middle
@@ -238,14 +257,18 @@ class Style(Options):
             lookup_table(vars(self)["colormap"])
         shares = vars(self).get("shares", (1.0,))
         if not shares or not all(a < b for a, b in pairwise((0, *shares))) or shares[-1] > 1:
-            raise ExplainError(f"shares of {self.name} must rise within 0 to 1, got {shown(shares)}; use (0.5, 0.9)")
+            raise ExplainError(
+                f"shares of {self.name} must rise within 0 to 1, got {shown(shares)}; use (0.5, "
+                "0.9)"
+            )
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         """Draw a map on the part of an RGB photo that it covers; the photo is left as it is."""
         raise NotImplementedError
 
     def legend(self, photo: Image.Image) -> Legend | None:
-        """The colours that come out on a photo of this brightness; None where there is nothing to be said of them."""
+        """The colours that come out on a photo of this brightness; None where there is nothing to
+        be said of them."""
         ramp = np.linspace(-1 if self.reads == "signed" else 0, 1, STEPS)[None]
         flat = Image.new("RGB", (STEPS, 1), _mean(photo))
         drawn = self.draw(flat, ramp, Box(0, 0, STEPS, 1))
@@ -257,9 +280,11 @@ StyleLike: TypeAlias = str | Style
 
 @dataclass(frozen=True)
 class Heat(Style):
-    """Colour over the photo in grey: the more evidence, the brighter the colour and the less of the photo.
+    """Colour over the photo in grey: the more evidence, the brighter the colour and the less of the
+    photo.
 
-    Since the photo is grey, no colour of its own can be taken for heat, and the legend's colours are those seen.
+    Since the photo is grey, no colour of its own can be taken for heat, and the legend's colours
+    are those seen.
     """
 
     colormap: str = HEAT
@@ -270,14 +295,18 @@ class Heat(Style):
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         placed = place(values, photo.size, region)
         colors = Image.fromarray(lookup_table(self.colormap)[placed])
-        # Opacity rises quickly, then levels off: a weak map is seen, and a strong one does not hide the photo.
+        # Opacity rises quickly, then levels off: a weak map is seen, and a strong one does not hide
+        # the photo.
         rising = (255 * self.alpha * (1 - (1 - np.arange(256) / 255) ** 3)).round().astype(np.uint8)
-        return Image.composite(colors, photo.convert("L").convert("RGB"), Image.fromarray(rising[placed]))
+        return Image.composite(
+            colors, photo.convert("L").convert("RGB"), Image.fromarray(rising[placed])
+        )
 
 
 @dataclass(frozen=True)
 class Contour(Style):
-    """Lines around the smallest places that hold these shares of the evidence, the brightest around the first."""
+    """Lines around the smallest places that hold these shares of the evidence, the brightest around
+    the first."""
 
     shares: tuple[float, ...] = SHARES
     colormap: str = HEAT
@@ -304,8 +333,8 @@ class Contour(Style):
 
 @dataclass(frozen=True)
 class SignedContour(Contour):
-    """Lines as `Contour` draws them, around what speaks for the target in one colour and around what speaks against it
-    in another; together they hold these shares of all that speaks."""
+    """Lines as `Contour` draws them, around what speaks for the target in one colour and around
+    what speaks against it in another; together they hold these shares of all that speaks."""
 
     colormap: str = SIGNED
 
@@ -327,7 +356,8 @@ class SignedContour(Contour):
 
 @dataclass(frozen=True)
 class Mask(Style):
-    """The photo where the evidence lies, in steps that hold these shares of it, and nothing of the rest."""
+    """The photo where the evidence lies, in steps that hold these shares of it, and nothing of the
+    rest."""
 
     shares: tuple[float, ...] = SHARES
 
@@ -339,10 +369,15 @@ class Mask(Style):
         areas = _areas(values, self.shares, photo.size, region)
         for visible, within in zip(self._visible[::-1], areas[::-1], strict=True):
             opacity[within] = round(255 * visible)
-        return Image.composite(photo, Image.new("RGB", photo.size, self.cover), Image.fromarray(opacity))
+        return Image.composite(
+            photo, Image.new("RGB", photo.size, self.cover), Image.fromarray(opacity)
+        )
 
     def legend(self, photo: Image.Image) -> Legend:
-        tones = [np.add(self.cover, np.subtract(_mean(photo), self.cover) * visible) for visible in self._visible]
+        tones = [
+            np.add(self.cover, np.subtract(_mean(photo), self.cover) * visible)
+            for visible in self._visible
+        ]
         return Legend(_rgb(np.round(tones)), _percents(self.shares), "evidence shown", ramp=False)
 
     @property
@@ -360,9 +395,13 @@ class Spotlight(Style):
     name: ClassVar[str] = "spotlight"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        unlit = photo.convert("L").convert("RGB").point([round(self.dark * v) for v in range(256)] * 3)
+        unlit = (
+            photo.convert("L").convert("RGB").point([round(self.dark * v) for v in range(256)] * 3)
+        )
         lit = (255 * (1 - (1 - np.arange(256) / 255) ** 2)).round().astype(np.uint8)
-        return Image.composite(photo, unlit, Image.fromarray(lit[place(values, photo.size, region)]))
+        return Image.composite(
+            photo, unlit, Image.fromarray(lit[place(values, photo.size, region)])
+        )
 
 
 @dataclass(frozen=True)
@@ -375,12 +414,15 @@ class Intensity(Style):
     shows: ClassVar[str] = "magnitude"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        return Image.fromarray(lookup_table(self.colormap)[place(_stretched(values), photo.size, region)])
+        return Image.fromarray(
+            lookup_table(self.colormap)[place(_stretched(values), photo.size, region)]
+        )
 
 
 @dataclass(frozen=True)
 class Signed(Style):
-    """Values in [-1, 1] over the photo in pale grey: one colour speaks for the target, one against it."""
+    """Values in [-1, 1] over the photo in pale grey: one colour speaks for the target, one against
+    it."""
 
     colormap: str = SIGNED
 
@@ -393,8 +435,14 @@ class Signed(Style):
         spread = _stretched(values)
         magnitude = place(np.sqrt(np.abs(spread)), photo.size, region)
         side = place(spread / 2 + 0.5, photo.size, region, outside=128)
-        faded = photo.convert("L").point([round(255 - (255 - v) * 0.4) for v in range(256)]).convert("RGB")
-        return Image.composite(Image.fromarray(lookup_table(self.colormap)[side]), faded, Image.fromarray(magnitude))
+        faded = (
+            photo.convert("L")
+            .point([round(255 - (255 - v) * 0.4) for v in range(256)])
+            .convert("RGB")
+        )
+        return Image.composite(
+            Image.fromarray(lookup_table(self.colormap)[side]), faded, Image.fromarray(magnitude)
+        )
 
 
 @dataclass(frozen=True)
@@ -408,15 +456,20 @@ class Color(Style):
         if values.shape[0] != 3:
             values = np.broadcast_to(values.mean(0, keepdims=True), (3, *values.shape[1:]))
         scaled = _stretched(values) / 2 + 0.5
-        return Image.merge("RGB", [Image.fromarray(place(c, photo.size, region, outside=128)) for c in scaled])
+        return Image.merge(
+            "RGB", [Image.fromarray(place(c, photo.size, region, outside=128)) for c in scaled]
+        )
 
     def legend(self, photo: Image.Image) -> Legend:
-        return Legend(((0, 0, 0), (128, 128, 128), (255, 255, 255)), ("−", "0", "+"), "each colour channel")
+        return Legend(
+            ((0, 0, 0), (128, 128, 128), (255, 255, 255)), ("−", "0", "+"), "each colour channel"
+        )
 
 
 @dataclass(frozen=True)
 class Evidence(Style):
-    """The photo where sets of regions lie, each with a line around it in its own colour, and the rest pale.
+    """The photo where sets of regions lie, each with a line around it in its own colour, and the
+    rest pale.
 
     With ``without``, the first set is covered instead, and all else is as it was.
     """
@@ -429,13 +482,19 @@ class Evidence(Style):
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         times = -(-max(photo.size) // min(values.shape[1:]))  # so that the corners of cells stay
-        masks = [mask.astype(np.float32).repeat(times, 0).repeat(times, 1) for mask in values if mask.any()]
+        masks = [
+            mask.astype(np.float32).repeat(times, 0).repeat(times, 1)
+            for mask in values
+            if mask.any()
+        ]
         sets = [area(mask, 0.5, photo.size, region) for mask in masks]
         cover = Image.new("RGB", photo.size, Mask.cover)
         if self.without:
             return Image.composite(cover, photo, Image.fromarray(sets[0])) if sets else photo.copy()
         shown = np.any(sets, axis=0) if sets else np.zeros(photo.size[::-1], bool)
-        picture = Image.composite(photo, Image.blend(photo, cover, self.pale), Image.fromarray(shown))
+        picture = Image.composite(
+            photo, Image.blend(photo, cover, self.pale), Image.fromarray(shown)
+        )
         colors = [COLORS[i % len(COLORS)] for i in range(len(sets))]
         return _outlined(picture, colors, sets)
 
@@ -444,16 +503,22 @@ class Evidence(Style):
 
 
 STYLES: dict[str, type[Any]] = {
-    style.name: style for style in (Heat, Contour, Mask, Spotlight, Intensity, Signed, Color, Evidence)
+    style.name: style
+    for style in (Heat, Contour, Mask, Spotlight, Intensity, Signed, Color, Evidence)
 }
 CHOICES = ("heat", "contour", "mask", "spotlight")
 """The styles that every method's heatmap can be drawn in."""
 
 
 def get_style(
-    style: StyleLike, *, colormap: str | None = None, alpha: float | None = None, strict: bool = True
+    style: StyleLike,
+    *,
+    colormap: str | None = None,
+    alpha: float | None = None,
+    strict: bool = True,
 ) -> Style:
-    """Return the style for a name, or a style as it is, with another colour map or opacity where one is given.
+    """Return the style for a name, or a style as it is, with another colour map or opacity where
+    one is given.
 
     Without ``strict``, options that it does not have are left out.
 
@@ -468,21 +533,30 @@ def get_style(
             raise ExplainError(f"style {shown(style)} is unknown; {did_you_mean(style, STYLES)}")
         style = STYLES[style]()
     if not isinstance(style, Style):
-        raise ExplainError(f"style must be a name or a style, got {shown(style)}; use one of {', '.join(CHOICES)}")
+        raise ExplainError(
+            f"style must be a name or a style, got {shown(style)}; use one of {', '.join(CHOICES)}"
+        )
     options = {}
     for name, value in {"colormap": colormap, "alpha": alpha}.items():
         if value is not None and hasattr(style, name):
             options[name] = value
         elif value is not None and strict:
             having = ", ".join(each for each in CHOICES if hasattr(STYLES[each], name))
-            raise ExplainError(f"{option(name)} is for the style {having}, got {style.name!r}; leave it out")
+            raise ExplainError(
+                f"{option(name)} is for the style {having}, got {style.name!r}; leave it out"
+            )
     return replace(style, **options) if options else style  # type: ignore[type-var]
 
 
 def _areas(
-    values: Array, shares: Sequence[float], size: tuple[int, int], region: Box, sides: Sequence[int] = (1,)
+    values: Array,
+    shares: Sequence[float],
+    size: tuple[int, int],
+    region: Box,
+    sides: Sequence[int] = (1,),
 ) -> list[Array]:
-    """Return the smallest places that hold these shares of what lies on the photo; of each those of both signs."""
+    """Return the smallest places that hold these shares of what lies on the photo; of each those of
+    both signs."""
     values = fine(values)
     least = thresholds(np.abs(on_photo(values, size, region)), shares)
     return [area(side * values, each, size, region) for each in least for side in sides]
@@ -497,16 +571,20 @@ def _outlined(photo: Image.Image, colors: Sequence[RGB], areas: Sequence[Array])
     outlines = []
     for within in areas:
         borders, _ = cv2.findContours(within.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-        outlines.append([np.rint(16 * _rounded(each, 2 * line + 1)).astype(np.int32) for each in borders])
+        outlines.append(
+            [np.rint(16 * _rounded(each, 2 * line + 1)).astype(np.int32) for each in borders]
+        )
     rims = [(places, INK, line + 2 * max(1, line // 2)) for places in outlines]
     lines = [(places, color, line) for places, color in zip(outlines, colors, strict=True)]
     for places, color, thick in rims + lines[::-1]:
-        cv2.polylines(drawn, places, True, color, thick, cv2.LINE_AA, shift=4)  # in sixteenths of a pixel
+        # in sixteenths of a pixel
+        cv2.polylines(drawn, places, True, color, thick, cv2.LINE_AA, shift=4)
     return Image.fromarray(drawn)
 
 
 def _rounded(outline: Array, count: int) -> Array:
-    """Return a closed line of pixels ``(N, 1, 2)`` without its steps: each point is the mean of so many around it."""
+    """Return a closed line of pixels ``(N, 1, 2)`` without its steps: each point is the mean of so
+    many around it."""
     points = outline[:, 0].astype(np.float64)
     if len(points) <= 2 * count:
         return points

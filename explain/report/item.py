@@ -39,7 +39,8 @@ DIGITS = 5
 STEPS = 20
 FEWEST_STEPS = 8
 FULL_STEPS_MAPS = 8
-"""Maps that get curves in `STEPS` steps; where there are more, each gets fewer, so that the total stays the same."""
+"""Maps that get curves in `STEPS` steps; where there are more, each gets fewer, so that the total
+stays the same."""
 
 
 def costs(subject: Subject) -> dict[str, float]:
@@ -57,14 +58,22 @@ def costs(subject: Subject) -> dict[str, float]:
 
 
 def passes_run(cost: float, attribution: Attribution | None) -> float:
-    """Return the passes of a method that takes ``cost`` of them, less those that were left out by stopping early.
+    """Return the passes of a method that takes ``cost`` of them, less those that were left out by
+    stopping early.
 
     >>> one = torch.ones(1)
-    >>> found = Attribution("rise", one, "score", one, None, (1,), spent=8 * one, planned=20 * one, finished=one > 1)
+    >>> found = Attribution(
+    ...     "rise", one, "score", one, None, (1,), spent=8 * one, planned=20 * one, finished=one > 1
+    ... )
     >>> passes_run(21, found)
     9.0
     """
-    if attribution is None or not attribution.stopped or attribution.spent is None or attribution.planned is None:
+    if (
+        attribution is None
+        or not attribution.stopped
+        or attribution.spent is None
+        or attribution.planned is None
+    ):
         return cost
     return max(0.0, cost - float(attribution.planned.max() - attribution.spent.max()))
 
@@ -78,14 +87,17 @@ RERUN_PASSES = 40
 
 
 def cost_ahead(subject: Subject, *, check: bool, steps: int | None) -> tuple[int, float]:
-    """About how many passes, and seconds, the checks and curves of all maps will take; the model runs a few times."""
+    """About how many passes, and seconds, the checks and curves of all maps will take; the model
+    runs a few times."""
     from explain.metrics import Faithful  # takes long to be imported
 
     passes = costs(subject)
     maps = len(subject.results) * len(subject.methods)
     total = 2 * maps * (steps_for(maps) if steps is None else steps)
     if check:
-        reruns = CHECK_RERUNS * sum(min(passes.get(name, 0), RERUN_PASSES) for name in subject.methods)
+        reruns = CHECK_RERUNS * sum(
+            min(passes.get(name, 0), RERUN_PASSES) for name in subject.methods
+        )
         total += round(len(subject.results) * (Faithful.samples + reruns))
     if not total:
         return 0, 0.0
@@ -110,9 +122,14 @@ def steps_for(maps: int) -> int:
 
 
 def table_of(
-    subject: Subject, index: int, maps: Mapping[str, Any], metrics: "Sequence[Metric]", **options: Any
+    subject: Subject,
+    index: int,
+    maps: Mapping[str, Any],
+    metrics: "Sequence[Metric]",
+    **options: Any,
 ) -> "Table":
-    """Evaluate maps of one target, or their methods, by metrics; options as of `explain.evaluate`."""
+    """Evaluate maps of one target, or their methods, by metrics; options as of
+    `explain.evaluate`."""
     from explain.metrics import evaluate
 
     return evaluate(
@@ -128,9 +145,14 @@ def table_of(
 
 
 def curves(
-    subject: Subject, index: int, maps: Mapping[str, Attribution], steps: int, progress: Progress | None = None
+    subject: Subject,
+    index: int,
+    maps: Mapping[str, Attribution],
+    steps: int,
+    progress: Progress | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return the curves of deletion and insertion of maps of one target, by method; none where they cannot have any.
+    """Return the curves of deletion and insertion of maps of one target, by method; none where they
+    cannot have any.
 
     Each takes as many passes of the model as steps.
     """
@@ -154,7 +176,10 @@ def curves(
             "at": _rounded(at),
             "deletion": _rounded(deletion[0]),
             "insertion": _rounded(insertion[0]),
-            "areas": {kind: round(float(table[name][kind][0]), DIGITS) for kind in ("deletion", "insertion")},
+            "areas": {
+                kind: round(float(table[name][kind][0]), DIGITS)
+                for kind in ("deletion", "insertion")
+            },
             "reading": "probability" if of_class else "score",
         }
     return of_methods
@@ -173,10 +198,11 @@ COARSE = 64 * 64
 def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     """Quantise a map ``(h, w)``.
 
-    ``scale`` is its largest magnitude, and a step is a share of it: with 16 bits, ``step / 65535``, and with 8 bits,
-    ``(step / 255) ** 2``. Of maps with negative values (or ``signed`` ones), it is ``step / 32767`` or
-    ``sign * (step / 127) ** 2``. With the ``filter`` "left", each step is stored as the difference to its left
-    neighbour. The bytes are compressed with zlib, in little-endian order.
+    ``scale`` is its largest magnitude, and a step is a share of it: with 16 bits, ``step / 65535``,
+    and with 8 bits, ``(step / 255) ** 2``. Of maps with negative values (or ``signed`` ones), it is
+    ``step / 32767`` or ``sign * (step / 127) ** 2``. With the ``filter`` "left", each step is
+    stored as the difference to its left neighbour. The bytes are compressed with zlib, in
+    little-endian order.
 
     >>> found = plane(np.array([[0.0, 2.0], [1.0, 0.5]], np.float32))
     >>> found["width"], found["bits"], found["signed"], found["scale"]
@@ -192,7 +218,8 @@ def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     kind = np.dtype(f"<{'i' if signed else 'u'}{2 if coarse else 1}")
     steps = np.rint(shares * np.iinfo(kind).max).astype(kind)
     unsigned = steps.view(f"<u{kind.itemsize}")
-    differences = np.diff(unsigned, axis=1, prepend=np.zeros_like(unsigned[:, :1]))  # modulo the range of the type
+    # modulo the range of the type
+    differences = np.diff(unsigned, axis=1, prepend=np.zeros_like(unsigned[:, :1]))
     plain = zlib.compress(steps.tobytes(), 9)
     left = zlib.compress(differences.tobytes(), 9)
     return {
@@ -209,14 +236,19 @@ def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
 def map_of(attribution: Attribution, longest: int | None = None) -> tuple[Array, str]:
     """Return the map ``(h, w)`` of the first image, and what its values are.
 
-    That is "heat" for a map of a layer, "signed" for contributions of single pixels (added up over the channels), and
-    "intensity" for magnitudes of single pixels. Maps of single pixels are averaged down to ``longest`` cells a side.
+    That is "heat" for a map of a layer, "signed" for contributions of single pixels (added up over
+    the channels), and "intensity" for magnitudes of single pixels. Maps of single pixels are
+    averaged down to ``longest`` cells a side.
     """
-    values, kind = as_drawn(attribution.contributions[0].float(), attribution.style, attribution.layer is not None)
+    values, kind = as_drawn(
+        attribution.contributions[0].float(), attribution.style, attribution.layer is not None
+    )
     return array(values) if kind == "heat" else _averaged(array(values), longest), kind
 
 
-def as_drawn(values: torch.Tensor, style: Style, of_layer: bool = False) -> tuple[torch.Tensor, str]:
+def as_drawn(
+    values: torch.Tensor, style: Style, of_layer: bool = False
+) -> tuple[torch.Tensor, str]:
     """Return the values of one image as a map ``(h, w)``, and their kind as in `map_of`."""
     if style == "signed" and not (of_layer and values.ndim == 2):
         return values if values.ndim == 2 else values.sum(0), "signed"
@@ -248,23 +280,29 @@ def place(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any]
         if isinstance(target, Segmentation) and live and subject.explainer is not None:
             model = subject.explainer.model
             inputs = Inputs((subject.explainer.as_input(subject.photo),))
-            with untouched(model), torch.no_grad(), reading(model, inputs, subject.explainer.activation):
+            with (
+                untouched(model),
+                torch.no_grad(),
+                reading(model, inputs, subject.explainer.activation),
+            ):
                 target = target.settled(inputs.call(model), 1)
         if isinstance(target, Segmentation) and target.mask is not None:
             return {"mask": plane(array(target.mask.reshape(-1, *target.mask.shape[-2:])[0]))}
     return None
 
 
-GREY = [124, 117, 104]  # the mean colour of ImageNet, where the zero of a model's input is not known
+# the mean colour of ImageNet, where the zero of a model's input is not known
+GREY = [124, 117, 104]
 
 
 @dataclass(frozen=True)
 class Detail:
     """How much of a photo a page holds.
 
-    ``side`` is the largest side of the photo in pixels, ``quality`` that of its JPEG, ``cells`` the largest side of
-    maps of single pixels (None: no limit). ``steps`` are those of the curves, 0 for none, and None for the default of
-    `explain.report.item.steps_for`. Without ``live`` the model does not run at all.
+    ``side`` is the largest side of the photo in pixels, ``quality`` that of its JPEG, ``cells`` the
+    largest side of maps of single pixels (None: no limit). ``steps`` are those of the curves, 0 for
+    none, and None for the default of `explain.report.item.steps_for`. Without ``live`` the model
+    does not run at all.
     """
 
     side: int = 1280
@@ -319,12 +357,20 @@ def item(
         "crops": [list(astuple(crop)) for crop in subject.crops],
         "zero": _zero(subject),
         "predictions": [
-            [printable(each.label), each.probability, *([each.amount] if each.probability is None else [])]
+            [
+                printable(each.label),
+                each.probability,
+                *([each.amount] if each.probability is None else []),
+            ]
             for each in subject.predicted
         ],
-        "boxes": [_shares(each.box, subject.box) for each in subject.detections if each.box is not None],
+        "boxes": [
+            _shares(each.box, subject.box) for each in subject.detections if each.box is not None
+        ],
         "targets": [_target(subject, index, live) for index in targets],
-        "methods": [method_info(k, layer_of(each), passes.get(k)) for k, each in subject.results[0].items()],
+        "methods": [
+            method_info(k, layer_of(each), passes.get(k)) for k, each in subject.results[0].items()
+        ],
         "maps": maps,
         "again": asdict(reproduction(subject) if made is None else made),
         "records": records,
@@ -373,8 +419,22 @@ def method_info(name: str, layer: str = "", passes: float | None = None) -> dict
 
 def map_info(kind: str, drawn: Mapping[str, Any], **values: Any) -> dict[str, Any]:
     """Return a map as a page has it; ``drawn`` is what `plane` returns."""
-    empty: dict[str, Any] = {"layers": [], "remark": "", "score": None, "delta": None, "samples": None}
-    return {"kind": kind, "plane": drawn, **empty, "curve": None, "figures": {}, "verdict": None, **values}
+    empty: dict[str, Any] = {
+        "layers": [],
+        "remark": "",
+        "score": None,
+        "delta": None,
+        "samples": None,
+    }
+    return {
+        "kind": kind,
+        "plane": drawn,
+        **empty,
+        "curve": None,
+        "figures": {},
+        "verdict": None,
+        **values,
+    }
 
 
 def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
@@ -396,7 +456,8 @@ def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
 
 
 def _sets(attribution: Attribution, subject: Subject, index: int) -> dict[str, Any]:
-    """What a page has of sets of regions: how many there could be, their shares of the photo, and a sentence."""
+    """What a page has of sets of regions: how many there could be, their shares of the photo, and a
+    sentence."""
     if attribution.sets is None:
         return {}
     sizes = [{"size": each.size} for each in attribution.sets[0]]

@@ -1,4 +1,5 @@
-"""Pages: of one photo, as a text, a file or the frame of a notebook; and of many, to filter, sort and open."""
+"""Pages: of one photo, as a text, a file or the frame of a notebook; and of many, to filter, sort
+and open."""
 
 import base64
 import hashlib
@@ -39,8 +40,8 @@ FIGURE = re.compile(r"[-+±]?[\d.,]+(e[-+]?\d+)?%?|–")
 class Section:
     """A part of a document.
 
-    The lines of ``about`` are paragraphs. The first row of ``table`` has the headings. ``pictures`` have alternative
-    texts.
+    The lines of ``about`` are paragraphs. The first row of ``table`` has the headings. ``pictures``
+    have alternative texts.
     """
 
     heading: str
@@ -59,12 +60,16 @@ def document(title: str, about: str, sections: Sequence[Section]) -> str:
 
     Nothing in the texts can become markup, and the page loads nothing: its pictures are in it.
 
-    >>> "<img src=x" in document("<img src=x>", "", [Section("<img src=x>", table=[["<img src=x>"]])])
+    >>> "<img src=x" in document(
+    ...     "<img src=x>", "", [Section("<img src=x>", table=[["<img src=x>"]])]
+    ... )
     False
     """
     style = static(("look.css", "document.css"))
     policy = _policy("img-src data:", f"style-src {_hash(style)}")
-    return _filled("document.html", title=title, about=about, sections=sections, style=style, policy=policy)
+    return _filled(
+        "document.html", title=title, about=about, sections=sections, style=style, policy=policy
+    )
 
 
 def _filled(template: str, **values: Any) -> str:
@@ -76,7 +81,9 @@ def _filled(template: str, **values: Any) -> str:
 def _templates() -> "Environment":
     from jinja2 import Environment, PackageLoader
 
-    templates = Environment(loader=PackageLoader("explain.report", "static"), autoescape=True, finalize=_shown)
+    templates = Environment(
+        loader=PackageLoader("explain.report", "static"), autoescape=True, finalize=_shown
+    )
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     templates.filters["figures"] = _figures
     templates.filters["png"] = lambda picture: base64.b64encode(png(picture)).decode("ascii")
@@ -90,7 +97,9 @@ def _shown(value: Any) -> Any:
 
 def _figures(rows: Sequence[Sequence[str]]) -> list[bool]:
     """Which columns of a table have numbers alone, which are aligned at the right."""
-    return [all(map(FIGURE.fullmatch, column)) for column in zip(*rows[1:], strict=True)] or [False] * len(rows[0])
+    return [all(map(FIGURE.fullmatch, column)) for column in zip(*rows[1:], strict=True)] or [
+        False
+    ] * len(rows[0])
 
 
 FORMAT = 1
@@ -118,7 +127,8 @@ COLORMAPS = ("plasma", "viridis", "inferno", "cividis", "RdBu_r", "PuOr_r")
 
 @dataclass(frozen=True)
 class PageTemplate:
-    """The parts of a page besides its data: its ``kind``, style, script, and what its policy allows besides these."""
+    """The parts of a page besides its data: its ``kind``, style, script, and what its policy allows
+    besides these."""
 
     kind: str
     style: str
@@ -148,17 +158,28 @@ def page(
         widget: whether the page is part of another one.
         front: style and script, where they are not those of a report.
 
-    Nothing in the values can become markup or a script: they are JSON in which ``<`` is written as an escape, the
-    scripts put them into texts only, and the page forbids every script and style but its own, by their hashes.
+    Nothing in the values can become markup or a script: they are JSON in which ``<`` is written as
+    an escape, the scripts put them into texts only, and the page forbids every script and style but
+    its own, by their hashes.
 
     >>> "<img" in page({"photos": [{"name": "<img src=x>"}]}, [], title="<img>")
     False
     """
     if front is None:
-        front = PageTemplate("widget" if widget else "report", static(STYLES), static((*SCRIPTS, "begin.js")))
+        front = PageTemplate(
+            "widget" if widget else "report", static(STYLES), static((*SCRIPTS, "begin.js"))
+        )
     sources = front.policy or "img-src data: blob:"
-    policy = _policy(sources, f"style-src {_hash(front.style)}", f"script-src {_hash(front.script)}")
-    about = {"format": FORMAT, "version": __version__, "colormaps": _colormaps(), "cover": Mask.cover, "widget": widget}
+    policy = _policy(
+        sources, f"style-src {_hash(front.style)}", f"script-src {_hash(front.script)}"
+    )
+    about = {
+        "format": FORMAT,
+        "version": __version__,
+        "colormaps": _colormaps(),
+        "cover": Mask.cover,
+        "widget": widget,
+    }
     photos = [[photo.get("name", ""), photo.get("label", "")] for photo in index["photos"]]
     return _filled(
         "page.html",
@@ -179,26 +200,38 @@ def _policy(*allowed: str) -> str:
 
 
 def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
 @cache
 def _colormaps() -> dict[str, str]:
-    return {name: base64.b64encode(lookup_table(name).tobytes()).decode("ascii") for name in COLORMAPS}
+    return {
+        name: base64.b64encode(lookup_table(name).tobytes()).decode("ascii") for name in COLORMAPS
+    }
 
 
 @cache
 def _static(name: str) -> str:
     """A file of the page; scripts without their comments and indentation."""
     text = (resources.files("explain.report") / "static" / name).read_text("utf-8")
-    return re.sub(r"^\s*(//.*\n)*\s*", "", text, flags=re.MULTILINE) if name.endswith(".js") else text
+    return (
+        re.sub(r"^\s*(//.*\n)*\s*", "", text, flags=re.MULTILINE) if name.endswith(".js") else text
+    )
 
 
 def page_of(
-    subject: Subject, *, steps: int | None, figures: Sequence[Mapping[str, Any]] = (), progress: Progress | None = None
+    subject: Subject,
+    *,
+    steps: int | None,
+    figures: Sequence[Mapping[str, Any]] = (),
+    progress: Progress | None = None,
 ) -> str:
-    """Return the page of one photo; ``figures`` are metrics, for each target ``{method: {metric: value}}``."""
-    return page_with(subject, item(subject, Detail(steps=steps), figures=figures, progress=progress))
+    """Return the page of one photo; ``figures`` are metrics, for each target ``{method: {metric:
+    value}}``."""
+    return page_with(
+        subject, item(subject, Detail(steps=steps), figures=figures, progress=progress)
+    )
 
 
 def page_with(subject: Subject, values: Mapping[str, Any]) -> str:
@@ -210,15 +243,18 @@ def page_with(subject: Subject, values: Mapping[str, Any]) -> str:
 WIDGET = Detail(side=640, quality=80, live=False)
 HEIGHT = 660  # pixels
 CELLS = (128, 96, 64, 32)
-"""Cells along the longer side of maps of single pixels: the most with which the page is small enough for a notebook."""
+"""Cells along the longer side of maps of single pixels: the most with which the page is small
+enough for a notebook."""
 LEAST = 60_000  # bytes of the picture below
 
 
 def widget(subject: Subject, picture: Image.Image, alternative: str) -> str:
-    """Return the page in a frame, over a ``picture`` of the same with an ``alternative`` text: 300 kB at most.
+    """Return the page in a frame, over a ``picture`` of the same with an ``alternative`` text: 300
+    kB at most.
 
-    The frame runs its own scripts and nothing else: it can neither read nor change the notebook. Where a notebook is
-    shown without frames or scripts, the picture is visible. So it is if the page would be too large.
+    The frame runs its own scripts and nothing else: it can neither read nor change the notebook.
+    Where a notebook is shown without frames or scripts, the picture is visible. So it is if the
+    page would be too large.
     """
     most = round(4 / 3 * LARGEST)
     for cells in CELLS:
@@ -228,7 +264,9 @@ def widget(subject: Subject, picture: Image.Image, alternative: str) -> str:
         if room > LEAST:
             style = f"max-width: 100%; max-height: {HEIGHT}px"
             below = picture_html(picture, alternative, round(3 / 4 * room), style)
-            return _ascii(_filled("widget.html", height=HEIGHT, below=below, page=text, title=alternative))
+            return _ascii(
+                _filled("widget.html", height=HEIGHT, below=below, page=text, title=alternative)
+            )
     return picture_html(picture, alternative, LARGEST)
 
 
@@ -254,7 +292,12 @@ class Reportable(Subject):
 
     @overload
     def to_html(
-        self, path: None = None, *, steps: int | None = None, overwrite: bool = False, progress: Progress | None = None
+        self,
+        path: None = None,
+        *,
+        steps: int | None = None,
+        overwrite: bool = False,
+        progress: Progress | None = None,
     ) -> str: ...
 
     @overload
@@ -277,15 +320,17 @@ class Reportable(Subject):
     ) -> str | Path:
         """Write the report: one page for any browser, which needs neither a server nor the network.
 
-        It shows the photo with every map, for every target, in every style; values under the pointer and in a region;
-        the predictions; and the command and the Python code that repeat the explanation. See `explain.report.sheet`
-        for many photos in one page.
+        It shows the photo with every map, for every target, in every style; values under the
+        pointer and in a region; the predictions; and the command and the Python code that repeat
+        the explanation. See `explain.report.sheet` for many photos in one page.
 
         Args:
-            path: the file to write; its folder is made if needed. Without it, the page is returned as a text.
-            steps: the number of steps of the deletion and insertion curves of each map; they take twice as many passes
-                of the model. The default is 20, and fewer where there are more than eight maps, but at least 8. 0
-                leaves the curves out, and so does a copy, which has no model.
+            path: the file to write; its folder is made if needed. Without it, the page is returned
+                as a text.
+            steps: the number of steps of the deletion and insertion curves of each map; they take
+                twice as many passes of the model. The default is 20, and fewer where there are more
+                than eight maps, but at least 8. 0 leaves the curves out, and so does a copy, which
+                has no model.
             overwrite: replace an existing file.
             progress: called with the passes done and their total.
 
@@ -318,11 +363,12 @@ def sheet(
     Args:
         explanations: the explanations that an `explain.Explainer` returns for a list of photos.
         path: the file to write; its folder is made if needed.
-        truth: the true class of each photo, as index or label, or None where it is not known: the sheet can then be
-            filtered by right and wrong predictions.
-        metrics: names or metric objects for each photo's maps; the sheet sorts by them. They need the model.
-        steps: the number of steps of deletion and insertion curves, as of `explain.Explanation.to_html`. 0 leaves
-            them out.
+        truth: the true class of each photo, as index or label, or None where it is not known: the
+            sheet can then be filtered by right and wrong predictions.
+        metrics: names or metric objects for each photo's maps; the sheet sorts by them. They need
+            the model.
+        steps: the number of steps of deletion and insertion curves, as of
+            `explain.Explanation.to_html`. 0 leaves them out.
         title: the heading of the page.
         overwrite: replace an existing file.
 
@@ -339,10 +385,18 @@ def sheet(
     """
     subjects = list(explanations)
     if not subjects:
-        raise ExplainError("explanations must hold at least one explanation, got none; explain some photos first")
+        raise ExplainError(
+            "explanations must hold at least one explanation, got none; explain some photos first"
+        )
     if truth is not None and len(truth) != len(subjects):
-        raise ExplainError(f"truth must hold {len(subjects)} classes or None, one for each photo, got {len(truth)}")
-    chosen = [metrics] if isinstance(metrics, str) or not isinstance(metrics, Iterable) else list(metrics)
+        raise ExplainError(
+            f"truth must hold {len(subjects)} classes or None, one for each photo, got {len(truth)}"
+        )
+    chosen = (
+        [metrics]
+        if isinstance(metrics, str) or not isinstance(metrics, Iterable)
+        else list(metrics)
+    )
     entries = [
         entry(subject, list(map(figures_in, tables_of(subject, chosen))), known, steps=steps)
         for subject, known in zip(subjects, truth or [None] * len(subjects), strict=True)
@@ -365,7 +419,8 @@ def entry(
     steps: int | None = 0,
     made: Reproduction | None = None,
 ) -> Entry:
-    """Return the line of a sheet about a photo (its prediction, whether that is right, metrics), and the photo's page.
+    """Return the line of a sheet about a photo (its prediction, whether that is right, metrics),
+    and the photo's page.
 
     ``made`` says how to repeat the explanation, where the subject itself does not.
     """
@@ -386,7 +441,10 @@ def figures_in(table: "Table") -> dict[str, dict[str, float | None]]:
 
 
 def tables_of(
-    subject: Subject, metrics: "Sequence[MetricLike]", methods: "Sequence[Method]" = (), **options: Any
+    subject: Subject,
+    metrics: "Sequence[MetricLike]",
+    methods: "Sequence[Method]" = (),
+    **options: Any,
 ) -> "list[Table]":
     """Evaluate the maps of each target by metrics.
 
@@ -402,7 +460,9 @@ def tables_of(
     if not metrics:
         return []
     if not has_model(subject):
-        raise MetricError("metrics need an explanation with its explainer and one crop; leave metrics out")
+        raise MetricError(
+            "metrics need an explanation with its explainer and one crop; leave metrics out"
+        )
     from explain.metrics import ReattributionMetric, get_metric
 
     objects = [get_metric(metric) for metric in metrics]

@@ -73,14 +73,16 @@ ARGUMENTS = (
     *("model", "weights", "categories", "size", "crop", "channels", "mean", "std", "interpolation"),
     *("activation", "unit"),
 )
-"""The arguments of an `Explainer` that are options of the command line too; `FLAGS` has those of another name there."""
+"""The arguments of an `Explainer` that are options of the command line too; `FLAGS` has those of
+another name there."""
 
 LONG = 16  # labels, or numbers of a tensor, from which on Python code does not write them out
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """How to repeat an explanation. ``command`` is None where it cannot be typed; ``why`` is the reason."""
+    """How to repeat an explanation. ``command`` is None where it cannot be typed; ``why`` is the
+    reason."""
 
     python: str
     command: str | None = None
@@ -88,9 +90,14 @@ class Reproduction:
 
 
 def reproduction(subject: Subject) -> Reproduction:
-    """Return how to repeat an explanation: exactly, or with comments where something was the caller's own."""
+    """Return how to repeat an explanation: exactly, or with comments where something was the
+    caller's own."""
     origin = subject.origin
-    arguments = {name: value for name, value in origin.arguments.items() if name in ARGUMENTS and value is not None}
+    arguments = {
+        name: value
+        for name, value in origin.arguments.items()
+        if name in ARGUMENTS and value is not None
+    }
     if arguments.get("crop") == "center":
         del arguments["crop"]
     own = {part: origin.name if part == "model" else "own" for part in origin.own}
@@ -147,7 +154,8 @@ def _typed(value: Any) -> str:
 def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
     """The layer argument, and how several layers were fused.
 
-    The layer is left out where methods had different layers, or where it would move a method that had none.
+    The layer is left out where methods had different layers, or where it would move a method that
+    had none.
     """
     of_layers = [each for each in attributions if each.layer is not None]
     others = [each for each in attributions if each.layer is None]
@@ -162,8 +170,10 @@ def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
 
 
 def _typed_method(attribution: Attribution) -> str | None:
-    """A method as it is typed on the command line, as "rise(samples=500)"; None where it cannot be."""
-    with suppress(ExplainError, ValueError, RuntimeError):  # also of options that are tensors: none can be compared
+    """A method as it is typed on the command line, as "rise(samples=500)"; None where it cannot
+    be."""
+    # also of options that are tensors: none can be compared
+    with suppress(ExplainError, ValueError, RuntimeError):
         method = attribution.applied()
         text = written(method, as_python=False)
         return text if get_method(text) == method else None
@@ -189,7 +199,8 @@ def _target_code(subject: Subject, index: int) -> str:
 
 
 def written(value: Any, *, as_python: bool) -> str:
-    """A method, a target or one of their options, without what is as by default: in Python, or as it is typed.
+    """A method, a target or one of their options, without what is as by default: in Python, or as
+    it is typed.
 
     Raises:
         ValueError: it is the caller's own, or cannot be typed.

@@ -6,10 +6,9 @@
     manifest        identification of a model with its preprocessing
     job             what is asked of every photo of a source, and the answers as they are stored
     exporting       a run as one table: Parquet, CSV and JSON lines
-    parts           a folder of Parquet files that several machines write, imported into one SQLite file
-    result          `Run`, and what can be made of it: overlays and pages of some photos; `open_run`
-    runner          `run`
-    cluster         `run_on_ray`: on the machines of a Ray cluster
+    parts           a folder of Parquet files that several machines write, imported into one SQLite
+    file result          `Run`, and what can be made of it: overlays and pages of some photos;
+    `open_run` runner          `run` cluster         `run_on_ray`: on the machines of a Ray cluster
 
 Sources of photos and the file of a run are in `explain.store`.
 """
@@ -24,4 +23,5 @@ __all__ = ["Content", "Entry", "Source", "run_on_ray"]
 if TYPE_CHECKING:
     from explain.runs.cluster import run_on_ray
 else:
-    __getattr__ = imported_later(__name__, {"run_on_ray": "explain.runs.cluster"})  # which needs all else
+    # which needs all else
+    __getattr__ = imported_later(__name__, {"run_on_ray": "explain.runs.cluster"})

@@ -21,7 +21,16 @@ from explain.methods.base import MethodLike
 from explain.metrics import Metric
 from explain.models import Classifier
 from explain.runs.job import Job
-from explain.runs.parts import ABOUT, ENDING, Storage, describe, imported, index_file, read_part, write_part
+from explain.runs.parts import (
+    ABOUT,
+    ENDING,
+    Storage,
+    describe,
+    imported,
+    index_file,
+    read_part,
+    write_part,
+)
 from explain.runs.result import Run
 from explain.runs.runner import ELSEWHERE, RunCall, State
 from explain.store.sources import Entry, Failed, check_count, text
@@ -37,7 +46,8 @@ Piece = list[Entry]
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a piece: the file that its photos are in, and those that failed; ``error`` ends the run."""
+    """The outcome of a piece: the file that its photos are in, and those that failed; ``error``
+    ends the run."""
 
     file: str | None = None
     failures: tuple[Failed, ...] = ()
@@ -60,7 +70,8 @@ class PartExplainer:
             job.explainer.model.to(device)
 
     def report(self, piece: Piece) -> Report:
-        """Explain photos, write them into the folder, and report; an error is part of the report."""
+        """Explain photos, write them into the folder, and report; an error is part of the
+        report."""
         job = self.job
         try:
             self._check_versions()
@@ -72,7 +83,10 @@ class PartExplainer:
         except Exception as error:  # not an interrupt: it may be the end of the process
             return Report(error=_sendable(error))
         failures = [answer for answer in answers if isinstance(answer, Failed)]
-        sent = [replace(failure, general=failure.general and _sendable(failure.general)) for failure in failures]
+        sent = [
+            replace(failure, general=failure.general and _sendable(failure.general))
+            for failure in failures
+        ]
         return Report(file, tuple(sent))
 
     def _check_versions(self) -> None:
@@ -82,7 +96,10 @@ class PartExplainer:
         for name in SAME:
             if expected.get(name) != here.get(name):
                 got = f"{expected.get(name)} where the run began and {here.get(name)} on another"
-                raise RunError(f"{name} must have the same version on all machines, but it is {got}; install that")
+                raise RunError(
+                    f"{name} must have the same version on all machines, but it is {got}; install "
+                    "that"
+                )
 
 
 def _sendable(error: Exception) -> Exception:
@@ -106,12 +123,14 @@ class Actors(Protocol):
         ...
 
     def receive(self) -> tuple[Piece, Report | None] | None:
-        """Wait for the end of any piece: its report, or None where its process died; None if no piece was sent."""
+        """Wait for the end of any piece: its report, or None where its process died; None if no
+        piece was sent."""
         ...
 
 
 def reports(actors: Actors, pieces: Iterator[Piece]) -> Iterator[Report]:
-    """Have pieces done. After `TOGETHER` deaths at a piece, its photos go one by one, to find the one that is fatal."""
+    """Have pieces done. After `TOGETHER` deaths at a piece, its photos go one by one, to find the
+    one that is fatal."""
     again: deque[Piece] = deque()
     deaths: Counter[tuple[str, int]] = Counter()
     while True:
@@ -135,7 +154,10 @@ def reports(actors: Actors, pieces: Iterator[Piece]) -> Iterator[Report]:
             again.extend([entry] for entry in piece)
         else:
             (entry,) = piece
-            reason = f"image {entry.name!r} ended the process that explained it (out of memory?); explain it alone"
+            reason = (
+                f"image {entry.name!r} ended the process that explained it (out of memory?); "
+                "explain it alone"
+            )
             yield Report(failures=(Failed(entry.name, reason, entry.path, stamp=entry.stamp),))
 
 
@@ -149,7 +171,8 @@ def explain_in_pieces(
     """Explain the photos that a folder lacks in pieces of ``per_file`` photos, one file each.
 
     Raises:
-        RunError: the folder is that of another run, cannot be written, or machines write into folders of their own.
+        RunError: the folder is that of another run, cannot be written, or machines write into
+            folders of their own.
         ExplainError: what holds for all photos.
     """
     stamps = folder.stamps()
@@ -158,7 +181,10 @@ def explain_in_pieces(
         with muted():  # files that are missing are written again
             imported(folder)
     elif any(name.endswith(ENDING) for name in stamps):
-        raise RunError(f"output {text(folder.name)!r} must be empty or hold a run, got other Parquet; choose another")
+        raise RunError(
+            f"output {text(folder.name)!r} must be empty or hold a run, got other Parquet; choose "
+            "another"
+        )
     else:
         file.unlink(missing_ok=True)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +201,8 @@ def explain_in_pieces(
 
 
 def _missing(call: RunCall) -> Iterator[Entry]:
-    """The photos that the folder lacks; one that is there, and cannot be identified by its file, is read and compared.
+    """The photos that the folder lacks; one that is there, and cannot be identified by its file, is
+    read and compared.
 
     Raises:
         RunError: one has changed.
@@ -185,10 +212,14 @@ def _missing(call: RunCall) -> Iterator[Entry]:
         if photo is None:
             yield entry
         elif not isinstance(photo, Failed) and not call.has(photo):
-            raise RunError(f"photo {entry.name!r}, its label or boxes have changed since; give another folder")
+            raise RunError(
+                f"photo {entry.name!r}, its label or boxes have changed since; give another folder"
+            )
 
 
-def _answers(folder: Storage, done: Iterable[Report], files: list[str]) -> Iterator[list[PhotoRecord | Failed]]:
+def _answers(
+    folder: Storage, done: Iterable[Report], files: list[str]
+) -> Iterator[list[PhotoRecord | Failed]]:
     """The answers of reports; ``files`` gets the names of those that were read."""
     for report in done:
         if report.error is not None:
@@ -223,29 +254,34 @@ def run_on_ray(
     progress: Callable[[State], None] | bool | None = None,
     **options: Unpack[RunOptions],
 ) -> Run:
-    """Explain all photos of a source on the machines of a Ray cluster, into a folder of Parquet files.
+    """Explain all photos of a source on the machines of a Ray cluster, into a folder of Parquet
+    files.
 
-    The rows are those that `explain.run` finds on one machine. The same call continues a run that was interrupted:
-    photos that are in the folder are left out. An actor or machine that is lost costs the time of the photos that it
-    worked on. Needs ``ray`` (extra ``ray``); all machines need this package in the same version, and have to reach
-    the photos and the folder under the same names.
+    The rows are those that `explain.run` finds on one machine. The same call continues a run that
+    was interrupted: photos that are in the folder are left out. An actor or machine that is lost
+    costs the time of the photos that it worked on. Needs ``ray`` (extra ``ray``); all machines need
+    this package in the same version, and have to reach the photos and the folder under the same
+    names.
 
     Args:
         source, explainer, methods: as for `explain.run`. The model is sent to the actors.
         output: a folder that all machines share, or an address such as ``s3://bucket/maps``.
-        address: of the cluster, as for ``ray.init``; by default one that runs on this machine, or a new one on it.
-        actors: processes with a model; by default one for each GPU share or, without GPUs, for each processor.
+        address: of the cluster, as for ``ray.init``; by default one that runs on this machine, or a
+            new one on it.
+        actors: processes with a model; by default one for each GPU share or, without GPUs, for each
+            processor.
         gpus: the share of a GPU that each actor takes: 0.25 for four actors on each.
         per_file: photos that are explained at a time, and that are in one file.
-        target, targets, top_k, metrics, layer, fuse, batch_size, precision, samples, tolerance, max_seconds:
-            as for `explain.run`.
+        target, targets, top_k, metrics, layer, fuse, batch_size, precision, samples, tolerance,
+            max_seconds: as for `explain.run`.
         progress: called with a `State` after each piece.
 
     Returns:
         The run, as `explain.open_run` opens it.
 
     Raises:
-        RunError: Ray is missing, the folder or the source cannot be used, or the run was begun with other options.
+        RunError: Ray is missing, the folder or the source cannot be used, or the run was begun with
+            other options.
         ExplainError: as for calling an `Explainer`, for what holds for all photos.
 
     >>> run_on_ray("photos", output="maps", actors=0)
@@ -259,13 +295,23 @@ def run_on_ray(
         raise RunError(f"gpus must be a number from 0, got {shown(gpus)}; leave it out")
     job = Job(source, explainer, methods, target, metrics, **options)
     if job.device.type != "cpu":
-        raise RunError(f"explainer must be on the CPU to be sent elsewhere, got {job.device}; gpus= moves it")
+        raise RunError(
+            f"explainer must be on the CPU to be sent elsewhere, got {job.device}; gpus= moves it"
+        )
     if isinstance(job.requested, str):
-        raise RunError(f"methods must be named for many machines, got the group {job.requested!r}; name them")
+        raise RunError(
+            f"methods must be named for many machines, got the group {job.requested!r}; name them"
+        )
     ray = _ray()
     folder = Storage(output)
     with _connected(ray, address):
-        explain_in_pieces(job, folder, lambda: _RayActors(ray, job, folder, actors, float(gpus)), per_file, progress)
+        explain_in_pieces(
+            job,
+            folder,
+            lambda: _RayActors(ray, job, folder, actors, float(gpus)),
+            per_file,
+            progress,
+        )
     return Run(output)
 
 
@@ -283,7 +329,8 @@ class _RayActors:
         self._count = count
         self._free: list[Any] = []
         self._running: dict[Any, tuple[Any, Piece]] = {}
-        self._actor = ray.remote(num_cpus=1, num_gpus=gpus or None)(PartExplainer)  # with one thread for each
+        # with one thread for each
+        self._actor = ray.remote(num_cpus=1, num_gpus=gpus or None)(PartExplainer)
         self._job = ray.put(job)
         self._folder = folder
         self._device = "cuda" if gpus else None
@@ -292,7 +339,11 @@ class _RayActors:
         return len(self._running) >= self._count
 
     def send(self, piece: Piece) -> None:
-        actor = self._free.pop() if self._free else self._actor.remote(self._job, self._folder, self._device)
+        actor = (
+            self._free.pop()
+            if self._free
+            else self._actor.remote(self._job, self._folder, self._device)
+        )
         self._running[actor.report.remote(piece)] = (actor, piece)
 
     def receive(self) -> tuple[Piece, Report | None] | None:
@@ -306,21 +357,32 @@ class _RayActors:
             return piece, None
         except self._ray.exceptions.RayError as error:
             last = str(error).strip().splitlines()[-1]
-            raise RunError(f"the Ray job failed: {last}; the same call continues from what is stored") from error
+            raise RunError(
+                f"the Ray job failed: {last}; the same call continues from what is stored"
+            ) from error
         self._free.append(actor)
         return piece, report
 
 
 @contextmanager
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Connect to a cluster, which is started on this machine if there is none; afterwards as before."""
+    """Connect to a cluster, which is started on this machine if there is none; afterwards as
+    before."""
     is_ours = not ray.is_initialized()
     if is_ours:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or Ray would report its use to its makers
+        # or Ray would report its use to its makers
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
-            ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+            ray.init(
+                address or None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                include_dashboard=False,
+            )
         except Exception as error:
-            raise RunError(f"ray must reach a cluster, but {raised(error)}; check the address {address!r}") from error
+            raise RunError(
+                f"ray must reach a cluster, but {raised(error)}; check the address {address!r}"
+            ) from error
     try:
         yield
     finally:

@@ -48,10 +48,12 @@ ROWS_AT_ONCE = 1024
 
 
 def export(run: StoredRun, file: str | os.PathLike[str], *, overwrite: bool = False) -> int:
-    """Write the rows of a run into one file: ``.parquet`` with the maps (extra ``parquet``), ``.csv`` or ``.jsonl``.
+    """Write the rows of a run into one file: ``.parquet`` with the maps (extra ``parquet``),
+    ``.csv`` or ``.jsonl``.
 
-    The file appears complete or not at all. In Parquet, ``map`` is a list of float32, row after row, and ``map_shape``
-    its shape; the manifest is among the metadata of the schema, under ``explain``. Each metric is a column.
+    The file appears complete or not at all. In Parquet, ``map`` is a list of float32, row after
+    row, and ``map_shape`` its shape; the manifest is among the metadata of the schema, under
+    ``explain``. Each metric is a column.
 
     Args:
         run: the run.
@@ -62,12 +64,16 @@ def export(run: StoredRun, file: str | os.PathLike[str], *, overwrite: bool = Fa
         How many rows were written.
 
     Raises:
-        RunError: the file exists, cannot be written or has another ending, or pyarrow is not installed.
+        RunError: the file exists, cannot be written or has another ending, or pyarrow is not
+            installed.
     """
     path = Path(file)
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:
-        raise RunError(f"file must end in one of {', '.join(_WRITERS)}, got {text(path.name)!r}; choose one of them")
+        raise RunError(
+            f"file must end in one of {', '.join(_WRITERS)}, got {text(path.name)!r}; choose one "
+            "of them"
+        )
     if os.path.lexists(path) and not overwrite:
         leave = either("pass overwrite=True", "overwrite it with --force")
         raise RunError(f"file {text(path)!r} exists already; choose another, or {leave}")
@@ -77,12 +83,16 @@ def export(run: StoredRun, file: str | os.PathLike[str], *, overwrite: bool = Fa
         with replacing(path) as part:
             return writer(run, metrics, part)
     except OSError as error:
-        raise RunError(f"file {text(path)!r} cannot be written: {error.strerror or error}; choose another") from None
+        raise RunError(
+            f"file {text(path)!r} cannot be written: {error.strerror or error}; choose another"
+        ) from None
 
 
 def plain(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     """Return the columns of a row, but for its map."""
-    columns = {name: getattr(row, name) if hasattr(row, name) else row.columns[name] for name in COLUMNS}
+    columns = {
+        name: getattr(row, name) if hasattr(row, name) else row.columns[name] for name in COLUMNS
+    }
     if isinstance(row.layer, tuple):
         columns["layer"] = ", ".join(row.layer)
     columns["boxes"] = [list(box) for box in row.boxes]
@@ -92,7 +102,11 @@ def plain(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
 
 def with_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     """Return all columns of a row."""
-    return {**plain(row, metrics), "map_shape": list(row.values.shape), "map": row.values.flatten().numpy()}
+    return {
+        **plain(row, metrics),
+        "map_shape": list(row.values.shape),
+        "map": row.values.flatten().numpy(),
+    }
 
 
 def schema_of(arrow: Any, metrics: Sequence[str]) -> Any:
@@ -101,7 +115,9 @@ def schema_of(arrow: Any, metrics: Sequence[str]) -> Any:
     kinds["boxes"] = arrow.list_(arrow.list_(arrow.float64()))
     kinds["labels"] = arrow.list_(arrow.string())
     kinds |= dict.fromkeys(metrics, arrow.float64())
-    return arrow.schema({**kinds, "map_shape": arrow.list_(arrow.int32()), "map": arrow.list_(arrow.float32())})
+    return arrow.schema(
+        {**kinds, "map_shape": arrow.list_(arrow.int32()), "map": arrow.list_(arrow.float32())}
+    )
 
 
 def arrow_modules() -> tuple[Any, Any]:
@@ -110,7 +126,10 @@ def arrow_modules() -> tuple[Any, Any]:
     Raises:
         RunError: they are not installed.
     """
-    arrow, parquet = (optional(name, "for Parquet", "parquet", RunError) for name in ("pyarrow", "pyarrow.parquet"))
+    arrow, parquet = (
+        optional(name, "for Parquet", "parquet", RunError)
+        for name in ("pyarrow", "pyarrow.parquet")
+    )
     return arrow, parquet
 
 
@@ -122,7 +141,9 @@ def _to_csv(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
         for row in run.rows():
             columns = plain(row, metrics)
             for name in ("boxes", "labels"):
-                columns[name] = json.dumps(columns[name], ensure_ascii=False) if columns[name] else None
+                columns[name] = (
+                    json.dumps(columns[name], ensure_ascii=False) if columns[name] else None
+                )
             table.writerow({name: as_cell(value) for name, value in columns.items()})
             count += 1
     return count

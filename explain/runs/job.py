@@ -67,12 +67,19 @@ class Job:
         self.explainer = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
         if self.explainer.layout is not None:
             got = f"one of frames or tiles, layout {self.explainer.layout}"
-            raise RunError(f"explainer must be one of photos in a run, got {got}; take explainer.each")
+            raise RunError(
+                f"explainer must be one of photos in a run, got {got}; take explainer.each"
+            )
         if one_per_image(target) is not None:
-            raise TargetError(f"target must be one for all photos, got {shown(target)}; targets= takes several")
+            raise TargetError(
+                f"target must be one for all photos, got {shown(target)}; targets= takes several"
+            )
         request = self.explainer._request(methods, target, **options)
         if self.source.count == 0:
-            raise RunError(f"source must have photos, but {text(str(source))!r:.100} has none; check its content")
+            raise RunError(
+                f"source must have photos, but {text(str(source))!r:.100} has none; check its "
+                "content"
+            )
         self.requested: Sequence[Method] | str = request.methods
         self.methods = None if isinstance(request.methods, str) else list(request.methods)
         self.targets = request.targets
@@ -105,16 +112,21 @@ class Job:
             "metrics": {metric.name: repr(metric) for metric in self.metrics},
             "layer": named_layer(self.explainer.model, self.options.get("layer")),
             **options,
-            "versions": {name: version for name, version in versions().items() if name != "torchvision"},
+            "versions": {
+                name: version for name, version in versions().items() if name != "torchvision"
+            },
             "device": str(self.device),
             "begun": time.strftime(TIME, time.gmtime()),
         }
-        plain: dict[str, Any] = json.loads(json.dumps(content))  # so that it compares with what was read
+        # so that it compares with what was read
+        plain: dict[str, Any] = json.loads(json.dumps(content))
         return plain
 
     def explained(self, ready: Iterable[Ready]) -> Iterator[list[PhotoRecord | Failed]]:
         """Explain photos in batches, as they come; the results of each batch."""
-        batches = explained(ready, self.answers, alike=self._kind, at_once=self._at_once, apart=self._is_apart)
+        batches = explained(
+            ready, self.answers, alike=self._kind, at_once=self._at_once, apart=self._is_apart
+        )
         for batch in batches:
             yield [preparing.stored(photo, result) for photo, result in batch]
 
@@ -152,9 +164,12 @@ class Job:
             probabilities = self.explainer._probabilities(x, logits)
             predictions = self.explainer._answers(len(photos), probabilities, logits)
             figures = [
-                self._evaluated(photos, x, maps, target) for target, maps in zip(self.targets, of_targets, strict=False)
+                self._evaluated(photos, x, maps, target)
+                for target, maps in zip(self.targets, of_targets, strict=False)
             ]
-        of_photos = [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
+        of_photos = (
+            [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
+        )
         results: list[list[dict[str, Any]]] = [[] for _ in photos]
         for maps, of_maps in zip(of_targets, figures, strict=False):
             for name, attribution in maps.items():
@@ -165,14 +180,19 @@ class Job:
         for image, photo in enumerate(photos):
             columns = self._columns(photo, of_photos[image], predictions[image])
             said = photo.notes if image else (*photo.notes, *notes)
-            records.append(PhotoRecord(columns, tuple(results[image]), said, photo.lacking is not None))
+            records.append(
+                PhotoRecord(columns, tuple(results[image]), said, photo.lacking is not None)
+            )
         return records
 
     def _batch(self, photos: Sequence[Prepared]) -> torch.Tensor:
         return self.explainer._placed(torch.stack([photo.x for photo in photos]))
 
-    def _explained(self, x: torch.Tensor, lacking: frozenset[str] | None) -> list[dict[str, Attribution]]:
-        """The maps of a batch for each target, by methods: all of the run, or those that the photos lack."""
+    def _explained(
+        self, x: torch.Tensor, lacking: frozenset[str] | None
+    ) -> list[dict[str, Attribution]]:
+        """The maps of a batch for each target, by methods: all of the run, or those that the photos
+        lack."""
         explainer = self.explainer
         if self.methods is None:  # those of a group are chosen by the first photo
             selection = select(
@@ -195,7 +215,11 @@ class Job:
         )
 
     def _evaluated(
-        self, photos: Sequence[Prepared], x: torch.Tensor, maps: Mapping[str, Attribution], target: TargetLike
+        self,
+        photos: Sequence[Prepared],
+        x: torch.Tensor,
+        maps: Mapping[str, Attribution],
+        target: TargetLike,
     ) -> dict[str, dict[str, list[float]]]:
         """The metrics of each photo by method: those of boxes are NaN for photos without boxes."""
         boxes = [_boxes(photo) for photo in photos]
@@ -239,14 +263,18 @@ class Job:
         if index is not None:
             target = outputs.label(self.explainer.categories, index, classes)
         samples = _figure(attribution.spent, image)
-        metrics = {metric: values[image] for metric, values in figures.items()} | _set_figures(attribution, image)
+        metrics = {metric: values[image] for metric, values in figures.items()} | _set_figures(
+            attribution, image
+        )
         return {
             "method": attribution.method,
             "target": target,
             "class": index,
             "score": float(attribution.score[image]),
             "probability": _probability(probabilities, index),
-            "layer": json.dumps(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer,
+            "layer": json.dumps(attribution.layer)
+            if isinstance(attribution.layer, tuple)
+            else attribution.layer,
             "delta": _figure(attribution.delta, image),
             "runs": None if samples is None else int(samples),
             "error": _figure(attribution.relative_error, image),
@@ -254,13 +282,18 @@ class Job:
             **packed(attribution.values[image].float().numpy()),
         }
 
-    def _columns(self, photo: Prepared, probabilities: torch.Tensor | None, best: Prediction | None) -> dict[str, Any]:
+    def _columns(
+        self, photo: Prepared, probabilities: torch.Tensor | None, best: Prediction | None
+    ) -> dict[str, Any]:
         """The columns of ``photos``."""
         true_labels = self.labels.of(photo.label)
         index, label = _most_probable(true_labels, probabilities)
-        # Labels of a model with one output may be 0 for no and 1 for yes: its class 0 is none of them.
+        # Labels of a model with one output may be 0 for no and 1 for yes: its class 0 is none of
+        # them.
         single = probabilities is not None and len(probabilities) == 1
-        prediction = None if best is None else best.amount if best.probability is None else best.label
+        prediction = (
+            None if best is None else best.amount if best.probability is None else best.label
+        )
         is_class = best is not None and best.probability is not None and not single
         width, height = photo.size
         input_height, input_width = photo.x.shape[-2:]
@@ -305,17 +338,22 @@ def _finite(value: float | None) -> float | None:
 
 
 def _set_figures(attribution: Attribution, image: int) -> Figures:
-    """The share of the photo in its first set of regions, and the scores with it alone and without it."""
+    """The share of the photo in its first set of regions, and the scores with it alone and without
+    it."""
     if attribution.sets is None:
         return {}
     sets = attribution.sets[image]
-    return {f"set_{name}": getattr(sets[0], name) if sets else None for name in ("size", "alone", "without")}
+    return {
+        f"set_{name}": getattr(sets[0], name) if sets else None
+        for name in ("size", "alone", "without")
+    }
 
 
 def _most_probable(
     labels: Sequence[tuple[int | None, str]], probabilities: torch.Tensor | None
 ) -> tuple[int | None, str | None]:
-    """Of several labels that are true, the one that the model finds most probable: a prediction of any is right."""
+    """Of several labels that are true, the one that the model finds most probable: a prediction of
+    any is right."""
     if not labels:
         return None, None
     return max(labels, key=lambda label: _probability(probabilities, label[0]) or 0.0)

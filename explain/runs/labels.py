@@ -12,10 +12,10 @@ from explain.targets.labels import class_label
 class Labels:
     """Finds the class of the model for a label of the source.
 
-    A number is the class of the model with this number, unless the source has names for its classes that are labels of
-    the model: then the name decides. A text is a label of the model if it is written the same, apart from capitals,
-    dashes and underlines, or is one of the words of a label that are separated by commas. Anything else stays as it
-    is, without a class: nothing is guessed.
+    A number is the class of the model with this number, unless the source has names for its classes
+    that are labels of the model: then the name decides. A text is a label of the model if it is
+    written the same, apart from capitals, dashes and underlines, or is one of the words of a label
+    that are separated by commas. Anything else stays as it is, without a class: nothing is guessed.
 
     >>> labels = Labels(["tench, Tinca tinca", "goldfish"], classes=["goldfish", "tench"])
     >>> labels.of(0), labels.of("tinca_tinca"), labels.of("shark")
@@ -33,16 +33,25 @@ class Labels:
                 for word in [category] if exact else category.split(","):
                     own[_plain(word)] = None if _plain(word) in own else index
             self._known.update(own)
-        self._by_name = any(self._known.get(_plain(name)) is not None for name in self.classes or ())
+        self._by_name = any(
+            self._known.get(_plain(name)) is not None for name in self.classes or ()
+        )
 
     def of(self, label: Label) -> list[tuple[int | None, str]]:
-        """Return the class of the model and the text of each label that is true of a photo; none where none is known.
+        """Return the class of the model and the text of each label that is true of a photo; none
+        where none is known.
 
-        A list with as many zeros and ones as there are classes says of each class whether it is true.
+        A list with as many zeros and ones as there are classes says of each class whether it is
+        true.
         """
         labels = each_label(label)
         names = self.categories if self.classes is None else self.classes
-        if len(labels) > 1 and names is not None and len(labels) == len(names) and set(labels) <= {0, 1}:
+        if (
+            len(labels) > 1
+            and names is not None
+            and len(labels) == len(names)
+            and set(labels) <= {0, 1}
+        ):
             labels = tuple(number for number, is_true in enumerate(labels) if is_true)
         return [self._of_one(one) for one in dict.fromkeys(labels)]
 

@@ -1,7 +1,8 @@
-"""Identification of a model with its preprocessing: by its weights and structure, and by what both make of pictures.
+"""Identification of a model with its preprocessing: by its weights and structure, and by what both
+make of pictures.
 
-A class and its weights do not say what a model does: it may have a temperature, a switch or a hook. So the model and
-the preprocessing also run on a picture that is always the same.
+A class and its weights do not say what a model does: it may have a temperature, a switch or a hook.
+So the model and the preprocessing also run on a picture that is always the same.
 """
 
 import hashlib
@@ -55,7 +56,9 @@ def identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
         x = next((x for x in inputs if isinstance(x, torch.Tensor)), torch.zeros(3, 224, 224))
         with untouched(model), torch.no_grad():
             output = _result(model, explainer._placed(x[None]))
-        found["test_scores"] = [_summary(each) for _, each in nested.paths(output)] or [_summary(output)]
+        found["test_scores"] = [_summary(each) for _, each in nested.paths(output)] or [
+            _summary(output)
+        ]
     return found
 
 
@@ -65,16 +68,21 @@ def _result(function: Callable[[Any], Any], argument: Any) -> Any:
         with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return function(argument)
-    except Exception as error:  # of the caller's own code: anything; the photos will show whether it matters
+    # of the caller's own code: anything; the photos will show whether it matters
+    except Exception as error:
         if came_by_signal(error):
             raise
         return f"raises {type(error).__name__}"
 
 
 def _summary(value: Any) -> dict[str, Any]:
-    """A few numbers of a tensor that change with any of its elements, or with all of them; the first is its size."""
+    """A few numbers of a tensor that change with any of its elements, or with all of them; the
+    first is its size."""
     if not isinstance(value, torch.Tensor):
-        return {"shape": value if isinstance(value, str) else type(value).__name__, "numbers": [0.0] * (WAVES + 1)}
+        return {
+            "shape": value if isinstance(value, str) else type(value).__name__,
+            "numbers": [0.0] * (WAVES + 1),
+        }
     flat = value.detach().cpu().double().reshape(-1).nan_to_num()
     phases = torch.arange(WAVES).double()[:, None] * torch.arange(len(flat))
     numbers = torch.cat([flat.norm()[None], phases.cos() @ flat]) / max(1, len(flat)) ** 0.5
@@ -85,7 +93,9 @@ def _pictures() -> list[Image.Image]:
     """Pictures with edges, flat parts and fine structure, which are always the same."""
     where = (-2.2, -1.5, 1.0, 1.5)
     return [
-        Image.merge("RGB", [Image.effect_mandelbrot(size, where, quality) for quality in (12, 25, 50)])
+        Image.merge(
+            "RGB", [Image.effect_mandelbrot(size, where, quality) for quality in (12, 25, 50)]
+        )
         for size in SIZES
     ]
 
@@ -95,5 +105,8 @@ def named_layer(model: nn.Module, layer: Any) -> Any:
     if isinstance(layer, (list, tuple)):
         return [named_layer(model, part) for part in layer]
     if isinstance(layer, nn.Module):
-        return next((name for name, module in model.named_modules() if module is layer), type(layer).__name__)
+        return next(
+            (name for name, module in model.named_modules() if module is layer),
+            type(layer).__name__,
+        )
     return layer

@@ -1,4 +1,5 @@
-"""A folder of Parquet files that several machines write, and the SQLite file that such a run is read from."""
+"""A folder of Parquet files that several machines write, and the SQLite file that such a run is
+read from."""
 
 import hashlib
 import importlib
@@ -20,7 +21,8 @@ from explain.store.reading import StoredRun, joined, row_of
 from explain.store.sources import text
 from explain.store.writing import PhotoRecord, Store, content_digest, method_row, packed
 
-# Other files than Parquet begin with an underline: programs that read a folder of Parquet files skip them.
+# Other files than Parquet begin with an underline: programs that read a folder of Parquet files
+# skip them.
 ABOUT = "_run.json"
 INDEX = "_run.sqlite"
 ENDING = ".parquet"
@@ -29,7 +31,8 @@ VERSIONS = ("ETag", "etag", "LastModified", "updated", "mtime", "created")
 
 
 class Storage:
-    """A folder: a path, or an address that fsspec knows, such as ``s3://bucket/maps`` or ``memory://maps``.
+    """A folder: a path, or an address that fsspec knows, such as ``s3://bucket/maps`` or
+    ``memory://maps``.
 
     It can be sent to other machines. A file in it appears complete or not at all.
 
@@ -38,7 +41,8 @@ class Storage:
         make: make the folder if there is none.
 
     Raises:
-        RunError: there is a file of this name, fsspec does not know the address, or it lacks a package for it.
+        RunError: there is a file of this name, fsspec does not know the address, or it lacks a
+            package for it.
     """
 
     def __init__(self, address: str | os.PathLike[str], *, make: bool = True) -> None:
@@ -50,7 +54,9 @@ class Storage:
             self._files, self.path = fsspec.core.url_to_fs(self.name)
             self.is_local = "file" in self._files.protocol
             if self._files.isfile(self.path):
-                raise RunError(f"output {text(address)!r} must be a folder, got a file; choose another name")
+                raise RunError(
+                    f"output {text(address)!r} must be a folder, got a file; choose another name"
+                )
             if make:
                 self._files.makedirs(self.path, exist_ok=True)
 
@@ -59,7 +65,9 @@ class Storage:
         with self._translated():
             self._files.invalidate_cache(self.path)
             found = self._files.ls(self.path, detail=True) if self._files.isdir(self.path) else []
-        files = {os.path.basename(about["name"]): about for about in found if about["type"] == "file"}
+        files = {
+            os.path.basename(about["name"]): about for about in found if about["type"] == "file"
+        }
         return {
             name: f"{about['size']} {next((about[key] for key in VERSIONS if key in about), '')}"
             for name, about in sorted(files.items())
@@ -75,7 +83,8 @@ class Storage:
         """Write a file, or put another in its place."""
         with self._translated():
             if not self.is_local:
-                self._files.pipe_file(f"{self.path}/{name}", content)  # storages show a file when it is whole
+                # storages show a file when it is whole
+                self._files.pipe_file(f"{self.path}/{name}", content)
                 return
             with replacing(Path(self.path, name)) as part:
                 self._files.pipe_file(str(part), content)
@@ -89,17 +98,23 @@ class Storage:
             if isinstance(error, RunError):
                 raise
             reason = getattr(error, "strerror", None) or raised(error)
-            raise RunError(f"output {text(self.name)!r} cannot be used: {reason}; mend it or choose another") from error
+            raise RunError(
+                f"output {text(self.name)!r} cannot be used: {reason}; mend it or choose another"
+            ) from error
 
 
 def write_part(
-    folder: Storage, records: Sequence[PhotoRecord], metrics: Sequence[str], methods: Iterable[Method]
+    folder: Storage,
+    records: Sequence[PhotoRecord],
+    metrics: Sequence[str],
+    methods: Iterable[Method],
 ) -> str:
-    """Write photos with all their results into one Parquet file, in the columns of `export`; return its name.
+    """Write photos with all their results into one Parquet file, in the columns of `export`; return
+    its name.
 
-    The metadata of its schema has, under ``explain``, the other columns of a run, and under ``digest`` the digest of
-    that text. The file is named by the photos: when they are explained again, as the first machine was lost before it
-    could report, the file replaces the first one.
+    The metadata of its schema has, under ``explain``, the other columns of a run, and under
+    ``digest`` the digest of that text. The file is named by the photos: when they are explained
+    again, as the first machine was lost before it could report, the file replaces the first one.
     """
     arrow, parquet = arrow_modules()
     rows = []
@@ -131,7 +146,9 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
     part = folder.read(file)
     if part is None:
         got = "photos were written elsewhere; choose one on a shared drive or in a storage"
-        raise RunError(f"output {text(folder.name)!r} must be a folder that all machines share, but {got}")
+        raise RunError(
+            f"output {text(folder.name)!r} must be a folder that all machines share, but {got}"
+        )
     try:
         table = parquet.read_table(io.BytesIO(part))
         others = table.schema.metadata[b"explain"]
@@ -143,9 +160,19 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
         for photo in content["photos"]:
             results = tuple(_with_map(result, next(maps)) for result in photo["results"])
             photos.append(PhotoRecord(photo["photo"], results, tuple(photo["notes"])))
-    except (OSError, KeyError, TypeError, ValueError, StopIteration, RuntimeError, arrow.ArrowException) as error:
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        StopIteration,
+        RuntimeError,
+        arrow.ArrowException,
+    ) as error:
         remedy = "remove it, and the same run explains its photos again"
-        raise RunError(f"file {text(file)!r} of run {text(folder.name)!r} cannot be read ({error}); {remedy}") from None
+        raise RunError(
+            f"file {text(file)!r} of run {text(folder.name)!r} cannot be read ({error}); {remedy}"
+        ) from None
     return content["methods"], photos
 
 
@@ -158,7 +185,8 @@ def _with_map(result: dict[str, Any], values: Any) -> dict[str, Any]:
 
 
 def describe(folder: Storage, store: Store, names: Iterable[str]) -> None:
-    """Write beside the parts what they do not have, and note which of the parts are in the SQLite file."""
+    """Write beside the parts what they do not have, and note which of the parts are in the SQLite
+    file."""
     run = StoredRun(store.file)
     failures = list(run.query("SELECT name, path, reason FROM failures"))
     about = {"manifest": run.manifest, "failures": failures}
@@ -172,8 +200,8 @@ def describe(folder: Storage, store: Store, names: Iterable[str]) -> None:
 def index_file(folder: Storage) -> Path:
     """Where the SQLite file of a folder is.
 
-    It is ``_run.sqlite`` in the folder, or a file in ``~/.cache/explain`` where the folder cannot be written or is an
-    address.
+    It is ``_run.sqlite`` in the folder, or a file in ``~/.cache/explain`` where the folder cannot
+    be written or is an address.
     """
     if folder.is_local and os.access(folder.path, os.W_OK):
         return Path(folder.path, INDEX)
@@ -183,17 +211,22 @@ def index_file(folder: Storage) -> Path:
 
 
 def imported(folder: Storage) -> tuple[Path, int]:
-    """Import the new parts of a folder into its SQLite file; return its path, and the number of new Parquet files.
+    """Import the new parts of a folder into its SQLite file; return its path, and the number of new
+    Parquet files.
 
-    Nothing is written where nothing has changed. The file can be removed at any time: it is made again, as it is where
-    a part that it has was changed or removed.
+    Nothing is written where nothing has changed. The file can be removed at any time: it is made
+    again, as it is where a part that it has was changed or removed.
 
     Raises:
         RunError: the folder holds no run, or cannot be read.
     """
     about = _about(folder)
     ended = about["manifest"].pop("ended", None)
-    stamps = {name: stamp for name, stamp in folder.stamps().items() if name.endswith(ENDING) or name == ABOUT}
+    stamps = {
+        name: stamp
+        for name, stamp in folder.stamps().items()
+        if name.endswith(ENDING) or name == ABOUT
+    }
     file = index_file(folder)
     before = _stamps_in(file)
     parts = before.items() - {(ABOUT, before.get(ABOUT))}
@@ -219,7 +252,10 @@ def imported(folder: Storage) -> tuple[Path, int]:
     count = StoredRun(file).photos
     if ended and count < ended["photos"]:
         missing = f"{ended['photos'] - count} of {ended['photos']} photos are missing"
-        warn(f"run {text(folder.name)!r} must have all its files, but {missing}; copy them, or run it again")
+        warn(
+            f"run {text(folder.name)!r} must have all its files, but {missing}; copy them, or run "
+            "it again"
+        )
     return file, len(new)
 
 
@@ -231,7 +267,10 @@ def _about(folder: Storage) -> dict[str, Any]:
     """
     content = folder.read(ABOUT)
     if content is None:
-        raise RunError(f"run {text(folder.name)!r} must be a file, or a folder with a {ABOUT}, but there is none")
+        raise RunError(
+            f"run {text(folder.name)!r} must be a file, or a folder with a {ABOUT}, but there is "
+            "none"
+        )
     try:
         about = json.loads(content)
         return {"manifest": dict(about["manifest"]), "failures": list(about["failures"])}
@@ -246,7 +285,9 @@ def _remove(file: Path) -> None:
         for ending in ("", "-wal", "-shm"):
             Path(f"{file}{ending}").unlink(missing_ok=True)
     except OSError as error:
-        raise RunError(f"index {text(file)!r} of a run cannot be written: {error.strerror}; make room") from None
+        raise RunError(
+            f"index {text(file)!r} of a run cannot be written: {error.strerror}; make room"
+        ) from None
 
 
 def _stamps_in(file: Path) -> dict[str, str]:

@@ -15,10 +15,11 @@ from explain.store.sources import Corners, Entry, Failed, Label, Source
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A photo that is ready for the model: its input ``(C, H, W)`` on the CPU, and what is stored of it.
+    """A photo that is ready for the model: its input ``(C, H, W)`` on the CPU, and what is stored
+    of it.
 
-    ``size`` is width and height, ``box`` the part that the model sees; ``notes`` are warnings about it. ``lacking`` are
-    the methods that are added to what is stored of it.
+    ``size`` is width and height, ``box`` the part that the model sees; ``notes`` are warnings about
+    it. ``lacking`` are the methods that are added to what is stored of it.
     """
 
     entry: Entry
@@ -66,7 +67,8 @@ class Preparer:
             photo = load_image(content.image)
             x = _as_float(self.preprocess(photo)).detach().cpu().contiguous()
             size = photo.size
-            if size not in self._boxes:  # it may take some pictures to find out where the model looks
+            # it may take some pictures to find out where the model looks
+            if size not in self._boxes:
                 self._boxes[size] = locate(self.preprocess, size)
             box = self._boxes[size]
             pixels = photo.tobytes()
@@ -92,9 +94,15 @@ def _as_float(x: Any) -> torch.Tensor:
     """The model's input, which is stored and compared as it is, so that integers are refused."""
     if as_input(x).ndim == 4:
         remedy = "explain photos of tiles with explainer.each, and tensors with explain.attribute"
-        raise ImageError(f"preprocess must return a tensor (C, H, W) in a run, got shape {tuple(x.shape)}; {remedy}")
+        raise ImageError(
+            f"preprocess must return a tensor (C, H, W) in a run, got shape {tuple(x.shape)}; "
+            f"{remedy}"
+        )
     if not x.is_floating_point():
-        raise ImageError(f"preprocess must return a float tensor (C, H, W), got {x.dtype}; convert what it returns")
+        raise ImageError(
+            f"preprocess must return a float tensor (C, H, W), got {x.dtype}; convert what it "
+            "returns"
+        )
     return x  # type: ignore[no-any-return]
 
 
@@ -104,10 +112,14 @@ IMAGE = 224 * 224  # pixels
 def at_once(x: torch.Tensor, device: torch.device) -> int:
     """Return how many inputs like ``x`` ``(C, H, W)`` are best run together.
 
-    >>> at_once(torch.empty(3, 224, 224), torch.device("cpu")), at_once(torch.empty(3, 64, 64), torch.device("cpu"))
+    >>> (
+    ...     at_once(torch.empty(3, 224, 224), torch.device("cpu")),
+    ...     at_once(torch.empty(3, 64, 64), torch.device("cpu")),
+    ... )
     (8, 16)
     """
-    most, large = (16, 8) if device.type == "cpu" else (128, 64)  # more are no faster on a CPU, and have to fit
+    # more are no faster on a CPU, and have to fit
+    most, large = (16, 8) if device.type == "cpu" else (128, 64)
     return max(1, min(most, large * IMAGE // max(1, int(x.shape[-1]) * int(x.shape[-2]))))
 
 

@@ -1,4 +1,5 @@
-"""`Run`: the file of a run, and all that can be made of it without a model: pictures, pages, tables."""
+"""`Run`: the file of a run, and all that can be made of it without a model: pictures, pages,
+tables."""
 
 import os
 import re
@@ -39,7 +40,10 @@ def choice(which: str) -> tuple[str, int | None]:
     order, _, count = which.partition(":") if isinstance(which, str) else ("", "", "")
     if order not in ORDERS or not (which == order or re.fullmatch(r"0*[1-9]\d*", count)):
         known = ", ".join(ORDERS)
-        raise RunError(f"pictures must be one of {known}, as in 'worst:50', got {shown(which)}; choose one of them")
+        raise RunError(
+            f"pictures must be one of {known}, as in 'worst:50', got {shown(which)}; choose one of "
+            "them"
+        )
     return order, int(count) if count else None
 
 
@@ -56,8 +60,8 @@ def write_pictures(
 
     Args:
         run: the run.
-        which: "worst:50" (the photos whose label, or else prediction, has the lowest probability), "best:50", or
-            "source" for all.
+        which: "worst:50" (the photos whose label, or else prediction, has the lowest probability),
+            "best:50", or "source" for all.
         folder: where to write.
         source: the source of photos that had no file.
         style: how the maps are drawn, in place of each method's own style.
@@ -97,8 +101,8 @@ def to_html(
     Args:
         run: the run.
         path: where to write it.
-        which: "source:200" for the first 200, "worst:50" (the photos whose label, or else prediction, has the lowest
-            probability) or "best:50".
+        which: "source:200" for the first 200, "worst:50" (the photos whose label, or else
+            prediction, has the lowest probability) or "best:50".
         source: the source of photos that had no file.
         title: the title of the page.
         overwrite: replace a file that exists.
@@ -122,24 +126,34 @@ def to_html(
         items.append((short, full))
     if not items:
         reason = next(iter(failures.values()), "it has none")
-        raise RunError(f"run {str(run.path)!r} must have photos that can be shown, but has not: {reason}")
+        raise RunError(
+            f"run {str(run.path)!r} must have photos that can be shown, but has not: {reason}"
+        )
     page = sheet_of(items, title or f"{run.path.stem}: {len(items)} photos")
     return written(page, path, overwrite=overwrite), failures
 
 
 def _as_explanation(rows: list[Row], photo: Image.Image, origin: records.ModelOrigin) -> Any:
-    """One photo of a run in the form of an explanation, as a report takes it: the top class, and the maps."""
+    """One photo of a run in the form of an explanation, as a report takes it: the top class, and
+    the maps."""
     maps: dict[str, dict[str, result.Attribution]] = {}
     for row in rows:
         maps.setdefault(row.target, {})[row.method] = row.attribution
     first = rows[0]
     targets = list(maps)
-    methods = [name for name in maps[targets[0]] if all(name in of_target for of_target in maps.values())]
+    methods = [
+        name for name in maps[targets[0]] if all(name in of_target for of_target in maps.values())
+    ]
 
     def record(method: str | None = None, target: int | str = 0) -> dict[str, Any]:
         label = targets[target] if isinstance(target, int) else target
-        row = next(row for row in rows if row.target == label and row.method == (method or methods[0]))
-        return {**{name: getattr(row, name) for name in RECORDED.split()}, "metrics": dict(row.metrics)}
+        row = next(
+            row for row in rows if row.target == label and row.method == (method or methods[0])
+        )
+        return {
+            **{name: getattr(row, name) for name in RECORDED.split()},
+            "metrics": dict(row.metrics),
+        }
 
     predicted = []
     if first.prediction is not None and first.prediction_probability is not None:
@@ -166,14 +180,18 @@ def _as_explanation(rows: list[Row], photo: Image.Image, origin: records.ModelOr
     )
 
 
-RECORDED = "name method target target_class score probability label prediction layer path sha256 delta runs error"
+RECORDED = (
+    "name method target target_class score probability label prediction layer path sha256 "
+    "delta runs error"
+)
 """What is told of a map in the form of a record."""
 
 
 def _shown(
     run: StoredRun, which: str, source: Source | None, failures: dict[str, str]
 ) -> Iterator[tuple[int, list[Row], Image.Image]]:
-    """Number the chosen photos, and give each with its rows; ``failures`` says why others cannot be shown."""
+    """Number the chosen photos, and give each with its rows; ``failures`` says why others cannot be
+    shown."""
     order, count = choice(which)
     reader = PhotoReader(source)
     by_photo = groupby(run.rows(order=order), key=lambda row: row.name)
@@ -189,11 +207,13 @@ def _shown(
 class Run(StoredRun):
     """A run over many photos, and all that can be made of it without a model.
 
-    ``len(run)`` is the number of rows: one for each photo, method and target. Nothing is held in memory.
+    ``len(run)`` is the number of rows: one for each photo, method and target. Nothing is held in
+    memory.
 
     Args:
-        file: the file that `explain.run` wrote, or the folder or address that `run_on_ray` wrote. The Parquet files of
-            a folder are entered into an SQLite file first, those that are new since the last time; a warning names it.
+        file: the file that `explain.run` wrote, or the folder or address that `run_on_ray` wrote.
+            The Parquet files of a folder are entered into an SQLite file first, those that are new
+            since the last time; a warning names it.
 
     Raises:
         RunError: there is no run, it cannot be read, or a later version has written it.
@@ -201,11 +221,15 @@ class Run(StoredRun):
     >>> import explain, tempfile
     >>> from PIL import Image
     >>> from torch import nn
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    ... )
     >>> explainer = explain.Explainer(model, preprocess=explain.models.CenterCrop(8))
     >>> photos = [Image.new("RGB", (9, 8), color) for color in ("red", "blue")]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = explain.run(photos, explainer, ["gradcam", "saliency"], output=f"{folder}/run.sqlite", workers=0)
+    ...     _ = explain.run(
+    ...         photos, explainer, ["gradcam", "saliency"], output=f"{folder}/run.sqlite", workers=0
+    ...     )
     ...     run = Run(f"{folder}/run.sqlite")
     ...     len(run), run.methods, [row.name for row in run.rows(method="gradcam")]
     (4, ['gradcam', 'saliency'], ['photo 0', 'photo 1'])
@@ -216,11 +240,15 @@ class Run(StoredRun):
     to_html = to_html
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
-        super().__init__(index_of(file) if "://" in os.fspath(file) or os.path.isdir(file) else file)
+        super().__init__(
+            index_of(file) if "://" in os.fspath(file) or os.path.isdir(file) else file
+        )
 
     def insight(self, method: str | None = None, **options: Any) -> "Insight":
-        """Summarise the maps: statistics of classes, clusters, mistakes; see `explain.insight.result.insight`."""
-        from explain.insight.result import insight  # here, since reports and their pictures take a while to load
+        """Summarise the maps: statistics of classes, clusters, mistakes; see
+        `explain.insight.result.insight`."""
+        # here, since reports and their pictures take a while to load
+        from explain.insight.result import insight
 
         return insight(self, method, **options)
 
@@ -230,8 +258,8 @@ def open_run(file: str | os.PathLike[str]) -> Run:
     """Open a run for reading; no model is loaded.
 
     Args:
-        file: the ``output`` of `explain.run` or `run_on_ray`; the new Parquet files of a folder are entered into an
-            SQLite file first, and a warning names it.
+        file: the ``output`` of `explain.run` or `run_on_ray`; the new Parquet files of a folder are
+            entered into an SQLite file first, and a warning names it.
 
     Raises:
         RunError: there is no run, or a later version has written it.

@@ -41,7 +41,8 @@ TIMEOUT = 60.0  # seconds that one photo may take to be read
 
 @dataclass(frozen=True)
 class State:
-    """The progress of a run: photos that were explained and that failed in this call, and those explained before.
+    """The progress of a run: photos that were explained and that failed in this call, and those
+    explained before.
 
     ``total`` is None where the source does not know how many photos it has.
     """
@@ -91,37 +92,42 @@ def run(
 ) -> Run:
     """Explain all photos of a source, and store the maps in one SQLite file.
 
-    A run may be interrupted in any way, also by a loss of power: the same call continues it. With more methods or
-    metrics than before, they are added, and only what is missing is computed. A photo is in the file
-    with all its results or not at all, and never twice. A photo that fails is listed in ``run.failures``, and
-    tried again when the run is continued; a photo whose file, label or boxes have changed since is explained again.
+    A run may be interrupted in any way, also by a loss of power: the same call continues it. With
+    more methods or metrics than before, they are added, and only what is missing is computed. A
+    photo is in the file with all its results or not at all, and never twice. A photo that fails is
+    listed in ``run.failures``, and tried again when the run is continued; a photo whose file, label
+    or boxes have changed since is explained again.
 
     Args:
-        source: a folder (with the folders inside it; where these hold all photos, their names are labels), a list in a
-            file (CSV, TSV, JSON: ``path``, ``label``, ``x0 y0 x1 y1`` or ``boxes``), WebDataset shards (tar), a data
-            set of PyTorch or Hugging Face, or a list or iterator of photos.
+        source: a folder (with the folders inside it; where these hold all photos, their names are
+            labels), a list in a file (CSV, TSV, JSON: ``path``, ``label``, ``x0 y0 x1 y1`` or
+            ``boxes``), WebDataset shards (tar), a data set of PyTorch or Hugging Face, or a list or
+            iterator of photos.
         explainer: an `Explainer`, a model, the name of one, or None for the default model.
-        methods, target, targets, top_k, layer, fuse, precision, samples, tolerance, max_seconds: as for
-            calling an `Explainer`; ``target`` is one for all photos.
+        methods, target, targets, top_k, layer, fuse, precision, samples, tolerance, max_seconds: as
+            for calling an `Explainer`; ``target`` is one for all photos.
         output: the file. A run that it holds is continued.
         metrics: evaluate each map by these, too; those that need boxes skip photos without them.
-        batch_size: photos, and altered inputs of methods that run the model many times, at once; by default as many
-            photos as suit the size of the input.
-        workers: processes that read and preprocess photos ahead; by default one for every two processors, and 0 for
-            none. With workers, a photo that takes longer than ``timeout`` seconds to be read is given up.
+        batch_size: photos, and altered inputs of methods that run the model many times, at once; by
+            default as many photos as suit the size of the input.
+        workers: processes that read and preprocess photos ahead; by default one for every two
+            processors, and 0 for none. With workers, a photo that takes longer than ``timeout``
+            seconds to be read is given up.
         progress: called with a `State` after each batch; True prints a line.
 
     Returns:
         The `Run`: ``len(run)``, ``run.rows()``, ``run.failures``.
 
     Raises:
-        RunError: the source or the file cannot be used, another run writes the file, or it was begun with other
-            options; the message says which.
+        RunError: the source or the file cannot be used, another run writes the file, or it was
+            begun with other options; the message says which.
         ExplainError: as for calling an `Explainer`, for what holds for all photos.
 
     >>> import explain, tempfile
     >>> from PIL import Image
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    ... )
     >>> explainer = explain.Explainer(model, preprocess=explain.models.CenterCrop(8))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     photos = [Image.new("RGB", (9, 8), color) for color in ("red", "blue")]
@@ -132,15 +138,22 @@ def run(
     check_count("workers", workers, 0)
     check_count("batch_size", options.get("batch_size"), 1)
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise RunError(f"timeout must be a number of seconds above 0, got {shown(timeout)}; leave it out")
+        raise RunError(
+            f"timeout must be a number of seconds above 0, got {shown(timeout)}; leave it out"
+        )
     job = Job(source, explainer, methods, target, metrics, **options)
     file = Path(output)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"output {text(file)!r} cannot be written: {error.strerror}; choose another file") from None
+        raise RunError(
+            f"output {text(file)!r} cannot be written: {error.strerror}; choose another file"
+        ) from None
     if file.is_dir():
-        raise RunError(f"output {text(file)!r} must be a file, got a folder; name a file in it, such as run.sqlite")
+        raise RunError(
+            f"output {text(file)!r} must be a file, got a folder; name a file in it, such as "
+            "run.sqlite"
+        )
     count = default_workers() if workers is None else workers
     with locked(file), closing(Store(file, job.manifest)) as store:
         call = RunCall(job, store, progress)
@@ -149,17 +162,24 @@ def run(
     result = Run(file)
     by_box = [metric.name for metric in job.metrics if metric.needs_object]
     if by_box and not any(result.query("SELECT 1 FROM photos WHERE boxes IS NOT NULL LIMIT 1")):
-        warn(f"no photo has boxes, so that {', '.join(by_box)} has no values; give a source with boxes, such as a list")
+        warn(
+            f"no photo has boxes, so that {', '.join(by_box)} has no values; give a source with "
+            "boxes, such as a list"
+        )
     return result
 
 
 class RunCall:
-    """One call of a run: the photos of its source that are stored already, and what becomes of the others.
+    """One call of a run: the photos of its source that are stored already, and what becomes of the
+    others.
 
-    Where the stamp of a file is the same, the file need not be read. All else is read and compared by its pixels.
+    Where the stamp of a file is the same, the file need not be read. All else is read and compared
+    by its pixels.
     """
 
-    def __init__(self, job: Job, store: Store, progress: Callable[[State], None] | bool | None) -> None:
+    def __init__(
+        self, job: Job, store: Store, progress: Callable[[State], None] | bool | None
+    ) -> None:
         stored = Run(store.file)
         methods = [method.name for method in job.methods or ()]
         self.job = job
@@ -226,8 +246,8 @@ class RunCall:
         """Whether a photo that was read is stored.
 
         Raises:
-            RunError: it has other pixels than before, although its file has not changed, or it has none: the source is
-                another one.
+            RunError: it has other pixels than before, although its file has not changed, or it has
+                none: the source is another one.
         """
         entry = photo.entry
         stored = self.known.get(entry.name)

@@ -35,16 +35,23 @@ class EndedError(Exception):
 
 
 def default_workers() -> int:
-    """Return half of the processors that this process may use, since the network needs the others."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # on Linux
+    """Return half of the processors that this process may use, since the network needs the
+    others."""
+    # on Linux
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min(MOST, count // 2))
 
 
-def read_ahead(preparer: Preparer, entries: Iterator[Entry], count: int, timeout: float) -> Iterator[Ready]:
+def read_ahead(
+    preparer: Preparer, entries: Iterator[Entry], count: int, timeout: float
+) -> Iterator[Ready]:
     """Prepare photos in ``count`` processes; they come out in the order of their entries.
 
-    No more than a few wait for each worker. A photo that takes longer than ``timeout`` seconds, or whose worker dies,
-    is a `Failed`. When this process dies, however it does, the workers end within a second.
+    No more than a few wait for each worker. A photo that takes longer than ``timeout`` seconds, or
+    whose worker dies, is a `Failed`. When this process dies, however it does, the workers end
+    within a second.
 
     Which photo a worker died of is not known: those that were sent go once more, one at a time.
     """
@@ -57,18 +64,29 @@ def read_ahead(preparer: Preparer, entries: Iterator[Entry], count: int, timeout
         source = _drained(suspects) if alone else entries
         workers = (1, 1) if alone else (count, AHEAD)
         try:
-            with _loading(preparer, _sending(source, sent), *workers) as loaded, _deaths_are_awaited():
+            with (
+                _loading(preparer, _sending(source, sent), *workers) as loaded,
+                _deaths_are_awaited(),
+            ):
                 for content in _in_time(loaded, timeout):
                     photo = pickle.loads(content)
                     entry = sent.popleft()
                     yield replace(photo, entry=entry) if isinstance(photo, Prepared) else photo
         except CannotBeginError as error:
-            warn(f"photos are read one after the other, since no worker process can be started ({error})")
+            warn(
+                "photos are read one after the other, since no worker process can be started "
+                f"({error})"
+            )
             yield from map(preparer, source)
         except EndedError as error:
             if alone or error.args[1]:
                 entry = sent.popleft()
-                yield Failed(entry.name, f"image {entry.name!r} {error.args[0]}", entry.path, stamp=entry.stamp)
+                yield Failed(
+                    entry.name,
+                    f"image {entry.name!r} {error.args[0]}",
+                    entry.path,
+                    stamp=entry.stamp,
+                )
             suspects.extendleft(reversed(sent))
             sent.clear()
             continue
@@ -104,7 +122,8 @@ def _sending(entries: Iterable[Entry], sent: deque[Entry]) -> Iterator[bytes]:
 
 
 class _Reader(Dataset[bytes]):
-    """Prepares photos in a worker. They go as bytes, since each tensor would share memory by an open file."""
+    """Prepares photos in a worker. They go as bytes, since each tensor would share memory by an
+    open file."""
 
     def __init__(self, preparer: Preparer) -> None:
         self._preparer = preparer
@@ -120,7 +139,9 @@ class _Reader(Dataset[bytes]):
 
 
 @contextmanager
-def _loading(preparer: Preparer, sent: Iterable[bytes], count: int, ahead: int) -> Iterator[Iterator[bytes]]:
+def _loading(
+    preparer: Preparer, sent: Iterable[bytes], count: int, ahead: int
+) -> Iterator[Iterator[bytes]]:
     """Start workers; they are killed at the end, since one that hangs would never finish.
 
     They start in a thread: Python loses an interrupt that comes while its main thread forks.
@@ -178,7 +199,8 @@ def _in_time(loaded: Iterator[bytes], timeout: float) -> Iterator[bytes]:
 
 @contextmanager
 def _deaths_are_awaited() -> Iterator[None]:
-    """Once a loader of torch was used, a dead worker raises an error wherever the main thread is: keep it from that."""
+    """Once a loader of torch was used, a dead worker raises an error wherever the main thread is:
+    keep it from that."""
     before = None
     if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)

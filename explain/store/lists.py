@@ -1,4 +1,5 @@
-"""Lists of photos in files, WebDataset shards, and `source_of`, which makes a source of a path or data set."""
+"""Lists of photos in files, WebDataset shards, and `source_of`, which makes a source of a path or
+data set."""
 
 import csv
 import glob
@@ -36,12 +37,14 @@ ENDINGS = (".csv", ".tsv", ".json", ".jsonl")
 class PhotoList(Source):
     """The photos that a file lists, each with a label and boxes where the list has them.
 
-    A list has a column, or a key, ``path``, and perhaps ``label`` (a label of the model, or the number of a class) and
-    a box: ``x0``, ``y0``, ``x1``, ``y1`` in pixels of the photo, x1 and y1 exclusive; or ``boxes`` as JSON. A photo
-    with several boxes may have a line for each. Paths are looked up from the folder of the list.
+    A list has a column, or a key, ``path``, and perhaps ``label`` (a label of the model, or the
+    number of a class) and a box: ``x0``, ``y0``, ``x1``, ``y1`` in pixels of the photo, x1 and y1
+    exclusive; or ``boxes`` as JSON. A photo with several boxes may have a line for each. Paths are
+    looked up from the folder of the list.
 
     Args:
-        file: ``.csv``, ``.tsv``, ``.json`` (objects or paths in a list) or ``.jsonl`` (an object on each line).
+        file: ``.csv``, ``.tsv``, ``.json`` (objects or paths in a list) or ``.jsonl`` (an object on
+            each line).
 
     Raises:
         RunError: the file cannot be read, or is no such list.
@@ -74,14 +77,19 @@ class PhotoList(Source):
                 before = found.get(entry.name, entry)
                 labels = dict.fromkeys((*each_label(before.label), *each_label(entry.label)))
                 boxes = dict.fromkeys((*before.boxes, *entry.boxes))
-                found[entry.name] = replace(before, label=as_label(list(labels)), boxes=tuple(boxes))
+                found[entry.name] = replace(
+                    before, label=as_label(list(labels)), boxes=tuple(boxes)
+                )
             except (ExplainError, ValueError, RecursionError) as error:  # of JSON among the boxes
                 raise RunError(f"source {str(self.file)!r}, photo {number}: {error}") from None
         return found
 
     def _entry(self, row: Any) -> Entry:
         if not isinstance(row, (str, Mapping)):
-            raise RunError(f'must be an object or a path, got {type(row).__name__}; write it as {{"path": ...}}')
+            raise RunError(
+                f'must be an object or a path, got {type(row).__name__}; write it as {{"path": '
+                f"...}}"
+            )
         content = content_of({"path": row} if isinstance(row, str) else row)
         name = str(content.image)
         label = content.label
@@ -100,12 +108,21 @@ class PhotoList(Source):
             elif ending == ".jsonl":
                 rows = [json.loads(line) for line in content.splitlines() if line.strip()]
             else:
-                rows = list(csv.DictReader(content.splitlines(), delimiter="\t" if ending == ".tsv" else ","))
+                rows = list(
+                    csv.DictReader(
+                        content.splitlines(), delimiter="\t" if ending == ".tsv" else ","
+                    )
+                )
         except (OSError, ValueError, csv.Error, RecursionError) as error:
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
-            raise RunError(f"source {str(self.file)!r} cannot be read as a list ({reason}); save it again") from None
+            raise RunError(
+                f"source {str(self.file)!r} cannot be read as a list ({reason}); save it again"
+            ) from None
         if not isinstance(rows, list):
-            raise RunError(f"source {str(self.file)!r} must hold a JSON list, got {type(rows).__name__}; make one")
+            raise RunError(
+                f"source {str(self.file)!r} must hold a JSON list, got {type(rows).__name__}; make "
+                "one"
+            )
         return rows
 
 
@@ -117,9 +134,9 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 class Shards(Source):
     """The photos in WebDataset shards.
 
-    The members of one photo stand together, as ``000001.jpg`` and ``000001.cls``. A label is read from ``.cls`` (the
-    number of a class), ``.txt`` (its label) or ``.json`` (``label`` and ``boxes``). Photos are read where they lie in
-    the tar file, by several workers at once.
+    The members of one photo stand together, as ``000001.jpg`` and ``000001.cls``. A label is read
+    from ``.cls`` (the number of a class), ``.txt`` (its label) or ``.json`` (``label`` and
+    ``boxes``). Photos are read where they lie in the tar file, by several workers at once.
 
     Args:
         shards: tar files that are not compressed.
@@ -132,7 +149,11 @@ class Shards(Source):
 
     def __init__(self, shards: Sequence[str | os.PathLike[str]]) -> None:
         self.shards = [os.path.realpath(shard) for shard in shards]
-        self._top = os.path.commonpath([os.path.dirname(shard) for shard in self.shards]) if self.shards else ""
+        self._top = (
+            os.path.commonpath([os.path.dirname(shard) for shard in self.shards])
+            if self.shards
+            else ""
+        )
         for shard in self.shards:
             _check_exists(shard, "a tar file")
 
@@ -150,14 +171,28 @@ class Shards(Source):
                     for key, members in groupby(_members(tar), key=lambda member: member[0]):
                         files = {kind: content for _, kind, content in members}
                         if "picture" in files:
-                            entry = Entry(text(f"{name}/{key}"), (shard, *files["picture"]), text(shard), changed)
+                            entry = Entry(
+                                text(f"{name}/{key}"),
+                                (shard, *files["picture"]),
+                                text(shard),
+                                changed,
+                            )
                             yield _labelled(entry, files)
                     file.seek(tar.offset)
-                    if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile just stops at a damaged header
+                    # tarfile just stops at a damaged header
+                    if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
                         raise tarfile.ReadError(f"bad header at byte {tar.offset}")
             except (OSError, tarfile.TarError) as error:
-                reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:80] or type(error).__name__
-                yield Entry(name, problem=f"shard {name!r} is damaged or no plain tar file ({reason}); pack it again")
+                reason = (
+                    " ".join(str(getattr(error, "strerror", None) or error).split())[:80]
+                    or type(error).__name__
+                )
+                yield Entry(
+                    name,
+                    problem=(
+                        f"shard {name!r} is damaged or no plain tar file ({reason}); pack it again"
+                    ),
+                )
 
     def read(self, entry: Entry) -> Content:
         shard, start, size = entry.where
@@ -173,14 +208,19 @@ class Shards(Source):
 
 
 def shard_names(pattern: str) -> list[str] | None:
-    """Return the shards that a name with a range or with wildcards stands for, or None for any other name.
+    """Return the shards that a name with a range or with wildcards stands for, or None for any
+    other name.
 
     >>> shard_names("train-{008..010}.tar")
     ['train-008.tar', 'train-009.tar', 'train-010.tar']
     """
     found = _RANGE.search(pattern)
     if found is None:
-        return sorted(glob.glob(pattern)) if glob.has_magic(pattern) and pattern.endswith(".tar") else None
+        return (
+            sorted(glob.glob(pattern))
+            if glob.has_magic(pattern) and pattern.endswith(".tar")
+            else None
+        )
     names: list[str] = []
     for number in range(int(found[1]), int(found[2]) + 1):
         name = f"{pattern[: found.start()]}{number:0{len(found[1])}}{pattern[found.end() :]}"
@@ -189,7 +229,8 @@ def shard_names(pattern: str) -> list[str] | None:
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, Any]]:
-    """The files of a shard: the name of the photo, the kind, and the place of a picture or the content of a label."""
+    """The files of a shard: the name of the photo, the kind, and the place of a picture or the
+    content of a label."""
     while (member := tar.next()) is not None:
         tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
         folder, file = os.path.split(member.name)
@@ -209,7 +250,9 @@ def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
     """The entry with its label and boxes, or with a problem if they cannot be read."""
     try:
         about = json.loads(files["json"]) if "json" in files else {}
-        content = content_of({**about, "path": entry.name} if isinstance(about, dict) else entry.name)
+        content = content_of(
+            {**about, "path": entry.name} if isinstance(about, dict) else entry.name
+        )
         label = content.label
         if "cls" in files:
             label = as_label(int(files["cls"].decode("ascii").strip()))
@@ -217,21 +260,27 @@ def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
             label = files["txt"].decode("utf-8").strip()
         return replace(entry, label=label, boxes=content.boxes)
     except (ValueError, ExplainError, RecursionError) as error:
-        return Entry(entry.name, problem=f"label of {entry.name!r} cannot be read ({error}); pack the shard again")
+        return Entry(
+            entry.name,
+            problem=f"label of {entry.name!r} cannot be read ({error}); pack the shard again",
+        )
 
 
 def _check_exists(path: str | os.PathLike[str], kind: str) -> None:
     if not os.path.isfile(path):
-        raise RunError(f"source {text(path)!r} must be {kind}, but there is no such file; check the path")
+        raise RunError(
+            f"source {text(path)!r} must be {kind}, but there is no such file; check the path"
+        )
 
 
 def source_of(given: Any) -> Source:
     """Return the source for a path, a data set or a list of photos.
 
     Args:
-        given: a folder of photos, of class folders or of shards; a list of photos in a file (``.csv``, ``.tsv``,
-            ``.json``, ``.jsonl``); a shard (``.tar``), a range of shards ("train-{000..009}.tar") or a pattern; a
-            photo; a data set of PyTorch or Hugging Face; a list or iterator of photos; or a `Source`.
+        given: a folder of photos, of class folders or of shards; a list of photos in a file
+            (``.csv``, ``.tsv``, ``.json``, ``.jsonl``); a shard (``.tar``), a range of shards
+            ("train-{000..009}.tar") or a pattern; a photo; a data set of PyTorch or Hugging Face; a
+            list or iterator of photos; or a `Source`.
 
     Raises:
         RunError: it is none of these, or does not exist.
@@ -244,28 +293,43 @@ def source_of(given: Any) -> Source:
     if isinstance(given, (str, os.PathLike)):
         return _of_name(given)
     if isinstance(given, Mapping):
-        raise RunError(f"source must be one split of a data set, got several: {', '.join(map(str, given))}; choose one")
-    if hasattr(given, "features") and hasattr(given, "column_names") and not hasattr(given, "__len__"):
-        return Photos(given, Columns.of(given.features) if given.features else None)  # it only streams
+        raise RunError(
+            f"source must be one split of a data set, got several: {', '.join(map(str, given))}; "
+            "choose one"
+        )
+    if (
+        hasattr(given, "features")
+        and hasattr(given, "column_names")
+        and not hasattr(given, "__len__")
+    ):
+        # it only streams
+        return Photos(given, Columns.of(given.features) if given.features else None)
     by_number = hasattr(given, "__getitem__") and hasattr(given, "__len__")
     if by_number and not isinstance(given, (bytes, list, tuple)):
         return DataSet(given)
     if isinstance(given, Iterable) and not isinstance(given, bytes):
         return Photos(given)
-    raise RunError(f"source must be a folder, a list of photos or a data set, got {shown(given)}; see explain.run")
+    raise RunError(
+        f"source must be a folder, a list of photos or a data set, got {shown(given)}; see "
+        "explain.run"
+    )
 
 
 def _of_name(name: str | os.PathLike[str]) -> Source:
     path = os.fspath(name)
     if os.path.isdir(path):
-        shards = sorted(file for file in Path(path).iterdir() if file.suffix == ".tar" and file.is_file())
+        shards = sorted(
+            file for file in Path(path).iterdir() if file.suffix == ".tar" and file.is_file()
+        )
         folder = Folder(path)
         return Shards(shards) if shards and not folder.count else folder
     shard_files = None if os.path.exists(path) else shard_names(path)
     if shard_files:
         return Shards(shard_files)
     if shard_files is not None:
-        raise RunError(f"source {text(path)!r} must be a pattern that some files fit, but none does; check it")
+        raise RunError(
+            f"source {text(path)!r} must be a pattern that some files fit, but none does; check it"
+        )
     ending = os.path.splitext(path)[1].lower()
     if ending == ".tar":
         return Shards([path])
@@ -276,4 +340,7 @@ def _of_name(name: str | os.PathLike[str]) -> Source:
         return Photos([path])
     known = ", ".join([*ENDINGS, ".tar"])
     got = ending or "a file without ending"
-    raise RunError(f"source {text(path)!r} must be a folder, a photo or one of {known}, got {got}; name one of these")
+    raise RunError(
+        f"source {text(path)!r} must be a folder, a photo or one of {known}, got {got}; name one "
+        "of these"
+    )

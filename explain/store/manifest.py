@@ -1,4 +1,5 @@
-"""What fixes a run, compared: a run that is continued must have the manifest with which it was begun."""
+"""What fixes a run, compared: a run that is continued must have the manifest with which it was
+begun."""
 
 import hashlib
 import io
@@ -20,7 +21,8 @@ FREE = frozenset(["begun", "ended", "device", "batch_size"])
 
 
 def alike(key: str, one: Any, other: Any) -> bool:
-    """Whether two values under a key of `identity` are the same, as far as devices compute the same.
+    """Whether two values under a key of `identity` are the same, as far as devices compute the
+    same.
 
     >>> alike("weights", 1.0, 1.000001)
     False
@@ -38,12 +40,19 @@ def alike(key: str, one: Any, other: Any) -> bool:
 def digest_of(model: nn.Module) -> str:
     """Return the SHA-256 of all parameters and buffers of a model, with their names.
 
-    >>> digest_of(nn.ReLU()) == digest_of(nn.Tanh()), digest_of(nn.ReLU()) == digest_of(nn.Linear(1, 1))
+    >>> (
+    ...     digest_of(nn.ReLU()) == digest_of(nn.Tanh()),
+    ...     digest_of(nn.ReLU()) == digest_of(nn.Linear(1, 1)),
+    ... )
     (True, False)
     """
     found = hashlib.sha256()
     for name, value in model.state_dict().items():
-        kind = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        kind = (
+            f"{value.dtype} {tuple(value.shape)}"
+            if isinstance(value, torch.Tensor)
+            else type(value).__name__
+        )
         found.update(f"{name} {kind}\n".encode())
         found.update(tensor_bytes(value))
     return found.hexdigest()
@@ -64,8 +73,11 @@ def described_method(method: Method) -> dict[str, Any]:
     return {"class": class_name(method), "options": encode_fields(method)}
 
 
-def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str, *, more: bool = False) -> None:
-    """Refuse to continue a run that was begun with other options, or with some that cannot be compared.
+def must_agree(
+    before: Mapping[str, Any], now: Mapping[str, Any], file: str, *, more: bool = False
+) -> None:
+    """Refuse to continue a run that was begun with other options, or with some that cannot be
+    compared.
 
     With ``more``, there may be further methods and metrics.
 
@@ -75,7 +87,10 @@ def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str, *, 
     for key, value in now.items():
         own = unknown(value)
         if own:
-            raise RunError(f"run {file!r} cannot be continued: {own[0]} in its {key} is your own; give another output")
+            raise RunError(
+                f"run {file!r} cannot be continued: {own[0]} in its {key} is your own; give "
+                "another output"
+            )
     old = dict(_leaves("", before))
     new = dict(_leaves("", now))
     for key in {**new, **old}:
@@ -86,7 +101,9 @@ def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str, *, 
         values = [json.dumps(leaves.get(key), ensure_ascii=False) for leaves in (old, new)]
         was, is_now = (value if len(value) <= 80 else f"{value[:79]}…" for value in values)
         difference = f"its {key} was {was} and is now {is_now}"
-        raise RunError(f"run {file!r} must be continued as it was begun, but {difference}; give another output")
+        raise RunError(
+            f"run {file!r} must be continued as it was begun, but {difference}; give another output"
+        )
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -23,13 +23,31 @@ from explain.methods.base import title_of
 from explain.render.styles import Style
 from explain.store.lists import source_of
 from explain.store.sources import Corners, Entry, entries_of, path_of, stamp, text
-from explain.store.writing import APPLICATION, DIGESTED, ORDERS, check_format, content_digest, digest, quoted, unpacked
+from explain.store.writing import (
+    APPLICATION,
+    DIGESTED,
+    ORDERS,
+    check_format,
+    content_digest,
+    digest,
+    quoted,
+    unpacked,
+)
 
-_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+_ALLOWED = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+}
 _RESULT = ", ".join(f"r.{column}" for column in DIGESTED["results"])
-_CHECKED = {table: f"SELECT {quoted(columns)}, digest FROM {table} NOT INDEXED" for table, columns in DIGESTED.items()}
+_CHECKED = {
+    table: f"SELECT {quoted(columns)}, digest FROM {table} NOT INDEXED"
+    for table, columns in DIGESTED.items()
+}
 _CHECKED["results"] = (
-    f"SELECT p.name, {_RESULT}, r.digest FROM results r NOT INDEXED LEFT JOIN photos p ON p.id = r.photo"
+    f"SELECT p.name, {_RESULT}, r.digest FROM results r NOT INDEXED LEFT JOIN photos p ON p.id = "
+    "r.photo"
 )
 """The rows of each table: the columns that its digest is of, and the digest."""
 _ROW = """
@@ -42,13 +60,13 @@ FROM results r JOIN photos p ON p.id = r.photo WHERE r.id = ?
 class Row:
     """The result of one method for one target of one photo.
 
-    ``label`` is the source's class of the photo, ``prediction`` the model's, ``target`` the explained one; a number
-    ends in ``_class``. ``labels`` are all that are true of it; of several, ``label`` is the one that the model finds
-    most probable, so that a prediction of any of them is right. ``box`` is the part of the photo that the model saw,
-    ``boxes`` are those of the object, both in pixels of the photo. ``metrics`` has a figure by name, None where it is
-    not defined. ``uncentred`` says that a pixel
-    without influence has another value than zero, as in RISE: pictures take the mean of the map for it. ``columns`` are
-    those of the tables.
+    ``label`` is the source's class of the photo, ``prediction`` the model's, ``target`` the
+    explained one; a number ends in ``_class``. ``labels`` are all that are true of it; of several,
+    ``label`` is the one that the model finds most probable, so that a prediction of any of them is
+    right. ``box`` is the part of the photo that the model saw, ``boxes`` are those of the object,
+    both in pixels of the photo. ``metrics`` has a figure by name, None where it is not defined.
+    ``uncentred`` says that a pixel without influence has another value than zero, as in RISE:
+    pictures take the mean of the map for it. ``columns`` are those of the tables.
     """
 
     name: str
@@ -83,7 +101,8 @@ class Row:
     def values(self) -> torch.Tensor:
         """The raw attribution, float32: ``(h, w)`` at the layer's resolution, or ``(C, H, W)``.
 
-        Stored in half precision: no value is off by more than ``2**-11`` of itself, apart from very small ones.
+        Stored in half precision: no value is off by more than ``2**-11`` of itself, apart from very
+        small ones.
         """
         return unpacked(self.columns)
 
@@ -98,11 +117,16 @@ class Row:
     def attribution(self) -> Attribution:
         """The values with their metadata, as a batch of one."""
         return Attribution(
-            method=self.method, values=self.values[None], score=torch.tensor([self.score]), layer=self.layer,
+            method=self.method,
+            values=self.values[None],
+            score=torch.tensor([self.score]),
+            layer=self.layer,
             target=self.target if self.target_class is None else torch.tensor([self.target_class]),
-            size=self.input_size, style=self.style, delta=None if self.delta is None else torch.tensor([self.delta]),
+            size=self.input_size,
+            style=self.style,
+            delta=None if self.delta is None else torch.tensor([self.delta]),
             neutral=self.values.mean()[None] if self.uncentred else None,
-        )  # fmt: skip
+        )
 
     @property
     def heatmap(self) -> torch.Tensor:
@@ -121,7 +145,9 @@ class Row:
         """
         photo = self.path if photo is None else photo
         if photo is None:
-            raise RunError(f"photo must be given to draw the map of {self.name!r}, which had no file; give it")
+            raise RunError(
+                f"photo must be given to draw the map of {self.name!r}, which had no file; give it"
+            )
         return Scene(load_image(photo), self.box, (self.box,)).overlay(self.attribution, style)
 
 
@@ -150,11 +176,15 @@ class StoredRun:
         self.path = Path(file)
         if not self.path.is_file():
             raise RunError(f"run {text(file)!r} must be a file, but there is none; check the path")
-        with self._reading(remedy="give a file that explain.run wrote") as db:  # also a damaged name of a table
+        # also a damaged name of a table
+        with self._reading(remedy="give a file that explain.run wrote") as db:
             (application,) = db.execute("PRAGMA application_id").fetchone()
             (version,) = db.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION:
-            raise RunError(f"run {text(file)!r} must be the file of a run, got another database; check the path")
+            raise RunError(
+                f"run {text(file)!r} must be the file of a run, got another database; check the "
+                "path"
+            )
         check_format(version, file)
         self._checked: tuple[str | None, ...] = ()
 
@@ -169,9 +199,16 @@ class StoredRun:
         return printable(f"{type(self).__name__}({text(self.path)!r}: {content})")
 
     def _repr_html_(self) -> str:
-        counts = "SELECT method, count(*), count(DISTINCT photo) FROM results GROUP BY method ORDER BY min(id)"
+        counts = (
+            "SELECT method, count(*), count(DISTINCT photo) FROM results GROUP BY method "
+            "ORDER BY min(id)"
+        )
         rows = [[title_of(name), *map(str, figures)] for name, *figures in self.query(counts)]
-        failed = table_html(["not explained", "reason"], [*self.failures.items()]) if self.failures else ""
+        failed = (
+            table_html(["not explained", "reason"], [*self.failures.items()])
+            if self.failures
+            else ""
+        )
         return table_html(["method", "maps", "photos"], rows, repr(self)) + failed
 
     @property
@@ -188,7 +225,9 @@ class StoredRun:
     @property
     def metrics(self) -> list[str]:
         """The names of the metrics, in alphabetical order."""
-        return [name for (name,) in self.query("SELECT DISTINCT metric FROM metrics ORDER BY metric")]
+        return [
+            name for (name,) in self.query("SELECT DISTINCT metric FROM metrics ORDER BY metric")
+        ]
 
     @property
     def failures(self) -> dict[str, str]:
@@ -202,7 +241,8 @@ class StoredRun:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What fixes the run: its source, model, weights, methods, targets, options and versions."""
+        """What fixes the run: its source, model, weights, methods, targets, options and
+        versions."""
         with self._reading() as db:
             return {key: json.loads(value) for key, value in self._verified(db, "manifest")}
 
@@ -217,9 +257,14 @@ class StoredRun:
         rows = self.query(f"SELECT name, {', '.join(KnownPhoto._fields)} FROM photos")
         return {name: KnownPhoto(*rest) for name, *rest in rows}
 
-    def lacking(self, methods: Collection[str], metrics: Collection[str]) -> dict[str, frozenset[str]]:
-        """The photos that lack some of these methods, or some of these metrics of their maps, and which methods."""
-        complete: dict[str, set[str]] = {name: set() for (name,) in self.query("SELECT name FROM photos")}
+    def lacking(
+        self, methods: Collection[str], metrics: Collection[str]
+    ) -> dict[str, frozenset[str]]:
+        """The photos that lack some of these methods, or some of these metrics of their maps, and
+        which methods."""
+        complete: dict[str, set[str]] = {
+            name: set() for (name,) in self.query("SELECT name FROM photos")
+        }
         rows = "SELECT p.name, r.method, r.metrics FROM photos p JOIN results r ON r.photo = p.id"
         for name, method, figures in self.query(rows):
             if json.loads(figures).keys() >= set(metrics):
@@ -249,7 +294,9 @@ class StoredRun:
         """
         self._check_digests()
         if method is not None and method not in self.methods:
-            raise RunError(f"method {method!r} is not in this run; {did_you_mean(method, self.methods)}")
+            raise RunError(
+                f"method {method!r} is not in this run; {did_you_mean(method, self.methods)}"
+            )
         if order not in ORDERS:
             raise RunError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
         columns = {"r.method": method, "p.label": label, "p.prediction": prediction}
@@ -261,13 +308,18 @@ class StoredRun:
         return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", list(wanted.values()))
 
     def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
-        """Run a query in SQL; the documentation lists the tables. Only SELECT is allowed, which changes nothing.
+        """Run a query in SQL; the documentation lists the tables. Only SELECT is allowed, which
+        changes nothing.
 
         Raises:
             RunError: it is no SELECT, SQLite does not understand it, or cannot read the file.
         """
-        with self._reading(f"query {statement.strip()!r:.60} of run", "only SELECT is allowed") as db:
-            db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
+        with self._reading(
+            f"query {statement.strip()!r:.60} of run", "only SELECT is allowed"
+        ) as db:
+            db.set_authorizer(
+                lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
+            )
             yield from db.execute(statement, values)
 
     def _count(self, table: str) -> int:
@@ -275,7 +327,8 @@ class StoredRun:
         return int(row[0])
 
     def _check_digests(self) -> None:
-        """Notice rows that are damaged or missing, apart from the maps, which are compared as they are read.
+        """Notice rows that are damaged or missing, apart from the maps, which are compared as they
+        are read.
 
         Raises:
             RunError: some are.
@@ -285,11 +338,18 @@ class StoredRun:
             return
         with self._reading() as db:
             db.execute("BEGIN")  # so that all is read in one state
-            counts = {table: sum(1 for _ in self._verified(db, table)) for table in ("methods", "photos", "results")}
-            ended = [json.loads(value) for key, value in self._verified(db, "manifest") if key == "ended"]
+            counts = {
+                table: sum(1 for _ in self._verified(db, table))
+                for table in ("methods", "photos", "results")
+            }
+            ended = [
+                json.loads(value) for key, value in self._verified(db, "manifest") if key == "ended"
+            ]
         for table in ("photos", "results") if ended else ():
             if counts[table] != ended[0][table]:
-                raise self._damaged(f"it has {counts[table]} {table}, but {ended[0][table]} were written")
+                raise self._damaged(
+                    f"it has {counts[table]} {table}, but {ended[0][table]} were written"
+                )
         self._checked = state
 
     def _verified(self, db: sqlite3.Connection, table: str) -> Iterator[list[Any]]:
@@ -303,8 +363,11 @@ class StoredRun:
         with self._reading() as db:
             db.execute("BEGIN")  # rows that are written meanwhile are for the next reader
             db.row_factory = sqlite3.Row
-            methods = {method["name"]: method for method in db.execute("SELECT * FROM methods NOT INDEXED")}
-            chosen = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"  # without an index:
+            methods = {
+                method["name"]: method for method in db.execute("SELECT * FROM methods NOT INDEXED")
+            }
+            # without an index:
+            chosen = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"
             for (number,) in db.execute(chosen + clause, values).fetchall():  # it may be damaged
                 columns = db.execute(_ROW, (number,)).fetchone()
                 if columns is None or content_digest(columns["map"]) != columns["content"]:
@@ -314,26 +377,35 @@ class StoredRun:
                 yield row_of(dict(columns), method["style"], uncentred)
 
     def _damaged(self, reason: str) -> RunError:
-        return RunError(f"run {text(self.path)!r} is damaged: {reason}; take another copy of it, or run it again")
+        return RunError(
+            f"run {text(self.path)!r} is damaged: {reason}; take another copy of it, or run it "
+            "again"
+        )
 
     @contextmanager
-    def _reading(self, what: str = "run", remedy: str = "take another copy of it") -> Iterator[sqlite3.Connection]:
+    def _reading(
+        self, what: str = "run", remedy: str = "take another copy of it"
+    ) -> Iterator[sqlite3.Connection]:
         """The file, opened for reading; errors of SQLite and of damaged cells become ours."""
         try:
             with closing(self._connect()) as db:
                 yield db
         except (sqlite3.Error, UnicodeError) as error:
-            raise RunError(f"{what} {text(self.path)!r} cannot be read: {error}; {remedy}") from None
+            raise RunError(
+                f"{what} {text(self.path)!r} cannot be read: {error}; {remedy}"
+            ) from None
         except ExplainError:  # which is a ValueError too
             raise
         except (TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
-            raise self._damaged(f"a cell cannot be read ({' '.join(str(error).split())[:80]})") from None
+            raise self._damaged(
+                f"a cell cannot be read ({' '.join(str(error).split())[:80]})"
+            ) from None
 
     def _connect(self) -> sqlite3.Connection:
         """Open the file for reading, as an immutable one where nothing can be written beside it.
 
-        SQLite removes its files beside the database when the last one who may write closes it, so we may write, and
-        promise not to.
+        SQLite removes its files beside the database when the last one who may write closes it, so
+        we may write, and promise not to.
         """
         address = self.path.absolute().as_uri()
         try:
@@ -341,7 +413,9 @@ class StoredRun:
             db.execute("PRAGMA query_only = ON")
             db.execute("SELECT count(*) FROM sqlite_master")
         except sqlite3.OperationalError:
-            db = sqlite3.connect(f"{address}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+            db = sqlite3.connect(
+                f"{address}?mode=ro&immutable=1", uri=True, check_same_thread=False
+            )
         return db
 
 
@@ -393,7 +467,9 @@ class PhotoReader:
         if self.source is not None and row.name in self._entries:
             return self.source.read(self._entries[row.name]).image
         if row.path is None:
-            raise RunError(f"photo {row.name!r} must have a file to be drawn, but has none; give its source")
+            raise RunError(
+                f"photo {row.name!r} must have a file to be drawn, but has none; give its source"
+            )
         return path_of(row.path)
 
     def picture(self, row: Row) -> Image.Image:
@@ -404,5 +480,8 @@ class PhotoReader:
         """
         found = self.read(row)
         if isinstance(found, torch.Tensor):
-            raise RunError(f"photo {row.name!r} must be an image to be drawn, but its source has a tensor; give images")
+            raise RunError(
+                f"photo {row.name!r} must be an image to be drawn, but its source has a tensor; "
+                "give images"
+            )
         return load_image(found)

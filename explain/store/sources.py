@@ -1,4 +1,5 @@
-"""Sources of photos: their names come first, their pixels later. Folders, lists in Python, and data sets."""
+"""Sources of photos: their names come first, their pixels later. Folders, lists in Python, and data
+sets."""
 
 import json
 import math
@@ -21,7 +22,8 @@ from explain.data.boxes import Box
 from explain.data.opening import photos_in
 
 Label: TypeAlias = str | int | tuple[str | int, ...] | None
-"""A class by its name or number, several of them where several are true of a photo, or None where none is known."""
+"""A class by its name or number, several of them where several are true of a photo, or None where
+none is known."""
 Corners: TypeAlias = tuple[float, float, float, float]
 
 
@@ -29,9 +31,10 @@ Corners: TypeAlias = tuple[float, float, float, float]
 class Entry:
     """A photo before it is read: its name, and what is known about it.
 
-    ``where`` is for the source to find it. ``stamp`` changes when its file does; None where there is no file.
-    ``boxes`` are those of the object: x0 y0 x1 y1 in pixels of the photo, x1 and y1 exclusive. ``problem`` says why a
-    part of the source cannot be read, such as a folder without permission: such an entry becomes a failure of the run.
+    ``where`` is for the source to find it. ``stamp`` changes when its file does; None where there
+    is no file. ``boxes`` are those of the object: x0 y0 x1 y1 in pixels of the photo, x1 and y1
+    exclusive. ``problem`` says why a part of the source cannot be read, such as a folder without
+    permission: such an entry becomes a failure of the run.
     """
 
     name: str
@@ -45,7 +48,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Content:
-    """The content of an entry: a photo, or a float tensor ``(C, H, W)`` that is the model's input already."""
+    """The content of an entry: a photo, or a float tensor ``(C, H, W)`` that is the model's input
+    already."""
 
     image: Any
     label: Label = None
@@ -54,9 +58,11 @@ class Content:
 
 @dataclass(frozen=True)
 class Failed:
-    """A photo that could not be explained, and why; ``general`` holds an error that need not be this photo's fault.
+    """A photo that could not be explained, and why; ``general`` holds an error that need not be
+    this photo's fault.
 
-    ``stamp`` is that of its entry: results of the same file are kept, since it may be read again another time.
+    ``stamp`` is that of its entry: results of the same file are kept, since it may be read again
+    another time.
     """
 
     name: str
@@ -69,15 +75,16 @@ class Failed:
 class Source(ABC):
     """Photos with names, in an order that stays the same.
 
-    A source is one class: it lists entries, and reads one of them. Reading may happen in a worker process, which has
-    its own copy of the source.
+    A source is one class: it lists entries, and reads one of them. Reading may happen in a worker
+    process, which has its own copy of the source.
     """
 
     kind: ClassVar[str]
     classes: Sequence[str] | None = None
     """The names of the classes in the source, where its labels are numbers."""
     by_file: ClassVar[bool] = True
-    """Whether a photo is the same while the stamp of its entry is; otherwise it is read to be compared."""
+    """Whether a photo is the same while the stamp of its entry is; otherwise it is read to be
+    compared."""
 
     @property
     def count(self) -> int | None:
@@ -88,7 +95,8 @@ class Source(ABC):
     def entries(self) -> Iterator[Entry]: ...
 
     def read(self, entry: Entry) -> Content:
-        """The content of an entry: of the file at ``where``, unless a source reads it differently."""
+        """The content of an entry: of the file at ``where``, unless a source reads it
+        differently."""
         return Content(Path(entry.where))
 
     @abstractmethod
@@ -97,7 +105,8 @@ class Source(ABC):
 
 
 def entries_of(source: Source) -> Iterator[Entry]:
-    """Return the entries of a source by names that are all different: of two "a.png", the second is "a.png (2)".
+    """Return the entries of a source by names that are all different: of two "a.png", the second is
+    "a.png (2)".
 
     >>> [entry.name for entry in entries_of(Photos(["a.png", "a.png", "b.png"]))]
     ['a.png', 'a.png (2)', 'b.png']
@@ -113,9 +122,11 @@ def entries_of(source: Source) -> Iterator[Entry]:
 
 
 class Folder(Source):
-    """The photos in a folder and in the folders inside it, in the order of their paths; hidden ones are left out.
+    """The photos in a folder and in the folders inside it, in the order of their paths; hidden ones
+    are left out.
 
-    Where all photos lie in at least two folders inside, the name of that folder is the label of a photo.
+    Where all photos lie in at least two folders inside, the name of that folder is the label of a
+    photo.
 
     Args:
         folder: where they are.
@@ -129,7 +140,9 @@ class Folder(Source):
     @cached_property
     def _survey(self) -> tuple[int, bool]:
         """How many photos there are, and whether their folders are labels."""
-        places = (os.path.dirname(name) for name, problem in photos_in(self.folder) if problem is None)
+        places = (
+            os.path.dirname(name) for name, problem in photos_in(self.folder) if problem is None
+        )
         folders = Counter(place.split(os.sep)[0] for place in places)
         return folders.total(), "" not in folders and len(folders) > 1
 
@@ -173,10 +186,13 @@ def text(name: str | os.PathLike[str]) -> str:
 
 
 def path_of(stored: str) -> str:
-    """Return the path of a file that was stored as `text`: one with bytes that are no text has them back."""
+    """Return the path of a file that was stored as `text`: one with bytes that are no text has them
+    back."""
     if os.path.lexists(stored) or "\\x" not in stored:
         return stored
-    named = re.sub(rb"\\x([89a-f][0-9a-f])", lambda byte: bytes.fromhex(byte[1].decode()), stored.encode())
+    named = re.sub(
+        rb"\\x([89a-f][0-9a-f])", lambda byte: bytes.fromhex(byte[1].decode()), stored.encode()
+    )
     return os.fsdecode(named)
 
 
@@ -186,9 +202,11 @@ EDGES = ("x0", "y0", "x1", "y1")
 
 
 def content_of(item: Any, image: str | None = None, label: str | None = None) -> Content:
-    """Return what an item holds: an image, a pair of an image and a label, or a dictionary with both.
+    """Return what an item holds: an image, a pair of an image and a label, or a dictionary with
+    both.
 
-    A dictionary may have ``boxes``, perhaps as JSON, or the edges of one: ``x0``, ``y0``, ``x1``, ``y1``.
+    A dictionary may have ``boxes``, perhaps as JSON, or the edges of one: ``x0``, ``y0``, ``x1``,
+    ``y1``.
 
     Args:
         item: what a data set or a list gives.
@@ -201,19 +219,24 @@ def content_of(item: Any, image: str | None = None, label: str | None = None) ->
     3
     """
     if isinstance(item, Mapping):
-        cells = {key: value for key, value in item.items() if value is not None and not _is_blank(value)}
+        cells = {
+            key: value for key, value in item.items() if value is not None and not _is_blank(value)
+        }
         usual = {str(key).strip().lower(): value for key, value in cells.items()}
         photo = cells.get(image, _first(usual, IMAGES))
         if photo is None:
             raise ImageError(
-                f"item must have an image under one of {', '.join(IMAGES)}, got {', '.join(map(str, item))}"
+                f"item must have an image under one of {', '.join(IMAGES)}, got "
+                f"{', '.join(map(str, item))}"
             )
         boxes = usual.get("boxes", ())
         if isinstance(boxes, str):
             boxes = json.loads(boxes)
         if usual.keys() & EDGES and not len(boxes):
             boxes = [usual.get(edge) for edge in EDGES]
-        return Content(as_image(photo), as_label(cells.get(label, _first(usual, LABELS))), as_boxes(boxes))
+        return Content(
+            as_image(photo), as_label(cells.get(label, _first(usual, LABELS))), as_boxes(boxes)
+        )
     if isinstance(item, (tuple, list)) and item and not isinstance(item[0], (int, float)):
         return Content(as_image(item[0]), as_label(item[1] if len(item) > 1 else None))
     return Content(as_image(item))
@@ -230,10 +253,15 @@ def _first(cells: Mapping[str, Any], names: Iterable[str]) -> Any:
 def as_image(value: Any) -> Any:
     """Return an image as `explain.data.images.load_image` takes it, or a float tensor as it is.
 
-    Tensors of bytes ``(C, H, W)`` become arrays, and what Hugging Face has of a file that is not decoded, its bytes.
+    Tensors of bytes ``(C, H, W)`` become arrays, and what Hugging Face has of a file that is not
+    decoded, its bytes.
     """
     if isinstance(value, torch.Tensor) and not value.is_floating_point():
-        return value.permute(1, 2, 0).contiguous().cpu().numpy() if value.ndim == 3 else value.cpu().numpy()
+        return (
+            value.permute(1, 2, 0).contiguous().cpu().numpy()
+            if value.ndim == 3
+            else value.cpu().numpy()
+        )
     return value.get("bytes") or value.get("path") if isinstance(value, Mapping) else value
 
 
@@ -241,9 +269,16 @@ MAX_LABEL_BITS = 63  # of a number that is a class, and that a database holds
 
 
 def as_label(value: Any) -> Label:
-    """Return a label as text or a whole number, a tuple of these where there are several, and None for anything else.
+    """Return a label as text or a whole number, a tuple of these where there are several, and None
+    for anything else.
 
-    >>> as_label(torch.tensor(3)), as_label("cat"), as_label([1, "dog"]), as_label(3.0), as_label({"boxes": []})
+    >>> (
+    ...     as_label(torch.tensor(3)),
+    ...     as_label("cat"),
+    ...     as_label([1, "dog"]),
+    ...     as_label(3.0),
+    ...     as_label({"boxes": []}),
+    ... )
     (3, 'cat', (1, 'dog'), 3, None)
     """
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
@@ -256,7 +291,8 @@ def as_label(value: Any) -> Label:
 
 def _as_one_label(value: Any) -> str | int | None:
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()  # half of a character is no text that can be stored
+        # half of a character is no text that can be stored
+        return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int) and value.bit_length() < MAX_LABEL_BITS:
@@ -297,12 +333,15 @@ def as_boxes(value: Any) -> tuple[Corners, ...]:
         found = [()]
     for row in found:
         if len(row) != 4 or not (np.isfinite(row).all() and row[0] < row[2] and row[1] < row[3]):
-            raise ImageError(f"boxes must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, got {shown(value)}; mend them")
+            raise ImageError(
+                f"boxes must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, got {shown(value)}; mend them"
+            )
     return tuple(found)  # type: ignore[arg-type]  # of four each, as was checked
 
 
 def labels_as_text(labels: Sequence[tuple[int | None, str]]) -> str | None:
-    """Return labels as they are stored: the class of the model, which may be none, and the text of each.
+    """Return labels as they are stored: the class of the model, which may be none, and the text of
+    each.
 
     >>> labels_as_text([(3, "cat"), (None, "roof")]), labels_as_text([])
     ('[[3, "cat"], [null, "roof"]]', None)
@@ -320,7 +359,8 @@ def boxes_as_text(boxes: tuple[Corners, ...]) -> str | None:
 
 
 def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[Corners]:
-    """Return boxes in pixels of an input of ``size`` (height, width) that shows the part ``seen`` of a photo.
+    """Return boxes in pixels of an input of ``size`` (height, width) that shows the part ``seen``
+    of a photo.
 
     >>> on_input([(10, 0, 30, 20)], Box(20, 0, 40, 20), (10, 10))
     [(0.0, 0.0, 5.0, 10.0)]
@@ -332,7 +372,12 @@ def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[C
     for x0, y0, x1, y1 in boxes:
         left, right = ((x - seen.left) * across for x in (x0, x1))
         top, bottom = ((y - seen.top) * down for y in (y0, y1))
-        edges = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
+        edges = (
+            max(left, 0.0),
+            max(top, 0.0),
+            min(right, float(width)),
+            min(bottom, float(height)),
+        )
         if round(edges[0]) < round(edges[2]) and round(edges[1]) < round(edges[3]):
             found.append(edges)
     return found
@@ -343,12 +388,15 @@ def check_count(name: str, value: Any, least: int, *, optional: bool = True) -> 
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise RunError(f"{name} must be a whole number from {least}, got {shown(value)}; leave it out")
+        raise RunError(
+            f"{name} must be a whole number from {least}, got {shown(value)}; leave it out"
+        )
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a data set that hold the image and the label, and what it calls the classes."""
+    """The columns of a data set that hold the image and the label, and what it calls the
+    classes."""
 
     image: str | None = None
     label: str | None = None
@@ -362,17 +410,26 @@ class Columns:
             RunError: none holds images.
         """
         kinds = [(name, type(feature).__name__) for name, feature in features.items()]
-        images, labels = ([name for name, kind in kinds if kind == wanted] for wanted in ("Image", "ClassLabel"))
+        images, labels = (
+            [name for name, kind in kinds if kind == wanted] for wanted in ("Image", "ClassLabel")
+        )
         if not images:
-            raise RunError(f"source must have a column with images, got {', '.join(features)}; cast one to an Image")
-        return cls(images[0], labels[0], list(features[labels[0]].names)) if labels else cls(images[0])
+            raise RunError(
+                f"source must have a column with images, got {', '.join(features)}; cast one to an "
+                "Image"
+            )
+        return (
+            cls(images[0], labels[0], list(features[labels[0]].names)) if labels else cls(images[0])
+        )
 
 
 class Photos(Source):
-    """Photos in a list, or in anything that gives one after the other: paths, pictures, or pairs with a label.
+    """Photos in a list, or in anything that gives one after the other: paths, pictures, or pairs
+    with a label.
 
     Args:
-        photos: what `explain.data.images.load_image` takes, each alone, as a pair ``(photo, label)`` or a dictionary.
+        photos: what `explain.data.images.load_image` takes, each alone, as a pair ``(photo,
+            label)`` or a dictionary.
         columns: the keys of dictionaries, where they are not the usual ones.
     """
 
@@ -392,9 +449,19 @@ class Photos(Source):
             photo, *rest = item if isinstance(item, tuple) and item else (item,)
             where = item if self.count is None else place
             if isinstance(photo, (str, os.PathLike)):
-                yield Entry(text(photo), where, text(Path(photo)), stamp(photo), as_label(rest[0]) if rest else None)
+                yield Entry(
+                    text(photo),
+                    where,
+                    text(Path(photo)),
+                    stamp(photo),
+                    as_label(rest[0]) if rest else None,
+                )
             else:  # an opened picture may have been changed since: it has no stamp
-                path = text(str(getattr(photo, "filename", "") or "")) if isinstance(photo, Image.Image) else ""
+                path = (
+                    text(str(getattr(photo, "filename", "") or ""))
+                    if isinstance(photo, Image.Image)
+                    else ""
+                )
                 yield Entry(path or f"photo {place}", where, path or None)
 
     def read(self, entry: Entry) -> Content:
@@ -407,11 +474,13 @@ class Photos(Source):
 
 
 class DataSet(Source):
-    """The items of a data set that has a length and gives an item by its number: an image, perhaps with a label.
+    """The items of a data set that has a length and gives an item by its number: an image, perhaps
+    with a label.
 
-    Items are named by their files where the data set knows them, as torchvision's `ImageFolder` does, and otherwise by
-    their numbers. A float tensor is given to the model as it is; an image is preprocessed first. In data sets of
-    Hugging Face, the columns with an image and with a label are found by their features.
+    Items are named by their files where the data set knows them, as torchvision's `ImageFolder`
+    does, and otherwise by their numbers. A float tensor is given to the model as it is; an image is
+    preprocessed first. In data sets of Hugging Face, the columns with an image and with a label are
+    found by their features.
 
     Args:
         items: ``len(items)`` and ``items[i]``, as ``torch.utils.data.Dataset`` has them.

@@ -1,4 +1,5 @@
-"""The file of a run: its tables, a map as it is stored, the digests of rows (see docs/runs.md); and writing it.
+"""The file of a run: its tables, a map as it is stored, the digests of rows (see docs/runs.md); and
+writing it.
 
 There is one writer at a time, and each photo is written with all its results or not at all.
 """
@@ -38,21 +39,24 @@ ORDERS = {
     "worst": "p.label_class IS NULL, p.label_probability, p.probability, p.id",
     "best": "p.label_class IS NULL, p.label_probability DESC, p.probability DESC, p.id",
 }
-"""Orders of photos: of the source; by the probability of the label where it is known, else of the prediction, the
-lowest or the highest first."""
+"""Orders of photos: of the source; by the probability of the label where it is known, else of the
+prediction, the lowest or the highest first."""
 
 _OF_PHOTOS = """
-name path sha256 width height label label_class label_probability prediction prediction_class probability
-left top right bottom input_height input_width boxes labels
+name path sha256 width height label label_class label_probability prediction prediction_class
+probability left top right bottom input_height input_width boxes labels
 """
-_OF_RESULTS = "method target class score probability layer delta runs error metrics shape scale content"
+_OF_RESULTS = (
+    "method target class score probability layer delta runs error metrics shape scale content"
+)
 DIGESTED = {
     "manifest": ["key", "value"],
     "methods": ["name", "class", "options", "style", "paper"],
     "photos": _OF_PHOTOS.split(),
     "results": _OF_RESULTS.split(),
 }
-"""Of each table, the columns in the order in which their digest is made; of a result, the photo's name comes first."""
+"""Of each table, the columns in the order in which their digest is made; of a result, the photo's
+name comes first."""
 
 
 def check_format(version: int, file: str | os.PathLike[str]) -> None:
@@ -76,11 +80,12 @@ def quoted(columns: Iterable[str]) -> str:
 
 
 def packed(values: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return the columns of a map of any shape: float16, little-endian, row after row, times ``scale``.
+    """Return the columns of a map of any shape: float16, little-endian, row after row, times
+    ``scale``.
 
-    The scale is the largest magnitude of the map (1 where all is zero), so that this value is kept to float32, and no
-    other is off by more than ``2**-11`` of itself; those below ``2**-14`` of the largest, by no more than ``2**-25`` of
-    the largest.
+    The scale is the largest magnitude of the map (1 where all is zero), so that this value is kept
+    to float32, and no other is off by more than ``2**-11`` of itself; those below ``2**-14`` of the
+    largest, by no more than ``2**-25`` of the largest.
 
     >>> columns = packed(np.array([[0.0, 3.0]], np.float32))
     >>> columns["map"], columns["shape"], columns["scale"]
@@ -111,7 +116,10 @@ def digest(*cells: Any) -> int:
 
     SQLite keeps no NaN and no negative zero.
 
-    >>> digest("a", 1.0, -0.0, float("nan")) == digest("a", 1.0, 0.0, None), digest("a", 1) == digest("a1")
+    >>> (
+    ...     digest("a", 1.0, -0.0, float("nan")) == digest("a", 1.0, 0.0, None),
+    ...     digest("a", 1) == digest("a1"),
+    ... )
     (True, False)
     """
     kept = [_kept(cell) for cell in cells]
@@ -135,7 +143,8 @@ def _kept(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class PhotoRecord:
-    """A photo that was explained: its columns of ``photos``, those of its ``results``, and notes about it."""
+    """A photo that was explained: its columns of ``photos``, those of its ``results``, and notes
+    about it."""
 
     photo: Mapping[str, Any]
     results: tuple[Mapping[str, Any], ...]
@@ -165,7 +174,8 @@ class Store:
 
     Args:
         file: where it is.
-        manifest: what fixes the run. That of a run that is there already must be the same; see `must_agree`.
+        manifest: what fixes the run. That of a run that is there already must be the same; see
+            `must_agree`.
         more: whether there may be further methods and metrics.
         compare: refuse a run with another manifest.
 
@@ -173,7 +183,9 @@ class Store:
         RunError: the file is no run, was begun with other options, or cannot be written.
     """
 
-    def __init__(self, file: Path, manifest: Mapping[str, Any], *, more: bool = True, compare: bool = True) -> None:
+    def __init__(
+        self, file: Path, manifest: Mapping[str, Any], *, more: bool = True, compare: bool = True
+    ) -> None:
         self.file = file
         with self._translated():
             self._db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
@@ -224,7 +236,9 @@ class Store:
         if not tables:
             return False
         if application != APPLICATION:
-            raise RunError(f"output {text(self.file)!r} must be a run or a new file; choose another")
+            raise RunError(
+                f"output {text(self.file)!r} must be a run or a new file; choose another"
+            )
         check_format(self._number("PRAGMA user_version"), self.file)
         return True
 
@@ -232,10 +246,13 @@ class Store:
         """Write properties of the run, in place of what they were."""
         with self.transaction():
             for key, value in values.items():
-                self.insert("manifest", {"key": key, "value": json.dumps(value, ensure_ascii=False)})
+                self.insert(
+                    "manifest", {"key": key, "value": json.dumps(value, ensure_ascii=False)}
+                )
 
     def enter_methods(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write which methods the run has, by their columns (see `method_row`), as soon as they are known."""
+        """Write which methods the run has, by their columns (see `method_row`), as soon as they are
+        known."""
         with self.transaction():
             for row in rows:
                 self.insert("methods", row, conflict="IGNORE")
@@ -243,8 +260,8 @@ class Store:
     def write(self, answers: Sequence[PhotoRecord | Failed]) -> None:
         """Write photos with all their results at once: all of them are there afterwards, or none.
 
-        A photo that was there is replaced, and is a failure no more if it was one. One whose file is the same as
-        before, but could not be read this time, keeps its results.
+        A photo that was there is replaced, and is a failure no more if it was one. One whose file
+        is the same as before, but could not be read this time, keeps its results.
         """
         with self.transaction():
             for answer in answers:
@@ -253,14 +270,20 @@ class Store:
                 else:
                     same = (answer.name, answer.stamp)
                     self._db.execute("DELETE FROM photos WHERE name = ? AND stamp IS NOT ?", same)
-                    self.insert("failures", {"name": answer.name, "path": answer.path, "reason": answer.reason})
+                    self.insert(
+                        "failures",
+                        {"name": answer.name, "path": answer.path, "reason": answer.reason},
+                    )
 
     def _write_photo(self, record: PhotoRecord) -> None:
         self._db.execute("DELETE FROM failures WHERE name = ?", (record.name,))
         if record.added:
             number = self._number("SELECT id FROM photos WHERE name = ?", record.name)
-            for method in {result["method"] for result in record.results}:  # those that lacked a metric are there
-                self._db.execute("DELETE FROM results WHERE photo = ? AND method = ?", (number, method))
+            # those that lacked a metric are there
+            for method in {result["method"] for result in record.results}:
+                self._db.execute(
+                    "DELETE FROM results WHERE photo = ? AND method = ?", (number, method)
+                )
         else:
             self._db.execute("DELETE FROM photos WHERE name = ?", (record.name,))
             number = self.insert("photos", record.photo)
@@ -270,10 +293,13 @@ class Store:
             self.insert("notes", {"note": note})
 
     def confirm(self, entries: Iterable[Entry]) -> None:
-        """Note that photos were read again and are those of the file, by their stamps as they are now."""
+        """Note that photos were read again and are those of the file, by their stamps as they are
+        now."""
         with self.transaction():
             for entry in entries:
-                self._db.execute("UPDATE photos SET stamp = ? WHERE name = ?", (entry.stamp, entry.name))
+                self._db.execute(
+                    "UPDATE photos SET stamp = ? WHERE name = ?", (entry.stamp, entry.name)
+                )
                 self._db.execute("DELETE FROM failures WHERE name = ?", (entry.name,))
 
     def end(self, when: str, names: Collection[str] | None = None) -> None:
@@ -281,13 +307,17 @@ class Store:
 
         Args:
             when: the time.
-            names: of all photos that the source has: failures of others are removed. None leaves all.
+            names: of all photos that the source has: failures of others are removed. None leaves
+                all.
         """
         with self.transaction():
             failures = [name for (name,) in self._db.execute("SELECT name FROM failures")]
             gone = [(name,) for name in failures if names is not None and name not in names]
             self._db.executemany("DELETE FROM failures WHERE name = ?", gone)
-            counts = {table: self._number(f"SELECT count(*) FROM {table}") for table in ("photos", "results")}
+            counts = {
+                table: self._number(f"SELECT count(*) FROM {table}")
+                for table in ("photos", "results")
+            }
             self.enter_in_manifest({"ended": {"when": when, **counts}})
 
     def close(self) -> None:
@@ -297,8 +327,11 @@ class Store:
     def _number(self, statement: str, *values: Any) -> int:
         return int(self._db.execute(statement, values).fetchone()[0])
 
-    def insert(self, table: str, row: Mapping[str, Any], *owner: str, conflict: str = "REPLACE") -> int:
-        """Enter a row with its digest, which begins with the name of what it belongs to; return its number."""
+    def insert(
+        self, table: str, row: Mapping[str, Any], *owner: str, conflict: str = "REPLACE"
+    ) -> int:
+        """Enter a row with its digest, which begins with the name of what it belongs to; return its
+        number."""
         if table in DIGESTED:
             row = {**row, "digest": digest(*owner, *(row[name] for name in DIGESTED[table]))}
         places = ", ".join("?" * len(row))
@@ -327,36 +360,48 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
-            remedy = "make room or end the program that uses it: the same command goes on where it stopped"
-            raise RunError(f"output {text(self.file)!r} cannot be written ({error}); {remedy}") from error
+            remedy = (
+                "make room or end the program that uses it: the same command goes on where it "
+                "stopped"
+            )
+            raise RunError(
+                f"output {text(self.file)!r} cannot be written ({error}); {remedy}"
+            ) from error
 
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
     """Let no other run write a file while the block lasts, in this process or another.
 
-    The lock ends with the process that holds it and its workers, however they end. It is on a file beside the run,
-    since SQLite has locks of its own on the run.
+    The lock ends with the process that holds it and its workers, however they end. It is on a file
+    beside the run, since SQLite has locks of its own on the run.
 
     Raises:
-        RunError: another run writes the file, or it has two names: SQLite writes a journal for each, and a run that was
-            interrupted under one is damaged under the other.
+        RunError: another run writes the file, or it has two names: SQLite writes a journal for
+            each, and a run that was interrupted under one is damaged under the other.
     """
     from filelock import FileLock, Timeout  # here, since reading needs no lock
 
     names = file.stat().st_nlink if file.is_file() else 1
     if names > 1:
-        raise RunError(f"output {text(file)!r} must have one name, got {names} hard links; make a copy of it")
+        raise RunError(
+            f"output {text(file)!r} must have one name, got {names} hard links; make a copy of it"
+        )
     lock = FileLock(f"{os.path.realpath(file)}-lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise RunError(f"output {text(file)!r} is being written by another run; wait for it") from None
+        raise RunError(
+            f"output {text(file)!r} is being written by another run; wait for it"
+        ) from None
     except OSError as error:
-        raise RunError(f"output {text(file)!r} cannot be written: {error.strerror}; choose another file") from None
+        raise RunError(
+            f"output {text(file)!r} cannot be written: {error.strerror}; choose another file"
+        ) from None
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(lock.lock_file)  # while it is still locked: nobody else can have locked this very file
+            # while it is still locked: nobody else can have locked this very file
+            os.unlink(lock.lock_file)
         lock.release()

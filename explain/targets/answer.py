@@ -1,7 +1,8 @@
 """An answer in words as the target, which an image-to-text model gives to a photo and a prompt.
 
-Such a model (LLaVA, PaliGemma, BLIP and their relatives) takes ``pixel_values`` and ``input_ids``, and gives logits of
-the next token ``(N, L, V)``. The answer is put behind the prompt, and one pass gives the probability of each token.
+Such a model (LLaVA, PaliGemma, BLIP and their relatives) takes ``pixel_values`` and ``input_ids``,
+and gives logits of the next token ``(N, L, V)``. The answer is put behind the prompt, and one pass
+gives the probability of each token.
 """
 
 import copy
@@ -35,17 +36,20 @@ LONGEST = 32  # tokens of a model's own answer
 
 @dataclass(frozen=True)
 class Answer(Target):
-    """The log-probability that an image-to-text model gives an answer, or one word of it, after photo and prompt.
+    """The log-probability that an image-to-text model gives an answer, or one word of it, after
+    photo and prompt.
 
-    The inputs are what the model's processor makes of both: a mapping with "pixel_values" ``(N, C, H, W)`` and
-    "input_ids" ``(N, L)``, the prompt. All targets of one call must be about the same answer.
+    The inputs are what the model's processor makes of both: a mapping with "pixel_values" ``(N, C,
+    H, W)`` and "input_ids" ``(N, L)``, the prompt. All targets of one call must be about the same
+    answer.
 
     Args:
-        text: the answer, or the ids of its tokens; None is the model's own to a single photo: the most probable tokens,
-            one after the other, to the end or at most 32.
+        text: the answer, or the ids of its tokens; None is the model's own to a single photo: the
+            most probable tokens, one after the other, to the end or at most 32.
         word: explain the word with this number alone, counted from 0, after the words before it.
-        words: whether the words of the prompt, and of the answer before each word, are explained together with the
-            photo. The attribution then has them in ``words``, and ``shares`` says how much the photo has.
+        words: whether the words of the prompt, and of the answer before each word, are explained
+            together with the photo. The attribution then has them in ``words``, and ``shares`` says
+            how much the photo has.
 
     Raises:
         TargetError: no text and no ids, or no such word.
@@ -62,7 +66,10 @@ class Answer(Target):
         if self.text is not None:
             object.__setattr__(self, "text", check_text(self.text))
         if self.word is not None and (type(self.word) is not int or self.word < 0):
-            raise TargetError(f"word must be the number of a word from 0, got {shown(self.word)}; None is all of them")
+            raise TargetError(
+                f"word must be the number of a word from 0, got {shown(self.word)}; None is all of "
+                "them"
+            )
 
     @property
     def name(self) -> str:
@@ -72,18 +79,22 @@ class Answer(Target):
     def pick(self, output: Any, count: int) -> Picked:
         of_words = output.get("answer") if isinstance(output, Mapping) else None
         if of_words is None:
-            raise unsuitable(repr(self.name), "logits of the next token (N, L, V) for input_ids", output)
+            raise unsuitable(
+                repr(self.name), "logits of the next token (N, L, V) for input_ids", output
+            )
         if self.word is None:
             return of_words.sum(1), None
         if self.word >= of_words.shape[1]:
             raise TargetError(
-                f"word must be one of the answer's {of_words.shape[1]} words, got {self.word}; count from 0"
+                f"word must be one of the answer's {of_words.shape[1]} words, got {self.word}; "
+                "count from 0"
             )
         return of_words[:, self.word], None
 
 
 def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> Prepared:
-    """Prepare a model and its inputs for the answers in targets, and say what the tokens of explained words are.
+    """Prepare a model and its inputs for the answers in targets, and say what the tokens of
+    explained words are.
 
     Raises:
         ModelError: the model reads its answer from both sides, or gives no logits of tokens.
@@ -92,11 +103,19 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     if not answers:
         return model, inputs, {}
     if len({answer.text for answer in answers}) > 1:
-        raise TargetError(f"targets must be about one answer, got {answers[0].name!r} and others; make two calls")
+        raise TargetError(
+            f"targets must be about one answer, got {answers[0].name!r} and others; make two calls"
+        )
     prompt = inputs.kwargs.get("input_ids")
     if not isinstance(prompt, torch.Tensor) or prompt.ndim != 2 or len(prompt) != len(inputs):
-        got = f'{inputs}; use explain.attribute(model, dict(processor(images=photo, text=prompt, return_tensors="pt")))'
-        raise TargetError(f'inputs must have the prompt of each photo as "input_ids" (N, L) for an answer, got {got}')
+        got = (
+            f"{inputs}; use explain.attribute(model, dict(processor(images=photo, text=prompt, "
+            'return_tensors="pt")))'
+        )
+        raise TargetError(
+            'inputs must have the prompt of each photo as "input_ids" (N, L) for an answer, got '
+            f"{got}"
+        )
     inputs = _with_padding(model, inputs)
     ids = _ids(model, inputs, answers[0])
     longer = _behind(inputs, ids)
@@ -104,10 +123,15 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     with torch.no_grad(), untouched(model):
         alone = _at(_logits(inputs.call(model), len(prompt)), end)
         last = _at(_logits(longer.call(model), len(prompt)), end)
-        layer, embedded = find_embedding(model, longer.kwargs["input_ids"], lambda: longer.call(model))
+        layer, embedded = find_embedding(
+            model, longer.kwargs["input_ids"], lambda: longer.call(model)
+        )
     if not torch.allclose(alone, last, rtol=1e-3, atol=1e-3 * float(last.abs().max())):
         remedy = "give the argument that marks the answer, such as token_type_ids"
-        raise ModelError(f"model must predict words from those before, {type(model).__name__} looks behind; {remedy}")
+        raise ModelError(
+            f"model must predict words from those before, {type(model).__name__} looks behind; "
+            f"{remedy}"
+        )
     tokenizer = tokenizer_of(model)
     written = token_names(tokenizer, ids)
     words = words_of(written) if any(written) else [[place] for place in range(len(ids))]
@@ -119,7 +143,8 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     prompts = longer.kwargs["input_ids"]
     if not bool((prompts == prompts[0]).all()):
         raise TargetError(
-            "inputs must have the same prompt for all photos with words=True, got several; explain one each"
+            "inputs must have the same prompt for all photos with words=True, got several; explain "
+            "one each"
         )
     names = list(token_names(tokenizer, prompts[0].tolist()))
     is_no_word = torch.isin(prompts[0], _image_ids(model, prompts.device))
@@ -145,7 +170,8 @@ def _log_probabilities(
 ) -> dict[str, torch.Tensor]:
     """The log-probability of each word of the answer, ``(N, W)``.
 
-    ``ids`` are its tokens, which ``parts`` puts together to words; ``words`` take the place of what ``layer`` embeds.
+    ``ids`` are its tokens, which ``parts`` puts together to words; ``words`` take the place of what
+    ``layer`` embeds.
     """
     with HookGroup(model) as group:
         if words is not None:
@@ -160,7 +186,8 @@ def _log_probabilities(
 
 
 class JointTokens(NamedTuple):
-    """Tokens of a photo in a sequence of ``length`` with those of a text: where they are, and how they lie.
+    """Tokens of a photo in a sequence of ``length`` with those of a text: where they are, and how
+    they lie.
 
     ``read`` are the tokens that the text's next ones are read from, of each image or of all alike.
     """
@@ -169,7 +196,8 @@ class JointTokens(NamedTuple):
     photo: Sequence[int]
     read: Sequence[Sequence[int]]
     size: tuple[int, ...] = ()
-    """Their rows and columns, where neighbouring patches make one token; empty where they lie as the photo does."""
+    """Their rows and columns, where neighbouring patches make one token; empty where they lie as
+    the photo does."""
 
 
 def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> JointTokens | None:
@@ -187,7 +215,9 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> JointToken
     starts = (_ends(inputs.kwargs) - answered - 1).tolist()
     if len(set(starts)) == 1:
         starts = starts[:1]
-    return JointTokens(ids.shape[1], places, [range(start, start + answered) for start in starts], size)
+    return JointTokens(
+        ids.shape[1], places, [range(start, start + answered) for start in starts], size
+    )
 
 
 def _logits(output: Any, count: int) -> torch.Tensor:
@@ -203,16 +233,20 @@ def _at(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def _with_padding(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs with a mask of the prompts' tokens, where there is none but prompts end in tokens that fill up."""
+    """The inputs with a mask of the prompts' tokens, where there is none but prompts end in tokens
+    that fill up."""
     prompt = inputs.kwargs["input_ids"]
     if "attention_mask" in inputs.kwargs:
         return inputs
     fillers = ids_of(model, "pad_token_id") - ids_of(model, "eos_token_id")
     is_token = ~torch.isin(prompt, torch.tensor(sorted(fillers), device=prompt.device))
-    mask = is_token.long().flip(1).cummax(1).values.flip(1)  # all up to the last token that does not fill up
+    # all up to the last token that does not fill up
+    mask = is_token.long().flip(1).cummax(1).values.flip(1)
     if bool(mask.all()):
         return inputs
-    return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": mask}, explained=list(inputs.paths))
+    return replace(
+        inputs, kwargs={**inputs.kwargs, "attention_mask": mask}, explained=list(inputs.paths)
+    )
 
 
 def _ends(kwargs: Mapping[str, Any]) -> torch.Tensor:
@@ -233,7 +267,8 @@ def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
     ends = _ends(inputs.kwargs).tolist()
     longer = dict(inputs.kwargs)
     for name, tokens in inputs.kwargs.items():
-        if name == "position_ids":  # also (1, L), and (3, N, L) of rotary positions in time, height and width
+        # also (1, L), and (3, N, L) of rotary positions in time, height and width
+        if name == "position_ids":
             tokens = tokens.expand(*tokens.shape[:-2], *prompt.shape)
         elif not isinstance(tokens, torch.Tensor) or tokens.shape != prompt.shape:
             continue
@@ -263,7 +298,10 @@ def _ids(model: nn.Module, inputs: Inputs, answer: Answer) -> TokenIds:
 def _own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
     """The most probable tokens, one after the other, up to one that ends the answer."""
     if len(inputs) > 1:
-        raise TargetError(f"x must hold one photo for the model's own answer, got {len(inputs)}; explain one at a time")
+        raise TargetError(
+            f"x must hold one photo for the model's own answer, got {len(inputs)}; explain one at "
+            "a time"
+        )
     ends = ids_of(model, "eos_token_id")
     last = int(_ends(inputs.kwargs)) - 1
     answer: TokenIds = ()

@@ -21,9 +21,10 @@ SCORES = ("logits", "out")
 class Target:
     """What is explained: one score for each image. Targets add up: ``a + b``, ``a - b``, ``2 * a``.
 
-    A target of your own is a frozen dataclass with a ``name`` and a ``pick``; all else has a default. One that reads a
-    choice from the output (a class, a region, a box) makes it in ``settled``, on the images as they are, so that it is
-    the same for every perturbed image. One that holds something for each image has ``rows``.
+    A target of your own is a frozen dataclass with a ``name`` and a ``pick``; all else has a
+    default. One that reads a choice from the output (a class, a region, a box) makes it in
+    ``settled``, on the images as they are, so that it is the same for every perturbed image. One
+    that holds something for each image has ``rows``.
     """
 
     if TYPE_CHECKING:  # a class attribute here would be the default of fields called name
@@ -32,17 +33,20 @@ class Target:
         def name(self) -> str: ...
 
     def pick(self, output: Any, count: int) -> Picked:
-        """Return the scores ``(count,)`` and the class indices ``(count,)`` that they belong to, if they do."""
+        """Return the scores ``(count,)`` and the class indices ``(count,)`` that they belong to, if
+        they do."""
         if (settled := self.settled(output, count)) is self:
             raise NotImplementedError(f"{type(self).__name__} must have a method pick")
         return settled.pick(output, count)
 
     def settled(self, output: Any, count: int) -> "Target":
-        """Return the target with its choices made, on the output ``model(images)`` for the images as they are."""
+        """Return the target with its choices made, on the output ``model(images)`` for the images
+        as they are."""
         return self
 
     def rows(self, images: torch.Tensor) -> "Target":
-        """Return the settled target for rows that are perturbed copies of the images ``(P,)``, counted from 0."""
+        """Return the settled target for rows that are perturbed copies of the images ``(P,)``,
+        counted from 0."""
         return self
 
     def each(self, change: Callable[["Target"], "Target"]) -> "Target":
@@ -58,7 +62,8 @@ class Target:
         return self.each(lambda target: target.sized(size))
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the scores ``(count, K)`` of all classes in the settled target's region or box, and its own classes.
+        """Return the scores ``(count, K)`` of all classes in the settled target's region or box,
+        and its own classes.
 
         None where the output has no others.
         """
@@ -66,7 +71,9 @@ class Target:
 
     def of_classes(self, classes: tuple[int, ...]) -> "Target":
         """Return the settled target for other classes ``(N,)`` in the same region or box."""
-        raise NotImplementedError(f"{type(self).__name__} has no class_scores, and so no of_classes")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no class_scores, and so no of_classes"
+        )
 
     activation: ClassVar[Activation | None] = None
     """What makes probabilities of the model's outputs, where who asks for this target says so."""
@@ -131,11 +138,14 @@ def check_count(what: str, held: int, count: int) -> None:
     """Refuse a target that holds something, such as boxes, for another number of images."""
     if held != count:
         remedy = "give one alone to use it for all, and several targets for every image as targets="
-        raise TargetError(f"{what} must have one item for each of the {count} images, got {held}; {remedy}")
+        raise TargetError(
+            f"{what} must have one item for each of the {count} images, got {held}; {remedy}"
+        )
 
 
 def images_of_rows(images: tuple[int, ...] | None, rows: torch.Tensor) -> tuple[int, ...]:
-    """The original images of perturbed copies of rows, where these belong to ``images``, or to each image in turn."""
+    """The original images of perturbed copies of rows, where these belong to ``images``, or to each
+    image in turn."""
     return tuple(rows.tolist() if images is None else (images[row] for row in rows.tolist()))
 
 
@@ -144,13 +154,18 @@ def _terms(target: Any) -> tuple[tuple[float, Target], ...]:
         return target.terms
     if isinstance(target, Target):
         return ((1.0, target),)
-    raise TargetError(f"targets add up with targets only, got {target!r}; use explain.targets.as_target({target!r})")
+    raise TargetError(
+        f"targets add up with targets only, got {target!r}; use "
+        f"explain.targets.as_target({target!r})"
+    )
 
 
 def find_tensor(output: Any, count: int, dims: Sequence[int], names: Sequence[str] = SCORES) -> Any:
-    """Return the tensor in a model's output that has ``count`` rows and one of ``dims`` dimensions; None without any.
+    """Return the tensor in a model's output that has ``count`` rows and one of ``dims`` dimensions;
+    None without any.
 
-    An output may be a tensor, a tuple, a list, a mapping or a dataclass. Earlier ``dims`` and ``names`` are preferred.
+    An output may be a tensor, a tuple, a list, a mapping or a dataclass. Earlier ``dims`` and
+    ``names`` are preferred.
 
     >>> find_tensor((None, {"not": "looked into"}, torch.zeros(2, 5)), 2, [2]).shape
     torch.Size([2, 5])
@@ -160,7 +175,12 @@ def find_tensor(output: Any, count: int, dims: Sequence[int], names: Sequence[st
 
 
 def need_tensor(
-    output: Any, count: int, dims: Sequence[int], target: Target, shape: str, names: Sequence[str] = SCORES
+    output: Any,
+    count: int,
+    dims: Sequence[int],
+    target: Target,
+    shape: str,
+    names: Sequence[str] = SCORES,
 ) -> torch.Tensor:
     """The same, refused where there is none: ``shape`` says what the target needs."""
     found: torch.Tensor | None = find_tensor(output, count, dims, names)
@@ -172,20 +192,23 @@ def need_tensor(
 def unsuitable(target: str, needs: str, output: Any) -> TargetError:
     """The error of a target that a model's output does not suit."""
     return TargetError(
-        f"target {target} must have a model that returns {needs}, got {described(output)}; give a class index, or a "
+        f"target {target} must have a model that returns {needs}, got {described(output)}; give a "
+        "class index, or a "
         "callable as target"
     )
 
 
 READER: ContextVar[Any] = ContextVar("reader", default=None)
-"""What knows the model whose outputs are read now: an `explain.engine.ends.OutputReader`, if there is any."""
+"""What knows the model whose outputs are read now: an `explain.engine.ends.OutputReader`, if there
+is any."""
 
 
 def find_logits(output: Any, count: int) -> torch.Tensor:
-    """Return the class scores ``(count, K)`` in a model's output: a tensor, or one in a tuple, mapping or dataclass.
+    """Return the class scores ``(count, K)`` in a model's output: a tensor, or one in a tuple,
+    mapping or dataclass.
 
-    One number for each image, ``(count,)``, counts as the score of a single class. Of features and the scores that the
-    network computes from them, these are the scores.
+    One number for each image, ``(count,)``, counts as the score of a single class. Of features and
+    the scores that the network computes from them, these are the scores.
     """
     scores = find_scores(output, count)
     reader = READER.get()
@@ -201,7 +224,9 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
     elif first is not None and first.ndim == 4:
         remedy = "for a map of classes take explain.targets.Segmentation(category), or "
     got = described(output)
-    raise ModelError(f"model must return class scores ({count}, K), got {got}; {remedy}give a callable target")
+    raise ModelError(
+        f"model must return class scores ({count}, K), got {got}; {remedy}give a callable target"
+    )
 
 
 def find_scores(output: Any, count: int) -> torch.Tensor | None:
@@ -240,9 +265,11 @@ def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
 
 
 def named(output: Any, names: Sequence[str]) -> list[Any]:
-    """The items or attributes of a model's output with these names; None for those that are not there."""
+    """The items or attributes of a model's output with these names; None for those that are not
+    there."""
     inside = dict(nested.items(output))
-    outside = None if isinstance(output, Mapping) else output  # the attributes of a mapping may be its keys again
+    # the attributes of a mapping may be its keys again
+    outside = None if isinstance(output, Mapping) else output
     return [inside[name] if name in inside else getattr(outside, name, None) for name in names]
 
 
@@ -266,4 +293,7 @@ def check_class(index: int, classes: int) -> None:
     """Refuse an index outside of the model's ``classes``."""
     if not 0 <= index < classes:
         last = classes - 1
-        raise TargetError(f"target must be a class from 0 to {last} here, got {index}; leave it out for the top class")
+        raise TargetError(
+            f"target must be a class from 0 to {last} here, got {index}; leave it out for the top "
+            "class"
+        )

@@ -9,19 +9,37 @@ import torch.nn.functional as F
 
 from explain._utils.errors import TargetError, in_short
 from explain.targets import detections, detector_outputs, regions
-from explain.targets.base import Labels, Picked, Target, check_class, check_count, find_logits, find_tensor, need_tensor
+from explain.targets.base import (
+    Labels,
+    Picked,
+    Target,
+    check_class,
+    check_count,
+    find_logits,
+    find_tensor,
+    need_tensor,
+)
 from explain.targets.labels import find_category
 from explain.targets.outputs import label_of_no
 
-EMBEDDINGS = ("embedding", "embeddings", "image_embeds", "pooler_output", "features", "out", "logits")
+EMBEDDINGS = (
+    "embedding",
+    "embeddings",
+    "image_embeds",
+    "pooler_output",
+    "features",
+    "out",
+    "logits",
+)
 
 
 @dataclass(frozen=True)
 class ClassTarget(Target):
-    """The logit of a class: one index for every image, or one index for each; or its label, until labels are known.
+    """The logit of a class: one index for every image, or one index for each; or its label, until
+    labels are known.
 
-    Where a model gives boxes, it stands for the best `Detections` of the class, and where it gives maps of classes for
-    its `Segmentation`.
+    Where a model gives boxes, it stands for the best `Detections` of the class, and where it gives
+    maps of classes for its `Segmentation`.
     """
 
     index: int | str | tuple[int, ...]
@@ -51,7 +69,11 @@ class ClassTarget(Target):
 
     def rows(self, images: torch.Tensor) -> "ClassTarget":
         index = self.index
-        return ClassTarget(tuple(index[i] for i in images.tolist())) if isinstance(index, tuple) else self
+        return (
+            ClassTarget(tuple(index[i] for i in images.tolist()))
+            if isinstance(index, tuple)
+            else self
+        )
 
     def labelled(self, categories: Labels) -> Target:
         label = self.index
@@ -67,7 +89,8 @@ class ClassTarget(Target):
 class TopClass(Target):
     """Each image's own best class, or with ``rank`` its second best (1), third best (2) and so on.
 
-    Where a model gives boxes, these are its best detections; where it gives one map, the region that it predicts.
+    Where a model gives boxes, these are its best detections; where it gives one map, the region
+    that it predicts.
     """
 
     rank: int = 0
@@ -86,17 +109,29 @@ class TopClass(Target):
         if not 0 <= self.rank < scores.shape[1]:
             most = scores.shape[1]
             got = self.top_k or self.rank + 1
-            raise TargetError(f"top_k must be at most {most}, the number of the model's classes, got {got}; give fewer")
+            raise TargetError(
+                f"top_k must be at most {most}, the number of the model's classes, got {got}; give "
+                "fewer"
+            )
         return ClassTarget(tuple(scores.topk(self.rank + 1, dim=1).indices[:, self.rank].tolist()))
 
 
 def _elsewhere(
-    output: Any, count: int, label: int | str | tuple[int, ...] | None, rank: int = 0, categories: Labels = None
+    output: Any,
+    count: int,
+    label: int | str | tuple[int, ...] | None,
+    rank: int = 0,
+    categories: Labels = None,
 ) -> Target | None:
-    """The target for a class of a model that gives boxes or maps, settled; None for one that gives class scores."""
-    if (isinstance(output, Mapping) and "boxes" in output) or find_tensor(output, count, (2,)) is None:
+    """The target for a class of a model that gives boxes or maps, settled; None for one that gives
+    class scores."""
+    if (isinstance(output, Mapping) and "boxes" in output) or find_tensor(
+        output, count, (2,)
+    ) is None:
         if detector_outputs.find_layout(output, count) is not None:
-            return detections.Detections(label, index=rank, categories=categories).settled(output, count)
+            return detections.Detections(label, index=rank, categories=categories).settled(
+                output, count
+            )
         if regions.read_class_maps(output, count) is not None:
             return regions.Segmentation(label).settled(output, count)
     return None
@@ -104,7 +139,8 @@ def _elsewhere(
 
 @dataclass(frozen=True)
 class BinaryLogit(Target):
-    """The answer of a model with one logit for each image, ``(N,)`` or ``(N, 1)``: yes, or with ``positive=False`` no.
+    """The answer of a model with one logit for each image, ``(N,)`` or ``(N, 1)``: yes, or with
+    ``positive=False`` no.
 
     A plain class index 0, or no target at all, also stands for yes.
 
@@ -124,17 +160,22 @@ class BinaryLogit(Target):
         logits = find_logits(output, count)
         if logits.shape[1] != 1:
             got = logits.shape[1]
-            raise TargetError(f"target {self.name} must have a model with one logit per image, got {got}; give a class")
+            raise TargetError(
+                f"target {self.name} must have a model with one logit per image, got {got}; give a "
+                "class"
+            )
         yes = logits[:, 0]
         return (yes, torch.zeros_like(yes, dtype=torch.long)) if self.positive else (-yes, None)
 
 
 @dataclass(frozen=True, eq=False)
 class Similarity(Target):
-    """The cosine between the embedding that a model gives and another one: what makes this image similar to that one?
+    """The cosine between the embedding that a model gives and another one: what makes this image
+    similar to that one?
 
     Args:
-        embedding: ``(D,)``, or ``(N, D)`` with one for each image; what the model says of a second image, for example.
+        embedding: ``(D,)``, or ``(N, D)`` with one for each image; what the model says of a second
+            image, for example.
 
     Raises:
         TargetError: not a vector, or only zeros, which point nowhere.
@@ -154,7 +195,10 @@ class Similarity(Target):
         flat = flat[0] if flat.ndim == 2 and len(flat) == 1 else flat
         if flat.ndim == 0 or bool((flat == 0).all(-1).any()):
             got = f"shape {tuple(given.shape)}"
-            raise TargetError(f"embedding must hold numbers (D,) or (N, D), not only zeros, got {got}; take an output")
+            raise TargetError(
+                f"embedding must hold numbers (D,) or (N, D), not only zeros, got {got}; take an "
+                "output"
+            )
         object.__setattr__(self, "embedding", flat)
 
     def pick(self, output: Any, count: int) -> Picked:
@@ -163,7 +207,9 @@ class Similarity(Target):
         if other.shape not in (found.shape, found.shape[1:]):
             own = tuple(found.shape)
             got = tuple(other.shape)
-            raise TargetError(f"embedding must have the shape {own} of the model's, or one row of it, got {got}")
+            raise TargetError(
+                f"embedding must have the shape {own} of the model's, or one row of it, got {got}"
+            )
         return F.cosine_similarity(found, other.expand_as(found), dim=1), None
 
     def rows(self, images: torch.Tensor) -> "Similarity":

@@ -1,5 +1,6 @@
-"""A detected box as the target: which box it is, how it is found again in perturbed images, and what of it counts; and
-a place on the image as text: the second cup, the person at a point, what is in a box."""
+"""A detected box as the target: which box it is, how it is found again in perturbed images, and
+what of it counts; and a place on the image as text: the second cup, the person at a point, what is
+in a box."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,13 @@ from explain.targets.detector_outputs import Boxes, Decode, Size, find_layout, r
 from explain.targets.labels import class_label, find_category
 from explain.targets.regions import Segmentation
 
-Part: TypeAlias = Literal["score", "logit", "existence", "left", "top", "right", "bottom", "overlap"]
+Part: TypeAlias = Literal[
+    "score", "logit", "existence", "left", "top", "right", "bottom", "overlap"
+]
 SIDES = ("left", "top", "right", "bottom")
 NEAR = 0.9
-"""Of boxes that overlap a place nearly as much as the nearest does, the one with the best score is the same box."""
+"""Of boxes that overlap a place nearly as much as the nearest does, the one with the best score is
+the same box."""
 
 
 class NotDetectedError(TargetError):
@@ -28,35 +32,44 @@ class NotDetectedError(TargetError):
 
 @dataclass(frozen=True, eq=False)
 class Detections(Target):
-    """One detected box: its class score, one of its sides, its overlap with a box, or that there is anything.
+    """One detected box: its class score, one of its sides, its overlap with a box, or that there is
+    anything.
 
-    The box is chosen on the original images. In perturbed images, the same box is the one that overlaps it best among
-    those that may have its label. Where none overlaps it enough, the score, the existence and the overlap are 0; the
-    others are those of the nearest box.
+    The box is chosen on the original images. In perturbed images, the same box is the one that
+    overlaps it best among those that may have its label. Where none overlaps it enough, the score,
+    the existence and the overlap are 0; the others are those of the nearest box.
 
-    What the model returns may be the result of non-maximum suppression or come before it, in any of the layouts of
-    ``explain.targets.detector_outputs.LAYOUTS``; that of the settled target says which it was.
+    What the model returns may be the result of non-maximum suppression or come before it, in any of
+    the layouts of ``explain.targets.detector_outputs.LAYOUTS``; that of the settled target says
+    which it was.
 
     Args:
-        label: the class, as an index from 0 or in words, or a tuple with an index for each image; None takes any.
-        box: ``(x0, y0, x1, y1)`` in pixels of the model's input, or ``(N, 4)`` with one for each image: the box of the
-            model that overlaps it best is explained, even if it is no detection (why is nothing found here?).
-        index: which detection with this label: 0 is the best. With a box, which of those that coincide with it.
+        label: the class, as an index from 0 or in words, or a tuple with an index for each image;
+            None takes any.
+        box: ``(x0, y0, x1, y1)`` in pixels of the model's input, or ``(N, 4)`` with one for each
+            image: the box of the model that overlaps it best is explained, even if it is no
+            detection (why is nothing found here?).
+        index: which detection with this label: 0 is the best. With a box, which of those that
+            coincide with it.
         point: the best detection around this point ``(x, y)``, instead of a box.
-        decode: the name of a layout, where the model's output may be several; or a function of the output that gives
-            scores ``(N, cells, K)`` and boxes ``(N, cells, 4)``.
-        of: what of the box is explained. "score" is the probability of its class and "logit" the number before; a
-            "left", "top", "right" or "bottom" side is its coordinate; "overlap" is the intersection over union with
-            ``box``; "existence" says that there is anything.
+        decode: the name of a layout, where the model's output may be several; or a function of the
+            output that gives scores ``(N, cells, K)`` and boxes ``(N, cells, 4)``.
+        of: what of the box is explained. "score" is the probability of its class and "logit" the
+            number before; a "left", "top", "right" or "bottom" side is its coordinate; "overlap" is
+            the intersection over union with ``box``; "existence" says that there is anything.
         overlap: the least intersection over union for two boxes to be the same, from 0 to 1.
         threshold: the score from which on a box before non-maximum suppression is a detection.
-        size: height and width of the model's input, for layouts with boxes in shares of it; `explain.attribute` knows.
+        size: height and width of the model's input, for layouts with boxes in shares of it;
+            `explain.attribute` knows.
         categories: the labels of the classes, for messages.
 
     Raises:
         TargetError: a box that is not valid, or a part, layout or share that there is not.
 
-    >>> found = {"boxes": torch.tensor([[0.0, 0, 4, 4], [4, 0, 8, 4]]), "labels": torch.tensor([1, 2])}
+    >>> found = {
+    ...     "boxes": torch.tensor([[0.0, 0, 4, 4], [4, 0, 8, 4]]),
+    ...     "labels": torch.tensor([1, 2]),
+    ... }
     >>> output = [{**found, "scores": torch.tensor([0.9, 0.8])}]
     >>> Detections().pick(output, 1)[0], Detections(box=(5, 0, 8, 4)).pick(output, 1)[0]
     (tensor([0.9000]), tensor([0.8000]))
@@ -79,14 +92,21 @@ class Detections(Target):
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
-            raise TargetError(f"overlap must be a share from 0 to 1, got {self.overlap}; 0.5 is usual")
+            raise TargetError(
+                f"overlap must be a share from 0 to 1, got {self.overlap}; 0.5 is usual"
+            )
         if self.of not in get_args(Part):
-            raise TargetError(f"of must be one of {', '.join(get_args(Part))}, got {self.of!r}; choose one of them")
+            raise TargetError(
+                f"of must be one of {', '.join(get_args(Part))}, got {self.of!r}; choose one of "
+                "them"
+            )
         if self.box is None:
             return
         box = torch.as_tensor(self.box).detach().float()
         if box.ndim not in (1, 2) or box.shape[-1] != 4 or not (box[..., :2] < box[..., 2:]).all():
-            raise TargetError(f"box must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, or (N, 4), got {self.box!r:.60}")
+            raise TargetError(
+                f"box must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, or (N, 4), got {self.box!r:.60}"
+            )
         object.__setattr__(self, "box", box)
 
     @property
@@ -122,7 +142,9 @@ class Detections(Target):
         settled_boxes = []
         ranks = []
         for image in range(count):
-            cell, label = self._find(boxes, image, find_category(labels[image], None), wanted[image])
+            cell, label = self._find(
+                boxes, image, find_category(labels[image], None), wanted[image]
+            )
             corners = boxes.boxes[image].detach()
             same = coinciding(boxes.scores[image][:, label].detach(), corners, corners[cell])[0]
             settled_labels.append(label)
@@ -149,7 +171,8 @@ class Detections(Target):
         return self if self.size is not None else replace(self, size=size)
 
     def detected(self, output: Any, count: int, image: int) -> list[tuple[int, int]]:
-        """Return the detections with this label in one image, best first: the position of each, and its label."""
+        """Return the detections with this label in one image, best first: the position of each, and
+        its label."""
         boxes = read(output, count, self.size, self.decode, self.name)
         label = self.label[image] if isinstance(self.label, tuple) else self.label
         return list(self._detected(boxes, image, find_category(label, None)))
@@ -159,7 +182,9 @@ class Detections(Target):
         least = self.threshold if boxes.dense else -torch.inf
         return suppressed(scores, boxes.boxes[image].detach(), least, boxes.dense)
 
-    def _find(self, boxes: Boxes, image: int, label: int | None, wanted: torch.Tensor | None) -> tuple[int, int]:
+    def _find(
+        self, boxes: Boxes, image: int, label: int | None, wanted: torch.Tensor | None
+    ) -> tuple[int, int]:
         """The position and label of the box that is meant in one image."""
         corners = boxes.boxes[image].detach()
         if wanted is not None:
@@ -167,21 +192,35 @@ class Detections(Target):
         detected = self._detected(boxes, image, label)
         if self.point is not None:
             x, y = self.point
-            around = (corners[:, 0] <= x) & (x <= corners[:, 2]) & (corners[:, 1] <= y) & (y <= corners[:, 3])
+            around = (
+                (corners[:, 0] <= x)
+                & (x <= corners[:, 2])
+                & (corners[:, 1] <= y)
+                & (y <= corners[:, 3])
+            )
             detected = (detection for detection in detected if around[detection[0]])
         chosen = next(islice(detected, self.index, None), None)
         if chosen is not None:
             return chosen
         numbers = sorted({number for _, number in self._detected(boxes, image, None)})
-        words = ", ".join(class_label(self.categories, number).removeprefix("class ") for number in numbers[:8])
+        words = ", ".join(
+            class_label(self.categories, number).removeprefix("class ") for number in numbers[:8]
+        )
         raise NotDetectedError(
-            f"target {self.name} must be detected in the unaltered image {image}, but is not; take one of the labels "
-            f"found there ({words or 'none at all'}), a lower threshold, or the box of a region to see why nothing is "
+            f"target {self.name} must be detected in the unaltered image {image}, but is not; take "
+            "one of the labels "
+            f"found there ({words or 'none at all'}), a lower threshold, or the box of a region to "
+            "see why nothing is "
             "found"
         )
 
     def _nearest(
-        self, scores: torch.Tensor, corners: torch.Tensor, image: int, label: int | None, wanted: torch.Tensor
+        self,
+        scores: torch.Tensor,
+        corners: torch.Tensor,
+        image: int,
+        label: int | None,
+        wanted: torch.Tensor,
     ) -> tuple[int, int]:
         """The position and label of the box that overlaps the wanted one best."""
         nearest = "none"
@@ -192,8 +231,10 @@ class Detections(Target):
                 return cell, int(scores[cell].argmax()) if label is None else label
             nearest = ", ".join(f"{edge:.0f}" for edge in corners[cell].tolist())
         raise TargetError(
-            f"target {self.name} must overlap a detection of image {image} by {self.overlap:g}, but the nearest "
-            f"in pixels of the input, ({nearest}), does so by {max(shared, 0):.2f}; give it, or a lower overlap"
+            f"target {self.name} must overlap a detection of image {image} by {self.overlap:g}, "
+            "but the nearest "
+            f"in pixels of the input, ({nearest}), does so by {max(shared, 0):.2f}; give it, or a "
+            "lower overlap"
         )
 
 
@@ -201,7 +242,8 @@ class Detections(Target):
 class Detected(Target):
     """A box that has been settled: for each image, the label and the box ``(N, 4)`` to find again.
 
-    Of several boxes that coincide, it is the one with this rank, 0 for the best score; one rank for each image.
+    Of several boxes that coincide, it is the one with this rank, 0 for the best score; one rank for
+    each image.
     """
 
     name: str
@@ -227,10 +269,17 @@ class Detected(Target):
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         boxes = self._read(output, count)
-        if not boxes.dense or self.of not in ("score", "logit"):  # a result has one label for each box
+        # a result has one label for each box
+        if not boxes.dense or self.of not in ("score", "logit"):
             return None
-        scores = torch.stack([boxes.scores[i][self._matched(boxes, i)[0]].detach() for i in range(count)])
-        return None if scores.isinf().any() else (scores, torch.tensor(self.labels, device=scores.device))
+        scores = torch.stack(
+            [boxes.scores[i][self._matched(boxes, i)[0]].detach() for i in range(count)]
+        )
+        return (
+            None
+            if scores.isinf().any()
+            else (scores, torch.tensor(self.labels, device=scores.device))
+        )
 
     def of_classes(self, classes: tuple[int, ...]) -> "Detected":
         return replace(self, labels=classes)
@@ -238,8 +287,9 @@ class Detected(Target):
     def likeness(self, output: Any, count: int) -> torch.Tensor:
         """How much the best box in each image is like this one ``(count,)``.
 
-        Of a box that may have the same label, the overlap times the score; 0 where there is none. (In Petsiuk et al.,
-        2021, the cosine of the class distributions takes part; with a label for each box, that is 1 or 0.)
+        Of a box that may have the same label, the overlap times the score; 0 where there is none.
+        (In Petsiuk et al., 2021, the cosine of the class distributions takes part; with a label for
+        each box, that is 1 or 0.)
         """
         boxes = self._read(output, count)
         best = self.boxes.new_zeros(count)
@@ -264,7 +314,8 @@ class Detected(Target):
         return read(output, count, self.size, self.decode or self.layout, self.name)
 
     def _matched(self, boxes: Boxes, image: int) -> tuple[int, float]:
-        """The box in one image, and how much it overlaps the settled one: less than 0 where there is none."""
+        """The box in one image, and how much it overlaps the settled one: less than 0 where there
+        is none."""
         scores = boxes.scores[image][:, self.labels[image]].detach()
         return matched(scores, boxes.boxes[image].detach(), self.boxes[image], self.ranks[image])
 
@@ -282,7 +333,10 @@ class Detected(Target):
             return corners[cell, SIDES.index(self.of)]
         if self.of == "logit":
             if boxes.logits is None:
-                raise TargetError(f"of must be 'score' where a model returns no logits ({boxes.layout}), got 'logit'")
+                raise TargetError(
+                    f"of must be 'score' where a model returns no logits ({boxes.layout}), got "
+                    "'logit'"
+                )
             return boxes.logits[image][cell, label]
         if shared < self.overlap:
             return None
@@ -294,7 +348,8 @@ class Detected(Target):
 
 
 def _nothing(scores: torch.Tensor) -> torch.Tensor:
-    """The score where a box is not found among those with scores ``(Q, K)``: 0, and part of the graph."""
+    """The score where a box is not found among those with scores ``(Q, K)``: 0, and part of the
+    graph."""
     return 0 * torch.where(scores == -torch.inf, 0.0, scores).sum()
 
 
@@ -306,11 +361,14 @@ def _of_label(scores: torch.Tensor, label: int | None) -> torch.Tensor:
     return scores.masked_fill(others, -torch.inf)
 
 
-def matched(scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, rank: int = 0) -> tuple[int, float]:
-    """Return which of some boxes ``(Q, 4)`` with scores ``(Q,)`` is the same as one box, and how much both overlap.
+def matched(
+    scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, rank: int = 0
+) -> tuple[int, float]:
+    """Return which of some boxes ``(Q, 4)`` with scores ``(Q,)`` is the same as one box, and how
+    much both overlap.
 
-    It is the one that overlaps it best; of several that do so nearly as much, the one with the best score, or the one
-    of that ``rank``. The overlap is less than 0 where there is none.
+    It is the one that overlaps it best; of several that do so nearly as much, the one with the best
+    score, or the one of that ``rank``. The overlap is less than 0 where there is none.
     """
     cells, shared = coinciding(scores, boxes, box, rank + 1)
     if len(cells) <= rank:
@@ -321,10 +379,11 @@ def matched(scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, rank: 
 def coinciding(
     scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, least: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which of some boxes ``(Q, 4)`` may be the same as one box, best score first, and how much they overlap it.
+    """Return which of some boxes ``(Q, 4)`` may be the same as one box, best score first, and how
+    much they overlap it.
 
-    They are those that overlap it nearly as much as the one that does so best, and those next to them up to ``least``
-    boxes. A score of minus infinity excludes a box: its overlap is -1.
+    They are those that overlap it nearly as much as the one that does so best, and those next to
+    them up to ``least`` boxes. A score of minus infinity excludes a box: its overlap is -1.
     """
     shared = torch.where(scores > -torch.inf, overlaps(boxes, box), -1.0)
     nearest = shared.topk(min(least, len(shared))).values
@@ -335,14 +394,22 @@ def coinciding(
 
 
 def suppressed(
-    scores: torch.Tensor, boxes: torch.Tensor, threshold: float, dense: bool = True, iou: float = 0.6, most: int = 1000
+    scores: torch.Tensor,
+    boxes: torch.Tensor,
+    threshold: float,
+    dense: bool = True,
+    iou: float = 0.6,
+    most: int = 1000,
 ) -> Iterator[tuple[int, int]]:
-    """Yield the detections among boxes ``(Q, 4)`` with scores ``(Q, K)``, best first, as pairs of position and label.
+    """Yield the detections among boxes ``(Q, 4)`` with scores ``(Q, K)``, best first, as pairs of
+    position and label.
 
-    Of boxes with the same label that overlap by more than ``iou``, the best stays, unless they are not ``dense``.
-    ``most`` candidates are considered.
+    Of boxes with the same label that overlap by more than ``iou``, the best stays, unless they are
+    not ``dense``. ``most`` candidates are considered.
 
-    >>> boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]])  # the second is much like the first
+    >>> boxes = torch.tensor(
+    ...     [[0.0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]]
+    ... )  # the second is much like the first
     >>> list(suppressed(torch.tensor([[0.9], [0.8], [0.7]]), boxes, 0.5))
     [(0, 0), (2, 0)]
     """
@@ -399,7 +466,10 @@ class Place(Detections):
         if find_layout(output, count, self.size) is not None:
             return super().settled(output, count)
         if self.size is None or (self.box is None and self.point is None):
-            raise TargetError(f"target {self.name} must have a model that returns boxes; use Segmentation for maps")
+            raise TargetError(
+                f"target {self.name} must have a model that returns boxes; use Segmentation for "
+                "maps"
+            )
         height, width = self.size[-2:]
         if self.point is not None:
             point = (self.point[0] / width, self.point[1] / height)
@@ -410,7 +480,8 @@ class Place(Detections):
         return Segmentation(self.label, mask).settled(output, count)
 
     def on_photo(self, seen: Box, size: Size) -> "Place":
-        """Return a place in pixels of a photo in those of an input of ``size``, which shows a part of it."""
+        """Return a place in pixels of a photo in those of an input of ``size``, which shows a part
+        of it."""
         across = size[-1] / seen.width
         down = size[-2] / seen.height
 
@@ -418,7 +489,9 @@ class Place(Detections):
             if place is None:
                 return None
             edges = enumerate(map(float, place))
-            return tuple((e - seen.top) * down if i % 2 else (e - seen.left) * across for i, e in edges)
+            return tuple(
+                (e - seen.top) * down if i % 2 else (e - seen.left) * across for i, e in edges
+            )
 
         return replace(self, point=moved(self.point), box=moved(self.box), size=size)
 
@@ -426,11 +499,17 @@ class Place(Detections):
 def as_place(text: str) -> Place | None:
     """Read a place; None for a text that is none.
 
-    >>> as_place("cup@2").index, as_place("person@320,200").point, as_place("box 120,40,300,380").label
+    >>> (
+    ...     as_place("cup@2").index,
+    ...     as_place("person@320,200").point,
+    ...     as_place("box 120,40,300,380").label,
+    ... )
     (1, (320.0, 200.0), None)
     """
     if match := _BOX.fullmatch(text):
-        return Place(_label(match[1]), box=[float(edge) for edge in match.groups()[1:]], called=text)
+        return Place(
+            _label(match[1]), box=[float(edge) for edge in match.groups()[1:]], called=text
+        )
     if match := _POINT.fullmatch(text):
         return Place(_label(match[1]), point=(float(match[2]), float(match[3])), called=text)
     if (match := _INDEX.fullmatch(text)) and int(match[2]) > 0:

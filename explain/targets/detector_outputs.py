@@ -1,4 +1,5 @@
-"""What detectors return, in one form: class scores and boxes of each image, before or after non-maximum suppression."""
+"""What detectors return, in one form: class scores and boxes of each image, before or after
+non-maximum suppression."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ from explain.targets.base import described, find_tensor, named
 
 Size: TypeAlias = tuple[int, ...]
 Decode: TypeAlias = Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
-STRIDES = (8, 16, 32, 64, 128)  # pixels between the cells of maps, from the finest on, where the input is not known
+# pixels between the cells of maps, from the finest on, where the input is not known
+STRIDES = (8, 16, 32, 64, 128)
 BINS = 16  # of the distances of ultralytics' heads, in strides
 SOFTMAX = (
     "DetrObjectDetectionOutput",
@@ -25,7 +27,8 @@ SOFTMAX = (
     "TableTransformerObjectDetectionOutput",
     "YolosObjectDetectionOutput",
 )
-"""The outputs of transformers whose last class is "no object"; the others' classes have a sigmoid each."""
+"""The outputs of transformers whose last class is "no object"; the others' classes have a sigmoid
+each."""
 CENTERNET = {
     "offset": ("reg", "off"),
     "sizes": ("wh", "size", "dim"),
@@ -37,22 +40,26 @@ MAYBE_MAPS = (
     "decode= with a function that returns scores and boxes"
 )
 MAYBE_SIGMOIDS = (
-    'the model\'s pred_logits are read as a softmax with "no object" last (DETR), but "no object" is '
+    'the model\'s pred_logits are read as a softmax with "no object" last (DETR), but "no object" '
+    "is "
     'best for few queries; take decode="deformable detr" if each class has a sigmoid, or "detr"'
 )
-NOTHING = 0.2  # of a DETR's queries, at least this share has "no object" as its best class; usually most have
+# of a DETR's queries, at least this share has "no object" as its best class; usually most have
+NOTHING = 0.2
 
 
 OfImages: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
-"""A tensor with a row for each image, or one tensor for each, where images have different numbers of boxes."""
+"""A tensor with a row for each image, or one tensor for each, where images have different numbers
+of boxes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """The boxes of each image: ``scores[i]`` ``(Q, K)``, minus infinity for other labels, and ``boxes[i]`` ``(Q, 4)``.
+    """The boxes of each image: ``scores[i]`` ``(Q, K)``, minus infinity for other labels, and
+    ``boxes[i]`` ``(Q, 4)``.
 
-    ``dense`` boxes come before non-maximum suppression. ``existence[i]`` ``(Q,)`` says that there is anything in a box.
-    ``doubt`` says what else the output may mean.
+    ``dense`` boxes come before non-maximum suppression. ``existence[i]`` ``(Q,)`` says that there
+    is anything in a box. ``doubt`` says what else the output may mean.
     """
 
     scores: OfImages
@@ -78,26 +85,43 @@ def reading_once() -> Iterator[None]:
         _readings.reset(token)
 
 
-def read(output: Any, count: int, size: Size | None, decode: Decode | str | None = None, name: str = "it") -> Boxes:
-    """Return the boxes in a model's output for ``count`` images of ``size`` (height, width), in pixels of the input.
+def read(
+    output: Any, count: int, size: Size | None, decode: Decode | str | None = None, name: str = "it"
+) -> Boxes:
+    """Return the boxes in a model's output for ``count`` images of ``size`` (height, width), in
+    pixels of the input.
 
     Raises:
         TargetError: the output has none of the known layouts, or not the one that is named.
     """
     if isinstance(decode, str) and decode not in LAYOUTS:
-        raise TargetError(f"decode must be a function or one of {', '.join(LAYOUTS)}, got {shown(decode)}")
+        raise TargetError(
+            f"decode must be a function or one of {', '.join(LAYOUTS)}, got {shown(decode)}"
+        )
     boxes = find_layout(output, count, size, decode, is_detector=True)
     if boxes is None:
         needs = "boxes with scores" if decode is None else f"boxes in the layout {decode!r}"
-        got = f"{described(output)}; take that of evaluation mode, or pass decode=, which returns scores and boxes"
-        raise TargetError(f"target {name} must have a model that returns {needs} for each of {count} images, got {got}")
+        got = (
+            f"{described(output)}; take that of evaluation mode, or pass decode=, which returns "
+            "scores and boxes"
+        )
+        raise TargetError(
+            f"target {name} must have a model that returns {needs} for each of {count} images, got "
+            f"{got}"
+        )
     return boxes
 
 
 def find_layout(
-    output: Any, count: int, size: Size | None = None, decode: Decode | str | None = None, *, is_detector: bool = False
+    output: Any,
+    count: int,
+    size: Size | None = None,
+    decode: Decode | str | None = None,
+    *,
+    is_detector: bool = False,
 ) -> Boxes | None:
-    """Return the boxes in a model's output in the first layout that fits, or in the one that is named; else None.
+    """Return the boxes in a model's output in the first layout that fits, or in the one that is
+    named; else None.
 
     Maps that a segmenter may return too are boxes only if the model ``is_detector``.
 
@@ -129,11 +153,15 @@ def _decoded(output: Any, count: int, decode: Decode) -> Boxes:
     scores, boxes = decode(output)
     if scores.ndim != 3 or len(scores) != count or boxes.shape != (*scores.shape[:2], 4):
         got = f"{tuple(scores.shape)} and {tuple(boxes.shape)}"
-        raise TargetError(f"decode must return scores ({count}, Q, K) and boxes ({count}, Q, 4), got {got}")
+        raise TargetError(
+            f"decode must return scores ({count}, Q, K) and boxes ({count}, Q, 4), got {got}"
+        )
     return Boxes(scores, boxes, layout=getattr(decode, "__name__", "decode"))
 
 
-def _in_layout(output: Any, count: int, size: Size | None, layout: str | None, is_detector: bool) -> Boxes | None:
+def _in_layout(
+    output: Any, count: int, size: Size | None, layout: str | None, is_detector: bool
+) -> Boxes | None:
     if layout is not None:
         boxes = LAYOUTS[layout](output, count, size)
         return None if boxes is None else replace(boxes, layout=layout)
@@ -147,10 +175,12 @@ def _in_layout(output: Any, count: int, size: Size | None, layout: str | None, i
 
 
 def _without_broken(boxes: Boxes) -> Boxes:
-    """Give minus infinity to scores that are no numbers, and to those of boxes without a finite area.
+    """Give minus infinity to scores that are no numbers, and to those of boxes without a finite
+    area.
 
-    Such a box overlaps no other, and such a score exceeds no threshold: nothing is detected there. Where no cell of an
-    image has a number, the network has failed: its scores stay NaN, which is refused like that of a class.
+    Such a box overlaps no other, and such a score exceeds no threshold: nothing is detected there.
+    Where no cell of an image has a number, the network has failed: its scores stay NaN, which is
+    refused like that of a class.
     """
     kept = []
     for scores, corners in zip(boxes.scores, boxes.boxes, strict=True):
@@ -169,9 +199,11 @@ def _part(value: Any, *names: str) -> Any:
 
 
 def _results(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Boxes, labels and scores of each image, as torchvision and the processors of transformers give them.
+    """Boxes, labels and scores of each image, as torchvision and the processors of transformers
+    give them.
 
-    So do the result objects of ultralytics, of which oriented boxes count with the upright boxes around them.
+    So do the result objects of ultralytics, of which oriented boxes count with the upright boxes
+    around them.
     """
     images = [output] if isinstance(output, Mapping) and count == 1 else output
     if not isinstance(images, (list, tuple)) or len(images) != count:
@@ -217,7 +249,9 @@ def _pair(output: Any, count: int, scores: Sequence[str], boxes: Sequence[str]) 
     second = _part(output, *boxes)
     if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
         return None
-    return (first, second) if first.ndim == 3 and second.shape == (count, first.shape[1], 4) else None
+    return (
+        (first, second) if first.ndim == 3 and second.shape == (count, first.shape[1], 4) else None
+    )
 
 
 def _cells(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -240,7 +274,13 @@ def _queries(output: Any, count: int, size: Size | None, background: bool) -> Bo
     is_sure = type(output).__name__ in SOFTMAX or _share_of_nothing(logits) >= NOTHING
     scores = logits.softmax(-1)
     existence = 1 - scores[..., -1]
-    return Boxes(scores[..., :-1], boxes, logits[..., :-1], existence, doubt="" if is_sure else MAYBE_SIGMOIDS)
+    return Boxes(
+        scores[..., :-1],
+        boxes,
+        logits[..., :-1],
+        existence,
+        doubt="" if is_sure else MAYBE_SIGMOIDS,
+    )
 
 
 def _share_of_nothing(logits: torch.Tensor) -> float:
@@ -250,11 +290,13 @@ def _share_of_nothing(logits: torch.Tensor) -> float:
 
 
 def _ends_in_no_object(output: Any, count: int) -> bool:
-    """Whether queries have a softmax whose last class is "no object", and not a sigmoid for each class.
+    """Whether queries have a softmax whose last class is "no object", and not a sigmoid for each
+    class.
 
-    The names of transformers' outputs say it. Of "pred_logits", the name of all DETRs elsewhere, it is not so where
-    queries were chosen in two stages, or where the best class of most queries has a logit below 0: a sigmoid that was
-    trained says "nothing here" so, but in a softmax the logit of "no object" is high then.
+    The names of transformers' outputs say it. Of "pred_logits", the name of all DETRs elsewhere, it
+    is not so where queries were chosen in two stages, or where the best class of most queries has a
+    logit below 0: a sigmoid that was trained says "nothing here" so, but in a softmax the logit of
+    "no object" is high then.
     """
     logits = _part(output, "pred_logits")
     if logits is None:
@@ -265,7 +307,8 @@ def _ends_in_no_object(output: Any, count: int) -> bool:
 
 
 def _are_corners(output: Any, count: int) -> bool:
-    """Whether rows are corners, a score and a label, rather than a middle, a size and two shares."""
+    """Whether rows are corners, a score and a label, rather than a middle, a size and two
+    shares."""
     rows = _tensor(output, count)
     if rows is None or rows.shape[2] != 6:
         return False
@@ -286,7 +329,8 @@ def _end_to_end(output: Any, count: int, size: Size | None) -> Boxes | None:
 def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
     """``(N, 4 + K, cells)``: middle, width, height and scores (YOLOv8 to 11).
 
-    What else is returned for each cell follows the scores: factors of masks, key points, or the angle of the box.
+    What else is returned for each cell follows the scores: factors of masks, key points, or the
+    angle of the box.
     """
     columns = _tensor(output, count)
     if columns is None or columns.shape[1] < 5 or columns.shape[1] > columns.shape[2]:
@@ -309,26 +353,38 @@ def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _yolov5(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """``(N, cells, 5 + K)``: middle, width, height, existence, and scores where there is something (v3 to v7, YOLOX).
+    """``(N, cells, 5 + K)``: middle, width, height, existence, and scores where there is something
+    (v3 to v7, YOLOX).
 
     Factors of masks may follow, as many as the prototypes have channels.
     """
     rows = _tensor(output, count)
     if rows is None or rows.shape[2] < 6 or rows.shape[2] > rows.shape[1]:
         return None
-    prototypes = [tensor for path, tensor in nested.paths(output) if tensor.ndim == 4 and len(path) == 1]
+    prototypes = [
+        tensor for path, tensor in nested.paths(output) if tensor.ndim == 4 and len(path) == 1
+    ]
     classes = rows.shape[2] - 5 - sum(tensor.shape[1] for tensor in prototypes)
     existence = rows[..., 4]
     scores = rows[..., 5 : 5 + classes]
     if classes < 1 or not (_within(existence) and _within(scores) and _in_pixels(rows)):
         return None
-    return Boxes(existence[..., None] * scores, _around(rows[..., :2], rows[..., 2:4]), existence=existence)
+    return Boxes(
+        existence[..., None] * scores, _around(rows[..., :2], rows[..., 2:4]), existence=existence
+    )
 
 
 def _yolox(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """The same before decoding: middles in cells from the corner of a cell, and logarithms of the sizes in cells."""
+    """The same before decoding: middles in cells from the corner of a cell, and logarithms of the
+    sizes in cells."""
     rows = _tensor(output, count)
-    if rows is None or rows.shape[2] < 6 or size is None or _within(rows[..., :4]) or not _within(rows[..., 4:]):
+    if (
+        rows is None
+        or rows.shape[2] < 6
+        or size is None
+        or _within(rows[..., :4])
+        or not _within(rows[..., 4:])
+    ):
         return None
     corners = []
     strides = []
@@ -345,7 +401,8 @@ def _yolox(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _yolov8_maps(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Maps ``(N, 64 + K, h, w)``: logits of the distances to the four sides, and of the classes (in training)."""
+    """Maps ``(N, 64 + K, h, w)``: logits of the distances to the four sides, and of the classes (in
+    training)."""
     maps = _levels(output, count)
     if maps is None or maps[0].shape[1] <= 4 * BINS:
         return None
@@ -354,7 +411,8 @@ def _yolov8_maps(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _fcos(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Lists of maps: class logits ``(N, K, h, w)``, distances to the sides in pixels, and a centredness, if there is.
+    """Lists of maps: class logits ``(N, K, h, w)``, distances to the sides in pixels, and a
+    centredness, if there is.
 
     Scores are the roots of the products of class and centredness.
     """
@@ -363,20 +421,27 @@ def _fcos(output: Any, count: int, size: Size | None) -> Boxes | None:
     lists = [_levels(maps, count) for maps in output]
     if any(maps is None or len(maps) != len(lists[0] or ()) for maps in lists):
         return None
-    logits, sides, *centredness = [torch.cat([level.flatten(2).mT for level in maps or ()], 1) for maps in lists]
+    logits, sides, *centredness = [
+        torch.cat([level.flatten(2).mT for level in maps or ()], 1) for maps in lists
+    ]
     if sides.shape[-1] != 4 or any(each.shape[-1] != 1 for each in centredness):
         return None
     levels = lists[0] or []
     strides = _strides(levels, size)
-    middles = torch.cat([stride * cell_middles(level) for level, stride in zip(levels, strides, strict=True)])
+    middles = torch.cat(
+        [stride * cell_middles(level) for level, stride in zip(levels, strides, strict=True)]
+    )
     scores = logits.sigmoid()
     if centredness:
         scores = (scores * centredness[0].sigmoid()).sqrt()
     return Boxes(scores, boxes_from_sides(middles, sides), logits)
 
 
-def _anchors(output: Any, count: int, size: Size | None, scales: tuple[float, float], background: bool) -> Boxes | None:
-    """ "cls_logits", "bbox_regression" and "anchors" ``(Q, 4)``: what torchvision's heads give, with their anchors."""
+def _anchors(
+    output: Any, count: int, size: Size | None, scales: tuple[float, float], background: bool
+) -> Boxes | None:
+    """ "cls_logits", "bbox_regression" and "anchors" ``(Q, 4)``: what torchvision's heads give,
+    with their anchors."""
     pair = _pair(output, count, ["cls_logits"], ["bbox_regression"])
     anchors = _part(output, "anchors")
     if pair is None or anchors is None:
@@ -389,7 +454,9 @@ def _anchors(output: Any, count: int, size: Size | None, scales: tuple[float, fl
     centredness = _part(output, "bbox_ctrness")
     if centredness is not None:
         scores = (logits.sigmoid() * centredness.sigmoid()).sqrt()
-        return Boxes(scores, boxes_from_sides(middles, deltas * torch.cat([wide, wide], -1)), logits)
+        return Boxes(
+            scores, boxes_from_sides(middles, deltas * torch.cat([wide, wide], -1)), logits
+        )
     middles = middles + deltas[..., :2] / scales[0] * wide
     boxes = _around(middles, wide * (deltas[..., 2:] / scales[1]).clamp(max=4.135).exp())
     if not background:
@@ -401,7 +468,8 @@ def _anchors(output: Any, count: int, size: Size | None, scales: tuple[float, fl
 
 
 def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Maps of middles ``(N, K, h, w)``, and ``(N, 2, h, w)`` of sizes in cells and, if there are, of where in the cell.
+    """Maps of middles ``(N, K, h, w)``, and ``(N, 2, h, w)`` of sizes in cells and, if there are,
+    of where in the cell.
 
     Middles are logits or probabilities.
     """
@@ -424,7 +492,8 @@ def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], bool]:
-    """CenterNet's maps by what they hold, and whether that is sure: by names, and else by channels and order."""
+    """CenterNet's maps by what they hold, and whether that is sure: by names, and else by channels
+    and order."""
     stages = output if isinstance(output, (list, tuple)) else [output]
     is_stage = bool(stages) and not isinstance(stages[-1], (list, tuple, torch.Tensor))
     heads = stages[-1] if is_stage else output
@@ -437,7 +506,9 @@ def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], b
         if tensor.ndim != 4 or len(tensor) != count:
             continue
         name = next((key.lower() for key in reversed(path) if isinstance(key, str)), "")
-        role = next((role for role, parts in CENTERNET.items() if any(part in name for part in parts)), None)
+        role = next(
+            (role for role, parts in CENTERNET.items() if any(part in name for part in parts)), None
+        )
         if role == "heat" or (role is not None and tensor.shape[1] == 2):
             maps.setdefault(role, tensor)
         elif tensor.shape[1] == 2:
@@ -472,7 +543,8 @@ LAYOUTS: dict[str, Callable[[Any, int, Size | None], Boxes | None]] = {
     "yolox": _yolox,
     "yolov8 maps": _yolov8_maps,
 }
-"""What is tried in turn; the first that fits is it. Each returns None for outputs of another kind."""
+"""What is tried in turn; the first that fits is it. Each returns None for outputs of another
+kind."""
 UNSURE: dict[str, Callable[[Any, int], bool]] = {
     "detr": _ends_in_no_object,
     "ssd": lambda output, count: False,
@@ -489,7 +561,9 @@ def _tensor(output: Any, count: int) -> torch.Tensor | None:
 def _levels(output: Any, count: int) -> list[torch.Tensor] | None:
     """Maps of several resolutions with the same channels."""
     maps = list(output) if isinstance(output, (list, tuple)) else []
-    if len(maps) < 2 or not all(isinstance(level, torch.Tensor) and level.ndim == 4 for level in maps):
+    if len(maps) < 2 or not all(
+        isinstance(level, torch.Tensor) and level.ndim == 4 for level in maps
+    ):
         return None
     becomes_coarser = all(level.shape[-1] > coarser.shape[-1] for level, coarser in pairwise(maps))
     fits = all(level.shape[:2] == (count, maps[0].shape[1]) for level in maps)
@@ -518,17 +592,22 @@ def boxes_from_sides(middles: torch.Tensor, sides: torch.Tensor) -> torch.Tensor
 def read_bins(
     maps: Sequence[torch.Tensor], strides: Sequence[float], bins: int, before: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The class logits and boxes in maps ``(N, K + 4 * bins, h, w)``, with as many classes ``before`` the bins.
+    """The class logits and boxes in maps ``(N, K + 4 * bins, h, w)``, with as many classes
+    ``before`` the bins.
 
-    The distances to the four sides are the means of softmaxes over 0, 1, ... strides (Li et al., "Generalized Focal
-    Loss", NeurIPS 2020).
+    The distances to the four sides are the means of softmaxes over 0, 1, ... strides (Li et al.,
+    "Generalized Focal Loss", NeurIPS 2020).
     """
     logits = []
     boxes = []
     for raw, stride in zip(maps, strides, strict=True):
         cells = raw.flatten(2).transpose(1, 2)
-        shares = cells[..., before : before + 4 * bins].reshape(*cells.shape[:2], 4, bins).softmax(-1)
-        boxes.append(stride * boxes_from_sides(cell_middles(raw), shares @ torch.arange(bins).to(raw)))
+        shares = (
+            cells[..., before : before + 4 * bins].reshape(*cells.shape[:2], 4, bins).softmax(-1)
+        )
+        boxes.append(
+            stride * boxes_from_sides(cell_middles(raw), shares @ torch.arange(bins).to(raw))
+        )
         logits.append(torch.cat([cells[..., :before], cells[..., before + 4 * bins :]], -1))
     return torch.cat(logits, 1), torch.cat(boxes, 1)
 
@@ -539,7 +618,8 @@ def _around(middles: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
 
 
 def _in_pixels(rows: torch.Tensor) -> bool:
-    """Whether rows begin with a middle, a width and a height in pixels, rather than with probabilities or logits."""
+    """Whether rows begin with a middle, a width and a height in pixels, rather than with
+    probabilities or logits."""
     return not _within(rows[..., :4]) and not bool((rows[..., 2:4] < 0).any())
 
 

@@ -18,8 +18,9 @@ from explain.targets.base import Picked, Target, described, images_of_rows
 class ScoreTarget(Target):
     """Any function of the model's output that gives one score per row.
 
-    Methods that alter images call it on pieces of perturbed rows. A function that wants something else of each image
-    takes a second argument, ``images`` ``(P,)``: for each row, which of the original images it belongs to, counted from
+    Methods that alter images call it on pieces of perturbed rows. A function that wants something
+    else of each image takes a second argument, ``images`` ``(P,)``: for each row, which of the
+    original images it belongs to, counted from
     0. A second argument is one without a default, or one called ``images``.
 
     Args:
@@ -30,7 +31,9 @@ class ScoreTarget(Target):
         TargetError: a function that takes neither one argument nor two.
 
     >>> labels = torch.tensor([2, 0])
-    >>> target = ScoreTarget(lambda output, images: output[torch.arange(len(images)), labels[images]])
+    >>> target = ScoreTarget(
+    ...     lambda output, images: output[torch.arange(len(images)), labels[images]]
+    ... )
     >>> output = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     >>> target.pick(output, 2)[0], target.rows(torch.tensor([1, 1])).pick(output, 2)[0]
     (tensor([3., 4.]), tensor([1., 4.]))
@@ -59,12 +62,17 @@ class ScoreTarget(Target):
             tensor = first_tensor(output)
             numbers = range(count) if self.images is None else self.images
             images = torch.tensor(numbers, device=None if tensor is None else tensor.device)
-            score = self.function(output, images=images) if keyword else self.function(output, images)
+            score = (
+                self.function(output, images=images) if keyword else self.function(output, images)
+            )
         if isinstance(score, torch.Tensor) and score.ndim == 0 and count == 1:
             score = score[None]
         if not isinstance(score, torch.Tensor) or tuple(score.shape) != (count,):
             got = f"{described(score)}; pick a class as in output[:, 0], and sum over no images"
-            raise TargetError(f"target {self.name} must return one score per image, a tensor ({count},), got {got}")
+            raise TargetError(
+                f"target {self.name} must return one score per image, a tensor ({count},), got "
+                f"{got}"
+            )
         return score, None
 
     def rows(self, images: torch.Tensor) -> "ScoreTarget":
@@ -72,9 +80,12 @@ class ScoreTarget(Target):
 
 
 def _images_argument(function: Callable[..., Any], name: str) -> str | None:
-    """How a function takes the images of the rows: by this keyword, as its second argument (""), or not at all."""
+    """How a function takes the images of the rows: by this keyword, as its second argument (""), or
+    not at all."""
     try:
-        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+        signature = inspect.signature(
+            function.forward if isinstance(function, nn.Module) else function
+        )
     except (TypeError, ValueError):  # a function of another language may not say what it takes
         return None
     images = signature.parameters.get("images")
@@ -87,11 +98,14 @@ def _images_argument(function: Callable[..., Any], name: str) -> str | None:
         signature.bind("output", "images")
         return ""
     got = f"{signature}; bind other arguments with functools.partial"
-    raise TargetError(f"target {name} must be a function of the output, or of it and its rows' images, got {got}")
+    raise TargetError(
+        f"target {name} must be a function of the output, or of it and its rows' images, got {got}"
+    )
 
 
 Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Another number to differentiate than the score: from ``(N, K)`` scores and the target's classes ``(N,)`` to ``(N,)``.
+"""Another number to differentiate than the score: from ``(N, K)`` scores and the target's classes
+``(N,)`` to ``(N,)``.
 
 It is frozen, as all that a need holds.
 """
@@ -99,7 +113,8 @@ It is frozen, as all that a need holds.
 
 @dataclass(frozen=True)
 class ResidualSoftmax:
-    """The logit and its log-probability together: ``y_c + log softmax(y)_c`` (Cai, 2025, "ReST")."""
+    """The logit and its log-probability together: ``y_c + log softmax(y)_c`` (Cai, 2025,
+    "ReST")."""
 
     def __str__(self) -> str:
         return "the score and its log-probability"
@@ -110,9 +125,11 @@ class ResidualSoftmax:
 
 @dataclass(frozen=True)
 class Contrast:
-    """The target's logit against those of the classes that score most like it (Zhang et al., CVPR 2025).
+    """The target's logit against those of the classes that score most like it (Zhang et al., CVPR
+    2025).
 
-    ``mean`` is ``y_c - alpha mean_d y_d``; ``weighted`` averages ``y_c - alpha y_d`` with the classes' probabilities.
+    ``mean`` is ``y_c - alpha mean_d y_d``; ``weighted`` averages ``y_c - alpha y_d`` with the
+    classes' probabilities.
     """
 
     kind: Literal["mean", "weighted"] = "mean"
@@ -127,9 +144,12 @@ class Contrast:
         distance = (logits - own).detach().abs().scatter(1, classes[:, None], float("inf"))
         count = min(self.references, logits.shape[1] - 1)
         if count < 1:
-            raise TargetError("target must have another class to compare with, but the model has one; use gradcam")
+            raise TargetError(
+                "target must have another class to compare with, but the model has one; use gradcam"
+            )
         similar = distance.topk(count, dim=1, largest=False).indices
         others = logits.gather(1, similar)
         gaps = own - self.alpha * others
-        # Probabilities that add up to one among these classes; next to the best class, all of them may be nothing.
+        # Probabilities that add up to one among these classes; next to the best class, all of them
+        # may be nothing.
         return gaps.mean(1) if self.kind == "mean" else (others.softmax(1) * gaps).sum(1)

@@ -14,7 +14,8 @@ import torch
 from explain._utils.errors import ModelError, option, shown
 
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
-"""What turns outputs into probabilities; "none" where they are probabilities already, or are none."""
+"""What turns outputs into probabilities; "none" where they are probabilities already, or are
+none."""
 Kind: TypeAlias = Literal["classes", "labels", "numbers"]
 """What outputs stand for: classes of which one is true, labels of which several may be, numbers."""
 
@@ -50,7 +51,10 @@ class Prediction(NamedTuple):
     def amount(self) -> str:
         """The same as people read it; empty where there is neither.
 
-        >>> Prediction("cat", 0.873, 3).amount, Prediction("age", None, 0, number=56.234, unit="years").amount
+        >>> (
+        ...     Prediction("cat", 0.873, 3).amount,
+        ...     Prediction("age", None, 0, number=56.234, unit="years").amount,
+        ... )
         ('87 %', '56.23 years')
         """
         if self.probability is not None:
@@ -108,7 +112,9 @@ class Outputs:
             return math.log(THRESHOLD)
         return THRESHOLD if self.activation == "none" else 0.0
 
-    def predicted(self, values: torch.Tensor, categories: Sequence[str] | None, most: int) -> list[Prediction]:
+    def predicted(
+        self, values: torch.Tensor, categories: Sequence[str] | None, most: int
+    ) -> list[Prediction]:
         """Return what is predicted of a photo, the most probable first.
 
         Of classes of which one is true, that is the best few; of labels, all that are more probable
@@ -122,7 +128,9 @@ class Outputs:
 
         >>> Outputs("sigmoid", "labels").predicted(torch.tensor([0.25]), ["cat"], 5)[0].label
         'not cat'
-        >>> Outputs("none", "numbers", unit="years").predicted(torch.tensor([56.25]), ["age"], 5)[0].amount
+        >>> Outputs("none", "numbers", unit="years").predicted(torch.tensor([56.25]), ["age"], 5)[
+        ...     0
+        ... ].amount
         '56.25 years'
         """
         if self.kind == "numbers":
@@ -134,9 +142,13 @@ class Outputs:
             return [positive, negative] if yes >= THRESHOLD else [negative, positive]
         if self.kind == "classes":
             return self.best(values, categories, most)
-        return [each for each in self.best(values, categories, len(values)) if each.value >= THRESHOLD]
+        return [
+            each for each in self.best(values, categories, len(values)) if each.value >= THRESHOLD
+        ]
 
-    def best(self, probabilities: torch.Tensor, categories: Sequence[str] | None, most: int) -> list[Prediction]:
+    def best(
+        self, probabilities: torch.Tensor, categories: Sequence[str] | None, most: int
+    ) -> list[Prediction]:
         """Return the classes with the largest probabilities ``(K,)``, however small these are."""
         largest = probabilities.topk(min(most, len(probabilities)))
         pairs = zip(largest.values.tolist(), largest.indices.tolist(), strict=True)
@@ -148,17 +160,28 @@ class Outputs:
             return next(iter(self.predicted(values, categories, 1)), None)
         return self.best(values, categories, 1)[0]
 
-    def number(self, numbers: torch.Tensor, categories: Sequence[str] | None, index: int) -> Prediction:
+    def number(
+        self, numbers: torch.Tensor, categories: Sequence[str] | None, index: int
+    ) -> Prediction:
         """Return one of a model's numbers ``(K,)`` with its name and unit."""
         name = self.label(categories, index, classes=len(numbers))
         return Prediction(name, None, index, number=float(numbers[index]), unit=self.unit)
 
-    def label(self, categories: Sequence[str] | None, index: int, classes: int | None = None) -> str:
+    def label(
+        self, categories: Sequence[str] | None, index: int, classes: int | None = None
+    ) -> str:
         """Return the label of a class, or a plain name; that of one output alone is yes.
 
-        >>> Outputs().label(["cat", "dog"], 1), Outputs().label(None, 1), Outputs().label(None, 0, classes=1)
+        >>> (
+        ...     Outputs().label(["cat", "dog"], 1),
+        ...     Outputs().label(None, 1),
+        ...     Outputs().label(None, 0, classes=1),
+        ... )
         ('dog', 'class 1', 'yes')
-        >>> Outputs("none", "numbers").label(None, 0, classes=1), Outputs("none", "numbers").label(None, 1)
+        >>> (
+        ...     Outputs("none", "numbers").label(None, 0, classes=1),
+        ...     Outputs("none", "numbers").label(None, 1),
+        ... )
         ('number', 'number 1')
         """
         if categories is not None and index < len(categories):
@@ -196,7 +219,9 @@ def check_activation(given: object) -> None:
     if given is not None and given not in get_args(Activation):
         known = "'softmax', 'sigmoid' or 'none'"
         got = shown(given)
-        raise ModelError(f"{option('activation')} must be {known}, got {got}; leave it out to detect it")
+        raise ModelError(
+            f"{option('activation')} must be {known}, got {got}; leave it out to detect it"
+        )
 
 
 def configured(model: Any) -> Activation | None:
@@ -219,7 +244,9 @@ class End(NamedTuple):
 
 
 def outputs_like(
-    outputs: torch.Tensor, activation: Activation | None = None, seen: Callable[[], End | None] = lambda: None
+    outputs: torch.Tensor,
+    activation: Activation | None = None,
+    seen: Callable[[], End | None] = lambda: None,
 ) -> Outputs:
     """Say what a model's outputs ``(N, K, ...)`` are.
 
@@ -235,7 +262,10 @@ def outputs_like(
     Raises:
         ModelError: a softmax is wanted of a single output, which would always be certain.
 
-    >>> outputs_like(torch.tensor([[0.25, 0.75]])).activation, outputs_like(torch.tensor([[56.0]])).kind
+    >>> (
+    ...     outputs_like(torch.tensor([[0.25, 0.75]])).activation,
+    ...     outputs_like(torch.tensor([[56.0]])).kind,
+    ... )
     ('softmax', 'numbers')
     >>> outputs_like(torch.tensor([[0.25, 0.75]]), seen=lambda: End(classes=2))
     Outputs(activation='none', kind='classes', temperature=1.0, logs=False, unit='')
@@ -243,7 +273,10 @@ def outputs_like(
     classes = outputs.shape[1]
     if activation == "softmax" and classes == 1:
         name = option("activation")
-        raise ModelError(f"{name} must be 'sigmoid' or 'none' for a model with one output, got 'softmax'; leave it out")
+        raise ModelError(
+            f"{name} must be 'sigmoid' or 'none' for a model with one output, got 'softmax'; leave "
+            "it out"
+        )
     scores = outputs_of_scores(activation, classes)
     may_be = within(outputs)
     may_be_logs = activation != "none" and bool((outputs <= ROUNDING).all())

@@ -1,7 +1,9 @@
-"""Photos that a processor has cut into patches (Qwen2-VL and its relatives), laid out as photos again.
+"""Photos that a processor has cut into patches (Qwen2-VL and its relatives), laid out as photos
+again.
 
-Such a model takes ``pixel_values`` ``(patches, values)`` of all photos, and ``image_grid_thw`` with the frames, rows
-and columns of each. Maps are of photos ``(N, C, H, W)``: these are given to a copy of the model that packs them itself.
+Such a model takes ``pixel_values`` ``(patches, values)`` of all photos, and ``image_grid_thw`` with
+the frames, rows and columns of each. Maps are of photos ``(N, C, H, W)``: these are given to a copy
+of the model that packs them itself.
 """
 
 import copy
@@ -20,12 +22,15 @@ GRID = "image_grid_thw"
 
 
 def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]:
-    """A model of photos ``(N, C, H, W)`` and the photos, where these are packed in patches; else both as they are.
+    """A model of photos ``(N, C, H, W)`` and the photos, where these are packed in patches; else
+    both as they are.
 
     Raises:
         ImageError: the photos differ in size, or are none but videos.
     """
-    if not (isinstance(x, Mapping) and isinstance(x.get(GRID), torch.Tensor) and x[PIXELS].ndim == 2):
+    if not (
+        isinstance(x, Mapping) and isinstance(x.get(GRID), torch.Tensor) and x[PIXELS].ndim == 2
+    ):
         return model, x
     config: Any = model.config.vision_config  # type: ignore[union-attr]
     patch = config.patch_size
@@ -35,23 +40,31 @@ def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]
     _, rows, columns = grids[0]
     blocks = x[PIXELS].reshape(len(grids), -1, *x[PIXELS].shape[1:])
     if any(grid != [1, rows, columns] for grid in grids) or blocks.shape[1] != rows * columns:
-        raise ImageError(f"{GRID} must have one photo for each prompt, all of one size, got {grids}; explain one alone")
+        raise ImageError(
+            f"{GRID} must have one photo for each prompt, all of one size, got {grids}; explain "
+            "one alone"
+        )
     sizes = len(grids), rows // merge, columns // merge, merge, merge, -1, times, patch, patch
     frames = blocks.reshape(sizes).permute(0, 6, 5, 1, 3, 7, 2, 4, 8)
     frames = frames.reshape(len(grids), times, -1, rows * patch, columns * patch)
     if not bool((frames == frames[:, :1]).all()):
-        raise ImageError(f"{PIXELS} must repeat a photo {times} times, got a video; explain one of its frames")
+        raise ImageError(
+            f"{PIXELS} must repeat a photo {times} times, got a video; explain one of its frames"
+        )
     of_photos = copy.copy(model)  # its modules, parameters and hooks are those of the model
     of_photos.forward = partial(_packed, model.forward, merge, patch, times)
     return of_photos, {**x, PIXELS: frames[:, 0]}
 
 
 def _packed(run: Callable[..., Any], merge: int, patch: int, times: int, /, **kwargs: Any) -> Any:
-    """Run a model on the patches of its photos, block by block of those that are merged into one token."""
+    """Run a model on the patches of its photos, block by block of those that are merged into one
+    token."""
     photos = kwargs[PIXELS]
     n, channels, height, width = photos.shape
     rows = height // (merge * patch)
     columns = width // (merge * patch)
-    blocks = photos.reshape(n, channels, rows, merge, patch, columns, merge, patch).permute(0, 2, 5, 3, 6, 1, 4, 7)
+    blocks = photos.reshape(n, channels, rows, merge, patch, columns, merge, patch).permute(
+        0, 2, 5, 3, 6, 1, 4, 7
+    )
     repeated = blocks.unsqueeze(6).expand(*blocks.shape[:6], times, patch, patch)
     return run(**{**kwargs, PIXELS: repeated.reshape(n * rows * columns * merge**2, -1)})

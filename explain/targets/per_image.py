@@ -8,7 +8,14 @@ import torch
 
 from explain._utils.errors import TargetError
 from explain._utils.nested import items, with_items
-from explain.targets.base import Picked, Target, check_count, find_tensor, images_of_rows, need_tensor
+from explain.targets.base import (
+    Picked,
+    Target,
+    check_count,
+    find_tensor,
+    images_of_rows,
+    need_tensor,
+)
 from explain.targets.classes import ClassTarget
 from explain.targets.functions import ScoreTarget
 
@@ -19,8 +26,8 @@ class Element(Target):
 
     Args:
         index: where it is, behind the dimension of the images.
-        or_classes: whether the numbers are a class for each image instead, if the output has class scores and no such
-            dimensions.
+        or_classes: whether the numbers are a class for each image instead, if the output has class
+            scores and no such dimensions.
 
     Raises:
         TargetError: it lies outside of the output.
@@ -43,7 +50,10 @@ class Element(Target):
         found = need_tensor(output, count, (dimensions,), self, f"{dimensions} dimensions")
         if any(not 0 <= i < size for i, size in zip(self.index, found.shape[1:], strict=True)):
             got = tuple(found.shape)
-            raise TargetError(f"target {self.name} must lie within the output, got one of shape {got}; count from 0")
+            raise TargetError(
+                f"target {self.name} must lie within the output, got one of shape {got}; count "
+                "from 0"
+            )
         place: Any = (slice(None), *self.index)
         return found[place], None
 
@@ -81,7 +91,8 @@ class Separate(Target):
 
     def pick(self, output: Any, count: int) -> Picked:
         images = self._images(count)
-        of_first = torch.zeros(count, dtype=torch.long)  # each target is settled for one image, and scores all rows
+        # each target is settled for one image, and scores all rows
+        of_first = torch.zeros(count, dtype=torch.long)
         scores = {}
         classes = {}
         for image in set(images):
@@ -100,7 +111,8 @@ class Separate(Target):
             return self
         self._images(count)
         settled: list[Target] = []
-        for image, target in enumerate(self.targets):  # each makes its choices on the rows of its image alone
+        # each makes its choices on the rows of its image alone
+        for image, target in enumerate(self.targets):
             if isinstance(target, ScoreTarget):
                 settled.append(target)
                 continue
@@ -125,7 +137,8 @@ class Separate(Target):
 def take(value: Any, count: int, rows: Sequence[int]) -> Any:
     """Return an output with these rows, in this order, instead of its ``count`` rows.
 
-    Tensors and lists of images may be anywhere in it. What has no row for each image stays as it is.
+    Tensors and lists of images may be anywhere in it. What has no row for each image stays as it
+    is.
 
     >>> take((torch.tensor([[1.0], [2.0]]), "kept"), 2, [1, 0, 0])
     (tensor([[2.],
@@ -135,6 +148,12 @@ def take(value: Any, count: int, rows: Sequence[int]) -> Any:
     if isinstance(value, torch.Tensor):
         return value[list(rows)] if value.ndim and len(value) == count else value
     members = [member for _, member in items(value)]
-    if type(value) is list and len(value) == count and not any(isinstance(member, torch.Tensor) for member in value):
+    if (
+        type(value) is list
+        and len(value) == count
+        and not any(isinstance(member, torch.Tensor) for member in value)
+    ):
         return [value[row] for row in rows]
-    return with_items(value, [take(member, count, rows) for member in members]) if members else value
+    return (
+        with_items(value, [take(member, count, rows) for member in members]) if members else value
+    )

@@ -25,10 +25,11 @@ from explain.targets.outputs import End, Outputs, adds_up, is_fractional, output
 
 
 class ClassMaps(NamedTuple):
-    """A map for each class ``(N, K, H, W)``, of volumes ``(N, K, D, H, W)``, and the layout that they were in.
+    """A map for each class ``(N, K, H, W)``, of volumes ``(N, K, D, H, W)``, and the layout that
+    they were in.
 
-    Of masks for prompts, K counts the masks of all prompts in their order, and ``quality`` ``(N, K)`` is how good the
-    model expects each to be.
+    Of masks for prompts, K counts the masks of all prompts in their order, and ``quality`` ``(N,
+    K)`` is how good the model expects each to be.
     """
 
     maps: torch.Tensor
@@ -41,12 +42,14 @@ def read_class_maps(output: Any, count: int) -> ClassMaps | None:
 
     The layouts are:
 
-    * class maps: ``(N, K, H, W)``, alone, or as "out" (torchvision) or "logits" (SegFormer, UPerNet, DPT), also smaller
-      than the input
-    * queries: class logits ``(N, Q, K + 1)``, the last for "no object", and mask logits ``(N, Q, h, w)`` (MaskFormer,
-      Mask2Former, OneFormer, DETR's for masks); the map of a class is the sum of its probability times the mask's;
-      transformers' other models with boxes and masks have a sigmoid for each class (Conditional DETR, RF-DETR)
-    * prompts: "pred_masks" ``(N, P, M, h, w)`` and "iou_scores" ``(N, P, M)``, M masks for each prompt (SAM, SAM 2)
+    * class maps: ``(N, K, H, W)``, alone, or as "out" (torchvision) or "logits" (SegFormer,
+      UPerNet, DPT), also smaller than the input
+    * queries: class logits ``(N, Q, K + 1)``, the last for "no object", and mask logits ``(N, Q, h,
+      w)`` (MaskFormer, Mask2Former, OneFormer, DETR's for masks); the map of a class is the sum of
+      its probability times the mask's; transformers' other models with boxes and masks have a
+      sigmoid for each class (Conditional DETR, RF-DETR)
+    * prompts: "pred_masks" ``(N, P, M, h, w)`` and "iou_scores" ``(N, P, M)``, M masks for each
+      prompt (SAM, SAM 2)
 
     >>> logits, masks = torch.tensor([[[0.0, 0.0]]]), torch.zeros(1, 1, 2, 2)
     >>> found = read_class_maps({"class_queries_logits": logits, "masks_queries_logits": masks}, 1)
@@ -67,37 +70,47 @@ def read_class_maps(output: Any, count: int) -> ClassMaps | None:
 
 
 def _of_images(output: Any, names: tuple[str, ...], count: int) -> list[torch.Tensor]:
-    """The tensors of an output with these names; one that is not there, or has other rows, has no dimensions."""
+    """The tensors of an output with these names; one that is not there, or has other rows, has no
+    dimensions."""
     nothing = torch.tensor(0)
     parts = named(output, names)
-    fits = [isinstance(part, torch.Tensor) and part.ndim > 0 and len(part) == count for part in parts]
+    fits = [
+        isinstance(part, torch.Tensor) and part.ndim > 0 and len(part) == count for part in parts
+    ]
     return [part if fit else nothing for part, fit in zip(parts, fits, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class Segmentation(Target):
-    """The mean score of a class over a region, for a model that gives class maps ``(N, K, H, W)``, or of volumes.
+    """The mean score of a class over a region, for a model that gives class maps ``(N, K, H, W)``,
+    or of volumes.
 
-    What the model returns may have any of the layouts of `explain.targets.regions.read_class_maps`; that of the
-    settled target says which it was. Models that are prompted (SAM) give masks instead of classes.
+    What the model returns may have any of the layouts of `explain.targets.regions.read_class_maps`;
+    that of the settled target says which it was. Models that are prompted (SAM) give masks instead
+    of classes.
 
     Args:
-        category: the class: its index or label, or a tuple with an index for each image; of a prompted model, the
-            number of the mask. None is the class that is predicted at the point, or most in the mask; of a single map,
-            its class; of a prompted model, the mask that it expects to be the best.
-        mask: the region, true or nonzero inside: ``(H, W)``, or ``(N, H, W)`` with one for each image, over the
-            model's whole input and at any resolution; of volumes with the depth before the height. None is where the
-            model predicts the class in the images as they are: where its score is the largest; for a single map, and
-            for classes of which several may be at one place, where it is more probable than not. Methods that alter
-            the images keep to that region.
-        point: only the connected part of where the class is predicted around this point ``(x, y)``, each a share from 0
-            to 1 of the model's input; of volumes ``(x, y, z)``.
+        category: the class: its index or label, or a tuple with an index for each image; of a
+            prompted model, the number of the mask. None is the class that is predicted at the
+            point, or most in the mask; of a single map, its class; of a prompted model, the mask
+            that it expects to be the best.
+        mask: the region, true or nonzero inside: ``(H, W)``, or ``(N, H, W)`` with one for each
+            image, over the model's whole input and at any resolution; of volumes with the depth
+            before the height. None is where the model predicts the class in the images as they are:
+            where its score is the largest; for a single map, and for classes of which several may
+            be at one place, where it is more probable than not. Methods that alter the images keep
+            to that region.
+        point: only the connected part of where the class is predicted around this point ``(x, y)``,
+            each a share from 0 to 1 of the model's input; of volumes ``(x, y, z)``.
 
     Raises:
         TargetError: a mask of another shape, or an empty one.
 
     >>> maps = torch.tensor([[[[1.0, 2.0]], [[5.0, 0.0]]]])  # one image, two classes, two pixels
-    >>> Segmentation(1).pick({"out": maps}, 1)[0], Segmentation(1, torch.tensor([[1, 1]])).pick(maps, 1)[0]
+    >>> (
+    ...     Segmentation(1).pick({"out": maps}, 1)[0],
+    ...     Segmentation(1, torch.tensor([[1, 1]])).pick(maps, 1)[0],
+    ... )
     (tensor([5.]), tensor([2.5000]))
     >>> Segmentation(point=(0.9, 0.5)).settled(maps, 1).category
     (0,)
@@ -116,7 +129,9 @@ class Segmentation(Target):
             return
         mask = torch.as_tensor(self.mask).detach().bool()
         if mask.ndim not in (2, 3, 4):
-            raise TargetError(f"mask must have the shape (H, W) or (N, H, W), got {tuple(mask.shape)}")
+            raise TargetError(
+                f"mask must have the shape (H, W) or (N, H, W), got {tuple(mask.shape)}"
+            )
         object.__setattr__(self, "mask", mask)
 
     @property
@@ -131,7 +146,9 @@ class Segmentation(Target):
     def pick(self, output: Any, count: int) -> Picked:
         if not self.layout:
             return self.settled(output, count).pick(output, count)
-        return self._means(of_class(self._read(output, count).maps, self.category)[:, None])[:, 0], None
+        return self._means(of_class(self._read(output, count).maps, self.category)[:, None])[
+            :, 0
+        ], None
 
     def settled(self, output: Any, count: int) -> "Segmentation":
         """Return it with a class and a mask for each image, as the output has them."""
@@ -155,7 +172,11 @@ class Segmentation(Target):
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         scores = self._means(self._read(output, count).maps.detach())
-        return None if self.layout == "prompts" else (scores, torch.tensor(self.category, device=scores.device))
+        return (
+            None
+            if self.layout == "prompts"
+            else (scores, torch.tensor(self.category, device=scores.device))
+        )
 
     def of_classes(self, classes: tuple[int, ...]) -> "Segmentation":
         return replace(self, category=classes)
@@ -170,10 +191,17 @@ class Segmentation(Target):
         """The mask of each image, where there are masks."""
         if self.mask is None:
             return None
-        mask = self.mask.expand(len(maps), *self.mask.shape) if self.mask.ndim == maps.ndim - 2 else self.mask
+        mask = (
+            self.mask.expand(len(maps), *self.mask.shape)
+            if self.mask.ndim == maps.ndim - 2
+            else self.mask
+        )
         check_count("mask", len(mask), len(maps))
         if not mask.flatten(1).any(1).all():
-            raise TargetError("mask must be true somewhere for each image, got an empty one; None is where predicted")
+            raise TargetError(
+                "mask must be true somewhere for each image, got an empty one; None is where "
+                "predicted"
+            )
         return mask
 
     def _categories(self, found: ClassMaps) -> tuple[int, ...]:
@@ -198,7 +226,10 @@ class Segmentation(Target):
         if classes > 1:
             there = sorted(set(predicted.flatten().tolist()))[:8]
             remedy = f"take explain.targets.Segmentation(category); predicted here are {there}"
-            raise TargetError(f"category must be one of the {classes} classes of the model's maps, got None; {remedy}")
+            raise TargetError(
+                f"category must be one of the {classes} classes of the model's maps, got None; "
+                f"{remedy}"
+            )
         return (0,) * count
 
     def _predicted(self, found: ClassMaps, categories: tuple[int, ...]) -> torch.Tensor:
@@ -208,13 +239,19 @@ class Segmentation(Target):
         several = found.quality is None and maps.shape[1] > 1
         if several and outputs.kind != "labels":
             best = maps.argmax(1)
-            mask = best == torch.tensor(categories, device=best.device).reshape(-1, *[1] * (best.ndim - 1))
+            mask = best == torch.tensor(categories, device=best.device).reshape(
+                -1, *[1] * (best.ndim - 1)
+            )
         else:
             mask = of_class(maps, categories) > outputs.threshold
         for image in (~mask.flatten(1).any(1)).nonzero().flatten().tolist()[:1]:
-            there = sorted(set(found.maps[image].argmax(0).flatten().tolist()))[:5] if several else []
+            there = (
+                sorted(set(found.maps[image].argmax(0).flatten().tolist()))[:5] if several else []
+            )
             got = f"is not in image {image}; give a mask, or a class predicted there {there}"
-            raise TargetError(f"class {categories[image]} must be predicted somewhere in each image, but {got}")
+            raise TargetError(
+                f"class {categories[image]} must be predicted somewhere in each image, but {got}"
+            )
         return mask if self.point is None else _connected(mask, self.point, self.name)
 
     def _means(self, maps: torch.Tensor) -> torch.Tensor:
@@ -229,24 +266,31 @@ class Segmentation(Target):
         size = tuple(maps.shape[1:])
         rows, columns = mask.shape[-2:]
         height, width = size[-2:]
-        if abs(rows * width - columns * height) > max(rows * width / height, columns * height / width):
+        if abs(rows * width - columns * height) > max(
+            rows * width / height, columns * height / width
+        ):
             whole = f"whole input, whose maps are {height} x {width} (height x width)"
             got = f"{rows} x {columns}"
-            raise TargetError(f"mask must cover the {whole}, got {got}; give it in the shape of the input")
+            raise TargetError(
+                f"mask must cover the {whole}, got {got}; give it in the shape of the input"
+            )
         floating = maps.dtype if maps.is_floating_point() else torch.float32
-        weights = mask.to(torch.promote_types(floating, torch.float32))  # half precision cannot count the pixels
+        # half precision cannot count the pixels
+        weights = mask.to(torch.promote_types(floating, torch.float32))
         pool: Any = F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d
         return weights if mask.shape[1:] == size else pool(weights, size)
 
 
 def _outputs_of(found: ClassMaps) -> Outputs:
-    """What class maps are: scores, or probabilities, of classes of which one is at each place, or may be several."""
+    """What class maps are: scores, or probabilities, of classes of which one is at each place, or
+    may be several."""
     if found.layout == "queries":
         return Outputs("none")
     if found.layout == "prompts":
         return Outputs("sigmoid", "labels")
     reader = READER.get()
-    if reader is None:  # of an output alone, without its model, the values at all places decide together
+    # of an output alone, without its model, the values at all places decide together
+    if reader is None:
         end = End(found.maps.shape[1] if adds_up(found.maps) else 0)
         seen = end if is_fractional(found.maps) else None
         outputs = outputs_like(found.maps, seen=lambda: seen)
@@ -265,25 +309,33 @@ def _class_maps(output: Any, count: int) -> torch.Tensor | None:
 
 def of_class(maps: torch.Tensor, categories: Any) -> torch.Tensor:
     """The map of each image's own class: ``(N, K, H, W)`` and N indices to ``(N, H, W)``."""
-    return maps[torch.arange(len(maps), device=maps.device), torch.tensor(categories, device=maps.device)]
+    return maps[
+        torch.arange(len(maps), device=maps.device), torch.tensor(categories, device=maps.device)
+    ]
 
 
 def _at(point: Sequence[float], masks: torch.Tensor) -> Any:
     """The index of all masks ``(N, H, W)`` at a point, in shares of the width, height and depth."""
     if len(point) != masks.ndim - 1:
         got = f"{len(point)} for {masks.ndim - 1} dimensions"
-        raise TargetError(f"point must be (x, y), or (x, y, z) in a volume, got {got}; give a share for each")
+        raise TargetError(
+            f"point must be (x, y), or (x, y, z) in a volume, got {got}; give a share for each"
+        )
     places = zip(reversed(point), masks.shape[1:], strict=True)
     return slice(None), *(min(int(share * length), length - 1) for share, length in places)
 
 
 def _connected(masks: torch.Tensor, point: Sequence[float], name: str) -> torch.Tensor:
-    """The connected parts of masks ``(N, H, W)`` that hold a point, in shares of width and height."""
+    """The connected parts of masks ``(N, H, W)`` that hold a point, in shares of width and
+    height."""
     place = _at(point, masks)
     part = torch.zeros_like(masks)
     part[place] = masks[place]
     if not part.flatten(1).any(1).all():
-        raise TargetError(f"target {name} must be predicted at this point of the image, but is not; give a point in it")
+        raise TargetError(
+            f"target {name} must be predicted at this point of the image, but is not; give a point "
+            "in it"
+        )
     pool = F.max_pool2d if masks.ndim == 3 else F.max_pool3d
     while True:
         grown = (pool(part[:, None].float(), 3, 1, 1)[:, 0] > 0) & masks

@@ -24,22 +24,24 @@ ARRAYS = (torch.Tensor, np.ndarray, np.generic)
 def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Target:
     """Turn what a caller gives for a target into a `Target`.
 
-    None means each image's top class; an int or a label means that class for all images; a tensor or list of N ints or
-    labels is a class for each image. A model with one number for each image (a regression, or one logit for yes) has a
-    single "class", 0, which None stands for too.
+    None means each image's top class; an int or a label means that class for all images; a tensor
+    or list of N ints or labels is a class for each image. A model with one number for each image (a
+    regression, or one logit for yes) has a single "class", 0, which None stands for too.
 
-    A callable takes the model's output and returns ``(N,)`` scores. Methods that alter images call it on other numbers
-    of rows too; what needs to know whose rows they are takes them as a second argument (see `ScoreTarget`). A list of N
-    callables, or of other targets, has one for each image; each callable is given the whole output, and returns a score
-    for every row.
+    A callable takes the model's output and returns ``(N,)`` scores. Methods that alter images call
+    it on other numbers of rows too; what needs to know whose rows they are takes them as a second
+    argument (see `ScoreTarget`). A list of N callables, or of other targets, has one for each
+    image; each callable is given the whole output, and returns a score for every row.
 
-    A text may say where something is in what the model detects or segments: "cup@2" is the second best cup,
-    "person@320,200" the person at this point, and "box 120,40,300,380" or "cup box 120,40,300,380" what is in this
-    rectangle, in pixels of the model's input (for an `Explainer`, of the photo). "yes" and "no" are the answers of a
-    model with one output and no labels; with the label "pneumonia", "not pneumonia" is the second.
+    A text may say where something is in what the model detects or segments: "cup@2" is the second
+    best cup, "person@320,200" the person at this point, and "box 120,40,300,380" or "cup box
+    120,40,300,380" what is in this rectangle, in pixels of the model's input (for an `Explainer`,
+    of the photo). "yes" and "no" are the answers of a model with one output and no labels; with the
+    label "pneumonia", "not pneumonia" is the second.
 
-    A tuple such as ``(3, 2, 1)`` is the place ``output[:, 3, 2, 1]`` of an output with more dimensions than class
-    scores have; a list of N tuples, or a tensor ``(N, D)``, is a place for each image.
+    A tuple such as ``(3, 2, 1)`` is the place ``output[:, 3, 2, 1]`` of an output with more
+    dimensions than class scores have; a list of N tuples, or a tensor ``(N, D)``, is a place for
+    each image.
 
     Raises:
         TargetError: an unknown label, or something that is no target.
@@ -55,18 +57,26 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     if target is None:
         return TopClass()
     if isinstance(target, bool):
-        raise TargetError(f"target must be a class, not {target!r}; explain.targets.BinaryLogit is a yes or a no")
+        raise TargetError(
+            f"target must be a class, not {target!r}; explain.targets.BinaryLogit is a yes or a no"
+        )
     if isinstance(target, type):
-        raise TargetError(f"target must be an object, got the class {target.__name__}; use {target.__name__}(...)")
+        raise TargetError(
+            f"target must be an object, got the class {target.__name__}; use {target.__name__}(...)"
+        )
     if isinstance(target, str):
         return (detections.as_place(target) or ClassTarget(target)).labelled(categories)
     if isinstance(target, Target):
         return target.labelled(categories)
     if isinstance(target, (*ARRAYS, int, Sequence)):
-        return _from_numbers(target.tolist() if isinstance(target, ARRAYS) else target, target, categories)
+        return _from_numbers(
+            target.tolist() if isinstance(target, ARRAYS) else target, target, categories
+        )
     if callable(target):
         return ScoreTarget(target)
-    raise TargetError(f"target must be a class index, a label or a callable, or N of them, got {shown(target)}")
+    raise TargetError(
+        f"target must be a class index, a label or a callable, or N of them, got {shown(target)}"
+    )
 
 
 def as_targets(
@@ -75,39 +85,59 @@ def as_targets(
     top_k: int | None = None,
     categories: Sequence[str] | None = None,
 ) -> list[Target]:
-    """Return the targets of every image, of which a caller gives one ``target``, several ``targets``, or ``top_k``.
+    """Return the targets of every image, of which a caller gives one ``target``, several
+    ``targets``, or ``top_k``.
 
     Raises:
         TargetError: two of them are given, or one is not what it must be.
 
-    >>> as_targets(3), as_targets(targets=[3, "tabby"], categories=["tabby cat"]), as_targets(top_k=2)
-    ([ClassTarget(index=3)], [ClassTarget(index=3), ClassTarget(index=0)], [TopClass(rank=0), TopClass(rank=1)])
+    >>> (
+    ...     as_targets(3),
+    ...     as_targets(targets=[3, "tabby"], categories=["tabby cat"]),
+    ...     as_targets(top_k=2),
+    ... )
+    ([ClassTarget(index=3)], [ClassTarget(index=3), ClassTarget(index=0)], [TopClass(rank=0),
+    TopClass(rank=1)])
     """
     if targets is None and top_k is None:
         return [as_target(target, categories)]
-    both = [name for name, value in (("target", target), ("targets", targets), ("top_k", top_k)) if value is not None]
+    both = [
+        name
+        for name, value in (("target", target), ("targets", targets), ("top_k", top_k))
+        if value is not None
+    ]
     if len(both) > 1:
         raise TargetError(f"{both[0]} and {both[1]} cannot both be given; leave one out")
     if top_k is not None:
         if isinstance(top_k, bool) or not hasattr(top_k, "__index__") or operator.index(top_k) < 1:
-            raise TargetError(f"top_k must be a whole number from 1, got {shown(top_k)}; None is the top class")
+            raise TargetError(
+                f"top_k must be a whole number from 1, got {shown(top_k)}; None is the top class"
+            )
         return [TopClass(rank, top_k) for rank in range(top_k)]
     several = targets.tolist() if isinstance(targets, ARRAYS) else targets
     if not isinstance(several, list | tuple):
-        raise TargetError(f"targets must be a list of targets for every image, got {shown(targets)}; target= takes one")
+        raise TargetError(
+            f"targets must be a list of targets for every image, got {shown(targets)}; target= "
+            "takes one"
+        )
     if not several:
-        raise TargetError("targets must hold at least one target, got none; leave it out for the top class")
+        raise TargetError(
+            "targets must hold at least one target, got none; leave it out for the top class"
+        )
     return [as_target(each, categories) for each in several]
 
 
 def one_per_image(target: Any) -> list[TargetLike] | None:
-    """Return the targets of a list, array or tensor with one for each image; None where it is one for all images.
+    """Return the targets of a list, array or tensor with one for each image; None where it is one
+    for all images.
 
     >>> one_per_image(["tabby", 3]), one_per_image(torch.tensor([3, 4])), one_per_image((3, 2, 1))
     (['tabby', 3], [3, 4], None)
     """
     found = target.tolist() if isinstance(target, ARRAYS) else target
-    place = isinstance(found, tuple) and len(found) > 1 and all(isinstance(each, int) for each in found)
+    place = (
+        isinstance(found, tuple) and len(found) > 1 and all(isinstance(each, int) for each in found)
+    )
     if place or not isinstance(found, list | tuple):
         return None
     return [tuple(each) if isinstance(each, list) else each for each in found]
@@ -117,7 +147,8 @@ class Difference(Sum):
     """Why this rather than that: the score of one target less that of another.
 
     Args:
-        this: anything that can be a target: a class index, a label, a callable, a `Target`; None is each image's top
+        this: anything that can be a target: a class index, a label, a callable, a `Target`; None is
+            each image's top
         class.
         that: the same.
 
@@ -127,20 +158,33 @@ class Difference(Sum):
     """
 
     def __init__(self, this: TargetLike, that: TargetLike) -> None:
-        first, second = (ClassTarget(each) if isinstance(each, str) else as_target(each) for each in (this, that))
+        first, second = (
+            ClassTarget(each) if isinstance(each, str) else as_target(each) for each in (this, that)
+        )
         super().__init__(((1.0, first), (-1.0, second)))
 
 
 def _from_numbers(numbers: Any, given: object, categories: Labels) -> Target:
-    """The target for a number, for one thing for each image, or for the place that a tuple names."""
+    """The target for a number, for one thing for each image, or for the place that a tuple
+    names."""
     if not isinstance(numbers, Sequence):
         return ClassTarget(_whole([numbers], given)[0])
     if not numbers:
-        raise TargetError(f"target must hold whole class indices, one per image, got {shown(given)}")
-    if isinstance(given, tuple) and len(given) > 1 and all(isinstance(number, int) for number in given):
+        raise TargetError(
+            f"target must hold whole class indices, one per image, got {shown(given)}"
+        )
+    if (
+        isinstance(given, tuple)
+        and len(given) > 1
+        and all(isinstance(number, int) for number in given)
+    ):
         return per_image.Element(_whole(given, given), or_classes=True)
     chosen = tuple(_for_one_image(each, given, categories) for each in numbers)
-    classes = tuple(each.index for each in chosen if isinstance(each, ClassTarget) and isinstance(each.index, int))
+    classes = tuple(
+        each.index
+        for each in chosen
+        if isinstance(each, ClassTarget) and isinstance(each.index, int)
+    )
     return ClassTarget(classes) if len(classes) == len(chosen) else per_image.Separate(chosen)
 
 
@@ -153,13 +197,18 @@ def _for_one_image(each: Any, given: object, categories: Labels) -> Target:
         return ClassTarget(_whole([each], given)[0])
     target = as_target(each, categories)
     if isinstance(target, ScoreTarget) and target.takes_images:
-        raise TargetError(f"a target of one image must be a function of the output alone, but {target.name} is not")
+        raise TargetError(
+            f"a target of one image must be a function of the output alone, but {target.name} is "
+            "not"
+        )
     return target
 
 
 def _whole(numbers: Sequence[Any], given: object) -> tuple[int, ...]:
     if any(isinstance(number, bool) or not hasattr(number, "__index__") for number in numbers):
-        raise TargetError(f"target must hold whole class indices, one per image, got {shown(given)}")
+        raise TargetError(
+            f"target must hold whole class indices, one per image, got {shown(given)}"
+        )
     return tuple(operator.index(number) for number in numbers)
 
 
@@ -174,16 +223,21 @@ def read_labels(path: str | os.PathLike[str]) -> list[str]:
         text = Path(path).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise LabelsError(f"{name} cannot be read: {reason}; give a text file with a label a line") from None
+        raise LabelsError(
+            f"{name} cannot be read: {reason}; give a text file with a label a line"
+        ) from None
     labels = [line.strip() for line in text.rstrip().splitlines()]
     if "" in labels:
         line = labels.index("") + 1
-        raise LabelsError(f"{name} must have a label on every line, but line {line} is empty; fill it")
+        raise LabelsError(
+            f"{name} must have a label on every line, but line {line} is empty; fill it"
+        )
     return labels
 
 
 def check_categories(categories: object) -> Labels:
-    """Return the labels of a model's classes as a list; None stays None, and a path is read as `read_labels` does.
+    """Return the labels of a model's classes as a list; None stays None, and a path is read as
+    `read_labels` does.
 
     Raises:
         ModelError: they are no sequence of texts, or a file that cannot be read.

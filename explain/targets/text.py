@@ -1,8 +1,9 @@
 """A text as the target, which an image-text model compares with a photo.
 
-Such a model (CLIP, SigLIP and their relatives) is known by what it can do: ``get_image_features`` and
-``get_text_features`` as in transformers, or ``encode_image`` and ``encode_text`` as in open_clip. `image_scorer` makes
-a model of photos alone of it, with the scores of some texts as its output: that is what is explained.
+Such a model (CLIP, SigLIP and their relatives) is known by what it can do: ``get_image_features``
+and ``get_text_features`` as in transformers, or ``encode_image`` and ``encode_text`` as in
+open_clip. `image_scorer` makes a model of photos alone of it, with the scores of some texts as its
+output: that is what is explained.
 """
 
 import copy
@@ -31,26 +32,32 @@ from explain.targets.tokenizer import (
 )
 
 _PAIRS = (("get_image_features", "get_text_features"), ("encode_image", "encode_text"))
-Prepared = tuple[nn.Module, Inputs, dict[str, tuple[str, ...]]]  # and the tokens of words, by their names
+# and the tokens of words, by their names
+Prepared = tuple[nn.Module, Inputs, dict[str, tuple[str, ...]]]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Text(Target):
-    """How similar an image-text model finds each photo and a text: the logit that it gives the pair.
+    """How similar an image-text model finds each photo and a text: the logit that it gives the
+    pair.
 
-    The model is one of transformers or open_clip, or has their functions. A text needs the model's tokenizer: an
-    attribute ``tokenizer`` or ``processor`` of the model, or the one that lies where transformers loaded it from.
+    The model is one of transformers or open_clip, or has their functions. A text needs the model's
+    tokenizer: an attribute ``tokenizer`` or ``processor`` of the model, or the one that lies where
+    transformers loaded it from.
 
     Args:
-        text: a text, or the ids of its tokens, with the tokens of start and end that the model expects.
-        words: whether its tokens are explained too, together with the photo, by methods that take several inputs. The
-            attribution then has them in ``words``, and in ``parts`` by the text: ``(N, L, D)``, embeddings of L tokens.
+        text: a text, or the ids of its tokens, with the tokens of start and end that the model
+            expects.
+        words: whether its tokens are explained too, together with the photo, by methods that take
+            several inputs. The attribution then has them in ``words``, and in ``parts`` by the
+            text: ``(N, L, D)``, embeddings of L tokens.
 
     Raises:
         TargetError: no text and no ids; or, when it is picked, a model of another kind.
 
-    Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021.
+    Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML
+    2021.
 
     >>> (Text("a red bus") - Text("a truck")).name
     'a red bus − a truck'
@@ -67,7 +74,8 @@ class Text(Target):
         return named_text(self.text)
 
     def without_words(self) -> "list[Text]":
-        """The text without its first word, without its second, and so on: what it loses is what a word brings.
+        """The text without its first word, without its second, and so on: what it loses is what a
+        word brings.
 
         >>> text = Text("a red bus")
         >>> [(text - shorter).name for shorter in text.without_words()]
@@ -75,13 +83,20 @@ class Text(Target):
         """
         words = self.text.split() if isinstance(self.text, str) else ()
         if len(words) < 2:
-            raise TargetError(f"text must have two words or more, got {self.name!r}; write it out, not as token ids")
+            raise TargetError(
+                f"text must have two words or more, got {self.name!r}; write it out, not as token "
+                "ids"
+            )
         return [Text(" ".join(words[:place] + words[place + 1 :])) for place in range(len(words))]
 
     def pick(self, output: Any, count: int) -> Picked:
         found = output.get(self.name) if isinstance(output, Mapping) else None
         if found is None:
-            raise unsuitable(repr(self.name), "image and text features (CLIP, SigLIP and their relatives)", output)
+            raise unsuitable(
+                repr(self.name),
+                "image and text features (CLIP, SigLIP and their relatives)",
+                output,
+            )
         return found.reshape(count), None
 
 
@@ -115,17 +130,24 @@ def image_scorer(
     labels: Sequence[str] | None = None,
     words: "Mapping[str, _Words] | None" = None,
 ) -> nn.Module:
-    """Return a model of photos alone: the same modules under the same names, with the scores of texts as its output.
+    """Return a model of photos alone: the same modules under the same names, with the scores of
+    texts as its output.
 
-    ``labels`` are the texts of zero-shot classes, with the class scores ``(N, K)`` as "logits"; they replace those that
-    a scorer has. The features of texts are computed once, here; those of texts with ``words`` from their embeddings.
+    ``labels`` are the texts of zero-shot classes, with the class scores ``(N, K)`` as "logits";
+    they replace those that a scorer has. The features of texts are computed once, here; those of
+    texts with ``words`` from their embeddings.
 
     Raises:
         ModelError: not an image-text model, or one without the tokenizer that a text needs.
     """
     if not is_image_text(model):
-        got = f"{type(model).__name__}; take an image-text model such as CLIP or SigLIP, or a class as the target"
-        raise ModelError(f"model must have features of photos and of texts for a text as the target, got {got}")
+        got = (
+            f"{type(model).__name__}; take an image-text model such as CLIP or SigLIP, or a "
+            "class as the target"
+        )
+        raise ModelError(
+            f"model must have features of photos and of texts for a text as the target, got {got}"
+        )
     scorer = copy.copy(model)  # its modules, parameters and hooks are those of the model
     with torch.no_grad(), untouched(model):
         of_labels = getattr(model, "features_of_labels", None)
@@ -138,27 +160,40 @@ def image_scorer(
 
 
 def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> Prepared:
-    """Prepare a model and its inputs for the texts in targets, and say what the tokens of explained words are."""
+    """Prepare a model and its inputs for the texts in targets, and say what the tokens of explained
+    words are."""
     texts = list(dict.fromkeys(targets_in(tuple(targets), Text)))
     if not texts:
         return model, inputs, {}
     if len(inputs.paths) + len(inputs.others) > 1:
-        raise TargetError(f"target {texts[0].name!r} must have the photo as the only input, got {inputs}; give x alone")
-    words = {text.name: _Words(model, text) for text in texts if text.words} if is_image_text(model) else {}
+        raise TargetError(
+            f"target {texts[0].name!r} must have the photo as the only input, got {inputs}; give x "
+            "alone"
+        )
+    words = (
+        {text.name: _Words(model, text) for text in texts if text.words}
+        if is_image_text(model)
+        else {}
+    )
     scorer = image_scorer(model, texts, words=words)
     if not words:
         return scorer, Inputs((inputs.x,)), {}
-    embedded = {name: each.embedded.expand(len(inputs), -1, -1).to(inputs.x) for name, each in words.items()}
+    embedded = {
+        name: each.embedded.expand(len(inputs), -1, -1).to(inputs.x) for name, each in words.items()
+    }
     tokens = {name: each.tokens for name, each in words.items()}
     return scorer, Inputs((inputs.x,), embedded, explained=[0, *embedded]), tokens
 
 
 class _Words:
-    """The tokens of a text, their embeddings ``(1, L, D)``, and the features of the text from other embeddings."""
+    """The tokens of a text, their embeddings ``(1, L, D)``, and the features of the text from other
+    embeddings."""
 
     def __init__(self, model: nn.Module, text: Text) -> None:
         self.given = _tokenized(model, [text])
-        self.layer, self.embedded = find_embedding(model, self.given["ids"], partial(_run_text, model, self.given))
+        self.layer, self.embedded = find_embedding(
+            model, self.given["ids"], partial(_run_text, model, self.given)
+        )
         self.tokens = token_names(tokenizer_of(model), self.given["ids"][0].tolist())
 
     def features(self, model: nn.Module, embedded: torch.Tensor) -> torch.Tensor:
@@ -168,8 +203,11 @@ class _Words:
             return _run_text(model, given)
 
 
-def find_embedding(model: nn.Module, ids: torch.Tensor, run: Callable[[], Any]) -> tuple[str, torch.Tensor]:
-    """Return the name of the layer that embeds these ids ``(N, L)`` when the model is run, and what it gives."""
+def find_embedding(
+    model: nn.Module, ids: torch.Tensor, run: Callable[[], Any]
+) -> tuple[str, torch.Tensor]:
+    """Return the name of the layer that embeds these ids ``(N, L)`` when the model is run, and what
+    it gives."""
     found: list[tuple[str, torch.Tensor]] = []
 
     def note(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -183,7 +221,9 @@ def find_embedding(model: nn.Module, ids: torch.Tensor, run: Callable[[], Any]) 
         run()
     if not found:
         got = f"{type(model).__name__} does not; leave out words=True"
-        raise ModelError(f"model must embed token ids with an nn.Embedding for words to be explained, {got}")
+        raise ModelError(
+            f"model must embed token ids with an nn.Embedding for words to be explained, {got}"
+        )
     return found[0]
 
 
@@ -200,7 +240,8 @@ def _scores(
     /,
     **words: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """The output of a scorer: logits of labels ``(N, K)``, and of each text ``(N, 1, 1)``, which is no class.
+    """The output of a scorer: logits of labels ``(N, K)``, and of each text ``(N, 1, 1)``, which is
+    no class.
 
     ``of_texts`` has the features of each text ``(D,)``; ``words`` are other embeddings of some.
     """
@@ -217,7 +258,9 @@ def _scores(
 
 def _similarity(model: nn.Module, cosine: torch.Tensor) -> torch.Tensor:
     """The model's logits of cosines, by the parameters that CLIP, SigLIP or ALIGN have for it."""
-    scale, bias, temperature = (getattr(model, name, None) for name in ("logit_scale", "logit_bias", "temperature"))
+    scale, bias, temperature = (
+        getattr(model, name, None) for name in ("logit_scale", "logit_bias", "temperature")
+    )
     if isinstance(scale, torch.Tensor):
         cosine = cosine * scale.exp()
     elif isinstance(temperature, torch.Tensor):
@@ -242,12 +285,16 @@ def _pooled(output: Any) -> torch.Tensor:
         output = getattr(output, name, output) if not isinstance(output, torch.Tensor) else output
     if not isinstance(output, torch.Tensor) or output.ndim != 2:
         got = described(output)
-        raise ModelError(f"model must give features (N, D) of photos and texts, got {got}; wrap it in some that do")
+        raise ModelError(
+            f"model must give features (N, D) of photos and texts, got {got}; wrap it in some that "
+            "do"
+        )
     return output
 
 
 def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tensor]:
-    """The arguments of the function of text features: "ids" ``(K, L)``, and a mask where the tokenizer gives one."""
+    """The arguments of the function of text features: "ids" ``(K, L)``, and a mask where the
+    tokenizer gives one."""
     device = next(model.parameters()).device
     if not isinstance(texts[0].text, str):
         return {"ids": torch.tensor([each.text for each in texts], device=device)}
@@ -259,7 +306,12 @@ def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tenso
         return {"ids": ids.to(device)}
     config = getattr(model, "config", None)
     length = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
-    how = {"padding": "max_length", "truncation": True, "max_length": length, "return_tensors": "pt"}
+    how = {
+        "padding": "max_length",
+        "truncation": True,
+        "max_length": length,
+        "return_tensors": "pt",
+    }
     given = tokenizer(written, **how)
     warn_of_cut(written, given["input_ids"], lambda texts: tokenizer(texts, **how)["input_ids"])
     return {"ids" if name == "input_ids" else name: each.to(device) for name, each in given.items()}

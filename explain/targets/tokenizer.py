@@ -23,7 +23,10 @@ def check_text(given: Any) -> str | TokenIds:
             ids = ids[0]
         if ids and all(type(number) is int and number >= 0 for number in ids):
             return tuple(ids)
-    raise TargetError(f"text must be words, or the ids of their tokens, got {shown(given)}; write it as in 'a cat'")
+    raise TargetError(
+        f"text must be words, or the ids of their tokens, got {shown(given)}; write it as in 'a "
+        "cat'"
+    )
 
 
 def named_text(text: str | TokenIds) -> str:
@@ -31,17 +34,24 @@ def named_text(text: str | TokenIds) -> str:
     return text if isinstance(text, str) else f"tokens {' '.join(map(str, text))}"
 
 
-def warn_of_cut(texts: Sequence[str], ids: torch.Tensor, ids_of: Callable[[list[str]], torch.Tensor]) -> None:
-    """Warn of texts that are too long: their ``ids`` ``(N, L)`` are the same without the last word."""
+def warn_of_cut(
+    texts: Sequence[str], ids: torch.Tensor, ids_of: Callable[[list[str]], torch.Tensor]
+) -> None:
+    """Warn of texts that are too long: their ``ids`` ``(N, L)`` are the same without the last
+    word."""
     shorter = ids_of([text.rpartition(" ")[0] for text in texts])
     for text, same in zip(texts, (ids == shorter).all(1).tolist(), strict=True):
         if same:
-            cut = f"the text {shown(text)} has more than the {ids.shape[1]} tokens that the model reads"
+            cut = (
+                f"the text {shown(text)} has more than the {ids.shape[1]} tokens that the model "
+                "reads"
+            )
             warn(f"{cut}; the rest is cut off: write a shorter one")
 
 
 def tokenizer_of(model: nn.Module) -> Any:
-    """The tokenizer that comes with a model, or lies where transformers loaded it from; None without one."""
+    """The tokenizer that comes with a model, or lies where transformers loaded it from; None
+    without one."""
     for holder in (model, getattr(model, "processor", None)):
         tokenizer = getattr(holder, "tokenizer", None)
         if callable(tokenizer):
@@ -49,7 +59,8 @@ def tokenizer_of(model: nn.Module) -> Any:
     source = getattr(getattr(model, "config", None), "_name_or_path", None)
     if not source:
         return None
-    with suppress(Exception), quiet():  # it may not be here; a file of others may be wrong in any way
+    # it may not be here; a file of others may be wrong in any way
+    with suppress(Exception), quiet():
         auto = importlib.import_module("transformers").AutoTokenizer
         return auto.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     return None
@@ -59,13 +70,19 @@ def need_tokenizer(model: nn.Module, what: str) -> Any:
     """The same, refused where there is none."""
     tokenizer = tokenizer_of(model)
     if tokenizer is None:
-        remedy = "set model.tokenizer, or give token ids as in explain.targets.Text((49406, 320, 2368, 49407))"
-        raise ModelError(f"model must bring its tokenizer for {what}, {type(model).__name__} has none; {remedy}")
+        remedy = (
+            "set model.tokenizer, or give token ids as in explain.targets.Text((49406, 320, "
+            "2368, 49407))"
+        )
+        raise ModelError(
+            f"model must bring its tokenizer for {what}, {type(model).__name__} has none; {remedy}"
+        )
     return tokenizer
 
 
 def token_names(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
-    """How a tokenizer writes each token, "" for tokens that are no part of a text; without one, their numbers."""
+    """How a tokenizer writes each token, "" for tokens that are no part of a text; without one,
+    their numbers."""
     special = {*getattr(tokenizer, "all_special_ids", ()), getattr(tokenizer, "pad_token_id", None)}
     decoder = getattr(tokenizer, "decoder", None)
     if hasattr(tokenizer, "convert_ids_to_tokens"):
@@ -81,7 +98,11 @@ def token_names(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
 def words_of(tokens: Sequence[str]) -> list[list[int]]:
     """Which tokens make up each word, by how tokenizers mark beginnings, ends and continuations.
 
-    >>> words_of(["", "▁a", "▁zeb", "ra", ""]), words_of(["a</w>", "zeb", "ra</w>"]), words_of(["a", "zeb", "##ra"])
+    >>> (
+    ...     words_of(["", "▁a", "▁zeb", "ra", ""]),
+    ...     words_of(["a</w>", "zeb", "ra</w>"]),
+    ...     words_of(["a", "zeb", "##ra"]),
+    ... )
     ([[1], [2, 3]], [[0], [1, 2]], [[0], [1, 2]])
     """
     marks_begin = any(token.startswith(("▁", "Ġ")) for token in tokens)
@@ -106,7 +127,12 @@ def ids_of(model: nn.Module, name: str) -> set[int]:
     config = getattr(model, "config", None)
     text_config = getattr(config, "text_config", None)
     ids = set()
-    for holder in (getattr(model, "generation_config", None), config, text_config, tokenizer_of(model)):
+    for holder in (
+        getattr(model, "generation_config", None),
+        config,
+        text_config,
+        tokenizer_of(model),
+    ):
         value = getattr(holder, name, None)
         ids |= set(value if isinstance(value, list) else [value])
     return ids - {None}

@@ -34,8 +34,9 @@ WIDE = 10.0  # inches of a figure
 class Film:
     """The maps of one photo by one method, look by look.
 
-    ``name`` is what the photo is called, ``steps`` has the numbers of training steps, and ``rows`` what is stored of
-    each; `pictures` are what it shows, `save` writes them as one moving picture, and `figure` has them side by side.
+    ``name`` is what the photo is called, ``steps`` has the numbers of training steps, and ``rows``
+    what is stored of each; `pictures` are what it shows, `save` writes them as one moving picture,
+    and `figure` has them side by side.
     """
 
     name: str
@@ -49,11 +50,14 @@ class Film:
         return len(self.steps)
 
     def _repr_html_(self) -> str:
-        return picture_html(as_picture(self.figure()), f"{self.name}: maps of {self.method} during training")
+        return picture_html(
+            as_picture(self.figure()), f"{self.name}: maps of {self.method} during training"
+        )
 
     @property
     def similarity(self) -> list[float]:
-        """The correlation of each map with the last one: 1.0 for the same places; NaN where a map is the same all over.
+        """The correlation of each map with the last one: 1.0 for the same places; NaN where a map
+        is the same all over.
 
         It says when the map had found its place.
         """
@@ -62,7 +66,8 @@ class Film:
             return [float(np.corrcoef(each, maps[-1])[0, 1]) for each in maps]
 
     def pictures(self) -> list[Image.Image]:
-        """Return the photo with the map of each look, and below it the step and the probability; all of one size."""
+        """Return the photo with the map of each look, and below it the step and the probability;
+        all of one size."""
         pictures = [
             captions.caption(overlay, f"step {step:,}", f"{row.method} · {_outcome(row)}")
             for step, row, overlay in zip(self.steps, self.rows, self._overlays, strict=True)
@@ -70,12 +75,17 @@ class Film:
         width = max(picture.width for picture in pictures)
         height = max(picture.height for picture in pictures)
         return [
-            ImageOps.expand(picture, (0, 0, width - picture.width, height - picture.height), "white")
+            ImageOps.expand(
+                picture, (0, 0, width - picture.width, height - picture.height), "white"
+            )
             for picture in pictures
         ]
 
-    def save(self, path: str | os.PathLike[str], *, seconds: float = 0.4, overwrite: bool = False) -> list[Path]:
-        """Write the moving picture, and the figure beside it as PNG; both are there afterwards, or none.
+    def save(
+        self, path: str | os.PathLike[str], *, seconds: float = 0.4, overwrite: bool = False
+    ) -> list[Path]:
+        """Write the moving picture, and the figure beside it as PNG; both are there afterwards, or
+        none.
 
         Args:
             path: ends in ``.gif`` or ``.webp``.
@@ -96,13 +106,20 @@ class Film:
         return files.write()
 
     def figure(self) -> "Figure":
-        """Return a figure: up to eight looks, evenly spread, and over all steps the probability and `similarity`."""
+        """Return a figure: up to eight looks, evenly spread, and over all steps the probability and
+        `similarity`."""
         shown = evenly_spread(len(self), TILES)
-        tiles = [Tile(self._overlays[i], f"step {self.steps[i]:,}", _outcome(self.rows[i])) for i in shown]
+        tiles = [
+            Tile(self._overlays[i], f"step {self.steps[i]:,}", _outcome(self.rows[i]))
+            for i in shown
+        ]
         picture = sheet(Layout("", "", (Group("", tuple(tiles)),)), 300)
         height = WIDE * picture.height / picture.width
         steps = f"from step {self.steps[0]} to step {self.steps[-1]}"
-        figure = empty((WIDE, height + 3.0), f"how {self.method} moved on {self.name} over {len(self)} looks, {steps}")
+        figure = empty(
+            (WIDE, height + 3.0),
+            f"how {self.method} moved on {self.name} over {len(self)} looks, {steps}",
+        )
         above, below = figure.subplots(2, 1, height_ratios=[height, 3.0])
         above.imshow(np.asarray(picture))
         above.set_axis_off()
@@ -110,14 +127,30 @@ class Film:
         if any(probability is not None for probability in probabilities):
             targets = {row.target for row in self.rows}
             whose = self.rows[0].target if len(targets) == 1 else "the top class"
-            below.plot(self.steps, probabilities, "o-", markersize=3, color="#2563a8", label=f"probability of {whose}")
+            below.plot(
+                self.steps,
+                probabilities,
+                "o-",
+                markersize=3,
+                color="#2563a8",
+                label=f"probability of {whose}",
+            )
         similar = self.similarity
-        below.plot(self.steps, similar, "s-", markersize=3, color="#c0392b", label="correlation with the last map")
+        below.plot(
+            self.steps,
+            similar,
+            "s-",
+            markersize=3,
+            color="#c0392b",
+            label="correlation with the last map",
+        )
         below.set(xlabel="step of training", ylim=(np.nanmin([0.0, *similar]) - 0.05, 1.05))
         below.xaxis.get_major_locator().set_params(integer=True)
         below.spines[["top", "right"]].set_visible(False)
         below.grid(alpha=0.25)
-        below.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2, frameon=False, fontsize=8)
+        below.legend(
+            loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2, frameon=False, fontsize=8
+        )
         return figure
 
     @cached_property
@@ -149,7 +182,8 @@ def film(
         style: how the maps are drawn, in place of the method's own style.
 
     Raises:
-        RunError: the run is none of a training, the photo is not in it, or more than one thing may be meant.
+        RunError: the run is none of a training, the photo is not in it, or more than one thing may
+            be meant.
         ImageError: the photo cannot be read.
 
     >>> film("none.sqlite", "cat.jpg")
@@ -157,8 +191,13 @@ def film(
     explain.RunError: run 'none.sqlite' must be a file, but there is none; check the path
     """
     run = run if isinstance(run, Run) else open_run(run)
-    if not next(run.query("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'steps'"))[0]:
-        raise RunError(f"run {sources.text(run.path)!r} must be of a training, got another; watch a training first")
+    if not next(
+        run.query("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'steps'")
+    )[0]:
+        raise RunError(
+            f"run {sources.text(run.path)!r} must be of a training, got another; watch a training "
+            "first"
+        )
     name = _full_name(run, sources.text(photo))
     rows = _rows(run, name, method, target)
     first = next(iter(rows.values()))
@@ -171,19 +210,25 @@ def film(
 
 def _full_name(run: Run, photo: str) -> str:
     """The name of the one photo that is meant by its name, or by the end of its name or path."""
-    photos = "SELECT s.name, max(p.path) FROM steps s JOIN photos p ON p.id = s.photo GROUP BY s.name"
+    photos = (
+        "SELECT s.name, max(p.path) FROM steps s JOIN photos p ON p.id = s.photo GROUP BY s.name"
+    )
     paths: dict[str, str | None] = dict(run.query(photos))
     if photo in paths:
         return photo
     end = f"/{Path(photo).as_posix()}".replace("//", "/")
-    near = [name for name, path in paths.items() if f"/{name}".endswith(end) or f"/{path}".endswith(end)]
+    near = [
+        name for name, path in paths.items() if f"/{name}".endswith(end) or f"/{path}".endswith(end)
+    ]
     if len(near) != 1:
         hint = f"it may be {near[0]!r} or {near[1]!r}" if near else did_you_mean(photo, paths)
         raise RunError(f"photo must be one of this run's {len(paths)}, got {photo!r}; {hint}")
     return near[0]
 
 
-def _rows(run: Run, name: str, method: str | None, target: str | int | None) -> dict[int, reading.Row]:
+def _rows(
+    run: Run, name: str, method: str | None, target: str | int | None
+) -> dict[int, reading.Row]:
     """The row of a photo at each step."""
     names = "SELECT p.name, s.step FROM steps s JOIN photos p ON p.id = s.photo WHERE s.name = ?"
     steps: dict[str, int] = dict(run.query(names, (name,)))
@@ -194,9 +239,14 @@ def _rows(run: Run, name: str, method: str | None, target: str | int | None) -> 
     if method is not None and method not in methods:
         raise RunError(f"method {method!r} is not in this run; {did_you_mean(method, methods)}")
     rows = [row for row in rows if method in (None, row.method)]
-    chosen = [row for row in rows if target in (None, row.target, row.target_class, str(row.target_class))]
+    chosen = [
+        row for row in rows if target in (None, row.target, row.target_class, str(row.target_class))
+    ]
     if not chosen:
-        raise RunError(f"target {target!r} was not explained; {did_you_mean(str(target), [r.target for r in rows])}")
+        raise RunError(
+            f"target {target!r} was not explained; "
+            f"{did_you_mean(str(target), [r.target for r in rows])}"
+        )
     by_step = {steps[row.name]: row for row in sorted(chosen, key=lambda row: steps[row.name])}
     if len(by_step) < len(chosen):
         targets = ", ".join(dict.fromkeys(row.target for row in chosen))

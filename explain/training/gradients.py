@@ -1,4 +1,5 @@
-"""Gradients during training: clipped as they flow, watched from layer to layer, and units that get none."""
+"""Gradients during training: clipped as they flow, watched from layer to layer, and units that get
+none."""
 
 import math
 from collections import Counter
@@ -30,7 +31,10 @@ def checked(scaler: Scaler | None) -> Scaler | None:
         HookError: it has no ``get_scale``.
     """
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
-        raise HookError(f"scaler must be a GradScaler, got {type(scaler).__name__}; pass the one that scales the loss")
+        raise HookError(
+            f"scaler must be a GradScaler, got {type(scaler).__name__}; pass the one that scales "
+            "the loss"
+        )
     return scaler if getattr(scaler, "is_enabled", lambda: True)() else None
 
 
@@ -40,13 +44,17 @@ def factor(scaler: Scaler | None) -> float:
 
 
 class OnParameters(SignalSafe[Any]):
-    """A hook on the gradient of every parameter, in place until the block ends; gradients must be dense."""
+    """A hook on the gradient of every parameter, in place until the block ends; gradients must be
+    dense."""
 
-    def __init__(self, model: nn.Module, hook: Callable[[str, torch.Tensor], torch.Tensor | None]) -> None:
+    def __init__(
+        self, model: nn.Module, hook: Callable[[str, torch.Tensor], torch.Tensor | None]
+    ) -> None:
         def watched(name: str, gradient: torch.Tensor) -> torch.Tensor | None:
             if gradient.layout != torch.strided:
                 raise HookError(
-                    f"the gradient of {name!r} must be dense, got {gradient.layout}; make it so, or freeze it"
+                    f"the gradient of {name!r} must be dense, got {gradient.layout}; make it so, "
+                    "or freeze it"
                 )
             return hook(name, gradient)
 
@@ -71,21 +79,23 @@ class OnParameters(SignalSafe[Any]):
 
 
 class GradientClipper(OnParameters):
-    """Clips the gradient of every parameter before it is accumulated; use it in ``with``, or `remove` it.
+    """Clips the gradient of every parameter before it is accumulated; use it in ``with``, or
+    `remove` it.
 
-    Each gradient is clipped on its own, in each backward pass, and in each process before processes exchange theirs.
+    Each gradient is clipped on its own, in each backward pass, and in each process before processes
+    exchange theirs.
 
-    Gradients with infinite or NaN elements give what torch's ``clip_grad_norm_`` and ``clip_grad_value_`` give: by
-    ``norm``, an infinity becomes NaN and the rest of that gradient zero, and one NaN makes all of it NaN; by ``value``,
-    infinities are clamped and NaN stays. With a ``scaler``, infinities are not clamped: the scaler must see them to
-    skip the step.
+    Gradients with infinite or NaN elements give what torch's ``clip_grad_norm_`` and
+    ``clip_grad_value_`` give: by ``norm``, an infinity becomes NaN and the rest of that gradient
+    zero, and one NaN makes all of it NaN; by ``value``, infinities are clamped and NaN stays. With
+    a ``scaler``, infinities are not clamped: the scaler must see them to skip the step.
 
     Args:
         model: its parameters that require gradients are clipped.
         value: clamp every element to [-value, value], or
         norm: scale each gradient whose norm is larger down to this norm.
-        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does. Limits hold for gradients without its
-            scale, as its ``unscale_`` or ``step`` leaves them.
+        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does. Limits hold for
+            gradients without its scale, as its ``unscale_`` or ``step`` leaves them.
         error_if_nonfinite: raise for a gradient with infinite or NaN elements.
 
     Attributes:
@@ -93,8 +103,9 @@ class GradientClipper(OnParameters):
         nonfinite: how often it had infinite or NaN elements.
 
     Raises:
-        HookError: not exactly one of ``value`` and ``norm`` is given, it is not positive, or ``scaler`` is not a
-            scaler. During backward: a gradient is not finite (``error_if_nonfinite``), or is sparse.
+        HookError: not exactly one of ``value`` and ``norm`` is given, it is not positive, or
+            ``scaler`` is not a scaler. During backward: a gradient is not finite
+            (``error_if_nonfinite``), or is sparse.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> with GradientClipper(model, value=0.5) as clipper:
@@ -117,7 +128,10 @@ class GradientClipper(OnParameters):
         self._by_norm = value is None
         limit = norm if value is None else value
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
-            raise HookError(f"{'norm' if self._by_norm else 'value'} must be positive, got {limit!r}; give another")
+            raise HookError(
+                f"{'norm' if self._by_norm else 'value'} must be positive, got {limit!r}; give "
+                "another"
+            )
         self._limit = float(limit)
         self._scaler = checked(scaler)
         self._strict = error_if_nonfinite
@@ -150,7 +164,9 @@ class GradientClipper(OnParameters):
         if self._strict:
             count = int((~gradient.isfinite()).sum())
             got = f"got {count} of {gradient.numel()} elements that are infinite or NaN"
-            raise HookError(f"the gradient of {name!r} must be finite, {got}; lower the learning rate")
+            raise HookError(
+                f"the gradient of {name!r} must be finite, {got}; lower the learning rate"
+            )
 
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -158,12 +174,14 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 
 
 class DeadUnits(OnParameters):
-    """Finds units of linear layers and convolutions whose weights got no gradient so far; use it in ``with``.
+    """Finds units of linear layers and convolutions whose weights got no gradient so far; use it in
+    ``with``.
 
-    A unit is an output of a linear layer, or an output channel of a convolution. One behind which a ReLU is off for
-    every input of every step gets no gradient, and neither does one whose output is not used: they learn nothing. What
-    counts is the gradient, so that it makes no difference whether rectifiers are modules or functions. A unit that is
-    alive for one input of one step is alive. Layers that got no gradient at all, such as unused ones, are left out.
+    A unit is an output of a linear layer, or an output channel of a convolution. One behind which a
+    ReLU is off for every input of every step gets no gradient, and neither does one whose output is
+    not used: they learn nothing. What counts is the gradient, so that it makes no difference
+    whether rectifiers are modules or functions. A unit that is alive for one input of one step is
+    alive. Layers that got no gradient at all, such as unused ones, are left out.
 
     Args:
         model: its linear layers and convolutions whose weights require gradients are watched.
@@ -180,14 +198,20 @@ class DeadUnits(OnParameters):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        modules = [(name, module) for name, module in model.named_modules() if isinstance(module, _LAYERS)]
-        layers = {id(module.weight): (name, module) for name, module in reversed(modules)}  # the first of shared ones
-        self._owners = {name: layers[id(p)] for name, p in model.named_parameters() if id(p) in layers}
+        modules = [
+            (name, module) for name, module in model.named_modules() if isinstance(module, _LAYERS)
+        ]
+        # the first of shared ones
+        layers = {id(module.weight): (name, module) for name, module in reversed(modules)}
+        self._owners = {
+            name: layers[id(p)] for name, p in model.named_parameters() if id(p) in layers
+        }
         self._alive: dict[str, torch.Tensor] = {}
         super().__init__(model, self._note)
 
     def dead(self) -> dict[str, list[int]]:
-        """Return, for each layer from the first to the last, the numbers of its units without any gradient."""
+        """Return, for each layer from the first to the last, the numbers of its units without any
+        gradient."""
         return {name: (~alive).nonzero()[:, 0].tolist() for name, alive in self._in_order()}
 
     def counts(self) -> dict[str, int]:
@@ -211,13 +235,15 @@ class DeadUnits(OnParameters):
         if isinstance(layer, _TRANSPOSED):  # (in, out of one group, ...)
             moved = moved.reshape(layer.groups, -1, *moved.shape[1:]).transpose(1, 2).flatten(0, 1)
         alive = moved.flatten(1).any(1)
-        before = self._alive.get(name)  # it stays on the device: reading it would wait for the device in every step
+        # it stays on the device: reading it would wait for the device in every step
+        before = self._alive.get(name)
         self._alive[name] = alive if before is None else before | alive
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A layer's gradient at one step: its root mean square, its largest magnitude, and the share that is zero."""
+    """A layer's gradient at one step: its root mean square, its largest magnitude, and the share
+    that is zero."""
 
     rms: float
     largest: float
@@ -227,11 +253,13 @@ class Flow:
 class GradientFlow(OnParameters):
     """Watches the gradient of every parameter over training steps; each backward pass is a step.
 
-    ``steps`` has a dictionary from parameter names to `Flow` for each. Use it in ``with``, or `remove` it.
+    ``steps`` has a dictionary from parameter names to `Flow` for each. Use it in ``with``, or
+    `remove` it.
 
     Args:
         model: its parameters that require gradients are watched.
-        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does: its scale is taken out.
+        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does: its scale is taken
+            out.
 
     Raises:
         HookError: ``scaler`` is not a scaler. During backward: a gradient is sparse.
@@ -250,8 +278,11 @@ class GradientFlow(OnParameters):
         self._scaler = checked(scaler)
         super().__init__(model, self._note)
 
-    def verdicts(self, *, vanishing: float = 1e-3, exploding: float = 1e3, last: int | None = None) -> dict[str, str]:
-        """Judge each parameter by its mean gradient, relative to that of the last layer, where backward begins.
+    def verdicts(
+        self, *, vanishing: float = 1e-3, exploding: float = 1e3, last: int | None = None
+    ) -> dict[str, str]:
+        """Judge each parameter by its mean gradient, relative to that of the last layer, where
+        backward begins.
 
         Args:
             vanishing: a mean that is smaller than this many times the last layer's is vanishing.
@@ -259,25 +290,33 @@ class GradientFlow(OnParameters):
             last: judge only the last so many steps; by default, all.
 
         Returns:
-            For each parameter, from the first layer to the last, "dead" (always zero), "not finite", "vanishing",
-            "exploding" or "ok".
+            For each parameter, from the first layer to the last, "dead" (always zero), "not
+            finite", "vanishing", "exploding" or "ok".
         """
         means = self._means(last)
         sizes = {name: size for name, size in means.items() if 0 < size < float("inf")}
-        weights = [size for name, size in sizes.items() if name.endswith("weight")] or list(sizes.values())
+        weights = [size for name, size in sizes.items() if name.endswith("weight")] or list(
+            sizes.values()
+        )
         reference = weights[-1] if weights else 0.0
-        return {name: _verdict(size, reference, vanishing, exploding) for name, size in means.items()}
+        return {
+            name: _verdict(size, reference, vanishing, exploding) for name, size in means.items()
+        }
 
     def summary(self) -> dict[str, Flow]:
         """Return one `Flow` for each parameter, from the first layer to the last, for all steps.
 
-        It has the mean of their root mean squares, their largest magnitude, and the mean share that is zero.
+        It has the mean of their root mean squares, their largest magnitude, and the mean share that
+        is zero.
         """
         found = {}
         for name, rms in self._means().items():
             flows = [step[name] for step in self.steps if name in step]
             zero = sum(flow.zero for flow in flows) / len(flows)
-            largest = float(torch.tensor([flow.largest for flow in flows], dtype=torch.float64).amax())  # NaN stays
+            # NaN stays
+            largest = float(
+                torch.tensor([flow.largest for flow in flows], dtype=torch.float64).amax()
+            )
             found[name] = Flow(rms, largest, zero)
         return found
 
@@ -287,10 +326,13 @@ class GradientFlow(OnParameters):
         return f"GradientFlow({len(self.steps)} steps{f'; {found}' if found else ''})"
 
     def _repr_html_(self) -> str:
-        return picture_html(as_picture(self.plot()), f"gradients of every layer over the steps: {self!r}")
+        return picture_html(
+            as_picture(self.plot()), f"gradients of every layer over the steps: {self!r}"
+        )
 
     def plot(self) -> "Figure":
-        """Return a figure: each weight's gradient over the steps, and its mean from the first layer to the last.
+        """Return a figure: each weight's gradient over the steps, and its mean from the first layer
+        to the last.
 
         It shows itself in a notebook.
         """
@@ -303,18 +345,29 @@ class GradientFlow(OnParameters):
             tone = number / max(1, len(names) - 1)
             values = [step[name].rms if name in step else float("nan") for step in self.steps]
             label = name if number in labelled else None
-            over_steps.plot(values, color=(0.9 - 0.8 * tone, 0.25, 0.15 + 0.75 * tone), linewidth=1.2, label=label)
+            over_steps.plot(
+                values,
+                color=(0.9 - 0.8 * tone, 0.25, 0.15 + 0.75 * tone),
+                linewidth=1.2,
+                label=label,
+            )
         over_steps.set(xlabel="step", ylabel="root mean square of the gradient", yscale="log")
         over_steps.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
         verdicts = self.verdicts()
         sizes = [means[name] for name in names]
         over_layers.bar(range(len(names)), sizes, color=[_COLORS[verdicts[name]] for name in names])
-        over_layers.set(yscale="log" if any(sizes) else "linear", title="mean over the steps, first to last layer")
-        over_layers.set_xticks(labelled, [names[number] for number in labelled], rotation=60, ha="right", fontsize=8)
+        over_layers.set(
+            yscale="log" if any(sizes) else "linear",
+            title="mean over the steps, first to last layer",
+        )
+        over_layers.set_xticks(
+            labelled, [names[number] for number in labelled], rotation=60, ha="right", fontsize=8
+        )
         return figure
 
     def _note(self, name: str, gradient: torch.Tensor) -> None:
-        if not self._now or name in self._now:  # a pass that begins; the one before it may have failed halfway
+        # a pass that begins; the one before it may have failed halfway
+        if not self._now or name in self._now:
             self._now = {}
             self._group.after_backward(self._end_step)
         sizes = gradient.detach().abs().double() / factor(self._scaler)
@@ -329,7 +382,8 @@ class GradientFlow(OnParameters):
         self._now = {}
 
     def _means(self, last: int | None = None) -> dict[str, float]:
-        """Return the mean size of each gradient, from the first layer to the last: backward came the other way."""
+        """Return the mean size of each gradient, from the first layer to the last: backward came
+        the other way."""
         steps = self.steps[-last:] if last else self.steps
         names = reversed(dict.fromkeys(name for step in steps for name in step))
         found = {name: [step[name].rms for step in steps if name in step] for name in names}

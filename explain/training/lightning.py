@@ -1,4 +1,5 @@
-"""Callbacks for Lightning, which explain photos or add a prior. It is imported when a callback is made, not before."""
+"""Callbacks for Lightning, which explain photos or add a prior. It is imported when a callback is
+made, not before."""
 
 import functools
 import importlib
@@ -15,15 +16,17 @@ from explain.training.prior import AttributionPrior
 
 
 def callback(photos: Any, *, explainer: Callable[[Any], Any] | None = None, **options: Any) -> Any:
-    """Return a callback for Lightning's ``Trainer`` that explains photos every so many steps; see `Monitor`.
+    """Return a callback for Lightning's ``Trainer`` that explains photos every so many steps; see
+    `Monitor`.
 
-    Of several processes, the first one explains. A training that goes on from a checkpoint goes on with its file.
-    Needs ``lightning`` or ``pytorch-lightning``.
+    Of several processes, the first one explains. A training that goes on from a checkpoint goes on
+    with its file. Needs ``lightning`` or ``pytorch-lightning``.
 
     Args:
         photos: as for `Monitor`.
         explainer: from the ``LightningModule`` to an `Explainer` or the network in it, such as
-            ``lambda module: explain.Explainer(module.net, labels, preprocess)``; by default, the module itself.
+            ``lambda module: explain.Explainer(module.net, labels, preprocess)``; by default, the
+            module itself.
         options: as for `Monitor`, but ``start``, which the trainer knows.
 
     Raises:
@@ -31,7 +34,11 @@ def callback(photos: Any, *, explainer: Callable[[Any], Any] | None = None, **op
     """
     if "start" in options:
         raise RunError("start must be left to the trainer, but was given; leave it out")
-    known = {*inspect.signature(Monitor).parameters, *RunOptions.__annotations__} - {"explainer", "photos", "options"}
+    known = {*inspect.signature(Monitor).parameters, *RunOptions.__annotations__} - {
+        "explainer",
+        "photos",
+        "options",
+    }
     for name in options.keys() - known:
         raise RunError(f"option {name!r} is unknown; {did_you_mean(name, sorted(known))}")
     return _class(MonitorCallback, _base())(photos, explainer, options)
@@ -43,20 +50,23 @@ def prior_callback(
     network: Callable[[Any], Any] | None = None,
     inputs: Callable[[Any], Sequence[Any]] | None = None,
 ) -> Any:
-    """Return a callback for Lightning's ``Trainer`` that adds a prior's penalty to the loss of each training step.
+    """Return a callback for Lightning's ``Trainer`` that adds a prior's penalty to the loss of each
+    training step.
 
-    The penalty is a part of what ``training_step`` returns, so that gradients are accumulated, clipped and shared
-    between processes as those of the loss. The module logs it as ``attribution_prior``.
+    The penalty is a part of what ``training_step`` returns, so that gradients are accumulated,
+    clipped and shared between processes as those of the loss. The module logs it as
+    ``attribution_prior``.
 
     Args:
         prior: the penalty.
-        network: from the ``LightningModule`` to the network that is explained, such as ``lambda module: module.net``;
-            by default, the module itself.
-        inputs: from a batch to the arguments of the prior after the model: images, targets and, if it needs them,
-            masks. By default, the batch itself, as a tuple of these.
+        network: from the ``LightningModule`` to the network that is explained, such as ``lambda
+            module: module.net``; by default, the module itself.
+        inputs: from a batch to the arguments of the prior after the model: images, targets and, if
+            it needs them, masks. By default, the batch itself, as a tuple of these.
 
     Raises:
-        RunError: Lightning is not installed, or, when training starts, the module optimises by hand.
+        RunError: Lightning is not installed, or, when training starts, the module optimises by
+            hand.
     """
     return _class(PriorCallback, _base())(prior, network, inputs)
 
@@ -64,7 +74,9 @@ def prior_callback(
 class MonitorCallback:
     """What Lightning calls during training."""
 
-    def __init__(self, photos: Any, explainer: Callable[[Any], Any] | None, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, photos: Any, explainer: Callable[[Any], Any] | None, options: Mapping[str, Any]
+    ) -> None:
         super().__init__()
         self.photos = photos
         self.explainer = explainer
@@ -78,10 +90,14 @@ class MonitorCallback:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.is_global_zero:
             explained = pl_module if self.explainer is None else self.explainer(pl_module)
-            self.monitor = Monitor(explained, self.photos, start=int(trainer.global_step), **self.options)
+            self.monitor = Monitor(
+                explained, self.photos, start=int(trainer.global_step), **self.options
+            )
             self.monitor.begin()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self.monitor is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -112,11 +128,16 @@ class PriorCallback:
         self.inputs = inputs
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(prior_callback, self.prior, network=self.network, inputs=self.inputs), ()
+        return functools.partial(
+            prior_callback, self.prior, network=self.network, inputs=self.inputs
+        ), ()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if not pl_module.automatic_optimization:
-            raise RunError("automatic_optimization must be True for a prior, got False; add prior(...) to the loss")
+            raise RunError(
+                "automatic_optimization must be True for a prior, got False; add prior(...) to the "
+                "loss"
+            )
         network = pl_module if self.network is None else self.network(pl_module)
         step = pl_module.training_step
 
@@ -148,4 +169,6 @@ def _base() -> type:
     for name in ("lightning.pytorch", "pytorch_lightning"):
         with suppress(ImportError):
             return cast(type, importlib.import_module(name).Callback)
-    raise RunError("lightning must be installed for its callback; pip install 'explain-hooks[lightning]'")
+    raise RunError(
+        "lightning must be installed for its callback; pip install 'explain-hooks[lightning]'"
+    )

@@ -1,4 +1,5 @@
-"""`Monitor`: during training, a fixed set of photos is explained every so many steps, and gradients are looked at."""
+"""`Monitor`: during training, a fixed set of photos is explained every so many steps, and gradients
+are looked at."""
 
 import os
 import time
@@ -28,26 +29,33 @@ SIDE = 384  # pixels of the longer side of a picture on a board
 
 
 class Monitor:
-    """Explains a fixed set of photos every so many steps of a training; call `step` after each step of the optimizer.
+    """Explains a fixed set of photos every so many steps of a training; call `step` after each step
+    of the optimizer.
 
-    The first look is at the network before its first step, and the last one at what it is at the end of the block. In
-    the steps just before each look, gradients are watched: their flow from layer to layer (`GradientFlow`) and units
-    that get none (`DeadUnits`). Between looks there are no hooks. The model, its gradients and modes, and the random
-    numbers of the training stay as they are without it.
+    The first look is at the network before its first step, and the last one at what it is at the
+    end of the block. In the steps just before each look, gradients are watched: their flow from
+    layer to layer (`GradientFlow`) and units that get none (`DeadUnits`). Between looks there are
+    no hooks. The model, its gradients and modes, and the random numbers of the training stay as
+    they are without it.
 
-    Each photo is explained for its label, where that is a class of the model, and otherwise for its top class.
+    Each photo is explained for its label, where that is a class of the model, and otherwise for its
+    top class.
 
-    What goes wrong at the first look is raised. Later, it becomes a warning, and the training goes on.
+    What goes wrong at the first look is raised. Later, it becomes a warning, and the training goes
+    on.
 
     Args:
         explainer: an `Explainer` of the model that is trained, or the model.
-        photos: at most 64, as for `explain.run`: a folder, a list, pairs of a photo and a label, a small data set.
+        photos: at most 64, as for `explain.run`: a folder, a list, pairs of a photo and a label, a
+            small data set.
         every: how many steps there are from one look to the next.
-        output: the file of a run, which keeps maps, figures and gradients; see `film`. A training that goes on from an
-            earlier step continues the file from there, and what came after that step is taken out of it.
-        board: a folder for TensorBoard (extra ``tensorboard``), or a ``SummaryWriter``. One of the two must be given.
-        methods, target, targets, top_k, layer, fuse, batch_size, precision, samples, tolerance, max_seconds:
-            as for `explain.run`.
+        output: the file of a run, which keeps maps, figures and gradients; see `film`. A training
+            that goes on from an earlier step continues the file from there, and what came after
+            that step is taken out of it.
+        board: a folder for TensorBoard (extra ``tensorboard``), or a ``SummaryWriter``. One of the
+            two must be given.
+        methods, target, targets, top_k, layer, fuse, batch_size, precision, samples, tolerance,
+            max_seconds: as for `explain.run`.
         window: in how many steps before each look gradients are watched; 0 for none.
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
         start: how many steps of training there were before.
@@ -57,7 +65,9 @@ class Monitor:
 
     >>> import torch, explain, tempfile
     >>> from PIL import Image
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    ... )
     >>> explainer = explain.Explainer(model, preprocess=explain.models.CenterCrop(8))
     >>> photos = [(Image.new("RGB", (9, 8), "red"), 1), (Image.new("RGB", (9, 8), "blue"), 2)]
     >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -93,7 +103,9 @@ class Monitor:
         check_count("window", window, 0)
         check_count("start", start, 0)
         if output is None and board is None:
-            raise RunError("output or board must be given, got neither; name a file such as training.sqlite")
+            raise RunError(
+                "output or board must be given, got neither; name a file such as training.sqlite"
+            )
         self.every = every
         self.window = min(window, every)
         self.output = None if output is None else Path(output)
@@ -121,7 +133,10 @@ class Monitor:
 
     def __repr__(self) -> str:
         where = str(self.output or "a board")
-        return f"Monitor({len(self._photos.photos)} photos every {self.every} steps, to {where!r}; step {self.done})"
+        return (
+            f"Monitor({len(self._photos.photos)} photos every {self.every} steps, to {where!r}; "
+            f"step {self.done})"
+        )
 
     def begin(self) -> None:
         """Open what is written to, and look at the network as it is now.
@@ -139,7 +154,8 @@ class Monitor:
                 self._begin_board()
             self._look({}, first=True)
             self._watch_gradients()
-        except BaseException:  # an interrupt too must not leave hooks and the lock of the file behind
+        # an interrupt too must not leave hooks and the lock of the file behind
+        except BaseException:
             self._files.close()
             raise
 
@@ -148,13 +164,16 @@ class Monitor:
 
         Args:
             step: how many steps there have been; by default, one more than before.
-            figures: numbers that are kept with the look, such as ``loss=loss``. They are read only if there is one.
+            figures: numbers that are kept with the look, such as ``loss=loss``. They are read only
+                if there is one.
 
         Raises:
             RunError: the watch has not begun, or a figure is no number.
         """
         if not self._begun:
-            raise RunError("watch must begin before its first step; use it in with, or call begin()")
+            raise RunError(
+                "watch must begin before its first step; use it in with, or call begin()"
+            )
         self.done = self.done + 1 if step is None else step
         if self.done >= self._next_snapshot:
             self._look(figures)
@@ -182,7 +201,9 @@ class Monitor:
             last = 0 if self.done else store.last()
             if last:
                 got = f"got one up to step {last}; give its start to continue it, or another file"
-                raise RunError(f"output {text(output)!r} must be a new file for a new training, {got}")
+                raise RunError(
+                    f"output {text(output)!r} must be a new file for a new training, {got}"
+                )
             store.go_back(self.done)
 
     def _begin_board(self) -> None:
@@ -190,7 +211,9 @@ class Monitor:
         if is_new:
             self._files.callback(writer.close)
         photos = self._photos.photos
-        self._board = TensorBoardLog(writer, photos, [self._photos.scene(photo, SIDE) for photo in photos])
+        self._board = TensorBoardLog(
+            writer, photos, [self._photos.scene(photo, SIDE) for photo in photos]
+        )
 
     def _look(self, figures: dict[str, Any], *, first: bool = False) -> None:
         """Make a snapshot, and write it."""
@@ -201,7 +224,9 @@ class Monitor:
         records = self._photos.explained(self.done)
         failures = [record for record in records if isinstance(record, Failed)]
         if first and len(failures) == len(records):
-            raise RunError(f"photos must be explained to be watched, but {failures[0].reason}") from failures[0].general
+            raise RunError(
+                f"photos must be explained to be watched, but {failures[0].reason}"
+            ) from failures[0].general
         if failures and not first:
             count = f"{len(failures)} of {len(records)}"
             warn(f"{count} photos could not be explained at step {self.done}: {failures[0].reason}")
@@ -234,7 +259,8 @@ class Monitor:
             self._watched = flow, units
 
     def _gradients(self) -> dict[str, Any]:
-        """What was seen of gradients since the hooks were put in place, which are taken away: rows of a `Snapshot`."""
+        """What was seen of gradients since the hooks were put in place, which are taken away: rows
+        of a `Snapshot`."""
         watched = self._watched
         self._watched = None
         self._hooks.close()
@@ -243,7 +269,9 @@ class Monitor:
         flow, units = watched
         verdicts = flow.verdicts()
         counts = units.counts()
-        gradients = [(name, f.rms, f.largest, f.zero, verdicts[name]) for name, f in flow.summary().items()]
+        gradients = [
+            (name, f.rms, f.largest, f.zero, verdicts[name]) for name, f in flow.summary().items()
+        ]
         return {
             "gradients": gradients,
             "units": [(layer, counts[layer], dead) for layer, dead in units.dead().items()],
@@ -258,8 +286,14 @@ class Monitor:
 def _must_be_whole(network: nn.Module) -> None:
     """Refuse sharded parameters: to explain takes all of them, in all processes at once."""
     for name, parameter in network.named_parameters():
-        if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "FlatParameter":
-            raise RunError(f"model must be whole in this process, but {name!r} is sharded; explain its checkpoints")
+        if (
+            type(parameter.data).__name__ == "DTensor"
+            or type(parameter).__name__ == "FlatParameter"
+        ):
+            raise RunError(
+                f"model must be whole in this process, but {name!r} is sharded; explain its "
+                "checkpoints"
+            )
 
 
 def _plain(model: Any) -> Any:
@@ -274,4 +308,6 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
-        raise RunError(f"{name} must be a number, got {shown(value)}; give one, such as the loss") from None
+        raise RunError(
+            f"{name} must be a number, got {shown(value)}; give one, such as the loss"
+        ) from None

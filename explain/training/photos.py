@@ -26,7 +26,8 @@ MOST = 64  # photos; their inputs stay in memory
 class LabelJob(Job):
     """Asks for the label of each photo, if no target is given; without a label, for the top class.
 
-    During training the top class changes, and a map of another class is another map: the label stays.
+    During training the top class changes, and a map of another class is another map: the label
+    stays.
     """
 
     is_training = True
@@ -80,9 +81,14 @@ class WatchedPhotos:
         return [records[name] for name in names]
 
     def scene(self, photo: Prepared, side: int) -> Scene | None:
-        """The photo at a size for looking at, and where its map lies; None for one that came as a tensor."""
+        """The photo at a size for looking at, and where its map lies; None for one that came as a
+        tensor."""
         image = self.job.source.read(photo.entry).image
-        return None if isinstance(image, torch.Tensor) else shrunk_scene(load_image(image), photo.box, side)
+        return (
+            None
+            if isinstance(image, torch.Tensor)
+            else shrunk_scene(load_image(image), photo.box, side)
+        )
 
 
 def shrunk_scene(image: Image.Image, box: Box, side: int) -> Scene:
@@ -103,10 +109,14 @@ def _read(job: Job) -> Sequence[Prepared]:
     for entry in entries_of(job.source):
         photo = job.preparer(entry)
         if not isinstance(photo, Prepared):
-            raise RunError(f"photos must be readable to be watched, but {photo.reason}; leave this one out")
+            raise RunError(
+                f"photos must be readable to be watched, but {photo.reason}; leave this one out"
+            )
         photos.append(photo)
         if len(photos) > MOST:
-            raise RunError(f"photos must be from 1 to {MOST} to be watched, got more; choose some of them")
+            raise RunError(
+                f"photos must be from 1 to {MOST} to be watched, got more; choose some of them"
+            )
     if not photos:
         raise RunError(f"photos must be from 1 to {MOST} to be watched, got none; name some")
     return photos

@@ -27,38 +27,47 @@ def mirrored(images: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class AttributionPrior:
-    """A penalty on what a network looks at, for any training loop: ``loss + prior(model, x, target, mask)``.
+    """A penalty on what a network looks at, for any training loop: ``loss + prior(model, x, target,
+    mask)``.
 
     - ``outside``: the sum of the squared values outside the mask ("right for the right reasons").
-    - ``share``: the magnitudes outside the mask as a share of all of them, between 0 and 1, whatever the scale of the
-      scores.
-    - ``sparsity``: one less the Gini coefficient of the magnitudes: 0 where a single value has all of them.
-    - ``agreement``: one less the cosine between the map of a changed photo, and the changed map of the photo.
+    - ``share``: the magnitudes outside the mask as a share of all of them, between 0 and 1,
+      whatever the scale of the scores.
+    - ``sparsity``: one less the Gini coefficient of the magnitudes: 0 where a single value has all
+      of them.
+    - ``agreement``: one less the cosine between the map of a changed photo, and the changed map of
+      the photo.
 
-    The penalty of each image is averaged over the batch. The model is explained in evaluation mode, with the running
-    statistics of its normalisations and without dropout, as it will be used later; its modes, gradients and hooks are
-    left as they are. The explanation costs about as much as another step of training, or more (see the cost tables).
+    The penalty of each image is averaged over the batch. The model is explained in evaluation mode,
+    with the running statistics of its normalisations and without dropout, as it will be used later;
+    its modes, gradients and hooks are left as they are. The explanation costs about as much as
+    another step of training, or more (see the cost tables).
 
     Args:
-        method: a method that keeps its graph: of gradients, paths, class activation maps or relevance, such as
-            ``saliency``, ``integratedgradients(steps=8)``, ``gradcam`` or ``lrp``.
+        method: a method that keeps its graph: of gradients, paths, class activation maps or
+            relevance, such as ``saliency``, ``integratedgradients(steps=8)``, ``gradcam`` or
+            ``lrp``.
         penalty: ``outside``, ``share``, ``sparsity`` or ``agreement``.
         weight: what the penalty is multiplied by.
         layer: for class activation maps, as for `explain.attribute`.
         augment: for ``agreement``, what is done to the photos ``(N, C, H, W)``.
-        moves: whether ``augment`` moves what is in the photo, as flips do, and is done to the maps as well; False for
-            changes of colour or noise.
+        moves: whether ``augment`` moves what is in the photo, as flips do, and is done to the maps
+            as well; False for changes of colour or noise.
 
     Raises:
-        MethodError: the method keeps no graph, a number does not fit, or a mask is missing or has another shape.
+        MethodError: the method keeps no graph, a number does not fit, or a mask is missing or has
+            another shape.
 
-    Ross, Hughes and Doshi-Velez, "Right for the Right Reasons", IJCAI 2017; Erion et al., "Improving Performance of
-    Deep Learning Models with Axiomatic Attribution Priors and Expected Gradients", Nature Machine Intelligence 2021
-    (the Gini coefficient); Guo et al., "Visual Attention Consistency under Image Transforms", CVPR 2019 (agreement).
-    Ross et al. take the gradient of the sum of all log-probabilities:
-    ``target=lambda output: output.log_softmax(1).sum(1)``.
+    Ross, Hughes and Doshi-Velez, "Right for the Right Reasons", IJCAI 2017; Erion et al.,
+    "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors and Expected
+    Gradients", Nature Machine Intelligence 2021 (the Gini coefficient); Guo et al., "Visual
+    Attention Consistency under Image Transforms", CVPR 2019 (agreement). Ross et al. take the
+    gradient of the sum of all log-probabilities: ``target=lambda output:
+    output.log_softmax(1).sum(1)``.
 
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    ... )
     >>> x, labels, mask = torch.rand(2, 3, 8, 8), torch.tensor([0, 1]), torch.zeros(2, 8, 8)
     >>> mask[:, 2:6, 2:6] = 1  # where evidence may lie
     >>> penalty = AttributionPrior("saliency")(model, x, labels, mask)
@@ -76,21 +85,35 @@ class AttributionPrior:
 
     def __post_init__(self) -> None:
         if self.penalty not in PENALTIES:
-            raise MethodError(f"penalty of a prior must be one of {', '.join(PENALTIES)}, got {shown(self.penalty)}")
-        if isinstance(self.weight, bool) or not isinstance(self.weight, (int, float)) or not 0 <= self.weight < 1e300:
-            raise MethodError(f"weight of a prior must be a number from 0, got {shown(self.weight)}; take 1")
+            raise MethodError(
+                f"penalty of a prior must be one of {', '.join(PENALTIES)}, got "
+                f"{shown(self.penalty)}"
+            )
+        if (
+            isinstance(self.weight, bool)
+            or not isinstance(self.weight, (int, float))
+            or not 0 <= self.weight < 1e300
+        ):
+            raise MethodError(
+                f"weight of a prior must be a number from 0, got {shown(self.weight)}; take 1"
+            )
 
     def __call__(
-        self, model: nn.Module, x: torch.Tensor, target: TargetLike = None, mask: torch.Tensor | None = None
+        self,
+        model: nn.Module,
+        x: torch.Tensor,
+        target: TargetLike = None,
+        mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The penalty: one number, which keeps its graph to the weights, and to ``x`` if that requires a gradient.
+        """The penalty: one number, which keeps its graph to the weights, and to ``x`` if that
+        requires a gradient.
 
         Args:
             model: the network that is trained.
             x: the images ``(N, C, H, W)``, as the model takes them.
             target: as for `explain.attribute`: the labels ``(N,)``, for example.
-            mask: ``(N, H, W)`` or ``(N, 1, H, W)``: 1 or true where evidence may lie, 0 where it may not; for
-                ``outside`` and ``share``.
+            mask: ``(N, H, W)`` or ``(N, 1, H, W)``: 1 or true where evidence may lie, 0 where it
+                may not; for ``outside`` and ``share``.
         """
         values = self._values(model, x, target)
         if self.penalty == "sparsity":
@@ -110,7 +133,9 @@ class AttributionPrior:
 
     def _values(self, model: nn.Module, x: torch.Tensor, target: TargetLike) -> torch.Tensor:
         with muted():
-            return attribute(model, x, self.method, target=target, layer=self.layer, create_graph=True).values
+            return attribute(
+                model, x, self.method, target=target, layer=self.layer, create_graph=True
+            ).values
 
 
 def _at_size(mask: torch.Tensor | None, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -120,6 +145,9 @@ def _at_size(mask: torch.Tensor | None, x: torch.Tensor, values: torch.Tensor) -
     size = x.shape[2:]
     if mask is None or mask.shape != (len(x), *size):
         got = "none" if mask is None else tuple(mask.shape)
-        raise MethodError(f"mask must have the shape {(len(x), *size)}, got {got}; give one, or penalty='sparsity'")
+        raise MethodError(
+            f"mask must have the shape {(len(x), *size)}, got {got}; give one, or "
+            "penalty='sparsity'"
+        )
     found = F.interpolate(mask[:, None].to(values), size=values.shape[2 - x.ndim :], mode="area")
     return found if values.ndim == x.ndim else found[:, 0]

@@ -1,4 +1,5 @@
-"""Where a watched training is written: the file of a run, with tables of its steps, and a log for TensorBoard."""
+"""Where a watched training is written: the file of a run, with tables of its steps, and a log for
+TensorBoard."""
 
 import importlib
 import json
@@ -27,9 +28,10 @@ TABLES = (resources.files("explain.training") / "tables.sql").read_text("utf-8")
 class Snapshot:
     """What is seen at a step of a training.
 
-    ``photos`` are called as `stored_name` says, and ``figures`` are numbers such as the loss. Of the steps before,
-    ``gradients`` has a row for each parameter: its name, the root mean square, the largest magnitude, the share that is
-    zero, and the verdict; and ``units`` one for each layer: its name, how many units it has, and which are dead.
+    ``photos`` are called as `stored_name` says, and ``figures`` are numbers such as the loss. Of
+    the steps before, ``gradients`` has a row for each parameter: its name, the root mean square,
+    the largest magnitude, the share that is zero, and the verdict; and ``units`` one for each
+    layer: its name, how many units it has, and which are dead.
     """
 
     step: int
@@ -83,8 +85,12 @@ class TrainingStore(Store):
     def enter(self, snapshot: Snapshot) -> None:
         """Write all that belongs to a step at once; what was there of this step is replaced."""
         start = len(stored_name(snapshot.step, "")) + 1
-        photo = "INSERT OR REPLACE INTO steps SELECT id, ?, substr(name, ?) FROM photos WHERE name = ?"
-        units = [(layer, count, len(dead), json.dumps(dead)) for layer, count, dead in snapshot.units]
+        photo = (
+            "INSERT OR REPLACE INTO steps SELECT id, ?, substr(name, ?) FROM photos WHERE name = ?"
+        )
+        units = [
+            (layer, count, len(dead), json.dumps(dead)) for layer, count, dead in snapshot.units
+        ]
         with self.transaction():
             self.write(snapshot.photos)
             for record in snapshot.photos:
@@ -102,9 +108,12 @@ class TrainingStore(Store):
 
 
 class TensorBoardLog:
-    """Writes what is seen of photos at each step; maps are drawn on the ``scenes``, where a photo has one."""
+    """Writes what is seen of photos at each step; maps are drawn on the ``scenes``, where a photo
+    has one."""
 
-    def __init__(self, writer: Any, photos: Sequence[Prepared], scenes: Sequence[Scene | None]) -> None:
+    def __init__(
+        self, writer: Any, photos: Sequence[Prepared], scenes: Sequence[Scene | None]
+    ) -> None:
         self._writer = writer
         self._photos = photos
         self._scenes = scenes
@@ -134,7 +143,12 @@ class TensorBoardLog:
         values = unpacked(result)[None]
         size = tuple(photo.x.shape[-2:])
         attribution = Attribution(
-            result["method"], values, result["target"], torch.tensor([result["score"]]), result["layer"], size
+            result["method"],
+            values,
+            result["target"],
+            torch.tensor([result["score"]]),
+            result["layer"],
+            size,
         )
         picture = scene.overlay(attribution, get_style(style))
         self._writer.add_image(f"maps/{tag}", np.asarray(picture), step, dataformats="HWC")
@@ -155,7 +169,9 @@ def writer_of(board: Any) -> tuple[Any, bool]:
     """
     if isinstance(board, (str, os.PathLike)):
         optional("tensorboard", "to write a board", "tensorboard", RunError)
-        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(os.fspath(board)), True
+        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(
+            os.fspath(board)
+        ), True
     if callable(getattr(board, "add_scalar", None)) and callable(getattr(board, "add_image", None)):
         return board, False
     raise RunError(f"board must be a folder or a SummaryWriter, got {shown(board)}; name a folder")

@@ -63,7 +63,10 @@ CONTAINERS: dict[str, tuple[Any, Any]] = {
     "user dict": (UserDict(maps=ones()), "maps"),
     "dataclass": (Data(ones()), "maps"),
     "slots": (Slotted(ones()), "maps"),
-    "hugging face": (BaseModelOutputWithPooling(last_hidden_state=ones(), pooler_output=ones()), "last_hidden_state"),
+    "hugging face": (
+        BaseModelOutputWithPooling(last_hidden_state=ones(), pooler_output=ones()),
+        "last_hidden_state",
+    ),
 }
 
 
@@ -123,7 +126,9 @@ def test_full_backward_hooks_take_outputs_in_containers_of_every_kind(kind: str)
     seen: list[Any] = []
     model, x = Returns(), torch.ones(2, requires_grad=True)
     with HookGroup(model) as group:
-        group.backward("", lambda module, grad_input, grad_output: seen.append((grad_input, grad_output)))
+        group.backward(
+            "", lambda module, grad_input, grad_output: seen.append((grad_input, grad_output))
+        )
         output = model(x)
         assert type(output) is type(given)
         dict(nested.items(output))[key].sum().backward()

@@ -1,4 +1,5 @@
-"""Names with options, as people type them: for methods, from Python and on the command line alike."""
+"""Names with options, as people type them: for methods, from Python and on the command line
+alike."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ from explain.methods.base import get_method, options
         ("gradcam()", GradCAM()),
         ("gradcam++(relu=False)", GradCAMPlusPlus(relu=False)),
         ("integratedgradients(steps=20, baseline=blur)", IntegratedGradients(20, "blur")),
-        ("integratedgradients(baseline=-1.5, rule='left')", IntegratedGradients(baseline=-1.5, rule="left")),
+        (
+            "integratedgradients(baseline=-1.5, rule='left')",
+            IntegratedGradients(baseline=-1.5, rule="left"),
+        ),
         ("kpcacam(kernel=rbf, gamma=none)", KPCACAM("rbf", None)),
         ("smooth(gradcam, samples=5)", Smooth(GradCAM(), 5)),
         ("smooth(gradcam(relu=False), seed=3)", Smooth(GradCAM(relu=False), seed=3)),
@@ -48,8 +52,14 @@ from explain.methods.base import get_method, options
         ("smoothsquare(layercam, samples=2)", Smooth(LayerCAM(), 2, statistic="square")),
         ("var(layercam, sigma=.2)", Smooth(LayerCAM(), sigma=0.2, statistic="variance")),
         ("smoothgrad2(samples=3)", Smooth(samples=3, statistic="square")),
-        ("augmented(gradcam, scales=(1.0, 0.8), flip=False)", Augmented(GradCAM(), False, (1.0, 0.8))),
-        ("augmented(smooth(gradcam++(), samples=2), scales=[1])", Augmented(Smooth(GradCAMPlusPlus(), 2), True, (1,))),
+        (
+            "augmented(gradcam, scales=(1.0, 0.8), flip=False)",
+            Augmented(GradCAM(), False, (1.0, 0.8)),
+        ),
+        (
+            "augmented(smooth(gradcam++(), samples=2), scales=[1])",
+            Augmented(Smooth(GradCAMPlusPlus(), 2), True, (1,)),
+        ),
         ("finercam(cam=gradcam++, references=2)", FinerCAM(GradCAMPlusPlus(), references=2)),
         ("guidedgradcam(cam='smooth(gradcam, samples=2)')", GuidedGradCAM(Smooth(GradCAM(), 2))),
     ],
@@ -63,7 +73,10 @@ def test_what_a_method_shows_of_its_options_can_be_written(name: str) -> None:
     method = get_method(name)
     kinds = (bool, int, float, str, tuple, type(None), Baseline)
     plain = {key: value for key, value in options(method).items() if isinstance(value, kinds)}
-    assert get_method(f"{name}({', '.join(f'{key}={value!r}' for key, value in plain.items())})") == method
+    assert (
+        get_method(f"{name}({', '.join(f'{key}={value!r}' for key, value in plain.items())})")
+        == method
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +112,12 @@ def test_what_cannot_be_read_is_refused_in_one_line(text: str, message: str) -> 
 
 
 def test_nothing_that_is_written_is_run(capsys: pytest.CaptureFixture[str]) -> None:
-    for value in ("print('run')", "__import__('os').system('echo run')", "(lambda: print('run'))()", "f'{print(1)}'"):
+    for value in (
+        "print('run')",
+        "__import__('os').system('echo run')",
+        "(lambda: print('run'))()",
+        "f'{print(1)}'",
+    ):
         with pytest.raises(MethodError):
             get_method(f"gradcam(relu={value})")
     assert capsys.readouterr() == ("", "")
@@ -128,17 +146,23 @@ def test_a_wrapper_that_takes_no_options_says_so(monkeypatch: pytest.MonkeyPatch
 def test_python_takes_the_same_text(net: Any, x: Any) -> None:
     text = "integratedgradients(steps=3, baseline=mean)"
     written = explain.attribute(net, x, text, target=1)
-    assert torch.equal(written.values, explain.attribute(net, x, IntegratedGradients(3, "mean"), target=1).values)
+    assert torch.equal(
+        written.values, explain.attribute(net, x, IntegratedGradients(3, "mean"), target=1).values
+    )
     assert (written.method, written.options["steps"]) == ("integratedgradients", 3)
     explainer = explain.Explainer(net, preprocess=lambda image: x[0])
-    explanation = explainer(torch.zeros(4, 4, 3, dtype=torch.uint8).numpy(), [text, "gradcam(relu=False)"], 1)
+    explanation = explainer(
+        torch.zeros(4, 4, 3, dtype=torch.uint8).numpy(), [text, "gradcam(relu=False)"], 1
+    )
     assert explanation.methods == ["integratedgradients", "gradcam"]
     assert explanation.record(text)["options"]["steps"] == 3
 
 
 def test_values_keep_their_kind() -> None:
     found = read_written("a(1, 'b, (c', d=[1, (2.0, -3)], e=True, f='', g=x(y, z='('))")
-    assert found == MethodSpec("a", (1, "b, (c"), {"d": [1, (2.0, -3)], "e": True, "f": "", "g": "x(y, z='(')"})
+    assert found == MethodSpec(
+        "a", (1, "b, (c"), {"d": [1, (2.0, -3)], "e": True, "f": "", "g": "x(y, z='(')"}
+    )
 
 
 def test_fills_are_written_with_options_too() -> None:

@@ -8,4 +8,7 @@ from tests.conftest import ROOT
 
 
 def test_the_distribution_has_its_own_name() -> None:
-    assert tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["name"] == "explain-hooks"
+    assert (
+        tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["name"]
+        == "explain-hooks"
+    )

@@ -33,7 +33,9 @@ def explainer() -> explain.Explainer:
 
 
 @pytest.fixture
-def service(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(
+    explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     place = tmp_path_factory.mktemp("examples") / "stripes.png"
     photo().save(place)
     found = Service([explainer], LIMITS, {"stripes.png": place})

@@ -58,7 +58,9 @@ def image_text() -> Iterator[str]:
 
 def serving(explainer: explain.Explainer, examples: dict[str, Path]) -> Iterator[str]:
     service = Service([explainer], Limits(upload=200_000), examples)
-    server = uvicorn.Server(uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none"))
+    server = uvicorn.Server(
+        uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none")
+    )
     with bound("127.0.0.1", 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
@@ -86,7 +88,11 @@ class Opened(Tab):
 
     def give(self, content: bytes | None = None, name: str = "cat.png") -> Opened:
         """Choose a photo, and wait for its map."""
-        given = {"name": name, "mimeType": "image/png", "buffer": encoded(photo()) if content is None else content}
+        given = {
+            "name": name,
+            "mimeType": "image/png",
+            "buffer": encoded(photo()) if content is None else content,
+        }
         self.tab.set_input_files("input[type=file]", given)
         self.until(f"explainPage.viewer?.item.name === {json.dumps(name)}")
         return self
@@ -97,7 +103,8 @@ class Opened(Tab):
 
 @pytest.fixture
 def app(browser: Any, served: str) -> Iterator[Any]:
-    """Open the app; at the end, it must have asked for nothing from elsewhere, and complained of nothing."""
+    """Open the app; at the end, it must have asked for nothing from elsewhere, and complained of
+    nothing."""
     contexts, pages = [], []
 
     def open_(size: dict[str, int] = DESKTOP, **options: Any) -> Opened:
@@ -107,7 +114,9 @@ def app(browser: Any, served: str) -> Iterator[Any]:
 
     yield open_
     for page in pages:
-        assert [url for url in page.requests if not url.startswith((served, "data:", "blob:", "about:"))] == []
+        assert [
+            url for url in page.requests if not url.startswith((served, "data:", "blob:", "about:"))
+        ] == []
         assert [line for line in page.said if "status of 4" not in line] == []
     for context in contexts:
         context.close()
@@ -129,13 +138,17 @@ def test_a_detector_explains_its_best_box_and_draws_all(browser: Any, detector: 
         assert [label for label, _ in page.item("predictions")] == ["person", "tie"]
         assert page.tab.locator("h1").last.inner_text() == "Why person?"
         assert page.tab.locator(".marks .found.inner").count() == 2
-        for label, (u, v) in (("tie", (0.5, 0.5)), ("person", (0.1, 0.9))):  # the tie is inside the person
+        # the tie is inside the person
+        for label, (u, v) in (("tie", (0.5, 0.5)), ("person", (0.1, 0.9))):
             number = [name for name, _ in page.item("predictions")].index(label)
             u0, v0, u1, v1 = page.item(f"boxes[{number}]")
             left, top, right, bottom = page.item("box")
             width, height = page.item("size")
             stage = page.tab.locator(".stage").bounding_box()
-            x, y = left + (right - left) * (u0 + u * (u1 - u0)), top + (bottom - top) * (v0 + v * (v1 - v0))
+            x, y = (
+                left + (right - left) * (u0 + u * (u1 - u0)),
+                top + (bottom - top) * (v0 + v * (v1 - v0)),
+            )
             page.tab.locator(".stage").click(
                 position={"x": stage["width"] * x / width, "y": stage["height"] * y / height}
             )
@@ -153,7 +166,10 @@ def test_a_text_is_typed_and_explained(browser: Any, image_text: str) -> None:
             page.tab.get_by_label("Explain a text").fill(text)
             page.tab.keyboard.press("Enter")
             page.until(f"document.querySelector('.viewer h1').textContent === 'Why {text}?'")
-        assert page.item("targets.map((target) => target.class)")[1:] == ["a wooden table", "a cup of coffee"]
+        assert page.item("targets.map((target) => target.class)")[1:] == [
+            "a wooden table",
+            "a cup of coffee",
+        ]
         if folder := os.environ.get("EXPLAIN_SCREENSHOTS"):
             page.tab.screenshot(path=str(Path(folder) / "text.png"), full_page=True)
         page.tab.get_by_label("Explain a text").fill("espres")
@@ -190,8 +206,13 @@ def test_names_and_labels_are_texts(app: Any) -> None:
     for number in (2, 1):
         page.tab.locator(".label-search input").fill(str(number))
         page.tab.locator(".found button").first.click()
-        page.until(f"explainPage.viewer.item.targets[explainPage.viewer.state.target].class === {number}")
-        page.until(f"document.querySelector('.viewer h1').textContent === {json.dumps(f'Why {LABELS[number]}?')}")
+        page.until(
+            f"explainPage.viewer.item.targets[explainPage.viewer.state.target].class === {number}"
+        )
+        page.until(
+            "document.querySelector('.viewer h1').textContent === "
+            f"{json.dumps(f'Why {LABELS[number]}?')}"
+        )
     assert page.tab.locator("img[onerror]").count() == 0
 
 
@@ -226,7 +247,9 @@ def test_what_is_enough_is_said_and_the_slider_shows_all(app: Any) -> None:
         slider.fill(str(step))
         page.until(f"explainPage.viewer.state.whole === {str(step == 1).lower()}")
     assert page.tab.evaluate("explainPage.viewer.state.method") == 1
-    page.until("document.querySelector('.sets-card').innerText.includes(explainPage.viewer.item.maps[0][1].words)")
+    page.until(
+        "document.querySelector('.sets-card').innerText.includes(explainPage.viewer.item.maps[0][1].words)"
+    )
 
 
 def test_a_slow_method_sharpens_until_it_is_done(app: Any) -> None:
@@ -237,7 +260,8 @@ def test_a_slow_method_sharpens_until_it_is_done(app: Any) -> None:
         explainPage.sharpen = async (step) => { window.seen.push(step.progress[0]); await sharpen(step); };
     }""")
     page.tab.locator("details.choice summary").click()
-    page.tab.evaluate("explainPage.methods.seconds.take(explainPage.source.index.limits.seconds)")  # slow machines too
+    # slow machines too
+    page.tab.evaluate("explainPage.methods.seconds.take(explainPage.source.index.limits.seconds)")
     page.tab.locator(".method-list input[value=rise]").check()
     page.until("explainPage.viewer.item.methods.length === 2 && explainPage.progress.hidden")
     assert len(page.tab.evaluate("seen")) >= 1
@@ -282,7 +306,9 @@ def test_an_answer_is_kept_beside_another(app: Any) -> None:
     page.give(encoded(photo(seed=2)), name="two.png")
     words = page.tab.locator(".viewer .sub").all_inner_texts()
     assert [text.split(" ")[0] for text in words] == ["one.png", "two.png"]
-    left, right = (page.tab.locator(f"{where} .stage").bounding_box() for where in (".kept", ".current"))
+    left, right = (
+        page.tab.locator(f"{where} .stage").bounding_box() for where in (".kept", ".current")
+    )
     assert left["x"] + left["width"] <= right["x"]
     for where in (".kept", ".current"):
         frame = page.tab.locator(f"{where} .marks .frame")
@@ -312,7 +338,10 @@ def test_the_model_is_asked_about_covered_photos_when_they_are_played(app: Any) 
     curve = page.item("maps[0][0].curve")
     assert curve["deletion"][0] == pytest.approx(page.item("predictions[0][1]"), abs=1e-4)
     assert page.requests.count(f"{page.address}/api/check") == 1
-    page.until("document.querySelector('.plot').getAttribute('aria-label').startsWith('Curves of Grad-CAM')")
+    page.until(
+        "document.querySelector('.plot').getAttribute('aria-label').startsWith('Curves of "
+        "Grad-CAM')"
+    )
 
 
 def test_a_map_is_checked_by_a_click(app: Any, explainer: explain.Explainer) -> None:
@@ -349,7 +378,9 @@ def test_the_app_is_used_by_keys_alone(app: Any, explainer: explain.Explainer) -
     page.tab.locator(".label-search input").focus()
     page.tab.keyboard.type("tabby")
     page.tab.keyboard.press("Enter")
-    page.until("explainPage.viewer.item.targets[explainPage.viewer.state.target].label === 'tabby cat'")
+    page.until(
+        "explainPage.viewer.item.targets[explainPage.viewer.state.target].label === 'tabby cat'"
+    )
     assert page.tab.locator(".found").is_hidden()
     page.tab.keyboard.type("nothing like it")
     page.tab.keyboard.press("Escape")
@@ -377,7 +408,8 @@ def test_every_control_of_the_app_is_reached_by_tab_and_has_a_name(app: Any) -> 
     for _ in range(150):
         page.tab.keyboard.press("Tab")
         name = page.tab.evaluate(
-            "(() => { const e = document.activeElement; if (!e || e === document.body) return null; "
+            "(() => { const e = document.activeElement; if (!e || e === document.body) return "
+            "null; "
             "return (e.getAttribute('aria-label') || e.labels?.[0]?.textContent || e.textContent "
             "|| e.querySelector('img')?.alt || '').trim(); })()"
         )
@@ -386,16 +418,32 @@ def test_every_control_of_the_app_is_reached_by_tab_and_has_a_name(app: Any) -> 
         assert name
         seen.append(name)
     text = " | ".join(seen)
-    for control in ("Choose a photo", "Camera", "stripes.png", "Explain another class", "Layer", "Cover with",
-                    "Methods:", "Slow methods may take", "Saliency", "Linked", "Unpin", "Save the files",
-                    "Save the report", "Check Grad-CAM", "Play"):  # fmt: skip
+    for control in (
+        "Choose a photo",
+        "Camera",
+        "stripes.png",
+        "Explain another class",
+        "Layer",
+        "Cover with",
+        "Methods:",
+        "Slow methods may take",
+        "Saliency",
+        "Linked",
+        "Unpin",
+        "Save the files",
+        "Save the report",
+        "Check Grad-CAM",
+        "Play",
+    ):
         assert control in text, control
     assert len(seen) < 150
 
 
 def test_what_cannot_be_explained_is_said_where_it_is_seen(app: Any) -> None:
     page = app()
-    page.tab.set_input_files("input[type=file]", {"name": "a.png", "mimeType": "image/png", "buffer": b"no photo"})
+    page.tab.set_input_files(
+        "input[type=file]", {"name": "a.png", "mimeType": "image/png", "buffer": b"no photo"}
+    )
     page.until("!document.querySelector('.trouble').hidden")
     assert "not an image" in page.tab.locator(".trouble").inner_text()
     large = {"name": "a.png", "mimeType": "image/png", "buffer": b"x" * 200_001}
@@ -406,7 +454,9 @@ def test_what_cannot_be_explained_is_said_where_it_is_seen(app: Any) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_it_is_accessible_and_fits(app: Any, size: dict[str, int], scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason='pip install -e ".[browser]"')
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason='pip install -e ".[browser]"'
+    )
     page = app(size, color_scheme=scheme, bypass_csp=True)
     for _ in range(2):
         found = axe.Axe().run(page.tab).response["violations"]
@@ -423,7 +473,8 @@ GOLDEN = ROOT / "tests" / "app" / "golden"
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_the_app_looks_as_it_did(app: Any, size: dict[str, int], scheme: str, request: Any) -> None:
-    """Against a committed picture, so small that fonts do not matter; EXPLAIN_GOLDEN=write makes it again."""
+    """Against a committed picture, so small that fonts do not matter; EXPLAIN_GOLDEN=write makes it
+    again."""
     page = app(size, color_scheme=scheme).give(encoded(photo(180, 120)))
     page.tab.evaluate("explainPage.viewer.draw()")
     page.tab.evaluate("explainPage.say('done')")  # and not how long it took

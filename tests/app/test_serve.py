@@ -18,7 +18,9 @@ from tests.conftest import ROOT
 from tests.report.conftest import photo
 
 
-def test_serve_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "starlette.applications", None)  # as where it is not installed
     assert main(["serve", "--model", "tiny", "--port", "0"]) == 1
     assert capsys.readouterr().err == (
@@ -32,9 +34,12 @@ def test_serve_answers_until_it_is_interrupted(tmp_path: Path) -> None:
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [sys.executable, "-m", "explain.cli", "serve", "--model", "tiny", "--port", "0"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     headers = {"x-explain": "1", "x-name": "a.png"}
     with process:
         assert process.stdout is not None

@@ -22,7 +22,14 @@ from PIL import Image
 import explain
 from explain._utils.errors import ExplainError, ImageError, printable
 from explain.app.jobs import BusyError, Scheduler, WorkerThread
-from explain.app.requests import FILLS, CoveredRegion, ExplainRequest, Limits, TooLargeError, decode_upload
+from explain.app.requests import (
+    FILLS,
+    CoveredRegion,
+    ExplainRequest,
+    Limits,
+    TooLargeError,
+    decode_upload,
+)
 from explain.app.service import Cache, Service
 from explain.app.web import Access
 from explain.data.boxes import Box
@@ -70,19 +77,25 @@ def at_progress(end: Callable[[str], None]) -> Callable[[Mapping[str, Any]], Non
 @pytest.fixture(autouse=True)
 def fewer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """RISE with fewer samples than usual."""
-    monkeypatch.setattr("explain.app.requests.get_method", lambda name: RISE if name == "rise" else get_method(name))
+    monkeypatch.setattr(
+        "explain.app.requests.get_method", lambda name: RISE if name == "rise" else get_method(name)
+    )
 
 
 def items(steps: Any) -> list[dict[str, Any]]:
     return [step["item"] for step in steps if "item" in step]
 
 
-def test_a_photo_is_explained_as_python_does_it(service: Service, explainer: explain.Explainer) -> None:
+def test_a_photo_is_explained_as_python_does_it(
+    service: Service, explainer: explain.Explainer
+) -> None:
     name = service.upload(encoded(photo()), "a/b/cat.png")
     assert (name["name"], name["size"]) == ("cat.png", [90, 60])
     [item] = items(steps_of(service, photo=name["photo"], methods=["gradcam", "saliency"]))
     expected = explainer(photo(), ["gradcam", "saliency"])
-    assert item["predictions"] == [[printable(label), value] for label, value in expected.predictions]
+    assert item["predictions"] == [
+        [printable(label), value] for label, value in expected.predictions
+    ]
     assert [item["maps"][0][i]["plane"] for i in range(2)] == [
         plane(map_of(expected[method])[0]) for method in ("gradcam", "saliency")
     ]
@@ -92,7 +105,9 @@ def test_a_photo_is_explained_as_python_does_it(service: Service, explainer: exp
     assert shown.size == (90, 60)
 
 
-def test_targets_and_layers_are_those_that_were_asked_for(service: Service, explainer: explain.Explainer) -> None:
+def test_targets_and_layers_are_those_that_were_asked_for(
+    service: Service, explainer: explain.Explainer
+) -> None:
     name = service.add_photo(photo())["photo"]
     [item] = items(steps_of(service, photo=name, targets=[1, 3], layer="first"))
     assert [target["class"] for target in item["targets"]] == [1, 3]
@@ -104,11 +119,16 @@ def test_targets_and_layers_are_those_that_were_asked_for(service: Service, expl
     assert [label for label, *_ in layers["layers"]] == ["first", "second"]
 
 
-def test_slow_methods_sharpen_after_the_quick_ones(service: Service, explainer: explain.Explainer) -> None:
+def test_slow_methods_sharpen_after_the_quick_ones(
+    service: Service, explainer: explain.Explainer
+) -> None:
     name = service.add_photo(photo())["photo"]
     steps = steps_of(service, photo=name, methods=["rise", "gradcam"], seconds=60)
     found = items(steps)
-    assert [[method["name"] for method in item["methods"]] for item in found] == [["gradcam"], ["gradcam", "rise"]]
+    assert [[method["name"] for method in item["methods"]] for item in found] == [
+        ["gradcam"],
+        ["gradcam", "rise"],
+    ]
     between = [step for step in steps if "progress" in step]
     assert between[-1]["progress"] == [RISE.samples] * 2
     assert all(step["maps"][0]["plane"]["width"] == 32 for step in between if "maps" in step)
@@ -129,7 +149,9 @@ def test_of_several_answers_the_first_sharpens(service: Service) -> None:
 
 def test_a_slow_method_is_stopped_and_keeps_what_it_has(service: Service) -> None:
     name = service.add_photo(photo())["photo"]
-    steps = steps_of(service, at_progress(service.stop), photo=name, methods=["rise", "kernelshap"], seconds=60)
+    steps = steps_of(
+        service, at_progress(service.stop), photo=name, methods=["rise", "kernelshap"], seconds=60
+    )
     last = steps[-1]
     assert last["end"]
     assert [method["name"] for method in last["item"]["methods"]] == ["gradcam", "rise"]
@@ -141,7 +163,9 @@ def test_a_stopped_method_says_what_was_run_and_is_repeated_as_it_was(
     method: str, service: Service, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
     name = service.add_photo(photo())["photo"]
-    last = steps_of(service, at_progress(service.stop), photo=name, methods=[method], seconds=60)[-1]
+    last = steps_of(service, at_progress(service.stop), photo=name, methods=[method], seconds=60)[
+        -1
+    ]
     with zipfile.ZipFile(io.BytesIO(service.answer(last["answer"]).packed())) as archive:
         archive.extractall(tmp_path)
     saved = explain.load(tmp_path / f"image-{method}.json")
@@ -150,14 +174,20 @@ def test_a_stopped_method_says_what_was_run_and_is_repeated_as_it_was(
     assert 0 < estimate["samples"] < estimate["planned"] <= planned + 1
     assert f"of {estimate['planned']:,}" in estimate["stopped"]
     assert estimate["stopped"] in last["item"]["maps"][0][1]["remark"]
-    expected = planned - estimate["planned"] + estimate["samples"] if math.isfinite(planned) else None
+    expected = (
+        planned - estimate["planned"] + estimate["samples"] if math.isfinite(planned) else None
+    )
     assert last["item"]["methods"][1]["passes"] == expected
     again = saved.repeat(explainer, image=photo())
     assert again[method].samples == estimate["samples"]
-    torch.testing.assert_close(again.values, saved.values, rtol=1e-4, atol=1e-5 * float(saved.values.abs().max()))
+    torch.testing.assert_close(
+        again.values, saved.values, rtol=1e-4, atol=1e-5 * float(saved.values.abs().max())
+    )
 
 
-def test_a_method_more_takes_the_maps_that_are_there(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_more_takes_the_maps_that_are_there(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = service.add_photo(photo())["photo"]
     first = steps_of(service, photo=name, methods=["rise", "gradcam"], seconds=60)[-1]
     asked: list[list[str]] = []
@@ -181,27 +211,45 @@ def test_a_method_more_takes_the_maps_that_are_there(service: Service, monkeypat
     assert [record["method"] for record in item["records"][0]] == ["saliency", "rise"]
     [item] = items(steps_of(service, methods=["gradcam"], **again))
     assert asked == [["saliency"]]
-    for other in ({"layer": "first"}, {"targets": [4]}, {"cover": {"region": [0, 0, 0.5, 0.5]}}, {"seconds": 50}):
+    for other in (
+        {"layer": "first"},
+        {"targets": [4]},
+        {"cover": {"region": [0, 0, 0.5, 0.5]}},
+        {"seconds": 50},
+    ):
         asked.clear()
         steps_of(service, methods=["gradcam"], **{**again, **other})
         assert asked == [["gradcam"]], other
 
 
-def test_the_curves_of_a_map_are_those_of_the_report(service: Service, explainer: explain.Explainer) -> None:
+def test_the_curves_of_a_map_are_those_of_the_report(
+    service: Service, explainer: explain.Explainer
+) -> None:
     name = service.add_photo(photo())["photo"]
-    answer = steps_of(service, photo=name, targets=[1, 3], methods=["gradcam", "saliency"])[-1]["answer"]
-    steps = steps_of(service, begin=service.check, answer=answer, what="curve", method="saliency", target=1)
+    answer = steps_of(service, photo=name, targets=[1, 3], methods=["gradcam", "saliency"])[-1][
+        "answer"
+    ]
+    steps = steps_of(
+        service, begin=service.check, answer=answer, what="curve", method="saliency", target=1
+    )
     explained = explainer(photo(), ["gradcam", "saliency"], targets=[1, 3])
     expected = item(explained, Detail(steps=20))["maps"][1][1]["curve"]
     assert steps[-1] == {"curve": expected, "end": True}
     assert any("progress" in step for step in steps)
     saved = json.loads(re.search(r'id="item-0">(.*?)</script>', service.report(answer))[1])  # type: ignore[index]
-    assert [[one["curve"] is not None for one in row] for row in saved["maps"]] == [[False] * 2, [False, True]]
-    [again] = items(steps_of(service, photo=name, targets=[1, 3], methods=["saliency"], before=answer))
+    assert [[one["curve"] is not None for one in row] for row in saved["maps"]] == [
+        [False] * 2,
+        [False, True],
+    ]
+    [again] = items(
+        steps_of(service, photo=name, targets=[1, 3], methods=["saliency"], before=answer)
+    )
     assert again["maps"][1][0]["curve"] == expected
 
 
-def test_a_map_is_checked_and_the_verdict_is_saved(service: Service, explainer: explain.Explainer) -> None:
+def test_a_map_is_checked_and_the_verdict_is_saved(
+    service: Service, explainer: explain.Explainer
+) -> None:
     name = service.add_photo(photo())["photo"]
     answer = steps_of(service, photo=name)[-1]["answer"]
     steps = steps_of(service, begin=service.check, answer=answer, what="check", method="gradcam")
@@ -214,8 +262,13 @@ def test_a_map_is_checked_and_the_verdict_is_saved(service: Service, explainer: 
 def test_a_check_is_stopped_or_given_up(service: Service) -> None:
     name = service.add_photo(photo())["photo"]
     answer = steps_of(service, photo=name)[-1]["answer"]
-    for end, last in ((service.stop, {"stopped": "The check of gradcam", "end": True}), (service.drop, {"end": True})):
-        steps = steps_of(service, at_progress(end), service.check, answer=answer, what="check", method="gradcam")
+    for end, last in (
+        (service.stop, {"stopped": "The check of gradcam", "end": True}),
+        (service.drop, {"end": True}),
+    ):
+        steps = steps_of(
+            service, at_progress(end), service.check, answer=answer, what="check", method="gradcam"
+        )
         assert steps[-1] == last
     assert service.answer(answer).record()["verdict"] is None
     assert items(steps_of(service, photo=name))
@@ -249,12 +302,18 @@ def test_a_quick_question_does_not_wait_for_a_slow_one(service: Service) -> None
     assert items(steps)[-1]["maps"][0][1]["samples"] == RISE.samples
 
 
-def test_the_model_is_as_before_after_interleaved_questions(service: Service, explainer: explain.Explainer) -> None:
+def test_the_model_is_as_before_after_interleaved_questions(
+    service: Service, explainer: explain.Explainer
+) -> None:
     model = explainer.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     name = service.add_photo(photo())["photo"]
     threads = [
-        threading.Thread(target=steps_of, args=(service,), kwargs={"photo": name, "methods": methods, "seconds": 60})
+        threading.Thread(
+            target=steps_of,
+            args=(service,),
+            kwargs={"photo": name, "methods": methods, "seconds": 60},
+        )
         for methods in (["rise"], ["gradcam"], ["occlusion"], ["guidedbackprop"], ["saliency"])
     ]
     for thread in threads:
@@ -265,7 +324,9 @@ def test_the_model_is_as_before_after_interleaved_questions(service: Service, ex
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(each.requires_grad and each.grad is None for each in model.parameters())
     assert not model.training
-    assert all(not module._forward_hooks and not module._backward_hooks for module in model.modules())
+    assert all(
+        not module._forward_hooks and not module._backward_hooks for module in model.modules()
+    )
 
 
 @pytest.mark.parametrize("fill", FILLS)
@@ -279,13 +340,17 @@ def test_a_region_is_covered_and_the_rest_stays(fill: str) -> None:
     assert changed[inside].mean() > 0.9
 
 
-def test_a_covered_photo_is_what_the_model_sees(service: Service, explainer: explain.Explainer) -> None:
+def test_a_covered_photo_is_what_the_model_sees(
+    service: Service, explainer: explain.Explainer
+) -> None:
     name = service.add_photo(photo())["photo"]
     region = [0.1, 0.2, 0.7, 0.9]
     [item] = items(steps_of(service, photo=name, cover={"region": region, "fill": "zero"}))
     box = explainer.preprocess.box((90, 60))  # type: ignore[attr-defined]
     expected = explainer(CoveredRegion((0.1, 0.2, 0.7, 0.9), "zero").apply(photo(), box))
-    assert item["predictions"] == [[printable(label), value] for label, value in expected.predictions]
+    assert item["predictions"] == [
+        [printable(label), value] for label, value in expected.predictions
+    ]
     assert item["photo"].startswith("data:image/jpeg")
     assert len(service._photos) == 1
     assert item["name"] == "photo, covered"
@@ -308,7 +373,10 @@ def test_photos_and_answers_are_forgotten(service: Service) -> None:
 def test_answers_are_kept_as_long_as_their_maps_fit(explainer: explain.Explainer) -> None:
     service = Service([explainer], Limits(kept_values=32 * 32 * 3 + 500))
     name = service.add_photo(photo())["photo"]
-    small, large = (steps_of(service, photo=name, methods=[method])[-1]["answer"] for method in ("gradcam", "saliency"))
+    small, large = (
+        steps_of(service, photo=name, methods=[method])[-1]["answer"]
+        for method in ("gradcam", "saliency")
+    )
     assert (small in service._answers, large in service._answers) == (True, True)
     larger = steps_of(service, photo=name, methods=["saliency"])[-1]["answer"]
     service.close()
@@ -366,12 +434,18 @@ def test_photos_are_measured_before_they_are_decoded(monkeypatch: pytest.MonkeyP
         ({"photo": "p", "layer": 7}, "layer of request must be a text"),
         ({"photo": "p", "seconds": 0}, "seconds of request must be above 0"),
         ({"photo": "p", "cover": {"region": [0, 0, 1]}}, "region of cover must be a list"),
-        ({"photo": "p", "cover": {"region": [0, 0, 1, float("nan")]}}, "region of cover must be a list"),
+        (
+            {"photo": "p", "cover": {"region": [0, 0, 1, float("nan")]}},
+            "region of cover must be a list",
+        ),
         ({"photo": "p", "cover": {"region": [0, 0, 0, 1]}}, "x0 < x1"),
         ({"photo": "p", "cover": {"region": [0, 0, 1, 10**400]}}, "region of cover must be a list"),
         ({"photo": "p", "seconds": 10**400}, "seconds of request must be a number"),
         ({"photo": "p", "model": 10**400}, "model of request must be a whole number"),
-        ({"photo": "p", "cover": {"region": [0, 0, 1, 1], "fill": "photo"}}, "fill of cover must be one of"),
+        (
+            {"photo": "p", "cover": {"region": [0, 0, 1, 1], "fill": "photo"}},
+            "fill of cover must be one of",
+        ),
         ({"photo": "p", "cover": [1]}, "cover of request must be a region"),
     ],
 )
@@ -467,7 +541,8 @@ def test_only_this_machine_and_the_page_itself_may_ask(
 
 
 def test_no_two_files_of_the_page_share_a_name() -> None:
-    """They make up one script, in which the later of two functions of one name would take the place of the other."""
+    """They make up one script, in which the later of two functions of one name would take the place
+    of the other."""
     from explain.app.web import OWN_SCRIPTS
 
     files = [ROOT / "explain" / "report" / "static" / name for name in SCRIPTS]
@@ -475,7 +550,9 @@ def test_no_two_files_of_the_page_share_a_name() -> None:
     names = [
         name
         for file in files
-        for name in re.findall(r"^(?:async )?(?:function|class|const|let) (\w+)", file.read_text("utf-8"), re.MULTILINE)
+        for name in re.findall(
+            r"^(?:async )?(?:function|class|const|let) (\w+)", file.read_text("utf-8"), re.MULTILINE
+        )
     ]
     assert len(names) > 50
     assert sorted(names) == sorted(set(names))
@@ -493,9 +570,12 @@ class Nobody(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "more"), [pytest.param("nanodet", {"drise"}, marks=pytest.mark.long), (Nobody().eval(), set())]
+    ("model", "more"),
+    [pytest.param("nanodet", {"drise"}, marks=pytest.mark.long), (Nobody().eval(), set())],
 )
-def test_models_that_find_nothing_in_an_empty_photo_have_methods(model: Any, more: set[str]) -> None:
+def test_models_that_find_nothing_in_an_empty_photo_have_methods(
+    model: Any, more: set[str]
+) -> None:
     preprocess = None if model == "nanodet" else PREPROCESS
     service = Service([explain.Explainer(model, preprocess=preprocess)], Limits())
     found = {each["name"] for each in service.models[0].methods()}
@@ -506,20 +586,41 @@ def test_models_that_find_nothing_in_an_empty_photo_have_methods(model: Any, mor
 def test_an_image_text_model_explains_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("explain.app.jobs.STEPS", 2)
     path = explain.methods.IntegratedGradients(steps=3)
-    monkeypatch.setattr("explain.app.requests.get_method", lambda name: path if name == path.name else get_method(name))
-    explainer, methods, text = explain.Explainer("tiny-clip"), ["gradcam", path.name], "a cup of coffee"
+    monkeypatch.setattr(
+        "explain.app.requests.get_method",
+        lambda name: path if name == path.name else get_method(name),
+    )
+    explainer, methods, text = (
+        explain.Explainer("tiny-clip"),
+        ["gradcam", path.name],
+        "a cup of coffee",
+    )
     service = Service([explainer], Limits())
     service.models[0].costs = {"gradcam": 2.0, path.name: 50.0}
     coffee = Image.open(ROOT / "assets" / "coffee.png").convert("RGB")
-    request = {"photo": service.add_photo(coffee)["photo"], "methods": methods, "targets": [8, text]}
+    request = {
+        "photo": service.add_photo(coffee)["photo"],
+        "methods": methods,
+        "targets": [8, text],
+    }
     *_, last = steps_of(service, **request)  # the second method is a slow one
-    found, expected = service.answer(last["answer"]), explainer(coffee, ["gradcam", path], targets=[8, Text(text)])
+    found, expected = (
+        service.answer(last["answer"]),
+        explainer(coffee, ["gradcam", path], targets=[8, Text(text)]),
+    )
     assert [each["texts"] for each in service.models_info()] == [True]
     assert [each["class"] for each in last["item"]["targets"]] == [8, text]
     assert found.targets == expected.targets == ["espresso", text]
     for one, other in zip(found.results, expected.results, strict=True):
         for method in methods:
             torch.testing.assert_close(one[method].values, other[method].values)
-    *_, curve = steps_of(service, begin=service.check, answer=last["answer"], what="curve", method="gradcam", target=1)
+    *_, curve = steps_of(
+        service,
+        begin=service.check,
+        answer=last["answer"],
+        what="curve",
+        method="gradcam",
+        target=1,
+    )
     assert curve["curve"]["areas"].keys() == {"deletion", "insertion"}
     service.close()

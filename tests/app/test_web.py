@@ -39,7 +39,9 @@ def client(service: Service) -> Iterator[Any]:
 
 def send(client: Any, content: bytes | None = None, **headers: str) -> Any:
     body = encoded(photo()) if content is None else content
-    return client.post("/api/photos", content=body, headers=SELF | {"x-name": "my%20cat.png"} | headers)
+    return client.post(
+        "/api/photos", content=body, headers=SELF | {"x-name": "my%20cat.png"} | headers
+    )
 
 
 def ask(client: Any, **values: Any) -> list[dict[str, Any]]:
@@ -48,7 +50,9 @@ def ask(client: Any, **values: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in reply.text.splitlines()]
 
 
-def test_from_a_photo_to_a_saved_archive_and_report(client: Any, explainer: explain.Explainer) -> None:
+def test_from_a_photo_to_a_saved_archive_and_report(
+    client: Any, explainer: explain.Explainer
+) -> None:
     name = send(client).json()
     assert name["name"] == "my cat.png"
     steps = ask(client, photo=name["photo"])
@@ -58,7 +62,9 @@ def test_from_a_photo_to_a_saved_archive_and_report(client: Any, explainer: expl
     assert picture.headers["content-type"] == "image/jpeg"
     assert Image.open(io.BytesIO(picture.content)).size == (90, 60)
     saved = client.post("/api/save", json={"answer": steps[-1]["answer"]}, headers=SELF)
-    assert saved.headers["content-disposition"] == "attachment; filename*=UTF-8''my-cat-explained.zip"
+    assert (
+        saved.headers["content-disposition"] == "attachment; filename*=UTF-8''my-cat-explained.zip"
+    )
     names = zipfile.ZipFile(io.BytesIO(saved.content)).namelist()
     assert names == ["my-cat-gradcam.png", "my-cat-gradcam.npy", "my-cat-gradcam.json"]
     report = client.post("/api/report", json={"answer": steps[-1]["answer"]}, headers=SELF)
@@ -72,7 +78,9 @@ def test_examples_methods_and_layers(client: Any) -> None:
     methods = client.post("/api/methods", json={"model": 0}, headers=SELF).json()
     quick = {each["name"]: each["quick"] for each in methods}
     assert (quick["gradcam"], quick["saliency"], quick["rise"]) == (True, True, False)
-    layers = client.post("/api/layers", json={"model": 0, "photo": found["photo"]}, headers=SELF).json()
+    layers = client.post(
+        "/api/layers", json={"model": 0, "photo": found["photo"]}, headers=SELF
+    ).json()
     assert layers["layers"][0] == ["first", "Conv2d", "16 x 16"]
 
 
@@ -91,9 +99,16 @@ def test_the_page_asks_for_nothing_from_elsewhere(client: Any) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/photo/..%2f..%2fetc%2fpasswd", "/example/..%2fpyproject.toml", "/example/%2e%2e", "/../etc/passwd",
-     "/static/app.js", "/photo/", "/example/stripes.png%00"],
-)  # fmt: skip
+    [
+        "/photo/..%2f..%2fetc%2fpasswd",
+        "/example/..%2fpyproject.toml",
+        "/example/%2e%2e",
+        "/../etc/passwd",
+        "/static/app.js",
+        "/photo/",
+        "/example/stripes.png%00",
+    ],
+)
 def test_there_are_no_files_behind_addresses(client: Any, path: str) -> None:
     assert client.get(path).status_code == 404
 
@@ -109,7 +124,9 @@ def test_there_are_no_files_behind_addresses(client: Any, path: str) -> None:
         ("/photo/x", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
     ],
 )
-def test_foreign_names_and_sites_are_refused(client: Any, path: str, headers: dict[str, str], status: int) -> None:
+def test_foreign_names_and_sites_are_refused(
+    client: Any, path: str, headers: dict[str, str], status: int
+) -> None:
     method = "POST" if path.startswith("/api") else "GET"
     reply = client.request(method, path, headers=headers)
     assert reply.status_code == status
@@ -196,8 +213,17 @@ class CountingService(Service):
 
 async def upload_status(app: Any, content: bytes) -> int:
     """Upload a photo as a server does, and return the status of the reply."""
-    headers = [(b"host", b"127.0.0.1:8000"), *((name.encode(), value.encode()) for name, value in SELF.items())]
-    scope = {"type": "http", "method": "POST", "path": "/api/photos", "headers": headers, "query_string": b""}
+    headers = [
+        (b"host", b"127.0.0.1:8000"),
+        *((name.encode(), value.encode()) for name, value in SELF.items()),
+    ]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/api/photos",
+        "headers": headers,
+        "query_string": b"",
+    }
     replies: list[Any] = []
 
     async def receive() -> Any:

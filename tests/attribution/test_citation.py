@@ -62,7 +62,10 @@ def test_every_method_says_where_it_comes_from(name: str) -> None:
     source = method.source  # type: ignore[attr-defined]
     own = entries[source.key]
     assert set(own) >= NEEDED[own["type"]]
-    first = re.sub(r"\{\\[^a-zA-Z]?\w?\s*\{?(\w)\}?\}", r"\1", own["author"].split(",")[0]).strip("{}")  # {\v S} is S
+    # {\v S} is S
+    first = re.sub(r"\{\\[^a-zA-Z]?\w?\s*\{?(\w)\}?\}", r"\1", own["author"].split(",")[0]).strip(
+        "{}"
+    )
     plain = unicodedata.normalize("NFKD", method.paper).encode("ascii", "ignore").decode()
     assert first in plain, "the source is another than the paper"
     assert own["year"] in method.paper
@@ -77,8 +80,13 @@ def test_a_key_belongs_to_one_source() -> None:
 
 def test_methods_within_methods_are_cited_once_each() -> None:
     assert list(parsed(explain.cite("gradcam"))) == ["selvaraju2017gradcam"]
-    assert list(parsed(explain.cite("smooth(layercam)"))) == ["smilkov2017smoothgrad", "jiang2021layercam"]
-    assert list(parsed(explain.cite(Augmented(Smooth("gradcam", statistic="variance")), "gradcam", "cam"))) == [  # type: ignore[arg-type]
+    assert list(parsed(explain.cite("smooth(layercam)"))) == [
+        "smilkov2017smoothgrad",
+        "jiang2021layercam",
+    ]
+    assert list(
+        parsed(explain.cite(Augmented(Smooth("gradcam", statistic="variance")), "gradcam", "cam"))
+    ) == [  # type: ignore[arg-type]
         "gildenblat2021pytorchgradcam",
         "adebayo2018sanity",
         "selvaraju2017gradcam",
@@ -101,7 +109,11 @@ def test_what_cannot_be_cited_is_refused() -> None:
 
 def test_the_package_is_cited_as_its_citation_file_says() -> None:
     (entry,) = parsed(explain.cite()).values()
-    told = dict(re.findall(r'^(?:  - )?([\w-]+): "?(.*?)"?$', (ROOT / "CITATION.cff").read_text("utf-8"), re.M))
+    told = dict(
+        re.findall(
+            r'^(?:  - )?([\w-]+): "?(.*?)"?$', (ROOT / "CITATION.cff").read_text("utf-8"), re.M
+        )
+    )
     assert told["version"] == explain.__version__
     assert told["version"] in entry["title"]
     assert entry["title"].startswith(f"{{{told['title']}")

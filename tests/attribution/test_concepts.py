@@ -22,7 +22,9 @@ from tests.methods.test_exact import photo, random_network
 
 def test_updates_equal_their_plain_computation() -> None:
     g = torch.Generator().manual_seed(0)
-    rows, where, what = (torch.rand(shape, generator=g, dtype=torch.float64) for shape in ((12, 5), (12, 2), (2, 5)))
+    rows, where, what = (
+        torch.rand(shape, generator=g, dtype=torch.float64) for shape in ((12, 5), (12, 2), (2, 5))
+    )
     expected = plain_factors.nmf(rows, where, what, 7)
     for _ in range(7):
         where, what = update(rows, where, what)
@@ -44,7 +46,9 @@ def test_concepts_make_up_the_layer_and_speak_for_classes_as_the_head_says() -> 
     assert found.vectors.min() >= 0
     torch.testing.assert_close(found.maps.amax((0, 2, 3)), torch.ones(5, dtype=torch.float64))
     for vector, logits in zip(found.vectors, found.logits, strict=True):
-        torch.testing.assert_close(logits, plain.forward(layers[4:], vector[:, None, None])[-1], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            logits, plain.forward(layers[4:], vector[:, None, None])[-1], rtol=1e-9, atol=1e-12
+        )
     parts = found.maps.sum((0, 2, 3)) * found.vectors.sum(1)
     assert parts.tolist() == sorted(parts.tolist(), reverse=True)
 
@@ -52,8 +56,12 @@ def test_concepts_make_up_the_layer_and_speak_for_classes_as_the_head_says() -> 
 def test_what_was_put_together_is_taken_apart() -> None:
     """Two concepts that never share a place or a channel are found as they are."""
     rows = torch.zeros(20, 6, dtype=torch.float64)
-    rows[:8, :3] = torch.outer(torch.linspace(1, 2, 8, dtype=torch.float64), torch.tensor([1.0, 2, 3]).double())
-    rows[8:, 3:] = torch.outer(torch.linspace(2, 1, 12, dtype=torch.float64), torch.tensor([3.0, 1, 1]).double())
+    rows[:8, :3] = torch.outer(
+        torch.linspace(1, 2, 8, dtype=torch.float64), torch.tensor([1.0, 2, 3]).double()
+    )
+    rows[8:, 3:] = torch.outer(
+        torch.linspace(2, 1, 12, dtype=torch.float64), torch.tensor([3.0, 1, 1]).double()
+    )
     where, what = factorise(rows, 2, seed=1)
     torch.testing.assert_close(where @ what, rows, rtol=1e-2, atol=1e-2)
     owner = where.argmax(1)
@@ -61,7 +69,9 @@ def test_what_was_put_together_is_taken_apart() -> None:
     assert owner[0] != owner[-1]
 
 
-def test_the_model_is_left_as_found_and_a_seed_gives_the_same_again(net: TinyNet, x: torch.Tensor) -> None:
+def test_the_model_is_left_as_found_and_a_seed_gives_the_same_again(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     net.train()
     before = snapshot(net)
     first, again = (explain.find_concepts(net, x, 3, layer="relu", seed=5) for _ in range(2))
@@ -93,7 +103,13 @@ def test_an_explainer_shows_concepts_of_a_photo() -> None:
 
 
 def test_a_caller_in_inference_mode_may_have_a_model_that_works_in_place(x: torch.Tensor) -> None:
-    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    layers = (
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
     model = nn.Sequential(*layers, nn.Linear(4, 3)).double()
     expected = explain.find_concepts(model, x, 2, layer="1")
     with torch.inference_mode():

@@ -1,4 +1,5 @@
-"""`trace` equals one pass for each patch, its estimate is exact for linear models; a lens ends in the model's own."""
+"""`trace` equals one pass for each patch, its estimate is exact for linear models; a lens ends in
+the model's own."""
 
 from __future__ import annotations
 
@@ -42,14 +43,18 @@ class Transformer(nn.Module):
         self.head = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.cat([self.token.expand(len(x), -1, -1), self.patches(x).flatten(2).transpose(1, 2)], 1)
+        x = torch.cat(
+            [self.token.expand(len(x), -1, -1), self.patches(x).flatten(2).transpose(1, 2)], 1
+        )
         for block in self.blocks:
             x = block(x)
         return self.head(x[:, 0])
 
 
 def photos(seed: int, size: tuple[int, int]) -> torch.Tensor:
-    return torch.rand(1, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(
+        1, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def network(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -66,20 +71,39 @@ def square(unit: int, wide: float, high: float) -> tuple[float, ...]:
 CASES: list[tuple[str, str, Any, Any]] = [
     ("convolutional", "layers", None, None),
     ("convolutional", "channels", "layer1", lambda unit, grid: {"channels": [unit]}),
-    ("convolutional", "positions", "layer2", lambda unit, grid: {"positions": [divmod(unit, grid[1])]}),
     (
-        "convolutional", "regions", "layer1",
+        "convolutional",
+        "positions",
+        "layer2",
+        lambda unit, grid: {"positions": [divmod(unit, grid[1])]},
+    ),
+    (
+        "convolutional",
+        "regions",
+        "layer1",
         lambda unit, grid: {"region": square(unit, 10 / 7, 12 / 7)},
     ),
     ("transformer", "layers", None, None),
     ("transformer", "heads", None, lambda unit, grid: {"heads": [unit]}),
-    ("transformer", "tokens", ["blocks.0", "blocks.1.attn:v"], lambda unit, grid: {"tokens": [unit]}),
-    ("transformer", "positions", "blocks.1", lambda unit, grid: {"positions": [divmod(unit, grid[1])]}),
-]  # fmt: skip
+    (
+        "transformer",
+        "tokens",
+        ["blocks.0", "blocks.1.attn:v"],
+        lambda unit, grid: {"tokens": [unit]},
+    ),
+    (
+        "transformer",
+        "positions",
+        "blocks.1",
+        lambda unit, grid: {"positions": [divmod(unit, grid[1])]},
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "at", "layers", "units"), CASES)
-def test_a_trace_equals_one_pass_for_each_patch(name: str, at: Any, layers: Any, units: Any) -> None:
+def test_a_trace_equals_one_pass_for_each_patch(
+    name: str, at: Any, layers: Any, units: Any
+) -> None:
     model, clean, corrupted = network(name)
     effects = trace(model, clean, corrupted, at, layers=layers, target=2, batch_size=5)
     before = model(corrupted)[0, 2].detach()
@@ -95,9 +119,13 @@ def test_a_trace_equals_one_pass_for_each_patch(name: str, at: Any, layers: Any,
 
 
 def test_the_estimate_is_exact_where_all_that_follows_is_linear() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(2 * 8 * 6, 5))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(2 * 8 * 6, 5)
+    )
     model = settled(model).double()
-    effects = trace(model, photos(0, (12, 10)), photos(1, (12, 10)), "channels", layers="1", target=1)
+    effects = trace(
+        model, photos(0, (12, 10)), photos(1, (12, 10)), "channels", layers="1", target=1
+    )
     torch.testing.assert_close(effects.by_layer["1"], effects.estimates["1"])
     assert effects.correlation == pytest.approx(1)
 
@@ -107,10 +135,14 @@ def test_the_estimate_is_the_gradient_times_the_difference() -> None:
     effects = trace(model, clean, corrupted, "tokens", layers="blocks.1", target=3)
     values = []
     for x in (clean, corrupted):
-        z = torch.cat([model.token.expand(1, -1, -1), model.patches(x).flatten(2).transpose(1, 2)], 1)
+        z = torch.cat(
+            [model.token.expand(1, -1, -1), model.patches(x).flatten(2).transpose(1, 2)], 1
+        )
         values.append(model.blocks[1](model.blocks[0](z)).detach().requires_grad_())
     (gradient,) = torch.autograd.grad(model.head(model.blocks[2](values[1])[:, 0])[0, 3], values[1])
-    torch.testing.assert_close(effects.estimates["blocks.1"], ((values[0] - values[1]) * gradient).sum(-1)[0].detach())
+    torch.testing.assert_close(
+        effects.estimates["blocks.1"], ((values[0] - values[1]) * gradient).sum(-1)[0].detach()
+    )
 
 
 def test_figures_and_tables_are_drawn() -> None:
@@ -134,7 +166,8 @@ def test_a_lens_ends_in_the_models_own_scores_and_reads_each_block() -> None:
         torch.testing.assert_close(found.scores[i], model.head(z[:, 0]).detach())
         assert found.tokens is not None
         torch.testing.assert_close(found.tokens[i], model.head(z).detach())
-    named = lens(model, x, layers=["blocks.1", "blocks.0"])  # the last block reads them all the same
+    # the last block reads them all the same
+    named = lens(model, x, layers=["blocks.1", "blocks.0"])
     assert named.layers == ("blocks.0", "blocks.1")
     torch.testing.assert_close(named.scores, found.scores[:2])
 
@@ -153,7 +186,16 @@ def test_what_cannot_be_traced_is_one_line() -> None:
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = [str(ROOT / "assets" / name) for name in ("chelsea.png", "coffee.png")]
-    words = ["trace", *photos, "--model", "tiny-transformer", "--at", "heads", "--output", str(tmp_path)]
+    words = [
+        "trace",
+        *photos,
+        "--model",
+        "tiny-transformer",
+        "--at",
+        "heads",
+        "--output",
+        str(tmp_path),
+    ]
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)["results"][0]
     with Image.open(document["files"][0]) as picture:
@@ -174,12 +216,25 @@ def test_the_calls_for_people_from_other_packages_run() -> None:
     model.head.register_forward_pre_hook(lambda module, args: (model.layer3(args[0]),))
     clean, corrupted = photos(0, (16, 16)), photos(1, (16, 16))
     names: dict[str, Any] = {
-        "explain": explain, "hooks": explain.hooks, "Ablate": explain.hooks.Ablate, "Replace": explain.hooks.Replace,
-        "model": model, "x": clean, "clean": clean, "corrupted": corrupted, "name": "blocks.0", "layer": "blocks.0",
-        "layers": ["blocks.0"], "fn": lambda *given: 2 * given[-1],
-    }  # fmt: skip
+        "explain": explain,
+        "hooks": explain.hooks,
+        "Ablate": explain.hooks.Ablate,
+        "Replace": explain.hooks.Replace,
+        "model": model,
+        "x": clean,
+        "clean": clean,
+        "corrupted": corrupted,
+        "name": "blocks.0",
+        "layer": "blocks.0",
+        "layers": ["blocks.0"],
+        "fn": lambda *given: 2 * given[-1],
+    }
     page = (ROOT / "docs" / "interventions.md").read_text("utf-8").partition("## Coming from")[2]
-    codes = [row.split(" | ")[1].split("`")[1] for row in page.splitlines() if row.startswith("| ") and "`" in row]
+    codes = [
+        row.split(" | ")[1].split("`")[1]
+        for row in page.splitlines()
+        if row.startswith("| ") and "`" in row
+    ]
     assert len(codes) >= 10
     for code in codes:
         if code.startswith('"'):  # a name of a layer

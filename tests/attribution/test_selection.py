@@ -28,7 +28,10 @@ class Wide(nn.Module):
         return self.head(self.pool(self.first(x).relu()).flatten(1))
 
 
-WIDE, X = settled(Wide()).eval(), torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+WIDE, X = (
+    settled(Wide()).eval(),
+    torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)),
+)
 
 
 def counted(model: nn.Module, x: torch.Tensor, method: str) -> float:
@@ -36,7 +39,9 @@ def counted(model: nn.Module, x: torch.Tensor, method: str) -> float:
     rows = []
     with explain.hooks.HookGroup(model) as group:
         group.forward_pre("", lambda module, args: rows.append(len(args[0])))
-        explain.attribute(model, x, replace(get_method(method)), target=1, layer="first", batch_size=1000)
+        explain.attribute(
+            model, x, replace(get_method(method)), target=1, layer="first", batch_size=1000
+        )
     return sum(rows)
 
 
@@ -46,7 +51,11 @@ def test_all_are_those_below_200_passes_and_everything_is_the_rest_too() -> None
     assert every.costly == {}
     assert set(every.methods) == set(explain.applicable_methods(WIDE, X))
     assert set(chosen.methods) | set(chosen.costly) == set(every.methods)
-    assert set(chosen.unfit) == set(explain.list_methods()) - set(every.methods) >= {"legrad", "rollout"}
+    assert (
+        set(chosen.unfit)
+        == set(explain.list_methods()) - set(every.methods)
+        >= {"legrad", "rollout"}
+    )
     assert all(chosen.costs[name] < 200 for name in chosen.methods)
     assert all(cost >= 200 for cost in chosen.costly.values())
     assert {"scorecam", "sscam", "iscam"} <= set(chosen.costly)
@@ -54,21 +63,27 @@ def test_all_are_those_below_200_passes_and_everything_is_the_rest_too() -> None
 
 
 @pytest.mark.parametrize(
-    ("method", "forward", "back"), [("scorecam", 302, 0), ("gradcam", 1, 1), ("smoothgrad", 26, 25), ("saliency", 1, 1)]
+    ("method", "forward", "back"),
+    [("scorecam", 302, 0), ("gradcam", 1, 1), ("smoothgrad", 26, 25), ("saliency", 1, 1)],
 )
 def test_costs_are_what_the_network_is_run_on(method: str, forward: int, back: int) -> None:
     cost = select(WIDE, X).costs[method]
     assert cost == forward + back
-    explain.attribute(WIDE, X[:1], method, target=1, layer="first")  # a layer is looked for and rows are proved apart
+    # a layer is looked for and rows are proved apart
+    explain.attribute(WIDE, X[:1], method, target=1, layer="first")
     assert forward <= counted(WIDE, X[:1], method) <= forward + 4
 
 
 def test_rows_that_begin_at_a_layer_count_for_what_lies_behind_it() -> None:
-    # Weights times places: the first layer 8100 x 20, the head 1500; and no two images of a batch cost more than one.
+    # Weights times places: the first layer 8100 x 20, the head 1500; and no two images of a batch
+    # cost more than one.
     share = 1500 / (8100 * 20 + 1500)
     assert cost_after(WIDE, as_inputs(X), ["first", "pool", "head", "unknown"]) == {
-        "first": pytest.approx(share), "pool": pytest.approx(share), "head": 0.0, "unknown": 1.0,
-    }  # fmt: skip
+        "first": pytest.approx(share),
+        "pool": pytest.approx(share),
+        "head": 0.0,
+        "unknown": 1.0,
+    }
     cost = select(WIDE, X).costs["ablationcam"]
     assert cost == pytest.approx(1 + 300 * share)
     assert cost < 5
@@ -80,7 +95,10 @@ def test_a_layer_and_a_target_decide_what_is_chosen() -> None:
     assert "finercam" in select(net, x, target=lambda output: output[:, 0] - output[:, 1]).unfit
     assert select(net, x, layer="conv1").costs["scorecam"] == 8
     assert select(net, x, layer="layer2").costs["scorecam"] == 10
-    assert select(net, x, target="b", categories=list("abcde")).methods == select(net, x, target=1).methods
+    assert (
+        select(net, x, target="b", categories=list("abcde")).methods
+        == select(net, x, target=1).methods
+    )
 
 
 def test_both_names_are_taken_wherever_methods_are(
@@ -94,6 +112,8 @@ def test_both_names_are_taken_wherever_methods_are(
     explainer = explain.Explainer(net, preprocess=lambda image: x[0])
     photo = torch.zeros(4, 4, 3, dtype=torch.uint8).numpy()
     names = [name for name in cheap if name in ("gradcam", "saliency")]
-    monkeypatch.setattr("explain.attribution.selection.list_methods", lambda: [*names, "scorecam", "legrad"])
+    monkeypatch.setattr(
+        "explain.attribution.selection.list_methods", lambda: [*names, "scorecam", "legrad"]
+    )
     assert explainer(photo, "everything", 1).methods == [*names, "scorecam"]
     assert list(explain.attribute(WIDE, X[:1], "all", target=1)) == names

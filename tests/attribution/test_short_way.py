@@ -1,4 +1,5 @@
-"""How much of the package a warm call runs, as `sys.setprofile` sees it: what a simple call does not need, it skips."""
+"""How much of the package a warm call runs, as `sys.setprofile` sees it: what a simple call does
+not need, it skips."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ WORKS: dict[str, Callable[[nn.Module, torch.Tensor], Callable[[], object]]] = {
 
 @pytest.mark.parametrize(
     ("work", "calls", "functions", "modules"),
-    [("gradcam", 420, 290, 41), ("saliency", 290, 215, 34), ("a metric of a given map", 60, 50, 14)],
+    [
+        ("gradcam", 420, 290, 41),
+        ("saliency", 290, 215, 34),
+        ("a metric of a given map", 60, 50, 14),
+    ],
 )
 def test_a_warm_call_runs_little_of_the_package(
     small: Any, work: str, calls: int, functions: int, modules: int

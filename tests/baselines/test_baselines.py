@@ -1,4 +1,5 @@
-"""Baselines: what takes the place of covered pixels, against slow plain versions; one by one and in batches."""
+"""Baselines: what takes the place of covered pixels, against slow plain versions; one by one and in
+batches."""
 
 from __future__ import annotations
 
@@ -21,9 +22,15 @@ from explain.methods.base import get_method
 from explain.models import CenterCrop
 
 ALL: list[Baseline] = [
-    Zero(), Black((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)), Mean(), Blur(5, 1.5), Noise(seed=3), Neighbours(seed=2),
-    Defocus(1.5, 4), OtherPhoto(torch.linspace(-1, 1, 3 * 9 * 7).reshape(3, 9, 7)),
-]  # fmt: skip
+    Zero(),
+    Black((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)),
+    Mean(),
+    Blur(5, 1.5),
+    Noise(seed=3),
+    Neighbours(seed=2),
+    Defocus(1.5, 4),
+    OtherPhoto(torch.linspace(-1, 1, 3 * 9 * 7).reshape(3, 9, 7)),
+]
 X, MASK = torch.rand(2, 3, 2, 2), torch.zeros(1, 1, 2, 2)
 EACH = pytest.mark.parametrize("baseline", ALL, ids=lambda baseline: baseline.name)
 
@@ -53,7 +60,9 @@ def test_kept_pixels_stay_bit_by_bit_and_a_photo_does_not_depend_on_those_beside
         assert torch.equal(filled[kept], x[kept])
         assert not torch.equal(filled[~kept], x[~kept])
         alone = torch.cat([baseline(x[i : i + 1], keep[i : i + 1]) for i in range(3)])
-        torch.testing.assert_close(filled, alone, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=1e-12)
+        torch.testing.assert_close(
+            filled, alone, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=1e-12
+        )
     assert torch.equal(baseline(images, torch.ones(1, 1, 9, 7)), images)
 
 
@@ -65,7 +74,9 @@ def test_many_masks_at_once_are_what_each_would_be(
     found = baseline.covering(images)(owners, keep)
     torch.testing.assert_close(found, baseline(images[owners], keep), rtol=0, atol=1e-12)
     one = baseline.covering(images[:1])(torch.zeros(3, dtype=torch.long), keep)
-    torch.testing.assert_close(one, baseline(images[:1].repeat(3, 1, 1, 1), keep), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        one, baseline(images[:1].repeat(3, 1, 1, 1), keep), rtol=0, atol=1e-12
+    )
     one.zero_()  # the network may overwrite what it gets
     assert images[0].any()
 
@@ -85,7 +96,9 @@ def test_replacements_by_their_formulas(images: torch.Tensor) -> None:
     black = Black((0.4, 0.5, 0.6), (0.2, 0.25, 0.5))(images, nothing)
     torch.testing.assert_close(black[2, :, 4, 4], torch.tensor([-2.0, -2.0, -1.2]).double())
     mean = Mean()(images, nothing)
-    assert mean[1, 2, 3, 4].item() == pytest.approx(sum(images[1, 2].flatten().tolist()) / 63, rel=1e-12)
+    assert mean[1, 2, 3, 4].item() == pytest.approx(
+        sum(images[1, 2].flatten().tolist()) / 63, rel=1e-12
+    )
     noise = Noise(seed=3, scale=2.0)(images, nothing)
     draws = torch.randn(3, 9, 7, generator=torch.Generator().manual_seed(3)).double()
     for i in range(3):
@@ -112,9 +125,13 @@ def plain_blur(channel: torch.Tensor, kernel: int, sigma: float) -> torch.Tensor
 
 
 @pytest.mark.parametrize(("kernel", "sigma"), [(3, 1.0), (11, 5.0)])
-def test_blur_is_a_weighted_mean_of_what_lies_within_the_photo(images: torch.Tensor, kernel: int, sigma: float) -> None:
+def test_blur_is_a_weighted_mean_of_what_lies_within_the_photo(
+    images: torch.Tensor, kernel: int, sigma: float
+) -> None:
     found = Blur(kernel, sigma).replacement(images)
-    torch.testing.assert_close(found[1, 2], plain_blur(images[1, 2], kernel, sigma), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        found[1, 2], plain_blur(images[1, 2], kernel, sigma), rtol=0, atol=1e-12
+    )
 
 
 def plain_road(image: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
@@ -151,20 +168,32 @@ def masks(size: tuple[int, int]) -> dict[str, torch.Tensor]:
     one.zero_()
     one[height // 3, width - 2] = 1
     striped[::2] = 0
-    return {"scattered": scattered, "hole": hole, "half": half, "all but one": one, "striped": striped}
+    return {
+        "scattered": scattered,
+        "hole": hole,
+        "half": half,
+        "all but one": one,
+        "striped": striped,
+    }
 
 
 @pytest.mark.parametrize("size", [(9, 7), (17, 20)])
 def test_neighbours_solve_roads_equations(size: tuple[int, int]) -> None:
-    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    images = torch.randn(
+        2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     for name, mask in masks(size).items():
         keep = mask.expand(2, 1, *size)
         found = Neighbours(noise=0)(images, keep)
         for i in range(2):
-            torch.testing.assert_close(found[i], plain_road(images[i], mask), rtol=0, atol=1e-8, msg=name)
+            torch.testing.assert_close(
+                found[i], plain_road(images[i], mask), rtol=0, atol=1e-8, msg=name
+            )
         noisy = Neighbours(noise=0.5, seed=7)(images, keep)
         draw = torch.randn(3, *size, generator=torch.Generator().manual_seed(7)).double()
-        torch.testing.assert_close(noisy, found + 0.5 * draw * (1 - keep), rtol=0, atol=1e-12, msg=name)
+        torch.testing.assert_close(
+            noisy, found + 0.5 * draw * (1 - keep), rtol=0, atol=1e-12, msg=name
+        )
         single = Neighbours(noise=0)(images.float(), keep)
         torch.testing.assert_close(single, found.float(), rtol=0, atol=2e-5, msg=name)
 
@@ -193,23 +222,33 @@ def test_a_defocused_photo_is_blurred_less_where_more_is_kept(images: torch.Tens
     """Between two blurs of 1.5, 1.0, 0.5 and 0 pixels, the nearest ones blend."""
     keep = torch.rand(3, 1, 9, 7, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     found = Defocus(1.5, 4)(images, keep)
-    blurs = [plain_blur(images[1, 2], 2 * math.ceil(4 * sigma) + 1, sigma) for sigma in (1.5, 1.0, 0.5)]
+    blurs = [
+        plain_blur(images[1, 2], 2 * math.ceil(4 * sigma) + 1, sigma) for sigma in (1.5, 1.0, 0.5)
+    ]
     blurs.append(images[1, 2])
     for y in range(9):
         for x in range(7):
             level = 3 * keep[1, 0, y, x].item()
             below = min(int(level), 2)
-            expected = (below + 1 - level) * blurs[below][y, x] + (level - below) * blurs[below + 1][y, x]
+            expected = (below + 1 - level) * blurs[below][y, x] + (level - below) * blurs[
+                below + 1
+            ][y, x]
             assert found[1, 2, y, x].item() == pytest.approx(expected.item(), abs=1e-12)
     wide = torch.rand(1, 1, 112, 150)
-    torch.testing.assert_close(Defocus()(wide, torch.zeros(1, 1, 112, 150)), Blur(81, 10.0).replacement(wide))
+    torch.testing.assert_close(
+        Defocus()(wide, torch.zeros(1, 1, 112, 150)), Blur(81, 10.0).replacement(wide)
+    )
 
 
 @pytest.mark.parametrize(
-    "baseline", [Zero(), Mean(), Blur(), Noise(), Defocus(2.0), Neighbours()], ids=lambda baseline: baseline.name
+    "baseline",
+    [Zero(), Mean(), Blur(), Noise(), Defocus(2.0), Neighbours()],
+    ids=lambda baseline: baseline.name,
 )
 def test_videos_are_filled_frame_by_frame_where_colours_are_of_places(baseline: Baseline) -> None:
-    video = torch.randn(2, 3, 4, 9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    video = torch.randn(
+        2, 3, 4, 9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     keep = (torch.rand(2, 1, 4, 9, 7, generator=torch.Generator().manual_seed(1)) > 0.5).double()
     filled = baseline(video, keep)
     kept = keep.bool().expand_as(video)
@@ -239,7 +278,9 @@ def test_black_is_read_off_the_preprocessing(images: torch.Tensor) -> None:
     preprocess = CenterCrop(9, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.5))
     read = get_baseline("black", preprocess)
     black = preprocess(Image.new("RGB", (20, 20)))[:, :1, :1]
-    torch.testing.assert_close(read(images, torch.zeros(1, 1, 9, 7))[0].float(), black.expand(3, 9, 7))
+    torch.testing.assert_close(
+        read(images, torch.zeros(1, 1, 9, 7))[0].float(), black.expand(3, 9, 7)
+    )
     assert get_baseline(Black((0.5,), (1.0,)), preprocess) == Black((0.5,), (1.0,))
 
 
@@ -295,16 +336,23 @@ def test_what_does_not_fit_is_refused_in_one_line(call: Any, message: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_neighbours_of_several_masks_at_once_are_the_same_with_two_threads(capfd: pytest.CaptureFixture[str]) -> None:
+def test_neighbours_of_several_masks_at_once_are_the_same_with_two_threads(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     generator = torch.Generator().manual_seed(4)
     images = torch.rand(5, 1, 200, 200, generator=generator)
-    covered = torch.rand(5, 1, 200, 200, generator=generator) < torch.linspace(0.3, 1.0, 5)[:, None, None, None]
+    covered = (
+        torch.rand(5, 1, 200, 200, generator=generator)
+        < torch.linspace(0.3, 1.0, 5)[:, None, None, None]
+    )
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         together = interpolated(images, covered)
         torch.set_num_threads(1)
-        alone = torch.cat([interpolated(images[i : i + 1].double(), covered[i : i + 1]) for i in range(5)])
+        alone = torch.cat(
+            [interpolated(images[i : i + 1].double(), covered[i : i + 1]) for i in range(5)]
+        )
     finally:
         torch.set_num_threads(threads)
     assert torch.allclose(together.double(), alone, rtol=0, atol=2e-5)
@@ -324,7 +372,9 @@ def test_a_number_or_a_tensor_stands_for_a_baseline() -> None:
 def test_paths_start_at_any_baseline(name: str) -> None:
     torch.manual_seed(0)
     flat = torch.nn.Flatten()
-    model = torch.nn.Sequential(flat, torch.nn.Linear(192, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    model = torch.nn.Sequential(
+        flat, torch.nn.Linear(192, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ).double()
     x = torch.rand(1, 3, 8, 8, dtype=torch.float64)
     start = Noise(seed=3).replacement(x)
     found, expected = (

@@ -16,9 +16,13 @@ LISTS = ("methods", "metrics", "models", "version", "--version", "--help")
 
 @pytest.fixture
 def typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> Typed:
-    """Run a command with the words that a module's ``ALWAYS`` adds; its exit code, and the lines of both streams."""
+    """Run a command with the words that a module's ``ALWAYS`` adds; its exit code, and the lines of
+    both streams."""
     monkeypatch.chdir(tmp_path)
     always = getattr(request.module, "ALWAYS", [])
 

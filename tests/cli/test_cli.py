@@ -1,4 +1,5 @@
-"""The command line as a stranger uses it: every bad input is one clear line, and the rest still gets done."""
+"""The command line as a stranger uses it: every bad input is one clear line, and the rest still
+gets done."""
 
 from __future__ import annotations
 
@@ -49,16 +50,37 @@ def test_a_photo_is_explained_with_predictions_and_paths(typed: Typed) -> None:
 
 
 def test_all_options_reach_the_explanation(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["gradcam", "lrp", "attnlrp", "saliency", "cam", "legrad", "rollout", "scorecam", "sscam"]
+    names = [
+        "gradcam",
+        "lrp",
+        "attnlrp",
+        "saliency",
+        "cam",
+        "legrad",
+        "rollout",
+        "scorecam",
+        "sscam",
+    ]
     monkeypatch.setattr("explain.attribution.selection.list_methods", lambda: names)
     arguments = [
-        "--method", "all", "--target", "tabby", "--layer", "layer2", "--size", "32", "--device", "cpu", "--alpha",
+        "--method",
+        "all",
+        "--target",
+        "tabby",
+        "--layer",
+        "layer2",
+        "--size",
+        "32",
+        "--device",
+        "cpu",
+        "--alpha",
         "0.8",
-    ]  # fmt: skip
+    ]
     code, _, err = typed(CAT, *arguments, "--colormap", "viridis", "--output", "there/deep")
     assert code == 0
     unfit, costly = (
-        line.removesuffix("; --method everything takes them too").split(": ")[2].split(", ") for line in err
+        line.removesuffix("; --method everything takes them too").split(": ")[2].split(", ")
+        for line in err
     )
     assert [line[:44] for line in err] == [
         "note: left out, as they are for other networ",
@@ -67,7 +89,11 @@ def test_all_options_reach_the_explanation(typed: Typed, monkeypatch: pytest.Mon
     assert {"cam", "legrad", "rollout"} <= set(unfit)
     assert {"scorecam (258)", "sscam (2562)"} <= set(costly)
     record = json.loads(Path("there/deep/chelsea-tiny-tabby-cat-gradcam.json").read_text())
-    assert (record["label"], record["layer"], record["input_size"]) == ("tabby cat", "layer2", [32, 32])
+    assert (record["label"], record["layer"], record["input_size"]) == (
+        "tabby cat",
+        "layer2",
+        [32, 32],
+    )
     assert len(list(Path("there/deep").glob("*.png"))) == len(names) - len(unfit) - len(costly) + 1
 
 
@@ -151,7 +177,10 @@ def test_lists(typed: Typed) -> None:
     [
         ([], "name at least one image"),
         ([CAT, "--method", "gradcan"], "did you mean 'gradcam'"),
-        ([CAT, "--alpha", "2"], "'--alpha': 2.0 is not in the range 0<=x<=1; explain --help shows the options"),
+        (
+            [CAT, "--alpha", "2"],
+            "'--alpha': 2.0 is not in the range 0<=x<=1; explain --help shows the options",
+        ),
         ([CAT, "--alpha", "much"], "'--alpha': 'much' is not a valid float"),
         ([CAT, "--fuse", "most"], "'--fuse': 'most' is not one of 'mean', 'max', 'product'"),
         ([CAT, "--top-k", "0"], "'--top-k': 0 is not in the range x>=1"),
@@ -167,7 +196,9 @@ def test_lists(typed: Typed) -> None:
         (["metods"], "did you mean 'explain methods'?"),
     ],
 )
-def test_wrong_usage_is_code_2_and_writes_nothing(arguments: list[str], message: str, typed: Typed) -> None:
+def test_wrong_usage_is_code_2_and_writes_nothing(
+    arguments: list[str], message: str, typed: Typed
+) -> None:
     code, out, err = typed(*arguments)
     assert code == 2
     assert out == []
@@ -187,7 +218,10 @@ def test_wrong_usage_is_code_2_and_writes_nothing(arguments: list[str], message:
         (["--target", "-1"], "must be a class from 0 to 199"),
         (["--top-k", "201"], "at most 200"),
         (["--weights", "x" * 300], "there is none"),
-        (["--layer", "layr3", "--method", "saliency", "--method", "gradcam"], "did you mean 'layer3'"),
+        (
+            ["--layer", "layr3", "--method", "saliency", "--method", "gradcam"],
+            "did you mean 'layer3'",
+        ),
         (["--model", "resnet5"], "did you mean 'resnet50'"),
         (["--model", "no.such:thing"], "no module named 'no'"),
         (["--weights", "none.pt"], "there is none"),
@@ -222,7 +256,9 @@ def make_odd_files(folder: Path) -> None:
     photo.convert("L").save(folder / "grey.png")
     photo.quantize(16).save(folder / "palette.png", transparency=3)
     photo.save(folder / "moving.gif", save_all=True, append_images=[photo.rotate(90)])
-    Image.fromarray((np.asarray(photo.convert("L")).astype(np.uint16)) * 257).save(folder / "deep.png")
+    Image.fromarray((np.asarray(photo.convert("L")).astype(np.uint16)) * 257).save(
+        folder / "deep.png"
+    )
     Image.new("RGB", (1, 1), "blue").save(folder / "dot.png")
     content = (folder / "good.png").read_bytes()
     (folder / "empty.png").write_bytes(b"")
@@ -235,10 +271,17 @@ def make_odd_files(folder: Path) -> None:
 
 
 GOOD = {"good", "cmyk", "grey", "palette", "moving", "deep", "dot"}
-BAD = {"empty.png": "is empty", "cut.png": "damaged or truncated", "text.jpg": "not an image", "bomb.bmp": "megapixels"}
+BAD = {
+    "empty.png": "is empty",
+    "cut.png": "damaged or truncated",
+    "text.jpg": "not an image",
+    "bomb.bmp": "megapixels",
+}
 
 
-def test_odd_files_work_or_say_why_and_the_others_still_get_done(tmp_path: Path, typed: Typed) -> None:
+def test_odd_files_work_or_say_why_and_the_others_still_get_done(
+    tmp_path: Path, typed: Typed
+) -> None:
     (tmp_path / "photos").mkdir()
     make_odd_files(tmp_path / "photos")
     code, out, err = typed("photos", "missing.jpg", "--target", "66")
@@ -247,7 +290,9 @@ def test_odd_files_work_or_say_why_and_the_others_still_get_done(tmp_path: Path,
     assert len(errors) == len(BAD) + 1
     for name, message in [*BAD.items(), ("missing.jpg", "does not exist")]:
         assert any(name in line and message in line for line in errors), name
-    written = {p.name.removesuffix("-tiny-tabby-cat-gradcam.png") for p in Path("explained").glob("*.png")}
+    written = {
+        p.name.removesuffix("-tiny-tabby-cat-gradcam.png") for p in Path("explained").glob("*.png")
+    }
     assert written == GOOD
     assert len(list(Path("explained").iterdir())) == 3 * len(GOOD)
     assert not any("Traceback" in line for line in out + err)
@@ -255,15 +300,28 @@ def test_odd_files_work_or_say_why_and_the_others_still_get_done(tmp_path: Path,
         assert drawn.width >= 1
 
 
-def test_output_that_cannot_be_printed_is_one_line_and_closed_pipes_are_quiet(tmp_path: Path) -> None:
+def test_output_that_cannot_be_printed_is_one_line_and_closed_pipes_are_quiet(
+    tmp_path: Path,
+) -> None:
     command = f'"{sys.executable}" -m explain.cli version > /dev/full'
     done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False
+        command,
+        shell=True,
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        check=False,
     )
-    assert (done.returncode, done.stderr) == (1, "explain: output cannot be printed: No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "explain: output cannot be printed: No space left on device\n",
+    )
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([*COMMAND, "version"], stdout=writer, stderr=subprocess.PIPE, env=ENVIRONMENT, check=False)
+    done = subprocess.run(
+        [*COMMAND, "version"], stdout=writer, stderr=subprocess.PIPE, env=ENVIRONMENT, check=False
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
 
@@ -302,18 +360,31 @@ def lost():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "own_net:raises", "--method", "saliency"], "model 'own_net:raises' raised ZeroDivisionError:"),
+        (
+            ["--model", "own_net:raises", "--method", "saliency"],
+            "model 'own_net:raises' raised ZeroDivisionError:",
+        ),
         (["--model", "own_net:nan", "--method", "saliency"], "must give finite scores, got nan"),
         (["--model", "own_net:Net", "--layer", "unused"], "was not called in the forward pass"),
-        (["--model", "own_net:boom"], "model 'own_net:boom' raised ZeroDivisionError: from the factory"),
+        (
+            ["--model", "own_net:boom"],
+            "model 'own_net:boom' raised ZeroDivisionError: from the factory",
+        ),
         (["--model", "own_net:lost"], "raised FileNotFoundError"),
         (["--model", "broken_net:Net"], "raised SyntaxError"),
         (["--model", "own_net:Net", "--labels", "gap.txt"], "but line 2 is empty"),
-        (["--model", "own_net:Net", "--labels", "three.txt"], "each of the model's 2 classes, got 3"),
+        (
+            ["--model", "own_net:Net", "--labels", "three.txt"],
+            "each of the model's 2 classes, got 3",
+        ),
     ],
 )
 def test_what_ones_own_model_does_wrong_is_one_line(
-    arguments: list[str], message: str, tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    typed: Typed,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "own_net.py").write_text(OWN)
     (tmp_path / "broken_net.py").write_text("def Net(:")
@@ -339,13 +410,24 @@ def test_ones_own_model_with_weights_and_labels_works(
     import own_net  # type: ignore[import-not-found]
 
     torch.save(own_net.Net().state_dict(), "weights.pt")
-    arguments = ["--weights", "weights.pt", "--labels", "labels.txt", "--method", "saliency", "--target", "dog"]
+    arguments = [
+        "--weights",
+        "weights.pt",
+        "--labels",
+        "labels.txt",
+        "--method",
+        "saliency",
+        "--target",
+        "dog",
+    ]
     code, out, err = typed(CAT, "--model", "own_net:Net", *arguments)
     assert (code, err) == (0, [])
     assert {line.split()[0] for line in out[1:3]} == {"cat", "dog"}
 
 
-def test_an_interrupt_is_one_line_and_its_own_code(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_one_line_and_its_own_code(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*_: object, **__: object) -> object:
         raise KeyboardInterrupt
 
@@ -367,32 +449,49 @@ except SystemExit:
 assert "torch" not in sys.modules
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "methods " in done.stdout
 
 
 @pytest.mark.parametrize("size", [(1, 3000), (1, 1)])
-def test_photos_a_pixel_wide_are_explained_in_every_way(size: tuple[int, int], typed: Typed) -> None:
+def test_photos_a_pixel_wide_are_explained_in_every_way(
+    size: tuple[int, int], typed: Typed
+) -> None:
     Image.new("RGB", size, "orange").save("thin.png")
-    for words in (["thin.png", "-m", "gradcam", "-m", "saliency", "-m", "guidedbackprop"], ["concepts", "thin.png"]):
+    for words in (
+        ["thin.png", "-m", "gradcam", "-m", "saliency", "-m", "guidedbackprop"],
+        ["concepts", "thin.png"],
+    ):
         code, _, err = typed(*words)
         assert (code, err) == (0, [])
     with Image.open("explained/thin-tiny-gradcam.png") as drawn:
         assert drawn.height > size[1]
-    assert json.loads(Path("explained/thin-tiny-gradcam.json").read_text())["image"]["path"] == "thin.png"
+    assert (
+        json.loads(Path("explained/thin-tiny-gradcam.json").read_text())["image"]["path"]
+        == "thin.png"
+    )
 
 
 @pytest.mark.parametrize("command", [[], ["inspect"], ["concepts"]])
-def test_names_that_would_steer_the_terminal_are_shown_harmlessly(command: list[str], typed: Typed) -> None:
+def test_names_that_would_steer_the_terminal_are_shown_harmlessly(
+    command: list[str], typed: Typed
+) -> None:
     good, bad = "good\x1b[31m\nexplain: red\u2028.png", "bad\x1b[2J\a\n.png"
     Image.new("RGB", (20, 20), "green").save(good)
     Path(bad).write_text("no image")
     code, out, err = typed(*command, good, bad)
     assert code == 1
     assert out[0].startswith(r"good\x1b[31m\nexplain: red\u2028.png")
-    assert [line.startswith("note: ") or r"bad\x1b[2J\x07\n.png" in line for line in err] == [True] * len(err)
+    assert [line.startswith("note: ") or r"bad\x1b[2J\x07\n.png" in line for line in err] == [
+        True
+    ] * len(err)
     assert sum(line.startswith("explain: ") for line in err) == 1
     assert not set("".join(out + err)) & set("\x1b\a")
 
@@ -409,9 +508,13 @@ def test_what_libraries_say_about_a_file_is_one_note_or_goes_with_our_error(
         content = bytearray((tmp_path / name).read_bytes())
         content[content.index(samples) + 8 if place is None else place] ^= 0xFF
         (tmp_path / name).write_bytes(content)
-    assert main(["fax.tif", "zip.tif", "samples.tif", "--model", "tiny", "--method", "saliency"]) == 1
+    assert (
+        main(["fax.tif", "zip.tif", "samples.tif", "--model", "tiny", "--method", "saliency"]) == 1
+    )
     fax, deflated, many = capfd.readouterr().err.splitlines()
-    assert fax.startswith("note: fax.tif: may be damaged, its decoder says: Fax4Decode: Bad code word")
+    assert fax.startswith(
+        "note: fax.tif: may be damaged, its decoder says: Fax4Decode: Bad code word"
+    )
     assert deflated.startswith("explain: image 'zip.tif' is damaged")
     assert many.startswith("explain: image 'samples.tif' is")
     assert len(list((tmp_path / "explained").iterdir())) == 3
@@ -423,13 +526,17 @@ def test_a_photo_too_large_for_the_memory_is_one_line_and_the_others_still_get_d
 ) -> None:
     place = explain.render.styles.place
 
-    def short_of_memory(values: np.ndarray, size: tuple[int, int], *others: object, **named: object) -> np.ndarray:
+    def short_of_memory(
+        values: np.ndarray, size: tuple[int, int], *others: object, **named: object
+    ) -> np.ndarray:
         if size == (500, 500):
             raise MemoryError
         return place(values, size, *others, **named)  # type: ignore[arg-type]
 
     for module in ("styles", "overlays"):
-        monkeypatch.setattr(importlib.import_module(f"explain.render.{module}"), "place", short_of_memory)
+        monkeypatch.setattr(
+            importlib.import_module(f"explain.render.{module}"), "place", short_of_memory
+        )
     for name, side in (("large.png", 500), ("small.png", 20)):
         Image.new("RGB", (side, side), "green").save(name)
     code, out, err = typed(*command, "large.png", "small.png")
@@ -437,7 +544,10 @@ def test_a_photo_too_large_for_the_memory_is_one_line_and_the_others_still_get_d
     assert out[0].startswith("small.png: ")
     complaints = [line for line in err if line.startswith("explain: ")]
     assert complaints == [
-        "explain: large.png: memory must hold the photo and what is drawn on it, but it ran out; resize the photo"
+        (
+            "explain: large.png: memory must hold the photo and what is drawn on it, but it ran out; "
+            "resize the photo"
+        )
     ]
     assert {path.name.split("-")[0] for path in Path("explained").iterdir()} == {"small"}
 
@@ -475,12 +585,24 @@ class Net(nn.Module):
 )
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_labels_and_layers_that_would_steer_the_terminal_are_shown_harmlessly(
-    options: list[str], json_too: bool, tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+    options: list[str],
+    json_too: bool,
+    tmp_path: Path,
+    typed: Typed,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "hostile_net.py").write_text(HOSTILE)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "hostile_net", raising=False)
-    arguments = [*options, CAT, "--model", "hostile_net:Net", "--size", "16", *(["--json"] if json_too else [])]
+    arguments = [
+        *options,
+        CAT,
+        "--model",
+        "hostile_net:Net",
+        "--size",
+        "16",
+        *(["--json"] if json_too else []),
+    ]
     code, out, err = typed(*arguments)
     assert all(printable(line) == line for line in out + err), out + err
     refused = options[0] in ("--layer", "--target")
@@ -509,10 +631,22 @@ def test_names_that_cannot_be_shown_stop_nothing_and_json_is_valid(
     strange = os.fsdecode(b"caf\xe9 \xe7\x8c\xab.png")
     Image.new("RGB", (20, 20), "green").save(tmp_path / "plain.png")
     (tmp_path / "plain.png").rename(tmp_path / strange)
-    screens = {name: io.TextIOWrapper(io.BytesIO(), "ascii", "strict") for name in ("stdout", "stderr")}
+    screens = {
+        name: io.TextIOWrapper(io.BytesIO(), "ascii", "strict") for name in ("stdout", "stderr")
+    }
     for name, screen in screens.items():
         monkeypatch.setattr(sys, name, screen)
-    words = [strange, "x" * 300 + ".jpg", "--target", "0", "--method", "saliency", "--model", "tiny", "--json"]
+    words = [
+        strange,
+        "x" * 300 + ".jpg",
+        "--target",
+        "0",
+        "--method",
+        "saliency",
+        "--model",
+        "tiny",
+        "--json",
+    ]
     assert main(words) == 1
     monkeypatch.undo()
     screens["stderr"].flush()
@@ -549,7 +683,8 @@ def test_a_folder_that_cannot_be_written_stops_the_run_and_says_so(
     missing, told = err
     assert "missing.png' does not exist" in missing
     assert told == (
-        "explain: a.png: output folder 'explained' cannot be written: Read-only file system; change it; stopped, "
+        "explain: a.png: output folder 'explained' cannot be written: Read-only file system; "
+        "change it; stopped, "
         "2 more not looked at"
     )
     code, out, _ = typed(*words, "a.png", "b.png", "--json")

@@ -46,7 +46,9 @@ def _in_a_folder_with_photos_and_models(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
 
 
-def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any], list[str]]:
+def document(
+    capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, dict[str, Any], list[str]]:
     code = main([*arguments, "--json"])
     captured = capsys.readouterr()
     found: dict[str, Any] = json.loads(captured.out)
@@ -58,16 +60,46 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     [
         ([], 2, "results", "name at least one image; explain --help shows the options"),
         (["a.png", "--nonsense"], 2, "results", "No such option '--nonsense'"),
-        (["a.png", "--method", "gradcan"], 2, "results", "method 'gradcan' is unknown; did you mean 'gradcam'"),
-        (["inspect", "a.png", "--method", "gradcam"], 2, "inspected", "--method would have no effect with explain ins"),
-        (["methods", "--model", "tiny"], 2, "methods", "--model would have no effect with explain methods; leave"),
+        (
+            ["a.png", "--method", "gradcan"],
+            2,
+            "results",
+            "method 'gradcan' is unknown; did you mean 'gradcam'",
+        ),
+        (
+            ["inspect", "a.png", "--method", "gradcam"],
+            2,
+            "inspected",
+            "--method would have no effect with explain ins",
+        ),
+        (
+            ["methods", "--model", "tiny"],
+            2,
+            "methods",
+            "--model would have no effect with explain methods; leave",
+        ),
         (["models", "zzz"], 2, "models", "model 'zzz' is unknown"),
         (["a.png", "--model", "resnet5"], 2, "results", "model 'resnet5' is unknown"),
         (["none.png", "--model", "tiny"], 1, "results", "image 'none.png' does not exist"),
-        (["a.png", "--model", "tiny", "--target", "500"], 2, "results", "must be a class from 0 to 199"),
-        (["a.png", "--model", "talking:short"], 1, "results", "memory must hold the model and the photo"),
+        (
+            ["a.png", "--model", "tiny", "--target", "500"],
+            2,
+            "results",
+            "must be a class from 0 to 199",
+        ),
+        (
+            ["a.png", "--model", "talking:short"],
+            1,
+            "results",
+            "memory must hold the model and the photo",
+        ),
         (["a.png", "--model", "talking:stopped"], 130, "results", "interrupted"),
-        (["a.png", "--model", "talking:broken"], 1, "results", "model 'talking:broken' raised SystemError: not so"),
+        (
+            ["a.png", "--model", "talking:broken"],
+            1,
+            "results",
+            "model 'talking:broken' raised SystemError: not so",
+        ),
     ],
 )
 def test_what_goes_wrong_is_in_the_document_too(
@@ -85,7 +117,12 @@ def test_lists_are_documents(capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["name"] for each in found["methods"]] == explain.list_methods()
     _, found, _ = document(capsys, "methods", "integ*")
     (one,) = found["methods"]
-    assert one["options"] == {"steps": 50, "baseline": 0.0, "rule": "gausslegendre", "multiply_by_inputs": True}
+    assert one["options"] == {
+        "steps": 50,
+        "baseline": 0.0,
+        "rule": "gausslegendre",
+        "multiply_by_inputs": True,
+    }
     _, found, _ = document(capsys, "models", "tin*")
     assert "tiny" in found["models"]
     _, found, _ = document(capsys, "layers", "--model", "tiny")
@@ -100,7 +137,9 @@ def test_an_interrupt_amid_photos_keeps_what_is_done(
 ) -> None:
     inspect = explain.Explainer.inspect
     monkeypatch.setattr(
-        explain.Explainer, "inspect", lambda self, photo: inspect(self, photo) if "a.png" in photo.filename else stop()
+        explain.Explainer,
+        "inspect",
+        lambda self, photo: inspect(self, photo) if "a.png" in photo.filename else stop(),
     )
     code, found, err = document(capsys, "inspect", "a.png", "b.png", "--model", "tiny")
     assert code == 130
@@ -122,14 +161,22 @@ def test_a_fault_of_our_own_leaves_a_document_behind_and_is_shown(
     monkeypatch.setattr("explain.cli.photos.find_photos", fail)
     with pytest.raises(ZeroDivisionError):
         main(["a.png", "--json"])
-    assert json.loads(capsys.readouterr().out) == {"results": [], "errors": ["raised ZeroDivisionError: ours"]}
+    assert json.loads(capsys.readouterr().out) == {
+        "results": [],
+        "errors": ["raised ZeroDivisionError: ours"],
+    }
 
 
 @pytest.mark.long
 def test_what_others_print_goes_to_standard_error(tmp_path: Path) -> None:
     words = ["a.png", "--model", "talking:make", "-m", "saliency", "--json"]
-    command, paths = [sys.executable, "-W", "error", "-m", "explain.cli", *words], {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    done = subprocess.run(command, capture_output=True, text=True, env=paths, cwd=tmp_path, check=False)
+    command, paths = (
+        [sys.executable, "-W", "error", "-m", "explain.cli", *words],
+        {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+    )
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=paths, cwd=tmp_path, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["results"]) == 1
     assert sorted(done.stderr.splitlines()) == ["downloading", "from below", "still downloading"]

@@ -1,4 +1,5 @@
-"""Many photos on the command line: which are found, which are left out, what is told once, and how it ends."""
+"""Many photos on the command line: which are found, which are left out, what is told once, and how
+it ends."""
 
 from __future__ import annotations
 
@@ -25,7 +26,15 @@ ALWAYS = ["--model", "tiny", "--size", "32"]
 def _in_a_folder_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     photo = Image.linear_gradient("L").resize((20, 16))
-    for name in ("a.png", ".hidden.png", "in/b.png", "in/.c.png", "in/deep/d.png", "in/.git/e.png", "explained/f.png"):
+    for name in (
+        "a.png",
+        ".hidden.png",
+        "in/b.png",
+        "in/.c.png",
+        "in/deep/d.png",
+        "in/.git/e.png",
+        "explained/f.png",
+    ):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         photo.save(name)
 
@@ -44,7 +53,12 @@ def test_hidden_files_of_folders_are_left_out() -> None:
 
 def test_folders_inside_folders_are_looked_into_on_request() -> None:
     assert found(".", recursive=True) == ["a.png", "in/b.png", "in/deep/d.png"]
-    assert found(".", recursive=True, apart_from="out") == ["a.png", "explained/f.png", "in/b.png", "in/deep/d.png"]
+    assert found(".", recursive=True, apart_from="out") == [
+        "a.png",
+        "explained/f.png",
+        "in/b.png",
+        "in/deep/d.png",
+    ]
     assert found("in", "in/b.png", recursive=True) == ["in/b.png", "in/deep/d.png"]
     Path("in/loop").symlink_to(Path("in").resolve())
     assert found("in", recursive=True) == ["in/b.png", "in/deep/d.png"]
@@ -55,7 +69,10 @@ def test_recursion_is_an_option(typed: Typed) -> None:
     assert code == 0
     assert [line.split(": ")[0] for line in out[:2]] == ["in/b.png", "in/deep/d.png"]
     code, _, err = typed("a.png", "--recursive")
-    assert (code, err) == (2, ["explain: --recursive would have no effect without a folder; name one, or leave it out"])
+    assert (code, err) == (
+        2,
+        ["explain: --recursive would have no effect without a folder; name one, or leave it out"],
+    )
     Path("in/b.png").unlink()
     code, _, err = typed("in")
     assert code == 1
@@ -63,11 +80,15 @@ def test_recursion_is_an_option(typed: Typed) -> None:
 
 
 def test_standard_input_is_a_photo(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(Path("a.png").read_bytes()), isatty=bool))
+    monkeypatch.setattr(
+        sys, "stdin", SimpleNamespace(buffer=io.BytesIO(Path("a.png").read_bytes()), isatty=bool)
+    )
     code, out, err = typed("-", "a.png", "--method", "saliency", "--target", "1")
     assert (code, err) == (0, [])
     assert out[0].startswith("standard input: ")
-    piped, named = (explain.load(f"explained/{stem}-tiny-fishing-reel-saliency.json") for stem in ("stdin", "a"))
+    piped, named = (
+        explain.load(f"explained/{stem}-tiny-fishing-reel-saliency.json") for stem in ("stdin", "a")
+    )
     assert (piped.values == named.values).all()
     assert piped.record["image"]["path"] is None
 
@@ -77,7 +98,13 @@ def test_standard_input_is_a_photo(typed: Typed, monkeypatch: pytest.MonkeyPatch
     [
         (b"", "standard input: image of 0 bytes is empty"),
         (b"no photo", "standard input: image of 8 bytes is not an image"),
-        (None, "standard input: image - must come through a pipe, but standard input is a terminal or closed"),
+        (
+            None,
+            (
+                "standard input: image - must come through a pipe, but standard input is a terminal "
+                "or closed"
+            ),
+        ),
     ],
 )
 def test_standard_input_without_a_photo_is_refused(
@@ -97,18 +124,26 @@ def test_standard_input_without_a_photo_is_refused(
         (["--target", "500"], "must be a class from 0 to 199"),
     ],
 )
-def test_what_is_wrong_for_all_photos_is_told_once(options: list[str], message: str, typed: Typed) -> None:
+def test_what_is_wrong_for_all_photos_is_told_once(
+    options: list[str], message: str, typed: Typed
+) -> None:
     for name in "bcd":
         Image.linear_gradient("L").save(f"{name}.png")
     code, out, (told, stopped) = typed(".", *options)
     assert code == 2
     assert told.startswith("explain: a.png: ")
     assert message in told
-    assert stopped == "explain: b.png fails in the same way, as every photo would; stopped, 2 more not looked at"
+    assert (
+        stopped
+        == "explain: b.png fails in the same way, as every photo would; stopped, 2 more not looked "
+        "at"
+    )
     assert out[-1].endswith("(2 failed, 2 not looked at)")
 
 
-def test_what_is_wrong_for_one_photo_is_told_of_it(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_for_one_photo_is_told_of_it(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inspect = explain.Explainer.inspect
 
     def picky(self: explain.Explainer, photo: Image.Image) -> object:
@@ -123,7 +158,9 @@ def test_what_is_wrong_for_one_photo_is_told_of_it(typed: Typed, monkeypatch: py
 
 
 def test_the_smallest_evidence_is_told_in_a_sentence(typed: Typed) -> None:
-    code, out, _ = typed("a.png", "--evidence", "--baseline", "black", "--target", "1", "--samples", "80")
+    code, out, _ = typed(
+        "a.png", "--evidence", "--baseline", "black", "--target", "1", "--samples", "80"
+    )
     assert code == 0
     for name in ("sufficient", "necessary"):
         (path,) = Path("explained").glob(f"*{name}.json")
@@ -145,7 +182,9 @@ def test_several_photos_end_with_a_line_that_sums_up(typed: Typed) -> None:
     assert "written" not in out[-1]
 
 
-def test_photos_with_results_are_skipped_on_request(typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_photos_with_results_are_skipped_on_request(
+    typed: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert typed("a.png", "--method", "saliency")[0] == 0
     before = Path("explained/a-tiny-saliency.json").stat().st_mtime_ns
     code, out, err = typed("a.png", "in/b.png", "--method", "saliency", "--skip-existing")
@@ -163,7 +202,10 @@ def test_only_whole_results_of_this_very_photo_are_skipped(typed: Typed) -> None
     two = ["--method", "saliency", "--method", "gradcam", "--top-k", "2", "--skip-existing"]
     assert typed("a.png", *two)[0] == 0
     assert "  skipped: its results are there" in typed("a.png", *two)[1]
-    for missing in ("a-tiny-sheet.png", next(path.name for path in Path("explained").glob("a-*-gradcam.npy"))):
+    for missing in (
+        "a-tiny-sheet.png",
+        next(path.name for path in Path("explained").glob("a-*-gradcam.npy")),
+    ):
         content = Path("explained", missing).read_bytes()
         Path("explained", missing).unlink()
         code, _, err = typed("a.png", *two)
@@ -214,7 +256,9 @@ def test_the_bar_tells_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
-def test_nothing_is_drawn_where_there_is_no_terminal(stream: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_drawn_where_there_is_no_terminal(
+    stream: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     bar = ProgressBar(3)
     bar.begin("a")

@@ -1,4 +1,5 @@
-"""Settings in a file, lists without torch, completion, formats, how much is said, and several models."""
+"""Settings in a file, lists without torch, completion, formats, how much is said, and several
+models."""
 
 from __future__ import annotations
 
@@ -28,22 +29,33 @@ def _photos(tmp_path: Path) -> None:
 
 def test_options_of_a_file_are_defaults(typed: Typed) -> None:
     toml = (
-        'size = 32\nmodel = "tiny"\nmethod = ["saliency", "rise"]\nsamples = 8\nmean = [0.4, 0.5, 0.6]\nhtml = false\n'
+        'size = 32\nmodel = "tiny"\nmethod = ["saliency", "rise"]\nsamples = 8\nmean = [0.4, '
+        "0.5, 0.6]\nhtml = false\n"
     )
-    Path("pyproject.toml").write_text(f'[project]\nname = "x"\n[tool.explain]\n{toml}[tool.explain.run]\nworkers = 0\n')
+    Path("pyproject.toml").write_text(
+        f'[project]\nname = "x"\n[tool.explain]\n{toml}[tool.explain.run]\nworkers = 0\n'
+    )
     assert main(["a.png", "--json"]) == 0
     assert (
-        main(["a.png", "--method", "gradcam", "-o", "other", "--baseline", "blur"]) == 2  # which is typed
+        # which is typed
+        main(["a.png", "--method", "gradcam", "-o", "other", "--baseline", "blur"]) == 2
     )
     record = json.loads(Path("explained/a-tiny-rise.json").read_text())
-    assert (record["options"]["samples"], "mean=(0.4, 0.5, 0.6)" in record["preprocess"]) == (8, True)
+    assert (record["options"]["samples"], "mean=(0.4, 0.5, 0.6)" in record["preprocess"]) == (
+        8,
+        True,
+    )
     assert typed("a.png", "--method", "gradcam", "-o", "other")[0] == 0
     assert {path.name for path in Path("other").glob("*.json")} == {"a-tiny-gradcam.json"}
     Path("explain.toml").write_text('method = ["saliency", "rise"]\n')
-    for command, given in (("run", ["saliency", "rise"]), ("insight", "saliency")):  # which takes one method alone
+    # which takes one method alone
+    for command, given in (("run", ["saliency", "rise"]), ("insight", "saliency")):
         assert configured(commands.commands[command])[1]["method"] == given
     Path("explain.toml").write_text('methd = "rise"\n')
-    assert typed("a.png")[::2] == (2, ["explain: explain.toml: option 'methd' is unknown; did you mean 'method'?"])
+    assert typed("a.png")[::2] == (
+        2,
+        ["explain: explain.toml: option 'methd' is unknown; did you mean 'method'?"],
+    )
     Path("explain.toml").write_text("top-k = 0\n")
     assert "explain.toml: Invalid value for '--top-k': 0" in typed("a.png")[2][0]
     Path("explain.toml").write_text("size")
@@ -56,14 +68,20 @@ def test_options_of_a_file_are_defaults(typed: Typed) -> None:
         (["ru"], ["plain,run"]),
         (["a.png", "--method", "gradcam+"], ["plain,gradcam++"]),
         (["run", "--metric", "averaged"], ["plain,averagedrop"]),
-        (["a.png", "--style", ""], ["plain,heat", "plain,contour", "plain,mask", "plain,spotlight"]),
+        (
+            ["a.png", "--style", ""],
+            ["plain,heat", "plain,contour", "plain,mask", "plain,spotlight"],
+        ),
         (["methods", "--"], ["plain,--json", "plain,--help"]),
         (["a.png", "--model", "tiny-c"], ["plain,tiny-clip"]),
         (["a.p"], ["file,a.p"]),
     ],
 )
 def test_words_are_completed(
-    words: list[str], expected: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    expected: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("_EXPLAIN_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", " ".join(["explain", *words]))
@@ -80,7 +98,9 @@ def test_the_script_of_bash_completes(typed: Typed, tmp_path: Path) -> None:
         '_explain_completion explain; echo "${COMPREPLY[@]}"'
     )
     environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env=environment, check=True
+    )
     assert done.stdout == "--method\n"
 
 
@@ -90,13 +110,18 @@ def test_small_formats_hold_the_same(typed: Typed) -> None:
     small = [*common, "--picture-format", "jpg", "--map-format", "npz", "-o", "small"]
     assert typed(*small)[0] == 0
     assert "skipped" in typed(*small, "--skip-existing")[1][1]
-    one, other = (explain.load(f"{folder}/a-tiny-saliency.json") for folder in ("explained", "small"))
+    one, other = (
+        explain.load(f"{folder}/a-tiny-saliency.json") for folder in ("explained", "small")
+    )
     error = (one.values - other.values).abs().max() / one.values.abs().max()
     assert 0 < error < 2**-10
     assert (np.asarray(other.repeat()["saliency"].values[0]) == one.values.numpy()).all()
     with Image.open("small/a-tiny-sheet.jpg") as picture:
         assert picture.format == "JPEG"
-    total = {folder: sum(path.stat().st_size for path in Path(folder).iterdir()) for folder in ("explained", "small")}
+    total = {
+        folder: sum(path.stat().st_size for path in Path(folder).iterdir())
+        for folder in ("explained", "small")
+    }
     assert total["small"] < 0.7 * total["explained"]
     damaged = Path("small/a-tiny-saliency.npz")
     damaged.write_bytes(damaged.read_bytes()[:100])
@@ -117,7 +142,15 @@ def test_several_photos_have_a_line_each_unless_more_or_less_is_wanted(typed: Ty
 
 def test_models_are_compared(typed: Typed) -> None:
     code, out, err = typed(
-        "a.png", "--model", "tiny", "--model", "tiny-transformer", "--json", "--html", "-m", "gradcam"
+        "a.png",
+        "--model",
+        "tiny",
+        "--model",
+        "tiny-transformer",
+        "--json",
+        "--html",
+        "-m",
+        "gradcam",
     )
     assert (code, err) == (0, [])
     found, sheet = json.loads("\n".join(out))["results"]
@@ -125,7 +158,12 @@ def test_models_are_compared(typed: Typed) -> None:
     assert found["models"] == ["tiny", "tiny-transformer"]
     first, second = (each["records"][0] for each in found["by_model"])
     assert first["label"] == second["label"] == found["maps"][0]["target"]
-    assert found["maps"][0]["elsewhere"]["tiny"] == 0 < found["maps"][0]["elsewhere"]["tiny-transformer"] <= 1
+    assert (
+        found["maps"][0]["elsewhere"]["tiny"]
+        == 0
+        < found["maps"][0]["elsewhere"]["tiny-transformer"]
+        <= 1
+    )
     assert {"a-models.png", "a-tiny-gradcam.png", "a-tiny-transformer-gradcam.png"} <= {
         path.name for path in Path("explained").iterdir()
     }
@@ -139,7 +177,8 @@ def test_a_model_in_grey_is_asked_for(typed: Typed) -> None:
     Path("grey.py").write_text(
         "import torch\nfrom torch import nn\n"
         "def make():\n    torch.manual_seed(0)\n"
-        "    return nn.Sequential(nn.AvgPool2d(4), nn.Conv2d(1, 1, 3), nn.Flatten(), nn.Linear(4, 1))\n"
+        "    return nn.Sequential(nn.AvgPool2d(4), nn.Conv2d(1, 1, 3), nn.Flatten(), nn.Linear(4, "
+        "1))\n"
     )
     for target in ("yes", "no"):
         code, out, _ = typed(
@@ -167,10 +206,30 @@ def test_labels_none_of_which_is_likely_say_so(typed: Typed) -> None:
         "    made[1].bias.data[:] = -9.0\n    made[1].weight.data[:] = 0\n    return made\n"
     )
     code, out, _ = typed(
-        "a.png", "--model", "./none.py:make", "--size", "16", "--activation", "sigmoid", "-m", "saliency"
+        "a.png",
+        "--model",
+        "./none.py:make",
+        "--size",
+        "16",
+        "--activation",
+        "sigmoid",
+        "-m",
+        "saliency",
     )
     assert code == 0
     assert out[1] == "  no class reaches 50%; the best is class 0, <0.1 %"
-    Path("all.py").write_text(Path("none.py").read_text().replace("768, 3)", "768, 30)").replace("-9.0", "9.0"))
-    out = typed("a.png", "--model", "./all.py:make", "--size", "16", "--activation", "sigmoid", "-m", "saliency")[1]
+    Path("all.py").write_text(
+        Path("none.py").read_text().replace("768, 3)", "768, 30)").replace("-9.0", "9.0")
+    )
+    out = typed(
+        "a.png",
+        "--model",
+        "./all.py:make",
+        "--size",
+        "16",
+        "--activation",
+        "sigmoid",
+        "-m",
+        "saliency",
+    )[1]
     assert (len([line for line in out if "100 %" in line]), out[21]) == (20, "  and 10 more")

@@ -1,4 +1,5 @@
-"""`--skip-existing` skips photos whose results are there: of the same pixels, the same question and the same model."""
+"""`--skip-existing` skips photos whose results are there: of the same pixels, the same question and
+the same model."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ PLAIN = ["a.bmp", "--model", "tiny", "--method", "saliency", "--method", "gradca
 
 
 @pytest.fixture(autouse=True)
-def _explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def _explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     picture(0, (64, 48)).save("a.bmp")
     assert main(PLAIN) == 0
@@ -33,7 +36,11 @@ def is_skipped(capsys: pytest.CaptureFixture[str], *words: str) -> bool:
 
 def changed(option: str, value: str) -> list[str]:
     place = PLAIN.index(option) if option in PLAIN else None
-    return [*PLAIN, option, value] if place is None else [*PLAIN[: place + 1], value, *PLAIN[place + 2 :]]
+    return (
+        [*PLAIN, option, value]
+        if place is None
+        else [*PLAIN[: place + 1], value, *PLAIN[place + 2 :]]
+    )
 
 
 def test_the_same_is_skipped_and_so_is_a_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,12 +74,15 @@ def test_a_replaced_photo_is_not_skipped(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_another_model_of_the_same_name_is_not_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    )
     torch.save(network.state_dict(), "trained.pt")
     Path("own.py").write_text(
         "import torch\nfrom torch import nn\n"
         "def make():\n"
-        "    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))\n"
+        "    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), "
+        "nn.Linear(4, 5))\n"
         "    network.load_state_dict(torch.load('trained.pt'))\n    return network\n"
     )
     words = ["a.bmp", "--model", "./own.py:make", "--size", "16", "--target", "3"]
@@ -84,12 +94,30 @@ def test_another_model_of_the_same_name_is_not_skipped(capsys: pytest.CaptureFix
 
 
 def test_a_box_that_is_found_again_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [str(ROOT / "assets" / "grace_hopper.jpg"), "--model", "nanodet", "--method", "saliency", "--target", "tie"]
+    words = [
+        str(ROOT / "assets" / "grace_hopper.jpg"),
+        "--model",
+        "nanodet",
+        "--method",
+        "saliency",
+        "--target",
+        "tie",
+    ]
     assert main(words) == 0
     assert is_skipped(capsys, *words)
 
 
 def test_a_text_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["a.bmp", "--model", "tiny-clip", "--method", "saliency", "--text", "a cat", "--text", "a dog"]
+    words = [
+        "a.bmp",
+        "--model",
+        "tiny-clip",
+        "--method",
+        "saliency",
+        "--text",
+        "a cat",
+        "--text",
+        "a dog",
+    ]
     assert main(words) == 0
     assert is_skipped(capsys, *words)

@@ -44,7 +44,8 @@ def test_nothing_is_overwritten_without_leave(tmp_path: Path) -> None:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int, after: int = 0) -> None:
-    """Let a function of ``os`` fail on files, from a call on: rather than chmod, which does not stop root."""
+    """Let a function of ``os`` fail on files, from a call on: rather than chmod, which does not
+    stop root."""
     function, calls = getattr(os, name), iter(range(1000))
 
     def fails(path: Any, *args: Any, **options: Any) -> Any:
@@ -76,7 +77,9 @@ def test_a_failure_half_way_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_read_only_file_system_is_what_the_message_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_file_system_is_what_the_message_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing(monkeypatch, "open", errno.EROFS)
     failing(monkeypatch, "unlink", errno.EROFS)  # there, even of what does not exist
     with pytest.raises(FolderError, match="Read-only"):
@@ -93,7 +96,9 @@ def test_a_name_that_is_too_long_is_no_fault_of_the_folder(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_of_threads_that_save_to_the_same_names_the_files_are_of_one(overwrite: bool, tmp_path: Path) -> None:
+def test_of_threads_that_save_to_the_same_names_the_files_are_of_one(
+    overwrite: bool, tmp_path: Path
+) -> None:
     """All find the names free before the first puts its files in place."""
     for _ in range(3):
         outcomes = together(tmp_path, overwrite=overwrite, count=6)
@@ -107,7 +112,8 @@ def test_of_threads_that_save_to_the_same_names_the_files_are_of_one(overwrite: 
 
 
 def together(folder: Path, *, overwrite: bool, count: int) -> dict[int, str]:
-    """Write six files from several threads at once, in different orders; say what became of each thread's."""
+    """Write six files from several threads at once, in different orders; say what became of each
+    thread's."""
     start, outcomes = threading.Barrier(count), {}
 
     def save(number: int) -> None:
@@ -129,7 +135,9 @@ def contents(folder: Path) -> dict[str, Any]:
     return {path.name: json.loads(path.read_text("utf-8")) for path in folder.iterdir()}
 
 
-def test_a_folder_kept_locked_is_waited_for_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_kept_locked_is_waited_for_and_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("explain.data.files.PATIENCE", 0.05)
     with locked(tmp_path), pytest.raises(FolderError, match="program"):
         filled(tmp_path).write()
@@ -188,7 +196,13 @@ def test_records_are_strict_json() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("../a b/ä?.txt", "a-b-ä-.txt"), ("???", "image"), ("猫", "猫"), ("cafe\u0301", "café"), ("a_b-c", "a_b-c")],
+    [
+        ("../a b/ä?.txt", "a-b-ä-.txt"),
+        ("???", "image"),
+        ("猫", "猫"),
+        ("cafe\u0301", "café"),
+        ("a_b-c", "a_b-c"),
+    ],
 )
 def test_file_names_are_safe_and_keep_every_script(text: str, expected: str) -> None:
     assert slug(text) == expected

@@ -34,7 +34,9 @@ def gradient() -> Image.Image:
     return Image.fromarray(np.stack([np.tile(ramp, (30, 1))] * 3, axis=2))
 
 
-def test_paths_bytes_arrays_and_pictures_give_the_same(gradient: Image.Image, tmp_path: Path) -> None:
+def test_paths_bytes_arrays_and_pictures_give_the_same(
+    gradient: Image.Image, tmp_path: Path
+) -> None:
     path = tmp_path / "a.png"
     gradient.save(path)
     expected = np.asarray(gradient)
@@ -48,7 +50,9 @@ def test_a_photo_is_decoded_once_however_often_it_is_loaded(
     """The command line loads it, and so do the explainer, the model's input and the curves."""
     gradient.save(tmp_path / "a.png")
     sizes = []
-    monkeypatch.setattr(ImageOps, "exif_transpose", lambda picture: sizes.append(picture.size) or picture)
+    monkeypatch.setattr(
+        ImageOps, "exif_transpose", lambda picture: sizes.append(picture.size) or picture
+    )
     photo = load_image(tmp_path / "a.png")
     assert load_image(photo) is photo
     assert sizes == [(40, 30)]
@@ -56,13 +60,23 @@ def test_a_photo_is_decoded_once_however_often_it_is_loaded(
     changed.putpixel((0, 0), (1, 2, 3))
     assert load_image(changed).getpixel((0, 0)) == (1, 2, 3)
     sizes.clear()
-    words = [str(tmp_path / "a.png"), "--model", "tiny", "--method", "gradcam", "--method", "saliency"]
+    words = [
+        str(tmp_path / "a.png"),
+        "--model",
+        "tiny",
+        "--method",
+        "gradcam",
+        "--method",
+        "saliency",
+    ]
     assert main([*words, "-o", str(tmp_path)]) == 0
     assert sizes == [(40, 30)]
 
 
 @pytest.mark.parametrize("orientation", [*range(1, 9), 99])
-def test_a_photo_that_was_loaded_can_be_loaded_again(orientation: int, gradient: Image.Image) -> None:
+def test_a_photo_that_was_loaded_can_be_loaded_again(
+    orientation: int, gradient: Image.Image
+) -> None:
     exif, file = Image.Exif(), io.BytesIO()
     exif[0x0112] = orientation
     gradient.save(file, "JPEG", exif=exif)
@@ -75,7 +89,9 @@ def test_a_photo_that_was_loaded_can_be_loaded_again(orientation: int, gradient:
 def test_grey_cmyk_and_animations_become_rgb(gradient: Image.Image, tmp_path: Path) -> None:
     gradient.convert("L").save(tmp_path / "grey.png")
     gradient.convert("CMYK").save(tmp_path / "cmyk.jpg", quality=98)
-    gradient.save(tmp_path / "moving.gif", save_all=True, append_images=[Image.new("RGB", (40, 30), "red")])
+    gradient.save(
+        tmp_path / "moving.gif", save_all=True, append_images=[Image.new("RGB", (40, 30), "red")]
+    )
     for name in ("grey.png", "cmyk.jpg", "moving.gif"):
         found = load_image(tmp_path / name)
         assert found.mode == "RGB"
@@ -108,7 +124,9 @@ def test_deep_greys_keep_their_range(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
 @pytest.mark.parametrize("kind", ["16-bit PNG", "16-bit TIFF", "32-bit TIFF", "array"])
-def test_greys_of_fewer_bits_than_their_file_are_bright_and_said_to_be(kind: str, bits: int, tmp_path: Path) -> None:
+def test_greys_of_fewer_bits_than_their_file_are_bright_and_said_to_be(
+    kind: str, bits: int, tmp_path: Path
+) -> None:
     greys = np.linspace(0, 2**bits - 2, 60).reshape(6, 10).round().astype(np.uint16)
     path = tmp_path / f"deep.{kind[-4:].strip().lower()}"
     if kind != "array":
@@ -123,7 +141,12 @@ def test_greys_of_fewer_bits_than_their_file_are_bright_and_said_to_be(kind: str
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return (
+        struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+    )
 
 
 @pytest.mark.parametrize("bits", [12, 14, 16])
@@ -145,8 +168,17 @@ def test_a_file_that_says_its_bits_is_read_so() -> None:
     """A TIFF file with two greys of 12 bits, of which none is bright."""
     tags = {256: 2, 257: 1, 258: 12, 259: 1, 262: 1, 273: 122, 277: 1, 278: 1, 279: 3}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    file = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0) + bytes([0x10, 0x00, 0x80])
-    assert np.asarray(load_image(file))[0, :, 0].tolist() == [round(256 / 4095 * 255), round(128 / 4095 * 255)]
+    file = (
+        b"II*\0"
+        + struct.pack("<IH", 8, len(tags))
+        + entries
+        + struct.pack("<I", 0)
+        + bytes([0x10, 0x00, 0x80])
+    )
+    assert np.asarray(load_image(file))[0, :, 0].tolist() == [
+        round(256 / 4095 * 255),
+        round(128 / 4095 * 255),
+    ]
 
 
 @pytest.mark.parametrize("values", [[-1000, 0, 3000], [-1.0, 0.0, 1.0], [0.0, 0.5, 1.02]])
@@ -166,12 +198,21 @@ def test_extreme_shapes_reach_the_model(size: tuple[int, int]) -> None:
 def test_what_is_no_image_or_cannot_be_read_is_named(gradient: Image.Image, tmp_path: Path) -> None:
     gradient.save(tmp_path / "whole.png")
     whole = (tmp_path / "whole.png").read_bytes()
-    contents = {"is empty": b"", "not an image": b"just some words", "truncated": whole[: len(whole) // 2]}
+    contents = {
+        "is empty": b"",
+        "not an image": b"just some words",
+        "truncated": whole[: len(whole) // 2],
+    }
     for message, content in contents.items():
         (tmp_path / "a.png").write_bytes(content)
         with pytest.raises(ImageError, match=message):
             load_image(tmp_path / "a.png")
-    for path, message in ((tmp_path / "b.jpg", "b.jpg"), (tmp_path, "folder"), ("\0.jpg", "read"), ("x" * 300, "read")):
+    for path, message in (
+        (tmp_path / "b.jpg", "b.jpg"),
+        (tmp_path, "folder"),
+        ("\0.jpg", "read"),
+        ("x" * 300, "read"),
+    ):
         with pytest.raises(ImageError, match=message):
             load_image(path)
 
@@ -182,7 +223,9 @@ def test_photos_of_phones_are_named_and_read_where_a_package_can(
     file = tmp_path / "photo.heic"
     file.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    with pytest.raises(ImageError, match="a HEIC photo, which needs the package pillow-heif; run pip"):
+    with pytest.raises(
+        ImageError, match="a HEIC photo, which needs the package pillow-heif; run pip"
+    ):
         load_image(file)
     reader = SimpleNamespace(open_heif=lambda file: SimpleNamespace(to_pillow=lambda: gradient))
     monkeypatch.setitem(sys.modules, "pillow_heif", reader)
@@ -193,7 +236,8 @@ def test_photos_of_phones_are_named_and_read_where_a_package_can(
 def test_a_decompression_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     side = 20_000
     assert side * side > MAX_PIXELS
-    # Written a strip at a time would take long as well: only the header says how large the picture is.
+    # Written a strip at a time would take long as well: only the header says how large the picture
+    # is.
     small = io.BytesIO()
     Image.new("L", (8, 8)).save(small, "BMP")
     header = bytearray(small.getvalue())
@@ -218,16 +262,26 @@ def test_arrays_that_are_no_images_are_refused(array: np.ndarray, message: str) 
 
 @pytest.mark.parametrize("size", [(640, 427), (300, 451), (37, 64), (2000, 500)])
 @pytest.mark.parametrize("crop", [0.875, 1.0])
-def test_the_part_that_any_preprocessing_keeps_is_found_by_trying_it(size: tuple[int, int], crop: float) -> None:
+def test_the_part_that_any_preprocessing_keeps_is_found_by_trying_it(
+    size: tuple[int, int], crop: float
+) -> None:
     ours = CenterCrop(64, crop)
     expected = ours.box(size)
     normalize = v2.Compose(
-        [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])]
+        [
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]),
+        ]
     )
     theirs = v2.Compose([v2.Resize(round(64 / crop)), v2.CenterCrop(64), normalize])
     stretched = v2.Compose([v2.Resize((48, 64)), normalize])
     tolerance = 0.02 * max(size)
-    for preprocess, box in ((theirs, expected), (lambda image: ours(image), expected), (stretched, Box(0, 0, *size))):
+    for preprocess, box in (
+        (theirs, expected),
+        (lambda image: ours(image), expected),
+        (stretched, Box(0, 0, *size)),
+    ):
         found = locate(preprocess, size)
         for edge in ("left", "top", "right", "bottom"):
             assert getattr(found, edge) == pytest.approx(getattr(box, edge), abs=tolerance), edge
@@ -244,7 +298,9 @@ def test_padding_around_the_photo_is_left_out() -> None:
         assert getattr(found, edge) == pytest.approx(expected, abs=8), edge
 
 
-def test_preprocessing_that_cannot_be_located_is_taken_to_show_the_whole_photo_and_says_so() -> None:
+def test_preprocessing_that_cannot_be_located_is_taken_to_show_the_whole_photo_and_says_so() -> (
+    None
+):
     generator = torch.Generator().manual_seed(0)
     random = v2.Lambda(lambda image: torch.rand(3, 8, 8, generator=generator))
     for preprocess in (random, lambda image: "nothing"):
@@ -254,14 +310,20 @@ def test_preprocessing_that_cannot_be_located_is_taken_to_show_the_whole_photo_a
     assert locate(strip, (1, 100)).top == pytest.approx(49.5, abs=3)
 
 
-def test_open_files_and_pipes_that_are_open_already_are_read(gradient: Image.Image, tmp_path: Path) -> None:
+def test_open_files_and_pipes_that_are_open_already_are_read(
+    gradient: Image.Image, tmp_path: Path
+) -> None:
     gradient.save(tmp_path / "a.png")
     with (tmp_path / "a.png").open("rb") as file:
         assert load_image(file).size == (40, 30)
     ours, theirs = os.pipe()
     with os.fdopen(ours, "rb"), os.fdopen(theirs, "wb") as writer:
         thread = threading.Thread(
-            target=lambda: (time.sleep(0.05), writer.write((tmp_path / "a.png").read_bytes()), writer.close())
+            target=lambda: (
+                time.sleep(0.05),
+                writer.write((tmp_path / "a.png").read_bytes()),
+                writer.close(),
+            )
         )
         thread.start()
         assert load_image(f"/dev/fd/{ours}").size == (40, 30)
@@ -281,7 +343,9 @@ def test_named_pipes_devices_and_sockets_are_refused_at_once(tmp_path: Path) -> 
             ("/dev/null", "a device"),
             ("/dev/zero", "a device"),
         ]:
-            with pytest.raises(ImageError, match=rf"must be a file, got {kind}; save what it gives to a file first"):
+            with pytest.raises(
+                ImageError, match=rf"must be a file, got {kind}; save what it gives to a file first"
+            ):
                 load_image(name)
     assert time.monotonic() - begun < 5
 
@@ -296,9 +360,21 @@ def test_formats_that_hold_no_photo_are_refused_and_start_no_program(
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", start)
     drawing = io.BytesIO()
     gradient.save(drawing, "EPS")
-    metafile = b"\xd7\xcd\xc6\x9a\0\0" + np.array([0, 0, 99, 99, 96], "<i2").tobytes() + bytes(6) + b"\1\0\x09\0"
-    contents = {"EPS": drawing.getvalue(), "GRIB": b"GRIB\0\0\0\1", "HDF5": b"\x89HDF\r\n\x1a\n", "WMF": metafile}
-    with pytest.raises(ImageError, match=f"must be a photo, got {format}; convert it to PNG or JPEG"):
+    metafile = (
+        b"\xd7\xcd\xc6\x9a\0\0"
+        + np.array([0, 0, 99, 99, 96], "<i2").tobytes()
+        + bytes(6)
+        + b"\1\0\x09\0"
+    )
+    contents = {
+        "EPS": drawing.getvalue(),
+        "GRIB": b"GRIB\0\0\0\1",
+        "HDF5": b"\x89HDF\r\n\x1a\n",
+        "WMF": metafile,
+    }
+    with pytest.raises(
+        ImageError, match=f"must be a photo, got {format}; convert it to PNG or JPEG"
+    ):
         load_image(contents[format] + bytes(60))
 
 
@@ -320,10 +396,13 @@ def test_large_deep_greys_are_scaled_by_one_range_and_in_little_memory() -> None
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert np.array_equal(found, (deep.clip(min=0) / 80_000 * 255).round().astype(np.uint8))
-    assert peak < 40 * 2**20  # a band in double precision a few times over, and not the whole picture
+    # a band in double precision a few times over, and not the whole picture
+    assert peak < 40 * 2**20
 
 
-def test_libraries_in_c_are_heard_without_being_printed_and_for_a_while_only(capfd: pytest.CaptureFixture[str]) -> None:
+def test_libraries_in_c_are_heard_without_being_printed_and_for_a_while_only(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(ZeroDivisionError), hushed() as said:
         os.write(2, b"from a library\n")
         raise ZeroDivisionError

@@ -1,4 +1,5 @@
-"""Models that take more than one image: tuples, keywords, containers; one of them is explained, the others stay."""
+"""Models that take more than one image: tuples, keywords, containers; one of them is explained, the
+others stay."""
 
 from __future__ import annotations
 
@@ -26,21 +27,29 @@ METHODS = sorted(set(explain.list_methods()) - COVERING - ATTENDING - {"cam"})
 
 
 class Siamese(nn.Module):
-    """One encoder looks at two images; a third input, for each pair, scales the scores; an option may switch it off."""
+    """One encoder looks at two images; a third input, for each pair, scales the scores; an option
+    may switch it off."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 3, stride=2))
+        self.encoder = nn.Sequential(
+            nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 3, stride=2)
+        )
         self.fc = nn.Linear(8, 4)
 
-    def forward(self, left: Tensor, right: Tensor, *, gain: Tensor | None = None, halve: bool = False) -> Tensor:
-        scores = self.fc(torch.cat([F.relu(self.encoder(side)).mean((2, 3)) for side in (left, right)], 1))
+    def forward(
+        self, left: Tensor, right: Tensor, *, gain: Tensor | None = None, halve: bool = False
+    ) -> Tensor:
+        scores = self.fc(
+            torch.cat([F.relu(self.encoder(side)).mean((2, 3)) for side in (left, right)], 1)
+        )
         scores = scores if gain is None else scores * gain[:, None]
         return scores / 2 if halve else scores
 
 
 class OneSide(nn.Module):
-    """The same network written for one image, with the rest of one pair built in and no module called twice."""
+    """The same network written for one image, with the rest of one pair built in and no module
+    called twice."""
 
     def __init__(self, model: Siamese, pair: Two, gain: Tensor, side: int) -> None:
         super().__init__()
@@ -73,7 +82,9 @@ def _maps_may_be_empty() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_one_of_two_images_is_explained_as_if_the_other_were_built_in(side: int, siamese: Siamese, pair: Two) -> None:
+def test_one_of_two_images_is_explained_as_if_the_other_were_built_in(
+    side: int, siamese: Siamese, pair: Two
+) -> None:
     gain = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
     inputs = Inputs(pair, {"gain": gain}, explained=side)
     before = snapshot(siamese)
@@ -89,7 +100,9 @@ def test_one_of_two_images_is_explained_as_if_the_other_were_built_in(side: int,
     assert found["gradcam"].layer == ("encoder.2@0" if side == 0 else "encoder.2")
 
 
-def test_a_layer_that_sees_both_images_stands_for_the_call_of_the_explained_one(siamese: Siamese, pair: Two) -> None:
+def test_a_layer_that_sees_both_images_stands_for_the_call_of_the_explained_one(
+    siamese: Siamese, pair: Two
+) -> None:
     left, right = Inputs(pair), Inputs(pair, explained=1)
     assert [(c.label, c.depends) for c in list_layers(siamese, left)] == [
         *[(f"{name}@0", True) for name in ("encoder.0", "encoder.1", "encoder.2", "encoder")],
@@ -128,7 +141,15 @@ def test_each_call_of_a_layer_has_its_own_map(x: Tensor) -> None:
 
     again = settled(Again()).double().eval()
     unrolled = Unrolled(again).eval()
-    methods = ["gradcam", "layercam", "ablationcam", "scorecam", "eigencam", "shapleycam", "smoothgradcam++"]
+    methods = [
+        "gradcam",
+        "layercam",
+        "ablationcam",
+        "scorecam",
+        "eigencam",
+        "shapleycam",
+        "smoothgradcam++",
+    ]
     calls = ["conv@0", "conv@1", "conv"]
     for call, twin in zip(calls, ["convs.0", "convs.1", "convs.2"], strict=True):
         found = explain.attribute(again, x, methods, target=2, layer=call)
@@ -145,8 +166,15 @@ def test_each_call_of_a_layer_has_its_own_map(x: Tensor) -> None:
 
 def test_a_module_under_two_names_goes_by_either(x: Tensor) -> None:
     conv = nn.Conv2d(3, 3, 3, padding=1)
-    model = settled(nn.Sequential(conv, nn.ReLU(), conv, nn.AdaptiveAvgPool2d(1), nn.Flatten())).double().eval()
-    first, last = (explain.attribute(model, x, "gradcam", target=0, layer=layer).values for layer in ("0@0", "0"))
+    model = (
+        settled(nn.Sequential(conv, nn.ReLU(), conv, nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+        .double()
+        .eval()
+    )
+    first, last = (
+        explain.attribute(model, x, "gradcam", target=0, layer=layer).values
+        for layer in ("0@0", "0")
+    )
     assert not torch.equal(first, last)
     assert torch.equal(explain.attribute(model, x, "gradcam", target=0, layer="2").values, last)
     assert torch.equal(explain.attribute(model, x, "gradcam", target=0, layer=conv).values, last)
@@ -155,10 +183,12 @@ def test_a_module_under_two_names_goes_by_either(x: Tensor) -> None:
 @pytest.mark.parametrize(
     "wrap",
     [
-        lambda left, right: (left, right), lambda left, right: [left, right],
-        lambda left, right: {"left": left, "right": right}, lambda left, right: Inputs((left,), {"right": right}),
+        lambda left, right: (left, right),
+        lambda left, right: [left, right],
+        lambda left, right: {"left": left, "right": right},
+        lambda left, right: Inputs((left,), {"right": right}),
     ],
-)  # fmt: skip
+)
 def test_inputs_come_in_any_form(wrap: Any, siamese: Siamese, pair: Two) -> None:
     expected = explain.attribute(siamese, Inputs(pair), "inputxgradient", target=0)
     found = explain.attribute(siamese, wrap(*pair), "inputxgradient", target=0)
@@ -195,15 +225,28 @@ class Pair:
     ("make", "unpack", "path"),
     [
         (lambda left, right: {"of": [left, right]}, lambda batch: batch["of"], (0, "of", 1)),
-        (lambda left, right: Batch(left=left, right=right), lambda batch: batch.images, (0, "right")),
+        (
+            lambda left, right: Batch(left=left, right=right),
+            lambda batch: batch.images,
+            (0, "right"),
+        ),
         (Pair, lambda batch: (batch.left, batch.right), (0, "right")),
     ],
     ids=["dictionary", "mapping of its own kind", "dataclass"],
 )
-def test_inputs_may_lie_in_containers(make: Any, unpack: Any, path: Any, siamese: Siamese, pair: Two) -> None:
+def test_inputs_may_lie_in_containers(
+    make: Any, unpack: Any, path: Any, siamese: Siamese, pair: Two
+) -> None:
     model, batch = Unpacking(siamese, unpack).eval(), make(*pair)
-    for method, layer in (("saliency", None), ("scorecam", "encoder.1"), ("integratedgradients", None)):
-        inputs, inside = Inputs((batch,), explained=path), None if layer is None else f"model.{layer}"
+    for method, layer in (
+        ("saliency", None),
+        ("scorecam", "encoder.1"),
+        ("integratedgradients", None),
+    ):
+        inputs, inside = (
+            Inputs((batch,), explained=path),
+            None if layer is None else f"model.{layer}",
+        )
         found = explain.attribute(model, inputs, method, target=0, layer=inside)
         plain = Inputs(pair, {"halve": True}, explained=1)
         expected = explain.attribute(siamese, plain, method, target=0, layer=layer)
@@ -216,7 +259,9 @@ def test_no_input_is_altered_by_a_model_that_works_in_place() -> None:
     greedy = Made(lambda net, image, mask: image.mul_(mask.add_(1)).mean((2, 3)))
     image, mask = torch.rand(2, 3, 4, 4), torch.rand(2, 1, 4, 4)
     kept = image.clone(), mask.clone()
-    explain.attribute(greedy, (image, mask), ["saliency", "integratedgradients", "smoothgrad"], target=0)
+    explain.attribute(
+        greedy, (image, mask), ["saliency", "integratedgradients", "smoothgrad"], target=0
+    )
     assert torch.equal(image, kept[0])
     assert torch.equal(mask, kept[1])
     assert (image._version, mask._version) == (0, 0)
@@ -231,7 +276,9 @@ def test_other_inputs_that_require_gradients_are_left_alone(siamese: Siamese, pa
 
 def test_rows_of_other_inputs_go_with_their_image_and_all_else_stays() -> None:
     table = torch.arange(5.0)
-    inputs = as_inputs({"image": torch.rand(3, 1, 2, 2), "weight": torch.tensor([1.0, 2.0, 3.0]), "table": table})
+    inputs = as_inputs(
+        {"image": torch.rand(3, 1, 2, 2), "weight": torch.tensor([1.0, 2.0, 3.0]), "table": table}
+    )
     rows = inputs.rows(torch.tensor([2, 2, 0, 1]))
     assert rows.others["weight",].tolist() == [3, 3, 1, 2]
     assert torch.equal(rows.others["table",], table)
@@ -241,12 +288,16 @@ def test_rows_of_other_inputs_go_with_their_image_and_all_else_stays() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((3, None), "x must"), ((), "x must"), ({"ids": torch.tensor([1, 2])}, "input ids must"),
+        ((3, None), "x must"),
+        ((), "x must"),
+        ({"ids": torch.tensor([1, 2])}, "input ids must"),
         ((torch.rand(3, 8, 8), 1), "input 0 must"),
         ((torch.rand(1, 3, 4, 4), torch.zeros(1, 3, 4, 4, device="meta")), "input 1 must"),
     ],
-)  # fmt: skip
-def test_inputs_that_cannot_be_explained_are_refused(given: Any, message: str, siamese: Siamese) -> None:
+)
+def test_inputs_that_cannot_be_explained_are_refused(
+    given: Any, message: str, siamese: Siamese
+) -> None:
     with pytest.raises(ImageError, match=message):
         explain.attribute(siamese, given, "saliency", target=0)
 
@@ -260,10 +311,11 @@ def test_what_is_explained_must_be_among_the_inputs() -> None:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (torch.rand(1, 3, 8, 8), "float64"), (torch.rand(1, 1, 8, 8).double(), "channels"),
+        (torch.rand(1, 3, 8, 8), "float64"),
+        (torch.rand(1, 1, 8, 8).double(), "channels"),
         (torch.rand(1, 3, 2, 8, 8).double(), "dimensions"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("method", ["gradcam", "saliency"])
 def test_what_torch_refuses_in_an_input_is_one_line_with_its_own_words_as_the_cause(
     method: str, x: Tensor, message: str, net: nn.Module
@@ -276,7 +328,9 @@ def test_what_torch_refuses_in_an_input_is_one_line_with_its_own_words_as_the_ca
     assert str(caught.value.__cause__) == str(plain.value)
 
 
-def test_what_the_model_itself_raises_comes_through_with_a_note_where_the_input_may_explain_it(net: nn.Module) -> None:
+def test_what_the_model_itself_raises_comes_through_with_a_note_where_the_input_may_explain_it(
+    net: nn.Module,
+) -> None:
     """It is not known to be the input's fault, even though the input has another precision."""
 
     def refuse(*_: object) -> None:
@@ -293,7 +347,9 @@ def test_what_the_model_itself_raises_comes_through_with_a_note_where_the_input_
 def matching() -> nn.Module:
     """Compares images with texts, each of which is one class, as CLIP does."""
     parts = {"conv": nn.Conv2d(3, 4, 3, stride=2), "words": nn.Embedding(7, 4)}
-    net = Made(lambda net, x, texts: F.relu(net.conv(x)).mean((2, 3)) @ net.words(texts).mean(1).T, **parts)
+    net = Made(
+        lambda net, x, texts: F.relu(net.conv(x)).mean((2, 3)) @ net.words(texts).mean(1).T, **parts
+    )
     return settled(net).double().eval()
 
 
@@ -304,9 +360,12 @@ SHARED = ["gradcam", "ablationcam", "scorecam", "integratedgradients", "smoothgr
 def test_inputs_that_belong_to_no_single_image_are_shared(images: int, x: Tensor) -> None:
     model, texts = matching(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
     found = explain.attribute(model, Inputs((x[:images], texts), shared=[1]), SHARED, target=1)
-    assert found["gradcam"].layer == "conv"  # and not the words, which might be places by their number
+    # and not the words, which might be places by their number
+    assert found["gradcam"].layer == "conv"
     for i in range(images):
-        alone = explain.attribute(model, Inputs((x[i : i + 1], texts), shared=[1]), SHARED, target=1)
+        alone = explain.attribute(
+            model, Inputs((x[i : i + 1], texts), shared=[1]), SHARED, target=1
+        )
         for method in SHARED:
             assert_close(found[method].values[i], alone[method].values[0], rtol=1e-9, atol=1e-12)
 
@@ -322,10 +381,17 @@ def test_an_input_that_says_what_the_classes_are_needs_not_be_named_as_shared(x:
 
 
 def test_statistics_that_happen_to_be_as_many_as_the_images_are_told_from_theirs(x: Tensor) -> None:
-    normalised = Made(lambda net, x, mean: F.relu(net.conv(x - mean)).mean((2, 3)), conv=nn.Conv2d(3, 4, 3))
-    model, mean = settled(normalised).double().eval(), torch.tensor([0.1, 0.5, 0.9]).double()[:, None, None]
+    normalised = Made(
+        lambda net, x, mean: F.relu(net.conv(x - mean)).mean((2, 3)), conv=nn.Conv2d(3, 4, 3)
+    )
+    model, mean = (
+        settled(normalised).double().eval(),
+        torch.tensor([0.1, 0.5, 0.9]).double()[:, None, None],
+    )
     found = explain.attribute(model, (x, mean), "integratedgradients", target=1)
-    alone = explain.attribute(model, Inputs((x[:1], mean), shared=[1]), "integratedgradients", target=1)
+    alone = explain.attribute(
+        model, Inputs((x[:1], mean), shared=[1]), "integratedgradients", target=1
+    )
     assert_close(found.values[:1], alone.values)
 
 
@@ -343,7 +409,9 @@ class OfTwo(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["ablationcam", "scorecam", "smoothgrad"])
-def test_rows_beside_the_images_go_with_them_in_a_network_of_a_fixed_batch_size(method: str, x: Tensor) -> None:
+def test_rows_beside_the_images_go_with_them_in_a_network_of_a_fixed_batch_size(
+    method: str, x: Tensor
+) -> None:
     model, gain = settled(OfTwo()).double().eval(), torch.tensor([1.0, 2.0]).double()
     found = explain.attribute(model, (x[:2], gain), method, target=1, layer="conv").values
     model.fixed = False  # type: ignore[assignment]
@@ -356,7 +424,11 @@ class FrozenTower(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.reference, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(8, 5)
+        self.query, self.reference, self.fc = (
+            nn.Conv2d(3, 4, 3),
+            nn.Conv2d(3, 4, 3),
+            nn.Linear(8, 5),
+        )
 
     def forward(self, query: Tensor, reference: Tensor) -> Tensor:
         with torch.no_grad():
@@ -365,7 +437,9 @@ class FrozenTower(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.uint8])
-def test_what_depends_on_the_explained_image_is_seen_without_gradients_too(kind: torch.dtype, x: Tensor) -> None:
+def test_what_depends_on_the_explained_image_is_seen_without_gradients_too(
+    kind: torch.dtype, x: Tensor
+) -> None:
     model = settled(FrozenTower()).double().eval()
     reference = (x * 50).abs().to(kind)
     for method in ("eigencam", "scorecam"):
@@ -389,7 +463,8 @@ class ReadsText(nn.Module):
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("words", [4, 9])
 def test_tokens_of_a_text_are_not_taken_for_places(words: int) -> None:
-    """Behind the 16 tokens of the photo, as many stand for words as would make a square of 20, or 25, tokens."""
+    """Behind the 16 tokens of the photo, as many stand for words as would make a square of 20, or
+    25, tokens."""
     model, image = settled(ReadsText()).eval(), torch.rand(1, 3, 16, 16)
     ids = torch.arange(words)[None] % 9
     found = explain.attribute(model, (image, ids), "hirescam(relu=False)", target=0, layer="block")
@@ -409,13 +484,17 @@ def test_a_switch_among_the_inputs_may_change_which_layers_are_called_and_when()
     model, left, right = settled(Switched()).eval(), torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8)
     for _ in range(2):
         found = explain.attribute(model, (left, right), "eigencam", target=1)
-        turned = explain.attribute(model, Inputs((left, right), {"right_first": True}), "eigencam", target=1)
+        turned = explain.attribute(
+            model, Inputs((left, right), {"right_first": True}), "eigencam", target=1
+        )
         assert (found.layer, turned.layer) == ("encoder@0", "encoder")
         assert_close(found.values, turned.values)
 
 
 def test_what_was_seen_of_a_network_is_forgotten_when_it_is_another_one(x: Tensor) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ).double()
     for _ in range(20):  # modules come and go, and with them their addresses
         assert default_layer(model, x) == "1"
         model[1] = nn.MaxPool2d(2)
@@ -423,9 +502,13 @@ def test_what_was_seen_of_a_network_is_forgotten_when_it_is_another_one(x: Tenso
         model[1] = nn.ReLU()
 
 
-@pytest.mark.parametrize("several", [list, tuple, iter, dict.fromkeys, lambda names: dict.fromkeys(names).keys()])
+@pytest.mark.parametrize(
+    "several", [list, tuple, iter, dict.fromkeys, lambda names: dict.fromkeys(names).keys()]
+)
 def test_layers_come_in_any_iterable(several: Any, siamese: Siamese, pair: Two) -> None:
-    found = explain.attribute(siamese, pair, ["eigencam", "layercam"], target=1, layer=several(["encoder.2"]))
+    found = explain.attribute(
+        siamese, pair, ["eigencam", "layercam"], target=1, layer=several(["encoder.2"])
+    )
     assert [a.layer for a in found.values()] == ["encoder.2@0"] * 2
 
 
@@ -450,5 +533,10 @@ def test_an_input_that_is_missing_is_named_for_tensors_and_photos(x: Tensor) -> 
     with pytest.raises(ImageError, match=r"WithAge \(age\)"):
         explain.attribute(model.double(), x, "saliency", target=1)
     with pytest.raises(ImageError, match=r"WithAge \(age\)"):
-        explain.Explainer(model, size=8, mean=0.5, std=0.5)(torch.zeros(9, 9, 3).numpy(), "occlusion")
-    assert explain.attribute(model, (x, torch.ones(1, 1)), "saliency", target=1).values.shape == x.shape
+        explain.Explainer(model, size=8, mean=0.5, std=0.5)(
+            torch.zeros(9, 9, 3).numpy(), "occlusion"
+        )
+    assert (
+        explain.attribute(model, (x, torch.ones(1, 1)), "saliency", target=1).values.shape
+        == x.shape
+    )

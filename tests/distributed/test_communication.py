@@ -46,27 +46,42 @@ HOWS: dict[str, Any] = {
     "own gives no future": lambda state, bucket: bucket.buffer(),
     "own takes one": lambda bucket: None,
     "reduced": Codec(lambda bucket: bucket, lambda sent: sent, all_reduce=True),
-    "codes reduced": Codec(lambda bucket: bucket.char(), lambda sent: sent.float(), all_reduce=True),
+    "codes reduced": Codec(
+        lambda bucket: bucket.char(), lambda sent: sent.float(), all_reduce=True
+    ),
     "number": 3,
     "identity": Codec(lambda bucket: bucket, lambda sent: sent),
     "half": Codec(lambda bucket: bucket.half(), lambda sent: sent.float()),
     "encode fails": Codec(encode_fails_on_the_last_rank, lambda sent: sent),
-    "decode fails": Codec(lambda bucket: bucket, lambda sent: "no tensor" if dist.get_rank() == 0 else sent),
+    "decode fails": Codec(
+        lambda bucket: bucket, lambda sent: "no tensor" if dist.get_rank() == 0 else sent
+    ),
     "shapes differ": Codec(lambda bucket: bucket[dist.get_rank() :], lambda sent: sent),
 }
 
 
 def train(how: str) -> tuple[torch.Tensor, Recorder]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 36, 5))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 36, 5)
+    )
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
-    options = {"matrix_approximation_rank": 4, "start_powerSGD_iter": 2} if how == "powersgd" else {}
-    state = {"calls": 0, "world": dist.get_world_size()} if how in ("own", "state for a codec") else None
+    options = (
+        {"matrix_approximation_rank": 4, "start_powerSGD_iter": 2} if how == "powersgd" else {}
+    )
+    state = (
+        {"calls": 0, "world": dist.get_world_size()}
+        if how in ("own", "state for a codec")
+        else None
+    )
     recorder = communicate(parallel, HOWS.get(how, how), state=state, **options)
     solver = torch.optim.SGD(parallel.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(2):
-        x, y = torch.randn(8, 3, 8, 8, generator=generator), torch.randint(5, (8,), generator=generator)
+        x, y = (
+            torch.randn(8, 3, 8, 8, generator=generator),
+            torch.randint(5, (8,), generator=generator),
+        )
         solver.zero_grad()
         nn.functional.cross_entropy(parallel(x), y).backward()
         solver.step()
@@ -78,7 +93,9 @@ def work(rank: int, world: int, folder: Path, hows: tuple[str, ...]) -> None:
     """What one rank does: it trains in every way, and writes what came of each."""
     warnings.simplefilter("ignore")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
+    )
     plain, _ = train("allreduce")
     lines = []
     for how in hows:
@@ -87,7 +104,9 @@ def work(rank: int, world: int, folder: Path, hows: tuple[str, ...]) -> None:
             sizes = [(sent.bytes, sent.bytes_sent) for sent in recorder.buckets]
             sane = all(sent.norm > 0 and sent.seconds >= 0 for sent in recorder.buckets)
             error = ((found - plain).norm() / plain.norm()).item()
-            lines.append({"how": how, "error": error, "sizes": sizes, "sane": sane, "text": str(recorder)})
+            lines.append(
+                {"how": how, "error": error, "sizes": sizes, "sane": sane, "text": str(recorder)}
+            )
         except Exception as problem:
             lines.append({"how": how, "problem": f"{type(problem).__name__}: {problem}"})
     (folder / f"{rank}.json").write_text(json.dumps(lines))
@@ -104,10 +123,13 @@ Said = dict[str, list[dict[str, Any]]]
 
 
 def run(world: int, folder: Path, *hows: str) -> Said:
-    """What every rank said; each is a process forked from this one, where the slow imports are done."""
+    """What every rank said; each is a process forked from this one, where the slow imports are
+    done."""
     importlib.import_module("torch._dynamo")  # which DistributedDataParallel imports
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=work, args=(rank, world, folder, hows)) for rank in range(world)]
+    ranks = [
+        context.Process(target=work, args=(rank, world, folder, hows)) for rank in range(world)
+    ]
     for process in ranks:
         process.start()
     try:
@@ -117,23 +139,39 @@ def run(world: int, folder: Path, *hows: str) -> Said:
         for process in ranks:
             process.kill()
     assert [process.exitcode for process in ranks] == [0] * world
-    lines = [line for rank in range(world) for line in json.loads((folder / f"{rank}.json").read_text())]
+    lines = [
+        line for rank in range(world) for line in json.loads((folder / f"{rank}.json").read_text())
+    ]
     return {how: [line for line in lines if line["how"] == how] for how in hows}
 
 
 FAILURES = {
-    "encode fails": "HookError: communication hook failed on rank 1 of 2: encode raised ZeroDivisionError: "
+    "encode fails": "HookError: communication hook failed on rank 1 of 2: encode raised "
+    "ZeroDivisionError: "
     "divided by nothing",
     "decode fails": "HookError: communication hook failed on rank 0 of 2: decode raised TypeError: "
     "a tensor must be returned, got str",
-    "shapes differ": "HookError: encode must give the same shape and type on every rank, got (837,) torch.float32 on "
+    "shapes differ": "HookError: encode must give the same shape and type on every rank, got "
+    "(837,) torch.float32 on "
     "rank 0, (836,) torch.float32 on rank 1",
-    "codes reduced": "HookError: encode must give floats or complex numbers for all_reduce=True, got int8",
-    "own fails": "HookError: hook 'Boom' on rank {rank} of 2 (communication) raised ZeroDivisionError: divided",
+    "codes reduced": (
+        "HookError: encode must give floats or complex numbers for all_reduce=True, got int8"
+    ),
+    "own fails": (
+        "HookError: hook 'Boom' on rank {rank} of 2 (communication) raised "
+        "ZeroDivisionError: divided"
+    ),
     "own gives no future": "(communication) must return a torch.futures.Future, got Tensor",
-    "own takes one": "(communication) must take (state, bucket), but its signature is (bucket); change it",
-    "number": "HookError: how must be one of allreduce, fp16, bf16, powersgd, a Codec or a hook (state, bucket), got 3",
-    "state for a codec": "HookError: state must be for hooks (state, bucket) -> Future, got one for 'state for",
+    "own takes one": (
+        "(communication) must take (state, bucket), but its signature is (bucket); change it"
+    ),
+    "number": (
+        "HookError: how must be one of allreduce, fp16, bf16, powersgd, a Codec or a hook "
+        "(state, bucket), got 3"
+    ),
+    "state for a codec": (
+        "HookError: state must be for hooks (state, bucket) -> Future, got one for 'state for"
+    ),
     "fp32": "HookError: how 'fp32' is unknown; known: allreduce, fp16, bf16, powersgd",
 }
 TOLERANCES = {

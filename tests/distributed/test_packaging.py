@@ -55,7 +55,9 @@ SOURCES = {
     """,
     "boxed_late": "def pooled(x): return x.mean((2, 3))",
     "boxed_tracker": "def send(text): print(text)",
-    "boxed_compiled": "from torch import nn\nfrom PIL import _imaging\nclass Net(nn.Identity): pass",
+    "boxed_compiled": (
+        "from torch import nn\nfrom PIL import _imaging\nclass Net(nn.Identity): pass"
+    ),
 }
 PATTERNS = {"mock": "boxed_tracker", "categories": ["cat", "Schäferhund", "猫", "\ud800"]}
 
@@ -93,10 +95,15 @@ def out(tmp_path: Path) -> Path:
 
 
 def attributions(model: nn.Module, x: torch.Tensor, layer: str) -> list[torch.Tensor]:
-    return [explain.attribute(model, x, name, layer=layer).values for name in ("gradcam", "guidedbackprop")]
+    return [
+        explain.attribute(model, x, name, layer=layer).values
+        for name in ("gradcam", "guidedbackprop")
+    ]
 
 
-def test_an_archive_explains_the_same_where_the_code_is_not(boxed: nn.Module, code: Path, out: Path) -> None:
+def test_an_archive_explains_the_same_where_the_code_is_not(
+    boxed: nn.Module, code: Path, out: Path
+) -> None:
     before = snapshot(boxed)
     report = export_package(boxed, out / "boxed", **PATTERNS)
     assert snapshot(boxed) == before
@@ -123,14 +130,21 @@ def test_an_archive_explains_the_same_where_the_code_is_not(boxed: nn.Module, co
 
     found, *rest = in_child(elsewhere)
     assert all(np.array_equal(one, other) for one, other in zip(found, values, strict=True))
-    assert rest == [tuple(PATTERNS["categories"]), str(report), [module.training for module in boxed.modules()]]
+    assert rest == [
+        tuple(PATTERNS["categories"]),
+        str(report),
+        [module.training for module in boxed.modules()],
+    ]
 
 
 def test_our_own_network_goes_in_and_torchvisions_stays_out(out: Path) -> None:
     from torchvision.models.resnet import BasicBlock, ResNet
 
     x = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(3))
-    for model, inside in ((SmallResNet(3, 4, (8,), (1,)), True), (ResNet(BasicBlock, [1, 1, 1, 1], 3), False)):
+    for model, inside in (
+        (SmallResNet(3, 4, (8,), (1,)), True),
+        (ResNet(BasicBlock, [1, 1, 1, 1], 3), False),
+    ):
         model = settled(model).double().eval()
         report = export_package(model, out / "model.pt", overwrite=True)
         assert report.interned == (("explain.models.small_networks",) if inside else ())
@@ -140,7 +154,9 @@ def test_our_own_network_goes_in_and_torchvisions_stays_out(out: Path) -> None:
         assert packaged.categories is None
         assert (type(packaged.model) is type(model)) is not inside
         for found, expected in zip(
-            attributions(packaged.model, x.double(), "layer1"), attributions(model, x.double(), "layer1"), strict=True
+            attributions(packaged.model, x.double(), "layer1"),
+            attributions(model, x.double(), "layer1"),
+            strict=True,
         ):
             assert torch.equal(found, expected)
 
@@ -148,11 +164,15 @@ def test_our_own_network_goes_in_and_torchvisions_stays_out(out: Path) -> None:
 def test_generated_code_goes_in(out: Path) -> None:
     model = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
     assert export_package(model, out / "a.pt").interned == ("fx-generated._0",)
-    assert torch.equal(import_package(out / "a.pt").model(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    assert torch.equal(
+        import_package(out / "a.pt").model(torch.ones(1, 2)), model(torch.ones(1, 2))
+    )
 
 
 def test_the_users_patterns_come_first(boxed: nn.Module, out: Path) -> None:
-    kept = export_package(boxed, out / "a", extern=["boxed_parts", "boxed_tracker"], mock=("boxed_late",))
+    kept = export_package(
+        boxed, out / "a", extern=["boxed_parts", "boxed_tracker"], mock=("boxed_late",)
+    )
     assert kept.interned == ("boxed_net",)
     assert kept.mocked == ("boxed_late",)
     assert {"boxed_parts", "boxed_tracker"} <= set(kept.externed)
@@ -174,7 +194,12 @@ def test_the_users_own_callbacks_are_told_of_every_module(boxed: nn.Module, out:
         exporter.save_text("licences", f"{name}.txt", "free")
 
     report = export_package(
-        boxed, out / "a", on_intern=interned, on_extern=notes("extern"), on_mock=notes("mock"), **PATTERNS
+        boxed,
+        out / "a",
+        on_intern=interned,
+        on_extern=notes("extern"),
+        on_mock=notes("mock"),
+        **PATTERNS,
     )
     assert report == plain
     assert {kind: tuple(sorted(names)) for kind, names in told.items()} == {
@@ -193,8 +218,14 @@ def divides(exporter: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("callback", "message"),
     [
-        (divides, r"^hook 'divides' on the modules of the archive \({}\) raised ZeroDivisionError: at "),
-        (lambda name: None, r"on the modules of the archive \({}\) must take \(exporter, name\), but"),
+        (
+            divides,
+            r"^hook 'divides' on the modules of the archive \({}\) raised ZeroDivisionError: at ",
+        ),
+        (
+            lambda name: None,
+            r"on the modules of the archive \({}\) must take \(exporter, name\), but",
+        ),
         (3, r"on the modules of the archive \({}\) must be callable, got 3"),
     ],
 )
@@ -293,8 +324,12 @@ class Interrupting(nn.Identity):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("model", [Interrupting(), nn.Sequential(nn.Linear(200, 200), Interrupting()), nn.ReLU()])
-def test_an_interruption_leaves_what_was_there(out: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> None:
+@pytest.mark.parametrize(
+    "model", [Interrupting(), nn.Sequential(nn.Linear(200, 200), Interrupting()), nn.ReLU()]
+)
+def test_an_interruption_leaves_what_was_there(
+    out: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module
+) -> None:
     (out / "a.pt").write_bytes(b"old")
     monkeypatch.setattr(os, "replace", lambda *paths: Interrupting().__getstate__())
     with pytest.raises(KeyboardInterrupt):
@@ -354,7 +389,9 @@ def damaged(data: bytes, path: Path) -> None:
         (lambda data, path: None, "No such file"),
     ],
 )
-def test_what_is_no_whole_archive_is_refused(out: Path, spoil: Callable[[bytes, Path], Any], message: str) -> None:
+def test_what_is_no_whole_archive_is_refused(
+    out: Path, spoil: Callable[[bytes, Path], Any], message: str
+) -> None:
     model = nn.Linear(9, 9)
     export_package(model, out / "a.pt")
     spoil((out / "a.pt").read_bytes(), out / "b.pt")

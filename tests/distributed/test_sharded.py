@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,13 @@ pytestmark = [
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()]
+    layers = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
 
 
@@ -54,11 +61,14 @@ def outcome(call: Callable[[], Any]) -> str:
 
 
 def work(rank: int, size: int, folder: Path) -> None:
-    """What one rank does: it explains models that are sharded in two ways, and writes what came of it."""
+    """What one rank does: it explains models that are sharded in two ways, and writes what came of
+    it."""
     warnings.simplefilter("ignore")  # FullyShardedDataParallel is deprecated
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
+    )
     plain, x = network(), torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     late = ["lrp", "cam", Smooth("lrp", samples=2)]
 
@@ -67,19 +77,21 @@ def work(rank: int, size: int, folder: Path) -> None:
         expected = explain.attribute(plain, x, method, **options).values
         return torch.allclose(found, expected, rtol=1e-4, atol=1e-7)
 
+    def same_for_two(model: Any) -> bool:
+        return same(model, "gradcam", target=1) and same(model, "guidedgradcam", target=1)
+
     outcomes = []
     for shard in (sharded_twice, sharded_flat):
         found = []
         for method in ["gradcam", "guidedbackprop", "deeplift", "scorecam", *late]:
             model = shard(network())
-            found.append(outcome(lambda: same(model, method, target=1)))  # noqa: B023
+            found.append(outcome(partial(same, model, method, target=1)))
         model = shard(network())
-        found.append(
-            outcome(lambda: same(model, "gradcam", target=1) and same(model, "guidedgradcam", target=1))  # noqa: B023
-        )
-        found.append(outcome(lambda: explain.attribute(model, x, "saliency", target=1, create_graph=True)))  # noqa: B023
-        found.append(outcome(lambda: explain.evaluate(model, x, "saliency", "mprt")))  # noqa: B023
-        found.append(outcome(lambda: same(model, "saliency", target=1)))  # noqa: B023
+        found.append(outcome(partial(same_for_two, model)))
+        derivative = partial(explain.attribute, model, x, "saliency", target=1, create_graph=True)
+        found.append(outcome(derivative))
+        found.append(outcome(partial(explain.evaluate, model, x, "saliency", "mprt")))
+        found.append(outcome(partial(same, model, "saliency", target=1)))
         outcomes.append(found)
     (folder / f"{rank}.json").write_text(json.dumps(outcomes))
     dist.destroy_process_group()
@@ -102,4 +114,6 @@ def test_methods_on_sharded_models_are_right_or_refused(size: int, tmp_path: Pat
     of_sharded, of_flat = json.loads((tmp_path / "0.json").read_text())
     right, refused = ["right"], ["refused"]
     assert of_sharded == [*right * 4, *refused * 3, *right, *refused * 2, *right]
-    assert of_flat == ([*right * 9, *refused, *right] if size == 1 else [*right * 4, *refused * 6, *right])
+    assert of_flat == (
+        [*right * 9, *refused, *right] if size == 1 else [*right * 4, *refused * 6, *right]
+    )

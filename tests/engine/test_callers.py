@@ -45,7 +45,9 @@ def test_data_parallel_is_looked_into(net: TinyNet, x: torch.Tensor) -> None:
 def distributed(net: TinyNet, tmp_path: Path) -> Iterator[DistributedDataParallel]:
     """A network in a process group of one."""
     del net.unused  # each parameter must have a part in what is trained
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
     try:
         yield DistributedDataParallel(net)
     finally:
@@ -64,7 +66,11 @@ def test_a_distributed_model_is_looked_into_and_trains_on(
         expected = explain.attribute(alone, x, name, target=1)
         assert torch.equal(found.values, expected.values), name
         assert found.layer == expected.layer
-    assert (distributed.reducer is reducer, snapshot(distributed), sent.buckets) == (True, before, [])
+    assert (distributed.reducer is reducer, snapshot(distributed), sent.buckets) == (
+        True,
+        before,
+        [],
+    )
     for model in (distributed, alone):
         loss = model(x).square().sum()
         explain.attribute(model, x, "saliency", target=1)  # amid a step
@@ -76,11 +82,15 @@ def test_a_distributed_model_is_looked_into_and_trains_on(
     for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
         assert torch.equal(ours, theirs)
         assert ours.grad is not None
-    found, expected = (explain.attribute(model, x, target=1).values for model in (distributed, alone))
+    found, expected = (
+        explain.attribute(model, x, target=1).values for model in (distributed, alone)
+    )
     assert torch.equal(found, expected)
 
 
-def test_a_compiled_model_is_explained_through_the_original_and_says_so(net: TinyNet, x: torch.Tensor) -> None:
+def test_a_compiled_model_is_explained_through_the_original_and_says_so(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     expected = explain.attribute(net, x, "guidedbackprop", target=1).values
     compiled = torch.compile(net, backend="eager")
     with pytest.warns(ExplainWarning, match="model is compiled"):
@@ -88,7 +98,9 @@ def test_a_compiled_model_is_explained_through_the_original_and_says_so(net: Tin
     assert torch.equal(found, expected)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning"
+)
 def test_a_scripted_model_is_refused(x: torch.Tensor) -> None:
     scripted = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 2, 1)).double(), x)
     with pytest.raises(ModelError, match="Sequential"):
@@ -97,11 +109,17 @@ def test_a_scripted_model_is_refused(x: torch.Tensor) -> None:
 
 @pytest.mark.usefixtures("new_objects_alone")
 @pytest.mark.parametrize("method", ["gradcam", "refinecam"])
-def test_nothing_stays_alive_of_several_layers_and_targets(method: str, net: TinyNet, x: torch.Tensor) -> None:
+def test_nothing_stays_alive_of_several_layers_and_targets(
+    method: str, net: TinyNet, x: torch.Tensor
+) -> None:
     def run() -> None:
-        explain.attribute(net, x, [method, "saliency"], targets=[0, 1], layer=["conv1", "layer1", "layer2"])
+        explain.attribute(
+            net, x, [method, "saliency"], targets=[0, 1], layer=["conv1", "layer1", "layer2"]
+        )
         with pytest.raises(ZeroDivisionError):
-            explain.attribute(net, x, method, target=lambda output: 1 / 0, layer=["conv1", "layer2"])
+            explain.attribute(
+                net, x, method, target=lambda output: 1 / 0, layer=["conv1", "layer2"]
+            )
 
     assert_leaves_no_tensors(run)
 
@@ -109,7 +127,10 @@ def test_nothing_stays_alive_of_several_layers_and_targets(method: str, net: Tin
 @pytest.mark.usefixtures("new_objects_alone")
 def test_nothing_stays_alive_of_hooks_that_saw_gradients(net: TinyNet, x: torch.Tensor) -> None:
     def run() -> None:
-        with explain.hooks.capture(net, ["conv1", "layer1", "layer2"]), explain.hooks.HookGroup(net) as group:
+        with (
+            explain.hooks.capture(net, ["conv1", "layer1", "layer2"]),
+            explain.hooks.HookGroup(net) as group,
+        ):
             group.backward("*", lambda module, grad_input, grad_output: None)
             group.backward_pre("layer*", lambda module, grad_output: None)
             net(x).sum().backward()
@@ -119,11 +140,17 @@ def test_nothing_stays_alive_of_hooks_that_saw_gradients(net: TinyNet, x: torch.
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning", "ignore:.*quantiz:UserWarning")
-def test_quantised_layers_are_explained_without_gradients_and_refused_with_them(x: torch.Tensor) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+def test_quantised_layers_are_explained_without_gradients_and_refused_with_them(
+    x: torch.Tensor,
+) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    ).eval()
     light = torch.ao.quantization.quantize_dynamic(settled(model), {nn.Linear}, dtype=torch.qint8)
     for method in ("eigencam", "fem", "scorecam", "ablationcam"):
-        full, found = (explain.attribute(m, x.float(), method, target=1).heatmap for m in (model, light))
+        full, found = (
+            explain.attribute(m, x.float(), method, target=1).heatmap for m in (model, light)
+        )
         assert (full - found).abs().mean() < 0.05
     for method in ("gradcam", "saliency", "guidedbackprop", "integratedgradients"):
         with pytest.raises(ExplainError, match="quantised layers have no"):
@@ -139,13 +166,17 @@ class LowRank(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         shapes = (len(weight), 2), (2, weight[0].numel())
-        self.a, self.b = (nn.Parameter(torch.randn(s, generator=generator).to(weight)) for s in shapes)
+        self.a, self.b = (
+            nn.Parameter(torch.randn(s, generator=generator).to(weight)) for s in shapes
+        )
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         return weight + (self.a @ self.b).reshape(weight.shape)
 
 
-def test_parametrised_weights_are_explained_as_what_they_come_to(net: TinyNet, x: torch.Tensor) -> None:
+def test_parametrised_weights_are_explained_as_what_they_come_to(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     for layer in (net.conv1, net.fc):
         register_parametrization(layer, "weight", LowRank(layer.weight))
     methods = ["gradcam", "cam", "guidedbackprop", "fullgrad"]
@@ -167,10 +198,14 @@ class Checkpointed(nn.Module):
         return checkpoint(self.net, x, use_reentrant=False)
 
 
-def test_checkpoints_and_autocast_of_the_caller_make_no_difference(net: TinyNet, x: torch.Tensor) -> None:
+def test_checkpoints_and_autocast_of_the_caller_make_no_difference(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     for method in ("gradcam", "guidedbackprop", "fullgrad", "scorecam"):
         expected = explain.attribute(net, x, method, target=1, layer="dropout").values
-        found = explain.attribute(Checkpointed(net), x, method, target=1, layer="net.dropout").values
+        found = explain.attribute(
+            Checkpointed(net), x, method, target=1, layer="net.dropout"
+        ).values
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     expected = explain.attribute(net, x, "gradcam", target=1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -180,7 +215,8 @@ def test_checkpoints_and_autocast_of_the_caller_make_no_difference(net: TinyNet,
 
 
 def assert_leaves_no_tensors(run: Callable[[], object]) -> None:
-    """Run once for what is kept for good, and once more, after which there are as many tensors as before."""
+    """Run once for what is kept for good, and once more, after which there are as many tensors as
+    before."""
     run()
     gc.collect()
     before = count_tensors()
@@ -195,7 +231,9 @@ def count_tensors() -> int:
 
 @pytest.mark.usefixtures("new_objects_alone")
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_of_a_finished_explanation_stays_alive(method: str, net: TinyNet, x: torch.Tensor) -> None:
+def test_nothing_of_a_finished_explanation_stays_alive(
+    method: str, net: TinyNet, x: torch.Tensor
+) -> None:
     """Without help from the garbage collector: there are no cycles for it to find."""
     explain.attribute(net, x, method, target=1)
     gc.collect()
@@ -211,7 +249,9 @@ def test_nothing_of_a_finished_explanation_stays_alive(method: str, net: TinyNet
         gc.enable()
 
 
-def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(net: TinyNet, x: torch.Tensor) -> None:
+def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     methods = ["gradcam", "layercam", "guidedbackprop", "fullgrad", "ablationcam", "smoothgrad"]
     models = [net, *(settled(TinyNet(), seed).double().train() for seed in (1, 2))]
     net.avgpool.register_forward_pre_hook(lambda module, args: time.sleep(0.003))
@@ -223,7 +263,9 @@ def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(net: Ti
         for step in range(3):
             which = (number + step) % 3
             for name, found in explain.attribute(models[which], x, methods, target=2).items():
-                if not torch.allclose(found.values, expected[which][name].values, rtol=1e-10, atol=1e-13):
+                if not torch.allclose(
+                    found.values, expected[which][name].values, rtol=1e-10, atol=1e-13
+                ):
                     wrong.append(f"{name} in thread {number}")
 
     in_threads(8, work)
@@ -242,7 +284,9 @@ class Draws(nn.Module):
         return self.conv(x + 0.1 * torch.randn_like(x)).mean((2, 3))
 
 
-def test_threads_leave_random_numbers_and_the_filters_of_warnings_as_they_were(x: torch.Tensor) -> None:
+def test_threads_leave_random_numbers_and_the_filters_of_warnings_as_they_were(
+    x: torch.Tensor,
+) -> None:
     content = BytesIO()
     Image.new("RGB", (9, 9)).save(content, "PNG")
     model, together = Draws().double(), threading.Barrier(8)
@@ -262,7 +306,8 @@ def test_threads_leave_random_numbers_and_the_filters_of_warnings_as_they_were(x
 
 @contextmanager
 def explained_elsewhere(model: nn.Module, x: torch.Tensor, errors: list[str]) -> Iterator[None]:
-    """Have another thread explain a model, and hold it in the middle of that while the block lasts."""
+    """Have another thread explain a model, and hold it in the middle of that while the block
+    lasts."""
     inside, go_on = threading.Event(), threading.Event()
 
     def wait(output: torch.Tensor) -> torch.Tensor:
@@ -286,7 +331,9 @@ def explained_elsewhere(model: nn.Module, x: torch.Tensor, errors: list[str]) ->
         thread.join()
 
 
-def test_eval_and_train_that_another_thread_calls_meanwhile_hold_afterwards(net: TinyNet, x: torch.Tensor) -> None:
+def test_eval_and_train_that_another_thread_calls_meanwhile_hold_afterwards(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     hooks, errors = snapshot(net)["hooks"], []
     net.train()
     with explained_elsewhere(net, x, errors), explained_elsewhere(net, x, errors):
@@ -306,7 +353,10 @@ def test_eval_and_train_that_another_thread_calls_meanwhile_hold_afterwards(net:
         net.train()
         assert all(module.training for module in net.modules())
     assert all(module.training for module in net.modules())
-    words = "model must stay in evaluation mode, but another thread called its train(); explain a copy of it"
+    words = (
+        "model must stay in evaluation mode, but another thread called its train(); explain a "
+        "copy of it"
+    )
     refused = f"{words}: explain.hooks.copied(model)"
     assert errors == [refused] * 2
     assert snapshot(net)["hooks"] == hooks
@@ -325,7 +375,12 @@ def test_a_train_of_ones_own_is_called_and_heard(x: torch.Tensor) -> None:
     own = net.layer2.train
     with explained_elsewhere(net, x, errors):
         assert net.train() is net
-    assert (net.training, net.bn1.training, net.layer2.training, net.dropout.training) == (True, False, False, True)
+    assert (net.training, net.bn1.training, net.layer2.training, net.dropout.training) == (
+        True,
+        False,
+        False,
+        True,
+    )
     assert net.layer2.train is own
     assert len(errors) == 1
 
@@ -344,12 +399,19 @@ def test_what_a_network_does_to_its_modes_in_its_own_forward_is_undone(x: torch.
     assert snapshot(net) == before
 
 
-def test_a_copy_has_modes_hooks_and_weights_of_its_own_and_the_same_values(net: TinyNet, x: torch.Tensor) -> None:
+def test_a_copy_has_modes_hooks_and_weights_of_its_own_and_the_same_values(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     net.train()
-    net.layer1.register_forward_hook(lambda module, args, output: 2 * output)  # part of what the network computes
+    # part of what the network computes
+    net.layer1.register_forward_hook(lambda module, args, output: 2 * output)
     torch.nn.utils.parametrizations.weight_norm(net.layer1[0])
     net.unused.shared = net.fc.weight
-    wanted, before, state = explain.attribute(net, x, target=1).values, snapshot(net), interruptions.state(net)
+    wanted, before, state = (
+        explain.attribute(net, x, target=1).values,
+        snapshot(net),
+        interruptions.state(net),
+    )
     with HookGroup(net) as group, explained_elsewhere(net, x, []):
         group.forward("conv1", lambda module, args, output: output * 0)
         own, sharing = explain.hooks.copied(net), explain.hooks.copied(net, share=True)
@@ -358,7 +420,9 @@ def test_a_copy_has_modes_hooks_and_weights_of_its_own_and_the_same_values(net: 
         assert snapshot(copy_) == before
         assert interruptions.state(copy_)["own methods"] == state["own methods"]
         assert torch.equal(explain.attribute(copy_, x, target=1).values, wanted)
-        tensors, of_net = (list(model.state_dict(keep_vars=True).values()) for model in (copy_, net))
+        tensors, of_net = (
+            list(model.state_dict(keep_vars=True).values()) for model in (copy_, net)
+        )
         assert [a is b for a, b in zip(tensors, of_net, strict=True)] == [same] * len(of_net)
         assert copy_.unused.shared is copy_.fc.weight
         copy_.eval()
@@ -366,7 +430,8 @@ def test_a_copy_has_modes_hooks_and_weights_of_its_own_and_the_same_values(net: 
 
 
 def test_a_thread_trains_as_if_alone_while_another_explains_copies(x: torch.Tensor) -> None:
-    """Batch normalisation and dropout of a network in training must not notice; what is explained is one state."""
+    """Batch normalisation and dropout of a network in training must not notice; what is explained
+    is one state."""
 
     def train(model: nn.Module, handed: list[nn.Module]) -> list[float]:
         optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.02), []
@@ -389,7 +454,10 @@ def test_a_thread_trains_as_if_alone_while_another_explains_copies(x: torch.Tens
         while explaining and (thread.is_alive() or count < 3):
             if handed:
                 latest = handed[-1]
-                first, again = (explain.attribute(latest, x, "guidedbackprop", target=1).values for _ in range(2))
+                first, again = (
+                    explain.attribute(latest, x, "guidedbackprop", target=1).values
+                    for _ in range(2)
+                )
                 assert torch.equal(first, again)
                 count += 1
         thread.join()

@@ -1,4 +1,5 @@
-"""Explanations that are made while hooks of the caller's are on the model: records say so, and repeating tells."""
+"""Explanations that are made while hooks of the caller's are on the model: records say so, and
+repeating tells."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def made(folder: Path) -> tuple[explain.Explainer, str]:
 
 
 def saved(explainer: explain.Explainer, path: str, folder: Path) -> Any:
-    return explain.load(explainer(path, "gradcam(relu=False)", 1, layer="layer2").save(folder, overwrite=True)[1])
+    return explain.load(
+        explainer(path, "gradcam(relu=False)", 1, layer="layer2").save(folder, overwrite=True)[1]
+    )
 
 
 @pytest.mark.parametrize("grouped", [True, False])

@@ -1,4 +1,5 @@
-"""Parts of a network that are compiled, exported, scripted or traced: explained exactly, or refused in one line."""
+"""Parts of a network that are compiled, exported, scripted or traced: explained exactly, or refused
+in one line."""
 
 from __future__ import annotations
 
@@ -70,11 +71,18 @@ def with_compiled_function(calls: list[int]) -> nn.Module:
     return settled(Net()).double().eval()
 
 
-COMPILED = [with_compiled_part, with_part_compiled_in_place, compiled_in_place, with_compiled_function]
+COMPILED = [
+    with_compiled_part,
+    with_part_compiled_in_place,
+    compiled_in_place,
+    with_compiled_function,
+]
 
 
 @pytest.mark.parametrize("build", COMPILED)
-def test_compiled_code_is_explained_as_it_was_written(build: Callable[[list[int]], nn.Module]) -> None:
+def test_compiled_code_is_explained_as_it_was_written(
+    build: Callable[[list[int]], nn.Module],
+) -> None:
     x = torch.randn(2, 3, 12, 10, dtype=torch.float64)
     calls: list[int] = []
     net, methods = build(calls), [*LOOKING, *OTHERS]
@@ -84,7 +92,9 @@ def test_compiled_code_is_explained_as_it_was_written(build: Callable[[list[int]
         found = explain.attribute(net, x, methods, target=1, layer="layer2")
         assert len(calls) == before, "compiled code ran"
         for method in methods:
-            torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-14)
+            torch.testing.assert_close(
+                found[method].values, expected[method].values, rtol=1e-9, atol=1e-14
+            )
         with torch.no_grad():
             net(x)
         assert len(calls) > before, "compiled code does not run any more"
@@ -94,7 +104,9 @@ def test_compiled_code_is_explained_as_it_was_written(build: Callable[[list[int]
 def test_a_layer_in_a_compiled_part_has_its_name_there() -> None:
     net, x = with_compiled_part([]), torch.randn(2, 3, 12, 10, dtype=torch.float64)
     found = explain.attribute(net, x, target=1, layer="layer1._orig_mod.2")
-    torch.testing.assert_close(found.values, explain.attribute(plain(), x, target=1, layer="layer1.2").values)
+    torch.testing.assert_close(
+        found.values, explain.attribute(plain(), x, target=1, layer="layer1.2").values
+    )
 
 
 def test_the_setting_of_the_compiler_comes_back_after_errors_and_from_threads() -> None:
@@ -109,7 +121,9 @@ def test_the_setting_of_the_compiler_comes_back_after_errors_and_from_threads() 
         return output[:, 1]
 
     before = eval_frame._stance
-    thread = threading.Thread(target=explain.attribute, args=(net, x, "saliency"), kwargs={"target": wait})
+    thread = threading.Thread(
+        target=explain.attribute, args=(net, x, "saliency"), kwargs={"target": wait}
+    )
     thread.start()
     assert inside.wait(10)
     assert eval_frame._stance.stance == "force_eager"
@@ -132,13 +146,17 @@ def exported() -> nn.Module:
     return torch.export.export(plain(), (torch.zeros(2, 3, 12, 10, dtype=torch.float64),)).module()
 
 
-@pytest.mark.parametrize("build", [exported, exported_part, lambda: torch.fx.symbolic_trace(plain())])
+@pytest.mark.parametrize(
+    "build", [exported, exported_part, lambda: torch.fx.symbolic_trace(plain())]
+)
 def test_exported_and_traced_graphs_are_exact(build: Callable[[], nn.Module]) -> None:
     x = torch.randn(2, 3, 12, 10, dtype=torch.float64)
     methods = [*LOOKING, "saliency", "integratedgradients"]
     found, expected = (explain.attribute(net, x, methods, target=1) for net in (build(), plain()))
     for method in methods:
-        torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-14)
+        torch.testing.assert_close(
+            found[method].values, expected[method].values, rtol=1e-9, atol=1e-14
+        )
     assert found["fullgrad"].delta.abs().max() < 1e-9
 
 
@@ -151,18 +169,28 @@ def traced_part() -> nn.Module:
 
 
 @pytest.mark.parametrize("build", [scripted_part, traced_part])
-def test_methods_that_do_not_look_inside_are_exact_with_scripted_parts(build: Callable[[], nn.Module]) -> None:
+def test_methods_that_do_not_look_inside_are_exact_with_scripted_parts(
+    build: Callable[[], nn.Module],
+) -> None:
     x, net = torch.randn(2, 3, 12, 10, dtype=torch.float64), build()
     for _ in range(3):  # scripted code runs in another way once it has run
-        found, expected = (explain.attribute(each, x, OTHERS, target=1, layer="layer2") for each in (net, plain()))
+        found, expected = (
+            explain.attribute(each, x, OTHERS, target=1, layer="layer2") for each in (net, plain())
+        )
         for method in OTHERS:
-            torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-14)
+            torch.testing.assert_close(
+                found[method].values, expected[method].values, rtol=1e-9, atol=1e-14
+            )
 
 
 @pytest.mark.parametrize("method", [*LOOKING, "guidedgradcam", "rollout", "legrad"])
 @pytest.mark.parametrize("build", [scripted_part, traced_part])
-def test_methods_that_look_inside_are_refused_with_scripted_parts(build: Callable[[], nn.Module], method: str) -> None:
-    with pytest.raises(MethodError, match=f"{method} must see every operation of the model, but layer 'layer1'"):
+def test_methods_that_look_inside_are_refused_with_scripted_parts(
+    build: Callable[[], nn.Module], method: str
+) -> None:
+    with pytest.raises(
+        MethodError, match=f"{method} must see every operation of the model, but layer 'layer1'"
+    ):
         explain.attribute(build(), torch.randn(2, 3, 12, 10, dtype=torch.float64), method, target=1)
 
 

@@ -26,20 +26,30 @@ def slope(model: nn.Module, x: Tensor, along: Tensor, target: int = 1) -> Tensor
 
 
 def functional(channels: int) -> nn.Module:
-    return Made(lambda net, x: F.batch_norm(x, torch.arange(8.0).to(x), torch.arange(1.0, 9.0).to(x)))
+    return Made(
+        lambda net, x: F.batch_norm(x, torch.arange(8.0).to(x), torch.arange(1.0, 9.0).to(x))
+    )
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "BatchNorm2d": nn.BatchNorm2d, "InstanceNorm2d": nn.InstanceNorm2d, "BatchNorm3d": nn.BatchNorm3d,
-    "InstanceNorm3d": nn.InstanceNorm3d, "F.batch_norm": functional,
-}  # fmt: skip
+    "BatchNorm2d": nn.BatchNorm2d,
+    "InstanceNorm2d": nn.InstanceNorm2d,
+    "BatchNorm3d": nn.BatchNorm3d,
+    "InstanceNorm3d": nn.InstanceNorm3d,
+    "F.batch_norm": functional,
+}
 BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {
-    "nothing": lambda x: x, "GELU": F.gelu, "SiLU": F.silu, "dropout": nn.Dropout(), "skip": lambda x: x + x.sin()
-}  # fmt: skip
+    "nothing": lambda x: x,
+    "GELU": F.gelu,
+    "SiLU": F.silu,
+    "dropout": nn.Dropout(),
+    "skip": lambda x: x + x.sin(),
+}
 
 
 class Tokens(nn.Module):
-    """A norm whose result becomes tokens behind a class token; or whose input was tokens with the sequence first."""
+    """A norm whose result becomes tokens behind a class token; or whose input was tokens with the
+    sequence first."""
 
     def __init__(self, norm: str, between: str, *, sequence: bool) -> None:
         super().__init__()
@@ -50,7 +60,9 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         maps = F.leaky_relu(self.conv(x))
         if self.sequence:
-            maps = maps.flatten(2).permute(2, 0, 1).contiguous().permute(1, 2, 0).reshape(maps.shape)
+            maps = (
+                maps.flatten(2).permute(2, 0, 1).contiguous().permute(1, 2, 0).reshape(maps.shape)
+            )
             return self.head(self.after(self.norm(maps)).tanh().flatten(2).mean(2))
         tokens = self.between(self.norm(maps)).flatten(2).transpose(1, 2)
         return self.head(torch.cat([tokens.new_zeros(len(x), 1, 8), tokens], 1).tanh().mean(1))
@@ -67,18 +79,31 @@ def test_of_one_photo_gradients_through_a_norm_are_the_derivative(norm: str) -> 
         for photos in (x[:1], x):
             along = torch.randn(photos.shape, generator=g, dtype=torch.float64)
             values = explain.attribute(model, photos, "saliency(absolute=False)", target=1).values
-            assert_close((values * along).flatten(1).sum(1), slope(model, photos, along), rtol=1e-6, atol=1e-9)
+            assert_close(
+                (values * along).flatten(1).sum(1),
+                slope(model, photos, along),
+                rtol=1e-6,
+                atol=1e-9,
+            )
         if between != "GELU" and not sequence:
             continue
-        kinds = {"target": 1, "layer": "conv", "batch_size": 2}  # the last point of a path is run alone
+        # the last point of a path is run alone
+        kinds = {"target": 1, "layer": "conv", "batch_size": 2}
         alone, both = (explain.attribute(model, photos, methods, **kinds) for photos in (x[:1], x))
         for name in methods:
             name = name.partition("(")[0]
-            assert_close(alone[name].values[0], both[name].values[0], rtol=1e-9, atol=1e-12, msg=f"{name} {between}")
+            assert_close(
+                alone[name].values[0],
+                both[name].values[0],
+                rtol=1e-9,
+                atol=1e-12,
+                msg=f"{name} {between}",
+            )
 
 
 class Coupled(nn.Module):
-    """A network that normalises over the photos of the batch, whose scores depend on each other so."""
+    """A network that normalises over the photos of the batch, whose scores depend on each other
+    so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,19 +121,25 @@ def test_of_a_batch_with_statistics_of_its_own_each_photo_has_its_own_gradient()
     torch.manual_seed(0)
     model, x, targets = Coupled().double().eval(), torch.rand(3, 3, 8, 8).double(), [1, 0, 2]
     methods = ["saliency(absolute=False)", "gradcam(relu=False)", "layercam", "occlusion(window=8)"]
-    found = explain.attribute(model, x, [*methods, "integratedgradients(steps=1)"], target=targets, layer="conv")
+    found = explain.attribute(
+        model, x, [*methods, "integratedgradients(steps=1)"], target=targets, layer="conv"
+    )
     for i, target in enumerate(targets):
         own = (torch.arange(3) == i)[:, None, None, None]
         maps = model.conv(x).detach().requires_grad_()
         half, z = (torch.where(own, share * x, x).requires_grad_() for share in (0.5, 1))
         (of_maps,) = torch.autograd.grad(model.behind(maps)[i, target], maps)
-        of_pixels, at_half = (torch.autograd.grad(model(at)[i, target], at)[0][i] for at in (z, half))
+        of_pixels, at_half = (
+            torch.autograd.grad(model(at)[i, target], at)[0][i] for at in (z, half)
+        )
         drop = (model(x) - model(torch.where(own, 0, x)))[i, target].detach()
         expected = {
-            "saliency": of_pixels, "gradcam": (of_maps.mean((2, 3), keepdim=True) * maps).sum(1)[i],
-            "layercam": (of_maps.clamp(min=0) * maps).sum(1)[i].clamp(min=0), "integratedgradients": x[i] * at_half,
+            "saliency": of_pixels,
+            "gradcam": (of_maps.mean((2, 3), keepdim=True) * maps).sum(1)[i],
+            "layercam": (of_maps.clamp(min=0) * maps).sum(1)[i].clamp(min=0),
+            "integratedgradients": x[i] * at_half,
             "occlusion": drop.expand(8, 8),
-        }  # fmt: skip
+        }
         for name, values in expected.items():
             assert_close(found[name].values[i], values.detach(), msg=f"{name} of photo {i}")
 
@@ -166,15 +197,25 @@ def kept(x: Tensor) -> Tensor:
 def through(function: Callable[[Tensor], Tensor]) -> nn.Module:
     torch.manual_seed(0)
     parts = {"conv": nn.Conv2d(3, 6, 3), "head": nn.Linear(6, 3)}
-    return Made(lambda net, x: net.head(function(F.relu(net.conv(x)) + 0).mean((2, 3)).tanh()), **parts).double().eval()
+    return (
+        Made(
+            lambda net, x: net.head(function(F.relu(net.conv(x)) + 0).mean((2, 3)).tanh()), **parts
+        )
+        .double()
+        .eval()
+    )
 
 
 GRADIENTS = ["gradcam", "saliency", "inputxgradient"]
 
 
 @pytest.mark.filterwarnings("ignore:gradcam is zero everywhere")
-@pytest.mark.parametrize("function", [Reversed.apply, Rounded.apply, scaled], ids=["reversal", "rounding", "hook"])
-def test_a_backward_that_is_not_the_derivative_is_named(function: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "function", [Reversed.apply, Rounded.apply, scaled], ids=["reversal", "rounding", "hook"]
+)
+def test_a_backward_that_is_not_the_derivative_is_named(
+    function: Callable[[Tensor], Tensor],
+) -> None:
     x = torch.rand(2, 3, 8, 8).double()
     for name in [*GRADIENTS, "integratedgradients(steps=64)"]:
         with pytest.warns(ExplainWarning, match="derivative"):
@@ -187,7 +228,9 @@ def test_a_backward_that_is_not_the_derivative_is_named(function: Callable[[Tens
 
 @pytest.mark.filterwarnings("ignore:gradcam is zero everywhere")
 @pytest.mark.parametrize("function", [Swish.apply, kept, F.silu], ids=["function", "hook", "plain"])
-def test_a_backward_that_is_the_derivative_is_not_warned_of(function: Callable[[Tensor], Tensor]) -> None:
+def test_a_backward_that_is_the_derivative_is_not_warned_of(
+    function: Callable[[Tensor], Tensor],
+) -> None:
     x = torch.rand(2, 3, 8, 8).double()
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
@@ -200,4 +243,6 @@ def test_a_backward_that_is_the_derivative_is_not_warned_of(function: Callable[[
 def test_what_a_model_decouples_is_seen_by_integrated_gradients() -> None:
     x = torch.rand(2, 3, 8, 8).double()
     with pytest.warns(ExplainWarning, match="derivative"):
-        explain.attribute(through(lambda h: h * (3 * h).sigmoid().detach()), x, "integratedgradients", target=1)
+        explain.attribute(
+            through(lambda h: h * (3 * h).sigmoid().detach()), x, "integratedgradients", target=1
+        )

@@ -1,4 +1,5 @@
-"""What a model's outputs are follows from the network's end, and from no photo; scores are told from features."""
+"""What a model's outputs are follows from the network's end, and from no photo; scores are told
+from features."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ ENDS: dict[str, tuple[Callable[[Tensor], Tensor], str | None, Callable[[Tensor],
     "scores": (lambda s: s, None, lambda s: s.softmax(1)),
     "a softmax": (lambda s: s.softmax(1), None, lambda s: s.softmax(1)),
     "a softmax, said to be one": (lambda s: s.softmax(1), "softmax", lambda s: s.softmax(1)),
-    "a softmax with a temperature": (lambda s: (s / 3).softmax(1), None, lambda s: (s / 3).softmax(1)),
+    "a softmax with a temperature": (
+        lambda s: (s / 3).softmax(1),
+        None,
+        lambda s: (s / 3).softmax(1),
+    ),
 }
 
 
@@ -58,31 +63,47 @@ ENDS: dict[str, tuple[Callable[[Tensor], Tensor], str | None, Callable[[Tensor],
 @pytest.mark.filterwarnings("ignore:.*gives probabilities already")
 def test_no_photo_decides_whether_several_labels_may_be_true(end: str, first: Any) -> None:
     last, activation, expected = ENDS[end]
-    explainer = explain.Explainer(Channels(last), ["red", "green", "blue"], PLAIN, activation=activation)  # type: ignore[arg-type]
+    explainer = explain.Explainer(
+        Channels(last), ["red", "green", "blue"], PLAIN, activation=activation
+    )  # type: ignore[arg-type]
     photos = [one_colour(first), one_colour(RED), one_colour(YELLOW)]
     for photo, explanation in zip(photos, explainer(photos, "saliency", 0), strict=True):
         scores = 12 * PLAIN(photo)[None].double().mean((2, 3)) - 6
         probabilities = expected(scores)[0]
-        torch.testing.assert_close(explanation.probabilities.double(), probabilities, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            explanation.probabilities.double(), probabilities, rtol=0, atol=1e-5
+        )
         best = probabilities.argsort(descending=True).tolist()
         if expected is torch.sigmoid:
             best = [i for i in best if probabilities[i] >= 0.5]
-        assert [label for label, _ in explanation.predictions] == [["red", "green", "blue"][i] for i in best]
+        assert [label for label, _ in explanation.predictions] == [
+            ["red", "green", "blue"][i] for i in best
+        ]
 
 
 def test_the_smallest_evidence_for_a_label_is_that_of_the_photo_alone() -> None:
     photos = torch.stack([PLAIN(one_colour(colour)) for colour in (RED, YELLOW)])
     method = Necessary(4, "zero")
-    cases: list[tuple[Any, Tensor]] = [(None, photos[:1]), ("none", photos), ("sigmoid", photos[:1])]
+    cases: list[tuple[Any, Tensor]] = [
+        (None, photos[:1]),
+        ("none", photos),
+        ("sigmoid", photos[:1]),
+    ]
     for activation, x in cases:
-        (found,) = explain.attribute(Channels(torch.sigmoid), x, method, target=0, activation=activation).sets[0]
-        # Without k of 16 squares, the probability is sigmoid(12 * 0.95 * (16 - k) / 16 - 6): below 1/2 from k = 8 on.
+        (found,) = explain.attribute(
+            Channels(torch.sigmoid), x, method, target=0, activation=activation
+        ).sets[0]
+        # Without k of 16 squares, the probability is sigmoid(12 * 0.95 * (16 - k) / 16 - 6): below
+        # 1/2 from k = 8 on.
         assert found.size == 8 / 16
 
 
 def test_a_configuration_of_transformers_says_what_outputs_are() -> None:
     x = PLAIN(one_colour(YELLOW))[None]
-    for problem, expected in (("multi_label_classification", torch.sigmoid), ("regression", lambda s: s)):
+    for problem, expected in (
+        ("multi_label_classification", torch.sigmoid),
+        ("regression", lambda s: s),
+    ):
         model = Channels(lambda s: s)
         model.config = SimpleNamespace(problem_type=problem)  # type: ignore[assignment]
         a = explain.attribute(model, x, Occlusion(SIDE, SIDE, score="probability"), target=0)
@@ -97,7 +118,9 @@ def outside_of_torch(scores: Tensor) -> Tensor:
 
 def test_a_softmax_that_torch_does_not_see_is_not_applied_again() -> None:
     with pytest.warns(explain.ExplainWarning, match="probabilities already"):
-        found = explain.Explainer(Channels(outside_of_torch), preprocess=PLAIN)(one_colour(YELLOW), Occlusion(4, 4))
+        found = explain.Explainer(Channels(outside_of_torch), preprocess=PLAIN)(
+            one_colour(YELLOW), Occlusion(4, 4)
+        )
     scores = 12 * PLAIN(one_colour(YELLOW)).double().mean((1, 2)) - 6
     torch.testing.assert_close(found.probabilities.double(), scores.softmax(0), rtol=0, atol=1e-5)
 
@@ -145,7 +168,10 @@ def test_features_are_not_explained_as_classes(give: Any) -> None:
         "gradcam",
         Occlusion(4, 4, score="probability"),
     ):  # with a graph, with a part of it, without
-        a, expected = (explain.attribute(model, x, method, target=[1, 3], layer="conv") for model in (heads, plain))
+        a, expected = (
+            explain.attribute(model, x, method, target=[1, 3], layer="conv")
+            for model in (heads, plain)
+        )
         torch.testing.assert_close(a.score, plain(x)[[0, 1], [1, 3]].detach())
         torch.testing.assert_close(a.values, expected.values)
 
@@ -157,10 +183,13 @@ def test_where_nothing_tells_features_from_scores_it_is_said() -> None:
     model, x = Heads(lambda f, s, o: hidden(f, s)).eval(), torch.rand(2, 3, SIDE, SIDE)
     with pytest.warns(explain.ExplainWarning, match="class scores"):
         explain.attribute(model, x, Occlusion(4, 4), target=1)
-    a = explain.attribute(model, x, Occlusion(4, 4), target=lambda output: output[1][:, 1])  # the caller's own choice
+    # the caller's own choice
+    a = explain.attribute(model, x, Occlusion(4, 4), target=lambda output: output[1][:, 1])
     torch.testing.assert_close(a.score, model(x)[1][:, 1])
     named = Heads(lambda f, s, o: dict(zip(("f", "logits"), hidden(f, s), strict=True))).eval()
-    torch.testing.assert_close(explain.attribute(named, x, Occlusion(4, 4), target=1).score, model(x)[1][:, 1])
+    torch.testing.assert_close(
+        explain.attribute(named, x, Occlusion(4, 4), target=1).score, model(x)[1][:, 1]
+    )
 
 
 def test_features_are_not_explained_as_a_number() -> None:

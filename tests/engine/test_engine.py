@@ -1,4 +1,5 @@
-"""The engine against plain autograd and finite differences, and its promise to leave everything as it was."""
+"""The engine against plain autograd and finite differences, and its promise to leave everything as
+it was."""
 
 from __future__ import annotations
 
@@ -30,11 +31,15 @@ from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
 METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
 ANYWHERE = [name for name in METHODS if name != "cam"]  # at any layer
 AGAIN = (Scores, Searches, Attributions, BlockAttention)
-RERUNNING = {name for name in METHODS if any(isinstance(need, AGAIN) for need in get_method(name).needs)}
+RERUNNING = {
+    name for name in METHODS if any(isinstance(need, AGAIN) for need in get_method(name).needs)
+}
 ONE_PASS = [name for name in ANYWHERE if name not in RERUNNING]
 
 
-def test_one_forward_pass_serves_all_methods_layers_and_targets(net: TinyNet, x: torch.Tensor) -> None:
+def test_one_forward_pass_serves_all_methods_layers_and_targets(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     explain.attribute(net, x)  # finds the default layer
     passes: list[int] = []
     net.register_forward_hook(lambda *_: passes.append(1))
@@ -44,12 +49,19 @@ def test_one_forward_pass_serves_all_methods_layers_and_targets(net: TinyNet, x:
 
 def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Tensor) -> None:
     guided = Guided()
-    needs = [Activations(), LayerGradients(), InputGradients(), InputGradients(guided), RuleCoverage(guided)]
+    needs = [
+        Activations(),
+        LayerGradients(),
+        InputGradients(),
+        InputGradients(guided),
+        RuleCoverage(guided),
+    ]
     (evidence_of,) = gather(net, x, plan_of(needs, ["layer2"]), [ClassTarget(2)])
     evidence = evidence_of("layer2")
     assert evidence.activations.shape == evidence.gradients.shape == (3, 8, 6, 5)
     assert evidence[InputGradients()].shape == evidence[InputGradients(guided)].shape == x.shape
-    assert evidence[RuleCoverage(guided)].covered == {"relu": 4}  # conv1's, layer1's, and the two functional ones
+    # conv1's, layer1's, and the two functional ones
+    assert evidence[RuleCoverage(guided)].covered == {"relu": 4}
     tensors = [found for found in evidence.found.values() if isinstance(found, torch.Tensor)]
     assert len(tensors) == 4
     assert not any(tensor.requires_grad for tensor in [*tensors, evidence.score])
@@ -58,7 +70,9 @@ def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Ten
 
 def test_several_targets_equal_one_call_each(net: TinyNet, x: torch.Tensor) -> None:
     targets = [0, TopClass(1)]
-    for found, target in zip(explain.attribute(net, x, METHODS, targets=targets), targets, strict=True):
+    for found, target in zip(
+        explain.attribute(net, x, METHODS, targets=targets), targets, strict=True
+    ):
         for name, alone in explain.attribute(net, x, METHODS, target=target).items():
             torch.testing.assert_close(found[name].values, alone.values, rtol=1e-12, atol=1e-12)
             assert torch.equal(found[name].target, alone.target)
@@ -73,12 +87,17 @@ def raises(module: nn.Module, args: Any) -> None:
     ("case", "state"),
     [
         ("works", "eval"),
-        *((case, "train, grads, partly frozen") for case in ("works", "bad target", "bad layer", "model that raises")),
+        *(
+            (case, "train, grads, partly frozen")
+            for case in ("works", "bad target", "bad layer", "model that raises")
+        ),
         ("target that raises", "eval"),
         ("interrupt", "eval"),
     ],
 )
-def test_model_and_caller_are_left_as_found(method: str, case: str, state: str, x: torch.Tensor) -> None:
+def test_model_and_caller_are_left_as_found(
+    method: str, case: str, state: str, x: torch.Tensor
+) -> None:
     net = settled(TinyNet()).double()
     calls: list[str] = []
     net.layer1.register_forward_hook(lambda *_: calls.append("user's"))
@@ -101,7 +120,9 @@ def test_model_and_caller_are_left_as_found(method: str, case: str, state: str, 
             run(target=99)
     elif case == "bad layer":
         of_layer = uses_layer(get_method(method))
-        with pytest.raises(LayerError, match="'unused' was not called" if of_layer else "not in the model"):
+        with pytest.raises(
+            LayerError, match="'unused' was not called" if of_layer else "not in the model"
+        ):
             run(layer="unused" if of_layer else "no such layer")
     elif case == "model that raises":
         with pytest.raises(ZeroDivisionError, match="model"):
@@ -136,7 +157,10 @@ def test_the_callers_gradient_mode_and_a_frozen_model_make_no_difference(
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_the_input_of_the_caller_is_not_touched_by_a_model_that_works_in_place(method: str) -> None:
     conv, head = nn.Conv2d(3, 4, 3), nn.Linear(16, 2)
-    model = settled(nn.Sequential(nn.ReLU(inplace=True), conv, nn.ReLU(inplace=True), nn.Flatten(), head), seed=3)
+    model = settled(
+        nn.Sequential(nn.ReLU(inplace=True), conv, nn.ReLU(inplace=True), nn.Flatten(), head),
+        seed=3,
+    )
     x = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     before = x.detach().clone()
     explain.attribute(model, x, method, target=0)
@@ -145,7 +169,9 @@ def test_the_input_of_the_caller_is_not_touched_by_a_model_that_works_in_place(m
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_batch_equals_its_images_one_by_one_in_any_order(method: str, net: TinyNet, x: torch.Tensor) -> None:
+def test_a_batch_equals_its_images_one_by_one_in_any_order(
+    method: str, net: TinyNet, x: torch.Tensor
+) -> None:
     targets = torch.tensor([3, 0, 2])
     whole = explain.attribute(net, x, method, target=targets)
     for i in range(3):
@@ -164,10 +190,17 @@ def test_other_number_formats_and_channels_last_work(
     method: str, dtype: torch.dtype, net: TinyNet, x: torch.Tensor
 ) -> None:
     lighter = settled(TinyNet()).to(dtype).eval().to(memory_format=torch.channels_last)
-    net.load_state_dict(lighter.state_dict())  # what is compared is the arithmetic, not the rounding of the weights
-    expected = explain.attribute(net, x.to(dtype).double(), method, target=1, layer="dropout").heatmap
+    # what is compared is the arithmetic, not the rounding of the weights
+    net.load_state_dict(lighter.state_dict())
+    expected = explain.attribute(
+        net, x.to(dtype).double(), method, target=1, layer="dropout"
+    ).heatmap
     found = explain.attribute(
-        lighter, x.to(dtype).contiguous(memory_format=torch.channels_last), method, target=1, layer="dropout"
+        lighter,
+        x.to(dtype).contiguous(memory_format=torch.channels_last),
+        method,
+        target=1,
+        layer="dropout",
     )
     assert found.values.dtype == torch.float32
     assert found.heatmap.dtype == torch.float32
@@ -187,10 +220,15 @@ def test_an_explanation_inside_another_is_refused(net: TinyNet, x: torch.Tensor)
 def test_scores_that_cannot_be_explained_say_why(net: TinyNet, x: torch.Tensor) -> None:
     with pytest.raises(TargetError, match="target cut must"):
         explain.attribute(
-            net, x, "saliency", target=ScoreTarget(type("cut", (), {"__call__": lambda s, o: o.detach()[:, 0]})())
+            net,
+            x,
+            "saliency",
+            target=ScoreTarget(type("cut", (), {"__call__": lambda s, o: o.detach()[:, 0]})()),
         )
     with pytest.raises(LayerError, match="'layer2' must"):
-        explain.attribute(net, x, "gradcam", target=lambda output: (output * 0).detach()[:, 0], layer="layer2")
+        explain.attribute(
+            net, x, "gradcam", target=lambda output: (output * 0).detach()[:, 0], layer="layer2"
+        )
     broken = settled(TinyNet()).double()
     broken.fc.bias.data[:] = float("nan")
     for method in METHODS:
@@ -200,13 +238,20 @@ def test_scores_that_cannot_be_explained_say_why(net: TinyNet, x: torch.Tensor) 
 
 def test_a_map_that_is_zero_everywhere_comes_with_the_reason(net: TinyNet, x: torch.Tensor) -> None:
     def says(model: nn.Module, reason: str, **options: Any) -> None:
-        with pytest.warns(ExplainWarning, match=f"gradcam is zero everywhere for image 0, 1, 2: {reason}"):
+        with pytest.warns(
+            ExplainWarning, match=f"gradcam is zero everywhere for image 0, 1, 2: {reason}"
+        ):
             a = explain.attribute(model, x, "gradcam", **{"target": 0, "layer": "layer2"} | options)
         assert a.heatmap.abs().max() == 0
 
     nn.init.zeros_(net.fc.weight)
-    says(net, r"the score does not change with layer layer2 \(the gradient is zero\); choose another layer")
-    against = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    says(
+        net,
+        r"the score does not change with layer layer2 \(the gradient is zero\); choose another layer",
+    )
+    against = nn.Sequential(
+        nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)
+    )
     against = settled(against).double()
     nn.init.constant_(against[4].weight, -1.0)
     says(against, "all of layer 1 contributes negatively; choose another target", layer="1")
@@ -215,10 +260,16 @@ def test_a_map_that_is_zero_everywhere_comes_with_the_reason(net: TinyNet, x: to
     says(against, "layer 1 gives zero everywhere, as behind a dead ReLU", layer="1")
     nn.init.constant_(against[0].bias, 1.0)
     against[4].bias.data = torch.tensor([2000.0, 0.0]).double()
-    says(nn.Sequential(*against, nn.Softmax(1)), "the model gives probabilities, this one almost 0 or 1", layer="1")
+    says(
+        nn.Sequential(*against, nn.Softmax(1)),
+        "the model gives probabilities, this one almost 0 or 1",
+        layer="1",
+    )
 
 
-def test_all_methods_that_a_target_leaves_are_used_for_one_that_is_no_class(net: TinyNet, x: torch.Tensor) -> None:
+def test_all_methods_that_a_target_leaves_are_used_for_one_that_is_no_class(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     net.eval()
     found = explain.plan(net, x, "all", target=lambda output: output[:, 0] - output[:, 1]).wanted
     assert {"gradcam", "scorecam", "saliency"} <= set(found)
@@ -235,10 +286,23 @@ class Rectified(nn.Module):
 
 
 SHARED_NAMES = [
-    "relu", "relu6", "leaky_relu", "elu", "silu", "gelu", "hardswish", "mish", "softplus", "selu", "celu",
-    "rrelu", "hardtanh",
-]  # fmt: skip
-RECTIFIERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {name: getattr(F, name) for name in SHARED_NAMES} | {
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "elu",
+    "silu",
+    "gelu",
+    "hardswish",
+    "mish",
+    "softplus",
+    "selu",
+    "celu",
+    "rrelu",
+    "hardtanh",
+]
+RECTIFIERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    name: getattr(F, name) for name in SHARED_NAMES
+} | {
     "torch.relu": torch.relu,
     "relu_": lambda x: x.relu_(),
     "prelu": lambda x: F.prelu(x, torch.tensor([0.2])),
@@ -256,8 +320,18 @@ def test_functional_rectifiers_of_every_kind_are_caught(name: str) -> None:
 
 
 INPLACE = [
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.RReLU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh,
-]  # fmt: skip
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.RReLU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Hardswish,
+    nn.Hardtanh,
+]
 
 
 @pytest.mark.parametrize("kind", INPLACE)
@@ -265,12 +339,16 @@ def test_rectifiers_in_place_are_caught_like_the_others(kind: type[nn.Module]) -
     x = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
     def guided(inplace: bool) -> torch.Tensor:
-        first, last = (nn.Conv2d(3, 4, 3), kind(inplace=inplace), nn.Conv2d(4, 4, 3)), (nn.Flatten(), nn.Linear(16, 2))
+        first, last = (
+            (nn.Conv2d(3, 4, 3), kind(inplace=inplace), nn.Conv2d(4, 4, 3)),
+            (nn.Flatten(), nn.Linear(16, 2)),
+        )
         model = settled(nn.Sequential(*first, nn.ReLU(), *last))
         return explain.attribute(model, x, "guidedbackprop", target=0).values
 
     assert guided(False).abs().max() > 0
-    torch.testing.assert_close(guided(True), guided(False), rtol=1e-4, atol=1e-6)  # ELU in place recovers its input
+    # ELU in place recovers its input
+    torch.testing.assert_close(guided(True), guided(False), rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_that_are_not_finite_are_not_drawn() -> None:
@@ -284,12 +362,22 @@ def test_gradients_that_are_not_finite_are_not_drawn() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.sqrt(self.conv(x).relu() * 0).mean((2, 3))
 
-    for method in ("gradcam", "gradcam++", "layercam", "saliency", "guidedbackprop", "fullgrad", "shapleycam"):
+    for method in (
+        "gradcam",
+        "gradcam++",
+        "layercam",
+        "saliency",
+        "guidedbackprop",
+        "fullgrad",
+        "shapleycam",
+    ):
         with pytest.raises(ModelError, match=f"but {re.escape(method)} found NaN or infinity"):
             explain.attribute(Root(), torch.rand(1, 3, 4, 4), method, target=0, layer="conv")
 
 
-def test_a_nan_in_any_class_is_refused_and_a_masked_class_is_not(net: TinyNet, x: torch.Tensor) -> None:
+def test_a_nan_in_any_class_is_refused_and_a_masked_class_is_not(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     net.fc.bias.data[4] = float("-inf")
     assert explain.attribute(net, x, target=0).logits is not None
     net.fc.bias.data[4] = float("nan")
@@ -330,7 +418,9 @@ def test_a_model_that_turns_gradients_off_says_so(x: torch.Tensor) -> None:
         explain.attribute(inference, x.float(), "saliency")
 
 
-def test_a_wrong_layer_is_told_even_where_no_method_looks_at_it(net: TinyNet, x: torch.Tensor) -> None:
+def test_a_wrong_layer_is_told_even_where_no_method_looks_at_it(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     with pytest.raises(LayerError, match="did you mean 'layer1'"):
         explain.attribute(net, x, "saliency", layer="layr1")
 
@@ -358,9 +448,13 @@ class TestTransformers:
     @pytest.mark.parametrize("method", sorted(ATTENDING - COVERING - {"cheferbimodal"}))
     @pytest.mark.parametrize("frozen", [False, True])
     @pytest.mark.filterwarnings("ignore:gradeclip is zero everywhere")
-    def test_model_and_caller_are_left_as_found(self, method: str, frozen: bool, vit: nn.Module) -> None:
+    def test_model_and_caller_are_left_as_found(
+        self, method: str, frozen: bool, vit: nn.Module
+    ) -> None:
         vit.requires_grad_(not frozen)
-        x = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        x = torch.randn(
+            2, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
         before, given = snapshot(vit), x.clone()
         whole = explain.attribute(vit, x, method, target=torch.tensor([3, 1])).values
         with torch.inference_mode():
@@ -371,9 +465,12 @@ class TestTransformers:
         assert snapshot(vit) == before
         assert torch.equal(x, given)
 
-    @pytest.mark.filterwarnings("ignore:.* is zero everywhere")  # random weights: a map may well be empty
+    # random weights: a map may well be empty
+    @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
     def test_every_method_for_any_network_explains_one(self, vit: nn.Module) -> None:
-        x = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        x = torch.randn(
+            1, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
         names = explain.applicable_methods(vit, x)
         unfit = ["cam", "cheferbimodal", "drise", "featurepermutation", "shapleycam"]
         assert sorted(set(explain.list_methods()) - set(names)) == unfit
@@ -387,7 +484,8 @@ class TestTransformers:
 
 
 class Bypass(nn.Module):
-    """Something leads past the layer, and is put beside it: more rows behind the layer than before it do not fit."""
+    """Something leads past the layer, and is put beside it: more rows behind the layer than before
+    it do not fit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -404,22 +502,28 @@ def counting(model: nn.Module) -> list[int]:
     return sizes
 
 
-def test_ablations_fan_out_at_the_layer_where_the_network_lets_them(net: TinyNet, x: torch.Tensor) -> None:
+def test_ablations_fan_out_at_the_layer_where_the_network_lets_them(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     explain.attribute(net, x)
     sizes = counting(net)
     explain.attribute(net, x, "ablationcam", target=1)
-    assert sizes == [3, *[1, 1] * 3]  # the images, and each once more for a probe and for all of its ablations
+    # the images, and each once more for a probe and for all of its ablations
+    assert sizes == [3, *[1, 1] * 3]
     model = settled(Bypass()).double()
     sizes = counting(model)
     found = explain.attribute(model, x, "ablationcam", target=1, layer="body").values
-    assert sizes == [3, *[4, 4] * 3]  # of each image a probe, since no try came to an end, and all four maps
+    # of each image a probe, since no try came to an end, and all four maps
+    assert sizes == [3, *[4, 4] * 3]
     for i in range(3):
         alone = explain.attribute(model, x[i : i + 1], "ablationcam", target=1, layer="body").values
         torch.testing.assert_close(found[i : i + 1], alone, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("method", sorted(RERUNNING))
-def test_networks_that_view_their_maps_are_run_in_a_layout_that_they_take(method: str, x: torch.Tensor) -> None:
+def test_networks_that_view_their_maps_are_run_in_a_layout_that_they_take(
+    method: str, x: torch.Tensor
+) -> None:
     class Viewing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -463,7 +567,9 @@ def test_the_error_of_bfloat16_is_in_the_result(net: TinyNet, x: torch.Tensor) -
         exact, change = net(rows)[:, 1], net(rows)[:, 1] - net(x)[:, 1]
         with torch.autocast("cpu", torch.bfloat16):
             rounded = net(rows)[:, 1].float()
-    assert found.rounding == pytest.approx(float((rounded - exact).abs().max() / change.abs().max()), rel=0.02)
+    assert found.rounding == pytest.approx(
+        float((rounded - exact).abs().max() / change.abs().max()), rel=0.02
+    )
     assert f"bfloat16: scores off by {100 * found.rounding:.2g} % of their change" in repr(found)
     several = ["scorecam", "integratedgradients", "gradcam", "kernelshap"]
     values = explain.attribute(net, x, several, target=1, precision="bf16")
@@ -471,16 +577,23 @@ def test_the_error_of_bfloat16_is_in_the_result(net: TinyNet, x: torch.Tensor) -
     assert explain.attribute(net, x, "scorecam", target=1).rounding is None
 
 
-@pytest.mark.parametrize("method", ["kernelshap(samples=64)", "shapleysampling(samples=100)", "lime(samples=60)"])
+@pytest.mark.parametrize(
+    "method", ["kernelshap(samples=64)", "shapleysampling(samples=100)", "lime(samples=60)"]
+)
 def test_the_error_of_bfloat16_is_that_of_values_that_multiply_it(method: str) -> None:
-    """Estimated from eight rows, of four networks: on average the true error, and never a small part of it."""
+    """Estimated from eight rows, of four networks: on average the true error, and never a small
+    part of it."""
     shares = []
     for seed in range(4):
         torch.manual_seed(seed)
-        convs = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU())
+        convs = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()
+        )
         model = nn.Sequential(convs, nn.Flatten(), nn.Linear(16 * 49, 4)).eval()
         x = torch.rand(1, 3, 28, 28)
-        full, rounded = (explain.attribute(model, x, method, target=1, precision=each) for each in BOTH)
+        full, rounded = (
+            explain.attribute(model, x, method, target=1, precision=each) for each in BOTH
+        )
         error = (rounded.values - full.values).abs().max() / full.values.abs().max()
         shares.append(float(error) / rounded.rounding)
     assert max(shares) < 2
@@ -515,10 +628,14 @@ def test_a_search_looks_once_at_the_rounding_of_its_rows() -> None:
             found = explain.attribute(net, x, method, target=target, precision=precision, **layer)
             assert (found.rounding is None) == (precision == "full")
             beside.append(sum(passes) - int(found.samples))
-        assert beside[1] - beside[0] <= 8 * 2 + 8, "eight rows in both ways, once, with rows that are not perturbed"
+        assert beside[1] - beside[0] <= 8 * 2 + 8, (
+            "eight rows in both ways, once, with rows that are not perturbed"
+        )
 
 
-def test_bfloat16_is_for_altered_photos_whose_scores_alone_are_needed(net: TinyNet, x: torch.Tensor) -> None:
+def test_bfloat16_is_for_altered_photos_whose_scores_alone_are_needed(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     net = net.float()
     for method in ("scorecam", "ablationcam"):
         full = explain.attribute(net, x.float(), method, target=1)
@@ -526,19 +643,25 @@ def test_bfloat16_is_for_altered_photos_whose_scores_alone_are_needed(net: TinyN
         assert light.values.dtype == torch.float32
         assert not torch.equal(light.values, full.values)
         assert (light.heatmap - full.heatmap).abs().mean() < 0.02
-    for method in ("integratedgradients", "smoothgrad", "expectedgradients"):  # their gradients would be far off
+    # their gradients would be far off
+    for method in ("integratedgradients", "smoothgrad", "expectedgradients"):
         full = explain.attribute(net, x.float(), method, target=1)
         light = explain.attribute(net, x.float(), method, target=1, precision="bf16")
         torch.testing.assert_close(light.values, full.values, rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(light.delta, full.delta, rtol=1e-4, atol=1e-6)
-    signed = [explain.attribute(net, x.float(), AblationCAM(relu=False), target=1, precision=p).values for p in BOTH]
+    signed = [
+        explain.attribute(net, x.float(), AblationCAM(relu=False), target=1, precision=p).values
+        for p in BOTH
+    ]
     assert (signed[0] - signed[1]).abs().max() < 0.05 * signed[0].abs().max()
     same = explain.attribute(net, x.float(), "gradcam", target=1, precision="bf16")
     assert torch.equal(same.values, explain.attribute(net, x.float(), "gradcam", target=1).values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gradients_in_half_precision_come_with_a_warning(net: TinyNet, x: torch.Tensor, dtype: torch.dtype) -> None:
+def test_gradients_in_half_precision_come_with_a_warning(
+    net: TinyNet, x: torch.Tensor, dtype: torch.dtype
+) -> None:
     net, x = net.to(dtype), x.to(dtype)
     for method in ("integratedgradients", "saliency", "lrp"):
         with pytest.warns(ExplainWarning, match="half|float16"):
@@ -556,21 +679,29 @@ class OverwritesViews(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.conv(x)
-        parts = [x[:, i : i + 2].clone()[:] for i in (0, 2, 4, 6)]  # views, each of a tensor of its own
+        # views, each of a tensor of its own
+        parts = [x[:, i : i + 2].clone()[:] for i in (0, 2, 4, 6)]
         if self.in_place:
             parts[0].relu_()
             F.leaky_relu(parts[1], 0.2, True)
             F.elu(parts[2], inplace=True)
             torch.celu_(parts[3])
         else:
-            parts = [parts[0].relu(), F.leaky_relu(parts[1], 0.2), F.elu(parts[2]), torch.celu(parts[3])]
+            parts = [
+                parts[0].relu(),
+                F.leaky_relu(parts[1], 0.2),
+                F.elu(parts[2]),
+                torch.celu(parts[3]),
+            ]
         return self.fc(self.relu((torch.cat(parts, 1) - 0.2).flatten(1)))
 
 
 @pytest.mark.parametrize("method", ["guidedbackprop", "deconvnet", "saliency"])
 def test_rectifiers_that_overwrite_a_view_follow_the_rule_too(method: str, x: torch.Tensor) -> None:
     found, expected = (
-        explain.attribute(settled(OverwritesViews(in_place=in_place)).double().eval(), x, method, target=1).values
+        explain.attribute(
+            settled(OverwritesViews(in_place=in_place)).double().eval(), x, method, target=1
+        ).values
         for in_place in (True, False)
     )
     torch.testing.assert_close(found, expected)
@@ -578,33 +709,53 @@ def test_rectifiers_that_overwrite_a_view_follow_the_rule_too(method: str, x: to
 
 
 @pytest.mark.parametrize("method", ["ablationcam", "scorecam", "smoothgrad", "augmented(gradcam)"])
-def test_a_caller_in_inference_mode_may_have_a_model_that_works_in_place(method: str, x: torch.Tensor) -> None:
+def test_a_caller_in_inference_mode_may_have_a_model_that_works_in_place(
+    method: str, x: torch.Tensor
+) -> None:
     class Greedy(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x.mul_(2))
 
-    layers = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    layers = (
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
     model = settled(Greedy(*layers)).double().eval()
     expected = explain.attribute(model, x, method, target=1, layer="0").values
     with torch.inference_mode():
-        assert torch.equal(explain.attribute(model, x, method, target=1, layer="0").values, expected)
+        assert torch.equal(
+            explain.attribute(model, x, method, target=1, layer="0").values, expected
+        )
 
 
 def test_one_image_with_channels_last_is_explained_like_one_with_channels_first() -> None:
-    """A view of it has other strides in the dimension of size 1, which backward through normalisations goes by."""
+    """A view of it has other strides in the dimension of size 1, which backward through
+    normalisations goes by."""
     torch.manual_seed(0)
-    layers = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    layers = (
+        nn.Conv2d(3, 16, 1),
+        nn.Conv2d(16, 16, 1),
+        nn.BatchNorm2d(16),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
     model = settled(nn.Sequential(*layers, nn.Linear(16, 3))).double().eval()
     x = torch.randn(1, 3, 7, 3, dtype=torch.float64)
     last = x.contiguous(memory_format=torch.channels_last)
     methods = ["hirescam", "fullgrad", "saliency"]
-    found, expected = (explain.attribute(model, each, methods, target=0, layer="1") for each in (last, x))
+    found, expected = (
+        explain.attribute(model, each, methods, target=0, layer="1") for each in (last, x)
+    )
     for method in methods:
         torch.testing.assert_close(found[method].values, expected[method].values)
 
 
 class OverwritesAnEarlierView(nn.Module):
-    """Adds the shortcut, which is the last to be computed, to a view that was there before it (GhostNet)."""
+    """Adds the shortcut, which is the last to be computed, to a view that was there before it
+    (GhostNet)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -627,7 +778,8 @@ def test_a_view_from_before_the_layer_may_be_overwritten_behind_it(x: torch.Tens
 
 
 class ReadsBothNames(nn.Module):
-    """Overwrites a view, and reads it by its old name as well as by its new one; ``.view`` refuses other layouts."""
+    """Overwrites a view, and reads it by its old name as well as by its new one; ``.view`` refuses
+    other layouts."""
 
     def __init__(self, *, again: bool) -> None:
         super().__init__()
@@ -645,9 +797,13 @@ class ReadsBothNames(nn.Module):
 
 
 @pytest.mark.parametrize("together", [[], ["saliency"]])
-def test_gradients_come_back_by_every_name_of_what_a_layer_overwrote(together: list[str], x: torch.Tensor) -> None:
+def test_gradients_come_back_by_every_name_of_what_a_layer_overwrote(
+    together: list[str], x: torch.Tensor
+) -> None:
     model = settled(ReadsBothNames(again=not together)).double().eval()
-    found = explain.attribute(model, x, [GradCAM(relu=False), *together], target=1, layer="relu")["gradcam"]
+    found = explain.attribute(model, x, [GradCAM(relu=False), *together], target=1, layer="relu")[
+        "gradcam"
+    ]
     maps = model.conv(x).relu().detach().requires_grad_()
 
     def score(maps: torch.Tensor) -> torch.Tensor:
@@ -662,8 +818,11 @@ def test_gradients_come_back_by_every_name_of_what_a_layer_overwrote(together: l
     torch.testing.assert_close(ablated, expected)
 
 
-def ablated_by_hand(score: Callable[[torch.Tensor], torch.Tensor], maps: torch.Tensor) -> torch.Tensor:
-    """Ablation-CAM, signed: each of the maps weighted by the share that the score loses without it."""
+def ablated_by_hand(
+    score: Callable[[torch.Tensor], torch.Tensor], maps: torch.Tensor
+) -> torch.Tensor:
+    """Ablation-CAM, signed: each of the maps weighted by the share that the score loses without
+    it."""
     expected = torch.zeros_like(maps[:, 0])
     for k in range(maps.shape[1]):
         without = maps.clone()
@@ -684,7 +843,11 @@ def test_one_function_for_one_or_several_methods_and_targets(net: TinyNet, x: to
     assert torch.equal(best[0].values, explain.attribute(net, x, "saliency").values)
 
 
-@pytest.mark.parametrize("wrong", [{"target": 1, "targets": [1]}, {"targets": 3}, {"targets": []}, {"target": [1] * 7}])
-def test_the_other_word_is_named_for_wrong_targets(wrong: dict[str, Any], net: TinyNet, x: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"target": 1, "targets": [1]}, {"targets": 3}, {"targets": []}, {"target": [1] * 7}]
+)
+def test_the_other_word_is_named_for_wrong_targets(
+    wrong: dict[str, Any], net: TinyNet, x: torch.Tensor
+) -> None:
     with pytest.raises(explain.TargetError, match="targets"):
         explain.attribute(net, x, "saliency", **wrong)

@@ -1,4 +1,5 @@
-"""Inputs with frames, tiles or patches before the channels: each has a map, against loops, autograd and plain hooks."""
+"""Inputs with frames, tiles or patches before the channels: each has a map, against loops, autograd
+and plain hooks."""
 
 from __future__ import annotations
 
@@ -24,12 +25,17 @@ SEEN = "ignore:.* taken to have frames before channels"
 
 
 class PerFrame(nn.Module):
-    """Each frame goes through convolutions as an image; a convolution over time reads all of them."""
+    """Each frame goes through convolutions as an image; a convolution over time reads all of
+    them."""
 
     def __init__(self, channels: int = 3, *, by_time: bool = False) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(channels, 6, 3, 2, 1), nn.Conv2d(6, 5, 3, 1, 1)
-        self.relu, self.over_time, self.head = nn.ReLU(), nn.Conv1d(5, 5, 3, padding=1), nn.Linear(5, 3)
+        self.relu, self.over_time, self.head = (
+            nn.ReLU(),
+            nn.Conv1d(5, 5, 3, padding=1),
+            nn.Linear(5, 3),
+        )
         self.by_time = by_time
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -71,22 +77,31 @@ def gradient(model: nn.Module, x: torch.Tensor, targets: list[int]) -> torch.Ten
 
 @pytest.mark.parametrize(("frames", "channels"), [(4, 3), (3, 3), (1, 3), (5, 1), (3, 4), (6, 6)])
 @pytest.mark.filterwarnings(SEEN)
-def test_gradients_lie_as_the_clip_does_with_a_heatmap_for_each_frame(frames: int, channels: int) -> None:
+def test_gradients_lie_as_the_clip_does_with_a_heatmap_for_each_frame(
+    frames: int, channels: int
+) -> None:
     model, x = made(PerFrame(channels)), clips(frames, channels)
     found = explain.attribute(model, x, ["saliency", "inputxgradient"], target=TARGETS)
     own = gradient(model, x, TARGETS)
     assert_close(found["saliency"].values.abs(), own.abs())
     assert_close(found["inputxgradient"].values, own * x)
     largest = own.abs().amax(2)
-    assert_close(found["saliency"].heatmap, (largest / largest.amax((1, 2, 3), keepdim=True)).float())
+    assert_close(
+        found["saliency"].heatmap, (largest / largest.amax((1, 2, 3), keepdim=True)).float()
+    )
     summed = (own * x).sum(2)
-    assert_close(found["inputxgradient"].signed, (summed / summed.abs().amax((1, 2, 3), keepdim=True)).float())
+    assert_close(
+        found["inputxgradient"].signed,
+        (summed / summed.abs().amax((1, 2, 3), keepdim=True)).float(),
+    )
 
 
 @pytest.mark.filterwarnings(SEEN)
 def test_occlusion_covers_a_window_of_one_frame() -> None:
     model, x = made(PerFrame()), clips(count=2)
-    found = explain.attribute(model, {"pixel_values": x}, "occlusion(window=4,stride=4)", target=[1, 2])
+    found = explain.attribute(
+        model, {"pixel_values": x}, "occlusion(window=4,stride=4)", target=[1, 2]
+    )
     assert found.options["window"] == (1, 4, 4)
     with torch.no_grad():
         for image, target in enumerate((1, 2)):
@@ -109,7 +124,13 @@ def test_one_number_is_a_cube_in_a_volume_and_a_seventh_of_the_time_of_a_video()
     parts = (model[1].weight[1].reshape(6, 6, 6) * volume[0, 0]).detach()
     cubes = parts.reshape(3, 2, 3, 2, 3, 2).sum((1, 3, 5))
     assert_close(found[::2, ::2, ::2], cubes)
-    assert_close(found, found[::2, ::2, ::2].repeat_interleave(2, 0).repeat_interleave(2, 1).repeat_interleave(2, 2))
+    assert_close(
+        found,
+        found[::2, ::2, ::2]
+        .repeat_interleave(2, 0)
+        .repeat_interleave(2, 1)
+        .repeat_interleave(2, 2),
+    )
     video = torch.rand(1, 3, 14, 4, 4)
     flat = nn.Sequential(nn.Flatten(), nn.Linear(672, 2))
     assert explain.attribute(flat, video, Occlusion(2, 2), target=1).options["window"] == (2, 2, 2)
@@ -119,7 +140,9 @@ def test_one_number_is_a_cube_in_a_volume_and_a_seventh_of_the_time_of_a_video()
 
 @pytest.mark.parametrize("by_time", [False, True])
 @pytest.mark.filterwarnings(SEEN)
-def test_gradcam_of_frames_that_are_folded_into_the_batch_is_that_of_plain_hooks(by_time: bool) -> None:
+def test_gradcam_of_frames_that_are_folded_into_the_batch_is_that_of_plain_hooks(
+    by_time: bool,
+) -> None:
     model, x = made(PerFrame(by_time=by_time)), clips()
     kept: list[torch.Tensor] = []
     handle = model.conv2.register_forward_hook(lambda module, args, output: kept.append(output))
@@ -128,9 +151,13 @@ def test_gradcam_of_frames_that_are_folded_into_the_batch_is_that_of_plain_hooks
     (gradients,) = torch.autograd.grad(scores.sum(), kept[0])
     maps = (gradients.mean((2, 3), keepdim=True) * kept[0]).sum(1)
     maps = maps.unflatten(0, (4, 3)).transpose(0, 1) if by_time else maps.unflatten(0, (3, 4))
-    found = explain.attribute(model, x, [GradCAM(relu=False), "hirescam"], target=TARGETS, layer="conv2")
+    found = explain.attribute(
+        model, x, [GradCAM(relu=False), "hirescam"], target=TARGETS, layer="conv2"
+    )
     assert_close(found["gradcam"].values, maps.detach())
-    again = explain.attribute(model, x, Smooth(GradCAM(relu=False), samples=2, sigma=0), target=TARGETS, layer="conv2")
+    again = explain.attribute(
+        model, x, Smooth(GradCAM(relu=False), samples=2, sigma=0), target=TARGETS, layer="conv2"
+    )
     assert_close(again.values, maps.detach())
 
 
@@ -145,7 +172,9 @@ def test_ablation_takes_a_channel_out_of_all_frames() -> None:
             total = torch.zeros_like(maps[:, 0])
             for channel in range(5):
 
-                def without(module: nn.Module, args: Any, output: torch.Tensor, channel: int = channel) -> torch.Tensor:
+                def without(
+                    module: nn.Module, args: Any, output: torch.Tensor, channel: int = channel
+                ) -> torch.Tensor:
                     return output.index_fill(1, torch.tensor(channel), 0)
 
                 handle = model.conv2.register_forward_hook(without)
@@ -156,11 +185,15 @@ def test_ablation_takes_a_channel_out_of_all_frames() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
-@pytest.mark.parametrize("method", sorted(set(explain.list_methods()) - COVERING - ATTENDING - REREADING - {"cam"}))
+@pytest.mark.parametrize(
+    "method", sorted(set(explain.list_methods()) - COVERING - ATTENDING - REREADING - {"cam"})
+)
 def test_every_method_explains_frames_first_as_it_explains_channels_first(method: str) -> None:
     model, x = made(PerFrame()), clips(3)
     found = explain.attribute(model, x, method, target=TARGETS, layout="NTCHW")
-    twin = explain.attribute(ChannelsFirst(model).eval(), x.transpose(1, 2), method, target=TARGETS, layout="NCTHW")
+    twin = explain.attribute(
+        ChannelsFirst(model).eval(), x.transpose(1, 2), method, target=TARGETS, layout="NCTHW"
+    )
     assert found.heatmap.shape == (3, 3, 12, 8)
     assert_close(found.heatmap, twin.heatmap)
     values = found.values.transpose(1, 2) if found.values.ndim == 5 else found.values
@@ -175,21 +208,29 @@ def test_a_penalty_on_values_has_the_gradient_of_the_plain_penalty() -> None:
     plain = torch.autograd.grad(scores.sum(), x, create_graph=True)[0] * x
     wanted = [x, model.conv1.weight]
     for own, other in zip(
-        torch.autograd.grad((values**3).sum(), wanted), torch.autograd.grad((plain**3).sum(), wanted), strict=True
+        torch.autograd.grad((values**3).sum(), wanted),
+        torch.autograd.grad((plain**3).sum(), wanted),
+        strict=True,
     ):
         assert_close(own, other)
 
 
 class Patches(nn.Module):
-    """Tokens of all frames, one for each square; the answer is that of one token, of a frame and a place."""
+    """Tokens of all frames, one for each square; the answer is that of one token, of a frame and a
+    place."""
 
     def __init__(self, order: str, read: tuple[int, int]) -> None:
         super().__init__()
-        self.patch, self.norm, self.head = nn.Conv2d(3, 16, 4, 4), nn.LayerNorm(16), nn.Linear(16, 3)
+        self.patch, self.norm, self.head = (
+            nn.Conv2d(3, 16, 4, 4),
+            nn.LayerNorm(16),
+            nn.Linear(16, 3),
+        )
         self.order, self.read = order, read
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens = self.patch(x.flatten(0, 1)).flatten(2).mT.unflatten(0, x.shape[:2])  # (N, T, places, C)
+        # (N, T, places, C)
+        tokens = self.patch(x.flatten(0, 1)).flatten(2).mT.unflatten(0, x.shape[:2])
         frame, place = self.read
         if self.order == "places first":
             tokens = tokens.transpose(1, 2)
@@ -208,7 +249,8 @@ def test_tokens_over_time_and_place_lie_where_they_come_from(order: str) -> None
 
 
 class TokenOfFrame(nn.Module):
-    """Each frame is an image of its own, with a class token; the answer is that of one token of one frame."""
+    """Each frame is an image of its own, with a class token; the answer is that of one token of one
+    frame."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +266,9 @@ class TokenOfFrame(nn.Module):
 @pytest.mark.filterwarnings(SEEN)
 def test_tokens_of_frames_that_are_images_lie_where_they_come_from() -> None:
     model, x = made(TokenOfFrame()), clips(4)
-    found = explain.attribute(model, x, explain.methods.HiResCAM(relu=False), target=TARGETS, layer="norm").values
+    found = explain.attribute(
+        model, x, explain.methods.HiResCAM(relu=False), target=TARGETS, layer="norm"
+    ).values
     assert found.shape == (3, 4, 3, 2)
     assert (found[:, 2, 2, 0] != 0).all()
     assert ((found != 0).flatten(1).sum(1) == 1).all()
@@ -336,19 +380,36 @@ def test_a_layer_that_takes_each_frame_as_a_photo_cannot_be_traced() -> None:
         trace(made(PerFrame()), x, x, "channels", layers="conv2", target=1)
 
 
-SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 
 
 @pytest.mark.parametrize("family", ["VideoMAE", "Vivit", "Timesformer"])
 @pytest.mark.filterwarnings(SEEN)
-def test_video_networks_of_transformers_have_gradients_of_frames_and_tokens_where_they_lie(family: str) -> None:
+def test_video_networks_of_transformers_have_gradients_of_frames_and_tokens_where_they_lie(
+    family: str,
+) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is an extra")
-    tubelets = {"VideoMAE": {"tubelet_size": 2, "patch_size": 8}, "Vivit": {"tubelet_size": [2, 8, 8]}}
-    options = {"image_size": 16, "num_frames": 4, "num_labels": 3, **tubelets.get(family, {"patch_size": 8})}
+    tubelets = {
+        "VideoMAE": {"tubelet_size": 2, "patch_size": 8},
+        "Vivit": {"tubelet_size": [2, 8, 8]},
+    }
+    options = {
+        "image_size": 16,
+        "num_frames": 4,
+        "num_labels": 3,
+        **tubelets.get(family, {"patch_size": 8}),
+    }
     config = getattr(transformers, f"{family}Config")(**SIZES, **options)
     model = made(getattr(transformers, f"{family}ForVideoClassification")(config))
     x = torch.rand(2, 4, 3, 16, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    found = explain.attribute(model, {"pixel_values": x}, ["inputxgradient", "gradcam(relu=False)"], target=[1, 2])
+    found = explain.attribute(
+        model, {"pixel_values": x}, ["inputxgradient", "gradcam(relu=False)"], target=[1, 2]
+    )
     leaf = x.clone().requires_grad_()
     scores = model(pixel_values=leaf).logits.gather(1, torch.tensor([[1], [2]]))
     assert_close(found["inputxgradient"].values, torch.autograd.grad(scores.sum(), leaf)[0] * x)
@@ -364,14 +425,25 @@ def test_the_tiles_of_llava_next_have_the_gradient_of_its_answer() -> None:
     config = transformers.LlavaNextConfig(
         vision_config=photos, text_config=words, image_token_id=39, image_grid_pinpoints=[[32, 32]]
     )
-    model, generator = made(transformers.LlavaNextForConditionalGeneration(config)), torch.Generator().manual_seed(4)
+    model, generator = (
+        made(transformers.LlavaNextForConditionalGeneration(config)),
+        torch.Generator().manual_seed(4),
+    )
     tiles = torch.randn(1, 5, 3, 16, 16, generator=generator, dtype=torch.float64)
-    ids = torch.tensor([[1, *[39] * 24, 5, 6]])  # four tokens of the whole, and those of 4 x 4 places with line ends
-    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "image_sizes": torch.tensor([[32, 32]])}
-    found = explain.attribute(model, {"pixel_values": tiles, **given}, "inputxgradient", target=Answer((8,)))
+    # four tokens of the whole, and those of 4 x 4 places with line ends
+    ids = torch.tensor([[1, *[39] * 24, 5, 6]])
+    given = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "image_sizes": torch.tensor([[32, 32]]),
+    }
+    found = explain.attribute(
+        model, {"pixel_values": tiles, **given}, "inputxgradient", target=Answer((8,))
+    )
     leaf = tiles.clone().requires_grad_()
     score = model(pixel_values=leaf, **given).logits[0, -1].log_softmax(-1)[8]
-    assert_close(found.values, torch.autograd.grad(score, leaf)[0] * tiles, rtol=1e-4, atol=1e-7)  # norms in float32
+    # norms in float32
+    assert_close(found.values, torch.autograd.grad(score, leaf)[0] * tiles, rtol=1e-4, atol=1e-7)
     with_words = explain.attribute(
         model, {"pixel_values": tiles, **given}, "inputxgradient", target=Answer((8,), words=True)
     )

@@ -1,4 +1,5 @@
-"""Models that switch gradients on or off themselves: exact, or refused where their own scores have no gradient."""
+"""Models that switch gradients on or off themselves: exact, or refused where their own scores have
+no gradient."""
 
 from __future__ import annotations
 
@@ -107,13 +108,25 @@ class GradientInside(Plain):
             return self.fc(self.two(maps + slope).tanh().mean((2, 3)))
 
 
-KINDS = [Flag, Decorated, ForGood, Begins, Ends, InBlock, AsideWithout, InnerGradient, GradientInside]
+KINDS = [
+    Flag,
+    Decorated,
+    ForGood,
+    Begins,
+    Ends,
+    InBlock,
+    AsideWithout,
+    InnerGradient,
+    GradientInside,
+]
 
 
 def plain_gradcam(model: nn.Module, layer: str, target: int) -> torch.Tensor:
     seen: list[torch.Tensor] = []
     with torch.enable_grad():
-        with model.get_submodule(layer).register_forward_hook(lambda module, args, output: seen.append(output)):
+        with model.get_submodule(layer).register_forward_hook(
+            lambda module, args, output: seen.append(output)
+        ):
             score = model(X)[:, target].sum()
         gradient = torch.autograd.grad(score, seen[-1])[0]
     return (gradient.mean((2, 3), keepdim=True) * seen[-1]).sum(1).detach()
@@ -136,7 +149,9 @@ def test_a_model_that_switches_gradients_is_explained_as_autograd_sees_it(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_default_layer_is_found_whatever_the_model_does_with_gradients(kind: Callable[[], nn.Module]) -> None:
+def test_the_default_layer_is_found_whatever_the_model_does_with_gradients(
+    kind: Callable[[], nn.Module],
+) -> None:
     model = settled(kind()).double().eval()
     assert default_layer(model, X) == default_layer(settled(Plain()).double().eval(), X) == "two"
 

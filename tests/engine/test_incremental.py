@@ -50,7 +50,8 @@ class Gate(nn.Module):
 
 
 class Overwrite(nn.Module):
-    """An operation in place that needs the whole map, and goes on with the tensor that it was given."""
+    """An operation in place that needs the whole map, and goes on with the tensor that it was
+    given."""
 
     def forward(self, x: Tensor) -> Tensor:
         x[:, 0] = 0.5
@@ -75,8 +76,13 @@ def random_layer(draw: random.Random, dims: int, channels: int) -> nn.Module:
         lambda: Residual(convolution(), joined=draw.random() < 0.4, inplace=draw.random() < 0.5),
         lambda: nn.GroupNorm(2, channels),
         lambda: nn.Upsample(scale_factor=2),
-        nn.Hardswish, nn.GELU, nn.Dropout, Gate, Overwrite, Pad,
-    ]  # fmt: skip
+        nn.Hardswish,
+        nn.GELU,
+        nn.Dropout,
+        Gate,
+        Overwrite,
+        Pad,
+    ]
     return draw.choice(choices)()
 
 
@@ -85,8 +91,14 @@ def random_network(seed: int, sides: Sequence[int]) -> nn.Module:
     torch.manual_seed(seed)
     draw, dims, layers, channels = random.Random(seed), len(sides), list[nn.Module](), 3
     for _ in range(draw.randint(2, 5)):
-        kernel, stride, wide = draw.choice([1, 2, 3]), draw.choice([1, 1, 2, 3]), draw.choice([4, 8])
-        padding: Any = "same" if stride == 1 and kernel != 2 and draw.random() < 0.3 else draw.choice([0, 1])
+        kernel, stride, wide = (
+            draw.choice([1, 2, 3]),
+            draw.choice([1, 1, 2, 3]),
+            draw.choice([4, 8]),
+        )
+        padding: Any = (
+            "same" if stride == 1 and kernel != 2 and draw.random() < 0.3 else draw.choice([0, 1])
+        )
         more = {
             "stride": stride,
             "padding": padding,
@@ -121,7 +133,9 @@ def test_random_networks_give_what_a_whole_pass_gives(seed: int) -> None:
     owners = torch.tensor([0, 1, 1, 0, 0])
     perturbed = x[owners]
     for row in range(4):  # the last one is not perturbed
-        where = tuple(slice(start := draw.randint(0, side - 1), start + draw.randint(1, 4)) for side in sides)
+        where = tuple(
+            slice(start := draw.randint(0, side - 1), start + draw.randint(1, 4)) for side in sides
+        )
         perturbed[(row, slice(None), *where)] = draw.random()
     model = random_network(seed, sides)
     for dtype, off in ((torch.double, 1e-12), (torch.float, 1e-5)):
@@ -133,11 +147,15 @@ def test_random_networks_give_what_a_whole_pass_gives(seed: int) -> None:
                 box = changed_box(x, owners, perturbed)
                 assert box is not None
                 found = model(BoxMaps(box, PhotoPass(results)))
-                torch.testing.assert_close(found, expected, rtol=off, atol=off * float(expected.abs().max()))
+                torch.testing.assert_close(
+                    found, expected, rtol=off, atol=off * float(expected.abs().max())
+                )
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_it_is_used_where_a_trial_finds_it_faster(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_used_where_a_trial_finds_it_faster(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, x = random_network(1, (26, 26)), torch.rand(1, 3, 26, 26, dtype=torch.double)
     now, passes = [0.0], [0]
 
@@ -164,7 +182,10 @@ def test_feature_maps_that_are_the_output_have_all_values() -> None:
         found = model(BoxMaps(box, PhotoPass(results)))
         torch.testing.assert_close(found.whole(), model(perturbed))
         torch.testing.assert_close(found.amax((2, 3)), model(perturbed).amax((2, 3)))
-    assert [str(function) for function, *_ in results] == ["aten.convolution.default", "aten.relu.default"]
+    assert [str(function) for function, *_ in results] == [
+        "aten.convolution.default",
+        "aten.relu.default",
+    ]
 
 
 class Scripted(nn.Module):
@@ -173,7 +194,9 @@ class Scripted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 4, 3, padding=1)
-        rest = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+        rest = nn.Sequential(
+            nn.Conv2d(4, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        ).double()
         with warnings.catch_warnings(action="ignore"):  # scripts are deprecated, and still in use
             self.rest = torch.jit.script(rest)
 
@@ -182,16 +205,25 @@ class Scripted(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("kind", ["plain", "several photos", "batch size", "scripted", "probability", "ablated"])
-def test_occlusion_is_the_same_with_whole_passes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "kind", ["plain", "several photos", "batch size", "scripted", "probability", "ablated"]
+)
+def test_occlusion_is_the_same_with_whole_passes(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     model = Scripted() if kind == "scripted" else random_network(1, (26, 26))
-    model, x = model.double().eval(), torch.rand(3 if kind == "several photos" else 1, 3, 26, 26, dtype=torch.double)
+    model, x = (
+        model.double().eval(),
+        torch.rand(3 if kind == "several photos" else 1, 3, 26, 26, dtype=torch.double),
+    )
     more: dict[str, Any] = {
         "batch size": {"batch_size": 5},
         "ablated": {"interventions": [Ablate("0", channels=[1])]},
     }.get(kind, {})
-    method = Occlusion(window=6, stride=2, score="probability" if kind == "probability" else "logit")
+    method = Occlusion(
+        window=6, stride=2, score="probability" if kind == "probability" else "logit"
+    )
     model(x)
     calls = []
     plain = PhotoPass.result
@@ -241,14 +273,17 @@ def test_occlusion_is_that_of_whole_passes_where_placeholders_go_wrong(way: str)
     x, other = torch.rand(2, 1, 3, 64, 64, dtype=dtype)
     other[:, :, 32:] *= 4
     with torch.no_grad():
-        model.most = 1.01 * float(model.first(x).max())  # the photo itself is not clipped, and later rows are
+        # the photo itself is not clipped, and later rows are
+        model.most = 1.01 * float(model.first(x).max())
         rows = [x.clone() for _ in range(64)]
         for i, row in enumerate(rows):
             place = (..., slice(i // 8 * 8, i // 8 * 8 + 8), slice(i % 8 * 8, i % 8 * 8 + 8))
             row[place] = other[place]
         drops = model(x)[0, 1] - torch.stack([model(row)[0, 1] for row in rows]).view(8, 8)
     model.alone = 0
-    found = explain.attribute(model, x, Occlusion(8, 8, OtherPhoto(other)), target=1).values[0, 4::8, 4::8]
+    found = explain.attribute(model, x, Occlusion(8, 8, OtherPhoto(other)), target=1).values[
+        0, 4::8, 4::8
+    ]
     assert model.alone < 8  # rows are run in batches
     off = 1e-5 if dtype == torch.float else 1e-10
     torch.testing.assert_close(found, drops, rtol=off, atol=off)

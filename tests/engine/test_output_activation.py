@@ -1,4 +1,5 @@
-"""Outputs become probabilities once: of models with a softmax or sigmoid at their end, and of those without."""
+"""Outputs become probabilities once: of models with a softmax or sigmoid at their end, and of those
+without."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ PHOTO = Image.new("RGB", (SIDE, SIDE), (230, 120, 40))
 class Scores(nn.Module):
     """Scores of four colours, and what becomes of them."""
 
-    def __init__(self, last: Callable[[torch.Tensor], torch.Tensor] = lambda scores: scores, classes: int = 4) -> None:
+    def __init__(
+        self, last: Callable[[torch.Tensor], torch.Tensor] = lambda scores: scores, classes: int = 4
+    ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(3)
         self.head = nn.Linear(3 * SIDE * SIDE, classes)
@@ -52,7 +55,9 @@ SOFTMAX = {
     "a last module": nn.Softmax(1),
     "a function": lambda s: F.softmax(s, dim=1),
     "a method, in half precision": lambda s: s.bfloat16().softmax(1),
-    "written out": lambda s: (s - s.amax(1, keepdim=True)).exp() / (s - s.amax(1, keepdim=True)).exp().sum(1)[:, None],
+    "written out": lambda s: (
+        (s - s.amax(1, keepdim=True)).exp() / (s - s.amax(1, keepdim=True)).exp().sum(1)[:, None]
+    ),
     "in a dictionary": lambda s: {"logits": s.softmax(1)},
 }
 
@@ -112,13 +117,17 @@ def test_several_labels_may_be_true_of_a_photo(last: Any) -> None:
         found = explain.Explainer(model, LABELS, PLAIN)(PHOTO, "saliency")
     expected = scores(model).sigmoid()
     torch.testing.assert_close(found.probabilities.double(), expected, rtol=0, atol=1e-6)
-    above = sorted(((float(p), LABELS[i]) for i, p in enumerate(expected) if p >= 0.5), reverse=True)
+    above = sorted(
+        ((float(p), LABELS[i]) for i, p in enumerate(expected) if p >= 0.5), reverse=True
+    )
     assert 1 < len(above) < 4
     assert found.predictions == [(label, pytest.approx(p, abs=1e-6)) for p, label in above]
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("last", [lambda s: s, torch.sigmoid, lambda s: s.sigmoid()[:, 0]], ids=["score", "p", "flat"])
+@pytest.mark.parametrize(
+    "last", [lambda s: s, torch.sigmoid, lambda s: s.sigmoid()[:, 0]], ids=["score", "p", "flat"]
+)
 def test_one_output_says_yes_or_no(last: Any, sign: int) -> None:
     model = Scores(lambda s: last(sign * s), classes=1)
     explainer = explain.Explainer(
@@ -129,10 +138,14 @@ def test_one_output_says_yes_or_no(last: Any, sign: int) -> None:
     expected = sorted([(yes, "yes"), (1 - yes, "no")], reverse=True)
     assert found.predictions == [(label, pytest.approx(p, abs=1e-5)) for p, label in expected]
     assert found.targets == ["yes"]
-    named = explain.Explainer(model, ["cat"], PLAIN, activation=explainer.activation)(PHOTO, "saliency", 0)
+    named = explain.Explainer(model, ["cat"], PLAIN, activation=explainer.activation)(
+        PHOTO, "saliency", 0
+    )
     assert {label for label, _ in named.predictions} == {"cat", "not cat"}
     for target in ("no", "not cat"):
-        named = explain.Explainer(model, ["cat"], PLAIN, activation=explainer.activation)(PHOTO, "saliency", target)
+        named = explain.Explainer(model, ["cat"], PLAIN, activation=explainer.activation)(
+            PHOTO, "saliency", target
+        )
         assert named.targets == ["not cat"]
 
 
@@ -142,8 +155,12 @@ def test_one_output_between_0_and_1_is_a_probability_where_a_sigmoid_gave_it() -
     assert found.probabilities is None
     assert found.predictions == [("number", pytest.approx(0.3, abs=1e-3))]
     with pytest.warns(ExplainWarning, match="probabilities already"):
-        found = explain.Explainer(Scores(nn.Sigmoid(), classes=1), preprocess=PLAIN)(PHOTO, "saliency", 0)
-    assert float(found.probabilities[0]) == pytest.approx(float(scores(Scores(classes=1)).sigmoid()))
+        found = explain.Explainer(Scores(nn.Sigmoid(), classes=1), preprocess=PLAIN)(
+            PHOTO, "saliency", 0
+        )
+    assert float(found.probabilities[0]) == pytest.approx(
+        float(scores(Scores(classes=1)).sigmoid())
+    )
 
 
 def test_outputs_that_are_no_probabilities_give_no_predictions() -> None:
@@ -159,7 +176,9 @@ def test_an_unknown_activation_is_refused(wrong: Any) -> None:
     with pytest.raises(ModelError, match="activation"):
         explain.attribute(Scores(), torch.rand(1, 3, SIDE, SIDE), "saliency", activation=wrong)
     with pytest.raises(ModelError, match="activation"):  # one output has no softmax
-        explain.Explainer(Scores(classes=1), preprocess=PLAIN, activation="softmax")(PHOTO, "saliency", 0)
+        explain.Explainer(Scores(classes=1), preprocess=PLAIN, activation="softmax")(
+            PHOTO, "saliency", 0
+        )
 
 
 ENDS: dict[str, tuple[Any, int, str | None, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -174,9 +193,12 @@ ENDS: dict[str, tuple[Any, int, str | None, Callable[[torch.Tensor], torch.Tenso
 
 @pytest.mark.parametrize("end", ENDS)
 class TestEverythingReadsTheSameProbability:
-    """What a method, a metric or a curve calls a probability is that of the end of the network, computed by hand."""
+    """What a method, a metric or a curve calls a probability is that of the end of the network,
+    computed by hand."""
 
-    def given(self, end: str) -> tuple[nn.Module, torch.Tensor, dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]:
+    def given(
+        self, end: str
+    ) -> tuple[nn.Module, torch.Tensor, dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]:
         last, classes, activation, expected = ENDS[end]
         model = Scores(last, classes).double()
 
@@ -188,12 +210,16 @@ class TestEverythingReadsTheSameProbability:
 
     def test_methods(self, end: str) -> None:
         model, x, options, probability = self.given(end)
-        a = explain.attribute(model, x, Occlusion(window=4, stride=4, score="probability"), target=0, **options)
+        a = explain.attribute(
+            model, x, Occlusion(window=4, stride=4, score="probability"), target=0, **options
+        )
         for row in (0, 4):
             for column in (0, 4):
                 covered = x.clone()
                 covered[..., row : row + 4, column : column + 4] = 0
-                torch.testing.assert_close(a.values[:, row, column], probability(x) - probability(covered))
+                torch.testing.assert_close(
+                    a.values[:, row, column], probability(x) - probability(covered)
+                )
         rise = explain.attribute(model, x, RISE(samples=64, grid=2), target=0, **options)
         assert float(rise.neutral) < 1
 
@@ -204,7 +230,9 @@ class TestEverythingReadsTheSameProbability:
                 explain.evaluate(model, x, "saliency", "deletion", target=0)
             return
         values = torch.arange(64.0).reshape(1, 8, 8)
-        table = explain.evaluate(model, x, {"map": values}, [Deletion(steps=4), AverageDrop()], target=0, **options)
+        table = explain.evaluate(
+            model, x, {"map": values}, [Deletion(steps=4), AverageDrop()], target=0, **options
+        )
         expected = []
         for count in (0, 16, 32, 48, 64):
             covered = torch.where(values[:, None] < 64 - count, x, 0.0)
@@ -235,7 +263,9 @@ class TestEverythingReadsTheSameProbability:
             assert curve["deletion"][0] == pytest.approx(model(x.float()).item(), abs=1e-5)
         assert found.check()["saliency"]
         fresh = explain.Explainer(model, labels, PLAIN, **options)
-        run = explain.run([PHOTO], fresh, "saliency", target=0, output=tmp_path / "run.sqlite", workers=0)
+        run = explain.run(
+            [PHOTO], fresh, "saliency", target=0, output=tmp_path / "run.sqlite", workers=0
+        )
         assert next(run.rows()).probability == expected
 
 
@@ -246,11 +276,15 @@ def test_runs_say_yes_or_no_of_one_output(positive: bool, tmp_path: Path) -> Non
     run = explain.run([PHOTO], explainer, "saliency", output=tmp_path / "run.sqlite", workers=0)
     row = next(run.rows())
     assert row.prediction == ("cat" if positive else "not cat")
-    assert row.prediction_probability == pytest.approx(float(scores(model).abs().sigmoid()), abs=1e-5)
+    assert row.prediction_probability == pytest.approx(
+        float(scores(model).abs().sigmoid()), abs=1e-5
+    )
     assert row.prediction_class is None
 
 
-@pytest.mark.parametrize("method", ["saliency", "integratedgradients", "inputxgradient", Occlusion(2, 2)])
+@pytest.mark.parametrize(
+    "method", ["saliency", "integratedgradients", "inputxgradient", Occlusion(2, 2)]
+)
 def test_a_softmax_without_a_slope_is_the_reason_of_an_empty_map(method: Any) -> None:
     model = Scores(lambda scores: (1e4 * scores).softmax(1))
     model.head.weight.data *= 0
@@ -258,7 +292,9 @@ def test_a_softmax_without_a_slope_is_the_reason_of_an_empty_map(method: Any) ->
         explain.attribute(model, PLAIN(PHOTO)[None], method, target=int(model.head.bias.argmax()))
 
 
-def test_an_activation_is_saved_and_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_activation_is_saved_and_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_labels.py").write_text(
         "import torch\nfrom explain.models import CenterCrop\n"
         "def make():\n"
@@ -287,15 +323,31 @@ def test_a_classifier_may_say_what_its_outputs_are() -> None:
     model = Scores()
     own = Classifier(model, PLAIN, LABELS, activation="sigmoid")
     found = explain.Explainer(own)(PHOTO, "saliency")
-    torch.testing.assert_close(found.probabilities.double(), scores(model).sigmoid(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        found.probabilities.double(), scores(model).sigmoid(), rtol=0, atol=1e-6
+    )
 
 
-def test_the_command_line_takes_an_activation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_takes_an_activation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     PHOTO.save(tmp_path / "photo.png")
     out = str(tmp_path / "out")
-    common = [str(tmp_path / "photo.png"), "--model", "tiny", "-m", "saliency", "--output", out, "--force"]
+    common = [
+        str(tmp_path / "photo.png"),
+        "--model",
+        "tiny",
+        "-m",
+        "saliency",
+        "--output",
+        out,
+        "--force",
+    ]
     for activation in ("softmax", "sigmoid"):
         assert main([*common, "--activation", activation]) == 0
-        assert json.loads((tmp_path / "out" / "photo-tiny-saliency.json").read_text())["activation"] == activation
+        assert (
+            json.loads((tmp_path / "out" / "photo-tiny-saliency.json").read_text())["activation"]
+            == activation
+        )
     assert main([*common, "--activation", "softmux"]) == 2
     assert "'softmux' is not one of 'softmax'" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""What a plan promises: together never costs more than apart, the counts are true, and a newcomer can read them."""
+"""What a plan promises: together never costs more than apart, the counts are true, and a newcomer
+can read them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ from explain.methods.base import get_method
 from tests.conftest import ATTENDING, COVERING, TinyNet, settled
 
 METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
-RERUNNING = [n for n in METHODS if any(isinstance(need, (Scores, Attributions)) for need in get_method(n).needs)]
+RERUNNING = [
+    n
+    for n in METHODS
+    if any(isinstance(need, (Scores, Attributions)) for need in get_method(n).needs)
+]
 ONE_PASS = [name for name in METHODS if name not in RERUNNING]
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 NESTED = "smooth(integratedgradients)"
@@ -34,9 +39,11 @@ BACKWARD = {torch.ops.aten.convolution_backward.default, torch.ops.aten.threshol
 
 
 class Work(TorchDispatchMode):
-    """Counts rows of the network's operations, forward, forward with a graph, and backward: in each, how far it goes.
+    """Counts rows of the network's operations, forward, forward with a graph, and backward: in
+    each, how far it goes.
 
-    A convolution counts with the number of its output channels, which tells the layers of a network apart.
+    A convolution counts with the number of its output channels, which tells the layers of a network
+    apart.
     """
 
     def __init__(self) -> None:
@@ -84,7 +91,9 @@ def assert_together_is_not_dearer(first: str, second: str) -> Counter[str]:
     apart = alone(first)[0] + alone(second)[0]
     assert rows <= apart, f"{first} and {second}: {rows - apart}"
     for name in (first, second):
-        torch.testing.assert_close(found[name].values, alone(name)[1].values, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            found[name].values, alone(name)[1].values, rtol=1e-12, atol=1e-12
+        )
     return rows
 
 
@@ -117,15 +126,21 @@ def test_two_methods_that_rerun_cost_no_more_together_than_apart(first: str, sec
 
 
 def test_a_method_pays_for_its_own_layers_alone() -> None:
-    """Curvature at one layer, and gradients at all stages: neither is gathered where only the other looks."""
+    """Curvature at one layer, and gradients at all stages: neither is gathered where only the other
+    looks."""
     plan = explain.plan(net(), X, ["shapleycam", "refinecam"], targets=[1])
     needs = {(type(need.kind).__name__, need.layer) for need in plan.needs}
     looked_at = alone("refinecam")[1].layer
     assert isinstance(looked_at, tuple)
     assert len(looked_at) > 1
-    assert {layer for need, layer in needs if need == "LayerCurvature"} == {alone("shapleycam")[1].layer}
+    assert {layer for need, layer in needs if need == "LayerCurvature"} == {
+        alone("shapleycam")[1].layer
+    }
     assert {layer for need, layer in needs if need == "LayerGradients"} == set(looked_at)
-    together, apart = worked(("shapleycam", "refinecam"))[0], alone("refinecam")[0] + alone("shapleycam")[0]
+    together, apart = (
+        worked(("shapleycam", "refinecam"))[0],
+        alone("refinecam")[0] + alone("shapleycam")[0],
+    )
     back = "aten.convolution_backward.default of (6, 8, 8)"  # the one behind the first stage
     assert together[back] == apart[back] == len(X)
 
@@ -162,7 +177,8 @@ def gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     grad = torch.autograd.grad
 
     def noted(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._current_autograd_node() is None:  # within a pass, a rule may differentiate one operation
+        # within a pass, a rule may differentiate one operation
+        if torch._C._current_autograd_node() is None:
             calls.append(1)
         return grad(outputs, *args, **kwargs)
 
@@ -179,24 +195,32 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", [*METHODS, NESTED, "augmented(scorecam)", "smooth(guidedgradcam)"])
-def test_a_plan_counts_what_runs_row_by_row(name: str, counted: Counting, gradients: list[int]) -> None:
+def test_a_plan_counts_what_runs_row_by_row(
+    name: str, counted: Counting, gradients: list[int]
+) -> None:
     method = SMALL.get(name, get_method(name))
     plan = explain.plan(counted, X[:1], method, targets=[1, 2], batch_size=1)
     assert not counted.calls
     explain.attribute(counted, X[:1], [method], targets=[1, 2], batch_size=1)
     replays = isinstance(method, AblationCAM)
-    assert sum(counted.scored) == plan.passes + plan.rows + replays  # a replay is tried with the maps as they are
+    # a replay is tried with the maps as they are
+    assert sum(counted.scored) == plan.passes + plan.rows + replays
     assert len(gradients) == plan.passes_back + plan.rows_back
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_plan_counts_what_runs_in_pieces(name: str, counted: Counting, gradients: list[int]) -> None:
+def test_a_plan_counts_what_runs_in_pieces(
+    name: str, counted: Counting, gradients: list[int]
+) -> None:
     method = SMALL.get(name, get_method(name))
     plan = explain.plan(counted, X, method, targets=[1])
     explain.attribute(counted, X, [method], targets=[1], batch_size=512)
-    at_layer = [stream for stream in plan.streams if stream.of.of_layer and plan.rows_of(stream) > len(X)]
+    at_layer = [
+        stream for stream in plan.streams if stream.of.of_layer and plan.rows_of(stream) > len(X)
+    ]
     at_input = [stream for stream in plan.streams if not stream.of.of_layer]
-    probed = 3 * bool(at_input) + 3 * len(X) * len(at_layer)  # rows that show whether rows follow their images
+    # rows that show whether rows follow their images
+    probed = 3 * bool(at_input) + 3 * len(X) * len(at_layer)
     assert sum(counted.scored) == len(X) * plan.passes + plan.rows + probed
     pieces = sum(bool(stream.inner) for stream in at_input)
     assert len(gradients) == plan.passes_back + pieces * (plan.rows_back > 0)
@@ -250,13 +274,22 @@ def test_a_plan_prints_itself(methods: tuple[str, ...]) -> None:
 
 
 def test_a_measured_plan_says_seconds_and_memory(counted: Counting) -> None:
-    plain, plan = (explain.plan(counted, X, ["saliency", "rise"], measure=measure) for measure in (False, True))
-    assert (plain.seconds, plain.memory, str(plan).splitlines()[:-1]) == (None, None, str(plain).splitlines())
+    plain, plan = (
+        explain.plan(counted, X, ["saliency", "rise"], measure=measure) for measure in (False, True)
+    )
+    assert (plain.seconds, plain.memory, str(plan).splitlines()[:-1]) == (
+        None,
+        None,
+        str(plain).splitlines(),
+    )
     cheap = explain.plan(counted, X, "gradcam", measure=True)
     assert plan.seconds is not None
     assert cheap.seconds is not None
     assert plan.seconds > cheap.seconds > 0
-    assert re.fullmatch(r"at most about [\d.]+ (s|min|h), and \d+ MB besides the weights", str(plan).splitlines()[-1])
+    assert re.fullmatch(
+        r"at most about [\d.]+ (s|min|h), and \d+ MB besides the weights",
+        str(plan).splitlines()[-1],
+    )
 
 
 def test_progress_may_be_a_line(capsys: pytest.CaptureFixture[str]) -> None:

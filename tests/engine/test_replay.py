@@ -15,7 +15,8 @@ from tests.conftest import TinyNet
 
 
 class _Convolutions(TorchDispatchMode):
-    """Notes the rows of every convolution that is computed, by the number of its output channels."""
+    """Notes the rows of every convolution that is computed, by the number of its output
+    channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,18 +39,24 @@ def counted() -> Iterator[list[int]]:
 def test_convolutions_before_the_layer_run_once_more_for_each_image(
     images: int, batch_size: int | None, net: TinyNet, x: torch.Tensor
 ) -> None:
-    explain.attribute(net, x[:images], "ablationcam", target=1, layer="layer2")  # looks at the layer's layout
+    # looks at the layer's layout
+    explain.attribute(net, x[:images], "ablationcam", target=1, layer="layer2")
     with counted() as rows:
-        explain.attribute(net, x[:images], "ablationcam", target=1, layer="layer2", batch_size=batch_size)
+        explain.attribute(
+            net, x[:images], "ablationcam", target=1, layer="layer2", batch_size=batch_size
+        )
     once = 4  # the convolutions up to and within the layer
     assert rows == [images] * once + [1] * (len(rows) - once)
     assert len(rows) <= once + images * once
 
 
 @pytest.mark.parametrize("layer", ["layer1", "bn1"])
-def test_a_network_that_overwrites_altered_maps_is_replayed_too(layer: str, net: TinyNet, x: torch.Tensor) -> None:
+def test_a_network_that_overwrites_altered_maps_is_replayed_too(
+    layer: str, net: TinyNet, x: torch.Tensor
+) -> None:
     """TinyNet adds in place to what ``layer1`` gives, and rectifies in place what ``bn1`` gives."""
-    expected = explain.attribute(net, x[:1], "ablationcam", target=1, layer=layer)  # looks at the layer's layout
+    # looks at the layer's layout
+    expected = explain.attribute(net, x[:1], "ablationcam", target=1, layer=layer)
     with counted() as rows:
         found = explain.attribute(net, x[:1], "ablationcam", target=1, layer=layer, batch_size=2)
     torch.testing.assert_close(found.values, expected.values)

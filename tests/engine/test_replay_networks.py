@@ -1,4 +1,5 @@
-"""Networks of many kinds before a layer: replayed wherever that is exact, and run again or refused elsewhere."""
+"""Networks of many kinds before a layer: replayed wherever that is exact, and run again or refused
+elsewhere."""
 
 from __future__ import annotations
 
@@ -245,7 +246,8 @@ NETWORKS: dict[type[Stem], str] = {
 }
 
 
-COUPLED = (RandomBefore, RandomRows, Decides, ChangesItsList, WritesABuffer)  # what they do to all images is one thing
+# what they do to all images is one thing
+COUPLED = (RandomBefore, RandomRows, Decides, ChangesItsList, WritesABuffer)
 
 
 class Stems(TorchDispatchMode):
@@ -269,8 +271,11 @@ def made(kind: type[Stem]) -> Stem:
     return model
 
 
-def score(model: Stem, x: torch.Tensor, without: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The score of one image, with a map of the layer set to zero by a hook; and the maps as they were."""
+def score(
+    model: Stem, x: torch.Tensor, without: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The score of one image, with a map of the layer set to zero by a hook; and the maps as they
+    were."""
     seen: list[torch.Tensor] = []
 
     def zeroed(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
@@ -281,7 +286,11 @@ def score(model: Stem, x: torch.Tensor, without: int | None = None) -> tuple[tor
         keep[without] = 0
         return output * keep[:, None, None]
 
-    handle, count, state = model.layer.register_forward_hook(zeroed), model.count.clone(), torch.get_rng_state()
+    handle, count, state = (
+        model.layer.register_forward_hook(zeroed),
+        model.count.clone(),
+        torch.get_rng_state(),
+    )
     with torch.no_grad():
         found = model(x)[0, 1]
         model.count.copy_(count)
@@ -306,7 +315,9 @@ def test_ablations_equal_the_plain_computation(kind: type[Stem], batch_size: int
     expected = ablated(model, X[:1])
     model = made(kind)
     with Stems() as stems:
-        found = explain.attribute(model, X[:1], SIGNED, target=1, layer="layer", batch_size=batch_size).values
+        found = explain.attribute(
+            model, X[:1], SIGNED, target=1, layer="layer", batch_size=batch_size
+        ).values
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     if NETWORKS[kind] == ONCE or (kind is Beside and batch_size == 1):
         assert stems.count == 1  # the photo's own pass, which is kept
@@ -345,9 +356,13 @@ def test_what_counts_before_the_layer_is_as_it_was_in_the_pass_of_the_photo() ->
 def test_nothing_is_replayed_past_hooks_of_others() -> None:
     model, calls = made(Shortcut), list[int]()
     expected = ablated(model, X[:1])
-    handle = model.stem.register_forward_hook(lambda module, args, output: calls.append(len(output)))
+    handle = model.stem.register_forward_hook(
+        lambda module, args, output: calls.append(len(output))
+    )
     with Stems() as stems:
-        found = explain.attribute(model, X[:1], SIGNED, target=1, layer="layer", batch_size=2).values
+        found = explain.attribute(
+            model, X[:1], SIGNED, target=1, layer="layer", batch_size=2
+        ).values
     handle.remove()
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     assert stems.count == len(calls) == 1 + 1 + 3  # the photo, the probe, and three pieces

@@ -1,4 +1,5 @@
-"""Perturbed rows: run once for all, right whatever the rows beside them, in pieces that fit, and forgotten again."""
+"""Perturbed rows: run once for all, right whatever the rows beside them, in pieces that fit, and
+forgotten again."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from explain import ModelError
 from explain.baselines import Zero
 from explain.engine import Accumulator, Attributions, Evidence, Reducer
 from explain.engine.perturbations import Scores, Search, Steps
-from explain.methods import AblationCAM, Augmented, IntegratedGradients, Method, Saliency, ScoreCAM, Smooth
+from explain.methods import (
+    AblationCAM,
+    Augmented,
+    IntegratedGradients,
+    Method,
+    Saliency,
+    ScoreCAM,
+    Smooth,
+)
 from explain.methods.base import Style, get_method
 from explain.methods.estimates import SearchMethod, ShownParts
 from explain.methods.wrappers import NoisyCopies, noise
@@ -30,13 +39,15 @@ EXACT = {"rtol": 1e-9, "atol": 1e-12}
 RERUNNING = [
     name
     for name in explain.list_methods()
-    if name not in COVERING and any(isinstance(need, (Scores, Attributions)) for need in get_method(name).needs)
+    if name not in COVERING
+    and any(isinstance(need, (Scores, Attributions)) for need in get_method(name).needs)
 ]
 Tensors = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Small(nn.Module):
-    """A convolution and a head, with something in between or before that may couple rows; notes what it is given."""
+    """A convolution and a head, with something in between or before that may couple rows; notes
+    what it is given."""
 
     def __init__(self, between: Tensors | None = None, before: Tensors | None = None) -> None:
         super().__init__()
@@ -74,7 +85,9 @@ def small(between: Tensors | None = None, before: Tensors | None = None) -> Smal
 # Plain computations, of one image and one row at a time.
 
 
-def integrated(model: Small, x: torch.Tensor, target: int, steps: int, baseline: torch.Tensor | float = 0.0) -> Any:
+def integrated(
+    model: Small, x: torch.Tensor, target: int, steps: int, baseline: torch.Tensor | float = 0.0
+) -> Any:
     """The mean gradient along the path."""
     points, weights = np.polynomial.legendre.leggauss(steps)
     start = torch.zeros_like(x) + baseline
@@ -119,7 +132,10 @@ def ablationcam(model: Small, x: torch.Tensor, target: int) -> torch.Tensor:
 
 
 PLAIN: dict[str, tuple[Any, Callable[[Small, torch.Tensor, int], torch.Tensor]]] = {
-    "integratedgradients": (IntegratedGradients(steps=5), lambda m, x, t: x * integrated(m, x, t, 5)),
+    "integratedgradients": (
+        IntegratedGradients(steps=5),
+        lambda m, x, t: x * integrated(m, x, t, 5),
+    ),
     "smoothgrad": (Smooth(samples=4), lambda m, x, t: smoothed(m, x, t, 4)),
     "scorecam": (ScoreCAM(), scorecam),
     "ablationcam": (AblationCAM(), ablationcam),
@@ -151,7 +167,9 @@ def test_methods_that_read_the_same_rows_cost_one_of_them() -> None:
     assert rows_of(model, ["smoothgrad", "smooth(gradcam)", "smoothgradcam++"]) == alone
 
 
-@pytest.mark.parametrize("method", ["scorecam", "smoothgrad", "integratedgradients", "smooth(integratedgradients)"])
+@pytest.mark.parametrize(
+    "method", ["scorecam", "smoothgrad", "integratedgradients", "smooth(integratedgradients)"]
+)
 def test_five_targets_cost_one(method: str) -> None:
     model = small()
     made = PLAIN[method][0]
@@ -172,8 +190,12 @@ def test_every_batch_size_gives_the_plain_computation(method: str, batch_size: i
     model = small()
     made, plain = PLAIN[method]
     targets = [2, 0, 4]
-    found = explain.attribute(model, X, made, target=targets, layer="conv", batch_size=batch_size).values
-    expected = torch.cat([plain(model, x[None], target) for x, target in zip(X, targets, strict=True)])
+    found = explain.attribute(
+        model, X, made, target=targets, layer="conv", batch_size=batch_size
+    ).values
+    expected = torch.cat(
+        [plain(model, x[None], target) for x, target in zip(X, targets, strict=True)]
+    )
     torch.testing.assert_close(found, expected, **EXACT)
     assert found.any()
 
@@ -181,13 +203,17 @@ def test_every_batch_size_gives_the_plain_computation(method: str, batch_size: i
 # Rows that depend on each other.
 
 COUPLED: dict[str, Callable[[], Small]] = {
-    "statistics of the batch": lambda: small(lambda maps: F.batch_norm(maps, None, None, training=True)),
+    "statistics of the batch": lambda: small(
+        lambda maps: F.batch_norm(maps, None, None, training=True)
+    ),
     "the mean of the batch": lambda: small(lambda maps: 2 * maps - maps.mean(0, keepdim=True)),
     "the largest value of the batch": lambda: small(lambda maps: maps / maps.abs().amax()),
     "the largest value, of the input": lambda: small(before=lambda x: x / (1 + x.abs().amax())),
     "the rows before": lambda: small(lambda maps: maps.cumsum(0)),
     "the row behind": lambda: small(lambda maps: maps + maps.roll(-1, 0)),
-    "all but the last row": lambda: small(lambda maps: torch.cat([maps[:-1] * len(maps), maps[-1:]])),
+    "all but the last row": lambda: small(
+        lambda maps: torch.cat([maps[:-1] * len(maps), maps[-1:]])
+    ),
 }
 
 
@@ -199,7 +225,9 @@ def test_one_image_of_a_network_that_couples_rows_is_run_one_row_at_a_time(
 ) -> None:
     model = COUPLED[coupling]()
     made, plain = PLAIN[method]
-    found = explain.attribute(model, X[:1], made, target=2, layer="conv", batch_size=batch_size).values
+    found = explain.attribute(
+        model, X[:1], made, target=2, layer="conv", batch_size=batch_size
+    ).values
     torch.testing.assert_close(found, plain(model, X[:1], 2), **EXACT)
 
 
@@ -226,7 +254,9 @@ class Among:
         return rows[self.image : self.image + 1]
 
 
-@pytest.mark.parametrize(("coupling", "batch_size"), [*((name, None) for name in COUPLED), ("the rows before", 1)])
+@pytest.mark.parametrize(
+    ("coupling", "batch_size"), [*((name, None) for name in COUPLED), ("the rows before", 1)]
+)
 def test_images_that_change_each_others_scores_are_explained_as_they_are_in_their_batch(
     coupling: str, batch_size: int | None
 ) -> None:
@@ -269,11 +299,14 @@ class Scaled(nn.Module):
     [lambda y: 1e-6 * y, lambda y: (10 * y - torch.tensor([0.0, 0, 12, 0, 0])).softmax(1)],
     ids=["tiny", "improbable"],
 )
-def test_coupled_rows_are_found_however_small_the_scores_are(scores: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_coupled_rows_are_found_however_small_the_scores_are(
+    scores: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     model = Scaled(COUPLED["the mean of the batch"]().float(), scores).eval()
     x = X[:1].float()
     pieces, alone = (
-        explain.attribute(model, x, IntegratedGradients(steps=8), target=2, batch_size=size).values for size in (5, 1)
+        explain.attribute(model, x, IntegratedGradients(steps=8), target=2, batch_size=size).values
+        for size in (5, 1)
     )
     torch.testing.assert_close(pieces, alone, rtol=1e-4, atol=1e-7 * float(alone.abs().max()))
 
@@ -287,7 +320,8 @@ def test_a_network_that_couples_nothing_is_run_in_pieces() -> None:
 def test_a_perturbed_photo_whose_score_is_no_number_is_refused_and_the_layer_is_named() -> None:
     model = small(before=lambda x: x / x.abs().sum((1, 2, 3), keepdim=True))
     with pytest.raises(ModelError, match="finite scores, got nan, first in layer 'conv'"):
-        explain.attribute(model, X, "scorecam", target=1, layer="conv")  # which scores a blank photo
+        # which scores a blank photo
+        explain.attribute(model, X, "scorecam", target=1, layer="conv")
 
 
 # Targets that pick for each image.
@@ -318,10 +352,16 @@ def test_functions_that_pick_for_each_image_are_exact(method: str) -> None:
 @pytest.mark.parametrize("labels", [LABELS[:1], LABELS[:2], torch.tensor([2, 0, 0])])
 def test_functions_of_so_many_rows_are_exact_in_every_batch_size(labels: torch.Tensor) -> None:
     model, made, images = small(), IntegratedGradients(steps=4), X[: len(labels)]
-    expected = torch.cat([x * integrated(model, x[None], int(t), 4) for x, t in zip(images, labels, strict=True)])
+    expected = torch.cat(
+        [x * integrated(model, x[None], int(t), 4) for x, t in zip(images, labels, strict=True)]
+    )
     for batch_size in (None, 1, 2, 3):
         found = explain.attribute(
-            model, images, made, target=lambda o: o[torch.arange(len(labels)), labels], batch_size=batch_size
+            model,
+            images,
+            made,
+            target=lambda o: o[torch.arange(len(labels)), labels],
+            batch_size=batch_size,
         )
         torch.testing.assert_close(found.values, expected, **EXACT)
 
@@ -330,7 +370,9 @@ def test_functions_of_so_many_rows_are_exact_in_every_batch_size(labels: torch.T
 
 ERRORS = {
     "of torch": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-    "of the CPU": lambda: RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 2000000 bytes"),
+    "of the CPU": lambda: RuntimeError(
+        "DefaultCPUAllocator: not enough memory: you tried to allocate 2000000 bytes"
+    ),
     "of Python": lambda: MemoryError(),
 }
 
@@ -508,7 +550,9 @@ class Peek(Method):
     found: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        found = Attributions(NoisyCopies(40, 0.15, 0), Saliency(absolute=False), FirstRows(self.most))
+        found = Attributions(
+            NoisyCopies(40, 0.15, 0), Saliency(absolute=False), FirstRows(self.most)
+        )
         object.__setattr__(self, "found", found)
 
     @property
@@ -530,15 +574,20 @@ def test_a_stream_ends_when_its_reader_has_enough() -> None:
     methods = [Peek(7), Peek(20, "peek further"), Smooth(samples=40)]
     together = explain.attribute(model, X[:1], methods, target=1, batch_size=4)
     assert torch.equal(together["peek"].values, found.values)
-    torch.testing.assert_close(together["smoothgrad"].values, smoothed(model, X[:1], 1, 40), **EXACT)
+    torch.testing.assert_close(
+        together["smoothgrad"].values, smoothed(model, X[:1], 1, 40), **EXACT
+    )
 
 
 @pytest.mark.parametrize("coupling", [None, "statistics of the batch"])
 def test_progress_has_one_total_and_never_goes_back(coupling: str | None) -> None:
     model, told = small() if coupling is None else COUPLED[coupling](), list[tuple[int, int]]()
     methods = ["scorecam", "ablationcam", Smooth(samples=6), IntegratedGradients(steps=5)]
-    explain.attribute(model, X[:1], methods, target=1, layer="conv", batch_size=4, progress=noting(told))
-    total = 4 + 4 + 6 + 5 + 1  # of the maps twice, noisy copies, points of the path, and the blank photo
+    explain.attribute(
+        model, X[:1], methods, target=1, layer="conv", batch_size=4, progress=noting(told)
+    )
+    # of the maps twice, noisy copies, points of the path, and the blank photo
+    total = 4 + 4 + 6 + 5 + 1
     assert {all_of_them for _, all_of_them in told} == {total}
     done = [rows for rows, _ in told]
     assert done == sorted(set(done))
@@ -548,8 +597,12 @@ def test_progress_has_one_total_and_never_goes_back(coupling: str | None) -> Non
 # The number of rows.
 
 
-@pytest.mark.parametrize(("samples", "batch_size", "sizes"), [(12, 5, [4, 4, 4]), (7, 4, [4, 3]), (40, None, [40])])
-def test_batches_have_as_many_rows_as_fit_shared_evenly(samples: int, batch_size: int | None, sizes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "sizes"), [(12, 5, [4, 4, 4]), (7, 4, [4, 3]), (40, None, [40])]
+)
+def test_batches_have_as_many_rows_as_fit_shared_evenly(
+    samples: int, batch_size: int | None, sizes: list[int]
+) -> None:
     model = small()
     explain.attribute(model, X[:1], Smooth(samples=samples), target=1, batch_size=batch_size)
     assert model.rows == [1, 3, *sizes]  # the photo, and the probe
@@ -560,7 +613,10 @@ def test_batches_have_as_many_rows_as_fit_shared_evenly(samples: int, batch_size
 
 @pytest.mark.parametrize("batch_size", [None, 1, 2, 3, 5])
 def test_each_noisy_copy_has_the_baseline_of_its_image(batch_size: int | None) -> None:
-    model, baseline = small(), torch.rand(3, 3, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    model, baseline = (
+        small(),
+        torch.rand(3, 3, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64),
+    )
     made = Smooth(IntegratedGradients(steps=3, baseline=baseline), samples=4)
     found = explain.attribute(model, X, made, target=1, batch_size=batch_size).values
     for x, start, values in zip(X, baseline, found, strict=True):
@@ -572,7 +628,9 @@ def test_each_noisy_copy_has_the_baseline_of_its_image(batch_size: int | None) -
 @pytest.mark.parametrize("batch_size", [None, 1, 2])
 def test_a_baseline_is_mirrored_with_the_photo(batch_size: int | None, images: int) -> None:
     model = small()
-    baseline = torch.rand(images, 3, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    baseline = torch.rand(
+        images, 3, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     made = Augmented(IntegratedGradients(steps=3, baseline=baseline), scales=(1.0,))
     found = explain.attribute(model, X, made, target=1, batch_size=batch_size).values
     for x, start, values in zip(X, baseline.expand(3, -1, -1, -1), found, strict=True):
@@ -581,17 +639,23 @@ def test_a_baseline_is_mirrored_with_the_photo(batch_size: int | None, images: i
             for view, begin in ((x[None], start), (x[None].flip(-1), start.flip(-1)))
         ]
         torch.testing.assert_close(values[None], (both[0] + both[1].flip(-1)) / 2, **EXACT)
-    unmoved = (X[:1].flip(-1) - baseline[:1]) * integrated(model, X[:1].flip(-1), 1, 3, baseline[:1])
+    unmoved = (X[:1].flip(-1) - baseline[:1]) * integrated(
+        model, X[:1].flip(-1), 1, 3, baseline[:1]
+    )
     moved = 2 * found[:1] - (X[:1] - baseline[:1]) * integrated(model, X[:1], 1, 3, baseline[:1])
     assert (moved - unmoved.flip(-1)).abs().max() > 1e-3
 
 
 def test_the_mean_gradient_along_the_path_is_in_units_of_score_per_input() -> None:
     model = small()
-    found = explain.attribute(model, X, IntegratedGradients(steps=12, multiply_by_inputs=False), target=1)
+    found = explain.attribute(
+        model, X, IntegratedGradients(steps=12, multiply_by_inputs=False), target=1
+    )
     expected = torch.cat([integrated(model, x[None], 1, 12) for x in X])
     torch.testing.assert_close(found.values, expected, **EXACT)
     with torch.no_grad():
-        missed = (X * expected).flatten(1).sum(1) - (model(X)[:, 1] - model(torch.zeros_like(X))[:, 1])
+        missed = (X * expected).flatten(1).sum(1) - (
+            model(X)[:, 1] - model(torch.zeros_like(X))[:, 1]
+        )
     torch.testing.assert_close(found.delta, missed, **EXACT)
     assert missed.abs().max() < 1e-6

@@ -1,4 +1,5 @@
-"""Mixed precision of the caller, and transforms of `torch.func`, inside models and around explanations."""
+"""Mixed precision of the caller, and transforms of `torch.func`, inside models and around
+explanations."""
 
 from __future__ import annotations
 
@@ -15,12 +16,22 @@ from explain import ExplainError, MethodError, ModelError
 from explain.methods import AblationCAM
 from tests.conftest import TinyNet, settled
 
-METHODS = ["gradcam", "saliency", "guidedbackprop", "fullgrad", "integratedgradients", "ablationcam", "scorecam"]
+METHODS = [
+    "gradcam",
+    "saliency",
+    "guidedbackprop",
+    "fullgrad",
+    "integratedgradients",
+    "ablationcam",
+    "scorecam",
+]
 
 
 @pytest.fixture
 def image() -> torch.Tensor:
-    return torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return torch.randn(
+        2, 3, 12, 10, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
 
 
 def test_ablation_runs_in_the_callers_mixed_precision() -> None:
@@ -29,7 +40,9 @@ def test_ablation_runs_in_the_callers_mixed_precision() -> None:
     kinds: list[torch.dtype] = []
     handle = net.fc.register_forward_hook(lambda module, args, output: kinds.append(output.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = explain.attribute(net, x, AblationCAM(relu=False), target=1, layer="layer2", batch_size=1)
+        found = explain.attribute(
+            net, x, AblationCAM(relu=False), target=1, layer="layer2", batch_size=1
+        )
         handle.remove()
         with torch.no_grad():
             maps = net.layer2(settled_input(net, x)).float()
@@ -73,12 +86,16 @@ class Called(nn.Module):
         return torch.func.functional_call(self.net, own, (x,))
 
 
-def test_a_model_that_is_called_with_other_parameters_is_explained_exactly(image: torch.Tensor) -> None:
+def test_a_model_that_is_called_with_other_parameters_is_explained_exactly(
+    image: torch.Tensor,
+) -> None:
     net = settled(Called()).double().eval()
     found = explain.attribute(net, image, METHODS, target=1, layer="net.layer2")
     expected = explain.attribute(net.net, image, METHODS, target=1, layer="layer2")
     for method in METHODS:
-        torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-13)
+        torch.testing.assert_close(
+            found[method].values, expected[method].values, rtol=1e-9, atol=1e-13
+        )
 
 
 class Mapped(nn.Module):
@@ -93,13 +110,17 @@ class Mapped(nn.Module):
 
 
 def test_a_head_under_vmap_is_explained_exactly_or_refused(image: torch.Tensor) -> None:
-    mapped, plain = (settled(Mapped(through)).double().eval() for through in (torch.vmap, lambda head: head))
+    mapped, plain = (
+        settled(Mapped(through)).double().eval() for through in (torch.vmap, lambda head: head)
+    )
     for method in METHODS:
         if method in ("fullgrad", "guidedbackprop"):
             with pytest.raises(MethodError, match=rf"{method} must see .* outside torch.vmap"):
                 explain.attribute(mapped, image, method, target=1)
         else:
-            found, expected = (explain.attribute(net, image, method, target=1) for net in (mapped, plain))
+            found, expected = (
+                explain.attribute(net, image, method, target=1) for net in (mapped, plain)
+            )
             torch.testing.assert_close(found.values, expected.values, rtol=1e-9, atol=1e-13)
 
 
@@ -121,7 +142,9 @@ def test_a_layer_inside_vmap_has_no_gradients_to_take() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit", "ignore:Dynamo does not know")
 @pytest.mark.parametrize("through", ["vmap", "grad", "jvp", "compile"])
-def test_an_explanation_inside_a_transform_is_refused_in_one_line(through: str, image: torch.Tensor) -> None:
+def test_an_explanation_inside_a_transform_is_refused_in_one_line(
+    through: str, image: torch.Tensor
+) -> None:
     net = settled(TinyNet()).double().eval()
 
     def explained(x: torch.Tensor) -> torch.Tensor:
@@ -142,9 +165,15 @@ def test_an_explanation_inside_a_transform_is_refused_in_one_line(through: str, 
 def test_a_relu_under_vmap_follows_the_rule(image: torch.Tensor) -> None:
     class Relu(Mapped):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.through(lambda maps: self.fc((maps.relu() * 1.5).mean((-2, -1))))(self.conv(x))
+            return self.through(lambda maps: self.fc((maps.relu() * 1.5).mean((-2, -1))))(
+                self.conv(x)
+            )
 
-    mapped, plain = (settled(Relu(through)).double().eval() for through in (torch.vmap, lambda head: head))
-    found, expected = (explain.attribute(net, image, "guidedbackprop", target=1) for net in (mapped, plain))
+    mapped, plain = (
+        settled(Relu(through)).double().eval() for through in (torch.vmap, lambda head: head)
+    )
+    found, expected = (
+        explain.attribute(net, image, "guidedbackprop", target=1) for net in (mapped, plain)
+    )
     torch.testing.assert_close(found.values, expected.values, rtol=1e-9, atol=1e-13)
     assert found.coverage == expected.coverage

@@ -27,9 +27,13 @@ def table_of(module: ModuleType) -> Any:
     """The table that a script prints, with the peers in the versions that the extra asks for."""
     if not isinstance(getattr(module, "COLUMNS", None), dict):
         return module.table()
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
     pinned = dict(each.split("==") for each in extras["peers"] if "==" in each)
-    return module.table({name: pinned.get(distribution) for name, distribution in module.COLUMNS.items()})
+    return module.table(
+        {name: pinned.get(distribution) for name, distribution in module.COLUMNS.items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,14 +66,19 @@ def test_published_rows_are_those_that_the_command_prints(name: str, bench: Any)
         return
     first, *rest = published.splitlines()
     assert table.complaints(published.replace(first, first + " more |"))
-    assert table.complaints("\n".join([first, *rest[:-1], rest[-1].replace("| ", "| an older ", 1)]))
+    assert table.complaints(
+        "\n".join([first, *rest[:-1], rest[-1].replace("| ", "| an older ", 1)])
+    )
     assert table.complaints("\n".join([first, *rest[:-1], rest[-1] + " 1.0 |"]))
 
 
-def test_every_table_of_costs_has_a_command_that_measures_it_and_a_place_in_the_docs(bench: Any) -> None:
+def test_every_table_of_costs_has_a_command_that_measures_it_and_a_place_in_the_docs(
+    bench: Any,
+) -> None:
     commands = bench("all").COMMANDS
     tables = bench("tables")
-    others = ("verdict.md", "evidence.md", "leaderboard.md")  # other scripts of examples/ write into them
+    # other scripts of examples/ write into them
+    others = ("verdict.md", "evidence.md", "leaderboard.md")
     measured = [page for page in tables.PAGES if page.name not in others]
     places = [name for page in measured for name in tables.names(page.read_text("utf-8"))]
     assert sorted(commands) == sorted(bench("all").QUICK) == sorted(places)

@@ -39,16 +39,21 @@ def test_rows_are_those_that_were_chosen_in_the_order_of_their_figures(board: An
     board.select_option("[name=group]", "faithfulness")
     board.click("thead button:has-text('insertion')")
     board.wait_for_selector("th[aria-sort=descending]")
-    cell = next(each for each in found["cells"] if (each["truth"], each["model"]) == ("planted", "residual"))
+    cell = next(
+        each for each in found["cells"] if (each["truth"], each["model"]) == ("planted", "residual")
+    )
     number = next(i for i, each in enumerate(found["metrics"]) if each["name"] == "insertion")
     known = {
-        name: value for name, value in zip(cell["methods"], cell["means"][number], strict=True) if value is not None
+        name: value
+        for name, value in zip(cell["methods"], cell["means"][number], strict=True)
+        if value is not None
     }
     names = board.locator("tbody th").all_inner_texts()
     assert set(names) == set(cell["methods"])
     values = [known[name] for name in names if name in known]
     assert values == sorted(values, reverse=True)
-    assert all(name not in known for name in names[len(known) :])  # what was not measured comes last
+    # what was not measured comes last
+    assert all(name not in known for name in names[len(known) :])
     board.click("thead button:has-text('insertion')")
     board.wait_for_selector("th[aria-sort=ascending]")
     again = [known[name] for name in board.locator("tbody th").all_inner_texts() if name in known]

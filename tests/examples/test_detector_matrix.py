@@ -1,4 +1,5 @@
-"""Detectors × what is explained of a box × methods, against plain maps: most of the table of the example."""
+"""Detectors × what is explained of a box × methods, against plain maps: most of the table of the
+example."""
 
 from __future__ import annotations
 
@@ -18,8 +19,12 @@ def matrix() -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pattern", ["nanodet", "*faster*", "*ssd*heads", "detr", "yolos", "rt_detr"])
-def test_every_map_of_a_box_is_the_plain_one(pattern: str, matrix: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "pattern", ["nanodet", "*faster*", "*ssd*heads", "detr", "yolos", "rt_detr"]
+)
+def test_every_map_of_a_box_is_the_plain_one(
+    pattern: str, matrix: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     if "detr" in pattern or pattern == "yolos":
         pytest.importorskip("transformers")
     assert matrix.main(pattern) == 0, capsys.readouterr().out

@@ -23,7 +23,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def test_no_example_has_the_name_of_a_module_that_others_import() -> None:
-    """The folder of a script comes first on the path: packaging.py beside training.py would break Matplotlib."""
+    """The folder of a script comes first on the path: packaging.py beside training.py would break
+    Matplotlib."""
     names = {path.stem for path in EXAMPLES}
     assert not names & {*sys.stdlib_module_names, *packages_distributions()}
 
@@ -41,17 +42,29 @@ def training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_a_short_training_draws_each_loss_at_its_step(
-    training: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    training: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn = {}
     draw = training.draw
-    monkeypatch.setattr(training, "draw", lambda runs: drawn.setdefault("figure", draw(drawn.setdefault("runs", runs))))
+    monkeypatch.setattr(
+        training,
+        "draw",
+        lambda runs: drawn.setdefault("figure", draw(drawn.setdefault("runs", runs))),
+    )
     training.main(["--steps", "5", "--output", str(tmp_path / "a.png")])
     assert capsys.readouterr().out.endswith(f"written to {tmp_path / 'a.png'}\n")
     assert (tmp_path / "a.png").stat().st_size > 1000
     runs = [run for pair in drawn["runs"].values() for run in pair]
     panels = [axes for part in drawn["figure"].subfigs for axes in part.axes]
-    lines = [line for axes in panels if axes.get_title().startswith("training loss") for line in axes.lines]
+    lines = [
+        line
+        for axes in panels
+        if axes.get_title().startswith("training loss")
+        for line in axes.lines
+    ]
     assert len(lines) == len(runs) == 4
     for run, line in zip(runs, lines, strict=True):
         assert len(run.losses) == 5
@@ -98,10 +111,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 SCRIPTS = [
-    path for path in sorted((ROOT / "examples").rglob("*.py")) if '__name__ == "__main__"' in path.read_text("utf-8")
+    path
+    for path in sorted((ROOT / "examples").rglob("*.py"))
+    if '__name__ == "__main__"' in path.read_text("utf-8")
 ]
 TUTORIALS = [
-    path for path in sorted((ROOT / "examples" / "gallery").glob("*.py")) if "assets" in path.read_text("utf-8")
+    path
+    for path in sorted((ROOT / "examples" / "gallery").glob("*.py"))
+    if "assets" in path.read_text("utf-8")
 ]
 
 
@@ -125,7 +142,9 @@ def test_every_script_has_help_and_begins_nothing(
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("where", [ROOT, ROOT / "examples" / "gallery"], ids=["root", "its own folder"])
+@pytest.mark.parametrize(
+    "where", [ROOT, ROOT / "examples" / "gallery"], ids=["root", "its own folder"]
+)
 def test_tutorials_find_their_photos_wherever_they_are_started(
     path: Path, where: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,24 +161,34 @@ def test_tutorials_find_their_photos_wherever_they_are_started(
 
 
 @pytest.mark.long
-def test_two_processes_learn_the_same_in_every_way(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_learn_the_same_in_every_way(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run("distributed.py", "--steps", "2")
     out = capfd.readouterr().out
     changes = dict(re.findall(r"^(\S.*?) {2,}.* (\S+)$", out, re.MULTILINE))
-    for name, most in {"allreduce": 0, "hook (state, bucket)": 1e-6, "codec: halves, all-reduced": 1e-3}.items():
+    for name, most in {
+        "allreduce": 0,
+        "hook (state, bucket)": 1e-6,
+        "codec: halves, all-reduced": 1e-3,
+    }.items():
         assert float(changes[name]) <= most
     assert "communication hook failed on rank 1 of 2: encode raised ValueError: this process" in out
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.long
-def test_a_packaged_model_is_explained_in_another_process(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_packaged_model_is_explained_in_another_process(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run("packaged_model.py")
     out = capfd.readouterr().out
     assert "my_network goes in" in out
     assert "my_statistics is mocked" in out
     assert "Calibrated out of the archive: chelsea.png is " in out
-    assert {Path(folder, name) for name in re.findall(r"written to (\S+)", out)} == set(folder.iterdir())
+    assert {Path(folder, name) for name in re.findall(r"written to (\S+)", out)} == set(
+        folder.iterdir()
+    )
     with pytest.raises(SystemExit, match="packaged_model"):
         run("packaged_model.py")
 
@@ -178,12 +207,20 @@ def test_relevance_by_hand_says_what_paper_says(capsys: pytest.CaptureFixture[st
     example("lrp_by_hand").main()
     lines = capsys.readouterr().out.splitlines()
     on_paper = {
-        "gradient": (4, -5), "epsilon 1": (32 / 15, -8 / 3), "z+": (8 / 3, 0), "z+ without biases": (4, 0),
-        "alpha 2 beta 1": (20 / 3, -12), "gamma 1": (248 / 75, -112 / 75), "w2 at the input": (2.6, 1.4),
-        "flat at the input": (2, 2), "zB in [0, 2] at the input": (3, 1),
-    }  # fmt: skip
+        "gradient": (4, -5),
+        "epsilon 1": (32 / 15, -8 / 3),
+        "z+": (8 / 3, 0),
+        "z+ without biases": (4, 0),
+        "alpha 2 beta 1": (20 / 3, -12),
+        "gamma 1": (248 / 75, -112 / 75),
+        "w2 at the input": (2.6, 1.4),
+        "flat at the input": (2, 2),
+        "zB in [0, 2] at the input": (3, 1),
+    }
     for name, (one, two) in on_paper.items():
-        assert any(line.startswith(f"{name}: R(x1) = {one:.4g}, R(x2) = {two:.4g};") for line in lines), name
+        assert any(
+            line.startswith(f"{name}: R(x1) = {one:.4g}, R(x2) = {two:.4g};") for line in lines
+        ), name
     assert any(line.startswith("rescale: C(x1) = 7.8, C(x2) = -3.8;") for line in lines)
 
 
@@ -191,8 +228,13 @@ def test_verdicts_are_counted_and_written_into_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = example("verdicts")
-    answers = {word: {"passed": word != "faithful", "figure": 0.0, "reason": ""} for word in module.WORDS}
-    good = {word: {"passed": True if word != "stable" else None, "figure": 0.0, "reason": ""} for word in module.WORDS}
+    answers = {
+        word: {"passed": word != "faithful", "figure": 0.0, "reason": ""} for word in module.WORDS
+    }
+    good = {
+        word: {"passed": True if word != "stable" else None, "figure": 0.0, "reason": ""}
+        for word in module.WORDS
+    }
     lines = [
         {"photo": "a", "methods": {"gradcam": {"passed": True, "answers": good}}},
         {"photo": "b"},  # the model names another class
@@ -229,8 +271,21 @@ def test_the_history_of_a_search_has_what_fewer_samples_find() -> None:
 
 def test_the_smallest_evidence_is_compared_on_the_same_photos(tmp_path: Path) -> None:
     module = example("smallest_evidence")
-    history = [[0, 0.0, 0, 0.0], [2, 1.0, 5, 0.5], [100, 0.4, 105, 1.0], [300, 0.1, 305, 3.0], [390, 0.1, 395, 4.0]]
-    own = {"size": 0.1, "passes": 400, "seconds": 4.0, "proof": "minimal", "right": True, "history": history}
+    history = [
+        [0, 0.0, 0, 0.0],
+        [2, 1.0, 5, 0.5],
+        [100, 0.4, 105, 1.0],
+        [300, 0.1, 305, 3.0],
+        [390, 0.1, 395, 4.0],
+    ]
+    own = {
+        "size": 0.1,
+        "passes": 400,
+        "seconds": 4.0,
+        "proof": "minimal",
+        "right": True,
+        "history": history,
+    }
     lines = [
         {"photo": "a", "way": "sufficient", **own},
         {"photo": "a", "way": "ReX", "size": 0.8, "passes": 200, "seconds": 3.0, "right": True},
@@ -243,4 +298,7 @@ def test_the_smallest_evidence_is_compared_on_the_same_photos(tmp_path: Path) ->
     assert rows[2] == "| `sufficient` | 2 | 10.0% | 10.0% | 1.00 | 400 | 1.00 | 100.0% |"
     assert rows[5] == "| … 200 passes at most | 2 | 40.0% | 40.0% | 4.00 | 105 | 0.25 | 0.0% |"
     assert rows[6] == "| ReX | 1 | 80.0% | 80.0% | 8.00 | 200 | 0.75 | – |"
-    assert found["evidence-rex"].splitlines()[2] == "| few | 1 | 0.50 | 0.50 | 0.53 | 0.33 | 1 of 1 | 0.50 |"
+    assert (
+        found["evidence-rex"].splitlines()[2]
+        == "| few | 1 | 0.50 | 0.50 | 0.53 | 0.33 | 1 of 1 | 0.50 |"
+    )

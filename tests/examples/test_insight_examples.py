@@ -18,7 +18,8 @@ CLASSES = 200
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set laid out as Tiny-ImageNet, with six photos of each of two classes and one of a third."""
+    """A data set laid out as Tiny-ImageNet, with six photos of each of two classes and one of a
+    third."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "val" / "images").mkdir(parents=True)
     (folder / "wnids.txt").write_text("".join(f"n{k:08}\n" for k in range(CLASSES)))
@@ -52,7 +53,13 @@ def test_the_page_says_of_the_planted_shortcut_what_the_file_says() -> None:
     page = (ROOT / "docs" / "insight.md").read_text("utf-8")
     assert [each["first is the shortcut"] for each in found] == [True] * 5
     firsts = [each["clusters"][0]["stands out"] for each in found]
-    others = [each["stands out"] for seed in found for each in seed["clusters"] if each["class"] != seed["class"]]
-    assert f"by {min(firsts):.2f} to {max(firsts):.2f}, where those of other classes reached {max(others):.2f}" in (
-        " ".join(page.split())
+    others = [
+        each["stands out"]
+        for seed in found
+        for each in seed["clusters"]
+        if each["class"] != seed["class"]
+    ]
+    assert (
+        f"by {min(firsts):.2f} to {max(firsts):.2f}, where those of other classes reached "
+        f"{max(others):.2f}" in (" ".join(page.split()))
     )

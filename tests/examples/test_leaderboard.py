@@ -1,4 +1,5 @@
-"""The leaderboard: its statistics, that work goes on where it stopped, and that its page says what was measured."""
+"""The leaderboard: its statistics, that work goes on where it stopped, and that its page says what
+was measured."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_means_leave_out_what_was_not_measured_in_every_sample(script: Any) -> N
         drawn = np.repeat(values, weight, axis=0)
         for column in range(3):
             known = drawn[~np.isnan(drawn[:, column]), column]
-            assert (np.isnan(sample[column]) and not len(known)) or sample[column] == pytest.approx(known.mean())
+            assert (np.isnan(sample[column]) and not len(known)) or sample[column] == pytest.approx(
+                known.mean()
+            )
 
 
 def test_an_interval_holds_the_mean_of_other_photos_about_as_often_as_it_says(script: Any) -> None:
@@ -111,17 +114,23 @@ def test_photos_are_those_that_the_model_gets_right_with_boxes_that_leave_someth
 
 
 def rows(photos: int = 20, costly: int = 5) -> Iterator[tuple[Any, ...]]:
-    """Five methods that are right in the order of their names, on photos of which some are easier for all.
+    """Five methods that are right in the order of their names, on photos of which some are easier
+    for all.
 
-    The fourth is measured on the easiest photos only, and the last has the map of the first. *insertion* has the order
-    of the truth, *deletion*, of which less is better, the opposite one.
+    The fourth is measured on the easiest photos only, and the last has the map of the first.
+    *insertion* has the order of the truth, *deletion*, of which less is better, the opposite one.
     """
     for photo in range(photos):
         for number, name in enumerate(("attnlrp", "gradcam", "lrp", "noise", "saliency")):
             if name == "noise" and photo < photos - costly:
                 continue
             own = 0 if name == "saliency" else number
-            values = {"truth": photo - own / 10, "insertion": -own + 0.01 * photo, "deletion": own, "passes": 100.0}
+            values = {
+                "truth": photo - own / 10,
+                "insertion": -own + 0.01 * photo,
+                "deletion": own,
+                "passes": 100.0,
+            }
             for metric, value in values.items():
                 yield "planted", "plain", name, metric, f"p{photo:02}", photo % 3, float(value)
         yield "planted", "plain", "attnlrp", "same map as saliency", f"p{photo:02}", photo % 3, 1.0
@@ -150,7 +159,9 @@ def test_the_share_that_a_method_beats_is_counted_one_by_one(script: Any) -> Non
     for own, found in zip(figures, beats(figures, groups), strict=True):
         for place, group in enumerate(groups.tolist()):
             others = [own[i] for i in (0, 2, 3, 6) if i != group and not np.isnan(own[i])]
-            wins = [1.0 if own[place] > each else 0.5 if own[place] == each else 0.0 for each in others]
+            wins = [
+                1.0 if own[place] > each else 0.5 if own[place] == each else 0.0 for each in others
+            ]
             expected = np.nan if np.isnan(own[place]) or not wins else np.mean(wins)
             assert found[place] == pytest.approx(expected, nan_ok=True)
 
@@ -198,5 +209,7 @@ def test_the_table_with_filters_names_known_methods_and_metrics(script: Any) -> 
     found = json.loads(text[text.index("{") : text.rindex("}") + 1])
     assert set(found["families"]) <= {*explain.list_methods(), *run.BLIND}
     assert {each["name"] for each in found["metrics"]} <= set(run.better())
-    combinations = sum(value is not None for cell in found["cells"] for row in cell["means"] for value in row)
+    combinations = sum(
+        value is not None for cell in found["cells"] for row in cell["means"] for value in row
+    )
     assert combinations >= 8000

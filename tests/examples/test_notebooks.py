@@ -1,4 +1,5 @@
-"""The notebooks in examples/notebooks run from beginning to end, and are kept without what they print."""
+"""The notebooks in examples/notebooks run from beginning to end, and are kept without what they
+print."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ named = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def cells(path: Path, kind: str) -> list[dict[str, Any]]:
-    return [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == kind]
+    return [
+        cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == kind
+    ]
 
 
 @named
@@ -31,7 +34,8 @@ def test_notebooks_are_kept_without_outputs_and_their_links_lead_somewhere(path:
 
 @named
 @pytest.mark.notebooks
-@pytest.mark.filterwarnings("ignore")  # of the machinery that runs notebooks; their own are outputs, and seen below
+# of the machinery that runs notebooks; their own are outputs, and seen below
+@pytest.mark.filterwarnings("ignore")
 def test_notebooks_run_from_beginning_to_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbclient  # from the extra "notebooks"
     import nbformat
@@ -40,7 +44,10 @@ def test_notebooks_run_from_beginning_to_end(path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
     )
     before = set(path.parent.rglob("*"))
     client.execute()  # raises what a cell raised

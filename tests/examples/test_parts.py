@@ -61,15 +61,26 @@ def test_sufficient_parts_are_those_that_no_other_class_has(script: Any) -> None
             for size, wanted in ((len(chosen), 1), (len(chosen) - 1, 2)):
                 for names in itertools.combinations(chosen, size):
                     rows = [scenes.PARTS.index(name) for name in names]
-                    like = [c for c in scenes.classes() if all(c[i] == scenes.classes()[label][i] for i in rows)]
+                    like = [
+                        c
+                        for c in scenes.classes()
+                        if all(c[i] == scenes.classes()[label][i] for i in rows)
+                    ]
                     assert (len(like) == 1) == (wanted == 1)
 
 
 def facts(scenes: Any, values: list[float], label: int = 0) -> dict[str, Any]:
-    """What a network answers that adds up so much for each part of class 0, and answers it from 3 on."""
+    """What a network answers that adds up so much for each part of class 0, and answers it from 3
+    on."""
     scores = [sum(v for i, v in enumerate(values) if kept >> i & 1) for kept in range(32)]
     answers = [label if score >= 3 else label + 1 for score in scores]
-    return {"label": label, "scores": scores, "answers": answers, "objects": [scores[31]] * 3, "exchanged": values}
+    return {
+        "label": label,
+        "scores": scores,
+        "answers": answers,
+        "objects": [scores[31]] * 3,
+        "exchanged": values,
+    }
 
 
 def test_true_importances_are_perfect_where_they_must_be(script: Any) -> None:
@@ -91,7 +102,14 @@ def test_true_importances_are_perfect_where_they_must_be(script: Any) -> None:
     assert truth["completeness"]["not distracted"] == truth["completeness"]["preserved"] == 1
     assert truth["completeness"]["deleted"] == 1
     wrong = pages.judged(
-        [scene | {"methods": {"w": {"sums": [-v for v in values] + [0] * 3, "positive": 1, "rivals": []}}}]
+        [
+            scene
+            | {
+                "methods": {
+                    "w": {"sums": [-v for v in values] + [0] * 3, "positive": 1, "rivals": []}
+                }
+            }
+        ]
     )
     assert wrong["w"]["correctness"]["mean"] == -1
     assert wrong["w"]["completeness"]["deleted"] == 0
@@ -127,8 +145,13 @@ def test_the_floor_is_what_a_plain_computation_gives(script: Any) -> None:
         assert uniform[number] == len(inside)
         assert distance[number] == pytest.approx(sum(far[place] for place in inside), rel=1e-4)
     truth = [0.3, 0.3, 2.0, -1.0, 0.0]
-    ranks = [[sum(o < v for o in each) + (each.count(v) + 1) / 2 for v in each] for each in (truth, uniform[:5])]
-    assert dimensions.rank_correlation(truth, uniform[:5]) == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    ranks = [
+        [sum(o < v for o in each) + (each.count(v) + 1) / 2 for v in each]
+        for each in (truth, uniform[:5])
+    ]
+    assert dimensions.rank_correlation(truth, uniform[:5]) == pytest.approx(
+        np.corrcoef(*ranks)[0, 1]
+    )
     assert dimensions.rank_correlation(truth, [1.0] * 5) == 0
 
 
@@ -154,13 +177,16 @@ def test_a_line_of_the_output_has_what_interventions_and_maps_say(script: Any) -
     _, x = measure.pictures(scene, 1)
     record = measure.record_of("resnet", model, scene, x, ["inputxgradient"], 1)
     picture, without = (
-        measure.as_input(scenes.render(each)[None])[0] for each in (scene, scene.without("crest", "eye"))
+        measure.as_input(scenes.render(each)[None])[0]
+        for each in (scene, scene.without("crest", "eye"))
     )
     assert record["scores"][31] == pytest.approx(float((weights[2] * picture).sum()), abs=1e-3)
     assert record["scores"][0b01101] == pytest.approx(float((weights[2] * without).sum()), abs=1e-3)
     values = (weights[2] * picture).sum(0)
     inside = measure.wider(scenes.masks(scene))[0].bool()
-    assert record["methods"]["inputxgradient"]["sums"][0] == pytest.approx(float(values[inside].sum()), abs=1e-3)
+    assert record["methods"]["inputxgradient"]["sums"][0] == pytest.approx(
+        float(values[inside].sum()), abs=1e-3
+    )
     assert len(record["methods"]["inputxgradient"]["rivals"]) == 2
 
 
@@ -170,7 +196,11 @@ def test_covering_squares_and_adding_up_maps_on_them_agree(script: Any) -> None:
     x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     model = Reader(weights).eval()
     contributions = (weights[1] * x[0]).sum(0)  # of a linear model, a square's drop is its sum
-    plain = [float(contributions[2 * i : 2 * i + 2, 2 * j : 2 * j + 2].sum()) for i in range(4) for j in range(4)]
+    plain = [
+        float(contributions[2 * i : 2 * i + 2, 2 * j : 2 * j + 2].sum())
+        for i in range(4)
+        for j in range(4)
+    ]
     assert domain.squares(contributions) == pytest.approx(plain, abs=1e-5)
     assert domain.drops(model, x, 1) == pytest.approx(plain, abs=1e-4)
     scores = domain.score(model, x, 1, ["inputxgradient"], 0)
@@ -178,7 +208,9 @@ def test_covering_squares_and_adding_up_maps_on_them_agree(script: Any) -> None:
     assert scores["uniform"] == 0
 
 
-def test_training_and_measuring_go_on_where_they_stopped(script: Any, tmp_path: Path, capsys: Any) -> None:
+def test_training_and_measuring_go_on_where_they_stopped(
+    script: Any, tmp_path: Path, capsys: Any
+) -> None:
     train, measure = script("train"), script("measure")
     train.main([str(tmp_path), "--models", "resnet", "--small"])
     facts = json.loads((tmp_path / "resnet.json").read_text("utf-8"))

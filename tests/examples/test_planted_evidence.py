@@ -1,4 +1,5 @@
-"""Planted evidence: a network that reads nothing but a mark, and what methods and the page say of it."""
+"""Planted evidence: a network that reads nothing but a mark, and what methods and the page say of
+it."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def photo() -> torch.Tensor:
     return 0.3 * torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
 
 
-def test_marks_and_decoys_lie_apart_where_their_masks_say(evidence: Any, photo: torch.Tensor) -> None:
+def test_marks_and_decoys_lie_apart_where_their_masks_say(
+    evidence: Any, photo: torch.Tensor
+) -> None:
     for seed in range(20):
         scene = evidence.planted(photo, [2, 0], 2, LOOK, torch.Generator().manual_seed(seed))
         masks = [scene.marks[2], scene.marks[0], scene.decoys]
@@ -64,14 +67,19 @@ def test_marks_and_decoys_lie_apart_where_their_masks_say(evidence: Any, photo: 
         assert torch.equal(square, evidence.square(evidence.PATTERNS["corner"], LOOK))
 
 
-def test_methods_find_the_mark_that_decides_and_leave_decoys_alone(evidence: Any, photo: torch.Tensor) -> None:
+def test_methods_find_the_mark_that_decides_and_leave_decoys_alone(
+    evidence: Any, photo: torch.Tensor
+) -> None:
     model = Reader(evidence.square(evidence.PATTERNS["checks"], LOOK)).eval()
     scene = evidence.planted(photo, [0], 2, LOOK, torch.Generator().manual_seed(1003))
-    methods: dict[str, Any] = {name: get_method(name) for name in ("gradcam", "hirescam", "inputxgradient", "saliency")}
+    methods: dict[str, Any] = {
+        name: get_method(name) for name in ("gradcam", "hirescam", "inputxgradient", "saliency")
+    }
     methods["featureablation"] = FeatureAblation(Squares(16))
     for name, found in explain.attribute(model, scene.x[None], methods, target=10).items():
         values = Maps.of(name, found, scene.x[None]).per_pixel()[0].clamp(min=0)
         share = float(values[scene.marks[0]].sum() / values.sum())
-        assert share > (0.4 if name == "featureablation" else 0.8), name  # its cells reach beyond the mark
+        # its cells reach beyond the mark
+        assert share > (0.4 if name == "featureablation" else 0.8), name
         if name != "inputxgradient":
             assert float(values[scene.decoys].sum()) == 0, name

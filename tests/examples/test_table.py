@@ -1,4 +1,5 @@
-"""The table of all methods and metrics: what counts as right, clones, and that stored values come back."""
+"""The table of all methods and metrics: what counts as right, clones, and that stored values come
+back."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def script() -> Iterator[Any]:
         yield lambda name: example(f"leaderboard/{name}")
 
 
-def test_a_map_is_right_where_its_largest_square_is_the_mark_and_where_parts_have_their_worth(script: Any) -> None:
+def test_a_map_is_right_where_its_largest_square_is_the_mark_and_where_parts_have_their_worth(
+    script: Any,
+) -> None:
     run = script("run")
     mask = torch.zeros(16, 16, dtype=torch.bool)
     mask[4:8, 8:12] = True
@@ -31,36 +34,57 @@ def test_a_map_is_right_where_its_largest_square_is_the_mark_and_where_parts_hav
     worth = {"shapley": [3.0, 2.0, 1.0], "removal": [1.0, 2.0, 3.0]}
     values = (parts * torch.tensor([5.0, 1.0, -2.0]).view(3, 1, 1)).sum(0)
     known = run.Subject("two", subject.x, 0, mask, parts, worth)
-    assert run.truths(known, values, "parts") == {"truth": pytest.approx(1.0), "truth-removal": pytest.approx(-1.0)}
+    assert run.truths(known, values, "parts") == {
+        "truth": pytest.approx(1.0),
+        "truth-removal": pytest.approx(-1.0),
+    }
 
 
 def test_clones_have_the_same_order_of_pixels_and_constant_maps_have_none(script: Any) -> None:
     one = torch.rand(8, 8, generator=torch.Generator().manual_seed(0))
-    maps = {"one": one, "same": one.exp(), "other": -one, "flat": torch.ones(8, 8), "level": torch.zeros(8, 8)}
+    maps = {
+        "one": one,
+        "same": one.exp(),
+        "other": -one,
+        "flat": torch.ones(8, 8),
+        "level": torch.zeros(8, 8),
+    }
     assert list(script("run").clones(maps)) == [("one", "same")]
 
 
-def test_values_of_a_photo_are_measured_and_come_back_from_the_parquet_file(script: Any, tmp_path: Path) -> None:
+def test_values_of_a_photo_are_measured_and_come_back_from_the_parquet_file(
+    script: Any, tmp_path: Path
+) -> None:
     pytest.importorskip("pyarrow")
     run, store = script("run"), script("store")
     torch.manual_seed(0)
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
+        torch.nn.Conv2d(3, 4, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
         torch.nn.Linear(4, 3),
-    ).eval()  # fmt: skip
+    ).eval()
     mask = torch.zeros(32, 32, dtype=torch.bool)
     mask[8:20, 8:20] = True
     assert run.around(mask).tolist() == [8, 8, 20, 20]
     x = torch.rand(1, 3, 32, 32)
-    methods = {name: run.get_method(name) for name in ("gradcam", "saliency")} | {"noise": run.BLIND["noise"]}
+    methods = {name: run.get_method(name) for name in ("gradcam", "saliency")} | {
+        "noise": run.BLIND["noise"]
+    }
     maps = run.attributed(model, x, methods, [1])
     found = run.Maps.of("noise", maps["noise"], x).per_pixel()
     assert set(maps) == set(methods)
     assert torch.equal(found[0], torch.rand(32, 32, generator=torch.Generator().manual_seed(0)))
     record = {
-        "truth": "boxes", "model": "plain", "photo": "a", "seed": 0, "clones": [["gradcam", "noise"]],
-        "values": {"gradcam": {"deletion": 0.25}, "noise": {"deletion": 0.5}}, "costs": {"gradcam": 2.0, "noise": 0.0},
-    }  # fmt: skip
+        "truth": "boxes",
+        "model": "plain",
+        "photo": "a",
+        "seed": 0,
+        "clones": [["gradcam", "noise"]],
+        "values": {"gradcam": {"deletion": 0.25}, "noise": {"deletion": 0.5}},
+        "costs": {"gradcam": 2.0, "noise": 0.0},
+    }
     lines, file = tmp_path / "lines.jsonl", tmp_path / "table.parquet"
     lines.write_text(json.dumps(record) + "\n")
     assert store.known(lines, file) == {("boxes", "plain"): {"a"}}

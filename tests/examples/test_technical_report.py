@@ -1,4 +1,5 @@
-"""The technical report: its numbers are those of the tables; the networks whose evidence is known are what they say."""
+"""The technical report: its numbers are those of the tables; the networks whose evidence is known
+are what they say."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def script() -> Iterator[Any]:
         yield example
 
 
-def test_the_numbers_of_the_report_are_those_of_the_tables_and_all_of_them_are_there(script: Any) -> None:
+def test_the_numbers_of_the_report_are_those_of_the_tables_and_all_of_them_are_there(
+    script: Any,
+) -> None:
     report = script("technical_report")
     stored = json.loads((ROOT / "docs" / "report" / "numbers.json").read_text("utf-8"))
     assert stored == report.numbers()
@@ -34,9 +37,18 @@ def test_the_numbers_of_the_report_are_those_of_the_tables_and_all_of_them_are_t
 def test_the_map_of_the_linear_network_is_exact(script: Any) -> None:
     right = script("verdict_right")
     model = right.Linear(3).double().eval()
-    x = torch.randn(1, 3, right.SIDE, right.SIDE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.randn(
+        1,
+        3,
+        right.SIDE,
+        right.SIDE,
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.float64,
+    )
     mean = x.mean((2, 3), keepdim=True)
-    found = explain.attribute(model, x, right.IntegratedGradients(baseline="mean", steps=1), target=4)
+    found = explain.attribute(
+        model, x, right.IntegratedGradients(baseline="mean", steps=1), target=4
+    )
     exact = model.head.weight[4].view_as(x[0]) * (x - mean)
     torch.testing.assert_close(found.values, exact, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(exact.sum((1, 2, 3)), (model(x) - model(mean.expand_as(x)))[:, 4])
@@ -50,7 +62,9 @@ def test_the_network_behind_a_window_sees_nothing_beside_it(script: Any) -> None
     assert model.mask.sum() == right.SEEN**2
     with torch.inference_mode():
         assert torch.equal(model(x), model(other))
-        assert not torch.equal(model(x), model(torch.where(model.mask.bool(), torch.zeros_like(x), x)))
+        assert not torch.equal(
+            model(x), model(torch.where(model.mask.bool(), torch.zeros_like(x), x))
+        )
 
 
 def test_a_map_points_at_the_mark_where_its_largest_square_overlaps_it(script: Any) -> None:
@@ -73,7 +87,11 @@ def test_tables_have_shares_and_rank_correlations(script: Any) -> None:
     two = {"good": results(True, True), "fair": results(False, True), "bad": results(False, False)}
     records = [
         {"network": "planted, residual", "photo": "one", "maps": one},
-        {"network": "planted, residual", "photo": "two", "maps": {**two, "fair": results(False, False)}},
+        {
+            "network": "planted, residual",
+            "photo": "two",
+            "maps": {**two, "fair": results(False, False)},
+        },
         {"network": "known", "photo": "one", "maps": {"right": {"faithful": False}}},
     ]
     found = right.tables(records)

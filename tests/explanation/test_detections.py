@@ -1,4 +1,5 @@
-"""A photo that a detector or a segmenter is explained on: what is found, where, and how it is named."""
+"""A photo that a detector or a segmenter is explained on: what is found, where, and how it is
+named."""
 
 from __future__ import annotations
 
@@ -36,13 +37,17 @@ def test_what_is_found_is_what_suppression_leaves(detector: explain.Explainer) -
         (found,) = detect(detector.model(detector.as_input(PHOTO)))
     width, height = explanation.photo.size
     assert [each.label for each in explanation.predicted] == ["person", "tie"]
-    for each, box, score in zip(explanation.detections, found["boxes"], found["scores"], strict=True):
+    for each, box, score in zip(
+        explanation.detections, found["boxes"], found["scores"], strict=True
+    ):
         scale = torch.tensor([width, height] * 2) / 416
         assert each.box == pytest.approx((box * scale).tolist(), abs=1e-2)
         assert each.probability == pytest.approx(float(score))
     assert explanation.targets == ["person"]
     assert explanation.boxes[0] == explanation.detections[0]
-    assert explanation["layercam"].score.tolist() == pytest.approx([explanation.detections[0].probability])
+    assert explanation["layercam"].score.tolist() == pytest.approx(
+        [explanation.detections[0].probability]
+    )
 
 
 def test_a_detection_is_named_by_a_text(detector: explain.Explainer) -> None:
@@ -57,7 +62,9 @@ def test_a_detection_is_named_by_a_text(detector: explain.Explainer) -> None:
         assert_close(result["layercam"].values, expected.values, atol=1e-6, rtol=1e-4)
 
 
-def test_a_region_in_which_nothing_was_found_is_named_by_its_box(detector: explain.Explainer) -> None:
+def test_a_region_in_which_nothing_was_found_is_named_by_its_box(
+    detector: explain.Explainer,
+) -> None:
     explanation = detector(PHOTO, "layercam", "person box 100,300,420,600")
     (name,) = explanation.targets
     assert name.startswith("person box ")
@@ -88,9 +95,11 @@ def test_boxes_are_drawn_around_what_they_hold(detector: explain.Explainer) -> N
     explanation = detector(PHOTO, "layercam", "tie")
     left, top, right, bottom = (round(edge) for edge in explanation.detections[1].box or ())
     with_box = np.asarray(explanation.overlay()).astype(int)
-    without = np.asarray(explanation.scene.__class__(explanation.photo, explanation.box, (explanation.box,)).overlay(
-        explanation["layercam"], explain.render.styles.get_style("heat")
-    )).astype(int)  # fmt: skip
+    without = np.asarray(
+        explanation.scene.__class__(explanation.photo, explanation.box, (explanation.box,)).overlay(
+            explanation["layercam"], explain.render.styles.get_style("heat")
+        )
+    ).astype(int)
     changed = np.argwhere((with_box != without).any(-1))
     assert changed.min(0).tolist() == pytest.approx([top, left], abs=8)
     assert changed.max(0).tolist() == pytest.approx([bottom, right], abs=8)
@@ -99,16 +108,24 @@ def test_boxes_are_drawn_around_what_they_hold(detector: explain.Explainer) -> N
 def test_the_matched_score_falls_when_the_box_is_covered(detector: explain.Explainer) -> None:
     x = detector.as_input(ROOT / "assets" / "coffee.png")
     target = Detections(41, size=(416, 416))
-    left, top, right, bottom = target.settled(detector.model(x), 1).boxes[0].round().clamp(0, 416).long().tolist()
+    left, top, right, bottom = (
+        target.settled(detector.model(x), 1).boxes[0].round().clamp(0, 416).long().tolist()
+    )
     inside = torch.zeros(1, 416, 416)
     inside[:, top:bottom, left:right] = 1
     metrics = [explain.metrics.Deletion(steps=8), "pointinggame"]
     table = explain.evaluate(
-        detector.model, x, {"inside": inside, "outside": 1 - inside}, metrics,
-        target=target, boxes=[[(left, top, right, bottom)]],
-    )  # fmt: skip
+        detector.model,
+        x,
+        {"inside": inside, "outside": 1 - inside},
+        metrics,
+        target=target,
+        boxes=[[(left, top, right, bottom)]],
+    )
     _, curve = table.curve("inside", "deletion")
-    assert float(curve[0, 0]) == pytest.approx(float(target.pick(detector.model(x), 1)[0].detach()), abs=1e-4)
+    assert float(curve[0, 0]) == pytest.approx(
+        float(target.pick(detector.model(x), 1)[0].detach()), abs=1e-4
+    )
     covered = target.settled(detector.model(x), 1).pick(detector.model(x * (1 - inside)), 1)[0]
     assert float(covered.detach()) < 0.7 * float(curve[0, 0])
     assert table["inside"]["pointinggame"].tolist() == [1]
@@ -119,7 +136,9 @@ def test_a_segmenter_explains_what_it_predicts(segmenter: explain.Explainer) -> 
     photo = ROOT / "assets" / "astronaut.png"
     explanation = segmenter(photo, "saliency")
     assert explanation.targets == ["person where predicted"]
-    expected = explain.attribute(segmenter.model, segmenter.as_input(photo), "saliency", target=Segmentation(0))
+    expected = explain.attribute(
+        segmenter.model, segmenter.as_input(photo), "saliency", target=Segmentation(0)
+    )
     assert_close(explanation.values, expected.values[0], atol=1e-6, rtol=1e-4)
 
 

@@ -30,7 +30,11 @@ def test_one_call_explains_a_photo(tmp_path: Path) -> None:
     assert explanation.targets == [explanation.predictions[0][0]]
     assert explanation.methods == ["gradcam"]
     paths = explanation.save(tmp_path / "out")
-    assert [path.name for path in paths] == ["chelsea-gradcam.png", "chelsea-gradcam.npy", "chelsea-gradcam.json"]
+    assert [path.name for path in paths] == [
+        "chelsea-gradcam.png",
+        "chelsea-gradcam.npy",
+        "chelsea-gradcam.json",
+    ]
     assert np.load(paths[1]).shape == (7, 7)
 
 
@@ -41,7 +45,9 @@ def test_targets_are_labels_or_indices(explainer: explain.Explainer, target: obj
     assert explanation.attributions["gradcam"].target.tolist() == [66]  # type: ignore[union-attr]
 
 
-def test_several_targets_and_the_best_k_are_explained_together(explainer: explain.Explainer, tmp_path: Path) -> None:
+def test_several_targets_and_the_best_k_are_explained_together(
+    explainer: explain.Explainer, tmp_path: Path
+) -> None:
     both = explainer(CAT, ["gradcam", "saliency"], targets=["tabby", "espresso"])
     assert both.targets == ["tabby cat", "espresso"]
     assert both.overlay("gradcam", "espresso").tobytes() == both.overlay("gradcam", 1).tobytes()
@@ -78,8 +84,12 @@ def test_figures_sheets_and_notebooks_show_everything(explainer: explain.Explain
 def test_any_module_can_be_explained_with_its_own_labels() -> None:
     net = settled(TinyNet()).train()
     before = snapshot(net)
-    explainer = explain.Explainer(net, categories=["a", "b", "c", "d", "e"], preprocess=CenterCrop(40))
-    explanation = explainer(np.random.default_rng(0).random((30, 50, 3)), METHODS, target="c", layer="layer1")
+    explainer = explain.Explainer(
+        net, categories=["a", "b", "c", "d", "e"], preprocess=CenterCrop(40)
+    )
+    explanation = explainer(
+        np.random.default_rng(0).random((30, 50, 3)), METHODS, target="c", layer="layer1"
+    )
     assert snapshot(net) == before
     assert explainer.model is net
     assert explainer.preprocess(Image.new("RGB", (9, 9))).shape == (3, 40, 40)
@@ -101,7 +111,9 @@ def test_a_model_that_is_no_classifier_is_explained_through_a_callable() -> None
     def brightness(output: Tensor) -> Tensor:
         return output.mean((1, 2, 3))
 
-    explanation = explain.Explainer(model, preprocess=CenterCrop(40))(CAT, "saliency", target=brightness)
+    explanation = explain.Explainer(model, preprocess=CenterCrop(40))(
+        CAT, "saliency", target=brightness
+    )
     assert explanation.targets == ["brightness"]
     assert explanation.predictions == []
     assert explanation.record()["target"] == "brightness"
@@ -112,7 +124,9 @@ def test_a_model_that_is_no_classifier_is_explained_through_a_callable() -> None
 
 def test_targets_whose_labels_look_alike_as_file_names_all_get_their_files(tmp_path: Path) -> None:
     explainer = explain.Explainer(
-        settled(TinyNet()), categories=["tabby cat", "tabby-cat", "猫", "犬", "?"], preprocess=CenterCrop(32)
+        settled(TinyNet()),
+        categories=["tabby cat", "tabby-cat", "猫", "犬", "?"],
+        preprocess=CenterCrop(32),
     )
     paths = explainer(CAT, "saliency", top_k=5).save(tmp_path)
     assert len(set(paths)) == 16
@@ -122,7 +136,9 @@ def test_targets_whose_labels_look_alike_as_file_names_all_get_their_files(tmp_p
 
 def test_a_single_logit_says_yes_or_no() -> None:
     model = settled(TinyNet(classes=1))
-    explanation = explain.Explainer(model, preprocess=CenterCrop(32), activation="sigmoid")(CAT, "saliency")
+    explanation = explain.Explainer(model, preprocess=CenterCrop(32), activation="sigmoid")(
+        CAT, "saliency"
+    )
     yes = float(explanation["saliency"].score.double().sigmoid())
     assert dict(explanation.predictions) == {
         "yes": pytest.approx(yes, abs=1e-6),

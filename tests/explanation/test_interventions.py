@@ -35,7 +35,22 @@ def test_the_four_places_are_one(explainer: explain.Explainer, tmp_path: Path) -
     option = explain.attribute(explainer.model, x, "gradcam", target=3, interventions=[ABLATED])
     of_call = explainer(PHOTO, "gradcam", target=3, interventions=[ABLATED])
     of_explainer = explain.Explainer("tiny", interventions=[ABLATED])(PHOTO, "gradcam", target=3)
-    assert main([str(PHOTO), "--model", "tiny", "--target", "3", "--ablate", "layer3[0,7]", "-o", str(tmp_path)]) == 0
+    assert (
+        main(
+            [
+                str(PHOTO),
+                "--model",
+                "tiny",
+                "--target",
+                "3",
+                "--ablate",
+                "layer3[0,7]",
+                "-o",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     (saved,) = tmp_path.glob("*.json")
     for values in (twice, option, of_call["gradcam"], of_explainer["gradcam"]):
         assert torch.equal(values.values, within.values)
@@ -45,7 +60,9 @@ def test_the_four_places_are_one(explainer: explain.Explainer, tmp_path: Path) -
     assert plain.predictions != of_call.predictions == of_explainer.predictions
 
 
-def test_records_and_captions_say_what_was_altered_and_repeat_it(explainer: explain.Explainer, tmp_path: Path) -> None:
+def test_records_and_captions_say_what_was_altered_and_repeat_it(
+    explainer: explain.Explainer, tmp_path: Path
+) -> None:
     other = explainer.as_input(ROOT / "assets" / "coffee.png")
     several = [Patch("layer2", other, channels=[1]), ABLATED]
     found = explainer(PHOTO, "gradcam", target=3, interventions=several)
@@ -87,17 +104,29 @@ def test_runs_and_metrics_see_them(tmp_path: Path) -> None:
     altered = explain.Explainer("tiny", interventions=[ABLATED])
     run = explain.run([PHOTO], altered, ["gradcam"], target=3, output=tmp_path / "run.sqlite")
     (row,) = run.rows()
-    assert row.score == pytest.approx(float(altered(PHOTO, "gradcam", target=3)["gradcam"].score[0]), rel=1e-5)
+    assert row.score == pytest.approx(
+        float(altered(PHOTO, "gradcam", target=3)["gradcam"].score[0]), rel=1e-5
+    )
     with pytest.raises(explain.ExplainError):
-        explain.run([PHOTO], explain.Explainer("tiny"), ["gradcam"], target=3, output=tmp_path / "run.sqlite")
+        explain.run(
+            [PHOTO],
+            explain.Explainer("tiny"),
+            ["gradcam"],
+            target=3,
+            output=tmp_path / "run.sqlite",
+        )
     x = altered.as_input(PHOTO)
-    table = explain.evaluate(altered.model, x, ["gradcam"], ["deletion"], target=3, interventions=[ABLATED])
+    table = explain.evaluate(
+        altered.model, x, ["gradcam"], ["deletion"], target=3, interventions=[ABLATED]
+    )
     with intervene(altered.model, [ABLATED]):
         within = explain.evaluate(altered.model, x, ["gradcam"], ["deletion"], target=3)
     assert str(table) == str(within)
 
 
-@pytest.mark.parametrize("text", ["layer3[x]", "layer3[]", "[3]", "layer3[heads a]", "layer3[region 1,2,3]"])
+@pytest.mark.parametrize(
+    "text", ["layer3[x]", "layer3[]", "[3]", "layer3[heads a]", "layer3[region 1,2,3]"]
+)
 def test_what_cannot_be_ablated_is_one_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(PHOTO), "--model", "tiny", "--ablate", text]) == 2
     assert "--ablate" in capsys.readouterr().err

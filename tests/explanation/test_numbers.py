@@ -1,4 +1,5 @@
-"""A model that gives a number: it is predicted, explained, checked, drawn and recorded as a number."""
+"""A model that gives a number: it is predicted, explained, checked, drawn and recorded as a
+number."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ PHOTO = Image.effect_noise((8, 8), 90).convert("RGB")
 
 
 class Age(nn.Module):
-    """58 years, and more or less; ``width`` is how many such numbers, and ``flat`` gives one as ``(N,)``."""
+    """58 years, and more or less; ``width`` is how many such numbers, and ``flat`` gives one as
+    ``(N,)``."""
 
     def __init__(self, width: int = 1, *, flat: bool = False) -> None:
         super().__init__()
@@ -57,19 +59,28 @@ def test_one_number_is_predicted_as_a_number(activation: Any, flat: bool) -> Non
     plain = explain.Explainer(model, preprocess=PLAIN, activation=activation)(PHOTO, "saliency")
     assert plain.predictions == [("number", pytest.approx(years))]
     assert plain.targets == ["number"]
-    named = explain.Explainer(model, ["age"], PLAIN, activation=activation, unit="years")(PHOTO, "saliency", "age")
+    named = explain.Explainer(model, ["age"], PLAIN, activation=activation, unit="years")(
+        PHOTO, "saliency", "age"
+    )
     assert named.predictions == [("age", pytest.approx(years))]
     assert named.predicted[0].amount == f"{years:.4g} years"
     assert named.layout().title == f"age, {years:.4g} years"
     assert named.probabilities is None
     record = named.record()
-    assert (record["number"], record["unit"], record["probability"]) == (pytest.approx(years), "years", None)
+    assert (record["number"], record["unit"], record["probability"]) == (
+        pytest.approx(years),
+        "years",
+        None,
+    )
 
 
 @pytest.mark.parametrize("activation", [None, "none"])
 def test_methods_explain_the_number_itself(activation: Any) -> None:
     model, x = Age().eval(), PLAIN(PHOTO)[None]
-    methods = ["saliency(absolute=False)", Occlusion(window=4, stride=4, baseline="zero", score="probability")]
+    methods = [
+        "saliency(absolute=False)",
+        Occlusion(window=4, stride=4, baseline="zero", score="probability"),
+    ]
     maps = explain.attribute(model, x, methods, activation=activation)
     leaf = x.double().requires_grad_()
     (gradient,) = torch.autograd.grad(Age().double()(leaf).sum(), leaf)
@@ -79,7 +90,9 @@ def test_methods_explain_the_number_itself(activation: Any) -> None:
             covered = x.clone()
             covered[..., row : row + 4, column : column + 4] = 0
             change = by_hand(x) - by_hand(covered)
-            torch.testing.assert_close(maps["occlusion"].values[0, row, column].double(), change, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                maps["occlusion"].values[0, row, column].double(), change, rtol=1e-4, atol=1e-4
+            )
 
 
 def test_the_smallest_evidence_of_a_number_keeps_nine_tenths_of_it() -> None:
@@ -87,7 +100,10 @@ def test_the_smallest_evidence_of_a_number_keeps_nine_tenths_of_it() -> None:
     weights = torch.tensor([50.0, 30.0, 15.0, 5.0])  # of the quarters of a white photo, 100 in all
     model[2].weight.data.copy_((weights / 3).repeat(3)[None])
     (found,) = explain.attribute(model, torch.ones(1, 3, 8, 8), Sufficient(2, "zero")).sets[0]
-    best = min((keep for keep in product([False, True], repeat=4) if weights[list(keep)].sum() >= 90), key=sum)
+    best = min(
+        (keep for keep in product([False, True], repeat=4) if weights[list(keep)].sum() >= 90),
+        key=sum,
+    )
     assert found.mask[::4, ::4].flatten().tolist() == list(best)
     assert (found.alone, found.without) == (pytest.approx(95.0), pytest.approx(5.0))
 
@@ -115,9 +131,15 @@ def test_records_pages_and_runs_have_the_number(tmp_path: Path) -> None:
     assert page["predictions"] == [["age", None, f"{years:.4g} years"]]
     assert page["targets"][0]["amount"] == summary(explanation)["amount"] == f"{years:.4g} years"
     assert page["targets"][0]["probability"] is None
-    run = explain.run(tmp_path / "photo.png", explainer, "saliency", output=tmp_path / "run.sqlite", workers=0)
+    run = explain.run(
+        tmp_path / "photo.png", explainer, "saliency", output=tmp_path / "run.sqlite", workers=0
+    )
     row = next(run.rows())
-    assert (row.target, row.prediction, row.score) == ("age", f"{years:.4g} years", pytest.approx(years))
+    assert (row.target, row.prediction, row.score) == (
+        "age",
+        f"{years:.4g} years",
+        pytest.approx(years),
+    )
     assert (row.probability, row.prediction_probability, row.prediction_class) == (None, None, None)
 
 
@@ -127,8 +149,22 @@ def test_the_command_line_names_the_number(
     monkeypatch.syspath_prepend(str(ROOT))
     PHOTO.save(tmp_path / "photo.png")
     (tmp_path / "names.txt").write_text("age")
-    words = [str(tmp_path / "photo.png"), "--model", "tests.explanation.test_numbers:age", "-m", "saliency", "--html"]
-    words += ["--labels", str(tmp_path / "names.txt"), "--unit", "years", "--output", str(tmp_path / "out")]
+    words = [
+        str(tmp_path / "photo.png"),
+        "--model",
+        "tests.explanation.test_numbers:age",
+        "-m",
+        "saliency",
+        "--html",
+    ]
+    words += [
+        "--labels",
+        str(tmp_path / "names.txt"),
+        "--unit",
+        "years",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert main(words) == 0
     years = float(by_hand(PLAIN(PHOTO)[None]))
     assert f"age  {years:.4g} years" in capsys.readouterr().out
@@ -139,7 +175,9 @@ def test_the_command_line_names_the_number(
 
 
 def test_of_several_numbers_each_can_be_explained() -> None:
-    explainer = explain.Explainer(Age(3).eval(), ["x", "y", "size"], PLAIN, activation="none", unit="px")
+    explainer = explain.Explainer(
+        Age(3).eval(), ["x", "y", "size"], PLAIN, activation="none", unit="px"
+    )
     explanation = explainer(PHOTO, "saliency", "y")
     number = float(Age(3).double()(PLAIN(PHOTO)[None].double())[0, 1].detach())
     assert explanation.predictions == []  # none of them is more of a prediction than the others
@@ -148,8 +186,13 @@ def test_of_several_numbers_each_can_be_explained() -> None:
 
 
 def test_a_score_of_yes_is_a_probability_where_the_caller_says_so() -> None:
-    explanation = explain.Explainer(Age().eval(), ["old"], PLAIN, activation="sigmoid")(PHOTO, "saliency")
-    assert explanation.predictions[0] == ("old", pytest.approx(float(by_hand(PLAIN(PHOTO)[None]).sigmoid())))
+    explanation = explain.Explainer(Age().eval(), ["old"], PLAIN, activation="sigmoid")(
+        PHOTO, "saliency"
+    )
+    assert explanation.predictions[0] == (
+        "old",
+        pytest.approx(float(by_hand(PLAIN(PHOTO)[None]).sigmoid())),
+    )
 
 
 @pytest.mark.parametrize("target", ["no", "yes", "not old"])
@@ -163,14 +206,18 @@ def test_who_asks_for_yes_or_no_says_that_the_number_is_a_score_of_yes(target: s
     predictions = dict(explainer(PHOTO, "saliency", target).predictions)
     assert predictions["yes" if labels is None else "old"] == pytest.approx(yes, abs=1e-6)
     assert predictions[label_of_no(labels)] == pytest.approx(1 - yes, abs=1e-6)
-    a = explain.attribute(model, x, Occlusion(8, 8, "zero", score="probability"), target=BinaryLogit())
+    a = explain.attribute(
+        model, x, Occlusion(8, 8, "zero", score="probability"), target=BinaryLogit()
+    )
     covered = model(torch.zeros_like(x)).detach().double().sigmoid()
     torch.testing.assert_close(a.values[0, 0, 0].double(), yes - covered[0, 0], rtol=0, atol=1e-6)
 
 
 def test_metrics_of_a_probability_are_refused_for_numbers() -> None:
     with pytest.raises(explain.TargetError, match="score='logit'"):
-        explain.evaluate(Age(3).eval(), PLAIN(PHOTO)[None], "saliency", "deletion", activation="none")
+        explain.evaluate(
+            Age(3).eval(), PLAIN(PHOTO)[None], "saliency", "deletion", activation="none"
+        )
 
 
 @pytest.mark.parametrize("unit", [3, ["years"]])

@@ -1,4 +1,5 @@
-"""Many photos in one call: the same as one after the other, in their order, whatever some of them are."""
+"""Many photos in one call: the same as one after the other, in their order, whatever some of them
+are."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain import ExplainWarning, ImageError, LayerError, ModelError, PhotoError, PhotosError, TargetError
+from explain import (
+    ExplainWarning,
+    ImageError,
+    LayerError,
+    ModelError,
+    PhotoError,
+    PhotosError,
+    TargetError,
+)
 from explain.methods import IntegratedGradients
 from tests.conftest import Made, TinyNet, settled, snapshot
 
@@ -53,7 +62,9 @@ def assert_same(one: explain.Explanation, other: explain.Explanation) -> None:
     for name in ("source", "box", "input_size", "targets"):
         assert getattr(one, name) == getattr(other, name)
     assert [label for label, _ in one.predictions] == [label for label, _ in other.predictions]
-    assert [p for _, p in one.predictions] == pytest.approx([p for _, p in other.predictions], rel=1e-6)
+    assert [p for _, p in one.predictions] == pytest.approx(
+        [p for _, p in other.predictions], rel=1e-6
+    )
     for found, expected in zip(one.results, other.results, strict=True):
         assert list(found) == list(expected)
         for method, attribution in found.items():
@@ -77,43 +88,72 @@ def test_a_list_gives_what_each_photo_gives_alone_in_order(explainer: explain.Ex
     assert len(explainer((photo for photo in photos[:2]), "saliency")) == 2
 
 
-def test_photos_of_one_shape_run_together_and_no_more_than_a_few(explainer: explain.Explainer) -> None:
+def test_photos_of_one_shape_run_together_and_no_more_than_a_few(
+    explainer: explain.Explainer,
+) -> None:
     photos = [picture(i, (24, 20) if i < 10 else (20, 28)) for i in range(19)]
     explainer.model.seen.clear()
     explainer(photos, "saliency", target=1)
-    rows = [count for count in explainer.model.seen if count > 2]  # one and two are the question whether rows are apart
+    # one and two are the question whether rows are apart
+    rows = [count for count in explainer.model.seen if count > 2]
     assert rows == [8, 8]
     explainer.model.seen.clear()
     explainer(photos[:5], "saliency", target=1, batch_size=4)
     assert [count for count in explainer.model.seen if count > 2] == [4]
 
 
-def test_what_is_kept_of_one_photo_holds_nothing_of_the_others(explainer: explain.Explainer) -> None:
-    explanation = explainer([picture(i) for i in range(8)], ["gradcam", "integratedgradients"], 1)[3]
+def test_what_is_kept_of_one_photo_holds_nothing_of_the_others(
+    explainer: explain.Explainer,
+) -> None:
+    explanation = explainer([picture(i) for i in range(8)], ["gradcam", "integratedgradients"], 1)[
+        3
+    ]
     tensors = [explanation.probabilities]
     for attribution in explanation.attributions.values():
-        tensors += [attribution.values, attribution.score, attribution.target, attribution.logits, attribution.delta]
+        tensors += [
+            attribution.values,
+            attribution.score,
+            attribution.target,
+            attribution.logits,
+            attribution.delta,
+        ]
     for tensor in tensors:
         if isinstance(tensor, Tensor):
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-def test_of_many_photos_the_bad_ones_are_named_and_no_others_lost(explainer: explain.Explainer, tmp_path: Path) -> None:
+def test_of_many_photos_the_bad_ones_are_named_and_no_others_lost(
+    explainer: explain.Explainer, tmp_path: Path
+) -> None:
     for i in range(3):
         picture(i).save(tmp_path / f"{i}.png")
     (tmp_path / "bad.png").write_bytes((tmp_path / "0.png").read_bytes()[:90])
-    photos = [tmp_path / "0.png", tmp_path / "bad.png", tmp_path / "1.png", "none.png", tmp_path / "2.png"]
+    photos = [
+        tmp_path / "0.png",
+        tmp_path / "bad.png",
+        tmp_path / "1.png",
+        "none.png",
+        tmp_path / "2.png",
+    ]
     with pytest.raises(PhotosError, match="2 of 5 photos could not be") as caught:
         explainer(photos, "saliency", 1)
-    assert [None if each is None else Path(str(each.source)).name for each in caught.value.results] == [
-        "0.png", None, "1.png", None, "2.png",
-    ]  # fmt: skip
+    assert [
+        None if each is None else Path(str(each.source)).name for each in caught.value.results
+    ] == [
+        "0.png",
+        None,
+        "1.png",
+        None,
+        "2.png",
+    ]
     assert list(caught.value.errors) == [1, 3]
     assert isinstance(caught.value.errors[3].__cause__, ImageError)
     assert_same(caught.value.results[4], explainer(photos[4], "saliency", 1))
 
 
-def test_one_photo_that_breaks_the_model_does_not_spoil_its_batch(explainer: explain.Explainer) -> None:
+def test_one_photo_that_breaks_the_model_does_not_spoil_its_batch(
+    explainer: explain.Explainer,
+) -> None:
     class Fragile(TinyNet):
         def forward(self, x: Tensor) -> Tensor:
             if (x.flatten(1).amax(1) == 0).any():
@@ -131,10 +171,12 @@ def test_one_photo_that_breaks_the_model_does_not_spoil_its_batch(explainer: exp
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"layer": "layr1"}, LayerError), ({"target": 9}, TargetError), ({"target": "cat"}, TargetError),
+        ({"layer": "layr1"}, LayerError),
+        ({"target": 9}, TargetError),
+        ({"target": "cat"}, TargetError),
         ({"target": 1, "top_k": 2}, TargetError),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_for_all_photos_is_raised_before_more_are_read(
     options: dict[str, Any], error: type[Exception], explainer: explain.Explainer
 ) -> None:
@@ -164,7 +206,9 @@ def test_photos_are_read_as_they_are_needed(explainer: explain.Explainer) -> Non
     assert len(read) <= 17
 
 
-def test_large_photos_are_held_one_at_a_time(explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_photos_are_held_one_at_a_time(
+    explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("explain.explanation.photos.AREA", 24 * 20 * 2)
     explainer.model.seen.clear()
     explainer([picture(i) for i in range(6)], "saliency", 1)
@@ -182,8 +226,11 @@ def test_networks_that_couple_a_batch_see_one_photo_at_a_time() -> None:
         assert_same(found, coupled(photo, ["gradcam", "saliency"], 1))
 
 
-def test_targets_and_baselines_of_the_callers_own_see_one_photo_at_a_time(explainer: explain.Explainer) -> None:
-    """A function may index the rows of a batch, and a baseline may have a row for each image of it."""
+def test_targets_and_baselines_of_the_callers_own_see_one_photo_at_a_time(
+    explainer: explain.Explainer,
+) -> None:
+    """A function may index the rows of a batch, and a baseline may have a row for each image of
+    it."""
     photos = [picture(i) for i in range(3)]
 
     def own(output: Tensor) -> Tensor:
@@ -208,7 +255,11 @@ def test_warnings_in_a_batch_name_the_photo(tmp_path: Path) -> None:
     dark = explain.Explainer(model, preprocess=as_it_is)
     with pytest.warns(ExplainWarning, match="gradcam is zero"):
         found = dark([tmp_path / f"{i}.png" for i in range(3)], "gradcam", 0)
-    assert [bool(each.attributions["gradcam"].values.any()) for each in found] == [True, False, True]
+    assert [bool(each.attributions["gradcam"].values.any()) for each in found] == [
+        True,
+        False,
+        True,
+    ]
     with pytest.warns(ExplainWarning, match="gradcam is zero"):
         dark(tmp_path / "1.png", "gradcam", 0)
     with pytest.warns(ExplainWarning, match="gradcam is zero"):
@@ -240,7 +291,9 @@ def test_errors_of_photos_can_be_told_apart(explainer: explain.Explainer) -> Non
     assert str(caught.value).count("photo ") == 3
     assert all(isinstance(error, PhotoError) for error in caught.value.errors.values())
     with pytest.raises(ModelError, match="classes"):
-        explain.Explainer(settled(TinyNet()), categories=["a"], preprocess=as_it_is)([picture(0)], "saliency")
+        explain.Explainer(settled(TinyNet()), categories=["a"], preprocess=as_it_is)(
+            [picture(0)], "saliency"
+        )
 
 
 def test_a_list_of_targets_is_one_for_each_photo(explainer: explain.Explainer) -> None:

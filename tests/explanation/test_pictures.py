@@ -1,4 +1,5 @@
-"""What results look like: overlays where they belong, sheets, captions, notebooks, and short texts."""
+"""What results look like: overlays where they belong, sheets, captions, notebooks, and short
+texts."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from tests.conftest import ROOT
 
 
 class Brightness(nn.Module):
-    """Two class scores from a layer that passes on how bright each place is: the evidence is where the light is."""
+    """Two class scores from a layer that passes on how bright each place is: the evidence is where
+    the light is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +56,9 @@ def explainer() -> explain.Explainer:
 
 def spot(size: tuple[int, int], at: tuple[int, int], radius: int = 9) -> Image.Image:
     y, x = np.mgrid[0 : size[1], 0 : size[0]]
-    lit = (1 + 254 * np.exp(-((x - at[0]) ** 2 + (y - at[1]) ** 2) / (2 * radius**2))).astype(np.uint8)
+    lit = (1 + 254 * np.exp(-((x - at[0]) ** 2 + (y - at[1]) ** 2) / (2 * radius**2))).astype(
+        np.uint8
+    )
     return Image.fromarray(np.repeat(lit[..., None], 3, axis=2))
 
 
@@ -72,7 +76,8 @@ def test_overlays_of_every_crop_lie_where_they_belong(crop: Any, size: tuple[int
     for method in METHODS:
         style = render.Mask(shares=(0.5,))
         drawn = np.asarray(explanation.overlay(method, style=style)).astype(int)
-        lit = np.asarray(explanation.photo).max(2) > 60  # the mask shows these pixels as they are, or covers them
+        # the mask shows these pixels as they are, or covers them
+        lit = np.asarray(explanation.photo).max(2) > 60
         shown = lit & (np.abs(drawn - np.asarray(explanation.photo)).max(2) <= 2)
         assert shown.any()
         rows, columns = np.nonzero(shown)
@@ -93,7 +98,9 @@ def test_explanations_are_drawn_and_saved_in_any_style(
         assert explanation.overlay(method, style=style).tobytes() == expected.tobytes()
     explanation.save(tmp_path, style=style)
     with Image.open(tmp_path / "image-gradcam.png") as saved:
-        assert saved.tobytes() == explanation.overlay("gradcam", style=style, caption=True).tobytes()
+        assert (
+            saved.tobytes() == explanation.overlay("gradcam", style=style, caption=True).tobytes()
+        )
     with Image.open(tmp_path / "image-sheet.png") as saved:
         assert saved.tobytes() == explanation.sheet(style=style).tobytes()
 
@@ -101,7 +108,9 @@ def test_explanations_are_drawn_and_saved_in_any_style(
 def test_an_explainer_has_a_style_for_all_that_it_makes() -> None:
     photo = spot((90, 60), (50, 30))
     model = Brightness().eval()
-    found = explain.Explainer(model, ["light", "dark"], PLAIN, style="contour")(photo, "gradcam", 0, layer="light")
+    found = explain.Explainer(model, ["light", "dark"], PLAIN, style="contour")(
+        photo, "gradcam", 0, layer="light"
+    )
     plain = explain.Explainer(model, ["light", "dark"], PLAIN)(photo, "gradcam", 0, layer="light")
     assert found.overlay().tobytes() == plain.overlay(style="contour").tobytes()
     assert found.overlay(style="heat").tobytes() == plain.overlay().tobytes()
@@ -131,13 +140,17 @@ def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_a
     for name in styles.CHOICES:
         style = styles.get_style(name)
         outlined = name in ("contour", "mask")
-        assert np.array_equal(map_for(layers, style), cells / cells.max() if outlined else layers.heatmap[0].numpy())
+        assert np.array_equal(
+            map_for(layers, style), cells / cells.max() if outlined else layers.heatmap[0].numpy()
+        )
         assert np.array_equal(map_for(pixels, style), styles.smoothed(heatmap))
     assert np.array_equal(map_for(pixels, styles.Intensity()), heatmap)
     assert np.array_equal(map_for(pixels, styles.Signed()), pixels.signed[0].numpy())
 
 
-def test_small_photos_are_enlarged_for_a_caption_and_stay_what_they_are_without(explainer: explain.Explainer) -> None:
+def test_small_photos_are_enlarged_for_a_caption_and_stay_what_they_are_without(
+    explainer: explain.Explainer,
+) -> None:
     explanation = explainer(spot((32, 20), (18, 8), 3), "gradcam", 0, layer="light")
     assert explanation.overlay().size == (32, 20)
     assert explanation.overlay(caption=True).width == 320
@@ -149,7 +162,9 @@ def test_a_legend_is_drawn_once_for_captions_and_sheet(
 ) -> None:
     drawn = []
     legend = render.Heat.legend
-    monkeypatch.setattr(render.Heat, "legend", lambda style, photo: drawn.append(style) or legend(style, photo))
+    monkeypatch.setattr(
+        render.Heat, "legend", lambda style, photo: drawn.append(style) or legend(style, photo)
+    )
     explainer(Image.new("RGB", (400, 330), "olive"), ["gradcam", "layercam"]).save(tmp_path)
     assert drawn == [render.Heat()]
 
@@ -162,30 +177,55 @@ def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.
     assert layout.detail.startswith("Brightness: light 50 %, dark 50 %")
     assert [group.heading for group in layout.groups] == ["", "class activation maps", "gradients"]
     told = {tile.name: (tile.detail, tile.remark) for tile in layout.tiles}
-    assert list(told) == ["photo", "Grad-CAM", "Random CAM", "LayerCAM", "Saliency", "Input × Gradient"]
+    assert list(told) == [
+        "photo",
+        "Grad-CAM",
+        "Random CAM",
+        "LayerCAM",
+        "Saliency",
+        "Input × Gradient",
+    ]
     assert told["Grad-CAM"] == ("layer light", "")
     assert told["Random CAM"] == ("layer light", "null map: random weights")
     assert told["Saliency"] == ("", "")
     below = [legend.about for row in layout.legends() for legend in row.values()]
     assert sorted(below) == ["contribution", "evidence", "evidence", "evidence", "magnitude"]
-    several = explainer(spot((90, 60), (50, 30)), ["gradcam"], targets=[0, 1], layer="light").layout()
+    several = explainer(
+        spot((90, 60), (50, 30)), ["gradcam"], targets=[0, 1], layer="light"
+    ).layout()
     assert [group.heading for group in several.groups] == ["", "light, 50 %", "dark, 50 %"]
     assert sum(tile.name == "photo" for tile in several.tiles) == 1
-    both = explainer(spot((90, 60), (50, 30)), ["gradcam", "saliency"], targets=[0, 1], layer="light").layout()
-    lined = [{c: (group.heading, tile.name) for c, (group, tile) in row.items()} for row in both.places()]
+    both = explainer(
+        spot((90, 60), (50, 30)), ["gradcam", "saliency"], targets=[0, 1], layer="light"
+    ).layout()
+    lined = [
+        {c: (group.heading, tile.name) for c, (group, tile) in row.items()} for row in both.places()
+    ]
     assert lined[0].pop(0) == ("", "photo")
-    assert lined == [{1: (title, "Grad-CAM"), 2: (title, "Saliency")} for title in ("light, 50 %", "dark, 50 %")]
+    assert lined == [
+        {1: (title, "Grad-CAM"), 2: (title, "Saliency")} for title in ("light, 50 %", "dark, 50 %")
+    ]
 
 
 def test_maps_that_say_nothing_and_fusions_are_named() -> None:
     one = torch.ones(1, 2, 2)
-    made = Attribution("layercam", one, torch.tensor([1]), torch.ones(1), ("a", "b"), (4, 4), fuse="product")
+    made = Attribution(
+        "layercam", one, torch.tensor([1]), torch.ones(1), ("a", "b"), (4, 4), fuse="product"
+    )
     assert layer_of(made) == "product of a, b"
-    many = Attribution("layercam", one, torch.tensor([1]), torch.ones(1), tuple("abcd"), (4, 4), fuse="max")
+    many = Attribution(
+        "layercam", one, torch.tensor([1]), torch.ones(1), tuple("abcd"), (4, 4), fuse="max"
+    )
     assert layer_of(many) == "max of 4 layers, a to d"
     assert remark(made) == ""
-    assert remark(Attribution("gradcam", one * 0, torch.tensor([1]), torch.ones(1), "a", (4, 4))) == "zero everywhere"
-    assert remark(Attribution("smooth(randomcam)", one, "t", torch.ones(1), "a", (4, 4))) == "null map: random weights"
+    assert (
+        remark(Attribution("gradcam", one * 0, torch.tensor([1]), torch.ones(1), "a", (4, 4)))
+        == "zero everywhere"
+    )
+    assert (
+        remark(Attribution("smooth(randomcam)", one, "t", torch.ones(1), "a", (4, 4)))
+        == "null map: random weights"
+    )
 
 
 def test_every_method_has_a_family() -> None:
@@ -193,7 +233,8 @@ def test_every_method_has_a_family() -> None:
 
 
 def test_every_method_has_a_title_of_its_own_letters_and_no_other_name_has() -> None:
-    spelled = {"necessary", "sufficient", "smoothgrad2", "cheferbimodal"}  # words, and a sign for square
+    # words, and a sign for square
+    spelled = {"necessary", "sufficient", "smoothgrad2", "cheferbimodal"}
     for name in list_methods():
         assert title_of(name) != name, name
         letters = re.sub(r"[^a-z+]", "", title_of(name).lower().replace("×", "x"))
@@ -214,7 +255,12 @@ def test_concepts_are_saved_with_their_shares_values_and_a_record(tmp_path: Path
     assert concepts.shares == pytest.approx((parts / parts.sum()).tolist(), rel=1e-5)
     assert sum(concepts.shares) == pytest.approx(1)
     paths = found.save(tmp_path / "out")
-    names = ["cat-concepts.png", "cat-concepts.npy", "cat-concepts-vectors.npy", "cat-concepts.json"]
+    names = [
+        "cat-concepts.png",
+        "cat-concepts.npy",
+        "cat-concepts-vectors.npy",
+        "cat-concepts.json",
+    ]
     assert [path.name for path in paths] == names
     maps, vectors = np.load(paths[1]), np.load(paths[2])
     assert np.array_equal(maps, concepts.maps[0].numpy())
@@ -227,7 +273,9 @@ def test_concepts_are_saved_with_their_shares_values_and_a_record(tmp_path: Path
     assert record["values"]["shape"] == list(maps.shape)
     with pytest.raises(OutputError, match="exists already"):
         found.save(tmp_path / "out")
-    assert found.save(tmp_path / "out", overwrite=True, stem="other")[0].name == "other-concepts.png"
+    assert (
+        found.save(tmp_path / "out", overwrite=True, stem="other")[0].name == "other-concepts.png"
+    )
 
 
 def results() -> dict[str, Any]:
@@ -255,27 +303,41 @@ def shown() -> dict[str, Any]:
     return results()
 
 
-@pytest.mark.parametrize("name", [
-    "Explanation", "figure", "Attribution", "signed Attribution", "PhotoConcepts",
-    "GradientFlow",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Explanation",
+        "figure",
+        "Attribution",
+        "signed Attribution",
+        "PhotoConcepts",
+        "GradientFlow",
+    ],
+)
 def test_results_show_themselves_in_a_notebook(name: str, shown: dict[str, Any]) -> None:
     html = shown[name]._repr_html_()
     assert len(html) < 300_000
     assert not hasattr(shown[name], "_repr_png_")  # a notebook stores a result once
-    if name == "Explanation":  # over its picture, the page in a frame that may do nothing but run its own scripts
+    # over its picture, the page in a frame that may do nothing but run its own scripts
+    if name == "Explanation":
         html, frame = re.fullmatch(
             r"<div [^<>]+><div>(<img [^<>]+>)</div>(<iframe [^<>]+></iframe></div>)", html
         ).groups()
         assert re.search(r' sandbox="allow-scripts allow-downloads" ', frame)
-    found = re.fullmatch(r'<img src="data:image/\w+;base64,[\w+/=]+" alt="([^"<>]+)" style="[^"<>]*">', html)
+    found = re.fullmatch(
+        r'<img src="data:image/\w+;base64,[\w+/=]+" alt="([^"<>]+)" style="[^"<>]*">', html
+    )
     assert found is not None, html[-300:]
     assert len(found[1]) > 20
 
 
-def test_a_result_of_any_size_takes_at_most_300_kilobytes_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_of_any_size_takes_at_most_300_kilobytes_of_a_notebook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (320, 400, 3), np.uint8))
-    explainer = explain.Explainer(Brightness().eval(), preprocess=CenterCrop(224, 1.0, (0.0,) * 3, (1.0,) * 3))
+    explainer = explain.Explainer(
+        Brightness().eval(), preprocess=CenterCrop(224, 1.0, (0.0,) * 3, (1.0,) * 3)
+    )
     explanation = explainer(noise, "inputxgradient", targets=[0, 1])
     page, figure = explanation._repr_html_(), explanation.figure()._repr_html_()
     assert all(len(html) < 300_000 for html in (page, figure))
@@ -287,11 +349,17 @@ def test_a_result_of_any_size_takes_at_most_300_kilobytes_of_a_notebook(monkeypa
 
 def test_a_repr_is_short_and_harmless(shown: dict[str, Any]) -> None:
     explainer = shown["Explanation"].explainer
-    things = {**shown} | {"Explainer": explainer, "preprocess": explainer.preprocess, "Box": shown["Explanation"].box}
+    things = {**shown} | {
+        "Explainer": explainer,
+        "preprocess": explainer.preprocess,
+        "Box": shown["Explanation"].box,
+    }
     things["Layout"] = shown["Explanation"].layout()
     things["Scene"] = shown["Explanation"].scene
     things["Classifier"] = explainer._classifier
-    things["Plan"] = explain.plan(explainer.model, torch.rand(1, 3, 8, 8), ["saliency", "inputxgradient"])
+    things["Plan"] = explain.plan(
+        explainer.model, torch.rand(1, 3, 8, 8), ["saliency", "inputxgradient"]
+    )
     things["IntegratedGradients"] = IntegratedGradients(baseline=torch.zeros(3, 8, 8))
     things["Similarity"] = Similarity(torch.ones(500))
     things["Segmentation"] = Segmentation(3, torch.ones(9, 9))
@@ -310,14 +378,20 @@ def test_a_repr_is_short_and_harmless(shown: dict[str, Any]) -> None:
 def test_attributions_without_places_and_of_videos_are_shown_too() -> None:
     values = torch.rand(2, 5)
     bare = Attribution("saliency", values, torch.tensor([0, 1]), torch.ones(2), None, ())
-    assert re.fullmatch(r"<pre [^<>]+>Attribution\(&#x27;saliency&#x27;, 2 images.*</pre>", bare._repr_html_())
-    video = Attribution("gradcam", torch.rand(2, 3, 4, 4), torch.tensor([0, 1]), torch.ones(2), "a", (6, 8, 8))
+    assert re.fullmatch(
+        r"<pre [^<>]+>Attribution\(&#x27;saliency&#x27;, 2 images.*</pre>", bare._repr_html_()
+    )
+    video = Attribution(
+        "gradcam", torch.rand(2, 3, 4, 4), torch.tensor([0, 1]), torch.ones(2), "a", (6, 8, 8)
+    )
     assert len(video.layout().tiles) == 8
     assert video._repr_html_().startswith("<img")
 
 
 @pytest.mark.parametrize("draw", ["overlay", "sheet", "figure", "save"])
-def test_colours_are_refused_for_a_map_that_has_none(draw: str, explainer: explain.Explainer, tmp_path: Path) -> None:
+def test_colours_are_refused_for_a_map_that_has_none(
+    draw: str, explainer: explain.Explainer, tmp_path: Path
+) -> None:
     found = explainer(spot((80, 60), (40, 30)), ["inputxgradient", "gradcam"], "light")
     given = {"overlay": ["gradcam"], "save": [tmp_path / "out"]}.get(draw, [])
     with pytest.raises(ExplainError, match="color"):

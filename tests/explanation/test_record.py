@@ -1,4 +1,5 @@
-"""Results stand alone: what was saved or pickled is read back without a model, and computed again from its record."""
+"""Results stand alone: what was saved or pickled is read back without a model, and computed again
+from its record."""
 
 from __future__ import annotations
 
@@ -73,15 +74,31 @@ def same(one: Any, other: Any) -> bool:
 VALUES = [
     *(None, True, 0, -3, 0.1, float("inf"), float("nan"), "text", "\x1b[2J\udce9", [1, [2.5]]),
     *((1, (2, [3])), {"a": (1,), 2: "b"}, Category(3, "cat")),
-    *(torch.rand(3, 4, 5), torch.tensor(2.0), torch.zeros(0, 3), torch.tensor([[True, False]]), torch.arange(3)),
+    *(
+        torch.rand(3, 4, 5),
+        torch.tensor(2.0),
+        torch.zeros(0, 3),
+        torch.tensor([[True, False]]),
+        torch.arange(3),
+    ),
     *(torch.rand(5).bfloat16(), torch.rand(2, 2).double()[:, ::2], torch.tensor([1 + 2j])),
-    *(Augmented(Smooth(GradCAM(relu=False), samples=3), scales=(1.0, 0.9)), FinerCAM(LayerCAM(), alpha=0.3)),
-    *(IntegratedGradients(baseline=torch.rand(3, 4, 4)), KPCACAM(gamma=0.2), FEM(k=1.5), GuidedGradCAM(LayerCAM())),
+    *(
+        Augmented(Smooth(GradCAM(relu=False), samples=3), scales=(1.0, 0.9)),
+        FinerCAM(LayerCAM(), alpha=0.3),
+    ),
+    *(
+        IntegratedGradients(baseline=torch.rand(3, 4, 4)),
+        KPCACAM(gamma=0.2),
+        FEM(k=1.5),
+        GuidedGradCAM(LayerCAM()),
+    ),
     *(Segmentation(3, torch.ones(1, 4, 4)), Similarity(torch.rand(4))),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=[f"{i}-{type(value).__name__}" for i, value in enumerate(VALUES)])
+@pytest.mark.parametrize(
+    "value", VALUES, ids=[f"{i}-{type(value).__name__}" for i, value in enumerate(VALUES)]
+)
 def test_options_come_back_from_json_as_they_were(value: Any) -> None:
     written = json.loads(json.dumps(encode(value), allow_nan=False))
     assert unknown(written) == []
@@ -96,14 +113,17 @@ def test_a_difference_comes_back_as_the_sum_that_it_is() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {"class": "Explainer", "options": {}}, {"class": "os.system", "options": {"command": "true"}},
+        {"class": "Explainer", "options": {}},
+        {"class": "os.system", "options": {"command": "true"}},
         {"class": "GradCAM", "options": {"rely": True}},
-        {"class": "IntegratedGradients", "options": {"rule": "middle"}}, {"unknown": "f"}, {"something": 1},
+        {"class": "IntegratedGradients", "options": {"rule": "middle"}},
+        {"unknown": "f"},
+        {"something": 1},
         {"tensor": "?", "dtype": "float32", "shape": [1]},
         {"tensor": "eJwDAAAAAAE=", "dtype": "float32", "shape": [10**12]},
         {"tensor": "eJwDAAAAAAE=", "dtype": "load", "shape": [0]},
     ],
-)  # fmt: skip
+)
 def test_what_no_version_has_written_is_refused(value: Any) -> None:
     with pytest.raises(RecordError, match=r"^record must hold "):
         decode([value])
@@ -117,9 +137,15 @@ def test_what_is_the_callers_own_is_said_to_be_so() -> None:
 
 @pytest.mark.parametrize("suffix", [".json", ".npy"])
 def test_what_was_saved_is_read_back_without_a_model(
-    suffix: str, bundled: explain.Explainer, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suffix: str,
+    bundled: explain.Explainer,
+    photo: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    explanation = bundled(photo, ["gradcam", "integratedgradients"], target="tabby", precision="full")
+    explanation = bundled(
+        photo, ["gradcam", "integratedgradients"], target="tabby", precision="full"
+    )
     explanation.save(tmp_path / "out")
     monkeypatch.setattr("torch.load", None)
     for method, attribution in explanation.attributions.items():
@@ -131,7 +157,11 @@ def test_what_was_saved_is_read_back_without_a_model(
         assert torch.equal(saved.heatmap, attribution.heatmap[0])
         assert (saved.method, saved.label) == (method, "tabby cat")
         again = saved.attribution
-        assert (again.layer, again.size, again.style) == (attribution.layer, attribution.size, attribution.style)
+        assert (again.layer, again.size, again.style) == (
+            attribution.layer,
+            attribution.size,
+            attribution.style,
+        )
         assert same(dict(again.options), dict(attribution.options))
         assert again.target.tolist() == [66]  # type: ignore[union-attr]
         assert again.score.item() == attribution.score.item()
@@ -140,7 +170,11 @@ def test_what_was_saved_is_read_back_without_a_model(
 REPEATED: dict[str, dict[str, Any]] = {
     "plain": {},
     "nested": {"methods": Augmented(Smooth(GradCAM(relu=False), samples=2), scales=(1.0, 0.9))},
-    "tensor": {"methods": IntegratedGradients(steps=3, baseline=torch.linspace(-1, 1, 3 * 32 * 32).reshape(3, 32, 32))},
+    "tensor": {
+        "methods": IntegratedGradients(
+            steps=3, baseline=torch.linspace(-1, 1, 3 * 32 * 32).reshape(3, 32, 32)
+        )
+    },
     "fused": {"layer": ["layer2", "layer3"], "fuse": "product"},
     "own layers": {"methods": "layercam", "layer": "layer1"},
     "bf16": {"methods": Smooth(samples=2), "precision": "bf16"},
@@ -152,7 +186,9 @@ REPEATED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", REPEATED)
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
-def test_what_was_saved_is_computed_again(case: str, photo: Path, tmp_path: Path, bundled: explain.Explainer) -> None:
+def test_what_was_saved_is_computed_again(
+    case: str, photo: Path, tmp_path: Path, bundled: explain.Explainer
+) -> None:
     first = bundled(photo, **REPEATED[case])
     record = explain.load(first.save(tmp_path / "out")[2])
     again = record.repeat()
@@ -194,7 +230,8 @@ def test_what_is_missing_to_repeat_is_said_in_one_line(tmp_path: Path) -> None:
         saved.repeat()
     message = str(caught.value)
     assert all(
-        word in message for word in ("image-constant.json", "TinyNet", "scaled", "photo", "constant", "brightness")
+        word in message
+        for word in ("image-constant.json", "TinyNet", "scaled", "photo", "constant", "brightness")
     )
     assert message.endswith("use repeat(explainer=..., image=..., method=..., target=...)")
     again = saved.repeat(explainer, image=image, method=Constant(0.25), target=brightness)
@@ -202,7 +239,9 @@ def test_what_is_missing_to_repeat_is_said_in_one_line(tmp_path: Path) -> None:
     assert saved.attribution.style == "heat"
 
 
-def test_a_repetition_with_something_else_is_refused(photo: Path, tmp_path: Path, bundled: explain.Explainer) -> None:
+def test_a_repetition_with_something_else_is_refused(
+    photo: Path, tmp_path: Path, bundled: explain.Explainer
+) -> None:
     saved = explain.load(bundled(photo, "saliency", 3).save(tmp_path / "out")[2])
     with pytest.raises(RecordError, match="explained"):
         saved.repeat(bundled, image=CAT)
@@ -211,11 +250,16 @@ def test_a_repetition_with_something_else_is_refused(photo: Path, tmp_path: Path
     torch.save(bundled.model.state_dict(), tmp_path / "same.pt")
     weights = tmp_path / "same.pt"
     weighed = explain.load(
-        explain.Explainer("tiny", size=32, weights=weights)(photo, "saliency", 3).save(tmp_path / "w")[2]
+        explain.Explainer("tiny", size=32, weights=weights)(photo, "saliency", 3).save(
+            tmp_path / "w"
+        )[2]
     )
     assert torch.equal(weighed.repeat().attributions["saliency"].values[0], weighed.values)
     state = bundled.model.state_dict()
-    torch.save({name: each + 1 if each.is_floating_point() else each for name, each in state.items()}, weights)
+    torch.save(
+        {name: each + 1 if each.is_floating_point() else each for name, each in state.items()},
+        weights,
+    )
     with pytest.raises(RecordError, match="weights"):
         weighed.repeat()
     photo.unlink()
@@ -226,7 +270,8 @@ def test_a_repetition_with_something_else_is_refused(photo: Path, tmp_path: Path
 def test_no_record_runs_code_that_it_names(
     tmp_path: Path, photo: Path, bundled: explain.Explainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a function, and not a file either: readers of exported programs and TorchScript may run what is in them."""
+    """Not a function, and not a file either: readers of exported programs and TorchScript may run
+    what is in them."""
     path = bundled(photo, "saliency", 3).save(tmp_path / "out")[2]
     record = json.loads(path.read_text("utf-8"))
     opened: list[Any] = []
@@ -250,22 +295,31 @@ def change(**fields: Any) -> Callable[[Path], None]:
     def edit(path: Path) -> None:
         record = json.loads(path.read_text("utf-8"))
         record.update(fields)
-        path.write_text(json.dumps({name: value for name, value in record.items() if value != "gone"}), "utf-8")
+        path.write_text(
+            json.dumps({name: value for name, value in record.items() if value != "gone"}), "utf-8"
+        )
 
     return edit
 
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "later": (change(format=FORMAT + 1), "format"), "lacking": (change(method="gone"), "method"),
-    "list": (lambda path: path.write_text("[]"), "JSON"), "deep": (lambda path: path.write_text("[" * 100_000), "JSON"),
+    "later": (change(format=FORMAT + 1), "format"),
+    "lacking": (change(method="gone"), "method"),
+    "list": (lambda path: path.write_text("[]"), "JSON"),
+    "deep": (lambda path: path.write_text("[" * 100_000), "JSON"),
     "no record": (lambda path: path.unlink(), "cannot be read"),
     "no values": (lambda path: path.with_suffix(".npy").unlink(), "values"),
-    "others": (lambda path: np.save(path.with_suffix(".npy"), np.zeros((3, 32, 32), np.float32)), "differ"),
-}  # fmt: skip
+    "others": (
+        lambda path: np.save(path.with_suffix(".npy"), np.zeros((3, 32, 32), np.float32)),
+        "differ",
+    ),
+}
 
 
 @pytest.mark.parametrize("mistake", BROKEN)
-def test_damaged_records_are_refused(mistake: str, photo: Path, tmp_path: Path, bundled: explain.Explainer) -> None:
+def test_damaged_records_are_refused(
+    mistake: str, photo: Path, tmp_path: Path, bundled: explain.Explainer
+) -> None:
     path = bundled(photo, "saliency", 3).save(tmp_path / "out")[2]
     spoil, message = BROKEN[mistake]
     spoil(path)
@@ -274,13 +328,17 @@ def test_damaged_records_are_refused(mistake: str, photo: Path, tmp_path: Path, 
     assert "\n" not in str(caught.value)
 
 
-def test_an_explanation_is_pickled_and_copied_without_its_model(bundled: explain.Explainer, photo: Path) -> None:
+def test_an_explanation_is_pickled_and_copied_without_its_model(
+    bundled: explain.Explainer, photo: Path
+) -> None:
     class Unpicklable(TinyNet):
         def __init__(self) -> None:
             super().__init__()
             self.secret = lambda: None
 
-    explainer = explain.Explainer(settled(Unpicklable()), list("abcde"), preprocess=lambda image: scaled(image))
+    explainer = explain.Explainer(
+        settled(Unpicklable()), list("abcde"), preprocess=lambda image: scaled(image)
+    )
     first = explainer(photo, ["gradcam", "saliency"], targets=[2, lambda output: output[:, 0]])
     assert first.explainer is explainer
     content = pickle.dumps(first)
@@ -289,7 +347,10 @@ def test_an_explanation_is_pickled_and_copied_without_its_model(bundled: explain
     for other in (pickle.loads(content), copy.copy(first), copy.deepcopy(first)):
         assert other.explainer is None
         assert other.record("saliency", 1) == first.record("saliency", 1)
-        assert other.overlay("gradcam", caption=True).tobytes() == first.overlay("gradcam", caption=True).tobytes()
+        assert (
+            other.overlay("gradcam", caption=True).tobytes()
+            == first.overlay("gradcam", caption=True).tobytes()
+        )
         assert (other.predictions, other.targets) == (first.predictions, first.targets)
 
 
@@ -301,7 +362,11 @@ def test_a_pickle_is_read_where_there_is_no_such_model(photo: Path, tmp_path: Pa
         "assert 'tests' not in sys.modules and 'torchvision' not in sys.modules"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, check=False
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "out" / "photo-gradcam.json").read_text("utf-8"))

@@ -1,4 +1,5 @@
-"""Records that are damaged in any field are read, or refused in one line that says which field it is."""
+"""Records that are damaged in any field are read, or refused in one line that says which field it
+is."""
 
 from __future__ import annotations
 
@@ -28,13 +29,17 @@ WRONG: list[Any] = [[[1]], 2**70]
 
 @pytest.fixture(scope="module")
 def explainer() -> explain.Explainer:
-    return explain.Explainer(settled(TinyNet()).eval(), categories=list("abcde"), preprocess=CenterCrop(12))
+    return explain.Explainer(
+        settled(TinyNet()).eval(), categories=list("abcde"), preprocess=CenterCrop(12)
+    )
 
 
 @pytest.fixture
 def saved(tmp_path: Path, explainer: explain.Explainer) -> Path:
     Image.linear_gradient("L").resize((20, 16)).save(tmp_path / "photo.png")
-    return explainer(tmp_path / "photo.png", "smooth(gradcam, samples=2)", "b").save(tmp_path / "out")[2]
+    return explainer(tmp_path / "photo.png", "smooth(gradcam, samples=2)", "b").save(
+        tmp_path / "out"
+    )[2]
 
 
 def rewritten(saved: Path, **fields: Any) -> Path:
@@ -58,7 +63,9 @@ def damaged(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{'.'.join(map(str, [*outer, last]))} = {wrong!r}", other
 
 
-@pytest.mark.filterwarnings("ignore:.* is zero everywhere", "ignore:.* must be repeated as it was made")
+@pytest.mark.filterwarnings(
+    "ignore:.* is zero everywhere", "ignore:.* must be repeated as it was made"
+)
 def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference(
     saved: Path, explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +80,9 @@ def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference
             found = explain.load(saved)
             heatmap = found.heatmap
             assert torch.equal(found.values, first.values), what
-            assert heatmap.shape == first.heatmap.shape or what.startswith(("input_size", "values")), what
+            assert heatmap.shape == first.heatmap.shape or what.startswith(
+                ("input_size", "values")
+            ), what
             found.repeat(explainer)
         except ExplainError as error:
             message = str(error)
@@ -86,12 +95,18 @@ def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference
 @pytest.mark.parametrize(
     ("field", "value", "name"),
     [
-        ("values", {}, "values must have shape"), ("explainer", {}, "arguments"), ("input_size", [12], "input_size"),
-        ("explainer", {"arguments": {}, "own": [1], "hooks": []}, "own of explainer"), ("target", True, "target"),
-        ("layer", [1], "layer"), ("target", 2**70, "target"),  # numbers that no tensor holds
-        ("score", 10**400, "score"), ("delta", "much", "delta"), ("input_size", [10**6, 10**6], "input_size"),
+        ("values", {}, "values must have shape"),
+        ("explainer", {}, "arguments"),
+        ("input_size", [12], "input_size"),
+        ("explainer", {"arguments": {}, "own": [1], "hooks": []}, "own of explainer"),
+        ("target", True, "target"),
+        ("layer", [1], "layer"),
+        ("target", 2**70, "target"),  # numbers that no tensor holds
+        ("score", 10**400, "score"),
+        ("delta", "much", "delta"),
+        ("input_size", [10**6, 10**6], "input_size"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_field_is_named(field: str, value: Any, name: str, saved: Path) -> None:
     with pytest.raises(RecordError, match=name):
         explain.load(rewritten(saved, **{field: value}))
@@ -100,13 +115,18 @@ def test_a_damaged_field_is_named(field: str, value: Any, name: str, saved: Path
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ({"nonsense": 1}, "nonsense"), ({"model": "tiny", "size": "big"}, "size"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"model": "tiny", "size": "big"}, "size"),
         ({"model": {"tuple": 1}}, "tuple"),
     ],
-)  # fmt: skip
-def test_damaged_arguments_of_the_explainer_are_refused(arguments: dict[str, Any], word: str, saved: Path) -> None:
+)
+def test_damaged_arguments_of_the_explainer_are_refused(
+    arguments: dict[str, Any], word: str, saved: Path
+) -> None:
     with pytest.raises(RecordError, match=word):
-        explain.load(rewritten(saved, explainer={"arguments": arguments, "own": [], "hooks": []})).repeat()
+        explain.load(
+            rewritten(saved, explainer={"arguments": arguments, "own": [], "hooks": []})
+        ).repeat()
 
 
 @pytest.mark.parametrize("given", [None, 3, b"a.json", ["a.json"], "a.png"])
@@ -115,13 +135,17 @@ def test_what_is_no_path_is_refused(given: Any) -> None:
         explain.load(given)
 
 
-def test_a_tensor_too_large_for_a_record_is_named_in_it_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_a_tensor_too_large_for_a_record_is_named_in_it_and_the_rest_is_kept(
+    tmp_path: Path,
+) -> None:
     large = torch.zeros(1).expand(2**27)  # which needs no memory
     assert encode(large) == {"unknown": f"a tensor of shape ({2**27},)"}
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npy"])
-def test_a_pipe_in_the_place_of_a_saved_file_is_refused_without_waiting(suffix: str, saved: Path) -> None:
+def test_a_pipe_in_the_place_of_a_saved_file_is_refused_without_waiting(
+    suffix: str, saved: Path
+) -> None:
     path = saved.with_suffix(suffix)
     path.unlink()
     os.mkfifo(path)
@@ -152,7 +176,8 @@ def test_files_damaged_in_any_way_are_read_as_saved_or_refused_in_one_line(saved
     contents = saved.read_bytes(), saved.with_suffix(".npy").read_bytes()
     first = explain.load(saved).values
     results = [
-        (what, records.outcome(saved, damaged, first)) for what, damaged in islice(records.damaged(contents, 0), 100)
+        (what, records.outcome(saved, damaged, first))
+        for what, damaged in islice(records.damaged(contents, 0), 100)
     ]
     wrong = [result for result in results if result[1] not in (records.SAME, records.REFUSED)]
     assert wrong == []

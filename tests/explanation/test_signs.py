@@ -1,4 +1,5 @@
-"""What speaks against the target is drawn: on the photo, in sheets and lines, in reports, runs and saved files."""
+"""What speaks against the target is drawn: on the photo, in sheets and lines, in reports, runs and
+saved files."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class LeftLessRight(nn.Module):
 
 
 class OnTop(nn.Module):
-    """A large score that the middle of the photo adds a little to, and its upper left corner takes a little from."""
+    """A large score that the middle of the photo adds a little to, and its upper left corner takes
+    a little from."""
 
     def forward(self, x: Tensor) -> Tensor:
         score = 10 + x[:, :, 6:10, 6:10].mean((1, 2, 3)) - x[:, :, :4, :4].mean((1, 2, 3))
@@ -62,7 +64,9 @@ def red_and_blue(picture: Image.Image) -> tuple[np.ndarray[Any, Any], np.ndarray
 
 @pytest.mark.parametrize("method", [method.name for method in METHODS])
 class TestMethodsOfContributions:
-    def test_heatmaps_have_the_size_of_what_speaks_against(self, method: str, explanation: explain.Explanation) -> None:
+    def test_heatmaps_have_the_size_of_what_speaks_against(
+        self, method: str, explanation: explain.Explanation
+    ) -> None:
         a = explanation[method]
         values = a.values[0].double()
         assert values[:, : SIDE // 2].min() > 0 > values[:, SIDE // 2 :].max()
@@ -72,7 +76,9 @@ class TestMethodsOfContributions:
         assert_close(a.heatmap[0].double(), expected.abs(), rtol=0, atol=1e-6)
 
     @pytest.mark.parametrize("style", [None, "contour"])
-    def test_overlays_have_two_colours(self, method: str, style: str | None, explanation: explain.Explanation) -> None:
+    def test_overlays_have_two_colours(
+        self, method: str, style: str | None, explanation: explain.Explanation
+    ) -> None:
         red, blue = red_and_blue(explanation.overlay(method, style=style))
         left = np.arange(SIDE)[None] < SIDE // 2
         assert red.any()
@@ -95,7 +101,9 @@ class TestMethodsOfContributions:
 
 def test_sheets_and_figures_say_what_the_two_colours_mean(explanation: explain.Explanation) -> None:
     for layout in (explanation.layout(), explanation.layout(style="contour")):
-        assert {legend.labels for row in layout.legends() for legend in row.values()} == {("against", "for")}
+        assert {legend.labels for row in layout.legends() for legend in row.values()} == {
+            ("against", "for")
+        }
     assert has_both(explanation["occlusion"].layout().groups[0].tiles[0].picture)
 
 
@@ -118,11 +126,15 @@ def test_maps_of_a_layer_without_rectification_are_drawn_with_their_sign() -> No
 @pytest.fixture(scope="module")
 def found() -> explain.Explanation:
     explainer = explain.Explainer(OnTop(), ["one", "other"], PLAIN)
-    return explainer(Image.new("RGB", (SIDE, SIDE), "white"), RISE(samples=400, grid=4, score="logit"), 0)
+    return explainer(
+        Image.new("RGB", (SIDE, SIDE), "white"), RISE(samples=400, grid=4, score="logit"), 0
+    )
 
 
 class TestRISE:
-    def test_pictures_show_the_difference_from_the_mean_score_over_the_masks(self, found: explain.Explanation) -> None:
+    def test_pictures_show_the_difference_from_the_mean_score_over_the_masks(
+        self, found: explain.Explanation
+    ) -> None:
         a = found["rise"]
         x = torch.ones(1, 3, SIDE, SIDE)
         scores = []
@@ -133,20 +145,29 @@ class TestRISE:
                 scores.extend(result[:, 0].tolist())
                 return result
 
-        again = explain.attribute(Noted(), x, RISE(samples=400, grid=4, score="logit"), target=0, batch_size=400)
+        again = explain.attribute(
+            Noted(), x, RISE(samples=400, grid=4, score="logit"), target=0, batch_size=400
+        )
         assert_close(again.values, a.values)
         mean = float(a.neutral)
         assert min(scores) < mean < max(scores)
-        centred = explain.attribute(OnTop(), x, RISE(samples=400, grid=4, score="logit", centred=True), target=0)
-        # What is subtracted from each place is the mean score times how often the masks have shown it.
-        assert float(((a.values - centred.values).double() / mean).mean()) == pytest.approx(1, abs=0.05)
+        centred = explain.attribute(
+            OnTop(), x, RISE(samples=400, grid=4, score="logit", centred=True), target=0
+        )
+        # What is subtracted from each place is the mean score times how often the masks have shown
+        # it.
+        assert float(((a.values - centred.values).double() / mean).mean()) == pytest.approx(
+            1, abs=0.05
+        )
         difference = a.values[0].double() - mean
         assert_close(a.signed[0].double(), difference / difference.abs().max(), rtol=0, atol=1e-6)
         assert a.values.min() > 0.8 * a.values.max()  # the raw values stay
         assert a.heatmap.min() < 0.05
         assert a.heatmap.max() == 1
 
-    def test_saved_maps_and_reports_are_drawn_alike(self, found: explain.Explanation, tmp_path: Path) -> None:
+    def test_saved_maps_and_reports_are_drawn_alike(
+        self, found: explain.Explanation, tmp_path: Path
+    ) -> None:
         found.save(tmp_path, stem="photo")
         saved = explain.load(tmp_path / "photo-rise.json")
         assert_close(saved.attribution.signed, found["rise"].signed)
@@ -154,13 +175,18 @@ class TestRISE:
         assert plane["signed"]
         expected = np.abs(array(found["rise"].values[0]) - float(found["rise"].neutral)).max()
         assert plane["scale"] == pytest.approx(expected, rel=1e-4)
-        assert len(zlib.decompress(base64.b64decode(plane["data"]))) == SIDE * SIDE * plane["bits"] // 8
+        assert (
+            len(zlib.decompress(base64.b64decode(plane["data"])))
+            == SIDE * SIDE * plane["bits"] // 8
+        )
 
     def test_pictures_of_runs_are_centred_too(self, tmp_path: Path) -> None:
         explainer = explain.Explainer(OnTop(), ["one", "other"], PLAIN)
         photos = [Image.new("RGB", (SIDE, SIDE), "white")]
         method = RISE(samples=200, grid=4, score="logit")
-        run = explain.run(photos, explainer, [method, "occlusion"], output=tmp_path / "run.sqlite", workers=0)
+        run = explain.run(
+            photos, explainer, [method, "occlusion"], output=tmp_path / "run.sqlite", workers=0
+        )
         rows = {row.method: row for row in run.rows()}
         assert rows["rise"].style == rows["occlusion"].style == "signed"
         assert rows["rise"].attribution.signed.min() < -0.3

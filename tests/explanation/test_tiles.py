@@ -1,4 +1,5 @@
-"""Photos that a preprocessing makes tiles, patches or frames of: their maps lie where the tiles lie in the photo."""
+"""Photos that a preprocessing makes tiles, patches or frames of: their maps lie where the tiles lie
+in the photo."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def pixels(image: Image.Image) -> torch.Tensor:
 
 def cut(x: torch.Tensor) -> torch.Tensor:
     """The patches ``(6, 3, SIDE, SIDE)`` of 2 rows and 3 columns."""
-    return torch.stack([x[:, i : i + SIDE, j : j + SIDE] for i in (0, SIDE) for j in (0, SIDE, 2 * SIDE)])
+    return torch.stack(
+        [x[:, i : i + SIDE, j : j + SIDE] for i in (0, SIDE) for j in (0, SIDE, 2 * SIDE)]
+    )
 
 
 def photo() -> Image.Image:
@@ -53,7 +56,9 @@ def bag() -> Bag:
 
 def test_values_of_patches_are_those_of_the_photo(tmp_path: Path) -> None:
     model = bag()
-    explainer = explain.Explainer(model, preprocess=lambda image: cut(pixels(image)), layout="NTCHW")
+    explainer = explain.Explainer(
+        model, preprocess=lambda image: cut(pixels(image)), layout="NTCHW"
+    )
     found = explainer(photo(), ["inputxgradient", "gradcam(relu=False)"], target=1)
     x = pixels(photo()).requires_grad_()
     (gradient,) = torch.autograd.grad(model(cut(x)[None])[0, 1], x)
@@ -93,7 +98,8 @@ def test_tiles_of_other_sizes_add_up_and_those_beyond_the_photo_are_cut() -> Non
     values = torch.zeros(1, 2, 3, 4, 4)  # tiles before channels
     values[0, 0], values[0, 1] = 1.0, 2.0
     tiles = Attribution("m", values, "score", torch.ones(1), None, (2, 4, 4), frames_first=True)
-    boxes = [Box(0, 0, 8, 8), Box(4, -2, 8, 2)]  # the whole photo, and a finer one whose upper half is padding
+    # the whole photo, and a finer one whose upper half is padding
+    boxes = [Box(0, 0, 8, 8), Box(4, -2, 8, 2)]
     found = on_photo(tiles, boxes, (8, 8)).values
     expected = torch.full((1, 3, 8, 8), 1 / 4)  # a value of the whole is shared by four places
     expected[:, :, :2, 4:] += 2
@@ -105,7 +111,9 @@ def test_tiles_of_other_sizes_add_up_and_those_beyond_the_photo_are_cut() -> Non
 
 
 def test_runs_and_concepts_of_tiles_are_refused(tmp_path: Path) -> None:
-    explainer = explain.Explainer(bag(), preprocess=lambda image: cut(pixels(image)), layout="NTCHW")
+    explainer = explain.Explainer(
+        bag(), preprocess=lambda image: cut(pixels(image)), layout="NTCHW"
+    )
     with pytest.raises(explain.ExplainError, match="run"):
         explain.run([photo()], explainer, "gradcam", output=tmp_path / "run.sqlite", workers=0)
     with pytest.raises(explain.ExplainError, match="concepts"):

@@ -1,4 +1,5 @@
-"""Hands files to the command line, all in this process, and looks at everything that may come of it."""
+"""Hands files to the command line, all in this process, and looks at everything that may come of
+it."""
 
 from __future__ import annotations
 
@@ -42,13 +43,22 @@ class Mode:
     files: dict[str, int]
 
 
-PLAIN, JSON = Mode((), {".png": 1, ".npy": 1, ".json": 1}), Mode(("--json",), {".png": 1, ".npy": 1, ".json": 1})
+PLAIN, JSON = (
+    Mode((), {".png": 1, ".npy": 1, ".json": 1}),
+    Mode(("--json",), {".png": 1, ".npy": 1, ".json": 1}),
+)
 MODES = (
-    *(PLAIN,) * 5, *(JSON,) * 3,
-    Mode(("--method", "saliency", "--method", "inputxgradient"), {".png": 3, ".npy": 2, ".json": 2}),
-    Mode(("--method", "guidedbackprop", "--top-k", "2", "--json"), {".png": 3, ".npy": 2, ".json": 2}),
-    Mode(("concepts", "-k", "2"), {".png": 1, ".npy": 2, ".json": 1}), Mode(("inspect",), {}),
-)  # fmt: skip
+    *(PLAIN,) * 5,
+    *(JSON,) * 3,
+    Mode(
+        ("--method", "saliency", "--method", "inputxgradient"), {".png": 3, ".npy": 2, ".json": 2}
+    ),
+    Mode(
+        ("--method", "guidedbackprop", "--top-k", "2", "--json"), {".png": 3, ".npy": 2, ".json": 2}
+    ),
+    Mode(("concepts", "-k", "2"), {".png": 1, ".npy": 2, ".json": 1}),
+    Mode(("inspect",), {}),
+)
 
 
 @dataclass
@@ -77,10 +87,18 @@ class Call:
 
     def __str__(self) -> str:
         parts = [
-            f"{' '.join(self.mode.options) or 'no options'}, exit code {self.code}, {self.seconds:.1f} s",
-            *self.problems, *map(str, self.cases), *map(repr, self.paths),
-            "standard output:", self.out[-4000:], "standard error:", self.err[-4000:],
-        ]  # fmt: skip
+            (
+                f"{' '.join(self.mode.options) or 'no options'}, exit code {self.code}, "
+                f"{self.seconds:.1f} s"
+            ),
+            *self.problems,
+            *map(str, self.cases),
+            *map(repr, self.paths),
+            "standard output:",
+            self.out[-4000:],
+            "standard error:",
+            self.err[-4000:],
+        ]
         return "\n".join(parts)
 
 
@@ -98,10 +116,14 @@ class Summary:
         return sum(number for (_, found), number in self.results.items() if found == result)
 
 
-def fuzz(count: int, seed: int, keep: Path, progress: Callable[[int, Summary], None] | None = None) -> Summary:
-    """Hand ``count`` files to the command line, some alone and some together; keep those that break it.
+def fuzz(
+    count: int, seed: int, keep: Path, progress: Callable[[int, Summary], None] | None = None
+) -> Summary:
+    """Hand ``count`` files to the command line, some alone and some together; keep those that break
+    it.
 
-    Raises nothing on account of the files: what went wrong is in the summary's ``failures``, and in ``keep``.
+    Raises nothing on account of the files: what went wrong is in the summary's ``failures``, and in
+    ``keep``.
     """
     draw, stream, summary, done = random.Random(f"groups {seed}"), cases(seed), Summary(), 0
     while done < count:
@@ -159,7 +181,8 @@ def _run(call: Call, folder: Path, output: Path) -> None:
 
 @contextmanager
 def _captured(files: Sequence[Path]) -> Iterator[int]:
-    """Send what is printed to two files, also by libraries in C; yield a descriptor of the real screen."""
+    """Send what is printed to two files, also by libraries in C; yield a descriptor of the real
+    screen."""
     streams, screens = (sys.stdout, sys.stderr), [os.dup(1), os.dup(2)]
     sys.stdout, sys.stderr = (path.open("w", encoding="utf-8", buffering=1) for path in files)
     try:
@@ -181,7 +204,8 @@ class Hang(BaseException):
 
 @contextmanager
 def _patient(seconds: float, screen: int) -> Iterator[None]:
-    """Raise `Hang` after some time; where even that cannot get through, show where it hangs and end the process."""
+    """Raise `Hang` after some time; where even that cannot get through, show where it hangs and end
+    the process."""
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
         raise Hang(f"no answer in {seconds:.0f} s")
@@ -211,7 +235,8 @@ def _state(folder: Path) -> dict[str, tuple[object, ...]]:
 
 
 def _check_printed(call: Call) -> None:
-    """One clear line for each file that was refused, nothing else that looks like an error, and the right code."""
+    """One clear line for each file that was refused, nothing else that looks like an error, and the
+    right code."""
     problem = call.problems.append
     for line in (call.out + "\n" + call.err).split("\n"):
         if "Traceback" in line or "Exception ignored" in line:
@@ -251,7 +276,8 @@ def _strict(text: str) -> Any:
 
 
 def _check_written(call: Call, output: Path) -> None:
-    """Every file that was explained has all of its results, and these are whole; a refused one has none."""
+    """Every file that was explained has all of its results, and these are whole; a refused one has
+    none."""
     written = sorted(output.iterdir()) if output.exists() else []
     owned: set[Path] = set()
     for case in call.cases:
@@ -260,7 +286,9 @@ def _check_written(call: Call, output: Path) -> None:
         refused = any(case.token in line for line in call.complaints)
         kinds = Counter(path.suffix for path in own)
         if kinds != ({} if refused else call.mode.files) and not call.problems:
-            call.problems.append(f"{case.token} is {'refused' if refused else 'explained'}, but wrote {dict(kinds)}")
+            call.problems.append(
+                f"{case.token} is {'refused' if refused else 'explained'}, but wrote {dict(kinds)}"
+            )
     strays = [path.name for path in written if path not in owned]
     if strays:
         call.problems.append(f"left behind: {strays}")

@@ -1,7 +1,9 @@
-"""Random networks whose modules pass containers to each other, explained at every module against plain autograd.
+"""Random networks whose modules pass containers to each other, explained at every module against
+plain autograd.
 
-Modules append to the caller's container, take out of it, write over what is in it, and return it. `made` draws such a
-network; `check` compares its explanations with plain gradients of the same steps without anything in place.
+Modules append to the caller's container, take out of it, write over what is in it, and return it.
+`made` draws such a network; `check` compares its explanations with plain gradients of the same
+steps without anything in place.
 """
 
 from __future__ import annotations
@@ -36,7 +38,13 @@ def empty(kind: str) -> Any:
     inner: list[Any] = []
     inside = {"in a list": [inner], "in a dict": {"skips": inner}, "in a tuple": (inner, "text")}
     twice = (inner, {"again": inner})
-    alone = {"list": inner, "dict": {}, "ordered": OrderedDict(), "dataclass": Held(inner), "twice": twice}
+    alone = {
+        "list": inner,
+        "dict": {},
+        "ordered": OrderedDict(),
+        "dataclass": Held(inner),
+        "twice": twice,
+    }
     return {**inside, **alone}[kind]
 
 
@@ -44,13 +52,16 @@ def opened(state: Any) -> Any:
     """The list or dictionary that the skips are in."""
     if isinstance(state, Held):
         return state.skips
-    if isinstance(state, tuple) or (isinstance(state, list) and state and isinstance(state[0], list)):
+    if isinstance(state, tuple) or (
+        isinstance(state, list) and state and isinstance(state[0], list)
+    ):
         return state[0]
     return state["skips"] if isinstance(state, dict) and "skips" in state else state
 
 
 class Part(nn.Module):
-    """A convolution and what is done to the container before and after it, in place where ``pure`` does not forbid."""
+    """A convolution and what is done to the container before and after it, in place where ``pure``
+    does not forbid."""
 
     def __init__(self, before: list[Any], after: list[Any], way: str, overwrites: bool) -> None:
         super().__init__()
@@ -88,11 +99,17 @@ class Part(nn.Module):
         x = self.conv(self.act(self.before, x, opened(state)))
         x = x.relu_() if self.overwrites and not self.pure else x.relu()
         x = self.act(self.after, x, opened(state))
-        return {"alone": x, "tuple": (x, state), "dict": {"out": x, "state": state}, "last": (state, x)}[self.way]
+        return {
+            "alone": x,
+            "tuple": (x, state),
+            "dict": {"out": x, "state": state},
+            "last": (state, x),
+        }[self.way]
 
 
 class Net(nn.Module):
-    """Parts that pass one container on; ``seen`` has what each returned, for a plain computation."""
+    """Parts that pass one container on; ``seen`` has what each returned, for a plain
+    computation."""
 
     def __init__(self, kind: str, parts: list[Part], by_keyword: bool) -> None:
         super().__init__()
@@ -121,7 +138,8 @@ class Net(nn.Module):
 
 
 def made(seed: int) -> Net:
-    """Draw a network; what is in the container is followed, so that autograd can follow what is done in place."""
+    """Draw a network; what is in the container is followed, so that autograd can follow what is
+    done in place."""
     draw = random.Random(seed)
     mine: list[bool] = []  # of what is in the container: whether it may be overwritten
 
@@ -142,12 +160,16 @@ def made(seed: int) -> Net:
         return found
 
     torch.manual_seed(seed)
-    parts = [Part(steps(3), steps(4), draw.choice(WAYS), draw.random() < 0.5) for _ in range(draw.randrange(2, 5))]
+    parts = [
+        Part(steps(3), steps(4), draw.choice(WAYS), draw.random() < 0.5)
+        for _ in range(draw.randrange(2, 5))
+    ]
     return Net(draw.choice(KINDS), parts, draw.random() < 0.3).double().eval()
 
 
 def plain(net: Net, x: Tensor, target: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Return the scores; the photos and the maps of every part; and their gradients, with nothing in place."""
+    """Return the scores; the photos and the maps of every part; and their gradients, with nothing
+    in place."""
     for part in net.parts:
         part.pure = True  # type: ignore[assignment]
     try:
@@ -160,11 +182,16 @@ def plain(net: Net, x: Tensor, target: int) -> tuple[Tensor, list[Tensor], list[
         net.seen = None
         for part in net.parts:
             part.pure = False  # type: ignore[assignment]
-    return scores.detach(), maps, [torch.zeros_like(m) if g is None else g for g, m in zip(grads, maps, strict=True)]
+    return (
+        scores.detach(),
+        maps,
+        [torch.zeros_like(m) if g is None else g for g, m in zip(grads, maps, strict=True)],
+    )
 
 
 def check(seed: int) -> int:
-    """Compare a network's explanations at every part with the plain computation; return how many maps were compared."""
+    """Compare a network's explanations at every part with the plain computation; return how many
+    maps were compared."""
     net = made(seed)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     if seed % 3 == 0:
@@ -180,11 +207,14 @@ def check(seed: int) -> int:
         }
         if not all(value.flatten(1).abs().amax(1).all() for value in wanted.values()):
             continue  # a map of zeros, of which it is warned
-        for asked in (methods, methods[:2]):  # with a graph from the photo on, and one that begins at the layer
+        # with a graph from the photo on, and one that begins at the layer
+        for asked in (methods, methods[:2]):
             found = explain.attribute(net, x, asked, target=1, layer=f"parts.{number}")
             for name in found:
                 told = f"seed {seed}, parts.{number}, {name}"
                 assert_close(found[name].score, scores[:, 1], rtol=1e-9, atol=1e-12, msg=told)
-                assert_close(found[name].values.double(), wanted[name], rtol=1e-9, atol=1e-12, msg=told)
+                assert_close(
+                    found[name].values.double(), wanted[name], rtol=1e-9, atol=1e-12, msg=told
+                )
                 compared += 1
     return compared

@@ -1,4 +1,5 @@
-"""Run files that are damaged at random: each either gives what was stored, or says that it is damaged.
+"""Run files that are damaged at random: each either gives what was stored, or says that it is
+damaged.
 
 >>> damaged(bytes(8), 0) == damaged(bytes(8), 0) != bytes(8)
 True
@@ -14,11 +15,19 @@ import explain
 from explain import ExplainError
 from tests.fuzz.files import ON_THE_WAY
 
-KINDS = ["flip_bits", "overwrite_with_noise", "zero_a_range", "swap_the_halves", "cut_short", "delete_a_range"]
+KINDS = [
+    "flip_bits",
+    "overwrite_with_noise",
+    "zero_a_range",
+    "swap_the_halves",
+    "cut_short",
+    "delete_a_range",
+]
 
 
 def damaged(content: bytes, seed: int) -> bytes:
-    """Return a file with bits flipped, or a piece overwritten, swapped or cut off; never the same."""
+    """Return a file with bits flipped, or a piece overwritten, swapped or cut off; never the
+    same."""
     draw = random.Random(seed)
     while (found := ON_THE_WAY[KINDS[seed % len(KINDS)]](draw, content)) == content:
         pass

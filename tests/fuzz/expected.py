@@ -34,41 +34,64 @@ class NotLinearError(Exception):
 
 
 def class_weights(network: Pure, x: Tensor, layer: int) -> Tensor | None:
-    """The weights ``(K, C)`` of the mean of each map in the scores, where a head is an average and one linear layer."""
+    """The weights ``(K, C)`` of the mean of each map in the scores, where a head is an average and
+    one linear layer."""
     values, last = network.forward(x), network.program.steps[-1]
     means = torch.stack([plain.mean_of(channel) for channel in values[layer + 1]])
-    if means.shape == values[-1].shape and torch.allclose(means, values[-1], rtol=1e-12, atol=1e-14):
+    if means.shape == values[-1].shape and torch.allclose(
+        means, values[-1], rtol=1e-12, atol=1e-14
+    ):
         return torch.eye(len(means)).to(means)
     given = values[last.of[0]]
-    if last.op == "linear" and given.shape == means.shape and torch.allclose(given, means, rtol=1e-12, atol=1e-14):
+    if (
+        last.op == "linear"
+        and given.shape == means.shape
+        and torch.allclose(given, means, rtol=1e-12, atol=1e-14)
+    ):
         return network.called[len(network.program.steps) - 1].weight.detach()
-    for number, step in enumerate(network.program.steps):  # a convolution of one position may come before the average
+    # a convolution of one position may come before the average
+    for number, step in enumerate(network.program.steps):
         if step.op == "conv" and step.options[1:6] == ((1, 1), 1, 0, 1, 1):
             place = len(network.program.inputs) + number
-            before, after = (torch.stack([plain.mean_of(c) for c in values[i]]) for i in (step.of[0], place))
+            before, after = (
+                torch.stack([plain.mean_of(c) for c in values[i]]) for i in (step.of[0], place)
+            )
             pairs = ((before, means), (after, values[-1]))
-            if all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-12, atol=1e-14) for a, b in pairs):
+            if all(
+                a.shape == b.shape and torch.allclose(a, b, rtol=1e-12, atol=1e-14)
+                for a, b in pairs
+            ):
                 return network.called[number].weight.detach().flatten(1)
     return None
 
 
 def shapleycam(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
-    """Weights ``mean(G - H A / 2)`` of ``y + log p``: the slope of the gradient along A, forwards over backwards."""
+    """Weights ``mean(G - H A / 2)`` of ``y + log p``: the slope of the gradient along A, forwards
+    over backwards."""
     activation, head = network.forward(x)[layer + 1], network[layer + 1 :]
 
     def slope(a: Tensor) -> Tensor:
         scores = head.scores(a)
-        return torch.autograd.grad(scores[target] + scores.log_softmax(0)[target], a, create_graph=True)[0]
+        return torch.autograd.grad(
+            scores[target] + scores.log_softmax(0)[target], a, create_graph=True
+        )[0]
 
     with torch.enable_grad():
         a = activation.clone().requires_grad_()
         gradient = slope(a)
         direction = torch.ones_like(gradient, requires_grad=True)
-        # The derivative of g(v) = G' v in A, along A: a backward pass through a backward pass that v is linear in.
-        back = torch.autograd.grad(gradient, a, direction, create_graph=True, allow_unused=True)[0] if (
-            gradient.requires_grad) else None  # fmt: skip
-        along = torch.zeros_like(gradient) if back is None or not back.requires_grad else torch.autograd.grad(
-            back, direction, activation, allow_unused=True)[0]  # fmt: skip
+        # The derivative of g(v) = G' v in A, along A: a backward pass through a backward pass that
+        # v is linear in.
+        back = (
+            torch.autograd.grad(gradient, a, direction, create_graph=True, allow_unused=True)[0]
+            if (gradient.requires_grad)
+            else None
+        )
+        along = (
+            torch.zeros_like(gradient)
+            if back is None or not back.requires_grad
+            else torch.autograd.grad(back, direction, activation, allow_unused=True)[0]
+        )
     along = torch.zeros_like(gradient) if along is None else along
     weights = [plain.mean_of(g) for g in (gradient - along / 2).detach()]
     return plain.weighted(weights, activation, relu=True)
@@ -97,16 +120,22 @@ def smoothed(kind: str) -> Slow:
 def integrated(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     points, weights = plain_paths.quadrature("gausslegendre", 3)
     zero = torch.zeros_like(x)
-    return plain_paths.integratedgradients(network, x, target, baseline=zero, points=points, weights=weights)
+    return plain_paths.integratedgradients(
+        network, x, target, baseline=zero, points=points, weights=weights
+    )
 
 
 def blurred(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
-    return plain_steps.blurintegratedgradients(network, x, target, steps=2, sigma=0.2 * min(x.shape[1:]))
+    return plain_steps.blurintegratedgradients(
+        network, x, target, steps=2, sigma=0.2 * min(x.shape[1:])
+    )
 
 
 def guided(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     zero = torch.zeros_like(x)
-    path = plain_steps.guided(network, x, target, baseline=zero, steps=2, fraction=0.25, distance=0.02)
+    path = plain_steps.guided(
+        network, x, target, baseline=zero, steps=2, fraction=0.25, distance=0.02
+    )
     return plain_steps.along(network, target, path)
 
 
@@ -117,7 +146,9 @@ def by_direction(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
 def noisy_maps(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     maps = plain.forward(network, x)[layer + 1]
     span = torch.stack([m.max() - m.min() for m in maps])[:, None, None]
-    return plain_masks.sscam(network, x, target, layer, noise=[0.15 * span * noise(0, i, maps[0]) for i in range(2)])
+    return plain_masks.sscam(
+        network, x, target, layer, noise=[0.15 * span * noise(0, i, maps[0]) for i in range(2)]
+    )
 
 
 def smoothgradcampp(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
@@ -125,28 +156,52 @@ def smoothgradcampp(network: Pure, x: Tensor, target: int, layer: int) -> Tensor
 
 
 def smoothed_cam(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
-    return plain_paths.smooth(lambda z: plain.gradcam(network, z, target, layer), x, noise=drawn(2, x))
+    return plain_paths.smooth(
+        lambda z: plain.gradcam(network, z, target, layer), x, noise=drawn(2, x)
+    )
 
 
 def relevance(network: Pure, x: Tensor, target: int, layer: int | None) -> Tensor:
-    """Value times gradient: activations as lines from zero, deviations and gates as constants, products in halves."""
+    """Value times gradient: activations as lines from zero, deviations and gates as constants,
+    products in halves."""
     values = network.forward(x)
     gradients = network.backward(values, target, "relevance")
     return x * gradients[0] if layer is None else (values[layer + 1] * gradients[layer + 1]).sum(0)
 
 
 AS_THEY_ARE: dict[str, Slow] = {
-    "saliency": pixels(plain.saliency), "inputxgradient": pixels(plain.inputxgradient),
-    "deconvnet": pixels(plain.deconvnet), "guidedbackprop": pixels(plain.guidedbackprop), "cam": cam,
-    "guidedgradcam": plain.guidedgradcam, "gradcam": plain.gradcam, "gradcam++": plain.gradcampp,
-    "xgradcam": plain.xgradcam, "hirescam": plain.hirescam, "elementwisecam": plain.elementwisecam,
-    "layercam": plain.layercam, "eigencam": plain_factors.eigencam,
-    "eigengradcam": plain_factors.eigengradcam, "kpcacam": plain_factors.kpcacam, "fem": plain_factors.fem,
-    "shapleycam": shapleycam, "finercam": plain_scores.finercam, "randomcam": randomcam,
-    "fullgrad": pixels(plain_paths.fullgrad), "scorecam": plain_masks.scorecam, "ablationcam": plain_masks.ablationcam,
+    "saliency": pixels(plain.saliency),
+    "inputxgradient": pixels(plain.inputxgradient),
+    "deconvnet": pixels(plain.deconvnet),
+    "guidedbackprop": pixels(plain.guidedbackprop),
+    "cam": cam,
+    "guidedgradcam": plain.guidedgradcam,
+    "gradcam": plain.gradcam,
+    "gradcam++": plain.gradcampp,
+    "xgradcam": plain.xgradcam,
+    "hirescam": plain.hirescam,
+    "elementwisecam": plain.elementwisecam,
+    "layercam": plain.layercam,
+    "eigencam": plain_factors.eigencam,
+    "eigengradcam": plain_factors.eigengradcam,
+    "kpcacam": plain_factors.kpcacam,
+    "fem": plain_factors.fem,
+    "shapleycam": shapleycam,
+    "finercam": plain_scores.finercam,
+    "randomcam": randomcam,
+    "fullgrad": pixels(plain_paths.fullgrad),
+    "scorecam": plain_masks.scorecam,
+    "ablationcam": plain_masks.ablationcam,
     "refinecam": plain_scores.refinecam,  # its layer is a list of them
-}  # fmt: skip
-REFUSED = ("legrad", "gradeclip", "rollout", "gradientrollout", "cheferattribution", "cheferbimodal")
+}
+REFUSED = (
+    "legrad",
+    "gradeclip",
+    "rollout",
+    "gradientrollout",
+    "cheferattribution",
+    "cheferbimodal",
+)
 """Always: none of these networks has attention."""
 METHODS: dict[str, tuple[MethodLike, Slow]] = {
     **{name: (name, slow) for name, slow in AS_THEY_ARE.items()},
@@ -156,7 +211,9 @@ METHODS: dict[str, tuple[MethodLike, Slow]] = {
     "smooth(gradcam)": (methods.Smooth(methods.GradCAM(), samples=2), smoothed_cam),
     "finercam weighted": (
         methods.FinerCAM(methods.GradCAMPlusPlus(), "weighted", 1.0, 2),
-        lambda *a: plain_scores.finercam(*a, objective="weighted", alpha=1.0, references=2, base=plain.gradcampp_map),
+        lambda *a: plain_scores.finercam(
+            *a, objective="weighted", alpha=1.0, references=2, base=plain.gradcampp_map
+        ),
     ),
     "sscam": (methods.SSCAM(samples=2), noisy_maps),
     "iscam": (methods.ISCAM(steps=2), lambda *a: plain_masks.iscam(*a, steps=2)),
@@ -167,10 +224,26 @@ METHODS: dict[str, tuple[MethodLike, Slow]] = {
     "smoothgrad": (methods.Smooth(samples=2), smoothed("mean")),
     "smoothgrad2": (methods.Smooth(samples=2, statistic="square"), smoothed("squared")),
     "vargrad": (methods.Smooth(samples=2, statistic="variance"), smoothed("variance")),
-    "lrp": (methods.LRP("Gradient"), relevance), "attnlrp": (methods.LRP(attn_lrp(epsilon=0)), relevance),
-}  # fmt: skip
-RERUNS = frozenset({"scorecam", "sscam", "iscam", "ablationcam", "smooth(gradcam)", "smoothgradcam++", "smoothgrad",
-                    "smoothgrad2", "vargrad", "integratedgradients", "kpcacam", "blurintegratedgradients",
-                    "guidedintegratedgradients", "idgi"})  # fmt: skip
+    "lrp": (methods.LRP("Gradient"), relevance),
+    "attnlrp": (methods.LRP(attn_lrp(epsilon=0)), relevance),
+}
+RERUNS = frozenset(
+    {
+        "scorecam",
+        "sscam",
+        "iscam",
+        "ablationcam",
+        "smooth(gradcam)",
+        "smoothgradcam++",
+        "smoothgrad",
+        "smoothgrad2",
+        "vargrad",
+        "integratedgradients",
+        "kpcacam",
+        "blurintegratedgradients",
+        "guidedintegratedgradients",
+        "idgi",
+    }
+)
 CHEAP = tuple(name for name in METHODS if name not in RERUNS)
 MOST_PLACES = 16  # the plain kernel method rotates a matrix with a row for each place by hand

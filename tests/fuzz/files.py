@@ -1,7 +1,10 @@
-"""Image files that are wrong in every way there is: a seeded generator, without end, of what people may hand over.
+"""Image files that are wrong in every way there is: a seeded generator, without end, of what people
+may hand over.
 
 >>> from itertools import islice
->>> [case.mutation for case in islice(cases(seed=0), 3)] == [case.mutation for case in islice(cases(seed=0), 3)]
+>>> [case.mutation for case in islice(cases(seed=0), 3)] == [
+...     case.mutation for case in islice(cases(seed=0), 3)
+... ]
 True
 """
 
@@ -55,11 +58,17 @@ class Case:
     def good(self) -> bool:
         """Whether it is a photo like any other, that must be explained."""
         drawing = self.picture.startswith("EPS")
-        return self.mutation in ("unchanged", "wrong_suffix") and self.place in FOUND and not drawing
+        return (
+            self.mutation in ("unchanged", "wrong_suffix") and self.place in FOUND and not drawing
+        )
 
     def write(self, folder: Path) -> str:
         """Put the file into a folder; return what to give to the command line."""
-        return str(PLACES[self.place](random.Random(self.seed), folder, self.token, self.content, self.suffix))
+        return str(
+            PLACES[self.place](
+                random.Random(self.seed), folder, self.token, self.content, self.suffix
+            )
+        )
 
     def __str__(self) -> str:
         return f"{self.token}: {self.picture}, {self.mutation}, {self.place} ({self.seed})"
@@ -143,20 +152,30 @@ def _halves(draw: random.Random, content: bytes) -> bytes:
 ON_THE_WAY: dict[str, Change] = {
     "unchanged": lambda draw, content: content,
     "cut_short": lambda draw, content: content[: draw.randrange(1, len(content))],
-    "cut_near_the_end": lambda draw, content: content[: -draw.randint(1, min(40, len(content) - 1))],
+    "cut_near_the_end": lambda draw, content: content[
+        : -draw.randint(1, min(40, len(content) - 1))
+    ],
     "cut_in_the_header": lambda draw, content: content[: draw.randint(1, 64)],
     "cut_at_the_start": lambda draw, content: content[draw.randint(1, 64) :],
     "flip_bits": lambda draw, content: _flipped(draw, content, len(content)),
-    "flip_bits_of_the_header": lambda draw, content: _flipped(draw, content, min(len(content), 100)),
+    "flip_bits_of_the_header": lambda draw, content: _flipped(
+        draw, content, min(len(content), 100)
+    ),
     "zero_a_range": _of_range(lambda draw, inside: bytes(len(inside))),
     "repeat_a_range": _of_range(lambda draw, inside: inside * draw.randint(2, 4)),
     "insert_noise": _of_range(lambda draw, inside: draw.randbytes(len(inside)) + inside),
     "overwrite_with_noise": _of_range(lambda draw, inside: draw.randbytes(len(inside))),
     "delete_a_range": _of_range(lambda draw, inside: b""),
     "swap_the_halves": _halves,
-    "append_garbage": lambda draw, c: c + draw.choice((b"\0", b"\r\n", b"<html>", c)) * draw.randint(1, 50),
-    "change_line_ends": lambda draw, c: c.replace(*draw.choice(((b"\n", b"\r\n"), (b"\r\n", b"\n"), (b"\r", b"")))),
-    "decode_as_text": lambda draw, c: c.decode(draw.choice(("utf-8", "latin-1", "ascii")), "replace").encode(),
+    "append_garbage": lambda draw, c: (
+        c + draw.choice((b"\0", b"\r\n", b"<html>", c)) * draw.randint(1, 50)
+    ),
+    "change_line_ends": lambda draw, c: c.replace(
+        *draw.choice(((b"\n", b"\r\n"), (b"\r\n", b"\n"), (b"\r", b"")))
+    ),
+    "decode_as_text": lambda draw, c: c.decode(
+        draw.choice(("utf-8", "latin-1", "ascii")), "replace"
+    ).encode(),
 }
 for _name, _change in ON_THE_WAY.items():
     of_bytes(_change, _name)
@@ -168,21 +187,33 @@ for _name, _change in ON_THE_WAY.items():
 @mutation
 def wrong_suffix(draw: random.Random, originals: Pictures) -> Made:
     original = draw.choice(originals)
-    return original.about, original.content, draw.choice([*SUFFIXES.values(), "", ".txt", ".PNG", ".jpg.exe", "."])
+    return (
+        original.about,
+        original.content,
+        draw.choice([*SUFFIXES.values(), "", ".txt", ".PNG", ".jpg.exe", "."]),
+    )
 
 
 @mutation
 def magic_of_another(draw: random.Random, originals: Pictures) -> Made:
     original, other = draw.choice(originals), draw.choice(originals)
     size = draw.choice((2, 4, 8, 12, 16))
-    return f"{original.about} as {other.about}", other.content[:size] + original.content[size:], other.suffix
+    return (
+        f"{original.about} as {other.about}",
+        other.content[:size] + original.content[size:],
+        other.suffix,
+    )
 
 
 @mutation
 def header_of_another(draw: random.Random, originals: Pictures) -> Made:
     original, other = draw.choice(originals), draw.choice(originals)
     cut = draw.randint(16, 300)
-    return f"{other.about} then {original.about}", other.content[:cut] + original.content[cut:], other.suffix
+    return (
+        f"{other.about} then {original.about}",
+        other.content[:cut] + original.content[cut:],
+        other.suffix,
+    )
 
 
 @mutation
@@ -199,13 +230,19 @@ def no_image_at_all(draw: random.Random, originals: Pictures) -> Made:
 
 @mutation
 def noise(draw: random.Random, originals: Pictures) -> Made:
-    return "noise", draw.randbytes(draw.choice((1, 2, 7, 64, 1000, 50_000))), draw.choice([*SUFFIXES.values()])
+    return (
+        "noise",
+        draw.randbytes(draw.choice((1, 2, 7, 64, 1000, 50_000))),
+        draw.choice([*SUFFIXES.values()]),
+    )
 
 
 @mutation
 def magic_and_noise(draw: random.Random, originals: Pictures) -> Made:
     original = draw.choice(originals)
-    content = original.content[: draw.choice((4, 8, 12, 26))] + draw.randbytes(draw.choice((0, 9, 200, 5000)))
+    content = original.content[: draw.choice((4, 8, 12, 26))] + draw.randbytes(
+        draw.choice((0, 9, 200, 5000))
+    )
     return original.about, content, original.suffix
 
 
@@ -217,11 +254,14 @@ def _zip() -> bytes:
 
 
 def _bomb() -> bytes:
-    """A picture of 30,000 x 30,000 pixels in a hundred kilobytes, and nothing wrong with it but its size."""
+    """A picture of 30,000 x 30,000 pixels in a hundred kilobytes, and nothing wrong with it but its
+    size."""
     header = struct.pack(">IIBBBBB", 30_000, 30_000, 1, 0, 0, 0, 0)
     pack = zlib.compressobj(9)
     lines = b"".join(pack.compress(bytes(3751)) for _ in range(30_000)) + pack.flush()
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+    )
 
 
 def _text_bomb() -> bytes:
@@ -232,17 +272,35 @@ def _text_bomb() -> bytes:
 
 
 OTHERS = {
-    "empty": b"", "one zero": b"\0", "many zeros": bytes(4096), "a word": b"hello", "a newline": b"\n",
-    "JSON": b'{"image": "none"}', "a page": b"<!DOCTYPE html><html><body>404 Not Found</body></html>",
+    "empty": b"",
+    "one zero": b"\0",
+    "many zeros": bytes(4096),
+    "a word": b"hello",
+    "a newline": b"\n",
+    "JSON": b'{"image": "none"}',
+    "a page": b"<!DOCTYPE html><html><body>404 Not Found</body></html>",
     "SVG": b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect width="9" height="9"/></svg>',
-    "ZIP": _zip(), "PDF": b"%PDF-1.7\n1 0 obj\n<<>>\nendobj\ntrailer\n<<>>\n%%EOF\n", "script": b"#!/bin/sh\nexit 0\n",
+    "ZIP": _zip(),
+    "PDF": b"%PDF-1.7\n1 0 obj\n<<>>\nendobj\ntrailer\n<<>>\n%%EOF\n",
+    "script": b"#!/bin/sh\nexit 0\n",
     "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) print\n%%EOF\n",
-    "WMF": b"\xd7\xcd\xc6\x9a\0\0" + struct.pack("<4hH", 0, 0, 99, 99, 96) + bytes(6) + b"\1\0\x09\0" + bytes(40),
-    "GRIB": b"GRIB\0\0\0\1" + bytes(60), "BUFR": b"BUFR" + bytes(60), "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(60),
-    "MPEG": b"\0\0\1\xb3" + b"\x14\0\xf0\x13" + bytes(60), "LFS": b"version https://git-lfs.github.com/spec/v1\n",
-    "bomb": _bomb(), "bomb in a comment": _text_bomb(), "GIF magic": b"GIF89a", "JPEG ends": b"\xff\xd8\xff\xd9",
-    "NumPy": b"\x93NUMPY\1\0\x76\0{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }\n" + bytes(24),
-}  # fmt: skip
+    "WMF": b"\xd7\xcd\xc6\x9a\0\0"
+    + struct.pack("<4hH", 0, 0, 99, 99, 96)
+    + bytes(6)
+    + b"\1\0\x09\0"
+    + bytes(40),
+    "GRIB": b"GRIB\0\0\0\1" + bytes(60),
+    "BUFR": b"BUFR" + bytes(60),
+    "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(60),
+    "MPEG": b"\0\0\1\xb3" + b"\x14\0\xf0\x13" + bytes(60),
+    "LFS": b"version https://git-lfs.github.com/spec/v1\n",
+    "bomb": _bomb(),
+    "bomb in a comment": _text_bomb(),
+    "GIF magic": b"GIF89a",
+    "JPEG ends": b"\xff\xd8\xff\xd9",
+    "NumPy": b"\x93NUMPY\1\0\x76\0{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }\n"
+    + bytes(24),
+}
 
 
 # Fields that say something extreme
@@ -250,7 +308,8 @@ OTHERS = {
 
 @mutation
 def extreme_size(draw: random.Random, originals: Pictures) -> Made:
-    """Overwrite width or height (or both) where the format keeps them; the checksum is right again afterwards."""
+    """Overwrite width or height (or both) where the format keeps them; the checksum is right again
+    afterwards."""
     original = draw.choice([p for p in originals if p.format in SIZES])
     content = original.content
     for axis in draw.choice(((0,), (1,), (0, 1))):
@@ -295,12 +354,25 @@ def _size_of_ppm(content: bytes, axis: int, value: int) -> bytes:
 
 
 SIZES: dict[str, Callable[[bytes, int, int], bytes]] = {
-    "PNG": _size_of_png, "JPEG": _size_of_jpeg, "MPO": _size_of_jpeg, "TIFF": _size_of_tiff, "PPM": _size_of_ppm,
-    "GIF": _fixed("<H", 6, 8), "BMP": _fixed("<I", 18, 22), "DIB": _fixed("<I", 4, 8), "TGA": _fixed("<H", 12, 14),
-    "PCX": _fixed("<H", 8, 10), "SGI": _fixed(">H", 6, 8), "DDS": _fixed("<I", 16, 12), "ICO": _fixed("B", 6, 7),
-    "QOI": _fixed(">I", 4, 8), "MSP": _fixed("<H", 4, 6), "SPIDER": _fixed(">I", 44, 4), "BLP": _fixed("<I", 12, 16),
+    "PNG": _size_of_png,
+    "JPEG": _size_of_jpeg,
+    "MPO": _size_of_jpeg,
+    "TIFF": _size_of_tiff,
+    "PPM": _size_of_ppm,
+    "GIF": _fixed("<H", 6, 8),
+    "BMP": _fixed("<I", 18, 22),
+    "DIB": _fixed("<I", 4, 8),
+    "TGA": _fixed("<H", 12, 14),
+    "PCX": _fixed("<H", 8, 10),
+    "SGI": _fixed(">H", 6, 8),
+    "DDS": _fixed("<I", 16, 12),
+    "ICO": _fixed("B", 6, 7),
+    "QOI": _fixed(">I", 4, 8),
+    "MSP": _fixed("<H", 4, 6),
+    "SPIDER": _fixed(">I", 44, 4),
+    "BLP": _fixed("<I", 12, 16),
     "JPEG2000": _fixed(">I", 52, 48),
-}  # fmt: skip
+}
 
 
 @of_bytes
@@ -313,7 +385,9 @@ def extreme_number_in_the_header(draw: random.Random, content: bytes) -> bytes:
 @of_format("PNG")
 def odd_png_header(draw: random.Random, content: bytes) -> bytes:
     """Overwrite depth, colour type, compression, filter or interlacing."""
-    return _checked(_put(content, draw.randint(24, 28), "B", draw.choice((0, 1, 2, 3, 4, 6, 7, 16, 255))))
+    return _checked(
+        _put(content, draw.randint(24, 28), "B", draw.choice((0, 1, 2, 3, 4, 6, 7, 16, 255)))
+    )
 
 
 @of_format("JPEG", "TIFF", "WEBP", "PNG", "AVIF")
@@ -351,7 +425,9 @@ def _with_chunks(change: Callable[[random.Random, list[bytes]], object]) -> Chan
 
 for _name, _of_parts in {
     "png_chunks_out_of_order": lambda draw, parts: draw.shuffle(parts),
-    "png_chunk_twice": lambda draw, parts: parts.insert(draw.randrange(len(parts)), draw.choice(parts)),
+    "png_chunk_twice": lambda draw, parts: parts.insert(
+        draw.randrange(len(parts)), draw.choice(parts)
+    ),
     "png_chunk_missing": lambda draw, parts: parts.pop(draw.randrange(len(parts))),
 }.items():
     of_bytes(_with_chunks(_of_parts), _name, ["PNG"])
@@ -360,9 +436,24 @@ for _name, _of_parts in {
 @of_format("PNG")
 def png_chunk_with_odd_data(draw: random.Random, content: bytes) -> bytes:
     """Put in a chunk whose checksum is right and whose data make no sense."""
-    kinds = (b"tRNS", b"PLTE", b"gAMA", b"cHRM", b"iCCP", b"eXIf", b"pHYs", b"zTXt", b"iTXt", b"acTL", b"fcTL", b"sRGB")
+    kinds = (
+        b"tRNS",
+        b"PLTE",
+        b"gAMA",
+        b"cHRM",
+        b"iCCP",
+        b"eXIf",
+        b"pHYs",
+        b"zTXt",
+        b"iTXt",
+        b"acTL",
+        b"fcTL",
+        b"sRGB",
+    )
     parts = _chunks(content)
-    data = draw.choice((b"", b"\0", bytes(13), draw.randbytes(1), draw.randbytes(30), draw.randbytes(700)))
+    data = draw.choice(
+        (b"", b"\0", bytes(13), draw.randbytes(1), draw.randbytes(30), draw.randbytes(700))
+    )
     parts.insert(draw.randint(1, len(parts) - 1), chunk(draw.choice(kinds), data))
     return content[:8] + b"".join(parts)
 
@@ -395,7 +486,8 @@ def place(function: Place) -> Place:
 
 
 def _named(form: str) -> Place:
-    """Return a place that only has an odd name; where the file system refuses it, the plain one is used."""
+    """Return a place that only has an odd name; where the file system refuses it, the plain one is
+    used."""
 
     def put(draw: random.Random, folder: Path, token: str, content: bytes, suffix: str) -> Path:
         path = folder / (form.format(token=token) + suffix)
@@ -414,14 +506,25 @@ def _named(form: str) -> Place:
 PLACES |= {
     name: _named(form)
     for name, form in {
-        "plain": "{token}", "spaces": " {token}  of  a photo ", "other scripts": "{token}-Käse-猫-كلب-🐈",
-        "decomposed": "{token}-cafe\u0301", "new lines": "{token}\nsecond line\r\n", "control": "{token}\x1b[31m\a\t\b",
-        "no characters": "{token}-\udce9\udcff", "format": "{token}-%s-%d-{{0}}-{{x}}", "quotes": "{token}'\"`$HOME\\",
-        "dashes": "--{token}", "hidden": ".{token}", "dots": "{token}...", "long": "{token}" + "x" * 230,
-        "wide": "{token}" + "猫" * 70, "right to left": "{token}\u202egpj", "separators": "{token}\u2028\u2029\x85",
+        "plain": "{token}",
+        "spaces": " {token}  of  a photo ",
+        "other scripts": "{token}-Käse-猫-كلب-🐈",
+        "decomposed": "{token}-cafe\u0301",
+        "new lines": "{token}\nsecond line\r\n",
+        "control": "{token}\x1b[31m\a\t\b",
+        "no characters": "{token}-\udce9\udcff",
+        "format": "{token}-%s-%d-{{0}}-{{x}}",
+        "quotes": "{token}'\"`$HOME\\",
+        "dashes": "--{token}",
+        "hidden": ".{token}",
+        "dots": "{token}...",
+        "long": "{token}" + "x" * 230,
+        "wide": "{token}" + "猫" * 70,
+        "right to left": "{token}\u202egpj",
+        "separators": "{token}\u2028\u2029\x85",
         "part": ".{token}.part",
     }.items()
-}  # fmt: skip
+}
 FOUND = frozenset([*PLACES, "link", "above"])
 
 
@@ -450,23 +553,31 @@ def broken_link(draw: random.Random, folder: Path, token: str, content: bytes, s
 
 @place
 def missing(draw: random.Random, folder: Path, token: str, content: bytes, suffix: str) -> Path:
-    return folder / draw.choice((f"{token}.png", f"none/{token}.png", token + "x" * 300, f"{token}/../{token}.png"))
+    return folder / draw.choice(
+        (f"{token}.png", f"none/{token}.png", token + "x" * 300, f"{token}/../{token}.png")
+    )
 
 
 @place
-def below_a_file(draw: random.Random, folder: Path, token: str, content: bytes, suffix: str) -> Path:
+def below_a_file(
+    draw: random.Random, folder: Path, token: str, content: bytes, suffix: str
+) -> Path:
     (folder / f"{token}{suffix}").write_bytes(content)
     return folder / f"{token}{suffix}" / "photo.png"
 
 
 @place
-def empty_folder(draw: random.Random, folder: Path, token: str, content: bytes, suffix: str) -> Path:
+def empty_folder(
+    draw: random.Random, folder: Path, token: str, content: bytes, suffix: str
+) -> Path:
     (folder / f"{token}.png").mkdir()
     return folder / f"{token}.png"
 
 
 @place
-def folder_with_a_file(draw: random.Random, folder: Path, token: str, content: bytes, suffix: str) -> Path:
+def folder_with_a_file(
+    draw: random.Random, folder: Path, token: str, content: bytes, suffix: str
+) -> Path:
     (folder / f"{token}.png").mkdir()
     (folder / f"{token}.png" / f"{token}.jpg").write_bytes(content)
     return folder / f"{token}.png"

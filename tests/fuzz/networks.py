@@ -1,8 +1,9 @@
 """Every method on random networks: what may be drawn, what must hold, and figures of many of them.
 
-`cases` draws a `Case`: a program, images, a layer, a target, and the state in which a caller hands them over. `check`
-explains it by every method and says what came of it; nothing of it may differ from the plain computation on the same
-program without anything in place, and nothing may be left behind.
+`cases` draws a `Case`: a program, images, a layer, a target, and the state in which a caller hands
+them over. `check` explains it by every method and says what came of it; nothing of it may differ
+from the plain computation on the same program without anything in place, and nothing may be left
+behind.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Case:
 
 
 NOISE = 1e-13
-"""Scores below are rounding errors: an average after an instance normalisation is zero whatever the image."""
+"""Scores below are rounding errors: an average after an instance normalisation is zero whatever the
+image."""
 ONLY_NOISE = "the score is nothing but rounding errors"
 
 
@@ -78,7 +80,10 @@ def cases(draw: Any, most_steps: int = 9) -> Case:
     one = st.integers(0, classes - 1)
     target = draw(st.one_of(st.none(), one, st.tuples(*[one] * images), st.just("callable")))
     return Case(
-        program, images, layer, target,
+        program,
+        images,
+        layer,
+        target,
         mode=draw(st.sampled_from(["grad", "grad", "no_grad", "inference"])),
         training=draw(st.booleans()),
         frozen=draw(st.sampled_from(["none", "some", "all"])),
@@ -87,12 +92,13 @@ def cases(draw: Any, most_steps: int = 9) -> Case:
         leaf=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
         backwards=draw(st.booleans()),
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=64)
 def places(program: Program) -> dict[str, int]:
-    """Which value each layer's name stands for: what its last call gave that saw the explained image."""
+    """Which value each layer's name stands for: what its last call gave that saw the explained
+    image."""
     count, found = len(program.inputs), {}
     seeing = sees(program)
     for name, module in Network(program).named_modules(remove_duplicate=False):
@@ -143,7 +149,8 @@ class Failure(AssertionError):
 
 
 class Ready:
-    """A case, built: the model and images in the state that it says, and the plain network for each image."""
+    """A case, built: the model and images in the state that it says, and the plain network for each
+    image."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.program = case, case.program
@@ -152,16 +159,23 @@ class Ready:
         if case.backwards:
             registered_backwards(self.model)
         g = torch.Generator().manual_seed(case.seed)
-        drawn = [torch.randn(case.images, *s, generator=g, dtype=torch.float64) for s in case.program.inputs]
+        drawn = [
+            torch.randn(case.images, *s, generator=g, dtype=torch.float64)
+            for s in case.program.inputs
+        ]
         self.x, self.beside = laid_out(drawn[0], case.layout), drawn[1:]
         self.x.requires_grad_(case.leaf)
         self.places = places(case.program)
         for i, parameter in enumerate(self.model.parameters()):
-            parameter.requires_grad_(case.frozen == "none" or (case.frozen == "some" and i % 2 == 0))
+            parameter.requires_grad_(
+                case.frozen == "none" or (case.frozen == "some" and i % 2 == 0)
+            )
             if case.gradients and i % 3 != 1:
                 parameter.grad = torch.randn(parameter.shape, generator=g, dtype=torch.float64)
         images = enumerate(self.x.detach())
-        self.networks = [Pure(self.model, image, [other[i] for other in self.beside]) for i, image in images]
+        self.networks = [
+            Pure(self.model, image, [other[i] for other in self.beside]) for i, image in images
+        ]
         for network in self.networks:
             network.score = score if case.target == "callable" else None
 
@@ -169,7 +183,9 @@ class Ready:
         """Whether the network does not even run: a view of images that lie in another layout."""
         try:
             with torch.no_grad():
-                Network(self.program).eval()(self.x.clone(), *(other.clone() for other in self.beside))
+                Network(self.program).eval()(
+                    self.x.clone(), *(other.clone() for other in self.beside)
+                )
         except RuntimeError as error:
             if "view" not in str(error):
                 raise
@@ -182,7 +198,8 @@ class Ready:
 
     @cached_property
     def asked(self) -> Target:
-        """The target; where the best class is a tie, which the last digits decide, the first one."""
+        """The target; where the best class is a tie, which the last digits decide, the first
+        one."""
         scores = [
             network.forward(x)[-1].sort(descending=True).values
             for network, x in zip(self.networks, self.x, strict=True)
@@ -200,7 +217,10 @@ class Ready:
     def classes(self) -> list[int]:
         """The class of each image by the plain computation; a callable's is the only one."""
         if self.asked is None:
-            return [int(network.forward(x)[-1].argmax()) for network, x in zip(self.networks, self.x, strict=True)]
+            return [
+                int(network.forward(x)[-1].argmax())
+                for network, x in zip(self.networks, self.x, strict=True)
+            ]
         if isinstance(self.asked, tuple):
             return list(self.asked)
         return [self.asked if isinstance(self.asked, int) else 0] * len(self.x)
@@ -215,10 +235,13 @@ class Ready:
             except ExplainError:
                 raise
             except Exception as error:
-                raise Failure(f"{get_method(method).name}: raised {type(error).__name__}: {error}") from error
+                raise Failure(
+                    f"{get_method(method).name}: raised {type(error).__name__}: {error}"
+                ) from error
 
     def given(self, x: Tensor, rows: slice = slice(None)) -> Any:
-        """What the model is called with: the image alone, or with what else it takes, in one form or another."""
+        """What the model is called with: the image alone, or with what else it takes, in one form
+        or another."""
         if not self.beside:
             return x
         together = (x, *(other[rows].to(x.dtype) for other in self.beside))
@@ -226,14 +249,18 @@ class Ready:
 
     def plainly(self, slow: Slow, layers: Any, x: Tensor) -> Tensor:
         classes = self.classes
-        found = [slow(n, image, c, layers) for n, image, c in zip(self.networks, x, classes, strict=True)]
+        found = [
+            slow(n, image, c, layers) for n, image, c in zip(self.networks, x, classes, strict=True)
+        ]
         return torch.stack(found).detach()
 
 
 def score(output: Any) -> Tensor:
     """A callable target: any function of the scores."""
     scores = scores_in(output)
-    return (scores * torch.arange(1, scores.shape[1] + 1).to(scores).cos()).sum(1) + 0.1 * (scores**2).sum(1)
+    return (scores * torch.arange(1, scores.shape[1] + 1).to(scores).cos()).sum(1) + 0.1 * (
+        scores**2
+    ).sum(1)
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
@@ -244,7 +271,8 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Any warning is an error but for those of an explanation: a random network may have nothing to say."""
+    """Any warning is an error but for those of an explanation: a random network may have nothing to
+    say."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ExplainWarning)
@@ -257,8 +285,11 @@ def caller(mode: str) -> Iterator[None]:
         yield
 
 
-def check(case: Case, methods: Sequence[str] = tuple(METHODS), figures: Figures | None = None) -> Figures:
-    """Explain a case by the methods named, and note in the figures what came of it; a failure is one of these.
+def check(
+    case: Case, methods: Sequence[str] = tuple(METHODS), figures: Figures | None = None
+) -> Figures:
+    """Explain a case by the methods named, and note in the figures what came of it; a failure is
+    one of these.
 
     Raises:
         Failure: something does not hold, and no figures were given to note it in.
@@ -269,7 +300,14 @@ def check(case: Case, methods: Sequence[str] = tuple(METHODS), figures: Figures 
     if ready.raises_alone():
         noted.skipped["the model alone raises"] += len(methods)
         return noted
-    others = [_together, _at_several_layers, _singly, _in_single_precision, _relevance, _differences]
+    others = [
+        _together,
+        _at_several_layers,
+        _singly,
+        _in_single_precision,
+        _relevance,
+        _differences,
+    ]
     for prove in [*[_one(name) for name in methods], *others]:
         try:
             prove(ready, noted)
@@ -292,7 +330,14 @@ def _one(name: str) -> Callable[[Ready, Figures], None]:
 
 def state(ready: Ready) -> Any:
     x = ready.x
-    return snapshot(ready.model), x.detach().clone().numpy().tobytes(), x._version, x.requires_grad, x.grad, x.stride()
+    return (
+        snapshot(ready.model),
+        x.detach().clone().numpy().tobytes(),
+        x._version,
+        x.requires_grad,
+        x.grad,
+        x.stride(),
+    )
 
 
 def _attempt(ready: Ready, name: str, figures: Figures) -> explain.Attribution | None:
@@ -330,7 +375,9 @@ def _accept(ready: Ready, name: str, message: str, figures: Figures) -> None:
 
 LEFT_OPEN = "what is a channel is left open by shapes, and no module says it"
 REFUSALS = {
-    "no attention in the network": "(legrad|rollout|cheferattribution|cheferbimodal|gradeclip) must have",
+    "no attention in the network": (
+        "(legrad|rollout|cheferattribution|cheferbimodal|gradeclip) must have"
+    ),
     "the layer gives no map": "must give a (spatial map|map of several positions)",
     "nothing tells how the layer's map lies": "must give a map whose layout is clear",
     "no layer gives a map": "layer must be given for this model",
@@ -381,7 +428,9 @@ def _compare(ready: Ready, name: str, found: explain.Attribution, figures: Figur
         raise Failure(f"{name}: values are not finite")
     names = found.layer if isinstance(found.layer, tuple) else (found.layer,)
     seen = [ready.places[each] for each in names if each is not None]
-    at: Any = [place - 1 for place in seen] if name == "refinecam" else seen[0] - 1 if seen else None
+    at: Any = (
+        [place - 1 for place in seen] if name == "refinecam" else seen[0] - 1 if seen else None
+    )
     if name == "kpcacam" and found.values[0].numel() > MOST_PLACES:
         figures.skipped[f"{name} on more than {MOST_PLACES} places"] += 1
         return
@@ -396,28 +445,42 @@ def _compare(ready: Ready, name: str, found: explain.Attribution, figures: Figur
     try:
         expected = ready.plainly(slow, at, ready.x)
     except NotLinearError:
-        raise Failure(f"{name}: explains a head that is not an average and a linear layer") from None
+        raise Failure(
+            f"{name}: explains a head that is not an average and a linear layer"
+        ) from None
     if found.values.shape != expected.shape:
-        raise Failure(f"{name}: shape {tuple(found.values.shape)} where {tuple(expected.shape)} is expected")
+        raise Failure(
+            f"{name}: shape {tuple(found.values.shape)} where {tuple(expected.shape)} is expected"
+        )
     off = deviation(found.values, expected)
     if off > 1e-8:
-        if _moves(ready, slow, at, expected) > 0.01 * off or (name == "fullgrad" and _rescales_noise(ready)):
+        if _moves(ready, slow, at, expected) > 0.01 * off or (
+            name == "fullgrad" and _rescales_noise(ready)
+        ):
             figures.unsteady[name] += 1
             return
-        raise Failure(f"{name} at {found.layer}: off by {off:.1e} of the maximum, {float(expected.abs().max()):.1e}")
+        raise Failure(
+            f"{name} at {found.layer}: off by {off:.1e} of the maximum, "
+            f"{float(expected.abs().max()):.1e}"
+        )
     figures.compared[name] += 1
     figures.deviation[name] = max(off, figures.deviation.get(name, 0.0))
 
 
 def _rescales_noise(ready: Ready) -> bool:
-    """Whether a layer adds nothing, or rounding errors, which FullGrad brings to [0, 1] as it does every layer."""
+    """Whether a layer adds nothing, or rounding errors, which FullGrad brings to [0, 1] as it does
+    every layer."""
     pairs = zip(ready.networks, ready.x, ready.classes, strict=True)
-    sizes = [[float(term.detach().abs().max()) for term in network.terms(x, c)] for network, x, c in pairs]
+    sizes = [
+        [float(term.detach().abs().max()) for term in network.terms(x, c)]
+        for network, x, c in pairs
+    ]
     return any(size < 1e-12 * max(each) for each in sizes for size in each)
 
 
 def _is_left_open(ready: Ready, layer: str) -> bool:
-    """Whether a layer that has no layout of its own is taken to have its channels last, by the shape of its map."""
+    """Whether a layer that has no layout of its own is taken to have its channels last, by the
+    shape of its map."""
     place = place_of(layer)
     name = place.layer
     number = place.call
@@ -433,7 +496,9 @@ def _is_left_open(ready: Ready, layer: str) -> bool:
 def _compare_scores(ready: Ready, name: str, found: explain.Attribution) -> None:
     classes = ready.classes
     if isinstance(found.target, Tensor) and found.target.tolist() != classes:
-        raise Failure(f"{name}: explains classes {found.target.tolist()} where {classes} is expected")
+        raise Failure(
+            f"{name}: explains classes {found.target.tolist()} where {classes} is expected"
+        )
     pairs = zip(ready.networks, ready.x, classes, strict=True)
     scores = torch.stack([network.forward(x)[-1][c] for network, x, c in pairs])
     if deviation(found.score, scores) > 1e-9:
@@ -442,13 +507,16 @@ def _compare_scores(ready: Ready, name: str, found: explain.Attribution) -> None
 
 def deviation(found: Tensor, expected: Tensor) -> float:
     """The largest difference, by each image's largest magnitude; with a floor: 1e-12 is nothing."""
-    off = (found - expected).flatten(1).abs().amax(1) if found.ndim > 1 else (found - expected).abs()
+    off = (
+        (found - expected).flatten(1).abs().amax(1) if found.ndim > 1 else (found - expected).abs()
+    )
     most = expected.flatten(1).abs().amax(1) if found.ndim > 1 else expected.abs()
     return float((off / (most + 1e-4)).max())
 
 
 def _moves(ready: Ready, slow: Slow, at: Any, expected: Tensor) -> float:
-    """By how much the plain computation changes when the last digits of every value do: at a tie, or a pole."""
+    """By how much the plain computation changes when the last digits of every value do: at a tie,
+    or a pole."""
     most = 0.0
     for seed in range(3):
         for network in ready.networks:
@@ -460,10 +528,13 @@ def _moves(ready: Ready, slow: Slow, at: Any, expected: Tensor) -> float:
 
 
 def _together(ready: Ready, figures: Figures) -> None:
-    """All methods asked for together give what each gives alone, and the same bits a second time."""
+    """All methods asked for together give what each gives alone, and the same bits a second
+    time."""
     # two methods of one name cannot be asked for together
     alone = {
-        name: values for name, values in ready.alone.items() if name not in ("gradcam signed", "finercam weighted")
+        name: values
+        for name, values in ready.alone.items()
+        if name not in ("gradcam signed", "finercam weighted")
     }
     if not alone:
         return
@@ -471,7 +542,13 @@ def _together(ready: Ready, figures: Figures) -> None:
     with quietly(), caller(ready.case.mode):
         try:
             first, second = (
-                explain.attribute(ready.model, ready.given(ready.x), asked, target=ready.target, layer=ready.case.layer)
+                explain.attribute(
+                    ready.model,
+                    ready.given(ready.x),
+                    asked,
+                    target=ready.target,
+                    layer=ready.case.layer,
+                )
                 for _ in range(2)
             )
         except Exception as error:
@@ -488,7 +565,11 @@ def _together(ready: Ready, figures: Figures) -> None:
 def _at_several_layers(ready: Ready, figures: Figures) -> None:
     """The maps of layers asked for together are those of each alone."""
     used = read_for_scores(ready.program)
-    names = [name for name, place in ready.places.items() if place in used and is_map(ready.program, place)]
+    names = [
+        name
+        for name, place in ready.places.items()
+        if place in used and is_map(ready.program, place)
+    ]
     names = [*{ready.places[name]: name for name in names}.values()][:: max(1, len(names) // 3)]
     alone = {}
     for name in names:
@@ -524,7 +605,8 @@ def _singly(ready: Ready, figures: Figures) -> None:
 
 
 def _is_steady(ready: Ready, name: str) -> bool:
-    """Whether the plain values stay as they are when the last digits change: batches of other sizes round otherwise."""
+    """Whether the plain values stay as they are when the last digits change: batches of other sizes
+    round otherwise."""
     place = ready.places.get(ready.case.layer or "", 0)
     slow = METHODS[name][1]
     return _moves(ready, slow, place - 1, ready.plainly(slow, place - 1, ready.x)) < 1e-6
@@ -536,7 +618,9 @@ def _in_single_precision(ready: Ready, figures: Figures) -> None:
     light = Network(ready.program).eval().float()
     for name in {"gradcam signed", "saliency"} & set(ready.alone):
         double = ready.alone[name]
-        single = ready.attribute(METHODS[name][0], model=light, x=ready.given(ready.x.float()), target=classes)
+        single = ready.attribute(
+            METHODS[name][0], model=light, x=ready.given(ready.x.float()), target=classes
+        )
         off = float((single.values - double).norm() / (double.norm() + 1e-3))
         if off > 0.05:
             raise Failure(f"{name}: float32 is off by {off:.1e}")
@@ -547,7 +631,8 @@ COMPOSED = tuple(name for name in COMPOSITES if name not in ("automatic", "Gradi
 
 
 def _relevance(ready: Ready, figures: Figures) -> None:
-    """By two composites: what is taken and what arrives are the score; the same for an image alone; nothing is left."""
+    """By two composites: what is taken and what arrives are the score; the same for an image alone;
+    nothing is left."""
     if ready.case.target == "callable":
         return  # what is done with the scores is no step of the network
     before = state(ready)
@@ -564,12 +649,20 @@ def _relevance(ready: Ready, figures: Figures) -> None:
         taken = sum((part.abs() for part in found.coverage.taken.values()), found.score.abs())
         scale = found.values.abs().flatten(1).sum(1) + taken
         if bool((found.delta.abs() > 1e-8 * scale).any()):
-            raise Failure(f"lrp {method.composite}: misses the score by {float((found.delta.abs() / scale).max()):.1e}")
+            raise Failure(
+                f"lrp {method.composite}: misses the score by "
+                f"{float((found.delta.abs() / scale).max()):.1e}"
+            )
         named = sum(count for name, count in found.coverage.missed.items() if "::" in name)
         if not _hides(ready) and named != _operators(ready):
-            raise Failure(f"lrp {method.composite}: names {named} of {_operators(ready)} operators without a rule")
+            raise Failure(
+                f"lrp {method.composite}: names {named} of {_operators(ready)} operators without a "
+                "rule"
+            )
         own = ready.target[:1] if isinstance(ready.target, Tensor) else ready.target
-        alone = ready.attribute(method, layer=None, x=ready.given(ready.x[:1], slice(0, 1)), target=own)
+        alone = ready.attribute(
+            method, layer=None, x=ready.given(ready.x[:1], slice(0, 1)), target=own
+        )
         if deviation(found.values[:1], alone.values) > 1e-6:
             raise Failure(f"lrp {method.composite}: differs when asked of one image")
         figures.compared["relevance, conserved"] += 1
@@ -583,13 +676,17 @@ MOVES: list[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = [
     (lambda x: x.roll((1, 2), (-2, -1)), lambda x: x.roll((-1, -2), (-2, -1))),
     (lambda x: x.transpose(-2, -1), lambda x: x.transpose(-2, -1)),
     (lambda x: x[..., 1:-2, 2:], lambda x: F.pad(x, (2, 0, 1, 2), value=0.5)),
-    (lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"), lambda x: F.interpolate(x, scale_factor=2)),
+    (
+        lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"),
+        lambda x: F.interpolate(x, scale_factor=2),
+    ),
 ]
 """Flips, rolls, transpositions, crops and zooms, each with what undoes it."""
 
 
 def _moved(ready: Ready, method: LRP, expected: Tensor, figures: Figures) -> None:
-    """Photos that are moved before the network, and moved back in it, have their relevance where they lie."""
+    """Photos that are moved before the network, and moved back in it, have their relevance where
+    they lie."""
     function, undo = MOVES[(ready.case.seed + ready.program.seed) % len(MOVES)]
     x = undo(ready.x.detach())
     model = Made(lambda net, x, *beside: net.net(function(x), *beside), net=ready.model)
@@ -597,12 +694,15 @@ def _moved(ready: Ready, method: LRP, expected: Tensor, figures: Figures) -> Non
     pulled = torch.autograd.functional.vjp(lambda t: function(t), x, expected)[1]
     off = deviation(found.values, pulled)
     if off > 1e-8:
-        raise Failure(f"lrp {method.composite}: {off:.1e} off where the photo is moved before the network")
+        raise Failure(
+            f"lrp {method.composite}: {off:.1e} off where the photo is moved before the network"
+        )
     figures.compared["relevance, moved with the photo"] += 1
 
 
 def _differences(ready: Ready, figures: Figures) -> None:
-    """DeepLIFT's values add up to the difference of the scores, by the plain computation of both; nothing is left."""
+    """DeepLIFT's values add up to the difference of the scores, by the plain computation of both;
+    nothing is left."""
     if ready.case.target == "callable":
         return  # what is done with the scores is no step of the network
     before, g = state(ready), torch.Generator().manual_seed(ready.case.seed)
@@ -618,15 +718,21 @@ def _differences(ready: Ready, figures: Figures) -> None:
         figures.skipped[ONLY_NOISE] += 1
         return
     of_baselines = torch.zeros_like(found.score)
-    for i, (network, image, c) in enumerate(zip(ready.networks, ready.x.detach(), ready.classes, strict=True)):
+    for i, (network, image, c) in enumerate(
+        zip(ready.networks, ready.x.detach(), ready.classes, strict=True)
+    ):
         ends = [network.forward(end)[-1][c] for end in (image, *known)]
         of_baselines[i] = ends[0] - sum(ends[1:]) / len(known)
     scale = found.values.abs().flatten(1).sum(1) + found.score.abs()
     missed = found.values.flatten(1).sum(1) - of_baselines
     if bool(((missed - found.delta).abs() > 1e-8 * scale).any()):
-        raise Failure(f"{method.name}: delta {found.delta.tolist()} where {missed.tolist()} is expected")
+        raise Failure(
+            f"{method.name}: delta {found.delta.tolist()} where {missed.tolist()} is expected"
+        )
     if not _hides(ready) and bool((missed.abs() > 1e-7 * scale).any()):
-        raise Failure(f"{method.name}: misses the difference by {float((missed.abs() / scale).max()):.1e}")
+        raise Failure(
+            f"{method.name}: misses the difference by {float((missed.abs() / scale).max()):.1e}"
+        )
     if state(ready) != before:
         raise Failure(f"{method.name}: left something changed: {_changed(before, state(ready))}")
     figures.compared["differences, delta told" if _hides(ready) else "differences, added up"] += 1
@@ -641,8 +747,16 @@ def _operators(ready: Ready) -> int:
 
 def _hides(ready: Ready) -> bool:
     """Whether the scores depend on the image in a way that no gradient sees."""
-    read, seen, count = read_for_scores(ready.program), sees(ready.program), len(ready.program.inputs)
-    hiding = [i for i, step in enumerate(ready.program.steps) if step.op == "detach" or step.style == "no_grad"]
+    read, seen, count = (
+        read_for_scores(ready.program),
+        sees(ready.program),
+        len(ready.program.inputs),
+    )
+    hiding = [
+        i
+        for i, step in enumerate(ready.program.steps)
+        if step.op == "detach" or step.style == "no_grad"
+    ]
     return any(count + i in read & seen for i in hiding)
 
 
@@ -651,15 +765,19 @@ def _hides(ready: Ready) -> bool:
 
 
 def run(count: int, seed: int, told: Callable[[Figures], bool] = lambda figures: False) -> Figures:
-    """Check ``count`` cases, others for every seed; ``told`` hears of the figures now and then, and may stop."""
+    """Check ``count`` cases, others for every seed; ``told`` hears of the figures now and then, and
+    may stop."""
     figures = Figures()
     for start in range(0, count, CHUNK):
         explore = hypothesis.seed(seed * 1_000_003 + start)(
             hypothesis.settings(
-                max_examples=min(CHUNK, count - start), deadline=None, database=None,
-                phases=[hypothesis.Phase.generate], suppress_health_check=list(hypothesis.HealthCheck),
+                max_examples=min(CHUNK, count - start),
+                deadline=None,
+                database=None,
+                phases=[hypothesis.Phase.generate],
+                suppress_health_check=list(hypothesis.HealthCheck),
             )(hypothesis.given(cases())(lambda case: check(case, figures=figures) and None))
-        )  # fmt: skip
+        )
         explore()
         if told(figures):
             break
@@ -679,14 +797,22 @@ def table(figures: Figures) -> str:
     compared, refused = sum(figures.compared.values()), sum(figures.refused.values())
     rows = [("random networks", f"{figures.programs:,}"), ("method runs compared", f"{compared:,}")]
     rows += [
-        (f"refused: {kind}", f"{n:,} ({n / (compared + refused):.1%})") for kind, n in figures.refused.most_common()
+        (f"refused: {kind}", f"{n:,} ({n / (compared + refused):.1%})")
+        for kind, n in figures.refused.most_common()
     ]
     rows += [(f"not compared: {kind}", f"{n:,}") for kind, n in figures.skipped.most_common()]
-    rows += [(f"not compared: {name} changes as much with the last digits", f"{n:,}")
-             for name, n in figures.unsteady.most_common()]  # fmt: skip
-    rows += [(f"largest deviation of {name}", f"{off:.0e}") for name, off in sorted(figures.deviation.items())]
+    rows += [
+        (f"not compared: {name} changes as much with the last digits", f"{n:,}")
+        for name, n in figures.unsteady.most_common()
+    ]
+    rows += [
+        (f"largest deviation of {name}", f"{off:.0e}")
+        for name, off in sorted(figures.deviation.items())
+    ]
     rows += [("failures", f"{len(figures.failures):,}")]
-    return "\n".join(["| what | how many |", "|---|---|", *(f"| {what} | {many} |" for what, many in rows)])
+    return "\n".join(
+        ["| what | how many |", "|---|---|", *(f"| {what} | {many} |" for what, many in rows)]
+    )
 
 
 def kinds(figures: Figures) -> list[tuple[str, Case]]:

@@ -1,4 +1,5 @@
-"""Small pictures in every format and mode that Pillow writes, made on the spot: what the mutations start from."""
+"""Small pictures in every format and mode that Pillow writes, made on the spot: what the mutations
+start from."""
 
 from __future__ import annotations
 
@@ -18,13 +19,36 @@ from PIL import Image, ImageCms, PngImagePlugin
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 SUFFIXES = {
-    "AVIF": ".avif", "BLP": ".blp", "BMP": ".bmp", "CUR": ".cur", "DDS": ".dds", "DIB": ".dib", "EPS": ".eps",
-    "GIF": ".gif", "ICNS": ".icns", "ICO": ".ico", "IM": ".im", "JPEG": ".jpg", "JPEG2000": ".jp2", "MPO": ".mpo",
-    "MSP": ".msp", "PCX": ".pcx", "PNG": ".png", "PPM": ".ppm", "QOI": ".qoi", "SGI": ".sgi", "SPIDER": ".spi",
-    "TGA": ".tga", "TIFF": ".tif", "WEBP": ".webp", "XBM": ".xbm", "XPM": ".xpm",
-}  # fmt: skip
+    "AVIF": ".avif",
+    "BLP": ".blp",
+    "BMP": ".bmp",
+    "CUR": ".cur",
+    "DDS": ".dds",
+    "DIB": ".dib",
+    "EPS": ".eps",
+    "GIF": ".gif",
+    "ICNS": ".icns",
+    "ICO": ".ico",
+    "IM": ".im",
+    "JPEG": ".jpg",
+    "JPEG2000": ".jp2",
+    "MPO": ".mpo",
+    "MSP": ".msp",
+    "PCX": ".pcx",
+    "PNG": ".png",
+    "PPM": ".ppm",
+    "QOI": ".qoi",
+    "SGI": ".sgi",
+    "SPIDER": ".spi",
+    "TGA": ".tga",
+    "TIFF": ".tif",
+    "WEBP": ".webp",
+    "XBM": ".xbm",
+    "XPM": ".xpm",
+}
 ORIENTATIONS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 99, 65535)  # those from 1 to 8 mean something
-UNSUPPORTED = (OSError, KeyError, ValueError, AttributeError)  # what Pillow raises where a codec was left out
+# what Pillow raises where a codec was left out
+UNSUPPORTED = (OSError, KeyError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -41,7 +65,8 @@ class Picture:
 
 
 def pictures(seed: int) -> list[Picture]:
-    """Return pictures of random content and size (8 to 120 pixels), in every format and mode at hand."""
+    """Return pictures of random content and size (8 to 120 pixels), in every format and mode at
+    hand."""
     draw = random.Random(f"pictures {seed}")
     found: list[Picture] = []
     for about, format, make in _recipes(draw):
@@ -54,15 +79,36 @@ def pictures(seed: int) -> list[Picture]:
 def _recipes(draw: random.Random) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
     """Yield what is special about a picture, its format, and a function that makes the file."""
     for format, modes in {
-        "PNG": "1 L LA P RGB RGBA I;16", "JPEG": "L RGB CMYK YCbCr", "GIF": "1 L P RGB RGBA", "BMP": "1 L P RGB RGBA",
-        "TIFF": "1 L LA P PA RGB RGBA I I;16 I;16B F CMYK YCbCr LAB", "WEBP": "L RGB RGBA", "AVIF": "L RGB RGBA",
-        "ICO": "1 L P RGB RGBA", "ICNS": "RGBA", "PPM": "1 L RGB I F", "TGA": "1 L LA P RGB RGBA",
-        "PCX": "1 L P RGB", "SGI": "L RGB RGBA", "DDS": "L LA RGB RGBA", "JPEG2000": "L LA RGB RGBA I;16",
-        "DIB": "L RGB", "IM": "1 L P RGB I F CMYK YCbCr", "MSP": "1", "QOI": "RGB RGBA", "SPIDER": "F", "XBM": "1",
-        "BLP": "P", "EPS": "L RGB",
-    }.items():  # fmt: skip
+        "PNG": "1 L LA P RGB RGBA I;16",
+        "JPEG": "L RGB CMYK YCbCr",
+        "GIF": "1 L P RGB RGBA",
+        "BMP": "1 L P RGB RGBA",
+        "TIFF": "1 L LA P PA RGB RGBA I I;16 I;16B F CMYK YCbCr LAB",
+        "WEBP": "L RGB RGBA",
+        "AVIF": "L RGB RGBA",
+        "ICO": "1 L P RGB RGBA",
+        "ICNS": "RGBA",
+        "PPM": "1 L RGB I F",
+        "TGA": "1 L LA P RGB RGBA",
+        "PCX": "1 L P RGB",
+        "SGI": "L RGB RGBA",
+        "DDS": "L LA RGB RGBA",
+        "JPEG2000": "L LA RGB RGBA I;16",
+        "DIB": "L RGB",
+        "IM": "1 L P RGB I F CMYK YCbCr",
+        "MSP": "1",
+        "QOI": "RGB RGBA",
+        "SPIDER": "F",
+        "XBM": "1",
+        "BLP": "P",
+        "EPS": "L RGB",
+    }.items():
         for mode in modes.split():
-            yield mode, format, lambda format=format, mode=mode: saved(in_mode(picture(draw), mode), format)
+            yield (
+                mode,
+                format,
+                lambda format=format, mode=mode: saved(in_mode(picture(draw), mode), format),
+            )
     yield from _special_png(draw)
     yield from _special_jpeg(draw)
     yield from _special_tiff(draw)
@@ -76,12 +122,23 @@ def _special_png(draw: random.Random) -> Iterator[tuple[str, str, Callable[[], b
     text.add_itxt("Author", "Zoë 猫", lang="en", tkey="Author")
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     for about, mode, options in (
-        ("text", "RGB", {"pnginfo": text}), ("profile", "RGB", {"icc_profile": profile}),
-        ("clear colour", "RGB", {"transparency": (10, 20, 30)}), ("clear grey", "L", {"transparency": 17}),
-        ("clear entry", "P", {"transparency": 3}), ("clear entries", "P", {"transparency": bytes(range(0, 200, 7))}),
-        ("2 bits", "P", {"bits": 2}), ("orientation", "RGB", {"exif": exif(6)}), ("resolution", "L", {"dpi": (72, 72)}),
-    ):  # fmt: skip
-        yield about, "PNG", lambda mode=mode, options=options: saved(in_mode(picture(draw), mode), "PNG", **options)
+        ("text", "RGB", {"pnginfo": text}),
+        ("profile", "RGB", {"icc_profile": profile}),
+        ("clear colour", "RGB", {"transparency": (10, 20, 30)}),
+        ("clear grey", "L", {"transparency": 17}),
+        ("clear entry", "P", {"transparency": 3}),
+        ("clear entries", "P", {"transparency": bytes(range(0, 200, 7))}),
+        ("2 bits", "P", {"bits": 2}),
+        ("orientation", "RGB", {"exif": exif(6)}),
+        ("resolution", "L", {"dpi": (72, 72)}),
+    ):
+        yield (
+            about,
+            "PNG",
+            lambda mode=mode, options=options: saved(
+                in_mode(picture(draw), mode), "PNG", **options
+            ),
+        )
     yield "animated", "PNG", lambda: animation(draw, "PNG")
     yield "interlaced", "PNG", lambda: written_png(draw, interlaced=True)
     yield "16 bits a channel", "PNG", lambda: written_png(draw, depth=16)
@@ -90,34 +147,60 @@ def _special_png(draw: random.Random) -> Iterator[tuple[str, str, Callable[[], b
 
 def _special_jpeg(draw: random.Random) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
     options: dict[str, dict[str, Any]] = {
-        "progressive": {"progressive": True}, "quality 1": {"quality": 1}, "4:4:4": {"subsampling": 0},
-        "restarts": {"restart_marker_rows": 1}, "comment": {"comment": "said\0with\x1b[31mcontrol"},
-        "broken EXIF": {"exif": b"Exif\0\0II*\0\xff\xff\xff\x7f"}, "no EXIF": {"exif": b"Exif\0\0" + bytes(40)},
-        "text EXIF": {"exif": b"Exif\0\0" + b"no tags at all " * 9}, "profile": {"icc_profile": b"not a profile"},
-    }  # fmt: skip
+        "progressive": {"progressive": True},
+        "quality 1": {"quality": 1},
+        "4:4:4": {"subsampling": 0},
+        "restarts": {"restart_marker_rows": 1},
+        "comment": {"comment": "said\0with\x1b[31mcontrol"},
+        "broken EXIF": {"exif": b"Exif\0\0II*\0\xff\xff\xff\x7f"},
+        "no EXIF": {"exif": b"Exif\0\0" + bytes(40)},
+        "text EXIF": {"exif": b"Exif\0\0" + b"no tags at all " * 9},
+        "profile": {"icc_profile": b"not a profile"},
+    }
     options |= {f"orientation {o}": {"exif": exif(o)} for o in ORIENTATIONS}
     for about, given in options.items():
         yield about, "JPEG", lambda given=given: saved(picture(draw), "JPEG", **given)
-    yield "progressive CMYK", "JPEG", lambda: saved(picture(draw).convert("CMYK"), "JPEG", progressive=True)
+    yield (
+        "progressive CMYK",
+        "JPEG",
+        lambda: saved(picture(draw).convert("CMYK"), "JPEG", progressive=True),
+    )
     yield "two pictures", "MPO", lambda: animation(draw, "MPO")
 
 
 def _special_tiff(draw: random.Random) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
-    for name in ("tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "lzma"):  # to try zstd crashes Pillow 11 without
+    # to try zstd crashes Pillow 11 without
+    for name in ("tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "lzma"):
         yield name, "TIFF", lambda name=name: saved(picture(draw), "TIFF", compression=name)
     for name in ("group3", "group4", "tiff_ccitt"):
-        yield name, "TIFF", lambda name=name: saved(picture(draw).convert("1"), "TIFF", compression=name)
-    yield "LZW floats", "TIFF", lambda: saved(in_mode(picture(draw), "F"), "TIFF", compression="tiff_lzw")
+        yield (
+            name,
+            "TIFF",
+            lambda name=name: saved(picture(draw).convert("1"), "TIFF", compression=name),
+        )
+    yield (
+        "LZW floats",
+        "TIFF",
+        lambda: saved(in_mode(picture(draw), "F"), "TIFF", compression="tiff_lzw"),
+    )
     yield "NaN", "TIFF", lambda: saved(_odd_floats(draw), "TIFF")
     yield "pages", "TIFF", lambda: animation(draw, "TIFF")
     yield "big", "TIFF", lambda: saved(picture(draw), "TIFF", big_tiff=True)
-    yield "orientation", "TIFF", lambda: saved(picture(draw), "TIFF", tiffinfo={274: draw.choice(ORIENTATIONS)})
+    yield (
+        "orientation",
+        "TIFF",
+        lambda: saved(picture(draw), "TIFF", tiffinfo={274: draw.choice(ORIENTATIONS)}),
+    )
 
 
 def _special_rest(draw: random.Random) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
     yield "animated", "GIF", lambda: animation(draw, "GIF")
     yield "clear", "GIF", lambda: saved(in_mode(picture(draw), "P"), "GIF", transparency=0)
-    yield "comment", "GIF", lambda: saved(in_mode(picture(draw), "P"), "GIF", comment=b"\x1b[2J" * 70)
+    yield (
+        "comment",
+        "GIF",
+        lambda: saved(in_mode(picture(draw), "P"), "GIF", comment=b"\x1b[2J" * 70),
+    )
     yield "lossless", "WEBP", lambda: saved(in_mode(picture(draw), "RGBA"), "WEBP", lossless=True)
     yield "animated", "WEBP", lambda: animation(draw, "WEBP")
     yield "orientation", "WEBP", lambda: saved(picture(draw), "WEBP", exif=exif(8))
@@ -136,7 +219,9 @@ def _special_rest(draw: random.Random) -> Iterator[tuple[str, str, Callable[[], 
             name,
             "DDS",
             lambda name=name: saved(
-                in_mode(picture(draw).resize((32, 24)), "RGB" if name == "BC5" else "RGBA"), "DDS", pixel_format=name
+                in_mode(picture(draw).resize((32, 24)), "RGB" if name == "BC5" else "RGBA"),
+                "DDS",
+                pixel_format=name,
             ),
         )
 
@@ -194,7 +279,8 @@ def _odd_floats(draw: random.Random) -> Image.Image:
 
 def _pointer(draw: random.Random) -> bytes:
     icon = saved(in_mode(picture(draw), "RGBA"), "ICO", bitmap_format="bmp")
-    return icon.replace(b"\0\0\1\0", b"\0\0\2\0", 1)  # the byte in which an icon and a pointer differ
+    # the byte in which an icon and a pointer differ
+    return icon.replace(b"\0\0\1\0", b"\0\0\2\0", 1)
 
 
 def exif(orientation: int) -> Image.Exif:
@@ -216,7 +302,9 @@ def saved(image: Image.Image, format: str, **options: Any) -> bytes:
 def animation(draw: random.Random, format: str) -> bytes:
     """Return several pictures of one size in a file."""
     first = picture(draw)
-    return saved(first, format, save_all=True, append_images=[first.rotate(angle) for angle in (90, 180)])
+    return saved(
+        first, format, save_all=True, append_images=[first.rotate(angle) for angle in (90, 180)]
+    )
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -229,8 +317,21 @@ def written_png(draw: random.Random, depth: int = 8, interlaced: bool = False) -
     pixels = np.asarray(picture(draw)).astype(">u2" if depth == 16 else "u1")
     if depth == 16:
         pixels = (pixels.astype(np.uint32) * 257).astype(">u2")
-    seven = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
+    seven = (
+        (0, 0, 8, 8),
+        (0, 4, 8, 8),
+        (4, 0, 8, 4),
+        (0, 2, 4, 4),
+        (2, 0, 4, 2),
+        (0, 1, 2, 2),
+        (1, 0, 2, 1),
+    )
     parts = [pixels[y::dy, x::dx] for y, x, dy, dx in seven] if interlaced else [pixels]
     lines = b"".join(b"\0" + row.tobytes() for part in parts if part.size for row in part)
     header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], depth, 2, 0, 0, interlaced)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(lines))
+        + chunk(b"IEND", b"")
+    )

@@ -1,8 +1,9 @@
-"""Random networks as printable values: a `Program` is a list of steps, and `Network` the module that it describes.
+"""Random networks as printable values: a `Program` is a list of steps, and `Network` the module
+that it describes.
 
-Value 0 is the first input; the steps' results are numbered on behind the inputs. A step may work in place, give a view,
-or call the module of an earlier step again. What a program means is said once more, without anything in place, in
-`tests.fuzz.pure`.
+Value 0 is the first input; the steps' results are numbered on behind the inputs. A step may work in
+place, give a view, or call the module of an earlier step again. What a program means is said once
+more, without anything in place, in `tests.fuzz.pure`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ Answer = namedtuple("Answer", ["logits", "features"])
 
 @dataclass(frozen=True)
 class Step:
-    """One operation on earlier values: ``options`` are what its kind needs, ``again`` the step whose module it calls.
+    """One operation on earlier values: ``options`` are what its kind needs, ``again`` the step
+    whose module it calls.
 
-    ``style`` says how it is written: as a "module", a "function", an "operator" that a library has registered, one of
-    them in place ("module_", "function_", "method_", "operator_"), in place for its effect alone ("effect_", whose
-    result is read from the tensor that went in), or inside "no_grad".
+    ``style`` says how it is written: as a "module", a "function", an "operator" that a library has
+    registered, one of them in place ("module_", "function_", "method_", "operator_"), in place for
+    its effect alone ("effect_", whose result is read from the tensor that went in), or inside
+    "no_grad".
     """
 
     op: str
@@ -42,9 +45,10 @@ class Step:
 class Program:
     """A network: the shapes of its inputs, its steps, and how the last value goes out.
 
-    ``blocks`` are runs of steps (start, stop, "tensor", "tuple" or "dict") in a container that gives one of these;
-    ``twins`` are steps whose module has a second name. ``output`` is "tensor", "numbers" (N,), "tuple", "list", "dict",
-    "scores" (a dict without known names) or "named", with ``extra``, a value, beside the scores.
+    ``blocks`` are runs of steps (start, stop, "tensor", "tuple" or "dict") in a container that
+    gives one of these; ``twins`` are steps whose module has a second name. ``output`` is "tensor",
+    "numbers" (N,), "tuple", "list", "dict", "scores" (a dict without known names) or "named", with
+    ``extra``, a value, beside the scores.
     """
 
     inputs: tuple[Shape, ...]
@@ -60,17 +64,28 @@ class Program:
 # Modules and operations
 
 ACTIVATIONS: dict[str, tuple[Callable[..., nn.Module], Callable[..., Tensor]]] = {
-    "relu": (nn.ReLU, F.relu), "leaky_relu": (nn.LeakyReLU, F.leaky_relu), "elu": (nn.ELU, F.elu),
-    "silu": (nn.SiLU, F.silu), "hardswish": (nn.Hardswish, F.hardswish), "relu6": (nn.ReLU6, F.relu6),
-    "gelu": (nn.GELU, F.gelu), "tanh": (nn.Tanh, torch.tanh), "sigmoid": (nn.Sigmoid, torch.sigmoid),
-    "softplus": (nn.Softplus, F.softplus), "prelu": (nn.PReLU, F.prelu),
-}  # fmt: skip
+    "relu": (nn.ReLU, F.relu),
+    "leaky_relu": (nn.LeakyReLU, F.leaky_relu),
+    "elu": (nn.ELU, F.elu),
+    "silu": (nn.SiLU, F.silu),
+    "hardswish": (nn.Hardswish, F.hardswish),
+    "relu6": (nn.ReLU6, F.relu6),
+    "gelu": (nn.GELU, F.gelu),
+    "tanh": (nn.Tanh, torch.tanh),
+    "sigmoid": (nn.Sigmoid, torch.sigmoid),
+    "softplus": (nn.Softplus, F.softplus),
+    "prelu": (nn.PReLU, F.prelu),
+}
 TAKES_INPLACE = frozenset({"relu", "leaky_relu", "elu", "silu", "hardswish", "relu6"})
 METHODS = frozenset({"relu", "tanh", "sigmoid"})  # x.relu_() and so on
 IN_PLACE = frozenset({"module_", "function_", "method_", "effect_", "operator_"})
 VIEWS = frozenset({"same", "slice", "chunk", "flatten", "identity", "detach", "permute"})
-POOLS = {"max": nn.MaxPool2d, "avg": nn.AvgPool2d, "adaptive_avg": nn.AdaptiveAvgPool2d,
-         "adaptive_max": nn.AdaptiveMaxPool2d}  # fmt: skip
+POOLS = {
+    "max": nn.MaxPool2d,
+    "avg": nn.AvgPool2d,
+    "adaptive_avg": nn.AdaptiveAvgPool2d,
+    "adaptive_max": nn.AdaptiveMaxPool2d,
+}
 
 
 def module_of(step: Step, shape: Shape) -> nn.Module | None:
@@ -92,7 +107,9 @@ def module_of(step: Step, shape: Shape) -> nn.Module | None:
         kind, *sizes = options
         return POOLS[kind](*sizes)
     if step.op == "identity" and step.style == "module":
-        return {"identity": nn.Identity, "dropout": nn.Dropout, "dropout2d": nn.Dropout2d}[options[0]]()
+        return {"identity": nn.Identity, "dropout": nn.Dropout, "dropout2d": nn.Dropout2d}[
+            options[0]
+        ]()
     return nn.Flatten() if step.op == "flatten" and step.style == "module" else None
 
 
@@ -102,7 +119,11 @@ def _norm(options: tuple[Any, ...], shape: Shape) -> nn.Module:
         return nn.BatchNorm2d(shape[0], affine=bool(groups))
     if kind == "group":
         return nn.GroupNorm(groups, shape[0])
-    return nn.InstanceNorm2d(shape[0], affine=bool(groups)) if kind == "instance" else nn.LayerNorm(shape[0])
+    return (
+        nn.InstanceNorm2d(shape[0], affine=bool(groups))
+        if kind == "instance"
+        else nn.LayerNorm(shape[0])
+    )
 
 
 def _activation(kind: str, style: str, shape: Shape) -> nn.Module | None:
@@ -132,15 +153,23 @@ def _act(step: Step, module: Any, x: Tensor) -> Tensor:
 
 
 def _norm_call(step: Step, module: Any, x: Tensor) -> Tensor:
-    return module(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) if step.options[0] == "layer" else module(x)
+    return (
+        module(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        if step.options[0] == "layer"
+        else module(x)
+    )
 
 
 def _pool(step: Step, module: Any, x: Tensor) -> Tensor:
     if module is not None:
         return module(x)
     kind, *sizes = step.options
-    return {"max": F.max_pool2d, "avg": F.avg_pool2d, "adaptive_avg": F.adaptive_avg_pool2d,
-            "adaptive_max": F.adaptive_max_pool2d}[kind](x, *sizes)  # fmt: skip
+    return {
+        "max": F.max_pool2d,
+        "avg": F.avg_pool2d,
+        "adaptive_avg": F.adaptive_avg_pool2d,
+        "adaptive_max": F.adaptive_max_pool2d,
+    }[kind](x, *sizes)
 
 
 def _add(step: Step, module: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -173,7 +202,9 @@ def _scale(step: Step, module: Any, x: Tensor) -> Tensor:
     factor, shift = step.options
     if step.style.startswith("operator"):  # of a library, without a shift
         operators = torch.ops.explain_fuzz
-        return operators.scale(x, factor) if step.style == "operator" else operators.scale_(x, factor)
+        return (
+            operators.scale(x, factor) if step.style == "operator" else operators.scale_(x, factor)
+        )
     return x.mul_(factor).add_(shift) if step.style in IN_PLACE else x * factor + shift
 
 
@@ -216,7 +247,8 @@ def _resize(step: Step, module: Any, x: Tensor) -> Tensor:
 
 
 def _sequence(step: Step, module: Any, x: Tensor) -> Tensor:
-    """A map through tokens whose sequence comes first, as transformers take them; it comes back in their layout."""
+    """A map through tokens whose sequence comes first, as transformers take them; it comes back in
+    their layout."""
     return x.flatten(2).permute(2, 0, 1).contiguous().permute(1, 2, 0).reshape(x.shape)
 
 
@@ -232,14 +264,27 @@ def _mean(step: Step, module: Any, x: Tensor) -> Tensor:
 
 _DO: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(("conv", "deconv", "linear"), lambda step, module, x: module(x)),
-    "norm": _norm_call, "act": _act, "pool": _pool, "add": _add, "mul": _mul, "scale": _scale, "half": _half,
-    "slice": _slice, "permute": _permute, "resize": _resize, "flatten": _flatten, "mean": _mean,
-    "sequence": _sequence, "tokens": _tokens,
-    "cat": lambda step, module, *args: torch.cat(args, 1), "detach": lambda step, module, x: x.detach(),
+    "norm": _norm_call,
+    "act": _act,
+    "pool": _pool,
+    "add": _add,
+    "mul": _mul,
+    "scale": _scale,
+    "half": _half,
+    "slice": _slice,
+    "permute": _permute,
+    "resize": _resize,
+    "flatten": _flatten,
+    "mean": _mean,
+    "sequence": _sequence,
+    "tokens": _tokens,
+    "cat": lambda step, module, *args: torch.cat(args, 1),
+    "detach": lambda step, module, x: x.detach(),
     "chunk": lambda step, module, x: x.chunk(2, 1)[step.options[0]],
     "identity": lambda step, module, x: x if module is None else module(x),
-    "same": lambda step, module, new, old: old,  # what was overwritten, by the name that it had before
-}  # fmt: skip
+    # what was overwritten, by the name that it had before
+    "same": lambda step, module, new, old: old,
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -247,11 +292,20 @@ _DO: dict[str, Callable[..., Tensor]] = {
 
 
 class Part(nn.Module):
-    """A container with steps of its own, which hands on the last one's value, alone or with another number."""
+    """A container with steps of its own, which hands on the last one's value, alone or with another
+    number."""
 
-    def __init__(self, program: Program, start: int, stop: int, gives: str, modules: dict[int, nn.Module]) -> None:
+    def __init__(
+        self, program: Program, start: int, stop: int, gives: str, modules: dict[int, nn.Module]
+    ) -> None:
         super().__init__()
-        self.program, self.start, self.stop, self.gives, self.called = program, start, stop, gives, modules
+        self.program, self.start, self.stop, self.gives, self.called = (
+            program,
+            start,
+            stop,
+            gives,
+            modules,
+        )
         first = len(program.inputs) + start
         inside = program.steps[start:stop]
         self.takes = sorted({value for step in inside for value in step.of if value < first})
@@ -263,7 +317,9 @@ class Part(nn.Module):
         values = dict(zip(self.takes, args, strict=True))
         for i in range(self.start, self.stop):
             step = self.program.steps[i]
-            values[len(self.program.inputs) + i] = run(step, self.called.get(i), [values[v] for v in step.of])
+            values[len(self.program.inputs) + i] = run(
+                step, self.called.get(i), [values[v] for v in step.of]
+            )
         last = values[len(self.program.inputs) + self.stop - 1]
         return {"tensor": last, "tuple": (last, 1), "dict": {"size": 1, "map": last}}[self.gives]
 
@@ -275,7 +331,9 @@ class Network(nn.Module):
         super().__init__()
         self.program = program
         self.called = modules_of(program, shapes(program))
-        self.blocks = {start: Part(program, start, *rest, self.called) for start, *rest in program.blocks}
+        self.blocks = {
+            start: Part(program, start, *rest, self.called) for start, *rest in program.blocks
+        }
         within = {i for start, stop, _ in program.blocks for i in range(start, stop)}
         for i, module in self.called.items():
             if i in self.blocks:
@@ -310,10 +368,13 @@ def answer(program: Program, scores: Tensor, extra: Tensor) -> Any:
     if program.output == "numbers":
         return scores[:, 0]
     made: dict[str, Callable[[], Any]] = {
-        "tensor": lambda: scores, "tuple": lambda: (scores, extra), "list": lambda: [scores, None],
-        "dict": lambda: {"features": extra, "logits": scores}, "scores": lambda: {"scores": scores},
+        "tensor": lambda: scores,
+        "tuple": lambda: (scores, extra),
+        "list": lambda: [scores, None],
+        "dict": lambda: {"features": extra, "logits": scores},
+        "scores": lambda: {"scores": scores},
         "named": lambda: Answer(scores, extra),
-    }  # fmt: skip
+    }
     return made[program.output]()
 
 
@@ -348,31 +409,42 @@ def sees(program: Program) -> set[int]:
 
 @lru_cache(maxsize=4096)
 def shape_after(step: Step, given: tuple[Shape, ...]) -> Shape:
-    # A view of a view of nothing is as good as one of numbers; in place, expanded tensors would be refused.
+    # A view of a view of nothing is as good as one of numbers; in place, expanded tensors would be
+    # refused.
     with torch.device("meta"):
         module = module_of(step, given[0])
         module = None if module is None else module.eval()
         plainly = replace(step, style="module" if step.style in IN_PLACE else step.style)
         with torch.no_grad():
-            return tuple(run(plainly, module, [torch.empty(1, *shape) for shape in given]).shape[1:])
+            return tuple(
+                run(plainly, module, [torch.empty(1, *shape) for shape in given]).shape[1:]
+            )
 
 
 def modules_of(program: Program, found: Sequence[Shape]) -> dict[int, nn.Module]:
     """The module that each step calls: the same object where one is called again."""
     modules: dict[int, nn.Module] = {}
     for i, step in enumerate(program.steps):
-        module = modules.get(step.again) if step.again is not None else module_of(step, found[step.of[0]])
+        module = (
+            modules.get(step.again)
+            if step.again is not None
+            else module_of(step, found[step.of[0]])
+        )
         if module is not None:
             modules[i] = module.double()
     return modules
 
 
 def fill(model: nn.Module, seed: int) -> None:
-    """Random weights that keep the size of what passes through, and running statistics that are not the first ones."""
+    """Random weights that keep the size of what passes through, and running statistics that are not
+    the first ones."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
-            for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            for name, tensor in [
+                *module.named_parameters(recurse=False),
+                *module.named_buffers(recurse=False),
+            ]:
                 if not tensor.is_floating_point():
                     continue
                 drawn = torch.randn(tensor.shape, generator=g, dtype=tensor.dtype)
@@ -386,22 +458,27 @@ def fill(model: nn.Module, seed: int) -> None:
 
 
 def legal(program: Program) -> Program:
-    """The same program, with what may not happen in place done out of place, and without blocks that are none.
+    """The same program, with what may not happen in place done out of place, and without blocks
+    that are none.
 
-    A tensor is overwritten only when nobody reads it, or a view of it, any more; and not where autograd has kept it.
+    A tensor is overwritten only when nobody reads it, or a view of it, any more; and not where
+    autograd has kept it.
     """
     program = _with_blocks(_without_lost_values(program))
     while True:
         try:
             network = Network(program).eval()
             g = torch.Generator().manual_seed(1)
-            given = [torch.randn(2, *shape, generator=g, dtype=torch.float64) for shape in program.inputs]
+            given = [
+                torch.randn(2, *shape, generator=g, dtype=torch.float64) for shape in program.inputs
+            ]
             scores_in(network(*(x.requires_grad_().clone() for x in given))).sum().backward()
         except RuntimeError as error:
             if "inplace" not in str(error) and "in-place" not in str(error):
                 if "view size is not" in str(error):
                     steps = [
-                        replace(step, style="function") if step.style == "view" else step for step in program.steps
+                        replace(step, style="function") if step.style == "view" else step
+                        for step in program.steps
                     ]
                     program = replace(program, steps=tuple(steps))
                     continue
@@ -419,7 +496,8 @@ def _out_of_place(program: Program, place: int) -> Program:
     steps[place] = replace(steps[place], style="module")
     value = len(program.inputs) + place
     for i, step in enumerate(steps):
-        if step.op == "same" and step.of[0] == value:  # now there are two tensors, and the new one is meant
+        # now there are two tensors, and the new one is meant
+        if step.op == "same" and step.of[0] == value:
             steps[i] = Step("identity", (value,), ("identity",), "function")
     # who calls the module of this step again would find another one
     for i, step in enumerate(steps):
@@ -443,10 +521,15 @@ def _is_read_later(program: Program, place: int) -> bool:
         shares = step.op in VIEWS or step.style in IN_PLACE
         memory.append(memory[step.of[0]] if shares else count + i)
     overwritten = memory[program.steps[place].of[0]]
-    later = [value for step in program.steps[place + 1 :] for value in step.of[: 1 if step.op == "same" else None]]
+    later = [
+        value
+        for step in program.steps[place + 1 :]
+        for value in step.of[: 1 if step.op == "same" else None]
+    ]
     if program.output in ("tuple", "dict", "named"):
         later.append(program.extra)
-    others = program.steps[place].of[1:]  # x *= x.mean() is fine, but a view of x beside it is asking for trouble
+    # x *= x.mean() is fine, but a view of x beside it is asking for trouble
+    others = program.steps[place].of[1:]
     return any(memory[v] == overwritten and v < count + place for v in later) or any(
         memory[v] == overwritten for v in others
     )
@@ -457,7 +540,11 @@ def closed_runs(program: Program) -> list[tuple[int, int]]:
     count, found = len(program.inputs), []
     for stop in range(1, len(program.steps) + 1):
         later = {v for step in program.steps[stop:] for v in step.of} | {program.extra}
-        found += [(start, stop) for start in range(stop) if not later & set(range(count + start, count + stop - 1))]
+        found += [
+            (start, stop)
+            for start in range(stop)
+            if not later & set(range(count + start, count + stop - 1))
+        ]
     return found
 
 

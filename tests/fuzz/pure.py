@@ -1,8 +1,9 @@
-"""What a program means, without hooks, modules or anything in place: every value is a tensor of its own.
+"""What a program means, without hooks, modules or anything in place: every value is a tensor of its
+own.
 
-A `Pure` network is asked about one image, as the plain methods of `tests.methods` ask: for all values, for the
-gradients in all of them, and for what follows when one is replaced. Norms and rectifiers are written out; convolutions
-and pools are torch's functions.
+A `Pure` network is asked about one image, as the plain methods of `tests.methods` ask: for all
+values, for the gradients in all of them, and for what follows when one is replaced. Norms and
+rectifiers are written out; convolutions and pools are torch's functions.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from torch import Tensor, nn
 from tests.fuzz.programs import Network, Program, Step, answer, scores_in, sees
 
 RECTIFIERS: dict[str, Callable[..., Tensor]] = {
-    "relu": lambda x: x * (x > 0), "leaky_relu": lambda x: torch.where(x > 0, x, 0.01 * x),
-    "elu": lambda x: torch.where(x > 0, x, torch.where(x > 0, 0, x).exp() - 1), "silu": lambda x: x / (1 + (-x).exp()),
+    "relu": lambda x: x * (x > 0),
+    "leaky_relu": lambda x: torch.where(x > 0, x, 0.01 * x),
+    "elu": lambda x: torch.where(x > 0, x, torch.where(x > 0, 0, x).exp() - 1),
+    "silu": lambda x: x / (1 + (-x).exp()),
     "hardswish": lambda x: torch.where(x <= -3, 0 * x, torch.where(x >= 3, x, x * (x + 3) / 6)),
     "relu6": lambda x: torch.where(x <= 0, 0 * x, torch.where(x >= 6, 0 * x + 6, x)),
     "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
     "softplus": lambda x: torch.where(x > 20, x, torch.logaddexp(x, torch.zeros_like(x))),
     "prelu": lambda x, slope: torch.where(x > 0, x, x * slope),
-}  # fmt: skip
+}
 OTHERS: dict[str, Callable[..., Tensor]] = {
     "tanh": lambda x: 1 - 2 / (1 + (2 * x).exp()),
     "sigmoid": lambda x: 1 / (1 + (-x).exp()),
@@ -33,7 +36,8 @@ OTHERS: dict[str, Callable[..., Tensor]] = {
 
 
 class Ruled(torch.autograd.Function):
-    """A function whose gradient is rectified: what comes back ("guided"), or instead of it what arrives ("deconv")."""
+    """A function whose gradient is rectified: what comes back ("guided"), or instead of it what
+    arrives ("deconv")."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], rule: str) -> Tensor:
@@ -87,7 +91,9 @@ def _line(function: Callable[..., Tensor], x: Tensor) -> Tensor:
         at_zero = torch.autograd.grad(start, zero)[0]
     value = function(x.detach())
     slope = torch.where(
-        x.detach() == 0, at_zero, (value - start.detach()) / torch.where(x.detach() == 0, 1, x.detach())
+        x.detach() == 0,
+        at_zero,
+        (value - start.detach()) / torch.where(x.detach() == 0, 1, x.detach()),
     )
     return value + slope * (x - x.detach())
 
@@ -103,7 +109,9 @@ def _norm(kind: str, module: Any, x: Tensor, rule: str = "plain") -> Tensor:
     if kind == "batch":
         done = (x - column(module.running_mean)) / (column(module.running_var) + module.eps).sqrt()
     else:
-        groups = {"group": getattr(module, "num_groups", 0), "instance": x.shape[1], "layer": 0}[kind]
+        groups = {"group": getattr(module, "num_groups", 0), "instance": x.shape[1], "layer": 0}[
+            kind
+        ]
         parts = x.reshape(len(x), groups, -1) if groups else x
         dims = 2 if groups else 1
         mean = parts.mean(dims, keepdim=True)
@@ -123,15 +131,23 @@ def _conv(step: Step, module: Any, x: Tensor) -> Tensor:
 
 def _pool(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
     kind, *sizes = options
-    return {"max": F.max_pool2d, "avg": F.avg_pool2d, "adaptive_avg": F.adaptive_avg_pool2d,
-            "adaptive_max": F.adaptive_max_pool2d}[kind](x, *sizes)  # fmt: skip
+    return {
+        "max": F.max_pool2d,
+        "avg": F.avg_pool2d,
+        "adaptive_avg": F.adaptive_avg_pool2d,
+        "adaptive_max": F.adaptive_max_pool2d,
+    }[kind](x, *sizes)
 
 
 def _half(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
     kind, *part = options
     inside = range(x.shape[1])[slice(*part)]
-    done = rectified(RECTIFIERS["relu"], x[:, inside], rule) if kind == "relu" else 0.5 * x[:, inside]
-    return torch.stack([done[:, inside.index(k)] if k in inside else x[:, k] for k in range(x.shape[1])], 1)
+    done = (
+        rectified(RECTIFIERS["relu"], x[:, inside], rule) if kind == "relu" else 0.5 * x[:, inside]
+    )
+    return torch.stack(
+        [done[:, inside.index(k)] if k in inside else x[:, k] for k in range(x.shape[1])], 1
+    )
 
 
 def _mul(options: tuple[Any, ...], x: Tensor, y: Tensor, rule: str) -> Tensor:
@@ -145,13 +161,19 @@ def _chunk(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
 
 def _permute(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
     groups, channels = options[0], x.shape[1]
-    order = [g * (channels // groups) + i for i in range(channels // groups) for g in range(groups)] if groups else []
+    order = (
+        [g * (channels // groups) + i for i in range(channels // groups) for g in range(groups)]
+        if groups
+        else []
+    )
     return x[:, order] if groups else x
 
 
 def _resize(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
     mode, size = options
-    return F.interpolate(x, size=size, mode=mode, **({} if mode == "nearest" else {"align_corners": False}))
+    return F.interpolate(
+        x, size=size, mode=mode, **({} if mode == "nearest" else {"align_corners": False})
+    )
 
 
 def _tokens(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
@@ -160,35 +182,52 @@ def _tokens(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
 
 
 _PURE: dict[str, Callable[..., Tensor]] = {
-    "pool": _pool, "add": lambda options, x, y, rule: x + y, "mul": _mul,
+    "pool": _pool,
+    "add": lambda options, x, y, rule: x + y,
+    "mul": _mul,
     "cat": lambda options, x, y, rule: torch.cat([x, y], 1),
-    "scale": lambda options, x, rule: x * options[0] + options[1], "half": _half,
-    "slice": lambda options, x, rule: x[:, slice(*options)], "chunk": _chunk, "identity": lambda options, x, rule: x,
-    "detach": lambda options, x, rule: x.detach(), "same": lambda options, new, old, rule: new, "permute": _permute,
-    "sequence": lambda options, x, rule: x, "tokens": _tokens,
-    "resize": _resize, "flatten": lambda options, x, rule: x.reshape(len(x), -1),
+    "scale": lambda options, x, rule: x * options[0] + options[1],
+    "half": _half,
+    "slice": lambda options, x, rule: x[:, slice(*options)],
+    "chunk": _chunk,
+    "identity": lambda options, x, rule: x,
+    "detach": lambda options, x, rule: x.detach(),
+    "same": lambda options, new, old, rule: new,
+    "permute": _permute,
+    "sequence": lambda options, x, rule: x,
+    "tokens": _tokens,
+    "resize": _resize,
+    "flatten": lambda options, x, rule: x.reshape(len(x), -1),
     "mean": lambda options, x, rule: x.amax((2, 3)) if options[0] == "max" else x.mean((2, 3)),
-}  # fmt: skip
+}
 
 Score = Callable[[Any], Tensor]
 
 
 class Pure:
-    """A program about one image: ``beside`` are its other inputs, ``score`` a callable target, then class 0.
+    """A program about one image: ``beside`` are its other inputs, ``score`` a callable target, then
+    class 0.
 
     With a generator as ``jitter``, the last digits of every value are noise.
     """
 
     jitter: torch.Generator | None = None
 
-    def __init__(self, network: Network, image: Tensor, beside: Sequence[Tensor] = (),
-                 score: Score | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        network: Network,
+        image: Tensor,
+        beside: Sequence[Tensor] = (),
+        score: Score | None = None,
+    ) -> None:
         self.program: Program = network.program
         self.called: Mapping[int, nn.Module] = network.called
         self.image, self.beside, self.score = image, tuple(beside), score
         self.seeing = sees(network.program)
 
-    def values(self, x: Tensor, rule: str = "plain", replaced: tuple[int, Tensor] | None = None) -> Any:
+    def values(
+        self, x: Tensor, rule: str = "plain", replaced: tuple[int, Tensor] | None = None
+    ) -> Any:
         """Every value for an image ``(C, H, W)`` as a batch of one, the scores ``(1, K)`` last."""
         found = [x[None].clone(), *(other[None] for other in self.beside)]
         for i, step in enumerate(self.program.steps):
@@ -222,7 +261,11 @@ class Pure:
         if place < len(self.program.inputs):
             return place == 0
         step = self.program.steps[place - len(self.program.inputs)]
-        return step.style != "no_grad" and step.op != "detach" and any(self._signals(v) for v in _kept(step))
+        return (
+            step.style != "no_grad"
+            and step.op != "detach"
+            and any(self._signals(v) for v in _kept(step))
+        )
 
     def _is_gate(self, place: int) -> bool:
         if place < len(self.program.inputs):
@@ -245,8 +288,11 @@ class Pure:
     def maybe_gradients(self, x: Tensor, target: Any, rule: str = "plain") -> list[Tensor | None]:
         with torch.enable_grad():
             values = self.values(x.detach().clone().requires_grad_(), rule)
-            slope = target if isinstance(target, Tensor) else nn.functional.one_hot(
-                torch.tensor(target), values[-1].shape[1]).to(x)  # fmt: skip
+            slope = (
+                target
+                if isinstance(target, Tensor)
+                else nn.functional.one_hot(torch.tensor(target), values[-1].shape[1]).to(x)
+            )
             total = (values[-1][0] * slope).sum()
             if not total.requires_grad:
                 return [None] * len(values)
@@ -256,7 +302,8 @@ class Pure:
         return [None if g is None else g[0] for g in found]
 
     def terms(self, x: Tensor, target: int) -> list[Tensor]:
-        """FullGrad's: the input times its gradient, and every bias times the gradient where it was added."""
+        """FullGrad's: the input times its gradient, and every bias times the gradient where it was
+        added."""
         gradients = self.backward(self.forward(x), target)
         found = [x * gradients[0]]
         for i, step in enumerate(self.program.steps):
@@ -291,7 +338,8 @@ def _constant(step: Step, module: Any) -> Tensor | None:
 
 
 class Head:
-    """What follows a value of one image: everything else, also what leads past it, stays as it is."""
+    """What follows a value of one image: everything else, also what leads past it, stays as it
+    is."""
 
     def __init__(self, whole: Pure, layer: int) -> None:
         self.whole, self.place = whole, layer + 1

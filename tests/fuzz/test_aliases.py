@@ -40,7 +40,7 @@ ALIASES: dict[str, Callable[[Tensor], Tensor]] = {
     "einsum": lambda h: torch.einsum("bchw->bhwc", h),
     "of a pool": lambda h: F.max_pool2d(h, 3, 1, 1).detach(),
     "of a mean": lambda h: h.mean((2, 3), keepdim=True).expand_as(h).clone().view(len(h), -1),
-}  # fmt: skip
+}
 WRITES: dict[str, Callable[[Tensor, float], Any]] = {
     "clamp_": lambda y, most: y.clamp_(max=most),
     "clamp, out": lambda y, most: torch.clamp(y, max=most, out=y),
@@ -55,7 +55,7 @@ WRITES: dict[str, Callable[[Tensor, float], Any]] = {
     "data is set": lambda y, most: setattr(y, "data", y.clamp(max=most)),
     "hardtanh": lambda y, most: F.hardtanh(y, -1e3, most, inplace=True),
     "transposed": lambda y, most: y.clamp_(max=most).transpose_(0, 1),
-}  # fmt: skip
+}
 
 
 class Overwrites(nn.Module):
@@ -86,7 +86,8 @@ def test_an_overwritten_alias_is_followed_or_the_pass_is_given_up(write: str) ->
         box = changed_box(x, torch.zeros(3, dtype=torch.long), perturbed)
         assert box is not None
         with torch.no_grad():
-            model.most = 1.01 * float(model.conv(x).abs().max())  # what is overwritten shows in later rows alone
+            # what is overwritten shows in later rows alone
+            model.most = 1.01 * float(model.conv(x).abs().max())
             expected = model(perturbed.clone())
             try:
                 found = model(BoxMaps(box, PhotoPass([])))

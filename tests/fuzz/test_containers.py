@@ -8,5 +8,7 @@ from tests.fuzz import containers
 
 
 @pytest.mark.parametrize("start", range(0, 30, 10))
-def test_containers_that_modules_pass_to_each_other_go_through_explanations_as_they_are(start: int) -> None:
+def test_containers_that_modules_pass_to_each_other_go_through_explanations_as_they_are(
+    start: int,
+) -> None:
     assert sum(map(containers.check, range(start, start + 10))) > 20

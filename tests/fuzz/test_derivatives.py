@@ -1,4 +1,5 @@
-"""Gradients of random networks against finite differences: of one photo and of two, under every norm and activation."""
+"""Gradients of random networks against finite differences: of one photo and of two, under every
+norm and activation."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ STEP = 1e-6
 
 @st.composite
 def normalised(draw: Any) -> Program:
-    """Convolutions, norms and activations in any order, some of them behind tokens or beside a shortcut."""
+    """Convolutions, norms and activations in any order, some of them behind tokens or beside a
+    shortcut."""
     sketch = Sketch(draw, [(3, 6, 5)])
     last = sketch.conv(0, 4, keep=True)
     for _ in range(draw(st.integers(1, 3))):
@@ -39,9 +41,13 @@ def normalised(draw: Any) -> Program:
 
 @hypothesis.settings(ALWAYS, max_examples=30)
 @hypothesis.given(normalised(), st.sampled_from([1, 1, 2]))
-def test_gradients_of_random_networks_are_their_finite_differences(program: Program, photos: int) -> None:
+def test_gradients_of_random_networks_are_their_finite_differences(
+    program: Program, photos: int
+) -> None:
     network, g = Network(program).eval(), torch.Generator().manual_seed(program.seed)
-    x, direction = (torch.randn(photos, *program.inputs[0], generator=g, dtype=torch.float64) for _ in range(2))
+    x, direction = (
+        torch.randn(photos, *program.inputs[0], generator=g, dtype=torch.float64) for _ in range(2)
+    )
 
     @torch.no_grad()
     def score(at: Tensor) -> Tensor:
@@ -52,7 +58,9 @@ def test_gradients_of_random_networks_are_their_finite_differences(program: Prog
 
     with quietly():
         path = IntegratedGradients(steps=2, rule="midpoint")
-        found = explain.attribute(network, x, [Saliency(absolute=False), "inputxgradient", path], target=0)
+        found = explain.attribute(
+            network, x, [Saliency(absolute=False), "inputxgradient", path], target=0
+        )
     gradient, product, integrated = (each.values for each in found.values())
     size = gradient.abs().flatten(1).sum(1).max() + 1
 
@@ -62,4 +70,7 @@ def test_gradients_of_random_networks_are_their_finite_differences(program: Prog
     same(gradient * direction, slope(x, direction))
     same(product, slope(x, x))
     same(integrated, (slope(0.25 * x, x) + slope(0.75 * x, x)) / 2)
-    same(integrated - found["integratedgradients"].delta[:, None, None, None] / x[0].numel(), score(x) - score(0 * x))
+    same(
+        integrated - found["integratedgradients"].delta[:, None, None, None] / x[0].numel(),
+        score(x) - score(0 * x),
+    )

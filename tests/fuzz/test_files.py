@@ -1,4 +1,5 @@
-"""Broken image files through the command line; `python examples/fuzz.py` does the same with thousands of them."""
+"""Broken image files through the command line; `python examples/fuzz.py` does the same with
+thousands of them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def good(tmp_path: Path) -> bytes:
     return (tmp_path / "good.png").read_bytes()
 
 
-def test_broken_files_are_explained_or_refused_in_one_line_and_leave_nothing_half_done(tmp_path: Path) -> None:
+def test_broken_files_are_explained_or_refused_in_one_line_and_leave_nothing_half_done(
+    tmp_path: Path,
+) -> None:
     summary = fuzz(48, seed=0, keep=tmp_path)
     assert summary.failures == []
     assert summary.count("explained") + summary.count("refused") == 48
@@ -35,11 +38,19 @@ def test_broken_files_are_explained_or_refused_in_one_line_and_leave_nothing_hal
 
 
 @pytest.mark.parametrize("mode", [PLAIN, JSON], ids=["lines", "JSON"])
-def test_a_photo_is_found_wherever_it_lies_and_whatever_it_is_called(good: bytes, mode: Mode) -> None:
+def test_a_photo_is_found_wherever_it_lies_and_whatever_it_is_called(
+    good: bytes, mode: Mode
+) -> None:
     call = check([case(i, good, place) for i, place in enumerate(sorted(PLACES))], mode)
     assert call.problems == []
     refused = {c.place for c in call.cases if call.result(c) == "refused"}
-    assert refused - {"forbidden"} == {"address", "below_a_file", "broken_link", "empty_folder", "missing"}
+    assert refused - {"forbidden"} == {
+        "address",
+        "below_a_file",
+        "broken_link",
+        "empty_folder",
+        "missing",
+    }
 
 
 def test_the_files_depend_on_the_seed_alone() -> None:
@@ -63,7 +74,9 @@ def raising(arguments: Sequence[str]) -> int:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize(("broken", "problem"), [(half_written, "is not whole"), (raising, "ZeroDivisionError")])
+@pytest.mark.parametrize(
+    ("broken", "problem"), [(half_written, "is not whole"), (raising, "ZeroDivisionError")]
+)
 def test_the_check_finds_what_is_broken(
     broken: Main, problem: str, good: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

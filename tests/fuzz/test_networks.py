@@ -1,4 +1,5 @@
-"""Every method on random networks, and the networks that showed a mistake; `examples/fuzz.py` draws many more."""
+"""Every method on random networks, and the networks that showed a mistake; `examples/fuzz.py` draws
+many more."""
 
 from __future__ import annotations
 
@@ -22,8 +23,13 @@ from tests.fuzz.pure import Pure
 from tests.fuzz.sketch import programs
 from tests.methods import plain
 
-ALWAYS = hypothesis.settings(phases=[hypothesis.Phase.generate], derandomize=True, database=None, deadline=None,
-                             suppress_health_check=list(hypothesis.HealthCheck))  # fmt: skip
+ALWAYS = hypothesis.settings(
+    phases=[hypothesis.Phase.generate],
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
 
 
 def check_some(case: Case) -> None:
@@ -55,7 +61,8 @@ def test_every_method_is_drawn() -> None:
 @hypothesis.settings(ALWAYS, max_examples=20)
 @hypothesis.given(programs())
 def test_a_network_computes_what_its_program_means(program: Program) -> None:
-    """With up to three inputs, in place or not, trained or not; and what is printed makes it again."""
+    """With up to three inputs, in place or not, trained or not; and what is printed makes it
+    again."""
     g = torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, *shape, generator=g, dtype=torch.float64) for shape in program.inputs]
     network = Network(program).eval()
@@ -71,12 +78,17 @@ def test_a_network_computes_what_its_program_means(program: Program) -> None:
 @hypothesis.given(programs())
 def test_the_order_of_registration_decides_nothing_about_random_weights(program: Program) -> None:
     g = torch.Generator().manual_seed(0)
-    inputs = explain.Inputs(tuple(torch.randn(1, *s, generator=g, dtype=torch.float64) for s in program.inputs))
+    inputs = explain.Inputs(
+        tuple(torch.randn(1, *s, generator=g, dtype=torch.float64) for s in program.inputs)
+    )
     network, turned = Network(program).eval(), registered_backwards(Network(program)).eval()
     layers, others = (Randomised(each, inputs).layers for each in (network, turned))
     assert len(layers) == len(others)
     for count in {0, len(layers) // 2}:
-        models = [Randomised(network, inputs).of(layers[count:]), Randomised(turned, inputs).of(others[count:])]
+        models = [
+            Randomised(network, inputs).of(layers[count:]),
+            Randomised(turned, inputs).of(others[count:]),
+        ]
         with torch.no_grad():
             found, expected = (scores_in(inputs.call(model)) for model in models)
         assert torch.equal(found, expected)
@@ -98,22 +110,39 @@ class OfFrames(nn.Module):
 @hypothesis.given(programs())
 def test_frames_before_channels_are_explained_as_each_frame_alone(program: Program) -> None:
     hypothesis.assume(len(program.inputs) == 1)
-    maps = [name for name, place in places(program).items() if is_map(program, place) and "@" not in name]
+    maps = [
+        name
+        for name, place in places(program).items()
+        if is_map(program, place) and "@" not in name
+    ]
     hypothesis.assume([name for name in maps if places(program)[name] in read_for_scores(program)])
     network, g = Network(program).eval(), torch.Generator().manual_seed(0)
     frames = torch.randn(2, 2, *program.inputs[0], generator=g, dtype=torch.float64)
-    layer = next(name for name in reversed(maps) if places(program)[name] in read_for_scores(program))
-    for method in ("inputxgradient", "occlusion(window=2,stride=2)", "hirescam(relu=False)", "gradcam(relu=False)"):
+    layer = next(
+        name for name in reversed(maps) if places(program)[name] in read_for_scores(program)
+    )
+    for method in (
+        "inputxgradient",
+        "occlusion(window=2,stride=2)",
+        "hirescam(relu=False)",
+        "gradcam(relu=False)",
+    ):
         own, inside = (layer, f"network.{layer}") if "cam" in method else (None, None)
         with warnings.catch_warnings(action="ignore", category=explain.ExplainWarning):
             try:
-                alone = [explain.attribute(network, frames[:, t], method, target=1, layer=own) for t in range(2)]
+                alone = [
+                    explain.attribute(network, frames[:, t], method, target=1, layer=own)
+                    for t in range(2)
+                ]
             except explain.ExplainError:
                 continue  # as it would be for photos
             try:
-                found = explain.attribute(OfFrames(network), frames, method, target=1, layer=inside, layout="NTCHW")
+                found = explain.attribute(
+                    OfFrames(network), frames, method, target=1, layer=inside, layout="NTCHW"
+                )
             except explain.LayerError:
-                continue  # the layout, which is looked at in time and place together, may be less clear
+                # the layout, which is looked at in time and place together, may be less clear
+                continue
         expected = torch.stack([alone[0].values, 2 * alone[1].values], 1)
         assert_close(found.values, expected, rtol=1e-6, atol=1e-9)
 
@@ -121,16 +150,23 @@ def test_frames_before_channels_are_explained_as_each_frame_alone(program: Progr
 def test_plain_interpolation_is_bilinear() -> None:
     x = torch.randn(3, 5, dtype=torch.float64)
     for size in ((7, 5), (3, 16), (2, 2)):
-        expected = F.interpolate(x[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
+        expected = F.interpolate(x[None, None], size=size, mode="bilinear", align_corners=False)[
+            0, 0
+        ]
         assert_close(plain.enlarge(x, size), expected, rtol=1e-12, atol=1e-14)
 
 
 # What random networks found, each shrunk to the least that shows it.
 
 
-def chain(*steps: Step, size: tuple[int, int, int] = (1, 6, 6), classes: int = 2, seed: int = 0) -> Program:
+def chain(
+    *steps: Step, size: tuple[int, int, int] = (1, 6, 6), classes: int = 2, seed: int = 0
+) -> Program:
     """Steps one behind the other, an average and a linear layer."""
-    head = [Step("mean", (len(steps),), ("mean",)), Step("linear", (len(steps) + 1,), (classes, True))]
+    head = [
+        Step("mean", (len(steps),), ("mean",)),
+        Step("linear", (len(steps) + 1,), (classes, True)),
+    ]
     return Program((size,), (*steps, *head), seed=seed)
 
 
@@ -156,22 +192,36 @@ def mean(of: int) -> Step:
 
 THREE = chain(conv(0, 4), conv(1, 4, 2), conv(2, 4, 2), size=(1, 8, 5))
 CALLED_TWICE = chain(
-    conv(0, 2), Step("pool", (1,), ("max", 2)), Step("conv", (2,), (2, (3, 3), 1, 0, 1, 1, True)),
-    Step("pool", (3,), ("max", 2), again=1), size=(1, 12, 12),
-)  # fmt: skip
+    conv(0, 2),
+    Step("pool", (1,), ("max", 2)),
+    Step("conv", (2,), (2, (3, 3), 1, 0, 1, 1, True)),
+    Step("pool", (3,), ("max", 2), again=1),
+    size=(1, 12, 12),
+)
 TWO_INPUTS = Program(
-    ((1, 4, 4), (1, 4, 4)), (conv(0, 2), conv(1, 2), Step("mul", (2, 3), (), "function_"), mean(4), linear(5))
+    ((1, 4, 4), (1, 4, 4)),
+    (conv(0, 2), conv(1, 2), Step("mul", (2, 3), (), "function_"), mean(4), linear(5)),
 )
 FLAT = Program(((1, 4, 4),), (conv(0, 2), Step("flatten", (1,)), act(2), linear(3)))
 REFUSES_LAYOUT = Program(
     ((3, 6, 6),),
-    (conv(0, 4), act(1, "tanh", "module"), Step("mul", (1, 2), (), "function_"), Step("flatten", (3,), (), "view"),
-     linear(4)),
-)  # fmt: skip
+    (
+        conv(0, 4),
+        act(1, "tanh", "module"),
+        Step("mul", (1, 2), (), "function_"),
+        Step("flatten", (3,), (), "view"),
+        linear(4),
+    ),
+)
 INSTANCE = chain(
-    conv(0, 4), conv(1, 4), norm(2, "instance"), Step("add", (1, 3)), act(4, "gelu", "function"), conv(5, 4),
+    conv(0, 4),
+    conv(1, 4),
+    norm(2, "instance"),
+    Step("add", (1, 3)),
+    act(4, "gelu", "function"),
+    conv(5, 4),
     size=(3, 5, 10),
-)  # fmt: skip
+)
 
 
 def branch(second: Step, size: tuple[int, int, int]) -> Program:
@@ -183,27 +233,48 @@ OVERWRITTEN = chain(conv(0, 2), act(1), conv(2, 2), Step("same", (2, 1)), Step("
 SOME_CHANNELS = chain(conv(0, 2), Step("half", (1,), ("relu", 0, 1, 1), "function_"), conv(2, 2))
 AVERAGED_NORM = chain(conv(0, 2), conv(1, 2), norm(2, "batch"), size=(3, 7, 3))
 FOUND: dict[str, tuple[str, Case]] = {
-    "relevance of a product with what trained weights made of another image": ("lrp", Case(TWO_INPUTS)),
-    "ablation for a caller in inference mode, of a map that is changed in place":
-        ("ablationcam", Case(chain(conv(0, 2), act(1)), layer="m0", mode="inference")),
+    "relevance of a product with what trained weights made of another image": (
+        "lrp",
+        Case(TWO_INPUTS),
+    ),
+    "ablation for a caller in inference mode, of a map that is changed in place": (
+        "ablationcam",
+        Case(chain(conv(0, 2), act(1)), layer="m0", mode="inference"),
+    ),
     "a rectifier that overwrites a flattened view": ("guidedbackprop", Case(FLAT)),
     "a rectifier that overwrites some channels": ("deconvnet", Case(SOME_CHANNELS)),
-    "a layer before a norm that is averaged, of one image that lies channels last":
-        ("hirescam", Case(AVERAGED_NORM, layer="m1", layout="channels_last")),
+    "a layer before a norm that is averaged, of one image that lies channels last": (
+        "hirescam",
+        Case(AVERAGED_NORM, layer="m1", layout="channels_last"),
+    ),
     "ablation of a module that is called twice": ("ablationcam", Case(CALLED_TWICE, layer="m1")),
-    "a map of few channels taken for one with the channels last": ("gradcam", Case(THREE, layer="m2")),
+    "a map of few channels taken for one with the channels last": (
+        "gradcam",
+        Case(THREE, layer="m2"),
+    ),
     "a bias of few channels taken for one with the channels last": ("fullgrad", Case(THREE)),
     "a shortcut from what an in-place module overwrote": ("gradcam", Case(OVERWRITTEN, layer="m1")),
-    "a map that leads to another output than the scores": ("gradcam", Case(branch(conv(1, 1), (1, 6, 6)))),
-    "ablation of a network that refuses the fastest layout, and so runs twice":
-        ("ablationcam", Case(REFUSES_LAYOUT, images=3, layer="m1")),
-    "instance normalisation of one image that lies channels last, beside a shortcut":
-        ("saliency", Case(INSTANCE, layout="channels_last")),
-    "a resolution that only a branch has which the scores do not use":
-        ("refinecam", Case(branch(conv(1, 2, 2), (1, 8, 8)))),
-    "an in-place module that is called for its effect alone":
-        ("ablationcam", Case(chain(conv(0, 2), act(1, "relu", "effect_")), layer="m1")),
-}  # fmt: skip
+    "a map that leads to another output than the scores": (
+        "gradcam",
+        Case(branch(conv(1, 1), (1, 6, 6))),
+    ),
+    "ablation of a network that refuses the fastest layout, and so runs twice": (
+        "ablationcam",
+        Case(REFUSES_LAYOUT, images=3, layer="m1"),
+    ),
+    "instance normalisation of one image that lies channels last, beside a shortcut": (
+        "saliency",
+        Case(INSTANCE, layout="channels_last"),
+    ),
+    "a resolution that only a branch has which the scores do not use": (
+        "refinecam",
+        Case(branch(conv(1, 2, 2), (1, 8, 8))),
+    ),
+    "an in-place module that is called for its effect alone": (
+        "ablationcam",
+        Case(chain(conv(0, 2), act(1, "relu", "effect_")), layer="m1"),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FOUND)

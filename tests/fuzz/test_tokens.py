@@ -1,7 +1,9 @@
-"""Tokens in any order, with others before, behind and among them: maps do not depend on where they stand.
+"""Tokens in any order, with others before, behind and among them: maps do not depend on where they
+stand.
 
-Attention does not see the order of tokens. So a network gives the same answer however its tokens are arranged, and the
-same map, which the plainest arrangement shows: others first, and then patches row by row.
+Attention does not see the order of tokens. So a network gives the same answer however its tokens
+are arranged, and the same map, which the plainest arrangement shows: others first, and then patches
+row by row.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ EXACT = {"rtol": 1e-7, "atol": 1e-10}
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Rows and columns of patches, and where each patch and each other token stands in the sequence."""
+    """Rows and columns of patches, and where each patch and each other token stands in the
+    sequence."""
 
     rows: int
     columns: int
@@ -100,7 +103,9 @@ class Transformer(nn.Module):
         self.position = nn.Parameter(torch.randn(arrangement.rows * arrangement.columns, WIDTH))
         self.others = nn.Parameter(torch.randn(1, arrangement.others, WIDTH))
         blocks = [Block(), Block()]
-        self.blocks = nn.ModuleList(map(TokensFirst, blocks) if arrangement.tokens_first else blocks)
+        self.blocks = nn.ModuleList(
+            map(TokensFirst, blocks) if arrangement.tokens_first else blocks
+        )
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
 
     def embed(self, x: Tensor) -> Tensor:
@@ -110,7 +115,8 @@ class Transformer(nn.Module):
             return F.conv2d(x, weight.unflatten(1, (3, PATCH, PATCH)), bias, PATCH).flatten(2).mT
         if kind == "unfold":
             return self.patches(F.unfold(x, PATCH, stride=PATCH).mT)
-        cut = x.unflatten(3, (-1, PATCH)).unflatten(2, (-1, PATCH))  # (N, C, rows, PATCH, columns, PATCH)
+        # (N, C, rows, PATCH, columns, PATCH)
+        cut = x.unflatten(3, (-1, PATCH)).unflatten(2, (-1, PATCH))
         return self.patches(cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,17 +132,23 @@ class Transformer(nn.Module):
         for block in self.blocks:
             tokens = block(tokens)
         tokens = self.norm(tokens)
-        return self.head(tokens[self.place] if self.arrangement.tokens_first else tokens[:, self.place])
+        return self.head(
+            tokens[self.place] if self.arrangement.tokens_first else tokens[:, self.place]
+        )
 
 
 def pair(arrangement: Arrangement, read: int) -> tuple[nn.Module, nn.Module]:
     """A network, and the same one in the plainest arrangement."""
-    return tuple(Transformer(each, read).double().eval() for each in (arrangement, arrangement.plainest))
+    return tuple(
+        Transformer(each, read).double().eval() for each in (arrangement, arrangement.plainest)
+    )
 
 
 def photos(arrangement: Arrangement, count: int = 2) -> Tensor:
     size = arrangement.rows * PATCH, arrangement.columns * PATCH
-    return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(
+        count, 3, *size, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
 
 MAPS = [GradCAM(relu=False), HiResCAM(relu=False), "ablationcam(relu=False)", "fullgrad"]
@@ -153,7 +165,9 @@ def test_maps_do_not_depend_on_where_tokens_stand(arrangement: Arrangement, numb
     x = photos(arrangement)
     assert_close(model(x), plainest(x), **EXACT)
     at = {"layer": "blocks.1"}
-    found, expected = (explain.attribute(each, x, MAPS, target=1, **at) for each in (model, plainest))
+    found, expected = (
+        explain.attribute(each, x, MAPS, target=1, **at) for each in (model, plainest)
+    )
     for name in found:
         assert_close(found[name].values, expected[name].values, **EXACT)
     alone = explain.attribute(model, x, HiResCAM(relu=False), target=1, layer="norm").values
@@ -166,28 +180,37 @@ def test_maps_do_not_depend_on_where_tokens_stand(arrangement: Arrangement, numb
 @pytest.mark.filterwarnings("ignore:gradeclip is zero everywhere")
 @hypothesis.settings(ALWAYS, max_examples=5)
 @hypothesis.given(arrangements().filter(lambda each: each.others > 0))
-def test_attention_of_another_token_does_not_depend_on_where_tokens_stand(arrangement: Arrangement) -> None:
+def test_attention_of_another_token_does_not_depend_on_where_tokens_stand(
+    arrangement: Arrangement,
+) -> None:
     model, plainest = pair(arrangement, arrangement.plainest.order[0])
     x = photos(arrangement)
     for method in OF_ATTENTION:
-        found, expected = (explain.attribute(each, x, method, target=1).values for each in (model, plainest))
+        found, expected = (
+            explain.attribute(each, x, method, target=1).values for each in (model, plainest)
+        )
         assert found.any() or method == "gradeclip"
         assert_close(found, expected, **EXACT)
 
 
 def test_some_of_the_tokens_run_with_all_others_in_their_order() -> None:
-    """Of two others, the last one is read, from the end: it is there whichever patches are left out."""
+    """Of two others, the last one is read, from the end: it is there whichever patches are left
+    out."""
     model, plainest = pair(Arrangement(3, 4, 2, (12, *range(12), 13)), 13)
     model.place = -1
     x = photos(model.arrangement)
-    found, expected = (explain.attribute(each, x, TIS(6), target=1).values for each in (model, plainest))
+    found, expected = (
+        explain.attribute(each, x, TIS(6), target=1).values for each in (model, plainest)
+    )
     assert found.any()
     assert_close(found, expected, **EXACT)
 
 
 @hypothesis.settings(ALWAYS, max_examples=5)
 @hypothesis.given(arrangements(), st.integers(0, 19))
-def test_interventions_and_traces_meet_the_token_of_a_place(arrangement: Arrangement, number: int) -> None:
+def test_interventions_and_traces_meet_the_token_of_a_place(
+    arrangement: Arrangement, number: int
+) -> None:
     cells = arrangement.rows * arrangement.columns
     cell = number % cells
     row, column = divmod(cell, arrangement.columns)
@@ -212,7 +235,8 @@ def test_interventions_and_traces_meet_the_token_of_a_place(arrangement: Arrange
 
 
 class Latents(nn.Module):
-    """As many latents as patches look at these: they lie nowhere on the photo (Perceiver, queries of detectors)."""
+    """As many latents as patches look at these: they lie nowhere on the photo (Perceiver, queries
+    of detectors)."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -223,7 +247,9 @@ class Latents(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.of_patches(self.patches(x).flatten(2).mT)
         latents = self.latents.expand(len(x), -1, -1)
-        latents = self.norm(latents + self.attention(latents, tokens, tokens, need_weights=False)[0])
+        latents = self.norm(
+            latents + self.attention(latents, tokens, tokens, need_weights=False)[0]
+        )
         return self.head(latents.mean(1))
 
 
@@ -231,9 +257,14 @@ class Latents(nn.Module):
 def test_latents_lie_nowhere_even_if_they_are_as_many_as_patches(count: int) -> None:
     torch.manual_seed(0)
     model, x = Latents(count).eval(), torch.rand(2, 3, 16, 16)
-    assert explain.attribute(model, x, GradCAM(relu=False), target=1, layer="of_patches").values.shape == (2, 4, 4)
+    assert explain.attribute(
+        model, x, GradCAM(relu=False), target=1, layer="of_patches"
+    ).values.shape == (2, 4, 4)
     for layer in ("norm", "attention"):
         with pytest.raises(explain.LayerError, match=f"'{layer}' must"):
             explain.attribute(model, x, GradCAM(relu=False), target=1, layer=layer)
-    with pytest.raises(explain.ExplainError, match="tokens="), intervene(model, [Ablate("norm", positions=[(0, 0)])]):
+    with (
+        pytest.raises(explain.ExplainError, match="tokens="),
+        intervene(model, [Ablate("norm", positions=[(0, 0)])]),
+    ):
         model(x)

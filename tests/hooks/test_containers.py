@@ -1,4 +1,5 @@
-"""Containers that modules write into stay the caller's: what hooks put in them is taken back when the call ends."""
+"""Containers that modules write into stay the caller's: what hooks put in them is taken back when
+the call ends."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from explain.hooks import HookGroup, capture
 
 def test_the_callers_containers_have_their_own_tensors_again_when_a_layer_returns() -> None:
     class Adds(nn.Module):
-        def forward(self, features: OrderedDict[str, torch.Tensor], *, more: list[Any]) -> torch.Tensor:
+        def forward(
+            self, features: OrderedDict[str, torch.Tensor], *, more: list[Any]
+        ) -> torch.Tensor:
             more.append({"of": features["b"]})
             features["c"] = features["a"] * 2 + features.pop("b")
             features["a"].relu_()
@@ -67,7 +70,11 @@ def test_a_container_that_a_layer_returns_is_the_one_that_the_caller_holds() -> 
         inner = into["all"]
         assert out is into
         (inner[0].sum() * 3 + inner[1].sum()).backward()
-    assert [None if each is None else each.tolist() for each in seen[0]] == [None, [3.0], [1.0, 1.0]]
+    assert [None if each is None else each.tolist() for each in seen[0]] == [
+        None,
+        [3.0],
+        [1.0, 1.0],
+    ]
     assert x.grad is not None
     assert x.grad.tolist() == [5.0, 2.0]
 

@@ -1,4 +1,5 @@
-"""What feeds the methods: PyTorch's own full-backward hooks give what the engine gives, where they can be used."""
+"""What feeds the methods: PyTorch's own full-backward hooks give what the engine gives, where they
+can be used."""
 
 from __future__ import annotations
 
@@ -18,13 +19,23 @@ from tests.conftest import settled
 
 
 def network(*, inplace: bool) -> nn.Sequential:
-    layers = [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace), nn.Conv2d(4, 6, 3, stride=2)]
-    model = nn.Sequential(*layers, nn.ReLU(inplace), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
+    layers = [
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace),
+        nn.Conv2d(4, 6, 3, stride=2),
+    ]
+    model = nn.Sequential(
+        *layers, nn.ReLU(inplace), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)
+    )
     return settled(model).double().eval()
 
 
 def photos() -> torch.Tensor:
-    return torch.rand(2, 3, 11, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 0.4
+    return (
+        torch.rand(2, 3, 11, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        - 0.4
+    )
 
 
 def ways(inplace: bool) -> list[GradientsBy]:
@@ -52,7 +63,9 @@ def test_guided_backpropagation_is_what_a_returned_grad_input_gives(inplace: boo
     plain, source = network(inplace=False), x.clone().requires_grad_()
     for module in plain:
         if isinstance(module, nn.ReLU):
-            module.register_full_backward_hook(lambda module, grad_input, grad_output: (grad_input[0].clamp(min=0),))
+            module.register_full_backward_hook(
+                lambda module, grad_input, grad_output: (grad_input[0].clamp(min=0),)
+            )
     plain(source)[:, 2].sum().backward()
     expected = source.grad
     for gradients in ways(inplace):
@@ -60,7 +73,9 @@ def test_guided_backpropagation_is_what_a_returned_grad_input_gives(inplace: boo
         torch.testing.assert_close(found.values, expected, rtol=1e-12, atol=1e-14)
     again = x.clone().requires_grad_()
     with HookGroup(model) as group:  # which in-place operations do not disturb
-        group.backward(nn.ReLU, lambda module, grad_input, grad_output: (grad_input[0].clamp(min=0),))
+        group.backward(
+            nn.ReLU, lambda module, grad_input, grad_output: (grad_input[0].clamp(min=0),)
+        )
         model(again)[:, 2].sum().backward()
     torch.testing.assert_close(again.grad, expected, rtol=1e-12, atol=1e-14)
 
@@ -70,7 +85,9 @@ def test_saliency_is_the_grad_input_of_the_first_layer(inplace: bool) -> None:
     model, x = network(inplace=inplace), photos()
     seen: list[torch.Tensor] = []
     plain = network(inplace=False)
-    handle = plain[0].register_full_backward_hook(lambda module, grad_input, grad_output: seen.append(grad_input[0]))
+    handle = plain[0].register_full_backward_hook(
+        lambda module, grad_input, grad_output: seen.append(grad_input[0])
+    )
     plain(x.clone().requires_grad_())[:, 2].sum().backward()
     handle.remove()
     for gradients in ways(inplace):
@@ -80,15 +97,22 @@ def test_saliency_is_the_grad_input_of_the_first_layer(inplace: bool) -> None:
 
 def test_full_backward_hooks_say_where_they_cannot_be_used() -> None:
     model, x = network(inplace=True), photos().requires_grad_()
-    with pytest.raises(explain.LayerError, match="in-place"), capture(model, "1", gradients="full_backward"):
+    with (
+        pytest.raises(explain.LayerError, match="in-place"),
+        capture(model, "1", gradients="full_backward"),
+    ):
         model(x)
     assert not model[1]._backward_hooks
-    with pytest.raises(explain.LayerError, match="module"), capture(model, "3:input", gradients="full_backward"):
+    with (
+        pytest.raises(explain.LayerError, match="module"),
+        capture(model, "3:input", gradients="full_backward"),
+    ):
         pass
 
 
 class Ways(nn.Module):
-    """A network in which PyTorch's full-backward hooks see something else than autograd, as ``way`` says."""
+    """A network in which PyTorch's full-backward hooks see something else than autograd, as ``way``
+    says."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -128,7 +152,9 @@ class Kept(nn.Module):
         ("a mapping", ["guidedbackprop", "saliency"]),
     ],
 )
-def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(way: str, refused: list[str]) -> None:
+def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(
+    way: str, refused: list[str]
+) -> None:
     torch.manual_seed(0)
     model, x = Ways(way).double().eval(), photos()
     modes = [module.training for module in model.modules()]
@@ -152,7 +178,10 @@ def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(way: st
 
 def test_calls_of_a_shared_layer_get_their_own_gradients() -> None:
     shared = nn.Linear(3, 3).double()
-    model, x = nn.Sequential(shared, nn.Tanh(), shared), torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
+    model, x = (
+        nn.Sequential(shared, nn.Tanh(), shared),
+        torch.rand(2, 3, dtype=torch.float64, requires_grad=True),
+    )
     with capture(model, ["0@0", "0@1"], gradients="full_backward") as hooks:
         model(x).square().sum().backward()
     with capture(model, ["0@0", "0@1"]) as engine:
@@ -221,7 +250,10 @@ def test_the_first_tensor_of_a_tuple_has_the_gradient_and_containers_are_refused
     with capture(nn.Sequential(layer), "0", gradients="full_backward") as seen:
         layer(x)[1].pow(2).sum().backward()
     torch.testing.assert_close(seen.gradients["0"], 4 * x.detach())
-    with pytest.raises(explain.LayerError, match="dict"), capture(layer.train(), "", gradients="full_backward"):
+    with (
+        pytest.raises(explain.LayerError, match="dict"),
+        capture(layer.train(), "", gradients="full_backward"),
+    ):
         layer(x)
 
 
@@ -231,7 +263,9 @@ def test_operations_and_memory_are_counted() -> None:
             q = x.flatten(2).transpose(1, 2).reshape(len(x), 1, -1, 4)
             return torch.nn.functional.scaled_dot_product_attention(q, q, q)
 
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, groups=1), Attention(), nn.Flatten(), nn.Linear(63 * 4, 5))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, groups=1), Attention(), nn.Flatten(), nn.Linear(63 * 4, 5)
+    )
     found = {row.name: row for row in inspect(model, torch.rand(2, 3, 11, 9)).rows}
     assert found["0"].flops == 2 * (2 * 4 * 9 * 7) * 3 * 9
     assert found["1"].flops == 2 * (2 * 2 * 63 * 63 * 4)

@@ -1,4 +1,5 @@
-"""A small network whose gradients anybody can work out on paper; `examples/hooks_tour.py` has more such figures."""
+"""A small network whose gradients anybody can work out on paper; `examples/hooks_tour.py` has more
+such figures."""
 
 from __future__ import annotations
 
@@ -27,8 +28,12 @@ def test_hooks_on_all_modules_act_for_this_thread_only() -> None:
     x = torch.ones(1, 3, requires_grad=True)
     with HookGroup(model) as group:
         group.forward_pre(nn.Module, lambda module, args: order.append(f"pre {names[id(module)]}"))
-        group.forward(nn.Module, lambda module, args, output: order.append(f"forward {names[id(module)]}"))
-        group.backward(nn.Module, lambda module, gi, go: order.append(f"backward {names[id(module)]}"))
+        group.forward(
+            nn.Module, lambda module, args, output: order.append(f"forward {names[id(module)]}")
+        )
+        group.backward(
+            nn.Module, lambda module, gi, go: order.append(f"backward {names[id(module)]}")
+        )
         thread = threading.Thread(target=lambda: model(x).backward())
         thread.start()
         thread.join()
@@ -74,7 +79,8 @@ def test_a_hook_that_misbehaves_is_named(register: object, message: str) -> None
 
 
 class Overwrites(nn.Module):
-    """Goes on with a tensor that a rectifier has overwritten, and ignores what the rectifier returned."""
+    """Goes on with a tensor that a rectifier has overwritten, and ignores what the rectifier
+    returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +97,9 @@ def test_a_hooked_module_that_overwrites_its_input_does_so_with_its_gradient() -
     model, x = Overwrites(), torch.tensor([-1.0, 2.0], requires_grad=True)
     seen: list[tuple[list[float], list[float]]] = []
     with HookGroup(model) as group:
-        group.backward(["relu", "inner"], lambda m, gi, go: seen.append((go[0].tolist(), gi[0].tolist())))
+        group.backward(
+            ["relu", "inner"], lambda m, gi, go: seen.append((go[0].tolist(), gi[0].tolist()))
+        )
         score = model(x)
         score.backward()
     assert score.item() == 6.0

@@ -1,4 +1,5 @@
-"""Full-backward hooks beside plain derivatives: keyword tensors, outputs that leave by several ways, containers."""
+"""Full-backward hooks beside plain derivatives: keyword tensors, outputs that leave by several
+ways, containers."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def numbers(gradients: tuple[torch.Tensor | None, ...]) -> tuple[Any, ...]:
 
 
 def watched(model: nn.Module, layer: str, run: Callable[[], torch.Tensor]) -> Seen:
-    """What a hook on a layer is given, as ``(grad_input, grad_output)``; the pre-hook must be given the same output."""
+    """What a hook on a layer is given, as ``(grad_input, grad_output)``; the pre-hook must be given
+    the same output."""
     seen: Seen = []
     before: list[Any] = []
     with HookGroup(model) as group:
@@ -35,7 +37,9 @@ def watched(model: nn.Module, layer: str, run: Callable[[], torch.Tensor]) -> Se
 
 
 class Scaled(nn.Module):
-    def forward(self, x: torch.Tensor, power: int = 1, *, scale: torch.Tensor, shift: Any = 0.0) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, power: int = 1, *, scale: torch.Tensor, shift: Any = 0.0
+    ) -> torch.Tensor:
         return x**power * scale + shift
 
 
@@ -44,8 +48,12 @@ def test_gradients_of_keyword_tensors_follow_those_of_positions() -> None:
     scale, shift = torch.tensor(3.0, requires_grad=True), torch.tensor(0.0, requires_grad=True)
     fixed = torch.tensor(3.0)
     assert watched(model, "", lambda: model(x, scale=scale) * 5) == [((15.0, 10.0), (5.0,))]
-    assert watched(model, "", lambda: model(x, 2, scale=scale) * 5) == [((60.0, None, 20.0), (5.0,))]
-    assert watched(model, "", lambda: model(shift=shift, x=x, scale=scale)) == [((1.0, 3.0, 2.0), (1.0,))]
+    assert watched(model, "", lambda: model(x, 2, scale=scale) * 5) == [
+        ((60.0, None, 20.0), (5.0,))
+    ]
+    assert watched(model, "", lambda: model(shift=shift, x=x, scale=scale)) == [
+        ((1.0, 3.0, 2.0), (1.0,))
+    ]
     assert watched(model, "", lambda: model(x=x, scale=fixed)) == [((3.0, None), (1.0,))]
 
 
@@ -117,9 +125,11 @@ class Network(nn.Module):
         found = self.layer(x * 1)
         leaves: Any = self.layer[0]
         y = found[0] if isinstance(found, tuple) else found
-        other = {"list": lambda: leaves.skips.pop(), "twice": lambda: found[1], "derived": lambda: found[1]}.get(
-            self.way, lambda: leaves.kept
-        )()
+        other = {
+            "list": lambda: leaves.skips.pop(),
+            "twice": lambda: found[1],
+            "derived": lambda: found[1],
+        }.get(self.way, lambda: leaves.kept)()
         first = 0 if self.only else (y.relu_() if self.inplace else y).sum() * 2
         return first + (other * other).sum()
 
@@ -127,11 +137,15 @@ class Network(nn.Module):
 @pytest.mark.parametrize("layer", ["layer", "layer.0"])
 @pytest.mark.parametrize("way", ["attribute", "list"])
 @pytest.mark.parametrize("only", [False, True])
-def test_an_output_that_is_kept_elsewhere_has_all_its_gradients(way: str, layer: str, only: bool) -> None:
+def test_an_output_that_is_kept_elsewhere_has_all_its_gradients(
+    way: str, layer: str, only: bool
+) -> None:
     model, x = Network(way, only=only), torch.tensor([1.0, 2.0], requires_grad=True)
     first = 0 if only else 2
     expected = [first + 2 * 3 * 1.0, first + 2 * 3 * 2.0]
-    assert watched(model, layer, lambda: model(x)) == [(([3 * expected[0], 3 * expected[1]],), (expected,))]
+    assert watched(model, layer, lambda: model(x)) == [
+        (([3 * expected[0], 3 * expected[1]],), (expected,))
+    ]
     assert x.grad is not None
     assert x.grad.tolist() == [3 * expected[0], 3 * expected[1]]
 
@@ -148,20 +162,24 @@ def test_an_output_that_is_kept_and_overwritten_has_all_its_gradients() -> None:
 def test_outputs_of_several_places_have_a_gradient_each() -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     twice, derived = Network("twice"), Network("derived")
-    assert watched(twice, "layer", lambda: twice(x)) == [(([24.0, 42.0],), ([2.0, 2.0], [6.0, 12.0]))]
+    assert watched(twice, "layer", lambda: twice(x)) == [
+        (([24.0, 42.0],), ([2.0, 2.0], [6.0, 12.0]))
+    ]
     assert watched(derived, "layer", lambda: derived(x)) == [(([6.0, 42.0],), ([2.0, 2.0], 12.0))]
     derived.only = twice.only = True
     assert watched(twice, "layer", lambda: twice(x)) == [(([18.0, 36.0],), (None, [6.0, 12.0]))]
 
 
 def test_of_a_view_only_what_was_returned_is_seen() -> None:
-    """An alias of a view has to be handed on; the view that was kept is none of the hook's, as in PyTorch."""
+    """An alias of a view has to be handed on; the view that was kept is none of the hook's, as in
+    PyTorch."""
     model, x = Network("view"), torch.tensor([1.0, 2.0], requires_grad=True)
     assert watched(model, "layer.0", lambda: model(x)) == [(([24.0, 42.0],), ([2.0, 2.0],))]
 
 
 def test_an_input_that_is_kept_is_the_modules_own() -> None:
-    """What happens to it elsewhere belongs to the gradient of the input, and not to that of the output."""
+    """What happens to it elsewhere belongs to the gradient of the input, and not to that of the
+    output."""
     model, x = Network("input"), torch.tensor([1.0, 2.0], requires_grad=True)
     assert watched(model, "layer.0", lambda: model(x)) == [(([6.0 + 2, 6.0 + 4],), ([2.0, 2.0],))]
 
@@ -199,7 +217,9 @@ def test_versions_and_storage_are_untouched() -> None:
     seen: list[tuple[int, bool]] = []
     with HookGroup(model) as group:
         group.backward(nn.Module, lambda module, gi, go: None)
-        group.forward("0", lambda module, args, output: seen.append((output._version, output is args[0])))
+        group.forward(
+            "0", lambda module, args, output: seen.append((output._version, output is args[0]))
+        )
         model(x).backward()
     assert seen == [(0, False)]
 
@@ -292,7 +312,12 @@ def test_the_states_of_a_recurrent_network() -> None:
 
     ((grad_input, (of_output, nothing, of_hidden, of_cell)),) = watched(model, "", run)
     assert grad_input == (expected.tolist(),)
-    assert (of_output[0], nothing, of_hidden, of_cell) == ([[1.0] * 3], None, [[[2.0] * 3]], [[[3.0] * 3]])
+    assert (of_output[0], nothing, of_hidden, of_cell) == (
+        [[1.0] * 3],
+        None,
+        [[[2.0] * 3]],
+        [[[3.0] * 3]],
+    )
 
 
 # Where gradients are taken in other ways

@@ -69,7 +69,10 @@ def test_tensor_and_node_hooks_change_gradients_until_removed() -> None:
         group.tensor(y, lambda gradient: gradient * 2)
         group.node(relu, lambda inputs, outputs: (inputs[0] + 1,))
         group.node_pre(relu, lambda outputs: (outputs[0] * 5,))
-        assert torch.autograd.grad(z, x, retain_graph=True)[0].tolist() == [(5 + 1) * 2 * 3, (0 + 1) * 2 * 3]
+        assert torch.autograd.grad(z, x, retain_graph=True)[0].tolist() == [
+            (5 + 1) * 2 * 3,
+            (0 + 1) * 2 * 3,
+        ]
     assert torch.autograd.grad(z, x)[0].tolist() == [3, 0]
 
 

@@ -26,7 +26,10 @@ def nothing(*given: object) -> None:
 
 def chain() -> nn.Sequential:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
-    model[0].weight.data, model[2].weight.data = torch.tensor([[1.0, 2], [3, 4]]), torch.tensor([[5.0, 6]])
+    model[0].weight.data, model[2].weight.data = (
+        torch.tensor([[1.0, 2], [3, 4]]),
+        torch.tensor([[5.0, 6]]),
+    )
     return model
 
 
@@ -103,7 +106,10 @@ def test_a_hook_that_registers_another_may_return_its_handle() -> None:
     model, x = chain(), torch.ones(1, 2, requires_grad=True)
     seen: list[list[float]] = []
     with HookGroup(model) as group:
-        group.forward("0", lambda module, args, output: group.tensor(output, lambda g: seen.append(g[0].tolist())))
+        group.forward(
+            "0",
+            lambda module, args, output: group.tensor(output, lambda g: seen.append(g[0].tolist())),
+        )
         group.tensor(x * 1, nothing).remove()
         group.leaf(x, lambda gradient: group.after_backward(lambda: seen.append([0.0])))
         model(x).backward()
@@ -135,7 +141,9 @@ def test_a_copy_of_a_hooked_model_has_none_of_its_hooks() -> None:
     own.remove()
 
 
-def test_a_hooked_model_is_pickled_without_its_hooks_and_without_this_package(tmp_path: Path) -> None:
+def test_a_hooked_model_is_pickled_without_its_hooks_and_without_this_package(
+    tmp_path: Path,
+) -> None:
     model, x = chain(), torch.ones(1, 2, requires_grad=True)
     with HookGroup(model) as group:
         group.forward("0", lambda module, args, output: output * 0)
@@ -223,7 +231,9 @@ def test_reading_a_gradient_through_numpy_is_no_edit() -> None:
 # Hooks that never fired
 
 
-def told(model: nn.Module, register: Callable[[HookGroup], object], work: Callable[[], object]) -> list[str]:
+def told(
+    model: nn.Module, register: Callable[[HookGroup], object], work: Callable[[], object]
+) -> list[str]:
     """What a group warns of, in which hooks are registered and something is done."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -239,7 +249,11 @@ def test_a_backward_hook_that_came_after_the_forward_pass_is_told_about() -> Non
     model, x = chain(), torch.ones(1, 2, requires_grad=True)
     for work in (lambda score: score.backward(), lambda score: torch.autograd.grad(score.sum(), x)):
         score = model(x)
-        (found,) = told(model, lambda group: group.backward("1", nothing), lambda work=work, score=score: work(score))
+        (found,) = told(
+            model,
+            lambda group: group.backward("1", nothing),
+            lambda work=work, score=score: work(score),
+        )
         assert "before the forward pass" in found
 
 
@@ -252,7 +266,9 @@ def test_a_backward_hook_that_came_after_the_forward_pass_is_told_about() -> Non
         (lambda g, y: g.node(y.grad_fn, nothing), "Node MulBackward0"),
     ],
 )
-def test_a_hook_that_never_fired_is_named(register: Callable[[HookGroup, torch.Tensor], object], message: str) -> None:
+def test_a_hook_that_never_fired_is_named(
+    register: Callable[[HookGroup, torch.Tensor], object], message: str
+) -> None:
     model, y = chain(), torch.ones(2, requires_grad=True) * 2
     (found,) = told(model, lambda group: register(group, y), lambda: model[0](torch.ones(1, 2)))
     assert message in found
@@ -270,7 +286,11 @@ def test_hooks_that_could_not_have_fired_are_nothing_to_tell_about() -> None:
             group.forward(name, lambda module, args, output: None)
 
     assert told(model, two, lambda: None) == []  # nothing ran
-    assert told(model, on_each, lambda: model[0](torch.ones(1, 2))) == []  # the same function fired on another layer
-    assert told(model, lambda group: two(group) or group.remove(), lambda: model[0](torch.ones(1, 2))) == []
+    # the same function fired on another layer
+    assert told(model, on_each, lambda: model[0](torch.ones(1, 2))) == []
+    assert (
+        told(model, lambda group: two(group) or group.remove(), lambda: model[0](torch.ones(1, 2)))
+        == []
+    )
     with pytest.raises(KeyError):  # the block did not end as it should, and that is what is told
         told(model, two, lambda: {}[model[0](torch.ones(1, 2))])

@@ -1,4 +1,5 @@
-"""Interventions equal plain hooks, plain attention with the same edit, and models that are truly altered."""
+"""Interventions equal plain hooks, plain attention with the same edit, and models that are truly
+altered."""
 
 from __future__ import annotations
 
@@ -26,19 +27,27 @@ def net() -> nn.Module:
 
 
 def photos(count: int = 2, seed: int = 0) -> torch.Tensor:
-    return torch.rand(count, 3, 12, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(
+        count, 3, 12, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
-def under_a_hook(model: nn.Module, layer: str, change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> torch.Tensor:
+def under_a_hook(
+    model: nn.Module, layer: str, change: Callable[[torch.Tensor], torch.Tensor], x: Any
+) -> torch.Tensor:
     """The model's output where a plain hook of PyTorch replaces what a layer gives."""
-    handle = model.get_submodule(layer).register_forward_hook(lambda module, args, output: change(output))
+    handle = model.get_submodule(layer).register_forward_hook(
+        lambda module, args, output: change(output)
+    )
     try:
         return model(x)
     finally:
         handle.remove()
 
 
-def with_channels(new: Callable[[torch.Tensor], Any], channels: list[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+def with_channels(
+    new: Callable[[torch.Tensor], Any], channels: list[int]
+) -> Callable[[torch.Tensor], torch.Tensor]:
     def change(output: torch.Tensor) -> torch.Tensor:
         found = output.clone()
         found[:, channels] = new(output)
@@ -64,7 +73,9 @@ CASES: dict[str, tuple[Intervention, Callable[[torch.Tensor], torch.Tensor]]] = 
     ),
     "baseline": (
         Ablate("layer1", by=Mean(), channels=[2]),
-        with_channels(lambda out: out[:, [2]].mean((2, 3), keepdim=True).expand(-1, 1, 12, 10), [2]),
+        with_channels(
+            lambda out: out[:, [2]].mean((2, 3), keepdim=True).expand(-1, 1, 12, 10), [2]
+        ),
     ),
     "steer": (Steer("layer1", DIRECTION, 2.5), lambda out: out + 2.5 * DIRECTION[:, None, None]),
     "patch": (
@@ -72,7 +83,10 @@ CASES: dict[str, tuple[Intervention, Callable[[torch.Tensor], torch.Tensor]]] = 
         with_channels(lambda out: 0.25, [0]),
     ),
     "replace": (Replace("layer1", torch.tanh), torch.tanh),
-    "positions": (Ablate("layer1", positions=[(0, 3), (11, 9)]), lambda out: without_positions(out, [(0, 3), (11, 9)])),
+    "positions": (
+        Ablate("layer1", positions=[(0, 3), (11, 9)]),
+        lambda out: without_positions(out, [(0, 3), (11, 9)]),
+    ),
 }
 
 
@@ -128,13 +142,17 @@ def test_projecting_takes_out_the_span_and_nothing_else() -> None:
     model, x = net(), photos()
     directions = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     seen: list[torch.Tensor] = []
-    with intervene(model, [Project("layer1", directions), Replace("layer1", lambda t: seen.append(t) or t)]):
+    with intervene(
+        model, [Project("layer1", directions), Replace("layer1", lambda t: seen.append(t) or t)]
+    ):
         model(x)
     own = model.layer1(model.relu(model.bn1(model.conv1(x))))
     taken = own - seen[0]
     assert torch.einsum("nchw,kc->nkhw", seen[0], directions).abs().max() < 1e-12
     within = torch.linalg.lstsq(directions.T, taken.movedim(1, 0).flatten(1)).solution
-    torch.testing.assert_close(directions.T @ within, taken.movedim(1, 0).flatten(1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        directions.T @ within, taken.movedim(1, 0).flatten(1), rtol=0, atol=1e-12
+    )
 
 
 class PlainAttention(nn.Module):
@@ -150,7 +168,9 @@ class PlainAttention(nn.Module):
         q, k, v = (p.view(count, tokens, layer.num_heads, -1).transpose(1, 2) for p in parts)
         same: Callable[[torch.Tensor], torch.Tensor] = lambda t: t  # noqa: E731
         q, k, v = (self.edits.get(name, same)(t) for name, t in (("q", q), ("k", k), ("v", v)))
-        weights = self.edits.get("pattern", same)((q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1))
+        weights = self.edits.get("pattern", same)(
+            (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
+        )
         heads = self.edits.get("heads", same)(weights @ v)
         return layer.out_proj(heads.transpose(1, 2).reshape(count, tokens, width))
 
@@ -192,24 +212,35 @@ class Multihead(nn.Module):
 
 
 @pytest.mark.parametrize("part", ["q", "k", "v", "pattern", "heads"])
-@pytest.mark.parametrize("kind", ["fused", "eager", "reversed", "einsum", "module", "module with weights", "fast path"])
+@pytest.mark.parametrize(
+    "kind", ["fused", "eager", "reversed", "einsum", "module", "module with weights", "fast path"]
+)
 @pytest.mark.parametrize("units", [{"tokens": [0, 2]}, {"heads": [0], "tokens": [3]}])
-def test_every_part_of_an_attention_is_replaced(part: str, kind: str, units: dict[str, list[int]]) -> None:
+def test_every_part_of_an_attention_is_replaced(
+    part: str, kind: str, units: dict[str, list[int]]
+) -> None:
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
     x = torch.rand(3, 5, 8, dtype=torch.float64)
     of_module = {"module": False, "module with weights": True, "fast path": False}
-    model = nn.Sequential(Multihead(layer, of_module[kind]) if kind in of_module else Eager(layer, kind)).eval()
+    model = nn.Sequential(
+        Multihead(layer, of_module[kind]) if kind in of_module else Eager(layer, kind)
+    ).eval()
 
     def zeroed(tensor: torch.Tensor) -> torch.Tensor:
-        heads, tokens = (units.get(name, list(range(n))) for name, n in (("heads", 2), ("tokens", 5)))
+        heads, tokens = (
+            units.get(name, list(range(n))) for name, n in (("heads", 2), ("tokens", 5))
+        )
         found = tensor.clone()
         for head in heads:
             for token in tokens:
                 found[:, head, token] = 0
         return found
 
-    with torch.set_grad_enabled(kind != "fast path"), intervene(model, [Ablate(f"0:{part}", **units)]):
+    with (
+        torch.set_grad_enabled(kind != "fast path"),
+        intervene(model, [Ablate(f"0:{part}", **units)]),
+    ):
         found = model(x)
     torch.testing.assert_close(found, PlainAttention({part: zeroed})(layer, x), rtol=0, atol=1e-14)
     assert not torch.allclose(found, model(x))
@@ -218,7 +249,10 @@ def test_every_part_of_an_attention_is_replaced(part: str, kind: str, units: dic
 def test_an_attention_that_is_not_recognised_is_said_in_one_line() -> None:
     layer = nn.MultiheadAttention(8, 2, batch_first=True)
     model, x = nn.Sequential(Eager(layer, "sums")), torch.rand(1, 5, 8)
-    with pytest.warns(explain.ExplainWarning, match="recognised"), intervene(model, [Ablate("0:pattern")]):
+    with (
+        pytest.warns(explain.ExplainWarning, match="recognised"),
+        intervene(model, [Ablate("0:pattern")]),
+    ):
         model(x)
 
     def hooked() -> None:
@@ -246,7 +280,10 @@ def test_other_products_around_an_attention_are_left_alone() -> None:
             return scores.softmax(-1).sum() + mixed.sum()
 
     model, x = nn.Sequential(Relative()), torch.rand(2, 5, 8, dtype=torch.float64)
-    with pytest.warns(explain.ExplainWarning, match="no effect"), intervene(model, [Ablate("0:q"), Ablate("0:v")]):
+    with (
+        pytest.warns(explain.ExplainWarning, match="no effect"),
+        intervene(model, [Ablate("0:q"), Ablate("0:v")]),
+    ):
         assert torch.equal(model(x), model[0](x))
 
 
@@ -263,12 +300,20 @@ def test_a_hook_group_and_a_capture_see_the_parts_of_an_attention() -> None:
     expected = layer(x, x, x, need_weights=True, average_attn_weights=False)[1]
     torch.testing.assert_close(seen[0], expected)
     torch.testing.assert_close(captured.activations["0:pattern"], expected)
-    value = F.linear(x, layer.in_proj_weight, layer.in_proj_bias).chunk(3, -1)[2].view(1, 5, 2, 4).transpose(1, 2)
+    value = (
+        F.linear(x, layer.in_proj_weight, layer.in_proj_bias)
+        .chunk(3, -1)[2]
+        .view(1, 5, 2, 4)
+        .transpose(1, 2)
+    )
     row = layer.out_proj.weight[3].view(2, 4)
     gradient = torch.zeros(1, 2, 5, 5, dtype=torch.float64)
     gradient[0, :, 2] = torch.einsum("hd,hkd->hk", row, value[0])
     torch.testing.assert_close(captured.gradients["0:pattern"], gradient)
-    with torch.inference_mode(), capture(model, ["0:pattern", "0:heads"], gradients=False) as captured:
+    with (
+        torch.inference_mode(),
+        capture(model, ["0:pattern", "0:heads"], gradients=False) as captured,
+    ):
         model(x)
     torch.testing.assert_close(captured.activations["0:pattern"], expected)
 
@@ -282,8 +327,24 @@ def altered(model: nn.Module, channel: int) -> nn.Module:
     return made
 
 
-METHODS = ["gradcam", "layercam", "saliency", "guidedbackprop", "integratedgradients", "smoothgrad", "deeplift", "lrp"]
-METHODS += ["fullgrad", "scorecam", "ablationcam", "occlusion(window=4, stride=4)", "rise(samples=20)", "eigencam"]
+METHODS = [
+    "gradcam",
+    "layercam",
+    "saliency",
+    "guidedbackprop",
+    "integratedgradients",
+    "smoothgrad",
+    "deeplift",
+    "lrp",
+]
+METHODS += [
+    "fullgrad",
+    "scorecam",
+    "ablationcam",
+    "occlusion(window=4, stride=4)",
+    "rise(samples=20)",
+    "eigencam",
+]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -292,7 +353,8 @@ def test_explanations_of_an_ablated_model_are_those_of_a_truly_altered_one(metho
     with intervene(model, [Ablate("layer1", channels=[3])]):
         found = explain.attribute(model, x, method, target=1)
     expected = explain.attribute(altered(model, 3), x, method, target=1)
-    tolerance = 1e-6 if method == "lrp" else 1e-9  # its stabiliser grows with the layer's largest value
+    # its stabiliser grows with the layer's largest value
+    tolerance = 1e-6 if method == "lrp" else 1e-9
     torch.testing.assert_close(found.values, expected.values, rtol=tolerance, atol=tolerance / 10)
     torch.testing.assert_close(found.score, expected.score)
 
@@ -304,14 +366,20 @@ class Standardised(nn.Module):
         return maps.view(len(maps), -1).softmax(1).view_as(maps)
 
 
-@pytest.mark.parametrize("method", ["occlusion(window=4, stride=4)", "scorecam", "integratedgradients", "smoothgrad"])
-def test_a_replacement_that_takes_one_memory_layout_is_that_of_an_altered_model(method: str) -> None:
+@pytest.mark.parametrize(
+    "method", ["occlusion(window=4, stride=4)", "scorecam", "integratedgradients", "smoothgrad"]
+)
+def test_a_replacement_that_takes_one_memory_layout_is_that_of_an_altered_model(
+    method: str,
+) -> None:
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)]
     head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)]
     model, x = nn.Sequential(*layers, nn.Identity(), *head).double().eval(), photos()
     replacement = Replace("3", Standardised())
-    found = explain.attribute(model, x, method, target=1, layer="1", interventions=[replacement], batch_size=4)
+    found = explain.attribute(
+        model, x, method, target=1, layer="1", interventions=[replacement], batch_size=4
+    )
     model[3] = Standardised()
     model.register_forward_pre_hook(lambda module, args: args[0].contiguous())
     expected = explain.attribute(model, x, method, target=1, layer="1", batch_size=4)
@@ -334,10 +402,15 @@ def test_layers_of_an_inserted_module_have_names_and_are_explained_and_ablated()
     with intervene(model, [Replace("layer1", sae, name="sae")]):
         with capture(model, "layer1/sae.encoder") as seen:
             model(x)[0, 2].backward()
-        found = explain.attribute(model, x, "gradcam(relu=False)", target=2, layer="layer1/sae.encoder")
+        found = explain.attribute(
+            model, x, "gradcam(relu=False)", target=2, layer="layer1/sae.encoder"
+        )
         with intervene(model, [Ablate("layer1/sae.encoder", channels=[4])]):
             ablated = model(x)
-    latents, gradients = seen.activations["layer1/sae.encoder"], seen.gradients["layer1/sae.encoder"]
+    latents, gradients = (
+        seen.activations["layer1/sae.encoder"],
+        seen.gradients["layer1/sae.encoder"],
+    )
     expected = (latents * gradients.mean((2, 3), keepdim=True)).sum(1)
     torch.testing.assert_close(found.values, expected)
 
@@ -379,7 +452,9 @@ def test_nothing_is_left_behind() -> None:
         intervene(model, [Ablate("0:q"), Replace("0:heads", stop), Replace("1", nn.Tanh())]),
     ):
         model(torch.rand(1, 5, 8))
-    assert {id(m): [dict(getattr(m, name)) for name in HOOK_DICTS] for m in model.modules()} == before
+    assert {
+        id(m): [dict(getattr(m, name)) for name in HOOK_DICTS] for m in model.modules()
+    } == before
     assert torch._C._len_torch_function_stack() == depth
 
 
@@ -418,7 +493,10 @@ def test_resampled_values_are_of_other_positions_or_of_a_reference() -> None:
     model, x, other = net(), photos(), photos(4, seed=2)
     seen: list[torch.Tensor] = []
     watch = Replace("layer1", lambda t: seen.append(t) or t)
-    for ablate in (Ablate("layer1", by="resample", seed=3), Ablate("layer1", by="resample", reference=other)):
+    for ablate in (
+        Ablate("layer1", by="resample", seed=3),
+        Ablate("layer1", by="resample", reference=other),
+    ):
         with intervene(model, [ablate, watch]):
             model(x)
     own = model.layer1(model.relu(model.bn1(model.conv1(x)))).flatten(2)
@@ -438,11 +516,18 @@ PERTURBING = [
 ]
 
 
-@pytest.mark.parametrize("method", [*PERTURBING, "kernelshap(samples=40)", "gradcam", "integratedgradients"])
+@pytest.mark.parametrize(
+    "method", [*PERTURBING, "kernelshap(samples=40)", "gradcam", "integratedgradients"]
+)
 def test_values_of_each_image_go_with_its_perturbed_rows(method: str) -> None:
     model, x, others = net(), photos(3), photos(3, seed=4)
     found = explain.attribute(
-        model, x, method, target=1, interventions=[Patch("layer1", others, channels=[0, 2])], batch_size=4
+        model,
+        x,
+        method,
+        target=1,
+        interventions=[Patch("layer1", others, channels=[0, 2])],
+        batch_size=4,
     )
     for i in range(3):
         patch = Patch("layer1", others[i : i + 1], channels=[0, 2])
@@ -469,7 +554,9 @@ class Two(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Multihead(nn.MultiheadAttention(8, 2, batch_first=True), False) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            Multihead(nn.MultiheadAttention(8, 2, batch_first=True), False) for _ in range(2)
+        )
         self.shared = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -503,7 +590,10 @@ def test_each_place_takes_its_own_values_from_an_input() -> None:
         torch.testing.assert_close(model(x), by_hand(patched))
     with intervene(model, [Ablate("blocks.0", "mean", heads=[1])]):
         torch.testing.assert_close(model(x), by_hand(averaged))
-    with pytest.raises(explain.HookError, match="2 times"), intervene(model, [Patch("shared", other, from_input=True)]):
+    with (
+        pytest.raises(explain.HookError, match="2 times"),
+        intervene(model, [Patch("shared", other, from_input=True)]),
+    ):
         pass
     with intervene(model, [Patch("shared@1", other, from_input=True)]):
         torch.testing.assert_close(model(x), model(other))
@@ -537,9 +627,16 @@ def test_channels_of_maps_with_channels_last_are_found() -> None:
 
     torch.manual_seed(0)
     patches = nn.Sequential(nn.Conv2d(3, 6, 2, 2), Permute([0, 2, 3, 1]), nn.LayerNorm(6))
-    model = nn.Sequential(patches, Block(), nn.LayerNorm(6), nn.Flatten(), nn.Linear(6 * 30, 5)).double().eval()
+    model = (
+        nn.Sequential(patches, Block(), nn.LayerNorm(6), nn.Flatten(), nn.Linear(6 * 30, 5))
+        .double()
+        .eval()
+    )
     for layer in ("1.act", "1", "0", "1.widen:input"):
-        with intervene(model, [Ablate(layer, channels=[3])]), capture(model, layer, gradients=False) as seen:
+        with (
+            intervene(model, [Ablate(layer, channels=[3])]),
+            capture(model, layer, gradients=False) as seen,
+        ):
             model(photos())
         values = seen.activations[layer]
         assert not values[..., 3].any()
@@ -548,7 +645,12 @@ def test_channels_of_maps_with_channels_last_are_found() -> None:
 
 def test_units_are_masks_or_numbers_of_any_kind() -> None:
     expected = (1, 4)
-    for given in (torch.tensor([1, 4]), np.array([1, 4]), [np.int64(1), 4], [False, True, False, False, True]):
+    for given in (
+        torch.tensor([1, 4]),
+        np.array([1, 4]),
+        [np.int64(1), 4],
+        [False, True, False, False, True],
+    ):
         assert Ablate("layer1", channels=given).channels == expected  # type: ignore[arg-type]
     assert Ablate("layer1", channels=2).channels == (2,)  # type: ignore[arg-type]
 
@@ -561,7 +663,9 @@ def test_directions_are_not_rounded_to_half_precision() -> None:
         with intervene(model, [Project("0", directions)]):
             found = model(x).double()
         unit = direction / direction.norm()
-        torch.testing.assert_close(found, x.double() - (x.double() @ unit)[:, None] * unit, rtol=0, atol=3e-3)
+        torch.testing.assert_close(
+            found, x.double() - (x.double() @ unit)[:, None] * unit, rtol=0, atol=3e-3
+        )
 
 
 def test_a_tensor_that_is_there_twice_is_replaced_twice() -> None:
@@ -589,7 +693,10 @@ def test_values_are_taken_without_touching_the_model() -> None:
         pass
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert model.training
-    with intervene(model, [Patch("layer1", photos(3, seed=1))]), pytest.raises(explain.HookError, match="images"):
+    with (
+        intervene(model, [Patch("layer1", photos(3, seed=1))]),
+        pytest.raises(explain.HookError, match="images"),
+    ):
         model(photos(1))
 
 
@@ -599,8 +706,11 @@ def test_copies_with_random_weights_are_altered_too(metric: str) -> None:
     change = with_channels(lambda out: 0, [1, 4])
     with intervene(model, [Ablate("layer1", channels=[1, 4])]):
         found = explain.evaluate(model, x, "saliency", metric, target=1)["saliency"][metric]
-    handle = model.layer1.register_forward_hook(lambda module, args, output: change(output))  # copies have it, too
+    # copies have it, too
+    handle = model.layer1.register_forward_hook(lambda module, args, output: change(output))
     expected = explain.evaluate(model, x, "saliency", metric, target=1)["saliency"][metric]
     handle.remove()
     torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, explain.evaluate(model, x, "saliency", metric, target=1)["saliency"][metric])
+    assert not torch.allclose(
+        found, explain.evaluate(model, x, "saliency", metric, target=1)["saliency"][metric]
+    )

@@ -47,7 +47,9 @@ def test_gradients_of_one_call_come_to_a_hook_on_it() -> None:
     source = x().requires_grad_()
     with HookGroup(net) as group:
         for name in ("conv@0", "conv@1"):
-            group.backward(name, lambda m, gi, go, name=name: seen.setdefault(name, []).append(go[0]))  # type: ignore[misc]
+            group.backward(
+                name, lambda m, gi, go, name=name: seen.setdefault(name, []).append(go[0])
+            )  # type: ignore[misc]
         net(source).sum().backward()
     first = net.conv(x())
     second = net.conv(first.relu())
@@ -70,10 +72,13 @@ def test_a_hook_on_the_input_of_a_layer_changes_what_that_layer_alone_is_given()
     with HookGroup(Both()) as group:
         assert group._model is not None
         group.forward("a:input", lambda module, args, output: output + 1)
-        assert group._model(torch.tensor(1.0)).item() == 101  # what it returned is the caller's dictionary again
+        # what it returned is the caller's dictionary again
+        assert group._model(torch.tensor(1.0)).item() == 101
     net, seen = Twice(), []
     with HookGroup(net) as group:
-        group.forward("conv:input@1", lambda module, args, output: seen.append(output.shape) or output * 0)
+        group.forward(
+            "conv:input@1", lambda module, args, output: seen.append(output.shape) or output * 0
+        )
         assert net(x()).abs().max() == 0
     assert len(seen) == 1
     with HookGroup(net) as group, pytest.raises(HookError, match="input"):

@@ -40,7 +40,8 @@ def test_rng_gradient_mode_and_inference_mode_come_back(net: TinyNet, mode: type
 
 
 class Average(nn.Module):
-    """Takes off a running mean: the first photos set it, and each pass moves it, by ``data`` that no version shows."""
+    """Takes off a running mean: the first photos set it, and each pass moves it, by ``data`` that
+    no version shows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +59,8 @@ class Average(nn.Module):
 
 
 class Replaced(nn.Module):
-    """Puts another tensor in the place of a buffer, and makes one that was not there, for the size of the photos."""
+    """Puts another tensor in the place of a buffer, and makes one that was not there, for the size
+    of the photos."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +89,9 @@ def test_what_passes_write_into_a_model_is_put_back(kind: str) -> None:
     torch.manual_seed(0)
     exact = kind in ("running mean", "other tensors")
     convolution = nn.Conv2d(3, 4, 3)
-    rest = nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    rest = nn.Sequential(
+        convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
     model = nn.Sequential(WRITERS[kind](), rest.double() if exact else rest).eval()
     x = torch.rand(1, 3, 8, 8, dtype=torch.float64 if exact else torch.float32)
     before, buffers = snapshot(model), dict(model[0].named_buffers())
@@ -99,4 +103,6 @@ def test_what_passes_write_into_a_model_is_put_back(kind: str) -> None:
         explain.attribute(model, x, "occlusion(window=4, stride=4)", target=1)
     assert snapshot(model) == before
     assert all(each is buffers[name] for name, each in model[0].named_buffers())
-    assert {name: value for name, value in vars(model[0]).items() if not name.startswith("_")} == attributes
+    assert {
+        name: value for name, value in vars(model[0]).items() if not name.startswith("_")
+    } == attributes

@@ -20,7 +20,8 @@ from tests.conftest import TinyNet, settled
 def reference(
     model: nn.Module, x: torch.Tensor, layers: list[str], target: int
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Activation and gradient of each layer's last call, without hooks: nothing in place, plain autograd."""
+    """Activation and gradient of each layer's last call, without hooks: nothing in place, plain
+    autograd."""
     plain = copy.deepcopy(model)
     for module in plain.modules():
         if getattr(module, "inplace", False):
@@ -39,7 +40,10 @@ def reference(
         module.forward = keeping(name, module.forward)  # type: ignore[method-assign]
     score = plain(x)[:, target].sum()
     gradients = torch.autograd.grad(score, [kept[name] for name in layers])
-    return {name: (kept[name].detach(), gradient) for name, gradient in zip(layers, gradients, strict=True)}
+    return {
+        name: (kept[name].detach(), gradient)
+        for name, gradient in zip(layers, gradients, strict=True)
+    }
 
 
 def captured(
@@ -58,20 +62,29 @@ def captured(
 def test_every_layer_of_a_network_full_of_in_place_operations_is_exact(grad: bool) -> None:
     model = settled(ResNet(BasicBlock, [1, 1, 1, 1], num_classes=4)).double().eval()
     x = torch.randn(1, 3, 17, 17, dtype=torch.float64)
-    layers = [name for name, module in model.named_modules() if name and not list(module.children())]
+    layers = [
+        name for name, module in model.named_modules() if name and not list(module.children())
+    ]
     expected = reference(model, x, layers, 1)
     for layer in layers[grad::2]:  # the others in the other pass
         activation, gradient = captured(model, x, layer, 1, grad=grad)
         expected_activation, expected_gradient = expected[layer]
         torch.testing.assert_close(activation, expected_activation, rtol=0, atol=0, msg=layer)
         scale = expected_gradient.abs().max()
-        torch.testing.assert_close(gradient / scale, expected_gradient / scale, rtol=0, atol=1e-10, msg=layer)
+        torch.testing.assert_close(
+            gradient / scale, expected_gradient / scale, rtol=0, atol=1e-10, msg=layer
+        )
 
 
 FAMILIES = {
     "dense": (
         lambda: DenseNet(4, (2, 3), 8, num_classes=3),
-        ["features.conv0", "features.norm0", "features.denseblock2.denselayer3.norm2", "features.norm5"],
+        [
+            "features.conv0",
+            "features.norm0",
+            "features.denseblock2.denselayer3.norm2",
+            "features.norm5",
+        ],
     ),
     "inverted": (
         lambda: MobileNetV2(3, width_mult=0.25),
@@ -113,7 +126,9 @@ def test_branches_that_never_meet_below_are_both_captured() -> None:
         assert torch.equal(gradients["b"], torch.full((1, 1, 2, 2), 3.0))
 
 
-def test_gradients_may_be_recorded_for_some_of_the_layers_which_begin_the_graph(net: TinyNet, x: torch.Tensor) -> None:
+def test_gradients_may_be_recorded_for_some_of_the_layers_which_begin_the_graph(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     below: list[bool] = []
     with torch.no_grad(), HookGroup(net) as group:
         capture = Capture(group, ["conv1", "layer1", "layer2"], gradients=["layer2"])
@@ -130,7 +145,9 @@ def test_gradients_may_be_recorded_for_some_of_the_layers_which_begin_the_graph(
     torch.testing.assert_close(capture.joined(record, direct), gradient)
 
 
-def test_a_second_backward_gives_the_same_and_a_layer_out_of_reach_gives_none(net: TinyNet, x: torch.Tensor) -> None:
+def test_a_second_backward_gives_the_same_and_a_layer_out_of_reach_gives_none(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     with torch.no_grad(), HookGroup(net) as group:
         capture = Capture(group, select_places(net, ["layer1", "layer2"]), gradients=True)
         output = net(x)
@@ -159,7 +176,10 @@ def test_layers_without_usable_output_are_refused() -> None:
         def forward(self, x: torch.Tensor) -> object:
             return self.result
 
-    for result, message in (("text", "must return a tensor, got str"), (torch.ones(1).long(), "floating-point")):
+    for result, message in (
+        ("text", "must return a tensor, got str"),
+        (torch.ones(1).long(), "floating-point"),
+    ):
         model = nn.Sequential(Odd(result))
         with pytest.raises(LayerError, match=message), HookGroup(model) as group:
             Capture(group, ["0"], gradients=True)

@@ -1,4 +1,5 @@
-"""Outputs that leave a layer by more ways than one: the gradient is that of all of them, by plain autograd."""
+"""Outputs that leave a layer by more ways than one: the gradient is that of all of them, by plain
+autograd."""
 
 from __future__ import annotations
 
@@ -73,14 +74,26 @@ class Layer(nn.Module):
         return y
 
 
-WAYS = ["tuple", "twice", "list", "attribute", "derived", "mapping", "dataclass", "hugging face", "second argument",
-        "view", "overwritten inside"]  # fmt: skip
+WAYS = [
+    "tuple",
+    "twice",
+    "list",
+    "attribute",
+    "derived",
+    "mapping",
+    "dataclass",
+    "hugging face",
+    "second argument",
+    "view",
+    "overwritten inside",
+]
 STAYS = ["twice", "list", "attribute", "second argument", "overwritten inside"]
 """What autograd itself does not let anybody overwrite afterwards."""
 
 
 class Net(nn.Module):
-    """Reads what its layer gave by two ways, overwriting the first on its way where ``in_place`` says so."""
+    """Reads what its layer gave by two ways, overwriting the first on its way where ``in_place``
+    says so."""
 
     def __init__(self, way: str, *, in_place: bool = False, only_second: bool = False) -> None:
         super().__init__()
@@ -127,14 +140,17 @@ class Net(nn.Module):
 
 
 def plainly(model: Net, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the layer gives, and the gradient of the first score in it: nothing in place, no hooks."""
+    """What the layer gives, and the gradient of the first score in it: nothing in place, no
+    hooks."""
     way = model.body.way
     y = model.body.conv(model.stem(x)).detach()
     y = y.relu() if way == "overwritten inside" else y.permute(0, 1, 3, 2) if way == "view" else y
     y = y.contiguous().requires_grad_()
     derived: dict[str, Score] = {
         "derived": lambda y: (y * 2).sin().amax((2, 3)),
-        **dict.fromkeys(["twice", "list", "attribute", "second argument"], lambda y: y.amax((2, 3))),
+        **dict.fromkeys(
+            ["twice", "list", "attribute", "second argument"], lambda y: y.amax((2, 3))
+        ),
     }
     second = derived.get(way, lambda y: y.mean((2, 3)))(y)
     factor = 1.5 if model.in_place and way not in STAYS else 1
@@ -161,7 +177,9 @@ def assert_close(found: torch.Tensor | None, expected: torch.Tensor) -> None:
 )
 @pytest.mark.parametrize("grad", [False, True], ids=["cut", "whole"])
 @pytest.mark.parametrize("way", WAYS)
-def test_the_gradient_is_that_of_every_way(way: str, grad: bool, frozen: bool, options: dict[str, bool]) -> None:
+def test_the_gradient_is_that_of_every_way(
+    way: str, grad: bool, frozen: bool, options: dict[str, bool]
+) -> None:
     model, x = networks(way, **options)
     activation, expected = plainly(model, x)
     model.requires_grad_(not frozen)
@@ -219,8 +237,12 @@ def test_explanations_use_every_way_and_leave_nothing_behind(way: str, only_seco
 
 
 def test_all_tensors_of_an_output_are_recorded_with_gradients_by_position_or_key() -> None:
-    for way, keys in (("tuple", [0, 1]), ("mapping", ["maps", "peak"]), ("dataclass", ["maps", "peak"]),
-                      ("hugging face", ["last_hidden_state", "pooler_output"])):  # fmt: skip
+    for way, keys in (
+        ("tuple", [0, 1]),
+        ("mapping", ["maps", "peak"]),
+        ("dataclass", ["maps", "peak"]),
+        ("hugging face", ["last_hidden_state", "pooler_output"]),
+    ):
         model, x = networks(way)
         with capture(model, "body") as seen:
             model(x)[:, 0].sum().backward()
@@ -320,7 +342,10 @@ def test_calls_and_inputs_of_a_layer_go_by_names_of_their_own() -> None:
     score = model.fc(second.mean((2, 3)))[:, 0].sum()
     gradients = torch.autograd.grad(score, [first, between, second])
     for grad in (False, True):
-        with torch.set_grad_enabled(grad), capture(model, ["conv", "conv@0", "conv:input", "conv:input@0"]) as seen:
+        with (
+            torch.set_grad_enabled(grad),
+            capture(model, ["conv", "conv@0", "conv:input", "conv:input@0"]) as seen,
+        ):
             seen.backward(model(x)[:, 0].sum())
         assert_close(seen.activations["conv"], second.detach())
         assert_close(seen.activations["conv@0"], first.detach())
@@ -349,8 +374,13 @@ def test_a_modules_own_name_goes_before_the_suffixes() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.parts = nn.ModuleDict({"conv": nn.Conv2d(3, 4, 1), "conv@0": nn.Conv2d(4, 5, 1),
-                                        "conv:input": nn.Conv2d(5, 6, 1)})  # fmt: skip
+            self.parts = nn.ModuleDict(
+                {
+                    "conv": nn.Conv2d(3, 4, 1),
+                    "conv@0": nn.Conv2d(4, 5, 1),
+                    "conv:input": nn.Conv2d(5, 6, 1),
+                }
+            )
             self.fc = nn.Linear(6, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -359,7 +389,13 @@ def test_a_modules_own_name_goes_before_the_suffixes() -> None:
             return self.fc(x.mean((2, 3)))
 
     model, x = Named().eval(), torch.rand(1, 3, 4, 4)
-    names = ["parts.conv", "parts.conv@0", "parts.conv:input", "parts.conv@0@0", "parts.conv@0:input"]
+    names = [
+        "parts.conv",
+        "parts.conv@0",
+        "parts.conv:input",
+        "parts.conv@0@0",
+        "parts.conv@0:input",
+    ]
     with capture(model, names) as seen:
         model(x)[:, 0].sum().backward()
     assert [seen.activations[name].shape[1] for name in names] == [4, 5, 6, 5, 4]
@@ -380,11 +416,15 @@ def test_an_extractor_takes_calls_and_inputs_and_runs_no_further() -> None:
         found = explain.hooks.FeatureExtractor(model, names)(x)
     assert list(found) == names
     assert not ran
-    for name, expected in zip(names, [first, second, first, second, second.relu(), third], strict=True):
+    for name, expected in zip(
+        names, [first, second, first, second, second.relu(), third], strict=True
+    ):
         assert torch.equal(found[name], expected), name
     with pytest.raises(LayerError, match="layer '0@3' must"):
         explain.hooks.FeatureExtractor(model, ["0@3"])(x)
-    kept = explain.hooks.FeatureExtractor(networks("mapping")[0], ["body", "fc"])(networks("mapping")[1])["body"]
+    kept = explain.hooks.FeatureExtractor(networks("mapping")[0], ["body", "fc"])(
+        networks("mapping")[1]
+    )["body"]
     assert (type(kept), kept["missing"]) == (defaultdict, [])
 
 
@@ -424,7 +464,11 @@ def test_gradients_of_which_parts_may_be_missing_are_refused() -> None:
         seen.gradients  # noqa: B018
     assert seen.activations["0"].shape == (1, 4, 4, 4)
     plain = nn.Sequential(nn.ReLU())
-    with torch.inference_mode(), capture(plain, "0"), pytest.raises(LayerError, match=r"outside torch\.inference_mode"):
+    with (
+        torch.inference_mode(),
+        capture(plain, "0"),
+        pytest.raises(LayerError, match=r"outside torch\.inference_mode"),
+    ):
         plain(torch.rand(1, 3))
 
 

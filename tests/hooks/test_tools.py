@@ -14,7 +14,9 @@ from explain.hooks import FeatureExtractor, HookGroup, capture, inspect
 from tests.conftest import TinyNet, settled, snapshot
 
 
-def test_capture_records_feature_maps_and_gradients_around_ones_own_backward(net: TinyNet, x: torch.Tensor) -> None:
+def test_capture_records_feature_maps_and_gradients_around_ones_own_backward(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     before = snapshot(net)
     source = x.clone().requires_grad_()
     with capture(net, ["conv1", "layer2"]) as seen:
@@ -31,7 +33,9 @@ def test_capture_records_feature_maps_and_gradients_around_ones_own_backward(net
     assert snapshot(net) == before
 
 
-def test_an_extractor_gives_features_and_stops_behind_the_last(net: TinyNet, x: torch.Tensor) -> None:
+def test_an_extractor_gives_features_and_stops_behind_the_last(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     ran: list[str] = []
     for name in ("conv1", "layer1", "layer2", "fc"):
         net.get_submodule(name).register_forward_hook(lambda m, a, o, name=name: ran.append(name))
@@ -41,13 +45,17 @@ def test_an_extractor_gives_features_and_stops_behind_the_last(net: TinyNet, x: 
     assert ran == ["conv1", "layer1"]
     assert not any(f.requires_grad for f in features.values())
     assert snapshot(net) == before
-    torch.testing.assert_close(features["conv1"], F.conv2d(x, net.conv1.weight, net.conv1.bias, padding=1))
+    torch.testing.assert_close(
+        features["conv1"], F.conv2d(x, net.conv1.weight, net.conv1.bias, padding=1)
+    )
     with_graph = FeatureExtractor(net, "layer1", graph=True)(x)["layer1"]
     assert with_graph.requires_grad
     torch.testing.assert_close(with_graph, features["layer1"])
 
 
-def test_an_extractor_says_when_a_layer_is_missing_or_never_called(net: TinyNet, x: torch.Tensor) -> None:
+def test_an_extractor_says_when_a_layer_is_missing_or_never_called(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     with pytest.raises(LayerError, match="did you mean 'layer1'"):
         FeatureExtractor(net, "layr1")
     with pytest.raises(LayerError, match="'unused' was not called"):
@@ -67,7 +75,9 @@ def test_a_layer_that_attention_never_calls_says_why_it_has_nothing() -> None:
             found()
 
 
-def test_an_inspection_tells_shapes_parameters_dead_units_and_gradients(net: TinyNet, x: torch.Tensor) -> None:
+def test_an_inspection_tells_shapes_parameters_dead_units_and_gradients(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     net.train()
     net.conv1.weight.data[:3] = 0
     net.conv1.bias.data[:3] = -1
@@ -83,7 +93,8 @@ def test_an_inspection_tells_shapes_parameters_dead_units_and_gradients(net: Tin
     assert rows[""].parameters == sum(p.numel() for p in net.parameters())
     assert rows["relu"].dead == 0.5
     assert rows["layer1.0"].depth == 2
-    assert rows["fc"].gradient == pytest.approx(3**0.5)  # one for the largest class of each of three images
+    # one for the largest class of each of three images
+    assert rows["fc"].gradient == pytest.approx(3**0.5)
     assert found.first_nonfinite is None
     assert "unused" not in rows
     assert [r["name"] for r in json.loads(found.to_json())] == [row.name for row in found.rows]
@@ -128,7 +139,9 @@ def test_full_backward_hooks_on_every_module_change_nothing(inplace: bool) -> No
 
 def test_an_inspection_tells_the_shapes_of_keyword_tensors() -> None:
     class Scaled(nn.Module):
-        def forward(self, x: torch.Tensor, *, scale: torch.Tensor, flag: bool = False) -> torch.Tensor:
+        def forward(
+            self, x: torch.Tensor, *, scale: torch.Tensor, flag: bool = False
+        ) -> torch.Tensor:
             return x * scale
 
     (row,) = inspect(Scaled(), torch.ones(2, 3), kwargs={"scale": torch.ones(3), "flag": True}).rows

@@ -14,7 +14,9 @@ from tests.conftest import ROOT
 
 
 def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"examples.{name}", ROOT / "examples" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"examples.{name}", ROOT / "examples" / f"{name}.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -25,7 +27,8 @@ def example(name: str) -> ModuleType:
 
 @contextmanager
 def scripts_of(*folders: str) -> Iterator[None]:
-    """Let scripts of these folders find each other, and forget them afterwards: other folders have such names, too."""
+    """Let scripts of these folders find each other, and forget them afterwards: other folders have
+    such names, too."""
     names = {path.stem for folder in folders for path in (ROOT / "examples" / folder).glob("*.py")}
     before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     with pytest.MonkeyPatch.context() as patch:
@@ -61,22 +64,34 @@ FIGURES = {
     "inplace": [
         "d's hook doubles in place: c's gradient 2",
         "gradients of a and w, when a's hook only looks 2, 5",
-        "HookError: hook 'doubles_in_place' on a tensor of shape () (gradient) edited its gradient in place",
+        (
+            "HookError: hook 'doubles_in_place' on a tensor of shape () (gradient) edited its "
+            "gradient in place"
+        ),
     ],
     "edited": [
         "the tensor that backward was given (6, 6), (2, 2)",
-        "HookError: hook 'edits_and_returns' on a tensor of shape (2,) (gradient) edited its gradient in place",
+        (
+            "HookError: hook 'edits_and_returns' on a tensor of shape (2,) (gradient) edited its "
+            "gradient in place"
+        ),
         "instead: the same two (6, 6), (1, 1)",
     ],
     "tensors": ["all gradients 5, 7", "the first of them to arrive 7"],
-    "module": ["(7, -13, 27, -29)", "after ReLU(inplace=True) (7, 0, 27, 0)", "(89)", "hooks left on the model 0"],
+    "module": [
+        "(7, -13, 27, -29)",
+        "after ReLU(inplace=True) (7, 0, 27, 0)",
+        "(89)",
+        "hooks left on the model 0",
+    ],
     "two_inputs": [
         "before: inputs 3, 4 a hook made them (2 * a, b + 1): inputs, output 6, 5, 30",
         "gradients of both inputs, as the module got them 5, 6 gradients of a and b 10, 6",
         "missing 1 required positional argument: 'b'",
     ],
     "shapes": [
-        "Conv2d: input, output (1, 1, 6, 6), (1, 2, 4, 4) MaxPool2d: input, output (1, 2, 4, 4), (1, 2, 2, 2) "
+        "Conv2d: input, output (1, 1, 6, 6), (1, 2, 4, 4) MaxPool2d: input, output (1, 2, 4, 4), "
+        "(1, 2, 2, 2) "
         "Flatten: input, output (1, 2, 2, 2), (1, 8) Linear: input, output (1, 8), (1, 3)",
         "model Sequential 1 x 3 47",
         "0 Conv2d 1 x 2 x 4 x 4 20",
@@ -99,7 +114,10 @@ FIGURES = {
         "without a batch deprecated hook (1, 1) full-backward hook (4, 6)",
         "This hook will be missing some grad_input",
     ],
-    "convolution": ["feature maps ((9, 9), (9, 9)), ((18, 18), (18, 18))", "feature maps (9), (18)"],
+    "convolution": [
+        "feature maps ((9, 9), (9, 9)), ((18, 18), (18, 18))",
+        "feature maps (9), (18)",
+    ],
     "triple": [
         "module: grad_input ((1, 3, 2), (4, 10, 6), (3, 7, 4))",
         "input, weight, bias ((1, 3, 2), (4, 10, 6), (3, 7, 4)), ((4, 4), (4, 4)), (4)",
@@ -111,13 +129,25 @@ FIGURES = {
         "the second relu is a function: hooks on modules, on Nodes (0, 2), (1, 1)",
         "both are modules: hooks on modules, on Nodes (1, 1), (1, 1)",
         "a small DenseNet: ReLU modules, ReLU Nodes 6, 7 modules and Nodes agree False "
-        "modules and the first Node behind the output agree True explain.attribute and Nodes agree True",
+        "modules and the first Node behind the output agree True explain.attribute and Nodes "
+        "agree True",
     ],
     "accumulator": ["torch::autograd::AccumulateGrad, True", "before accumulation 7", "p.grad 7"],
     "after_backward": ["y, x, end of the pass"],
-    "capture": ["call 0: activation, gradient (2), (4)", "call 1: activation, gradient (4), (2)", "(8), (1)"],
-    "extractor": ["features of layer 1 (7, 0, 27, 0)", "Linear(in_features=3, out_features=4, bias=True), ReLU(inp"],
-    "timeline": ["1 forward-pre model (Sequential)", "12 backward-pre 1 (ReLU)", "16 backward model (Sequential)"],
+    "capture": [
+        "call 0: activation, gradient (2), (4)",
+        "call 1: activation, gradient (4), (2)",
+        "(8), (1)",
+    ],
+    "extractor": [
+        "features of layer 1 (7, 0, 27, 0)",
+        "Linear(in_features=3, out_features=4, bias=True), ReLU(inp",
+    ],
+    "timeline": [
+        "1 forward-pre model (Sequential)",
+        "12 backward-pre 1 (ReLU)",
+        "16 backward model (Sequential)",
+    ],
     "errors": [
         "must take (module, args, output)",
         "[(1, 4)], got [(1, 2)]",
@@ -145,10 +175,16 @@ def test_a_section_prints_its_figures(name: str, capsys: pytest.CaptureFixture[s
 def test_the_four_hooks_of_a_layer_fire_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     tour.main(["convolution"])
     fired = re.findall(
-        r"^    (forward-pre|forward|backward-pre|backward) +(\w+):", capsys.readouterr().out, re.MULTILINE
+        r"^    (forward-pre|forward|backward-pre|backward) +(\w+):",
+        capsys.readouterr().out,
+        re.MULTILINE,
     )
-    forward = [(kind, layer) for layer in ("Conv2d", "MaxPool2d") for kind in ("forward-pre", "forward")]
-    backward = [(kind, layer) for layer in ("MaxPool2d", "Conv2d") for kind in ("backward-pre", "backward")]
+    forward = [
+        (kind, layer) for layer in ("Conv2d", "MaxPool2d") for kind in ("forward-pre", "forward")
+    ]
+    backward = [
+        (kind, layer) for layer in ("MaxPool2d", "Conv2d") for kind in ("backward-pre", "backward")
+    ]
     assert fired == forward + backward
 
 

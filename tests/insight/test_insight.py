@@ -1,4 +1,5 @@
-"""Insight: where classes look, clusters of reasons and mistakes, against plain computations and planted evidence."""
+"""Insight: where classes look, clusters of reasons and mistakes, against plain computations and
+planted evidence."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from torch import nn
 import explain
 from explain import OutputError, RunError
 from explain.insight.class_statistics import Mean, looks
-from explain.insight.clusters import distances, grouped, number_of_groups, reasons, silhouettes, spectrum
+from explain.insight.clusters import (
+    distances,
+    grouped,
+    number_of_groups,
+    reasons,
+    silhouettes,
+    spectrum,
+)
 from explain.insight.maps import RunMaps, read_maps
 from explain.insight.reattribution import RunPhotos
 from explain.methods import Necessary, Sufficient
@@ -34,11 +42,15 @@ def blob(place: tuple[float, float], width: float, generator: torch.Generator) -
     return values / values.sum()
 
 
-def maps_of(places: dict[str, list[tuple[float, float]]], seed: int = 0, width: float = 2.0) -> RunMaps:
+def maps_of(
+    places: dict[str, list[tuple[float, float]]], seed: int = 0, width: float = 2.0
+) -> RunMaps:
     """Maps of some classes, whose evidence lies around given places."""
     generator = torch.Generator().manual_seed(seed)
     targets = [target for target, each in places.items() for _ in each]
-    values = torch.stack([blob(place, width, generator) for each in places.values() for place in each])
+    values = torch.stack(
+        [blob(place, width, generator) for each in places.values() for place in each]
+    )
     unknown = torch.full((len(values),), float("nan"))
     names = tuple(f"{target} {number}" for number, target in enumerate(targets))
     return RunMaps("gradcam", names, tuple(targets), values, unknown, unknown, unknown)
@@ -56,12 +68,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> explain.Run:
     rows = []
     for number in range(12):
         picture(number % 11).save(folder / f"{number:02}.png")
-        rows.append({"path": f"{number:02}.png", "label": number % 5, "boxes": [[2, 3, 14 + number % 5, 17]]})
+        rows.append(
+            {
+                "path": f"{number:02}.png",
+                "label": number % 5,
+                "boxes": [[2, 3, 14 + number % 5, 17]],
+            }
+        )
     (folder / "list.json").write_text(json.dumps(rows))
     return explain.run(
-        folder / "list.json", explainer(categories=list("abcde")), ["gradcam", "inputxgradient"],
-        output=folder / "run.sqlite", metrics=["energypointinggame"], workers=0,
-    )  # fmt: skip
+        folder / "list.json",
+        explainer(categories=list("abcde")),
+        ["gradcam", "inputxgradient"],
+        output=folder / "run.sqlite",
+        metrics=["energypointinggame"],
+        workers=0,
+    )
 
 
 @pytest.mark.parametrize("method", ["gradcam", "inputxgradient"])
@@ -72,10 +94,13 @@ def test_shares_on_the_object_are_those_of_the_metric(run: explain.Run, method: 
     assert len(maps) == 11 - maps.empty
     assert maps.repeated == 1
     torch.testing.assert_close(maps.values.sum((1, 2)), torch.ones(len(maps)))
-    for name, share, size in zip(maps.names, maps.on_object.tolist(), maps.object_size.tolist(), strict=True):
+    for name, share, size in zip(
+        maps.names, maps.on_object.tolist(), maps.object_size.tolist(), strict=True
+    ):
         x0, y0, x1, y1 = boxes[name]
         assert size == pytest.approx((x1 - x0) * (y1 - y0) / (24 * 20))
-        if method == "gradcam":  # of signed maps, the metric has the positive values, and a heatmap their sizes
+        # of signed maps, the metric has the positive values, and a heatmap their sizes
+        if method == "gradcam":
             assert share == pytest.approx(metric[name], rel=2e-3)
 
 
@@ -88,12 +113,20 @@ def test_the_figures_of_a_class_are_those_of_its_maps() -> None:
     assert found["b"].photos == 7
     torch.testing.assert_close(found["b"].mean, torch.stack(own).mean(0))
     torch.testing.assert_close(found["b"].spread, torch.stack(own).std(0))
-    border = [float(sum(one[y, x] for y in range(16) for x in range(16) if not (2 <= y < 14 and 2 <= x < 14)))
-              for one in own]  # fmt: skip
+    border = [
+        float(
+            sum(
+                one[y, x] for y in range(16) for x in range(16) if not (2 <= y < 14 and 2 <= x < 14)
+            )
+        )
+        for one in own
+    ]
     assert found["b"].at_border.value == pytest.approx(sum(border) / 7, rel=1e-5)
     entropy = [-float((one * one.log()).sum()) / math.log(256) for one in own]
     assert found["b"].entropy.value == pytest.approx(sum(entropy) / 7, rel=1e-5)
-    assert found["b"].entropy.error == pytest.approx(torch.tensor(entropy).std().item() / math.sqrt(7), rel=1e-4)
+    assert found["b"].entropy.error == pytest.approx(
+        torch.tensor(entropy).std().item() / math.sqrt(7), rel=1e-4
+    )
     assert math.isnan(found["b"].on_object.value)
 
 
@@ -102,7 +135,9 @@ def test_an_even_map_has_known_figures() -> None:
     even = torch.full((5, 16, 16), 1 / 256)
     object.__setattr__(maps, "values", even)
     (look,) = looks(maps)
-    assert (look.at_border.value, look.entropy.value, look.apart) == pytest.approx((7 / 16, 1, 0), abs=1e-6)
+    assert (look.at_border.value, look.entropy.value, look.apart) == pytest.approx(
+        (7 / 16, 1, 0), abs=1e-6
+    )
     assert look.spread.abs().max() < 1e-8
 
 
@@ -117,7 +152,8 @@ def test_the_class_that_looks_elsewhere_comes_first(seed: int) -> None:
 
 def test_the_class_with_the_least_on_its_object_comes_first_unless_by_chance() -> None:
     maps = maps_of({name: random_places(8, number) for number, name in enumerate("abc")})
-    on_object = torch.tensor([0.6, 0.7] * 4 + [0.3, 0.4] * 4 + [0.0, 0.6] * 4)  # of c the least, but by chance
+    # of c the least, but by chance
+    on_object = torch.tensor([0.6, 0.7] * 4 + [0.3, 0.4] * 4 + [0.0, 0.6] * 4)
     object.__setattr__(maps, "on_object", on_object)
     object.__setattr__(maps, "object_size", torch.full((24,), 0.5))
     found = looks(maps)
@@ -156,7 +192,9 @@ def test_distances_are_those_of_hellinger() -> None:
 
 def test_a_graph_in_k_parts_has_k_eigenvalues_of_zero_and_a_gap_behind_them() -> None:
     generator = torch.Generator().manual_seed(0)
-    points = torch.cat([torch.randn(15, 2, generator=generator, dtype=torch.float64) + 50 * k for k in range(3)])
+    points = torch.cat(
+        [torch.randn(15, 2, generator=generator, dtype=torch.float64) + 50 * k for k in range(3)]
+    )
     values, vectors = spectrum(torch.cdist(points, points), 6)
     assert (values < 1e-9).tolist() == [True] * 3 + [False] * 4
     assert number_of_groups(values) == (3, pytest.approx(float(values[3]) / 1e-3 + 1))
@@ -171,12 +209,16 @@ def test_silhouettes_are_those_of_the_definition() -> None:
     groups = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 0])
     expected = []
     for i in range(9):
-        means = {k: [apart[i, j].item() for j in range(9) if groups[j] == k and j != i] for k in range(3)}
+        means = {
+            k: [apart[i, j].item() for j in range(9) if groups[j] == k and j != i] for k in range(3)
+        }
         own = means.pop(int(groups[i]))
         near = min(sum(each) / len(each) for each in means.values())
         inside = sum(own) / len(own) if own else 0
         expected.append((near - inside) / max(near, inside) if own else 0.0)
-    torch.testing.assert_close(silhouettes(apart, groups), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(
+        silhouettes(apart, groups), torch.tensor(expected, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -195,7 +237,8 @@ def test_the_shortcut_comes_out_first_without_being_told(seed: int) -> None:
 
 
 def test_groups_that_show_the_same_places_have_no_reason_of_their_own() -> None:
-    """Two tight groups whose mean maps are nearly equal stand out by their silhouettes; and the same far apart."""
+    """Two tight groups whose mean maps are nearly equal stand out by their silhouettes; and the
+    same far apart."""
     rows, columns = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
     noise = 0.001 * torch.rand(40, 16, 16, generator=torch.Generator().manual_seed(0))
     for shift, expected in ((0.5, 0), (6.0, 2)):
@@ -216,7 +259,9 @@ def test_coarse_maps_are_said(run: explain.Run) -> None:
         assert any("explain layers" in line for line in headlines) == is_coarse
 
 
-def test_mistakes_are_counted_and_the_difference_says_what_spoke_for_either(run: explain.Run) -> None:
+def test_mistakes_are_counted_and_the_difference_says_what_spoke_for_either(
+    run: explain.Run,
+) -> None:
     rows = {row.name: row for row in run.rows("gradcam")}
     wrong = [(row.label, row.prediction) for row in rows.values() if row.label != row.prediction]
     assert wrong
@@ -225,7 +270,9 @@ def test_mistakes_are_counted_and_the_difference_says_what_spoke_for_either(run:
     assert {(pair.label, pair.prediction): pair.count for pair in found.pairs} == {
         pair: wrong.count(pair) for pair in wrong
     }
-    assert [pair.count for pair in found.pairs] == sorted((pair.count for pair in found.pairs), reverse=True)
+    assert [pair.count for pair in found.pairs] == sorted(
+        (pair.count for pair in found.pairs), reverse=True
+    )
     first = found.pairs[0]
     assert first.of == sum(row.label == first.label for row in rows.values())
     assert [each.row.name for each in first.spoken] == list(first.photos)
@@ -236,12 +283,15 @@ def test_mistakes_are_counted_and_the_difference_says_what_spoke_for_either(run:
         expected = explain.attribute(made.model, x, "gradcam", target=Difference(*these))
         torch.testing.assert_close(seen, expected.heatmap[0])
     logits = made.model(x)[0].detach()
-    assert one.lead == pytest.approx(float(logits[first.prediction_class] - logits[first.label_class]), rel=1e-4)
+    assert one.lead == pytest.approx(
+        float(logits[first.prediction_class] - logits[first.label_class]), rel=1e-4
+    )
     assert one.lead > 0
 
 
 def test_photos_whose_smallest_evidence_is_off_the_object_are_listed(tmp_path: Path) -> None:
-    """A model that looks at the upper left quarter, on photos with the object there, elsewhere, and of nothing."""
+    """A model that looks at the upper left quarter, on photos with the object there, elsewhere, and
+    of nothing."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 20 * 24, 2))
     with torch.no_grad():
         quarter = torch.zeros(3, 20, 24)
@@ -249,14 +299,23 @@ def test_photos_whose_smallest_evidence_is_off_the_object_are_listed(tmp_path: P
         model[1].weight[:] = torch.stack([quarter.flatten(), torch.zeros(quarter.numel())])
         model[1].bias[:] = torch.tensor([0.0, 20.0])
     rows = []
-    for name, box in (("on", [0, 0, 12, 10]), ("off", [12, 10, 24, 20]), ("unknown", None), ("black", None)):
-        (picture(1) if name != "black" else Image.new("RGB", (24, 20))).save(tmp_path / f"{name}.png")
+    for name, box in (
+        ("on", [0, 0, 12, 10]),
+        ("off", [12, 10, 24, 20]),
+        ("unknown", None),
+        ("black", None),
+    ):
+        (picture(1) if name != "black" else Image.new("RGB", (24, 20))).save(
+            tmp_path / f"{name}.png"
+        )
         rows.append({"path": f"{name}.png", **({} if box is None else {"boxes": [box]})})
     picture(2).save(tmp_path / "on.png")
     (tmp_path / "list.json").write_text(json.dumps(rows))
     methods = [Sufficient(4, "zero"), Necessary(4, "zero")]  # type: ignore[arg-type]
     made = explainer(model, categories=["left", "blank"])
-    run = explain.run(tmp_path / "list.json", made, methods, output=tmp_path / "run.sqlite", workers=0)
+    run = explain.run(
+        tmp_path / "list.json", made, methods, output=tmp_path / "run.sqlite", workers=0
+    )
     for row in run.rows():
         if row.name == "black.png":
             continue
@@ -266,10 +325,15 @@ def test_photos_whose_smallest_evidence_is_off_the_object_are_listed(tmp_path: P
         assert row.metrics == pytest.approx(figures, rel=1e-5)
     found = run.insight()
     assert [(each.photo, each.finding, each.on_object) for each in found.evidence[:2]] == [
-        ("off.png", "enough is off the object", 0), ("off.png", "needs nothing of the object", 0)
-    ]  # fmt: skip
+        ("off.png", "enough is off the object", 0),
+        ("off.png", "needs nothing of the object", 0),
+    ]
     (black,) = found.evidence[2:]
-    assert (black.photo, black.target, black.finding) == ("black.png", "blank", "needs nothing of the photo")
+    assert (black.photo, black.target, black.finding) == (
+        "black.png",
+        "blank",
+        "needs nothing of the photo",
+    )
     assert found.to_dict()["evidence"][0]["size"] == pytest.approx(found.evidence[0].size, abs=1e-6)
     assert "Evidence off the object" in str(found)
 
@@ -285,10 +349,14 @@ def test_insight_is_plain_values_and_tables(run: explain.Run, tmp_path: Path) ->
     assert document["maps"] == len(found.maps)
     assert [each["target"] for each in document["looks"]] == [look.target for look in found.looks]
     lines = str(found).splitlines()
-    assert lines[0].endswith(f"{len(found.maps)} maps of gradcam; left out: 1 of photos that were there twice")
+    assert lines[0].endswith(
+        f"{len(found.maps)} maps of gradcam; left out: 1 of photos that were there twice"
+    )
     assert [line for line in lines if line and not line.startswith(" ")][1:] == [
-        "Where each class looks", "Clusters of reasons", "Mistakes",
-    ]  # fmt: skip
+        "Where each class looks",
+        "Clusters of reasons",
+        "Mistakes",
+    ]
     assert "  no class has enough photos" in lines
     with pytest.raises(RunError, match="did you mean"):
         run.insight("gradcan")
@@ -303,29 +371,41 @@ def test_what_stands_out_is_said_first_and_what_does_not_is_said_to(run: explain
     (elsewhere, nothing) = plain.headlines
     first = plain.looks[0]
     assert elsewhere == (
-        f"The maps of {first.target} differ most from those of the other classes: their mean maps are apart by "
+        f"The maps of {first.target} differ most from those of the other classes: their mean maps "
+        "are apart by "
         f"{first.apart:.2f}."
     )
     assert nothing == (
-        f"No cluster of reasons stands out: by {plain.reasons[0].stands_out:.2f} at most, where 0.5 is worth a look."
+        f"No cluster of reasons stands out: by {plain.reasons[0].stands_out:.2f} at most, where "
+        "0.5 is worth a look."
     )
     places["c"][:10] = [(13.5, 2.0)] * 10
     maps = maps_of(places, width=1.5)
-    few, many = (replace(found.pairs[0], of=count) for count in (4, 5))  # four photos are too few for a sentence
+    # four photos are too few for a sentence
+    few, many = (replace(found.pairs[0], of=count) for count in (4, 5))
     marked = replace(found, maps=maps, looks=[], reasons=reasons(maps), pairs=[few, many])
-    assert marked.headlines[0].startswith("10 photos of c have a reason of their own (25% of the class): they stand")
-    assert marked.headlines[1] == (f"{many.label} is taken for {many.prediction} most often: {many.count} of 5 photos.")
-    object.__setattr__(maps, "on_object", torch.tensor([0.6, 0.7] * 20 + [0.2, 0.3] * 20 + [0.6] * 40))
+    assert marked.headlines[0].startswith(
+        "10 photos of c have a reason of their own (25% of the class): they stand"
+    )
+    assert marked.headlines[1] == (
+        f"{many.label} is taken for {many.prediction} most often: {many.count} of 5 photos."
+    )
+    object.__setattr__(
+        maps, "on_object", torch.tensor([0.6, 0.7] * 20 + [0.2, 0.3] * 20 + [0.6] * 40)
+    )
     object.__setattr__(maps, "object_size", torch.full((120,), 0.5))
     away = replace(found, maps=maps, looks=looks(maps), reasons=[], pairs=[])
     assert away.headlines == [
-        "The maps of b are on the object least, relative to its size: 25% of the evidence is on it, and it covers "
+        "The maps of b are on the object least, relative to its size: 25% of the evidence is on "
+        "it, and it covers "
         "50% of the photo."
     ]
     assert away.lines()[1] == f"  {away.headlines[0]}"
 
 
-def test_pictures_without_photos_read_none(run: explain.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_without_photos_read_none(
+    run: explain.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("a photo was read")
 
@@ -339,8 +419,15 @@ def test_pictures_without_photos_read_none(run: explain.Run, monkeypatch: pytest
 def test_pictures_and_a_page_are_written(run: explain.Run, tmp_path: Path) -> None:
     found = run.insight(explainer=explainer(categories=list("abcde")))
     written = found.save(tmp_path / "out")
-    assert [path.name for path in written] == ["looks.png", "mistakes.png", "insight.json", "insight.html"]
-    assert json.loads((tmp_path / "out/insight.json").read_text()) == json.loads(json.dumps(found.to_dict()))
+    assert [path.name for path in written] == [
+        "looks.png",
+        "mistakes.png",
+        "insight.json",
+        "insight.html",
+    ]
+    assert json.loads((tmp_path / "out/insight.json").read_text()) == json.loads(
+        json.dumps(found.to_dict())
+    )
     page = (tmp_path / "out/insight.html").read_text()
     assert page.count("data:image/png;base64,") == 2
     assert "<script" not in page

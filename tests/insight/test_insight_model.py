@@ -1,4 +1,5 @@
-"""Insight with one more look at the model: channels, shared concepts, concept vectors, and removed evidence."""
+"""Insight with one more look at the model: channels, shared concepts, concept vectors, and removed
+evidence."""
 
 from __future__ import annotations
 
@@ -27,14 +28,17 @@ SIDE = 24
 
 
 class ByColour(nn.Module):
-    """Three classes: how much red, green and blue there is in the brightest places, seen through a window of three."""
+    """Three classes: how much red, green and blue there is in the brightest places, seen through a
+    window of three."""
 
     def __init__(self) -> None:
         super().__init__()
         self.look = nn.Conv2d(3, 6, 3, padding=1)
         self.fc = nn.Linear(6, 3)
         with torch.no_grad():
-            self.look.weight.copy_(0.02 * torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(0)))
+            self.look.weight.copy_(
+                0.02 * torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+            )
             for k in range(3):
                 self.look.weight[k, k] += 1 / 9
                 self.look.weight[k, (k + 1) % 3] -= 1 / 9
@@ -66,14 +70,20 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
         photo_of(number % 3, number).save(folder / f"{number:02}.png")
         rows.append({"path": f"{number:02}.png", "label": number % 3})
     (folder / "list.json").write_text(json.dumps(rows))
-    made = explain.Explainer(ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"])
-    run = explain.run(folder / "list.json", made, "gradcam", output=folder / "run.sqlite", workers=0)
+    made = explain.Explainer(
+        ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"]
+    )
+    run = explain.run(
+        folder / "list.json", made, "gradcam", output=folder / "run.sqlite", workers=0
+    )
     return RunPhotos(run, made)
 
 
 def inputs(photos: RunPhotos) -> tuple[list[str], torch.Tensor]:
     names = [row.name for row in photos.run.rows("gradcam")]
-    return names, torch.stack([as_it_is(Image.open(row.path)) for row in photos.run.rows("gradcam")])
+    return names, torch.stack(
+        [as_it_is(Image.open(row.path)) for row in photos.run.rows("gradcam")]
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +91,15 @@ def inputs(photos: RunPhotos) -> tuple[list[str], torch.Tensor]:
     [
         ([nn.Conv2d(3, 4, 3, padding=1)], 3),
         ([nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 5, padding=2)], 7),
-        ([nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)], 8),
+        (
+            [
+                nn.Conv2d(3, 4, 3, padding=1),
+                nn.MaxPool2d(2),
+                nn.ReLU(),
+                nn.Conv2d(4, 4, 3, padding=1),
+            ],
+            8,
+        ),
         ([nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding=2, dilation=2)], 11),
         ([nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(2), nn.Linear(1024, 7)], 32),
     ],
@@ -90,7 +108,9 @@ def test_a_receptive_field_is_that_of_the_formula(layers: list[nn.Module], side:
     """r + (k - 1) j for each layer, where j is the product of the strides so far."""
     torch.manual_seed(0)
     model = nn.Sequential(*layers)
-    left, top, right, bottom = receptive_field(model, torch.rand(1, 3, 32, 32), str(len(layers) - 1))
+    left, top, right, bottom = receptive_field(
+        model, torch.rand(1, 3, 32, 32), str(len(layers) - 1)
+    )
     assert (right - left, bottom - top) == (side, side)
 
 
@@ -117,7 +137,8 @@ def test_patches_are_the_places_that_excite_a_channel_most(photos: RunPhotos) ->
             y, x_ = divmod(int(image.argmax()), SIDE)
             edges = patch.box.left, patch.box.top, patch.box.right, patch.box.bottom
             expected_edges = (max(x_ - 1, 0), max(y - 1, 0), min(x_ + 2, SIDE), min(y + 2, SIDE))
-            assert edges == pytest.approx(expected_edges, abs=0.05)  # what the model sees is known no better
+            # what the model sees is known no better
+            assert edges == pytest.approx(expected_edges, abs=0.05)
     first = found.channels[0].patches[0].picture(photos)
     red, green, blue = np.asarray(first).reshape(-1, 3).mean(0)
     assert green > 2 * max(red, blue)
@@ -133,7 +154,12 @@ def test_channels_of_a_class_without_photos_are_refused(photos: RunPhotos) -> No
 def test_what_is_asked_for_further_is_what_the_functions_say(photos: RunPhotos) -> None:
     examples = [photo_of(1, number) for number in range(100, 106)]
     found = photos.run.insight(
-        explainer=photos.explainer, channels=2, concepts=3, examples=examples, target="green", layer="look"
+        explainer=photos.explainer,
+        channels=2,
+        concepts=3,
+        examples=examples,
+        target="green",
+        layer="look",
     )
     assert found.concepts is not None
     assert (found.concepts.layer, len(found.concepts.shares)) == ("look", 3)
@@ -143,8 +169,10 @@ def test_what_is_asked_for_further_is_what_the_functions_say(photos: RunPhotos) 
     }
     titles = [line for line in found.lines() if line and not line.startswith(" ")]
     assert titles[4:] == [
-        "What channels of look see, by weight for green", "Concepts of look in 42 photos", "A concept from examples",
-    ]  # fmt: skip
+        "What channels of look see, by weight for green",
+        "Concepts of look in 42 photos",
+        "A concept from examples",
+    ]
     table = found.parts()["channels"].table
     assert list(table[0][:4]) == ["channel", "weight", "strongest", "in photos of"]
     assert (table[1][0], table[1][3]) == ("1", "green")
@@ -164,13 +192,17 @@ def test_shared_concepts_are_as_good_as_those_of_all_photos_at_once(photos: RunP
     at_once = float((rows - where @ what).norm() / rows.norm())
     assert found.error <= at_once * 1.1
     again = places(rows, found.vectors.double())
-    assert found.error == pytest.approx(float((rows - again @ found.vectors.double()).norm() / rows.norm()), rel=1e-3)
+    assert found.error == pytest.approx(
+        float((rows - again @ found.vectors.double()).norm() / rows.norm()), rel=1e-3
+    )
     assert sum(found.shares) == pytest.approx(1)
     assert list(found.shares) == sorted(found.shares, reverse=True)
     torch.testing.assert_close(found.vectors.norm(dim=1), torch.ones(3))
     labels = [{each.row.label for each in own} for own in found.examples]
     assert sorted(map(sorted, labels)) == [["blue"], ["green"], ["red"]]  # each concept is a colour
-    assert all(float(each.heatmap.max()) == pytest.approx(1) for own in found.examples for each in own)
+    assert all(
+        float(each.heatmap.max()) == pytest.approx(1) for own in found.examples for each in own
+    )
     assert found.picture(photos).width > 100
 
 
@@ -192,7 +224,8 @@ def test_a_concept_of_the_class_is_significant_and_one_of_nothing_is_not(photos:
 
 
 def test_chance_says_how_often_random_examples_would_gain_as_much(photos: RunPhotos) -> None:
-    """With photos of the run as examples, every chance is as likely as every other: small ones are as rare."""
+    """With photos of the run as examples, every chance is as likely as every other: small ones are
+    as rare."""
     chances = []
     for seed in range(10):
         drawn = torch.randperm(28, generator=torch.Generator().manual_seed(seed))[:6].tolist()
@@ -206,7 +239,9 @@ def test_chance_says_how_often_random_examples_would_gain_as_much(photos: RunPho
     assert sum(chance > 0.5 for chance in chances) >= 2
 
 
-def test_the_gain_is_the_mean_derivative_along_the_vector(photos: RunPhotos, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gain_is_the_mean_derivative_along_the_vector(
+    photos: RunPhotos, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a vector that is given, both figures follow from gradients that are found by hand."""
     given = torch.tensor([1.0, -2.0, 0.5, 0.0, 0.0, 3.0])
     monkeypatch.setattr(directions, "normals", lambda examples, _: given.expand(len(examples), -1))
@@ -237,7 +272,8 @@ def test_too_few_examples_are_refused(photos: RunPhotos) -> None:
 def test_a_concept_vector_has_the_smallest_loss(channels: int) -> None:
     """The gradient of the loss, by autograd, is zero at each of them."""
     generator = torch.Generator().manual_seed(0)
-    shift = torch.tensor([0.2, 1.0, 30.0], dtype=torch.double)[:, None, None]  # mixed, apart, and far apart
+    # mixed, apart, and far apart
+    shift = torch.tensor([0.2, 1.0, 30.0], dtype=torch.double)[:, None, None]
     one = torch.randn(3, 12, channels, generator=generator, dtype=torch.double) + shift
     other = torch.randn(3, 9, channels, generator=generator, dtype=torch.double) - shift
     found = normals(one, other)
@@ -250,7 +286,10 @@ def test_a_concept_vector_has_the_smallest_loss(channels: int) -> None:
             pull = float((signs * torch.sigmoid(-signs * (points @ normal + middle))).sum())
             low, high = (middle, high) if pull > 0 else (low, middle)
         weights = normal.clone().requires_grad_()
-        loss = torch.log1p(torch.exp(-signs * (points @ weights + low))).mean() + 0.01 * weights.square().sum()
+        loss = (
+            torch.log1p(torch.exp(-signs * (points @ weights + low))).mean()
+            + 0.01 * weights.square().sum()
+        )
         loss.backward()
         assert weights.grad is not None
         assert weights.grad.abs().max() < 1e-7
@@ -266,7 +305,9 @@ def test_the_accuracy_falls_where_the_evidence_is_removed(photos: RunPhotos) -> 
     masks = []
     for row in chosen:
         values = row.heatmap.flatten().tolist()
-        first = sorted(range(len(values)), key=lambda place: (-values[place], place))[: round(0.2 * SIDE * SIDE)]
+        first = sorted(range(len(values)), key=lambda place: (-values[place], place))[
+            : round(0.2 * SIDE * SIDE)
+        ]
         kept = torch.zeros(SIDE * SIDE, dtype=torch.bool)
         kept[first] = True
         masks.append(kept.reshape(SIDE, SIDE))
@@ -290,7 +331,8 @@ def test_the_accuracy_falls_where_the_evidence_is_removed(photos: RunPhotos) -> 
 
 @pytest.fixture(scope="module")
 def boxed(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
-    """Photos of which the left half decides: red there or green; boxes are on the left, on the right, or missing."""
+    """Photos of which the left half decides: red there or green; boxes are on the left, on the
+    right, or missing."""
     folder = tmp_path_factory.mktemp("boxed")
     rows: list[dict[str, Any]] = []
     for number in range(9):
@@ -303,15 +345,21 @@ def boxed(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
             rows[-1]["boxes"] = [[left, 6, left + 8, 18]]
     rows[7]["boxes"] = [[0, 0, SIDE, SIDE]]
     (folder / "list.json").write_text(json.dumps(rows))
-    made = explain.Explainer(ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"])
-    run = explain.run(folder / "list.json", made, "gradcam", output=folder / "run.sqlite", workers=0)
+    made = explain.Explainer(
+        ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"]
+    )
+    run = explain.run(
+        folder / "list.json", made, "gradcam", output=folder / "run.sqlite", workers=0
+    )
     return RunPhotos(run, made)
 
 
 @pytest.mark.parametrize("what", ["object", "background"])
 def test_the_object_or_all_else_is_covered(boxed: RunPhotos, what: str) -> None:
     rows = list(boxed.run.rows("gradcam"))
-    found = removed(boxed, "gradcam", [(row.name, row.target) for row in rows], what, baseline="zero")
+    found = removed(
+        boxed, "gradcam", [(row.name, row.target) for row in rows], what, baseline="zero"
+    )
     assert [name for name, _ in found.keys] == [
         f"{number}.png" for number in range(7)
     ]  # no box; a box that baselines it
@@ -325,18 +373,23 @@ def test_the_object_or_all_else_is_covered(boxed: RunPhotos, what: str) -> None:
         other[[y % SIDE for y in range(18, 30)], (left + 12) % SIDE : (left + 12) % SIDE + 8] = 0
         kept = (keep, other) if what == "object" else (1 - keep, 1 - other)
         with torch.no_grad():
-            answers = [int(boxed.explainer.model(x * each).argmax()) for each in (torch.ones(()), *kept)]
+            answers = [
+                int(boxed.explainer.model(x * each).argmax()) for each in (torch.ones(()), *kept)
+            ]
         assert found.given[number].tolist() == [answer == row.label_class for answer in answers]
         assert float(found.covered[number]) == pytest.approx(1 / 6 if what == "object" else 5 / 6)
     on_left = found.of(found.keys[:4])
     assert on_left.photos == 4
     assert on_left.before == 1
-    assert (on_left.control if what == "object" else on_left.after) == 1  # what decides is still there
+    # what decides is still there
+    assert (on_left.control if what == "object" else on_left.after) == 1
     assert str(on_left).startswith("4 photos: 100% as they are, ")
     assert on_left.to_dict()["what"] == what
 
 
-def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(tmp_path: Path) -> None:
+def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(
+    tmp_path: Path,
+) -> None:
     """Photos with a large square of one colour and a small one of their own."""
     rows = []
     for number in range(6):
@@ -347,22 +400,35 @@ def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
         rows.append({"path": f"{number}.png", "label": 1})
     (tmp_path / "list.json").write_text(json.dumps(rows))
-    made = explain.Explainer(ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"])
-    run = explain.run(tmp_path / "list.json", made, "gradcam", output=tmp_path / "run.sqlite", workers=0)
+    made = explain.Explainer(
+        ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"]
+    )
+    run = explain.run(
+        tmp_path / "list.json", made, "gradcam", output=tmp_path / "run.sqlite", workers=0
+    )
     (pair,) = run.insight().pairs
     assert (pair.label, pair.prediction, pair.count) == ("green", "red", 6)
     found = corrected(RunPhotos(run, made), pair, "gradcam", share=0.2, baseline="zero")
     assert (found.photos, found.before, found.after, found.control) == (6, 1, 0, 1)
     assert found.accuracy == (0, 1, 0)
     assert found.chance == 1 / 2**6
-    assert "without the 20% of the pixels that spoke most for the wrong class, 100% without as many" in str(found)
+    assert (
+        "without the 20% of the pixels that spoke most for the wrong class, 100% without as many"
+        in str(found)
+    )
     assert str(found).endswith("; 100% become right, 0% elsewhere")
 
 
-def test_a_photo_that_is_gone_is_named_and_the_others_go_on(photos: RunPhotos, tmp_path: Path) -> None:
+def test_a_photo_that_is_gone_is_named_and_the_others_go_on(
+    photos: RunPhotos, tmp_path: Path
+) -> None:
     rows: list[Any] = list(photos.run.rows("gradcam"))[:3]
-    lost = type(rows[0])(**{**{f: getattr(rows[0], f) for f in rows[0].__dataclass_fields__},
-                            "path": str(tmp_path / "gone.png")})  # fmt: skip
+    lost = type(rows[0])(
+        **{
+            **{f: getattr(rows[0], f) for f in rows[0].__dataclass_fields__},
+            "path": str(tmp_path / "gone.png"),
+        }
+    )
     again = RunPhotos(photos.run, photos.explainer)
     (batch,) = again.batches([lost, *rows[1:]])
     assert [row.name for row in batch.rows] == ["01.png", "02.png"]

@@ -1,4 +1,5 @@
-"""Repair: projections as plain algebra, photos that exchange their marks, and a planted shortcut that is removed."""
+"""Repair: projections as plain algebra, photos that exchange their marks, and a planted shortcut
+that is removed."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ DARK, WHITE = 6, 255
 
 
 def shortcut() -> nn.Module:
-    """Three classes by how much red, green and blue there is; and the first for white places, whatever else."""
+    """Three classes by how much red, green and blue there is; and the first for white places,
+    whatever else."""
     look, mix, fc = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Linear(4, 3)
     with torch.no_grad():
         look.weight[:3] = (1.5 * torch.eye(3) - 0.5)[:, :, None, None]
@@ -45,7 +47,8 @@ def shortcut() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
-    """90 photos of three colours; a third of the red ones have a white square in the first corner."""
+    """90 photos of three colours; a third of the red ones have a white square in the first
+    corner."""
     folder, rows = tmp_path_factory.mktemp("marks"), []
     for number in range(90):
         generator = np.random.default_rng(number)
@@ -59,7 +62,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
         rows.append({"path": f"{number:02}.png", "label": number % 3})
     (folder / "list.json").write_text(json.dumps(rows))
     made = explain.Explainer(shortcut(), preprocess=as_it_is, categories=["red", "green", "blue"])
-    run = explain.run(folder / "list.json", made, "gradcam", output=folder / "run.sqlite", workers=0, layer="2")
+    run = explain.run(
+        folder / "list.json", made, "gradcam", output=folder / "run.sqlite", workers=0, layer="2"
+    )
     return RunPhotos(run, made)
 
 
@@ -71,7 +76,9 @@ def finding(photos: RunPhotos) -> Any:
 def statistics(channels: int = 6, rank: int = 2) -> LayerStatistics:
     generator = torch.Generator().manual_seed(0)
     root = torch.randn(channels, channels, generator=generator, dtype=torch.float64)
-    patterns, mean = (torch.randn(channels, k, generator=generator, dtype=torch.float64) for k in (rank, 1))
+    patterns, mean = (
+        torch.randn(channels, k, generator=generator, dtype=torch.float64) for k in (rank, 1)
+    )
     return LayerStatistics(patterns, mean[:, 0], root @ root.T)
 
 
@@ -88,7 +95,9 @@ def test_a_projection_takes_the_patterns_out_and_leaves_the_mean() -> None:
 def test_the_least_change_is_that_of_whitened_photos() -> None:
     """LEACE: whiten, project the whitened patterns out orthogonally, and undo the whitening."""
     found = statistics()
-    covariance = found.covariance + 1e-3 * found.covariance.diagonal().mean() * torch.eye(6, dtype=torch.float64)
+    covariance = found.covariance + 1e-3 * found.covariance.diagonal().mean() * torch.eye(
+        6, dtype=torch.float64
+    )
     values, vectors = torch.linalg.eigh(covariance)
     whiten, back = (vectors @ torch.diag(values**power) @ vectors.T for power in (-0.5, 0.5))
     white = whiten @ found.patterns
@@ -97,7 +106,9 @@ def test_the_least_change_is_that_of_whitened_photos() -> None:
 
 
 def test_with_equal_variances_it_is_the_intervention_project() -> None:
-    found = LayerStatistics(statistics().patterns, statistics().mean, torch.eye(6, dtype=torch.float64))
+    found = LayerStatistics(
+        statistics().patterns, statistics().mean, torch.eye(6, dtype=torch.float64)
+    )
     matrix, offset = found.projection(2, 0.7)
     model, x = nn.Sequential(nn.Identity()), torch.randn(4, 6, dtype=torch.float64)
     with intervene(model, [Project("0", found.patterns.T, 0.7, towards=found.mean)]):
@@ -137,19 +148,26 @@ def test_a_model_that_answers_probabilities_is_repaired_as_the_one_that_answers_
         activation="none",
     )
     scores = repair(finding, photos, how=how, steps=10, learning_rate=0.01)
-    probabilities = repair(finding, RunPhotos(photos.run, answers), how=how, steps=10, learning_rate=0.01)
+    probabilities = repair(
+        finding, RunPhotos(photos.run, answers), how=how, steps=10, learning_rate=0.01
+    )
     assert probabilities.loss == pytest.approx(scores.loss, rel=1e-3)
     assert (probabilities.layer, probabilities.rank) == (scores.layer, scores.rank)
     x = torch.rand(5, 3, SIDE, SIDE)
-    torch.testing.assert_close(probabilities.model(x), scores.model(x).softmax(1), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        probabilities.model(x), scores.model(x).softmax(1), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_a_prior_penalises_evidence_in_the_mark(photos: RunPhotos, finding: Any) -> None:
-    """What a prior is given: the region of the mark where one is, all other places allowed, and the answers wanted."""
+    """What a prior is given: the region of the mark where one is, all other places allowed, and the
+    answers wanted."""
     given = []
 
     class Recorded(AttributionPrior):
-        def __call__(self, model: nn.Module, x: torch.Tensor, target: Any = None, mask: Any = None) -> torch.Tensor:
+        def __call__(
+            self, model: nn.Module, x: torch.Tensor, target: Any = None, mask: Any = None
+        ) -> torch.Tensor:
             given.append((x, target, mask))
             return super().__call__(model, x, target, mask)
 
@@ -170,7 +188,9 @@ def test_a_prior_penalises_evidence_in_the_mark(photos: RunPhotos, finding: Any)
     assert shares[1] < shares[0] / 2
 
 
-def test_the_layer_and_the_strength_are_those_with_the_least_loss(photos: RunPhotos, finding: Any) -> None:
+def test_the_layer_and_the_strength_are_those_with_the_least_loss(
+    photos: RunPhotos, finding: Any
+) -> None:
     both = repair(finding, photos, layer=["1", "2"])
     losses = {layer: repair(finding, photos, layer=layer).loss[1] for layer in ("1", "2")}
     assert both.layer == min(losses, key=losses.__getitem__)
@@ -191,8 +211,11 @@ def test_a_channel_is_taken_out(photos: RunPhotos) -> None:
 
 
 @pytest.mark.long
-def test_what_is_written_loads_without_this_package(photos: RunPhotos, finding: Any, tmp_path: Path) -> None:
-    """The module and the exported program in a process that cannot import explain; and the page with three pictures."""
+def test_what_is_written_loads_without_this_package(
+    photos: RunPhotos, finding: Any, tmp_path: Path
+) -> None:
+    """The module and the exported program in a process that cannot import explain; and the page
+    with three pictures."""
     found = repair(finding, photos)
     files = [*found.save(tmp_path / "a.pt"), *found.save(tmp_path / "b.pt2")]
     assert [path.name for path in files] == ["a.pt", "a.html", "b.pt2", "b.html"]
@@ -211,7 +234,9 @@ def test_what_is_written_loads_without_this_package(photos: RunPhotos, finding: 
         found.save(tmp_path / "a.pt")
 
 
-def test_the_command_line_writes_the_same(photos: RunPhotos, finding: Any, tmp_path: Path, capsys: Any) -> None:
+def test_the_command_line_writes_the_same(
+    photos: RunPhotos, finding: Any, tmp_path: Path, capsys: Any
+) -> None:
     model = f"--model tests.insight.test_repair:shortcut --size {SIDE} --crop 1 --mean 0 --std 1".split()
     file = tmp_path / "repaired.pt"
     assert main(["repair", str(photos.run.path), *model, "--output", str(file), "--json"]) == 0
@@ -227,7 +252,15 @@ def test_a_class_without_boxes_is_refused_and_not_the_model_blamed(
 ) -> None:
     model = f"--model tests.insight.test_repair:shortcut --size {SIDE} --crop 1 --mean 0 --std 1".split()
     target = photos.run.insight().looks[0].target
-    words = ["repair", str(photos.run.path), *model, "--finding", target, "--output", str(tmp_path / "repaired.pt")]
+    words = [
+        "repair",
+        str(photos.run.path),
+        *model,
+        "--finding",
+        target,
+        "--output",
+        str(tmp_path / "repaired.pt"),
+    ]
     assert main(words) == 1
     told = capsys.readouterr().err
     assert "boxes" in told

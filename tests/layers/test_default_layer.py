@@ -1,4 +1,5 @@
-"""Layers that show nothing are not chosen by default: position maps, gates, attention, answers, heads of others."""
+"""Layers that show nothing are not chosen by default: position maps, gates, attention, answers,
+heads of others."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ SIGNED = GradCAM(relu=False)
 
 
 class Small(nn.Module):
-    """A body of 12 channels, a head that reads their means, and what ``weigh`` does between them with ``parts``."""
+    """A body of 12 channels, a head that reads their means, and what ``weigh`` does between them
+    with ``parts``."""
 
     def __init__(self, weigh: Callable[..., torch.Tensor], **parts: nn.Module) -> None:
         super().__init__()
@@ -42,7 +44,11 @@ class Positions(nn.Module):
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
         height, width = maps.shape[2:]
-        return torch.linspace(-1, 1, height * width).view(1, 1, height, width).repeat(len(maps), 12, 1, 1)
+        return (
+            torch.linspace(-1, 1, height * width)
+            .view(1, 1, height, width)
+            .repeat(len(maps), 12, 1, 1)
+        )
 
 
 class Constant(nn.Module):
@@ -79,16 +85,23 @@ BESIDE: dict[str, Callable[[], nn.Module]] = {
         lambda f, gate: f * gate(f.mean((2, 3), keepdim=True)).sigmoid(), gate=nn.Conv2d(12, 12, 1)
     ),
     "coordinate attention": lambda: Small(
-        lambda f, a, b: f * a(f.mean(3, keepdim=True)).sigmoid() * b(f.mean(2, keepdim=True)).sigmoid(),
+        lambda f, a, b: (
+            f * a(f.mean(3, keepdim=True)).sigmoid() * b(f.mean(2, keepdim=True)).sigmoid()
+        ),
         a=nn.Conv2d(12, 12, 1),
         b=nn.Conv2d(12, 12, 1),
     ),
     "attention logits": lambda: Small(lambda f, logits: attended(f, logits(f)), logits=conv(3)),
     "gated attention": lambda: Small(
-        lambda f, v, u, w: attended(f, w(v(f).tanh() * u(f).sigmoid())), v=conv(8), u=conv(8), w=nn.Conv2d(8, 1, 1)
+        lambda f, v, u, w: attended(f, w(v(f).tanh() * u(f).sigmoid())),
+        v=conv(8),
+        u=conv(8),
+        w=nn.Conv2d(8, 1, 1),
     ),
     "offsets": lambda: Small(
-        lambda f, offset: torchvision.ops.deform_conv2d(f, offset(f), torch.ones(12, 12, 3, 3), padding=1),
+        lambda f, offset: torchvision.ops.deform_conv2d(
+            f, offset(f), torch.ones(12, 12, 3, 3), padding=1
+        ),
         offset=conv(18),
     ),
 }
@@ -105,7 +118,9 @@ def test_what_looks_like_a_gate_is_the_layer_where_all_comes_through_it() -> Non
     squeezed = Small(lambda f, last: last(f).sigmoid(), **parts)
     residual = Small(lambda f, last: f + last(f), **parts)
     both = Small(lambda f, last, beside: last(f) * beside(f), **parts, beside=conv(12))
-    layers = [explain.attribute(settled(m).eval(), x, SIGNED).layer for m in (squeezed, residual, both)]
+    layers = [
+        explain.attribute(settled(m).eval(), x, SIGNED).layer for m in (squeezed, residual, both)
+    ]
     assert layers == ["parts.last", "parts.last", "parts.beside"]
 
 
@@ -114,7 +129,9 @@ class Maps(nn.Module):
 
     def __init__(self, channels: int, finish: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU())
+        self.encoder = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU()
+        )
         self.last, self.finish = nn.Conv2d(12, channels, 1), finish
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -126,14 +143,19 @@ class Maps(nn.Module):
     [
         (1, lambda maps: maps[:, 0].exp()),  # depth (N, h, w)
         (1, lambda maps: F.interpolate(maps, scale_factor=4)),  # depth (N, 1, H, W)
-        (9, lambda maps: (maps.softmax(1) * torch.arange(9.0).view(9, 1, 1)).sum(1)),  # depth in bins
+        # depth in bins
+        (9, lambda maps: (maps.softmax(1) * torch.arange(9.0).view(9, 1, 1)).sum(1)),
         (48, lambda maps: F.pixel_shuffle(maps, 4)),
         (7, lambda maps: maps.sigmoid()),  # heat maps of key points
     ],
 )
-def test_an_answer_that_is_a_map_is_not_the_layer(channels: int, finish: Callable[[torch.Tensor], Any]) -> None:
+def test_an_answer_that_is_a_map_is_not_the_layer(
+    channels: int, finish: Callable[[torch.Tensor], Any]
+) -> None:
     model = settled(Maps(channels, finish)).eval()
-    found = explain.attribute(model, torch.rand(2, 3, 32, 32), SIGNED, target=lambda o: o.flatten(1).mean(1))
+    found = explain.attribute(
+        model, torch.rand(2, 3, 32, 32), SIGNED, target=lambda o: o.flatten(1).mean(1)
+    )
     assert found.layer == "encoder"
 
 
@@ -158,7 +180,12 @@ class MapsAndClasses(nn.Module):
 def test_the_layer_is_one_that_the_target_comes_from(blocks: int) -> None:
     model, x = settled(MapsAndClasses(blocks)).eval(), torch.rand(2, 1, 32, 32)
     region = Segmentation(2, torch.ones(32, 32))
-    for target, layer in [(3, "encoder"), (region, "decoder"), (lambda o: o[1][:, 3], "encoder"), (5, "encoder")]:
+    for target, layer in [
+        (3, "encoder"),
+        (region, "decoder"),
+        (lambda o: o[1][:, 3], "encoder"),
+        (5, "encoder"),
+    ]:
         assert explain.attribute(model, x, SIGNED, target=target).layer == layer
     model.passes = 0
     assert explain.attribute(model, x, "eigencam", target=5).layer == "encoder"
@@ -182,41 +209,71 @@ def outputs_of(model: nn.Module, layer: str, inputs: explain.Inputs) -> torch.Te
     """What a layer gives."""
     seen: list[torch.Tensor] = []
     with torch.no_grad(), HookGroup(model) as group:
-        group.forward(layer, lambda module, args, output: seen.append(getattr(output, "last_hidden_state", output)))
+        group.forward(
+            layer,
+            lambda module, args, output: seen.append(getattr(output, "last_hidden_state", output)),
+        )
         model(*inputs.args, **inputs.kwargs)
     return seen[-1]
 
 
 def detectors() -> dict[str, tuple[nn.Module, dict[str, Any], str]]:
-    """Tiny detectors that attend, what they take beside a photo, and where their patches or maps become tokens."""
+    """Tiny detectors that attend, what they take beside a photo, and where their patches or maps
+    become tokens."""
     transformers = pytest.importorskip("transformers", reason="transformers is an extra")
     common = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
     yolos = transformers.YolosConfig(
-        **common, num_hidden_layers=2, image_size=[32, 48], patch_size=8, num_detection_tokens=5, num_labels=3,
+        **common,
+        num_hidden_layers=2,
+        image_size=[32, 48],
+        patch_size=8,
+        num_detection_tokens=5,
+        num_labels=3,
         use_mid_position_embeddings=False,
-    )  # fmt: skip
+    )
     text = {**common, "num_hidden_layers": 1, "vocab_size": 50, "max_position_embeddings": 16}
     special = {"bos_token_id": 1, "eos_token_id": 49, "pad_token_id": 0}
     owl = transformers.OwlViTConfig(
-        text_config={**text, **special}, projection_dim=16,
+        text_config={**text, **special},
+        projection_dim=16,
         vision_config={**common, "num_hidden_layers": 2, "image_size": 32, "patch_size": 8},
-    )  # fmt: skip
+    )
     backbone = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+        embedding_size=8,
+        hidden_sizes=[8, 16],
+        depths=[1, 1],
+        layer_type="basic",
+        out_features=["stage2"],
     )
     detr = transformers.DetrConfig(
-        d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
-        encoder_ffn_dim=16, decoder_ffn_dim=16, num_queries=5, num_labels=3, use_timm_backbone=False,
-        backbone_config=backbone, use_pretrained_backbone=False, backbone=None,
-    )  # fmt: skip
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        num_queries=5,
+        num_labels=3,
+        use_timm_backbone=False,
+        backbone_config=backbone,
+        use_pretrained_backbone=False,
+        backbone=None,
+    )
     words = {"input_ids": torch.tensor([[3, 4, 49], [5, 6, 49]])}
     return {
-        "YOLOS": (transformers.YolosForObjectDetection(yolos), {}, "vit.encoder.layer.1.layernorm_before"),
+        "YOLOS": (
+            transformers.YolosForObjectDetection(yolos),
+            {},
+            "vit.encoder.layer.1.layernorm_before",
+        ),
         "OWL-ViT": (
-            transformers.OwlViTForObjectDetection(owl), words, "owlvit.vision_model.encoder.layers.1.layer_norm1",
+            transformers.OwlViTForObjectDetection(owl),
+            words,
+            "owlvit.vision_model.encoder.layers.1.layer_norm1",
         ),
         "DETR": (transformers.DetrForObjectDetection(detr), {}, "model.encoder"),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.filterwarnings("ignore:::transformers")
@@ -226,7 +283,9 @@ def test_detectors_with_attention_are_explained_at_the_tokens_that_it_reads(name
     model, others, layer = detectors()[name]
     side = 48 if name == "YOLOS" else 32
     one, two = (
-        explain.Inputs(kwargs={**others, "pixel_values": x}, explained="pixel_values", shared=list(others))
+        explain.Inputs(
+            kwargs={**others, "pixel_values": x}, explained="pixel_values", shared=list(others)
+        )
         for x in torch.rand(2, 1, 3, 32, side)
     )
     for target in (Detections(threshold=0.0), lambda output: output.logits[:, 2, 1]):

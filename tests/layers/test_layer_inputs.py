@@ -1,4 +1,5 @@
-"""``name:input``: what a layer is given is explained as what another gives, by every kind of method."""
+"""``name:input``: what a layer is given is explained as what another gives, by every kind of
+method."""
 
 from __future__ import annotations
 
@@ -13,9 +14,17 @@ from explain.methods import GradCAM
 from tests.conftest import TinyNet, settled
 
 
-@pytest.mark.parametrize("method", ["gradcam", "layercam", "shapleycam", "eigencam", "scorecam", "ablationcam"])
-def test_the_input_of_a_layer_is_what_the_layer_before_it_gives(method: str, x: torch.Tensor) -> None:
-    layers = nn.Conv2d(3, 4, 3), nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3)), nn.AdaptiveAvgPool2d(1)
+@pytest.mark.parametrize(
+    "method", ["gradcam", "layercam", "shapleycam", "eigencam", "scorecam", "ablationcam"]
+)
+def test_the_input_of_a_layer_is_what_the_layer_before_it_gives(
+    method: str, x: torch.Tensor
+) -> None:
+    layers = (
+        nn.Conv2d(3, 4, 3),
+        nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3)),
+        nn.AdaptiveAvgPool2d(1),
+    )
     net = settled(nn.Sequential(*layers, nn.Flatten(), nn.Tanh(), nn.Linear(4, 5))).double().eval()
     expected = explain.attribute(net, x, method, target=1, layer="0").values
     found = explain.attribute(net, x, method, target=1, layer="1:input")
@@ -30,7 +39,11 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 5)
+        self.stem, self.conv, self.fc = (
+            nn.Conv2d(3, 4, 3),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.Linear(4, 5),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
@@ -57,14 +70,24 @@ def test_calls_and_shortcuts_are_told_apart(x: torch.Tensor) -> None:
 
 def test_tokens_are_laid_out_as_where_they_come_from() -> None:
     torch.manual_seed(0)
-    model = settled(torchvision.models.VisionTransformer(12, 4, 2, 2, 8, 12, num_classes=5)).double().eval()
+    model = (
+        settled(torchvision.models.VisionTransformer(12, 4, 2, 2, 8, 12, num_classes=5))
+        .double()
+        .eval()
+    )
     x = torch.randn(1, 3, 12, 12, dtype=torch.float64)
     block = "encoder.layers.encoder_layer_1"
-    before = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="encoder.layers.encoder_layer_0").values
-    given = explain.attribute(model, x, GradCAM(relu=False), target=1, layer=f"{block}:input").values
+    before = explain.attribute(
+        model, x, GradCAM(relu=False), target=1, layer="encoder.layers.encoder_layer_0"
+    ).values
+    given = explain.attribute(
+        model, x, GradCAM(relu=False), target=1, layer=f"{block}:input"
+    ).values
     torch.testing.assert_close(given, before)
     for layer in (f"{block}.ln_1:input", "encoder.layers.encoder_layer_0.ln_2:input"):
-        assert explain.attribute(model, x, GradCAM(relu=False), target=1, layer=layer).values.shape == (1, 3, 3)
+        assert explain.attribute(
+            model, x, GradCAM(relu=False), target=1, layer=layer
+        ).values.shape == (1, 3, 3)
 
 
 class Tokens(nn.Module):
@@ -115,7 +138,10 @@ def test_layers_with_suffixes_in_their_own_names_are_explained(x: torch.Tensor) 
         def __init__(self, names: list[str]) -> None:
             super().__init__()
             parts = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Conv2d(5, 6, 3)]
-            self.parts, self.fc = nn.ModuleDict(dict(zip(names, parts, strict=True))), nn.Linear(6, 5)
+            self.parts, self.fc = (
+                nn.ModuleDict(dict(zip(names, parts, strict=True))),
+                nn.Linear(6, 5),
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for part in self.parts.values():

@@ -25,7 +25,8 @@ from tests.conftest import TinyNet, snapshot
     ("builder", "expected"),
     [
         ("resnet18", "layer4"),
-        pytest.param("vgg11_bn", "features.27", marks=pytest.mark.long),  # its weights take half a gigabyte
+        # its weights take half a gigabyte
+        pytest.param("vgg11_bn", "features.27", marks=pytest.mark.long),
         pytest.param("densenet121", "features", marks=pytest.mark.long),
         ("mobilenet_v3_small", "features"),
         ("squeezenet1_1", "classifier.2"),
@@ -35,7 +36,9 @@ from tests.conftest import TinyNet, snapshot
         pytest.param("vit_b_32", "encoder.layers.encoder_layer_11.ln_1", marks=pytest.mark.long),
     ],
 )
-def test_the_default_layer_is_the_last_feature_map_before_pooling(builder: str, expected: str) -> None:
+def test_the_default_layer_is_the_last_feature_map_before_pooling(
+    builder: str, expected: str
+) -> None:
     with torch.device("meta"):
         model = torchvision.models.get_model(builder).eval()
     model = model.to_empty(device="cpu")
@@ -45,10 +48,13 @@ def test_the_default_layer_is_the_last_feature_map_before_pooling(builder: str, 
     assert default_layer(model, torch.zeros(1, 3, size, size)) == expected
 
 
-def test_the_default_layer_is_remembered_only_while_the_model_is_the_same(net: TinyNet, x: torch.Tensor) -> None:
+def test_the_default_layer_is_remembered_only_while_the_model_is_the_same(
+    net: TinyNet, x: torch.Tensor
+) -> None:
     calls: list[int] = []
     net.register_forward_hook(lambda *_: calls.append(1))
-    assert default_layer(net, x) == default_layer(net, x) == "dropout"  # it passes on what a functional ReLU made
+    # it passes on what a functional ReLU made
+    assert default_layer(net, x) == default_layer(net, x) == "dropout"
     assert len(calls) == 1  # its graph shows what the scores depend on
     net.dropout = nn.Flatten(2, 2)
     net.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -99,7 +105,8 @@ def test_the_default_layer_does_not_depend_on_which_input_came_first(first: str)
 def test_a_batch_that_goes_another_way_than_its_first_image_is_looked_at_whole() -> None:
     model = Exits().eval()
     x = torch.stack([torch.full((3, 8, 8), 0.9), torch.full((3, 8, 8), -2.0)])
-    assert default_layer(model, x) == "one"  # the first image alone leaves early, both together do not
+    # the first image alone leaves early, both together do not
+    assert default_layer(model, x) == "one"
     assert followed(model, x) == (False, "two")
     assert followed(model, x) == (True, "two")
 
@@ -147,7 +154,9 @@ def test_a_model_without_maps_must_be_told_its_layer() -> None:
         ((2, 1, 8), (224, 224), None),
     ],
 )
-def test_grids_are_found_in_any_layout(shape: tuple[int, ...], size: tuple[int, int], grid: Grid | None) -> None:
+def test_grids_are_found_in_any_layout(
+    shape: tuple[int, ...], size: tuple[int, int], grid: Grid | None
+) -> None:
     assert find_grid(shape, size) == grid
 
 
@@ -163,20 +172,30 @@ def test_a_map_is_the_same_whatever_its_layout() -> None:
 
 
 @pytest.mark.parametrize("channels", [2, 4, 5])
-def test_a_convolutions_map_has_its_channels_first_whatever_its_shape_looks_like(channels: int) -> None:
+def test_a_convolutions_map_has_its_channels_first_whatever_its_shape_looks_like(
+    channels: int,
+) -> None:
     """On 8 x 5 pixels, four maps of 2 x 2 look like a map of 4 x 2 with two channels."""
     model = nn.Sequential(
-        nn.Conv2d(1, channels, 3, 2, 1), nn.ReLU(), nn.Conv2d(channels, channels, 3, 2, 1), nn.Dropout(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 3),
-    )  # fmt: skip
+        nn.Conv2d(1, channels, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(channels, channels, 3, 2, 1),
+        nn.Dropout(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, 3),
+    )
     x = torch.randn(2, 1, 8, 5)
     for layer, size in [("0", (4, 3)), ("1", (4, 3)), ("2", (2, 2)), ("3", (2, 2))]:
-        assert attribute(model.eval(), x, GradCAM(relu=False), target=0, layer=layer).values.shape == (2, *size)
+        assert attribute(
+            model.eval(), x, GradCAM(relu=False), target=0, layer=layer
+        ).values.shape == (2, *size)
     assert attribute(model, x, FullGrad(), target=0).delta.abs().max() < 1e-5
 
 
 def test_a_layer_normalisations_map_has_its_channels_last_whatever_its_shape_looks_like() -> None:
-    """On 8 x 5 pixels, a map of 3 x 3 with four channels looks like three of 3 x 4, and one of 8 x 5 with 5 as well."""
+    """On 8 x 5 pixels, a map of 3 x 3 with four channels looks like three of 3 x 4, and one of 8 x
+    5 with 5 as well."""
 
     class Last(nn.Module):
         def __init__(self, stride: int, channels: int) -> None:
@@ -190,7 +209,9 @@ def test_a_layer_normalisations_map_has_its_channels_last_whatever_its_shape_loo
     for stride, channels, size in [(1, 5, (8, 5)), (2, 4, (4, 3)), (3, 2, (3, 2)), (3, 3, (3, 2))]:
         model = Last(stride, channels).eval()
         for layer in ("conv", "norm", "drop", "fc"):
-            found = attribute(model, torch.randn(2, 1, 8, 5), GradCAM(relu=False), target=0, layer=layer)
+            found = attribute(
+                model, torch.randn(2, 1, 8, 5), GradCAM(relu=False), target=0, layer=layer
+            )
             assert found.values.shape == (2, *size), (stride, channels, layer)
 
 
@@ -199,7 +220,11 @@ class TwoHeads(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.fc, self.mask = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 5), nn.Conv2d(4, 1, 3, padding=1)
+        self.body, self.fc, self.mask = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.Linear(4, 5),
+            nn.Conv2d(4, 1, 3, padding=1),
+        )
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         maps = self.body(x).relu()
@@ -217,7 +242,9 @@ def test_the_default_layer_is_one_that_the_target_depends_on() -> None:
             other = self.mask(x[:, :1].expand(-1, 4, -1, -1))
             return {"mask": other, "logits": self.fc(maps.mean((2, 3)))}
 
-    found = attribute(Two().eval(), x, GradCAM(relu=False), target=lambda output: output["mask"].mean((1, 2, 3)))
+    found = attribute(
+        Two().eval(), x, GradCAM(relu=False), target=lambda output: output["mask"].mean((1, 2, 3))
+    )
     assert found.layer == "mask"
     with pytest.raises(LayerError, match="layer 'mask' must"):
         attribute(model, x, "gradcam", target=0, layer="mask")
@@ -235,7 +262,9 @@ class TwoResolutions(nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         self.passes += 1
         fine = self.fine(x).relu()
-        return {"cells": self.head(self.mixed(fine + F.interpolate(self.coarse(fine), fine.shape[-2:])))}
+        return {
+            "cells": self.head(self.mixed(fine + F.interpolate(self.coarse(fine), fine.shape[-2:])))
+        }
 
 
 def test_a_single_cell_is_explained_at_the_coarsest_map_and_a_region_at_the_last_one() -> None:
@@ -254,8 +283,12 @@ def test_a_single_cell_is_explained_at_the_coarsest_map_and_a_region_at_the_last
 
 
 def test_a_linear_layer_along_the_width_of_a_map_leaves_the_channels_first() -> None:
-    mixer = nn.Sequential(nn.Conv2d(3, 16, 4, 4), nn.Linear(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    found = attribute(mixer.eval(), torch.randn(2, 3, 32, 32), GradCAM(relu=False), target=0, layer="1")
+    mixer = nn.Sequential(
+        nn.Conv2d(3, 16, 4, 4), nn.Linear(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    found = attribute(
+        mixer.eval(), torch.randn(2, 3, 32, 32), GradCAM(relu=False), target=0, layer="1"
+    )
     assert found.values.shape == (2, 8, 8)
 
 
@@ -265,10 +298,16 @@ def test_a_layer_normalisation_is_believed_against_the_aspect_ratio() -> None:
     class Narrow(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.norm, self.fc = nn.Conv2d(1, 4, (1, 5)), nn.LayerNorm(4), nn.Linear(4, 3)
+            self.conv, self.norm, self.fc = (
+                nn.Conv2d(1, 4, (1, 5)),
+                nn.LayerNorm(4),
+                nn.Linear(4, 3),
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.fc(self.norm(self.conv(x).permute(0, 2, 3, 1)).square().mean((1, 2)))
 
-    found = attribute(Narrow().eval(), torch.randn(2, 1, 8, 9), GradCAM(relu=False), target=0, layer="norm")
+    found = attribute(
+        Narrow().eval(), torch.randn(2, 1, 8, 9), GradCAM(relu=False), target=0, layer="norm"
+    )
     assert found.values.shape == (2, 8, 5)

@@ -1,4 +1,5 @@
-"""How maps lie in tensors: followed from the pixels on where neither shape nor class tells, or refused."""
+"""How maps lie in tensors: followed from the pixels on where neither shape nor class tells, or
+refused."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Own(nn.Module):
 
 
 class LaidOut(nn.Module):
-    """A convolution, its map laid out by a module of its own, and a head that weighs every position."""
+    """A convolution, its map laid out by a module of its own, and a head that weighs every
+    position."""
 
     def __init__(
         self,
@@ -51,7 +53,9 @@ class LaidOut(nn.Module):
         return self.fc(self.own(self.conv(x).tanh()).flatten(1))
 
 
-def plain_gradcam(model: nn.Module, x: torch.Tensor, target: int, back: Callable[..., torch.Tensor]) -> torch.Tensor:
+def plain_gradcam(
+    model: nn.Module, x: torch.Tensor, target: int, back: Callable[..., torch.Tensor]
+) -> torch.Tensor:
     """Grad-CAM of the module's output, laid out by the inverse of what the module does."""
     given: list[torch.Tensor] = []
     with model.own.register_forward_hook(lambda module, args, output: given.append(output)):
@@ -68,14 +72,70 @@ IMAGES = [
     ("channels first, oblong map", lambda t: t, lambda t: t, (32, 32), 8, (4, 16), (8, 2)),
     ("channels first, square", lambda t: t, lambda t: t, (32, 32), 8, (4, 4), (8, 8)),
     ("channels first, oblong input", lambda t: t, lambda t: t, (32, 16), 4, (4, 4), (8, 4)),
-    ("channels last, cube", lambda t: t.permute(LAST), lambda t: t.permute(FIRST), (32, 32), 8, (4, 4), (8, 8)),
-    ("channels last, few", lambda t: t.permute(LAST), lambda t: t.permute(FIRST), (32, 32), 2, (4, 4), (8, 8)),
-    ("channels last, oblong", lambda t: t.permute(LAST), lambda t: t.permute(FIRST), (32, 16), 4, (4, 4), (8, 4)),
-    ("positions last", lambda t: t.flatten(2), lambda t: t.unflatten(2, (7, 7)), (28, 28), 64, (4, 4), (7, 7)),
-    ("positions last, square", lambda t: t.flatten(2), lambda t: t.unflatten(2, (4, 4)), (16, 16), 16, (4, 4), (4, 4)),
-    ("tokens", lambda t: t.flatten(2).mT, lambda t: t.mT.unflatten(2, (4, 4)), (16, 16), 16, (4, 4), (4, 4)),
-    ("tokens, oblong", lambda t: t.flatten(2).mT, lambda t: t.mT.unflatten(2, (8, 4)), (32, 16), 7, (4, 4), (8, 4)),
-]  # fmt: skip
+    (
+        "channels last, cube",
+        lambda t: t.permute(LAST),
+        lambda t: t.permute(FIRST),
+        (32, 32),
+        8,
+        (4, 4),
+        (8, 8),
+    ),
+    (
+        "channels last, few",
+        lambda t: t.permute(LAST),
+        lambda t: t.permute(FIRST),
+        (32, 32),
+        2,
+        (4, 4),
+        (8, 8),
+    ),
+    (
+        "channels last, oblong",
+        lambda t: t.permute(LAST),
+        lambda t: t.permute(FIRST),
+        (32, 16),
+        4,
+        (4, 4),
+        (8, 4),
+    ),
+    (
+        "positions last",
+        lambda t: t.flatten(2),
+        lambda t: t.unflatten(2, (7, 7)),
+        (28, 28),
+        64,
+        (4, 4),
+        (7, 7),
+    ),
+    (
+        "positions last, square",
+        lambda t: t.flatten(2),
+        lambda t: t.unflatten(2, (4, 4)),
+        (16, 16),
+        16,
+        (4, 4),
+        (4, 4),
+    ),
+    (
+        "tokens",
+        lambda t: t.flatten(2).mT,
+        lambda t: t.mT.unflatten(2, (4, 4)),
+        (16, 16),
+        16,
+        (4, 4),
+        (4, 4),
+    ),
+    (
+        "tokens, oblong",
+        lambda t: t.flatten(2).mT,
+        lambda t: t.mT.unflatten(2, (8, 4)),
+        (32, 16),
+        7,
+        (4, 4),
+        (8, 4),
+    ),
+]
 
 
 @pytest.mark.parametrize("case", IMAGES, ids=[case[0] for case in IMAGES])
@@ -88,7 +148,8 @@ def test_a_map_is_found_in_whatever_layout_a_module_gives_it(case: tuple[Any, ..
     assert found.values.shape == (2, *of_map)
     torch.testing.assert_close(found.values, plain_gradcam(model, x, 1, back))
     assert channels_of(model, as_inputs(x), ["own"]) == {"own": channels}
-    replaced = explain.attribute(model, x, "ablationcam", target=1, layer="own")  # maps are put back as they lay
+    # maps are put back as they lay
+    replaced = explain.attribute(model, x, "ablationcam", target=1, layer="own")
     assert replaced.values.shape == (2, *of_map)
 
 
@@ -108,7 +169,10 @@ def test_a_video_is_found_in_whatever_layout_a_module_gives_it(case: tuple[Any, 
     x = torch.randn(2, 3, 8, 16, 8, dtype=torch.float64)
     found = explain.attribute(model, x, SIGNED, target=1, layer="own")
     torch.testing.assert_close(found.values, plain_gradcam(model, x, 1, back))
-    assert explain.attribute(model, x, "ablationcam", target=1, layer="own").values.shape == found.values.shape
+    assert (
+        explain.attribute(model, x, "ablationcam", target=1, layer="own").values.shape
+        == found.values.shape
+    )
 
 
 @pytest.mark.parametrize("order", [(0, 1, 3, 2), (0, 3, 2, 1), (0, 3, 1, 2)], ids=str)
@@ -121,22 +185,32 @@ def test_a_width_before_the_height_is_refused(order: tuple[int, ...]) -> None:
 def test_flatten_after_a_convolution_keeps_its_map() -> None:
     """64 channels of 7 x 7 are no map of 8 x 8."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 64, 4, 4), nn.Flatten(2), nn.Flatten(), nn.Linear(64 * 49, 3)).eval()
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 4, 4), nn.Flatten(2), nn.Flatten(), nn.Linear(64 * 49, 3)
+    ).eval()
     x = torch.randn(2, 3, 28, 28)
-    flat, maps = (explain.attribute(model, x, SIGNED, target=1, layer=layer).values for layer in ("1", "0"))
+    flat, maps = (
+        explain.attribute(model, x, SIGNED, target=1, layer=layer).values for layer in ("1", "0")
+    )
     torch.testing.assert_close(flat, maps)
     assert default_layer(model, x) == "0"
 
 
 @pytest.mark.parametrize("normalised", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("of_map", [(8, 2), (2, 8), (4, 4)], ids=str)
-def test_the_number_of_tokens_is_not_their_height_and_width(of_map: tuple[int, int], normalised: bool) -> None:
+def test_the_number_of_tokens_is_not_their_height_and_width(
+    of_map: tuple[int, int], normalised: bool
+) -> None:
     """Of a map that a function makes, no module shows the size; it is found out."""
 
     class Pooled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.flat, self.norm = nn.Conv2d(3, 6, 3, 2, 1), nn.Flatten(2), nn.LayerNorm(6)
+            self.conv, self.flat, self.norm = (
+                nn.Conv2d(3, 6, 3, 2, 1),
+                nn.Flatten(2),
+                nn.LayerNorm(6),
+            )
             self.head = nn.Linear(6 * 16, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -150,18 +224,24 @@ def test_the_number_of_tokens_is_not_their_height_and_width(of_map: tuple[int, i
 
 
 def test_tokens_without_a_map_are_those_that_are_clear_elsewhere() -> None:
-    """A vision transformer that cuts patches by hand: what an untrained attention averages tells nothing by itself."""
+    """A vision transformer that cuts patches by hand: what an untrained attention averages tells
+    nothing by itself."""
 
     class Transformer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.position = nn.Linear(48, 16), nn.Parameter(0.02 * torch.randn(1, 24, 16))
+            self.embed, self.position = (
+                nn.Linear(48, 16),
+                nn.Parameter(0.02 * torch.randn(1, 24, 16)),
+            )
             layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
             self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
             self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            tokens = self.embed(nn.functional.unfold(x, 4, stride=4).transpose(1, 2)) + self.position
+            tokens = (
+                self.embed(nn.functional.unfold(x, 4, stride=4).transpose(1, 2)) + self.position
+            )
             return self.head(self.norm(self.blocks(tokens)).mean(1))
 
     torch.manual_seed(0)
@@ -170,7 +250,8 @@ def test_tokens_without_a_map_are_those_that_are_clear_elsewhere() -> None:
 
 
 def test_a_cube_that_is_turned_between_modules_is_told_from_one_that_is_not() -> None:
-    """A rectifier keeps the layout of what it is given, which is not that of the convolution before it."""
+    """A rectifier keeps the layout of what it is given, which is not that of the convolution before
+    it."""
 
     class Turned(LaidOut):
         def __init__(self, *, turn: bool) -> None:
@@ -213,7 +294,9 @@ def test_a_layout_that_no_corner_shows_is_refused_in_one_line() -> None:
     with pytest.raises(LayerError) as refused:
         explain.attribute(model, x, SIGNED, target=1, layer="own")
     assert "\n" not in str(refused.value)
-    assert "(2, 8, 8, 2), which may be 8 x 8 in the layout NHWC or 8 x 2 in the layout NCHW" in str(refused.value)
+    assert "(2, 8, 8, 2), which may be 8 x 8 in the layout NHWC or 8 x 2 in the layout NCHW" in str(
+        refused.value
+    )
     (own,) = (call for call in list_layers(model, x) if call.name == "own")
     assert own.grid is None
     assert "8 x 2 in the layout NCHW" in own.doubt

@@ -1,4 +1,5 @@
-"""Stitched segmenters: scores, gradients and maps of windows against plain loops over windows and pixels."""
+"""Stitched segmenters: scores, gradients and maps of windows against plain loops over windows and
+pixels."""
 
 from __future__ import annotations
 
@@ -49,37 +50,56 @@ def importance(sides: tuple[int, ...], weights: str) -> Tensor:
     found = torch.ones(sides, dtype=torch.float64)
     for place in product(*map(range, sides)):
         if weights == "gaussian":
-            parts = [((i - (n - 1) / 2) / (n / 8)) ** 2 / 2 for i, n in zip(place, sides, strict=True)]
+            parts = [
+                ((i - (n - 1) / 2) / (n / 8)) ** 2 / 2 for i, n in zip(place, sides, strict=True)
+            ]
             found[place] = max(math.exp(-sum(parts)), 1e-3)
     return found
 
 
-def windows_of(size: tuple[int, ...], sides: tuple[int, ...], overlap: float) -> list[tuple[slice, ...]]:
+def windows_of(
+    size: tuple[int, ...], sides: tuple[int, ...], overlap: float
+) -> list[tuple[slice, ...]]:
     """Where MONAI's windows are: an interval apart, and the last ones moved inside."""
     along = []
     for length, side in zip(size, sides, strict=True):
         interval, starts = max(1, int(side * (1 - overlap))), [0]
         while starts[-1] + side < length:
             starts.append(starts[-1] + interval)
-        along.append([slice(s - max(s + side - length, 0), s - max(s + side - length, 0) + side) for s in starts])
+        along.append(
+            [
+                slice(s - max(s + side - length, 0), s - max(s + side - length, 0) + side)
+                for s in starts
+            ]
+        )
     return list(product(*along))
 
 
-def stitched_plainly(parts: list[Tensor], places: list[Any], sides: tuple[int, ...], size: Any, weights: str) -> Tensor:
+def stitched_plainly(
+    parts: list[Tensor], places: list[Any], sides: tuple[int, ...], size: Any, weights: str
+) -> Tensor:
     """The weighted mean of what windows gave, window by window."""
     mode = "trilinear" if len(sides) == 3 else "bilinear"
-    total, share = torch.zeros(*parts[0].shape[:2], *size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+    total, share = (
+        torch.zeros(*parts[0].shape[:2], *size, dtype=torch.float64),
+        torch.zeros(size, dtype=torch.float64),
+    )
     each = importance(sides, weights)
     for part, place in zip(parts, places, strict=True):
-        total[(..., *place)] += each * F.interpolate(part, size=sides, mode=mode, align_corners=False)
+        total[(..., *place)] += each * F.interpolate(
+            part, size=sides, mode=mode, align_corners=False
+        )
         share[place] += each
     return total / share
 
 
 CASES: list[tuple[tuple[int, ...], Any, float, str]] = [
-    ((14, 20), (8, 8), 0.5, "gaussian"), ((14, 20), (8, 12), 0.25, "uniform"), ((10, 9), (4, 6), 0.0, "gaussian"),
-    ((8, 10, 12), (4, 6, 6), 0.5, "gaussian"), ((6, 9, 6), (6, 6, 4), 0.25, "uniform"),
-]  # fmt: skip
+    ((14, 20), (8, 8), 0.5, "gaussian"),
+    ((14, 20), (8, 12), 0.25, "uniform"),
+    ((10, 9), (4, 6), 0.0, "gaussian"),
+    ((8, 10, 12), (4, 6, 6), 0.5, "gaussian"),
+    ((6, 9, 6), (6, 6, 4), 0.25, "uniform"),
+]
 
 
 @pytest.mark.parametrize(("size", "sides", "overlap", "weights"), CASES)
@@ -91,7 +111,9 @@ def test_scores_gradients_and_maps_equal_the_plain_computation(
     stitched = Stitched(net, sides, overlap, weights, recompute).eval()
     leaf, places = x.clone().requires_grad_(), windows_of(size, sides, overlap)
     features = [net.features(leaf[(..., *place)]) for place in places]
-    scores = stitched_plainly([net.head(each.tanh()) for each in features], places, sides, size, weights)
+    scores = stitched_plainly(
+        [net.head(each.tanh()) for each in features], places, sides, size, weights
+    )
     assert_close(stitched(x), scores, **EXACT)
     mask = torch.zeros(size)
     mask[(slice(2, 5), slice(3, 9))] = 1
@@ -99,25 +121,40 @@ def test_scores_gradients_and_maps_equal_the_plain_computation(
     gradients = torch.autograd.grad(score.sum(), [leaf, *features])
     methods = [Saliency(absolute=False), GradCAM(), HiResCAM(relu=False)]
     before = snapshot(stitched)
-    found = explain.attribute(stitched, x, methods, target=Segmentation(1, mask), layer="model.features")
+    found = explain.attribute(
+        stitched, x, methods, target=Segmentation(1, mask), layer="model.features"
+    )
     assert snapshot(stitched) == before
     assert_close(found["saliency"].values, gradients[0], **EXACT)
     assert_close(found["saliency"].score, score.detach(), **EXACT)
     cams, products = [], []
     for activation, gradient in zip(features, gradients[1:], strict=True):
-        weighted = gradient.flatten(2).mean(2).reshape(*gradient.shape[:2], *[1] * len(size)) * activation
+        weighted = (
+            gradient.flatten(2).mean(2).reshape(*gradient.shape[:2], *[1] * len(size)) * activation
+        )
         cams.append(weighted.sum(1, keepdim=True).clamp(min=0).detach())
         products.append((gradient * activation).sum(1, keepdim=True).detach())
-    assert_close(found["gradcam"].values, stitched_plainly(cams, places, sides, size, weights)[:, 0], **EXACT)
-    assert_close(found["hirescam"].values, stitched_plainly(products, places, sides, size, weights)[:, 0], **EXACT)
+    assert_close(
+        found["gradcam"].values, stitched_plainly(cams, places, sides, size, weights)[:, 0], **EXACT
+    )
+    assert_close(
+        found["hirescam"].values,
+        stitched_plainly(products, places, sides, size, weights)[:, 0],
+        **EXACT,
+    )
     assert found["gradcam"].layer == "model.features"
     assert found["gradcam"].heatmap.shape == (2, *size)
 
 
 @pytest.mark.parametrize("size", [(9, 14), (5, 8, 7)])
-def test_of_a_model_that_sees_single_pixels_windows_make_no_difference(size: tuple[int, ...]) -> None:
+def test_of_a_model_that_sees_single_pixels_windows_make_no_difference(
+    size: tuple[int, ...],
+) -> None:
     conv: Any = nn.Conv3d if len(size) == 3 else nn.Conv2d
-    local, x = settled(nn.Sequential(conv(1, 5, 1), nn.ReLU(), conv(5, 2, 1)), seed=1).double().eval(), photos(*size)
+    local, x = (
+        settled(nn.Sequential(conv(1, 5, 1), nn.ReLU(), conv(5, 2, 1)), seed=1).double().eval(),
+        photos(*size),
+    )
     stitched, target = Stitched(local, 4).eval(), Segmentation(0, torch.rand(size) > 0.5)
     assert_close(stitched(x), local(x), **EXACT)
     methods = [Saliency(absolute=False), IntegratedGradients(steps=3), "guidedbackprop"]
@@ -139,7 +176,9 @@ def test_one_window_of_the_whole_photo_is_the_model_itself(window: Any) -> None:
     whole = explain.attribute(net, x, methods, target=padded, layer="1")
     inner = (slice(None), slice(None), slice(5, 19), slice(2, 22)) if window == 24 else ...
     x = x[inner]
-    found = explain.attribute(Stitched(net, window).eval(), x, methods, target=target, layer="model.1")
+    found = explain.attribute(
+        Stitched(net, window).eval(), x, methods, target=target, layer="model.1"
+    )
     for name in ("saliency", "deeplift"):
         assert_close(found[name].values, whole[name].values[inner], **EXACT)
     if window != 24:
@@ -164,7 +203,9 @@ def test_tokens_lie_in_windows_and_calls_are_counted_in_them(layer: str) -> None
     net, x, sides = settled(Tokens(), seed=5).double().eval(), photos(12, 12), (4, 8)
     places = windows_of((12, 12), sides, 0.5)
     score = Segmentation(2, torch.ones(12, 12))
-    found = explain.attribute(Stitched(net, sides).eval(), x, HiResCAM(relu=False), target=score, layer=layer)
+    found = explain.attribute(
+        Stitched(net, sides).eval(), x, HiResCAM(relu=False), target=score, layer=layer
+    )
     leaves, scores = [], []
     for place in places:
         first = net.mix(net.patches(x[(..., *place)]).flatten(2).mT)
@@ -176,7 +217,9 @@ def test_tokens_lie_in_windows_and_calls_are_counted_in_them(layer: str) -> None
         (gradient * tokens).sum(2).detach().unflatten(1, (2, 4))[:, None]
         for tokens, gradient in zip(leaves, torch.autograd.grad(total, leaves), strict=True)
     ]
-    assert_close(found.values, stitched_plainly(maps, places, sides, (12, 12), "gaussian")[:, 0], **EXACT)
+    assert_close(
+        found.values, stitched_plainly(maps, places, sides, (12, 12), "gaussian")[:, 0], **EXACT
+    )
 
 
 def test_recomputed_windows_keep_less_for_their_gradients() -> None:
@@ -184,7 +227,9 @@ def test_recomputed_windows_keep_less_for_their_gradients() -> None:
 
     def kept(recompute: bool) -> int:
         sizes: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: sizes.append(t.numel()) or t, lambda t: t
+        ):
             Stitched(net, 8, recompute=recompute)(x)
         return sum(sizes)
 
@@ -201,18 +246,25 @@ def test_layers_are_chosen_in_a_window_and_what_cannot_be_stitched_is_refused() 
         assert method not in fit
         with pytest.raises(MethodError, match="Stitched"):
             explain.attribute(stitched, x, method, target=target)
-    several = explain.attribute(stitched, x, "layercam", target=target, layer=["model.features.0", "model.features.2"])
+    several = explain.attribute(
+        stitched, x, "layercam", target=target, layer=["model.features.0", "model.features.2"]
+    )
     assert several.values.shape == (2, 16, 12)
-    assert "model.features.0@5" in str(explain.plan(stitched, x, "gradcam", target=target, layer="model.features.0"))
+    assert "model.features.0@5" in str(
+        explain.plan(stitched, x, "gradcam", target=target, layer="model.features.0")
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "window must"), ({"window": (8, 8, 8)}, "window must have 2"), ({"overlap": 1}, "overlap must"),
-        ({"weights": "linear"}, "weights must"), ({"model": nn.Flatten()}, "model must give class maps"),
+        ({"window": 0}, "window must"),
+        ({"window": (8, 8, 8)}, "window must have 2"),
+        ({"overlap": 1}, "overlap must"),
+        ({"weights": "linear"}, "weights must"),
+        ({"model": nn.Flatten()}, "model must give class maps"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused(options: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         Stitched(**{"model": network(), "window": 8, **options})(photos(16, 12))

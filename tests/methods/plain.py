@@ -1,13 +1,15 @@
 """Every method again, slowly and plainly: explicit forward and backward, no hooks, no autograd.
 
-The network is a list of layers, each a tuple: ("conv", weight, bias), ("bn", mean, variance, weight, bias, epsilon) in
-evaluation, ("relu",), ("halve",) by the means of 2x2 cells, ("mean",) over positions, ("linear", weight, bias).
-`forward` keeps every value; `backward` walks back by hand. A network may also be an object that does both itself.
+The network is a list of layers, each a tuple: ("conv", weight, bias), ("bn", mean, variance,
+weight, bias, epsilon) in evaluation, ("relu",), ("halve",) by the means of 2x2 cells, ("mean",)
+over positions, ("linear", weight, bias). `forward` keeps every value; `backward` walks back by
+hand. A network may also be an object that does both itself.
 
-A method is ``name(layers, x, target, layer, **options)`` for one image ``(C, H, W)``; ``layer`` is the index of the
-layer whose output is looked at. Here: back-propagation and the maps made of activations and gradients. Elsewhere:
-`plain_scores` (other scores, several layers), `plain_factors` (eigenvectors, k-sigma, factorisation), `plain_masks`
-(masked inputs, ablation), `plain_paths` (integrals, noise, FullGrad) and `plain_attention` (vision transformers).
+A method is ``name(layers, x, target, layer, **options)`` for one image ``(C, H, W)``; ``layer`` is
+the index of the layer whose output is looked at. Here: back-propagation and the maps made of
+activations and gradients. Elsewhere: `plain_scores` (other scores, several layers), `plain_factors`
+(eigenvectors, k-sigma, factorisation), `plain_masks` (masked inputs, ablation), `plain_paths`
+(integrals, noise, FullGrad) and `plain_attention` (vision transformers).
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def module_of(layers: Layers) -> nn.Sequential:
     return nn.Sequential(*parts).eval()
 
 
-def bn_module(mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> nn.BatchNorm2d:
+def bn_module(
+    mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, epsilon: float
+) -> nn.BatchNorm2d:
     norm = nn.BatchNorm2d(len(mean), eps=epsilon).double()
     norm.weight.data, norm.bias.data = weight.clone(), bias.clone()
     norm.running_mean.copy_(mean)
@@ -69,7 +73,8 @@ def conv_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def conv_backward(gradient: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of `conv_forward` in its input: each output hands its gradient to the window that it read."""
+    """The gradient of `conv_forward` in its input: each output hands its gradient to the window
+    that it read."""
     outputs, height, width = gradient.shape
     padded = torch.zeros(weight.shape[1], height + 2, width + 2, dtype=gradient.dtype)
     for k, i, j in itertools.product(range(outputs), range(height), range(width)):
@@ -80,7 +85,8 @@ def conv_backward(gradient: Tensor, weight: Tensor) -> Tensor:
 def bn_slope_and_shift(
     mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """Batch normalisation in evaluation is ``slope * x + shift``; the shift is its implicit bias."""
+    """Batch normalisation in evaluation is ``slope * x + shift``; the shift is its implicit
+    bias."""
     slope = weight / (variance + epsilon) ** 0.5
     return slope, bias - slope * mean
 
@@ -121,15 +127,21 @@ def forward(layers: Layers, x: Tensor) -> list[Tensor]:
             values.append(torch.stack([channel.sum() / channel.numel() for channel in now]))
         elif kind == "linear":
             weight, bias = parameters
-            values.append(torch.stack([(row * now).sum() + b for row, b in zip(weight, bias, strict=True)]))
+            values.append(
+                torch.stack([(row * now).sum() + b for row, b in zip(weight, bias, strict=True)])
+            )
     return values
 
 
-def backward(layers: Layers, values: list[Tensor], target: int | Tensor, rule: str = "plain") -> list[Tensor]:
+def backward(
+    layers: Layers, values: list[Tensor], target: int | Tensor, rule: str = "plain"
+) -> list[Tensor]:
     """Return the gradient of the score in the input and in the output of every layer.
 
-    ``target`` is a class, whose logit is the score, or the score's gradient in the logits. ``rule`` says what a ReLU
-    does: "plain" hands on where its input was positive, "deconv" where the gradient is, "guided" where both are.
+    ``target`` is a class, whose logit is the score, or the score's gradient in the logits. ``rule``
+    says what a ReLU
+    does: "plain" hands on where its input was positive, "deconv" where the gradient is, "guided"
+    where both are.
     """
     if not isinstance(layers, list):
         return layers.backward(values, target, rule)
@@ -158,7 +170,8 @@ def backward(layers: Layers, values: list[Tensor], target: int | Tensor, rule: s
 
 
 def tangent(layers: Layers, values: list[Tensor], direction: Tensor) -> Tensor:
-    """The derivative of the logits along ``direction`` in the input: the same walk forward, without any bias."""
+    """The derivative of the logits along ``direction`` in the input: the same walk forward, without
+    any bias."""
     for (kind, *parameters), before in zip(layers, values[:-1], strict=True):
         if kind == "relu":
             direction = torch.where(before > 0, direction, torch.zeros_like(direction))
@@ -193,7 +206,9 @@ def softmax(scores: Tensor) -> Tensor:
 def enlarge(values: Tensor, size: tuple[int, int]) -> Tensor:
     """Bilinear interpolation between the centres of cells; the border values go on outside."""
     height, width = values.shape
-    rows, columns = (interpolation(*counts).to(values.dtype) for counts in ((height, size[0]), (width, size[1])))
+    rows, columns = (
+        interpolation(*counts).to(values.dtype) for counts in ((height, size[0]), (width, size[1]))
+    )
     return rows @ values @ columns.T
 
 
@@ -222,12 +237,14 @@ def guidedbackprop(layers: Layers, x: Tensor, target: int) -> Tensor:
 
 
 def deconvnet(layers: Layers, x: Tensor, target: int) -> Tensor:
-    """The gradient where every ReLU rectifies the gradient itself, whatever its input was (Zeiler & Fergus 2014)."""
+    """The gradient where every ReLU rectifies the gradient itself, whatever its input was (Zeiler &
+    Fergus 2014)."""
     return backward(layers, forward(layers, x), target, "deconv")[0]
 
 
 def weighted(weights: Sequence[Tensor | float], activation: Tensor, *, relu: bool) -> Tensor:
-    """``sum_k w_k A_k``, rectified where asked; a weight is a number, or a map to multiply position by position."""
+    """``sum_k w_k A_k``, rectified where asked; a weight is a number, or a map to multiply position
+    by position."""
     out = torch.zeros(activation.shape[1:], dtype=activation.dtype)
     for weight, channel in zip(weights, activation, strict=True):
         out = out + weight * channel
@@ -260,7 +277,8 @@ def layercam_map(activation: Tensor, gradient: Tensor) -> Tensor:
 
 
 def cam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
-    """``sum_k w_ck A_k`` with the classifier's weights, when only a mean and a linear layer follow (Zhou 2016)."""
+    """``sum_k w_ck A_k`` with the classifier's weights, when only a mean and a linear layer follow
+    (Zhou 2016)."""
     assert [kind for kind, *_ in layers[layer + 1 :]] == ["mean", "linear"]
     return weighted(list(layers[-1][1][target]), forward(layers, x)[layer + 1], relu=False)
 
@@ -271,18 +289,25 @@ def gradcam(layers: Layers, x: Tensor, target: int, layer: int, *, relu: bool = 
 
 
 def gradcampp(layers: Layers, x: Tensor, target: int, layer: int, *, relu: bool = True) -> Tensor:
-    """``w_k = sum_ij ReLU(G) G^2 / (2 G^2 + sum(A_k) G^3)`` (Chattopadhay 2018, equation 19, less a factor exp(y))."""
+    """``w_k = sum_ij ReLU(G) G^2 / (2 G^2 + sum(A_k) G^3)`` (Chattopadhay 2018, equation 19, less a
+    factor exp(y))."""
     return gradcampp_map(*look(layers, x, target, layer), relu=relu)
 
 
-def smoothgradcampp(layers: Layers, x: Tensor, target: int, layer: int, *, noise: Sequence[Tensor]) -> Tensor:
-    """Grad-CAM++ with the mean over noisy inputs of G, G^2 and G^3, and the clean activation (Omeiza 2019).
+def smoothgradcampp(
+    layers: Layers, x: Tensor, target: int, layer: int, *, noise: Sequence[Tensor]
+) -> Tensor:
+    """Grad-CAM++ with the mean over noisy inputs of G, G^2 and G^3, and the clean activation
+    (Omeiza 2019).
 
-    The paper prints the mean of G as the numerator of alpha, where Grad-CAM++, and this, has that of G^2.
+    The paper prints the mean of G as the numerator of alpha, where Grad-CAM++, and this, has that
+    of G^2.
     """
     activation = forward(layers, x)[layer + 1]
     gradients = [look(layers, x + shift, target, layer)[1] for shift in noise]
-    first, second, third = (sum(g**power for g in gradients) / len(gradients) for power in (1, 2, 3))
+    first, second, third = (
+        sum(g**power for g in gradients) / len(gradients) for power in (1, 2, 3)
+    )
     weights = []
     for k in range(len(activation)):
         below = 2 * second[k] + activation[k].sum() * third[k]
@@ -294,7 +319,10 @@ def smoothgradcampp(layers: Layers, x: Tensor, target: int, layer: int, *, noise
 def xgradcam(layers: Layers, x: Tensor, target: int, layer: int, *, relu: bool = True) -> Tensor:
     """``w_k = sum_ij A G / sum_ij A``, 0 where the channel sums to 0 (Fu 2020)."""
     activation, gradient = look(layers, x, target, layer)
-    weights = [(g * a).sum() / a.sum() if a.sum() != 0 else 0.0 for a, g in zip(activation, gradient, strict=True)]
+    weights = [
+        (g * a).sum() / a.sum() if a.sum() != 0 else 0.0
+        for a, g in zip(activation, gradient, strict=True)
+    ]
     return weighted(weights, activation, relu=relu)
 
 
@@ -314,10 +342,15 @@ def layercam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
     return layercam_map(*look(layers, x, target, layer))
 
 
-def randomcam(layers: Layers, x: Tensor, target: int, layer: int, *, weights: Tensor, relu: bool = True) -> Tensor:
-    """``ReLU(sum_k w_k A_k)`` with weights drawn from [-1, 1] (pytorch-grad-cam's null hypothesis)."""
+def randomcam(
+    layers: Layers, x: Tensor, target: int, layer: int, *, weights: Tensor, relu: bool = True
+) -> Tensor:
+    """``ReLU(sum_k w_k A_k)`` with weights drawn from [-1, 1] (pytorch-grad-cam's null
+    hypothesis)."""
     return weighted(list(weights), forward(layers, x)[layer + 1], relu=True)
 
 
 def guidedgradcam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
-    return guidedbackprop(layers, x, target) * enlarge(gradcam(layers, x, target, layer), tuple(x.shape[1:]))
+    return guidedbackprop(layers, x, target) * enlarge(
+        gradcam(layers, x, target, layer), tuple(x.shape[1:])
+    )

@@ -1,8 +1,8 @@
 """Vision transformers slowly and plainly: a forward pass by hand, attention rollout and LeGrad.
 
-`legrad` and `rollout` take attention matrices (or gradients in them), one tensor ``(heads, queries, keys)`` for every
-block. `ViT` walks through a torchvision ``VisionTransformer`` by its parameters alone, so that an attention can
-be replaced or differentiated.
+`legrad` and `rollout` take attention matrices (or gradients in them), one tensor ``(heads, queries,
+keys)`` for every block. `ViT` walks through a torchvision ``VisionTransformer`` by its parameters
+alone, so that an attention can be replaced or differentiated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def on_grid(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def legrad_of_one(gradient: Tensor) -> Tensor:
-    """The mean over heads and queries, the class token's too, of ``ReLU(ds/dA)``: one number for every key."""
+    """The mean over heads and queries, the class token's too, of ``ReLU(ds/dA)``: one number for
+    every key."""
     heads, queries, keys = gradient.shape
     out = torch.zeros(keys, dtype=gradient.dtype)
     for head, query, key in itertools.product(range(heads), range(queries), range(keys)):
@@ -32,12 +33,14 @@ def legrad_of_one(gradient: Tensor) -> Tensor:
 
 
 def legrad(gradients: Sequence[Tensor], grid: tuple[int, int]) -> Tensor:
-    """The mean over blocks of `legrad_of_one`, each of the gradient of that block's own score (Bousselham 2024)."""
+    """The mean over blocks of `legrad_of_one`, each of the gradient of that block's own score
+    (Bousselham 2024)."""
     return on_grid(sum(legrad_of_one(gradient) for gradient in gradients) / len(gradients), grid)
 
 
 def rollout(attentions: Sequence[Tensor], grid: tuple[int, int]) -> Tensor:
-    """The class token's row of the product over blocks of ``0.5 A + 0.5 I``, last block first (Abnar & Zuidema 2020).
+    """The class token's row of the product over blocks of ``0.5 A + 0.5 I``, last block first
+    (Abnar & Zuidema 2020).
 
     Rows are divided by their sum.
     """
@@ -49,12 +52,17 @@ def rollout(attentions: Sequence[Tensor], grid: tuple[int, int]) -> Tensor:
 
 
 class ViT:
-    """A torchvision ``VisionTransformer`` by its parameters: ``heads`` attention heads, patches of ``patch`` pixels."""
+    """A torchvision ``VisionTransformer`` by its parameters: ``heads`` attention heads, patches of
+    ``patch`` pixels."""
 
-    def __init__(self, parameters: dict[str, Tensor], heads: int, patch: int, epsilon: float = 1e-6) -> None:
+    def __init__(
+        self, parameters: dict[str, Tensor], heads: int, patch: int, epsilon: float = 1e-6
+    ) -> None:
         self.of = {name: value.detach() for name, value in parameters.items()}
         self.heads, self.patch, self.epsilon = heads, patch, epsilon
-        self.blocks = len({name.split(".")[2] for name in self.of if name.startswith("encoder.layers.")})
+        self.blocks = len(
+            {name.split(".")[2] for name in self.of if name.startswith("encoder.layers.")}
+        )
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         return x @ self.of[f"{name}.weight"].T + self.of[f"{name}.bias"]
@@ -62,10 +70,14 @@ class ViT:
     def norm(self, x: Tensor, name: str) -> Tensor:
         away = x - x.mean(dim=-1, keepdim=True)
         variance = (away * away).mean(dim=-1, keepdim=True)
-        return away / (variance + self.epsilon) ** 0.5 * self.of[f"{name}.weight"] + self.of[f"{name}.bias"]
+        return (
+            away / (variance + self.epsilon) ** 0.5 * self.of[f"{name}.weight"]
+            + self.of[f"{name}.bias"]
+        )
 
     def embed(self, image: Tensor) -> Tensor:
-        """Cut into patches, multiply, put the class token first, add positions: ``(tokens, width)``."""
+        """Cut into patches, multiply, put the class token first, add positions: ``(tokens,
+        width)``."""
         size, weight = self.patch, self.of["conv_proj.weight"]
         tokens = [self.of["class_token"][0, 0]]
         for i in range(image.shape[1] // size):
@@ -75,7 +87,8 @@ class ViT:
         return torch.stack(tokens) + self.of["encoder.pos_embedding"][0]
 
     def attention(self, tokens: Tensor, block: int) -> tuple[Tensor, Tensor]:
-        """A block's attention ``(heads, queries, keys)`` and values ``(heads, keys, width / heads)``."""
+        """A block's attention ``(heads, queries, keys)`` and values ``(heads, keys, width /
+        heads)``."""
         name = f"encoder.layers.encoder_layer_{block}"
         x = self.norm(tokens, f"{name}.ln_1")
         weight = self.of[f"{name}.self_attention.in_proj_weight"]
@@ -90,8 +103,11 @@ class ViT:
             values.append(value[:, part])
         return torch.stack(attentions), torch.stack(values)
 
-    def block(self, tokens: Tensor, block: int, attention: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The tokens after a block and its attention, or what follows from the ``attention`` given."""
+    def block(
+        self, tokens: Tensor, block: int, attention: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The tokens after a block and its attention, or what follows from the ``attention``
+        given."""
         name = f"encoder.layers.encoder_layer_{block}"
         own, values = self.attention(tokens, block)
         attention = own if attention is None else attention
@@ -115,7 +131,8 @@ class ViT:
         return tokens, attentions, self.logits(tokens[-1][0])
 
     def attention_gradients(self, image: Tensor, target: int) -> list[Tensor]:
-        """LeGrad's: the gradient of each block's own logit, of its tokens' mean, in that block's own attention."""
+        """LeGrad's: the gradient of each block's own logit, of its tokens' mean, in that block's
+        own attention."""
         tokens, attentions, _ = self.forward(image)
         out = []
         for block in range(self.blocks):

@@ -1,4 +1,5 @@
-"""CAMs from eigenvectors and thresholds, and factorised activations: slowly and plainly, without LAPACK."""
+"""CAMs from eigenvectors and thresholds, and factorised activations: slowly and plainly, without
+LAPACK."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from tests.methods.plain import Layers, forward, look, mean_of
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, largest first, and eigenvectors, as columns, of a symmetric matrix by Jacobi's rotations."""
+    """Eigenvalues, largest first, and eigenvectors, as columns, of a symmetric matrix by Jacobi's
+    rotations."""
     size = len(matrix)
     a: list[list[float]] = matrix.tolist()
     vectors: list[list[float]] = torch.eye(size).tolist()
@@ -50,16 +52,20 @@ def first_component(channels: Tensor, *, centred: bool) -> Tensor:
     return -projection if (projection * channels.sum(dim=0)).sum() < 0 else projection
 
 
-def eigencam(layers: Layers, x: Tensor, target: int, layer: int, *, centred: bool = False) -> Tensor:
+def eigencam(
+    layers: Layers, x: Tensor, target: int, layer: int, *, centred: bool = False
+) -> Tensor:
     """``A V_1`` of ``A = U S V'``, not centred and not rectified (Muhammad & Yeasin 2020).
 
-    The paper leaves the sign free: the map agrees with the sum over channels (for A >= 0 the map is then positive
-    everywhere); pytorch-grad-cam centres and leaves the sign to LAPACK.
+    The paper leaves the sign free: the map agrees with the sum over channels (for A >= 0 the map is
+    then positive everywhere); pytorch-grad-cam centres and leaves the sign to LAPACK.
     """
     return first_component(forward(layers, x)[layer + 1], centred=centred)
 
 
-def eigengradcam(layers: Layers, x: Tensor, target: int, layer: int, *, centred: bool = False) -> Tensor:
+def eigengradcam(
+    layers: Layers, x: Tensor, target: int, layer: int, *, centred: bool = False
+) -> Tensor:
     """Eigen-CAM of ``G A`` position by position, which agrees with HiResCAM (pytorch-grad-cam)."""
     activation, gradient = look(layers, x, target, layer)
     return first_component(activation * gradient, centred=centred)
@@ -68,16 +74,21 @@ def eigengradcam(layers: Layers, x: Tensor, target: int, layer: int, *, centred:
 def kernel_of(a: Tensor, b: Tensor, kernel: str, gamma: float) -> Tensor:
     product = (a * b).sum()
     return {
-        "linear": lambda: product, "sigmoid": lambda: torch.tanh(gamma * product + 1),
-        "poly": lambda: (gamma * product + 1) ** 3, "rbf": lambda: torch.exp(-gamma * ((a - b) ** 2).sum()),
-    }[kernel]()  # fmt: skip
+        "linear": lambda: product,
+        "sigmoid": lambda: torch.tanh(gamma * product + 1),
+        "poly": lambda: (gamma * product + 1) ** 3,
+        "rbf": lambda: torch.exp(-gamma * ((a - b) ** 2).sum()),
+    }[kernel]()
 
 
-def kpcacam(layers: Layers, x: Tensor, target: int, layer: int, *, kernel: str = "sigmoid") -> Tensor:
+def kpcacam(
+    layers: Layers, x: Tensor, target: int, layer: int, *, kernel: str = "sigmoid"
+) -> Tensor:
     """``sqrt(l_1) a_1`` of the centred kernel between positions (Karmani 2024).
 
-    As its authors programmed it (scikit-learn's KernelPCA), channels are centred over positions before the kernel, and
-    the largest value is positive. Gamma is 1 / (channels * variance), as in scikit-learn's SVC.
+    As its authors programmed it (scikit-learn's KernelPCA), channels are centred over positions
+    before the kernel, and the largest value is positive. Gamma is 1 / (channels * variance), as in
+    scikit-learn's SVC.
     """
     activation = forward(layers, x)[layer + 1]
     activation = torch.stack([channel - mean_of(channel) for channel in activation])
@@ -95,7 +106,8 @@ def kpcacam(layers: Layers, x: Tensor, target: int, layer: int, *, kernel: str =
 
 
 def fem(layers: Layers, x: Tensor, target: int, layer: int, *, k: float = 2.0) -> Tensor:
-    """``sum_k mean(A_k) [A_k > mean(A_k) + k std(A_k)]``: binary maps, standard deviation over all (Fuad 2020)."""
+    """``sum_k mean(A_k) [A_k > mean(A_k) + k std(A_k)]``: binary maps, standard deviation over all
+    (Fuad 2020)."""
     out = torch.zeros(forward(layers, x)[layer + 1].shape[1:], dtype=x.dtype)
     for channel in forward(layers, x)[layer + 1]:
         mean = mean_of(channel)
@@ -106,8 +118,11 @@ def fem(layers: Layers, x: Tensor, target: int, layer: int, *, k: float = 2.0) -
     return out
 
 
-def nmf(v: Tensor, w: Tensor, h: Tensor, steps: int, epsilon: float = 1e-7) -> tuple[Tensor, Tensor]:
-    """``V ~ W H`` by multiplicative updates, W before H, ``epsilon`` in place of a denominator 0 (Lee & Seung 2001)."""
+def nmf(
+    v: Tensor, w: Tensor, h: Tensor, steps: int, epsilon: float = 1e-7
+) -> tuple[Tensor, Tensor]:
+    """``V ~ W H`` by multiplicative updates, W before H, ``epsilon`` in place of a denominator 0
+    (Lee & Seung 2001)."""
     for _ in range(steps):
         below = w @ h @ h.T
         w = w * (v @ h.T) / torch.where(below == 0, epsilon, below)

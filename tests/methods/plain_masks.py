@@ -1,4 +1,5 @@
-"""CAMs whose weights come from running the network again: masked inputs and ablated channels, slowly and plainly."""
+"""CAMs whose weights come from running the network again: masked inputs and ablated channels,
+slowly and plainly."""
 
 from __future__ import annotations
 
@@ -17,18 +18,25 @@ def zero_to_one(values: Tensor) -> Tensor:
 
 
 def mask_of(channel: Tensor, x: Tensor, enlarge_first: bool = True) -> Tensor:
-    """The channel enlarged to the image and then put into [0, 1]; torchcam does the second first."""
+    """The channel enlarged to the image and then put into [0, 1]; torchcam does the second
+    first."""
     size = tuple(x.shape[1:])
-    return zero_to_one(enlarge(channel, size)) if enlarge_first else enlarge(zero_to_one(channel), size)
+    return (
+        zero_to_one(enlarge(channel, size))
+        if enlarge_first
+        else enlarge(zero_to_one(channel), size)
+    )
 
 
 Inputs = Callable[[int, Tensor], list[Tensor]]
 
 
 def masked_cam(layers: Layers, x: Tensor, target: int, layer: int, inputs: Inputs) -> Tensor:
-    """Weights are the softmax over channels of the mean score of ``inputs(k, A_k)`` above that of a black image."""
+    """Weights are the softmax over channels of the mean score of ``inputs(k, A_k)`` above that of a
+    black image."""
     activation = forward(layers, x)[layer + 1]
-    black = forward(layers, torch.zeros_like(x))[-1][target]  # the same for all channels: softmax takes it out
+    # the same for all channels: softmax takes it out
+    black = forward(layers, torch.zeros_like(x))[-1][target]
     gains = []
     for k, channel in enumerate(activation):
         scores = [forward(layers, masked)[-1][target] - black for masked in inputs(k, channel)]
@@ -36,19 +44,30 @@ def masked_cam(layers: Layers, x: Tensor, target: int, layer: int, inputs: Input
     return weighted(list(softmax(torch.stack(gains))), activation, relu=True)
 
 
-def scorecam(layers: Layers, x: Tensor, target: int, layer: int, *, enlarge_first: bool = True) -> Tensor:
+def scorecam(
+    layers: Layers, x: Tensor, target: int, layer: int, *, enlarge_first: bool = True
+) -> Tensor:
     """``ReLU(sum_k softmax_k(f(x s(up(A_k))) - f(0)) A_k)`` (Wang 2020)."""
-    return masked_cam(layers, x, target, layer, lambda k, channel: [x * mask_of(channel, x, enlarge_first)])
+    return masked_cam(
+        layers, x, target, layer, lambda k, channel: [x * mask_of(channel, x, enlarge_first)]
+    )
 
 
 def sscam(
-    layers: Layers, x: Tensor, target: int, layer: int, *, noise: Sequence[Tensor], kind: int | str = 1,
+    layers: Layers,
+    x: Tensor,
+    target: int,
+    layer: int,
+    *,
+    noise: Sequence[Tensor],
+    kind: int | str = 1,
     enlarge_first: bool = True,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Score-CAM with the score's mean over noise (Wang 2020, SS-CAM).
 
-    ``kind`` 1: noise on the feature map, tensors like the activation. 2: noise on the masked input, tensors like the
-    image, or one such for every channel. "mask" (torchcam): noise on the finished mask, tensors ``(channels, H, W)``.
+    ``kind`` 1: noise on the feature map, tensors like the activation. 2: noise on the masked input,
+    tensors like the image, or one such for every channel. "mask" (torchcam): noise on the finished
+    mask, tensors ``(channels, H, W)``.
     """
 
     def inputs(k: int, channel: Tensor) -> list[Tensor]:
@@ -63,10 +82,17 @@ def sscam(
 
 
 def iscam(
-    layers: Layers, x: Tensor, target: int, layer: int, *, steps: int = 10, scales: Sequence[float] | None = None,
+    layers: Layers,
+    x: Tensor,
+    target: int,
+    layer: int,
+    *,
+    steps: int = 10,
+    scales: Sequence[float] | None = None,
     enlarge_first: bool = True,
-) -> Tensor:  # fmt: skip
-    """Score-CAM with the score's mean along masks scaled by 1/N, 2/N ... 1 (Naidu 2020); torchcam sums these up."""
+) -> Tensor:
+    """Score-CAM with the score's mean along masks scaled by 1/N, 2/N ... 1 (Naidu 2020); torchcam
+    sums these up."""
     factors = [(i + 1) / steps for i in range(steps)] if scales is None else scales
 
     def inputs(k: int, channel: Tensor) -> list[Tensor]:

@@ -20,7 +20,8 @@ def legendre(order: int, at: float) -> tuple[float, float]:
 
 
 def quadrature(rule: str, steps: int) -> tuple[list[float], list[float]]:
-    """Points in [0, 1] and weights that sum to one: "left", "right", "midpoint", "trapezoid" or "gausslegendre"."""
+    """Points in [0, 1] and weights that sum to one: "left", "right", "midpoint", "trapezoid" or
+    "gausslegendre"."""
     if rule == "trapezoid":
         ends = [0.5 if i in (0, steps - 1) else 1.0 for i in range(steps)]
         return [i / (steps - 1) for i in range(steps)], [end / (steps - 1) for end in ends]
@@ -41,7 +42,13 @@ def quadrature(rule: str, steps: int) -> tuple[list[float], list[float]]:
 
 
 def integratedgradients(
-    layers: Layers, x: Tensor, target: int, *, baseline: Tensor, points: Sequence[float], weights: Sequence[float]
+    layers: Layers,
+    x: Tensor,
+    target: int,
+    *,
+    baseline: Tensor,
+    points: Sequence[float],
+    weights: Sequence[float],
 ) -> Tensor:
     """``(x - b) sum_i w_i grad f(b + a_i (x - b))`` (Sundararajan 2017)."""
     total = torch.zeros_like(x)
@@ -51,9 +58,12 @@ def integratedgradients(
     return (x - baseline) * total
 
 
-def smooth(method: Callable[[Tensor], Tensor], x: Tensor, *, noise: Sequence[Tensor], kind: str = "mean") -> Tensor:
-    """The "mean" (SmoothGrad, Smilkov 2017), mean "squared" (Hooker 2019) or "variance" (VarGrad, Adebayo 2018) of
-    ``method(x + noise)``; the variance is over all samples, divided by their number.
+def smooth(
+    method: Callable[[Tensor], Tensor], x: Tensor, *, noise: Sequence[Tensor], kind: str = "mean"
+) -> Tensor:
+    """The "mean" (SmoothGrad, Smilkov 2017), mean "squared" (Hooker 2019) or "variance" (VarGrad,
+    Adebayo 2018) of ``method(x + noise)``; the variance is over all samples, divided by their
+    number.
     """
     maps = [method(x + shift) for shift in noise]
     if kind == "squared":
@@ -68,13 +78,15 @@ def flipped(values: Tensor) -> Tensor:
 
 
 def augmented(method: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The mean of ``method`` over the image and the one exchanged left and right, whose map is exchanged back."""
+    """The mean of ``method`` over the image and the one exchanged left and right, whose map is
+    exchanged back."""
     return (method(x) + flipped(method(flipped(x)))) / 2
 
 
 def fullgrad_terms(layers: Layers, x: Tensor, target: int) -> list[Tensor]:
-    """Input times gradient, then for every layer with a bias its bias times the gradient in its output, position by
-    position; a batch normalisation's implicit bias is ``bias - mean * slope``. All of it sums to the logit, exactly.
+    """Input times gradient, then for every layer with a bias its bias times the gradient in its
+    output, position by position; a batch normalisation's implicit bias is ``bias - mean * slope``.
+    All of it sums to the logit, exactly.
     """
     if not isinstance(layers, list):
         return layers.terms(x, target)
@@ -82,7 +94,9 @@ def fullgrad_terms(layers: Layers, x: Tensor, target: int) -> list[Tensor]:
     terms = [x * gradients[0]]
     for (kind, *parameters), gradient in zip(layers, gradients[1:], strict=True):
         if kind == "conv":
-            terms.append(torch.stack([bias * g for bias, g in zip(parameters[1], gradient, strict=True)]))
+            terms.append(
+                torch.stack([bias * g for bias, g in zip(parameters[1], gradient, strict=True)])
+            )
         elif kind == "bn":
             _, shift = bn_slope_and_shift(*parameters)
             terms.append(torch.stack([bias * g for bias, g in zip(shift, gradient, strict=True)]))
@@ -98,9 +112,11 @@ def rescaled(values: Tensor) -> Tensor:
 
 
 def fullgrad(layers: Layers, x: Tensor, target: int, *, rescale: str = "layer") -> Tensor:
-    """``psi(x grad) + sum over layers and channels of psi(b grad)``, psi = enlarge(rescale(abs)) (Srinivas 2019).
+    """``psi(x grad) + sum over layers and channels of psi(b grad)``, psi = enlarge(rescale(abs))
+    (Srinivas 2019).
 
-    ``rescale`` "layer" as its authors programmed it, "channel" as the formula may be read (and pytorch-grad-cam does).
+    ``rescale`` "layer" as its authors programmed it, "channel" as the formula may be read (and
+    pytorch-grad-cam does).
     """
     total = torch.zeros(x.shape[1:], dtype=x.dtype)
     for term in fullgrad_terms(layers, x, target):
@@ -108,5 +124,7 @@ def fullgrad(layers: Layers, x: Tensor, target: int, *, rescale: str = "layer") 
             continue  # a linear layer's bias has no place in the picture
         term = rescaled(term.abs()) if rescale == "layer" else term.abs()
         for channel in term:
-            total += enlarge(rescaled(channel) if rescale == "channel" else channel, tuple(x.shape[1:]))
+            total += enlarge(
+                rescaled(channel) if rescale == "channel" else channel, tuple(x.shape[1:])
+            )
     return total

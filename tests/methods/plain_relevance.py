@@ -1,4 +1,5 @@
-"""Relevance slowly: a linear map as a matrix, and each rule as its paper's formula, one pair of units at a time."""
+"""Relevance slowly: a linear map as a matrix, and each rule as its paper's formula, one pair of
+units at a time."""
 
 from __future__ import annotations
 
@@ -38,17 +39,23 @@ def unit(denominators: list[float], rectified: bool = False) -> float:
     return 1.0 if ABSOLUTE else sum(sizes) / len(sizes)
 
 
-def shared(contributions: Tensor, below: Tensor, relevance: Tensor, epsilon: float, rectified: bool = False) -> Tensor:
+def shared(
+    contributions: Tensor, below: Tensor, relevance: Tensor, epsilon: float, rectified: bool = False
+) -> Tensor:
     """``R_j = sum_k c_kj / z_k R_k``, where nobody gets anything if z_k is zero."""
     total = torch.zeros(contributions.shape[1], dtype=contributions.dtype)
     denominators = [float(row.sum() + more) for row, more in zip(contributions, below, strict=True)]
     for k, z in enumerate(denominators):
         if z != 0:
-            total += contributions[k] / stable(z, epsilon * unit(denominators, rectified)) * relevance[k]
+            total += (
+                contributions[k] / stable(z, epsilon * unit(denominators, rectified)) * relevance[k]
+            )
     return total
 
 
-def epsilon(w: Tensor, b: Tensor, x: Tensor, r: Tensor, eps: float = 1e-6, rectified: bool = False) -> Tensor:
+def epsilon(
+    w: Tensor, b: Tensor, x: Tensor, r: Tensor, eps: float = 1e-6, rectified: bool = False
+) -> Tensor:
     return shared(w * x, b, r, eps, rectified)
 
 
@@ -56,13 +63,17 @@ def gradient(w: Tensor, b: Tensor, x: Tensor, r: Tensor) -> Tensor:
     return shared(w * x, b, r, 0)
 
 
-def alphabeta(w: Tensor, b: Tensor, x: Tensor, r: Tensor, alpha: float = 1, beta: float = 0) -> Tensor:
+def alphabeta(
+    w: Tensor, b: Tensor, x: Tensor, r: Tensor, alpha: float = 1, beta: float = 0
+) -> Tensor:
     c = w * x
     above = shared(c.clamp(min=0), b.clamp(min=0), alpha * r, 1e-6)
     return above - shared(c.clamp(max=0), b.clamp(max=0), beta * r, 1e-6)
 
 
-def gamma(w: Tensor, b: Tensor, x: Tensor, r: Tensor, g: float = 0.25, rectified: bool = False) -> Tensor:
+def gamma(
+    w: Tensor, b: Tensor, x: Tensor, r: Tensor, g: float = 0.25, rectified: bool = False
+) -> Tensor:
     c, shares, added = w * x, torch.zeros_like(w), torch.zeros_like(b)
     for k in range(len(w)):
         z = float(c[k].sum() + b[k])

@@ -1,4 +1,5 @@
-"""Perturbation methods again, slowly and plainly: loops over covered photos, written from the papers' formulas.
+"""Perturbation methods again, slowly and plainly: loops over covered photos, written from the
+papers' formulas.
 
 ``score`` takes one photo ``(C, H, W)`` and gives a number; a covered photo is filled with zeros.
 """
@@ -39,12 +40,16 @@ def seen(x: Tensor, labels: Tensor, regions: Sequence[int]) -> Tensor:
 
 
 def on_pixels(labels: Tensor, values: Sequence[float]) -> Tensor:
-    return torch.tensor([[values[int(label)] for label in row] for row in labels], dtype=torch.float64)
+    return torch.tensor(
+        [[values[int(label)] for label in row] for row in labels], dtype=torch.float64
+    )
 
 
 def ablation(score: ScoreOf, x: Tensor, labels: Tensor) -> Tensor:
     regions = range(int(labels.max()) + 1)
-    return on_pixels(labels, [score(x) - score(seen(x, labels, [r for r in regions if r != k])) for k in regions])
+    return on_pixels(
+        labels, [score(x) - score(seen(x, labels, [r for r in regions if r != k])) for k in regions]
+    )
 
 
 def shapley(score: ScoreOf, x: Tensor, labels: Tensor) -> Tensor:
@@ -55,7 +60,11 @@ def shapley(score: ScoreOf, x: Tensor, labels: Tensor) -> Tensor:
         others = [r for r in regions if r != k]
         value = 0.0
         for size in range(len(others) + 1):
-            weight = math.factorial(size) * math.factorial(len(others) - size) / math.factorial(len(regions))
+            weight = (
+                math.factorial(size)
+                * math.factorial(len(others) - size)
+                / math.factorial(len(regions))
+            )
             for coalition in itertools.combinations(others, size):
                 gain = score(seen(x, labels, [*coalition, k])) - score(seen(x, labels, coalition))
                 value += weight * gain
@@ -63,12 +72,16 @@ def shapley(score: ScoreOf, x: Tensor, labels: Tensor) -> Tensor:
     return on_pixels(labels, values)
 
 
-def permutations(score: ScoreOf, x: Tensor, labels: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
+def permutations(
+    score: ScoreOf, x: Tensor, labels: Tensor, orders: Sequence[Sequence[int]]
+) -> Tensor:
     """The mean gain of each region when it is uncovered, over these orders."""
     values = [0.0] * (int(labels.max()) + 1)
     for order in orders:
         for place, region in enumerate(order):
-            gain = score(seen(x, labels, order[: place + 1])) - score(seen(x, labels, order[:place]))
+            gain = score(seen(x, labels, order[: place + 1])) - score(
+                seen(x, labels, order[:place])
+            )
             values[region] += gain / len(orders)
     return on_pixels(labels, values)
 
@@ -81,7 +94,12 @@ def rise(score: ScoreOf, x: Tensor, masks: Sequence[Tensor], probability: float)
 
 
 def lime(
-    score: ScoreOf, x: Tensor, labels: Tensor, coalitions: Sequence[Sequence[int]], width: float, ridge: float
+    score: ScoreOf,
+    x: Tensor,
+    labels: Tensor,
+    coalitions: Sequence[Sequence[int]],
+    width: float,
+    ridge: float,
 ) -> tuple[Tensor, float]:
     """Weighted ridge regression with a free intercept, solved as one linear system; and its R²."""
     count = int(labels.max()) + 1
@@ -110,25 +128,37 @@ def pair_regression(
 ) -> tuple[list[float], list[float], list[tuple[float, float]]]:
     """The best linear estimates of Shapley values, and their errors, by a table of all coalitions.
 
-    The score is a sum over sets of regions of a random number times a product of signs. Sets of one region have the
-    variance 1 in all, sets of three ``threes``, and each pair of coalitions has a rest of the variance ``rest``. Of the
-    ``variances``, the most likely ones are taken. Errors are the largest of all that are hardly less likely, or of
-    those that are given as ``plausible``, by how well each pair is predicted from all others; these come third.
+    The score is a sum over sets of regions of a random number times a product of signs. Sets of one
+    region have the variance 1 in all, sets of three ``threes``, and each pair of coalitions has a
+    rest of the variance ``rest``. Of the ``variances``, the most likely ones are taken. Errors are
+    the largest of all that are hardly less likely, or of those that are given as ``plausible``, by
+    how well each pair is predicted from all others; these come third.
     """
     count = int(labels.max()) + 1
     whole = (1 << count) - 1
-    pairs = [number for number in range(1 << count) if number & 1]  # one of each pair, the whole photo among them
-    signs = torch.tensor([[1.0 if number >> r & 1 else -1.0 for r in range(count)] for number in pairs]).double()
+    # one of each pair, the whole photo among them
+    pairs = [number for number in range(1 << count) if number & 1]
+    signs = torch.tensor(
+        [[1.0 if number >> r & 1 else -1.0 for r in range(count)] for number in pairs]
+    ).double()
     shapley_of = torch.zeros(count, len(pairs)).double()
     for column, number in enumerate(pairs):
-        for part, sign in ((number, 1.0), (whole ^ number, -1.0)):  # half a difference, once up and once down
+        # half a difference, once up and once down
+        for part, sign in ((number, 1.0), (whole ^ number, -1.0)):
             size = part.bit_count()
             for r in range(count):
                 before = size - (part >> r & 1)
-                weight = math.factorial(before) * math.factorial(count - before - 1) / math.factorial(count)
+                weight = (
+                    math.factorial(before)
+                    * math.factorial(count - before - 1)
+                    / math.factorial(count)
+                )
                 shapley_of[r, column] += sign * weight * (1 if part >> r & 1 else -1)
     numbers = [whole, *(sum(1 << r for r in coalition) for coalition in coalitions)]
-    observed = [(pairs.index(number), 1.0) if number & 1 else (pairs.index(whole ^ number), -1.0) for number in numbers]
+    observed = [
+        (pairs.index(number), 1.0) if number & 1 else (pairs.index(whole ^ number), -1.0)
+        for number in numbers
+    ]
 
     def scored(number: int) -> float:
         return score(seen(x, labels, [r for r in range(count) if number >> r & 1]))
@@ -155,10 +185,25 @@ def pair_regression(
             missed += float(half[one] - weights @ half[others]) ** 2 / left / len(half)
         after = prior - rows.T @ torch.linalg.solve(covariance, rows)
         spread = (shapley_of @ after @ shapley_of.T).diagonal().clamp(min=0)
-        found.append((likelihood, (threes, rest), shapley_of @ rows.T @ solved, (max(scale, missed) * spread).sqrt()))
-    likelihood, _, values, _ = max((each for each in found if each[1] in variances), key=lambda each: each[0])
-    kept = [each for each in found if (each[1] in plausible if plausible else likelihood - each[0] < 3)]
+        found.append(
+            (
+                likelihood,
+                (threes, rest),
+                shapley_of @ rows.T @ solved,
+                (max(scale, missed) * spread).sqrt(),
+            )
+        )
+    likelihood, _, values, _ = max(
+        (each for each in found if each[1] in variances), key=lambda each: each[0]
+    )
+    kept = [
+        each for each in found if (each[1] in plausible if plausible else likelihood - each[0] < 3)
+    ]
     freedom = len(half) - count
-    factor = STUDENT[freedom] / 1.959964 * math.sqrt(len(half) / freedom) if freedom > max(count, 12) else math.nan
+    factor = (
+        STUDENT[freedom] / 1.959964 * math.sqrt(len(half) / freedom)
+        if freedom > max(count, 12)
+        else math.nan
+    )
     errors = factor * torch.stack([each[3] for each in kept]).amax(0)
     return values.tolist(), errors.tolist(), [each[1] for each in kept]

@@ -11,21 +11,28 @@ from tests.methods import plain
 from tests.methods.plain import Layers
 
 
-def shapleycam(layers: Layers, x: Tensor, target: int, layer: int, *, score: str = "rest") -> Tensor:
-    """``w = G - H A / 2``, its mean over positions, with the score ``y_c + log p_c`` named ReST (Cai 2025).
+def shapleycam(
+    layers: Layers, x: Tensor, target: int, layer: int, *, score: str = "rest"
+) -> Tensor:
+    """``w = G - H A / 2``, its mean over positions, with the score ``y_c + log p_c`` named ReST
+    (Cai 2025).
 
-    The head is piecewise linear, so the Hessian is exactly ``J' S J``: the logits' Jacobian around the score's Hessian
-    in the logits, ``p p' - diag(p)``, and 0 for a logit (Grad-CAM again).
+    The head is piecewise linear, so the Hessian is exactly ``J' S J``: the logits' Jacobian around
+    the score's Hessian in the logits, ``p p' - diag(p)``, and 0 for a logit (Grad-CAM again).
     """
     values = plain.forward(layers, x)
     head, activation, logits = layers[layer + 1 :], values[layer + 1], values[-1]
     chosen, p = plain.one_hot(target, logits), plain.softmax(logits)
-    gradient = plain.backward(head, values[layer + 1 :], chosen if score == "logit" else 2 * chosen - p)[0]
+    gradient = plain.backward(
+        head, values[layer + 1 :], chosen if score == "logit" else 2 * chosen - p
+    )[0]
     direction = plain.tangent(head, values[layer + 1 :], activation)
     bend = 0 * p if score == "logit" else -p * (direction - (p * direction).sum())
     product = plain.backward(head, values[layer + 1 :], bend)[0]
     return plain.weighted(
-        [plain.mean_of(g - h / 2) for g, h in zip(gradient, product, strict=True)], activation, relu=True
+        [plain.mean_of(g - h / 2) for g, h in zip(gradient, product, strict=True)],
+        activation,
+        relu=True,
     )
 
 
@@ -35,10 +42,17 @@ def nearest_classes(logits: Tensor, target: int, count: int) -> list[int]:
     return sorted(others, key=lambda j: abs(float(logits[j] - logits[target])))[:count]
 
 
-def finer_slope(logits: Tensor, target: int, references: Sequence[int], objective: str, alpha: float) -> Tensor:
-    """The gradient in the logits of ``sum_t w_t (y_c - alpha y_t)``: w_t = 1/T ("mean") or p_t / sum p ("weighted")."""
+def finer_slope(
+    logits: Tensor, target: int, references: Sequence[int], objective: str, alpha: float
+) -> Tensor:
+    """The gradient in the logits of ``sum_t w_t (y_c - alpha y_t)``: w_t = 1/T ("mean") or p_t /
+    sum p ("weighted")."""
     count = len(references)
-    shares = plain.softmax(logits[list(references)]).tolist() if objective == "weighted" else [1 / count] * count
+    shares = (
+        plain.softmax(logits[list(references)]).tolist()
+        if objective == "weighted"
+        else [1 / count] * count
+    )
     margins = [logits[target] - alpha * logits[t] for t in references]
     score = sum(share * margin for share, margin in zip(shares, margins, strict=True))
     out = plain.one_hot(target, logits)
@@ -50,13 +64,22 @@ def finer_slope(logits: Tensor, target: int, references: Sequence[int], objectiv
 
 
 def finercam(
-    layers: Layers, x: Tensor, target: int, layer: int, *, objective: str = "mean", alpha: float = 0.6,
-    references: int = 3, base: plain.Map = plain.gradcam_map,
-) -> Tensor:  # fmt: skip
+    layers: Layers,
+    x: Tensor,
+    target: int,
+    layer: int,
+    *,
+    objective: str = "mean",
+    alpha: float = 0.6,
+    references: int = 3,
+    base: plain.Map = plain.gradcam_map,
+) -> Tensor:
     """A CAM of ``y_c - alpha y_d``, over the classes d most like c by their logits (Zhang 2025)."""
     logits = plain.forward(layers, x)[-1]
     others = nearest_classes(logits, target, references)
-    return base(*plain.look(layers, x, finer_slope(logits, target, others, objective, alpha), layer))
+    return base(
+        *plain.look(layers, x, finer_slope(logits, target, others, objective, alpha), layer)
+    )
 
 
 def unit(values: Tensor, *, shift: bool = False) -> Tensor:
@@ -66,7 +89,8 @@ def unit(values: Tensor, *, shift: bool = False) -> Tensor:
 
 
 def fuse(maps: Sequence[Tensor], how: str = "mean", *, shift: bool = False) -> Tensor:
-    """Maps of several layers, each divided by its maximum, enlarged to the largest: their mean, maximum or product."""
+    """Maps of several layers, each divided by its maximum, enlarged to the largest: their mean,
+    maximum or product."""
     size = max((tuple(m.shape) for m in maps), key=lambda shape: shape[0] * shape[1])
     out = None
     for m in maps:
@@ -91,5 +115,8 @@ def refinecam(
     base: plain.Map = plain.gradcampp_map,
     shift: bool = False,
 ) -> Tensor:
-    """The product over layers of Grad-CAM++ maps, each divided by its maximum (Domeniconi 2026: ``shift``ed first)."""
-    return fuse([base(*plain.look(layers, x, target, index)) for index in layer], "product", shift=shift)
+    """The product over layers of Grad-CAM++ maps, each divided by its maximum (Domeniconi 2026:
+    ``shift``ed first)."""
+    return fuse(
+        [base(*plain.look(layers, x, target, index)) for index in layer], "product", shift=shift
+    )

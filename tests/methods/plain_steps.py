@@ -1,4 +1,5 @@
-"""Paths other than the straight line, and what is shared out along the gradient: slowly and plainly, value by value."""
+"""Paths other than the straight line, and what is shared out along the gradient: slowly and
+plainly, value by value."""
 
 from __future__ import annotations
 
@@ -30,8 +31,11 @@ def blurred(x: Tensor, sigma: float) -> Tensor:
     return found
 
 
-def blurintegratedgradients(layers: Layers, x: Tensor, target: int, *, steps: int, sigma: float) -> Tensor:
-    """The gradient at the middle of each step times what the step changes; ``sigma`` in pixels (Xu 2020)."""
+def blurintegratedgradients(
+    layers: Layers, x: Tensor, target: int, *, steps: int, sigma: float
+) -> Tensor:
+    """The gradient at the middle of each step times what the step changes; ``sigma`` in pixels (Xu
+    2020)."""
     x = x.detach()
     total = torch.zeros_like(x)
     for i in range(steps):
@@ -55,26 +59,40 @@ def blurs(x: Tensor, sigma: float, steps: int) -> Iterator[Step]:
 
 
 def guided(
-    layers: Layers, x: Tensor, target: int, *, baseline: Tensor, steps: int, fraction: float,
+    layers: Layers,
+    x: Tensor,
+    target: int,
+    *,
+    baseline: Tensor,
+    steps: int,
+    fraction: float,
     distance: float,
-) -> Iterator[Step]:  # fmt: skip
-    """The path of guided integrated gradients: first algorithm of Kapishnikov 2021, never ``distance`` off the line."""
+) -> Iterator[Step]:
+    """The path of guided integrated gradients: first algorithm of Kapishnikov 2021, never
+    ``distance`` off the line."""
     x = x.detach()
     whole = float((x - baseline).abs().sum())
     now = baseline.clone()
     for i in range(steps):
         gradient = backward(layers, forward(layers, now), target)[0].flatten().tolist()
-        unit = max(map(abs, gradient)) * torch.finfo(x.dtype).eps ** (2 / 3)  # what differs by less is equal
+        # what differs by less is equal
+        unit = max(map(abs, gradient)) * torch.finfo(x.dtype).eps ** (2 / 3)
         gradient = [round(abs(each) / unit) if unit else 0 for each in gradient]
         begin, done = now.clone(), (i + 1) / steps
         least = baseline + max(done - distance, 0) * (x - baseline)
         most = baseline + min(done + distance, 1) * (x - baseline)
         values = now.flatten().tolist()
-        ends = list(zip(least.flatten().tolist(), most.flatten().tolist(), x.flatten().tolist(), strict=True))
+        ends = list(
+            zip(
+                least.flatten().tolist(), most.flatten().tolist(), x.flatten().tolist(), strict=True
+            )
+        )
         for j, (low, high, _) in enumerate(ends):
             values[j] = max(values[j], low) if high >= low else min(values[j], low)
         while True:
-            gap = sum(abs(end - value) for (_, _, end), value in zip(ends, values, strict=True)) - whole * (1 - done)
+            gap = sum(
+                abs(end - value) for (_, _, end), value in zip(ends, values, strict=True)
+            ) - whole * (1 - done)
             moving = [j for j, (_, high, _) in enumerate(ends) if abs(high - values[j]) > 1e-13]
             if gap <= 1e-12 * whole or not moving:
                 break
@@ -93,7 +111,9 @@ def guided(
 
 def along(layers: Layers, target: int, path: Iterator[Step]) -> Tensor:
     """The gradient where each step begins, times the step."""
-    return sum(backward(layers, forward(layers, begin), target)[0] * (end - begin) for begin, end in path)
+    return sum(
+        backward(layers, forward(layers, begin), target)[0] * (end - begin) for begin, end in path
+    )
 
 
 def idgi(layers: Layers, target: int, path: Iterator[Step]) -> Tensor:

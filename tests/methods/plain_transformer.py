@@ -1,4 +1,5 @@
-"""Transformers as plain matrices, and what their attention has of the score: slowly, relevance as itself."""
+"""Transformers as plain matrices, and what their attention has of the score: slowly, relevance as
+itself."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ class Transformer(nn.Module):
 
     def __init__(self, *, fused: bool, width: int = 6, depth: int = 2, places: int = 9) -> None:
         super().__init__()
-        self.patches, self.head, self.norm = nn.Conv2d(3, width, 2, 2), nn.Linear(width, 4), nn.LayerNorm(width)
+        self.patches, self.head, self.norm = (
+            nn.Conv2d(3, width, 2, 2),
+            nn.Linear(width, 4),
+            nn.LayerNorm(width),
+        )
         self.start = nn.Parameter(torch.randn(1, 1, width))
         self.places = nn.Parameter(torch.randn(1, places + 1, width))
         self.blocks = nn.Sequential(*(Block(width, 2, fused=fused) for _ in range(depth)))
@@ -67,7 +72,8 @@ def of_linear(layer: nn.Linear, x: Tensor, relevance: Tensor) -> Tensor:
 
 
 def of_sum(x: Tensor, y: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
-    """In proportion to what each adds; then scaled so that both keep what came, by the magnitudes of their sums."""
+    """In proportion to what each adds; then scaled so that both keep what came, by the magnitudes
+    of their sums."""
     a, b = x * _quotient(relevance, x + y), y * _quotient(relevance, x + y)
     sizes = a.sum().abs() + b.sum().abs()
     a_whole, b_whole = (each.sum().abs() / sizes * relevance.sum() for each in (a, b))
@@ -95,8 +101,22 @@ def cheferattribution(model: Transformer, x: Tensor, target: int) -> Tensor:
         z = block.two(middle)
         up = block.up(z)
         more = block.down(F.gelu(up))
-        kept.append({"x": now, "y": y, "q": q, "k": k, "v": v, "a": a, "mixed": mixed, "added": added,
-                     "middle": middle, "z": z, "up": up, "more": more})  # fmt: skip
+        kept.append(
+            {
+                "x": now,
+                "y": y,
+                "q": q,
+                "k": k,
+                "v": v,
+                "a": a,
+                "mixed": mixed,
+                "added": added,
+                "middle": middle,
+                "z": z,
+                "up": up,
+                "more": more,
+            }
+        )
         now = middle + more
     read = model.norm(now)
     logit = model.head(read[0])[target]
@@ -112,7 +132,9 @@ def cheferattribution(model: Transformer, x: Tensor, target: int) -> Tensor:
             relevance, of_block = _handed_back(block, each, relevance)
             found.append(of_block)
         for a, gradient in zip(found[::-1], gradients, strict=True):
-            joint = (torch.eye(len(now), dtype=x.dtype) + (a * gradient).clamp(min=0).mean(0)) @ joint
+            joint = (
+                torch.eye(len(now), dtype=x.dtype) + (a * gradient).clamp(min=0).mean(0)
+            ) @ joint
     return joint[0, 1:]
 
 
@@ -126,7 +148,9 @@ def _handed_back(block: Block, kept: dict[str, Any], relevance: Tensor) -> tuple
     of_a, of_v = of_product(kept["a"], kept["v"], of_mixed)
     of_q, of_k = of_product(kept["q"], kept["k"].transpose(-2, -1), of_a)
     parts = ((block.q, of_q), (block.k, of_k.transpose(-2, -1)), (block.v, of_v))
-    joined = [of_linear(layer, kept["y"], part.transpose(-3, -2).flatten(-2)) for layer, part in parts]
+    joined = [
+        of_linear(layer, kept["y"], part.transpose(-3, -2).flatten(-2)) for layer, part in parts
+    ]
     return shortcut + torch.stack(joined).sum(0), of_a
 
 
@@ -144,7 +168,8 @@ def gradientrollout(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> T
 
 
 def gradeclip(model: Transformer, x: Tensor, target: int, blocks: int = 1) -> Tensor:
-    """The map ``(h * w)`` of one photo ``(3, H, W)``: gradient of what attention gives, times values (Zhao 2024)."""
+    """The map ``(h * w)`` of one photo ``(3, H, W)``: gradient of what attention gives, times
+    values (Zhao 2024)."""
     now, kept = model.tokens(x[None])[0], []
     for block in model.blocks:
         y = block.one(now)
@@ -165,7 +190,8 @@ def gradeclip(model: Transformer, x: Tensor, target: int, blocks: int = 1) -> Te
 
 
 class Meeting(nn.Module):
-    """A photo's tokens and words: attention within each, then each looks at the other at once, twice over."""
+    """A photo's tokens and words: attention within each, then each looks at the other at once,
+    twice over."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -176,7 +202,9 @@ class Meeting(nn.Module):
     def attend(self, number: int, to: Tensor, of: Tensor) -> Tensor:
         q = self.layers[number](to).chunk(3, -1)[0]
         _, k, v = self.layers[number](of).chunk(3, -1)
-        weights = (q.unflatten(-1, (2, -1)).transpose(1, 2) @ k.unflatten(-1, (2, -1)).permute(0, 2, 3, 1)).softmax(-1)
+        weights = (
+            q.unflatten(-1, (2, -1)).transpose(1, 2) @ k.unflatten(-1, (2, -1)).permute(0, 2, 3, 1)
+        ).softmax(-1)
         self.seen.append(weights)
         return to + (weights @ v.unflatten(-1, (2, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
 
@@ -207,9 +235,11 @@ class Queries(nn.Module):
 
 
 def cheferbimodal(weights: Sequence[Tensor], gradients: Sequence[Tensor], photo: int) -> Tensor:
-    """What the others' tokens have of the photo's, ``(others, photo)``: rule by rule (Chefer et al., ICCV 2021).
+    """What the others' tokens have of the photo's, ``(others, photo)``: rule by rule (Chefer et
+    al., ICCV 2021).
 
-    Attentions are of one photo, ``(heads, queries, keys)``; two that look at each other come one behind the other.
+    Attentions are of one photo, ``(heads, queries, keys)``; two that look at each other come one
+    behind the other.
     """
     other = next(size for each in weights for size in each.shape[1:] if size != photo)
     kind = {"s": other, "q": photo}
@@ -227,7 +257,9 @@ def cheferbimodal(weights: Sequence[Tensor], gradients: Sequence[Tensor], photo:
             r[rows + other_kind] = r[rows + other_kind] + bar @ old[rows + other_kind]
             last = ""
             continue
-        r[rows + columns] = r[rows + columns] + _alike(old[rows * 2]).T @ bar @ _alike(old[columns * 2])
+        r[rows + columns] = r[rows + columns] + _alike(old[rows * 2]).T @ bar @ _alike(
+            old[columns * 2]
+        )
         r[rows * 2] = r[rows * 2] + bar @ old[columns + rows]
         last = "" if last else rows + columns
     return r["sq"]

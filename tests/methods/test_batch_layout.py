@@ -1,4 +1,5 @@
-"""What relevance loses is told for each image, wherever a network has its images: in windows, or behind the tokens."""
+"""What relevance loses is told for each image, wherever a network has its images: in windows, or
+behind the tokens."""
 
 from __future__ import annotations
 
@@ -20,15 +21,19 @@ def assert_losses_are_those_of_each_image(model: nn.Module, x: Tensor, composite
     alone = [explain.attribute(model, one[None], LRP(composite), target=1) for one in x]
     assert together.coverage.taken
     for cause, taken in together.coverage.taken.items():
-        none = torch.zeros(1, dtype=taken.dtype)  # an image that loses nothing by a cause does not name it
-        expected = torch.cat([a.coverage.taken.get(cause, none) for a in alone if a.coverage is not None])
+        # an image that loses nothing by a cause does not name it
+        none = torch.zeros(1, dtype=taken.dtype)
+        expected = torch.cat(
+            [a.coverage.taken.get(cause, none) for a in alone if a.coverage is not None]
+        )
         assert_close(taken, expected, rtol=1e-8, atol=1e-10, msg=cause)
     assert together.delta.abs().max() <= 1e-8
     assert_close(together.values, torch.cat([a.values for a in alone]), rtol=1e-8, atol=1e-10)
 
 
 class Windows(nn.Module):
-    """Attention with two heads within windows, which lie in the batch's dimension, each image's one after the other."""
+    """Attention with two heads within windows, which lie in the batch's dimension, each image's one
+    after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +53,10 @@ def tokens_first() -> nn.Module:
     """PyTorch's own attention, which has the tokens before the images."""
     block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
     parts = {"patches": nn.Conv2d(3, 8, 2, 2), "block": block, "head": nn.Linear(8, 5)}
-    return Made(lambda net, x: net.head(net.block(net.patches(x).flatten(2).permute(2, 0, 1)).mean(0)), **parts)
+    return Made(
+        lambda net, x: net.head(net.block(net.patches(x).flatten(2).permute(2, 0, 1)).mean(0)),
+        **parts,
+    )
 
 
 class ImagesBetween(nn.Module):
@@ -66,7 +74,8 @@ class ImagesBetween(nn.Module):
 
 
 class Between(nn.Module):
-    """A convolution, something between that has a bias where the images are laid out in some way, and a head."""
+    """A convolution, something between that has a bias where the images are laid out in some way,
+    and a head."""
 
     def __init__(self, between: Callable[[Between, Tensor], Tensor]) -> None:
         super().__init__()
@@ -81,27 +90,39 @@ class Between(nn.Module):
         """All images in one, whose channels stand in groups."""
         count, weight = len(y), self.first.weight[:, :1]
         joined = y.reshape(1, -1, *y.shape[2:])
-        made = F.conv2d(joined, weight.repeat(count, 4, 1, 1), self.first.bias.repeat(count), groups=count)
+        made = F.conv2d(
+            joined, weight.repeat(count, 4, 1, 1), self.first.bias.repeat(count), groups=count
+        )
         return made.view(count, 4, *made.shape[2:])
 
 
 LAYOUTS: dict[str, Callable[[Between, Tensor], Tensor]] = {
     "one by one": lambda net, y: torch.stack([(v + 1).tanh().sum((1, 2)) for v in y]),
     "unbound": lambda net, y: torch.stack([(v + 1).tanh().mean((1, 2)) for v in y.unbind(0)]),
-    "slices": lambda net, y: torch.cat([(y[i : i + 1] + 1).tanh().sum((2, 3)) for i in range(len(y))]),
+    "slices": lambda net, y: torch.cat(
+        [(y[i : i + 1] + 1).tanh().sum((2, 3)) for i in range(len(y))]
+    ),
     "in one row": lambda net, y: (y.reshape(1, -1, 6, 6) + 1).tanh().view(len(y), 4, -1).sum(2),
     "groups": lambda net, y: net.grouped(y).tanh().sum((2, 3)),
     "twice": lambda net, y: (torch.cat([y, y.flip(3)]) + 1).tanh().view(2, -1, 4, 36).sum((0, 3)),
     "repeated": lambda net, y: (y.repeat(2, 1, 1, 1) + 1).tanh().view(2, -1, 4, 36).sum((0, 3)),
     "last": lambda net, y: (y.flatten(1).mT + 1).tanh().mT.view(len(y), 4, -1).sum(2),
-    "last, by an attribute": lambda net, y: (y.flatten(1).T + 1).tanh().T.view(len(y), 4, -1).sum(2),
+    "last, by an attribute": lambda net, y: (
+        (y.flatten(1).T + 1).tanh().T.view(len(y), 4, -1).sum(2)
+    ),
     "backwards": lambda net, y: (y.flip(0) + 1).tanh().flip(0).sum((2, 3)),
     "rolled": lambda net, y: (y.roll(1, 0) + 1).tanh().roll(-1, 0).sum((2, 3)),
     "by index": lambda net, y: (y[torch.arange(len(y) - 1, -1, -1)] + 1).tanh().flip(0).sum((2, 3)),
-    "by einsum": lambda net, y: (torch.einsum("bchw,cd->hwbd", y, net.weight) + 1).tanh().sum((0, 1)),
-    "behind channels": lambda net, y: net.norm(y.permute(2, 3, 1, 0).reshape(-1, 4, len(y))).tanh().mean(0).T,
+    "by einsum": lambda net, y: (
+        (torch.einsum("bchw,cd->hwbd", y, net.weight) + 1).tanh().sum((0, 1))
+    ),
+    "behind channels": lambda net, y: (
+        net.norm(y.permute(2, 3, 1, 0).reshape(-1, 4, len(y))).tanh().mean(0).T
+    ),
     "beside a constant": lambda net, y: (
-        (torch.cat([net.weight[None, :1].expand(1, len(y), 4), y.flatten(2).permute(2, 0, 1)]) + 1).tanh().sum(0)
+        (torch.cat([net.weight[None, :1].expand(1, len(y), 4), y.flatten(2).permute(2, 0, 1)]) + 1)
+        .tanh()
+        .sum(0)
     ),
 }
 
@@ -115,10 +136,14 @@ def test_what_each_image_loses_is_known_however_images_are_laid_out(name: str, c
     assert_losses_are_those_of_each_image(model, x, "Epsilon")
 
 
-@pytest.mark.parametrize("composite", ["Epsilon", "AttnLRP", "EpsilonAlpha2Beta1Flat", "ExcitationBackprop"])
+@pytest.mark.parametrize(
+    "composite", ["Epsilon", "AttnLRP", "EpsilonAlpha2Beta1Flat", "ExcitationBackprop"]
+)
 @pytest.mark.parametrize("count", [2, 4])  # as many as there are heads, and as there are windows
 @pytest.mark.parametrize("build", [Windows, tokens_first, ImagesBetween])
-def test_a_batch_loses_what_each_image_loses_alone(build: Callable[[], nn.Module], count: int, composite: str) -> None:
+def test_a_batch_loses_what_each_image_loses_alone(
+    build: Callable[[], nn.Module], count: int, composite: str
+) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model, x = build().double().eval(), torch.randn(count, 3, 8, 8, dtype=torch.float64)

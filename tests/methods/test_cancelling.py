@@ -38,7 +38,11 @@ class Attended(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maps, self.logits, self.head = nn.Conv2d(3, CHANNELS, 3), nn.Conv2d(CHANNELS, 1, 1), nn.Linear(CHANNELS, 5)
+        self.maps, self.logits, self.head = (
+            nn.Conv2d(3, CHANNELS, 3),
+            nn.Conv2d(CHANNELS, 1, 1),
+            nn.Linear(CHANNELS, 5),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         maps = self.maps(x).relu()
@@ -49,21 +53,34 @@ class Attended(nn.Module):
 
 
 @pytest.mark.parametrize(("dtype", "side"), [(torch.float32, 64), (torch.float64, 8)])
-@pytest.mark.parametrize("method", ["gradcam", "gradcam(relu=False)", "shapleycam", "finercam", "guidedgradcam"])
-def test_a_mean_gradient_of_rounding_errors_gives_an_empty_map(method: str, dtype: torch.dtype, side: int) -> None:
+@pytest.mark.parametrize(
+    "method", ["gradcam", "gradcam(relu=False)", "shapleycam", "finercam", "guidedgradcam"]
+)
+def test_a_mean_gradient_of_rounding_errors_gives_an_empty_map(
+    method: str, dtype: torch.dtype, side: int
+) -> None:
     torch.manual_seed(side)
-    normalised, attended = settled(Normalised(nn.InstanceNorm2d(CHANNELS, affine=True))), settled(Attended())
+    normalised, attended = (
+        settled(Normalised(nn.InstanceNorm2d(CHANNELS, affine=True))),
+        settled(Attended()),
+    )
     x = torch.rand(2, 3, side, side, dtype=dtype)
     for model, layer in ((normalised, "maps"), (attended, "logits")):
         model.to(dtype).eval()
-        with pytest.warns(ExplainWarning, match=r"gradients of layer \w+ add up to rounding errors"):
+        with pytest.warns(
+            ExplainWarning, match=r"gradients of layer \w+ add up to rounding errors"
+        ):
             values = explain.attribute(model, x, method, target=1, layer=layer).values
         assert not values.any()
 
 
 def test_adding_a_constant_to_such_a_map_leaves_the_score_as_it_is() -> None:
-    """The mean gradient is the derivative by a constant that is added to a map: it is zero, as the test above says."""
-    model, x = settled(Normalised(nn.InstanceNorm2d(CHANNELS))).double().eval(), torch.rand(1, 3, 8, 8).double()
+    """The mean gradient is the derivative by a constant that is added to a map: it is zero, as the
+    test above says."""
+    model, x = (
+        settled(Normalised(nn.InstanceNorm2d(CHANNELS))).double().eval(),
+        torch.rand(1, 3, 8, 8).double(),
+    )
     attended = settled(Attended()).double().eval()
     with torch.no_grad():
         maps, attended_maps = model.maps(x), attended.maps(x).relu()
@@ -82,12 +99,21 @@ def test_maps_that_add_up_to_nothing_have_no_weight_in_xgradcam(dtype: torch.dty
 
 
 def test_hirescam_before_a_normalisation_of_the_channels_is_empty() -> None:
-    """The score does not change with the scale of a place, so that its products of maps and gradients cancel."""
-    model, x = settled(Normalised(nn.LayerNorm(CHANNELS, eps=0))).double().eval(), torch.rand(2, 3, 8, 8).double()
+    """The score does not change with the scale of a place, so that its products of maps and
+    gradients cancel."""
+    model, x = (
+        settled(Normalised(nn.LayerNorm(CHANNELS, eps=0))).double().eval(),
+        torch.rand(2, 3, 8, 8).double(),
+    )
     with torch.no_grad():
         maps = model.maps(x)
-        assert torch.allclose(model.after(maps * (1 + torch.rand(2, 1, 8, 8))), model.after(maps), atol=1e-12)
-    with pytest.warns(ExplainWarning, match="products of maps and gradients of layer maps add up to rounding errors"):
+        assert torch.allclose(
+            model.after(maps * (1 + torch.rand(2, 1, 8, 8))), model.after(maps), atol=1e-12
+        )
+    with pytest.warns(
+        ExplainWarning,
+        match="products of maps and gradients of layer maps add up to rounding errors",
+    ):
         assert not explain.attribute(model, x, HiResCAM(), target=1, layer="maps").values.any()
 
 
@@ -97,7 +123,9 @@ def test_ablations_that_change_the_score_by_rounding_errors_have_no_weight() -> 
     with torch.no_grad():
         model.head.bias.fill_(1)
     with pytest.warns(ExplainWarning, match="ablationcam is zero everywhere"):
-        assert not explain.attribute(model, torch.rand(2, 3, 8, 8), "ablationcam", target=1, layer="maps").values.any()
+        assert not explain.attribute(
+            model, torch.rand(2, 3, 8, 8), "ablationcam", target=1, layer="maps"
+        ).values.any()
 
 
 def test_a_map_is_as_it_was_where_the_gradients_of_some_channels_cancel() -> None:

@@ -39,9 +39,16 @@ def smooth_net(*, activation: Callable[[], nn.Module] = nn.GELU) -> nn.Sequentia
     """Maps at layer 4, whose mean one linear layer follows at layer 5."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Softplus(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3, padding=1),
-        activation(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3),
-    ).double()  # fmt: skip
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.Softplus(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 5, 3, padding=1),
+        activation(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(5, 3),
+    ).double()
     norm = model[1]
     norm.running_mean.uniform_(-0.5, 0.5)  # type: ignore[union-attr,operator]
     norm.running_var.uniform_(0.5, 1.5)  # type: ignore[union-attr,operator]
@@ -51,23 +58,47 @@ def smooth_net(*, activation: Callable[[], nn.Module] = nn.GELU) -> nn.Sequentia
 
 
 def photos() -> Tensor:
-    return torch.rand(2, 2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    return torch.rand(
+        2,
+        2,
+        6,
+        6,
+        dtype=torch.float64,
+        generator=torch.Generator().manual_seed(1),
+        requires_grad=True,
+    )
 
 
 def small(method: Method) -> Method:
     less = {"samples": 3, "steps": 3}
-    return replace(method, **{name: value for name, value in less.items() if name in options(method)})  # type: ignore[arg-type]
+    return replace(
+        method, **{name: value for name, value in less.items() if name in options(method)}
+    )  # type: ignore[arg-type]
 
 
 def layer_of(method: Method) -> str | None:
     """The last maps, before what would make all of them positive."""
-    return ("5" if method.name == "cam" else "4") if any(need.of_layer for need in method.needs) else None
+    return (
+        ("5" if method.name == "cam" else "4")
+        if any(need.of_layer for need in method.needs)
+        else None
+    )
 
 
-METHODS = {m.name: small(m) for m in map(get_method, explain.list_methods()) if m.differentiable and m.name != "cam"}
+METHODS = {
+    m.name: small(m)
+    for m in map(get_method, explain.list_methods())
+    if m.differentiable and m.name != "cam"
+}
 METHODS |= {f"lrp {name}": LRP(composite) for name, composite in COMPOSITES.items()}
-METHODS |= {"lrp of a layer": LRP("EpsilonPlus", of_layer=True), "lrp of a concept": LRP("Epsilon", ("last", (0, 2)))}
-METHODS |= {"lrp for attention": LRP(transformer_attribution()), "augmented": Augmented(GradCAM(), scales=(1.0,))}
+METHODS |= {
+    "lrp of a layer": LRP("EpsilonPlus", of_layer=True),
+    "lrp of a concept": LRP("Epsilon", ("last", (0, 2))),
+}
+METHODS |= {
+    "lrp for attention": LRP(transformer_attribution()),
+    "augmented": Augmented(GradCAM(), scales=(1.0,)),
+}
 
 Function = Callable[[Tensor], Tensor]
 SPECIAL: dict[str, Function] = {
@@ -89,8 +120,13 @@ SPECIAL: dict[str, Function] = {
 }
 NO_SECOND_DERIVATIVE = {"hardsigmoid"}  # PyTorch has none
 KNOWN = {row.name for row in TABLE.values() if row.kind in ("activation", "rectifier")}
-FUNCTIONS = {name: SPECIAL.get(name) or getattr(F, name, None) or getattr(torch, name) for name in {*KNOWN, *SPECIAL}}
-ACTIVATIONS: list[Function] = [FUNCTIONS[name] for name in sorted(FUNCTIONS.keys() - NO_SECOND_DERIVATIVE)]
+FUNCTIONS = {
+    name: SPECIAL.get(name) or getattr(F, name, None) or getattr(torch, name)
+    for name in {*KNOWN, *SPECIAL}
+}
+ACTIVATIONS: list[Function] = [
+    FUNCTIONS[name] for name in sorted(FUNCTIONS.keys() - NO_SECOND_DERIVATIVE)
+]
 
 
 class LastDimension(nn.Module):
@@ -123,7 +159,8 @@ class Activated(nn.Module):
 
 
 class Attended(nn.Module):
-    """Positions attend to each other, by PyTorch's function, or step by step under a mask of infinity."""
+    """Positions attend to each other, by PyTorch's function, or step by step under a mask of
+    infinity."""
 
     def __init__(self, channels: int, *, fused: bool) -> None:
         super().__init__()
@@ -140,7 +177,8 @@ class Attended(nn.Module):
 
 
 class Mixed(nn.Module):
-    """A convolution, a normalisation and what stands behind it, and a last convolution before the scores."""
+    """A convolution, a normalisation and what stands behind it, and a last convolution before the
+    scores."""
 
     def __init__(self, norm: nn.Module, behind: nn.Module, channels: int) -> None:
         super().__init__()
@@ -159,20 +197,27 @@ NETWORKS: dict[str, Callable[[], Mixed]] = {
         nn.Sequential(nn.GELU(), nn.LocalResponseNorm(3, alpha=0.5)),
         FEW,
     ),
-    "layer": lambda: Mixed(LastDimension(nn.LayerNorm(FEW)), nn.Sequential(Learned(), Attended(FEW, fused=False)), FEW),
+    "layer": lambda: Mixed(
+        LastDimension(nn.LayerNorm(FEW)), nn.Sequential(Learned(), Attended(FEW, fused=False)), FEW
+    ),
     "rms": lambda: Mixed(LastDimension(nn.RMSNorm(FEW)), Attended(FEW, fused=True), FEW),
 }
 
 
 def values_of(model: nn.Module, x: Tensor, *, graph: bool) -> dict[str, Tensor]:
-    """The values of all methods: in one call those that have names of their own, the others one by one."""
+    """The values of all methods: in one call those that have names of their own, the others one by
+    one."""
     asked = dict[str, Any](target=LABELS, create_graph=graph)
     found = {}
     for of_layer in (True, False):
-        chosen = {n: m for n, m in METHODS.items() if any(need.of_layer for need in m.needs) == of_layer}
+        chosen = {
+            n: m for n, m in METHODS.items() if any(need.of_layer for need in m.needs) == of_layer
+        }
         layer = "last" if of_layer else None
         together = [method for name, method in chosen.items() if name == method.name]
-        found |= {n: a.values for n, a in attribute(model, x, together, layer=layer, **asked).items()}
+        found |= {
+            n: a.values for n, a in attribute(model, x, together, layer=layer, **asked).items()
+        }
         for name in chosen.keys() - found.keys():
             found[name] = attribute(model, x, chosen[name], layer=layer, **asked).values
     return found
@@ -180,10 +225,15 @@ def values_of(model: nn.Module, x: Tensor, *, graph: bool) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     "network",
-    [name if name in ("batch", "layer") else pytest.param(name, marks=pytest.mark.long) for name in NETWORKS],
+    [
+        name if name in ("batch", "layer") else pytest.param(name, marks=pytest.mark.long)
+        for name in NETWORKS
+    ],
 )
 @pytest.mark.filterwarnings("ignore::explain.ExplainWarning")
-def test_every_method_has_the_derivative_of_central_differences_in_input_and_weights(network: str) -> None:
+def test_every_method_has_the_derivative_of_central_differences_in_input_and_weights(
+    network: str,
+) -> None:
     """Part of the photo equals the baseline, and stays."""
     torch.manual_seed(3)
     model = settled(NETWORKS[network]()).double()
@@ -194,7 +244,10 @@ def test_every_method_has_the_derivative_of_central_differences_in_input_and_wei
     ways[0] *= start[0] != 0
     values = values_of(model, x, graph=True)
     along = {name: torch.randn_like(each) for name, each in values.items()}
-    gradients = {n: grad((v * along[n]).sum(), points, retain_graph=True, allow_unused=True) for n, v in values.items()}
+    gradients = {
+        n: grad((v * along[n]).sum(), points, retain_graph=True, allow_unused=True)
+        for n, v in values.items()
+    }
 
     def moved(step: float) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -207,7 +260,9 @@ def test_every_method_has_the_derivative_of_central_differences_in_input_and_wei
         parts = [(g, way) for g, way in zip(gradients[name], ways, strict=True) if g is not None]
         assert all(bool(g.isfinite().all()) for g, _ in parts), name
         slope = sum(float((g * way).sum()) for g, way in parts)
-        assert slope == pytest.approx(float(((up - down) * along[name]).sum() / (2 * step)), rel=1e-4, abs=1e-5), name
+        assert slope == pytest.approx(
+            float(((up - down) * along[name]).sum() / (2 * step)), rel=1e-4, abs=1e-5
+        ), name
         assert not up.requires_grad
 
 
@@ -216,7 +271,9 @@ def assert_derivative_in_the_input(method: Method, model: nn.Module, x: Tensor) 
     values = attribute(model, x.requires_grad_(), method, target=LABELS, create_graph=True).values
     along, way = torch.randn_like(values), torch.randn_like(x)
     (found,) = grad((values * along).sum(), x)
-    up, down = (attribute(model, x.detach() + h * way, method, target=LABELS).values for h in (1e-6, -1e-6))
+    up, down = (
+        attribute(model, x.detach() + h * way, method, target=LABELS).values for h in (1e-6, -1e-6)
+    )
     expected = float(((up - down) * along).sum() / 2e-6)
     assert float((found * way).sum()) == pytest.approx(expected, rel=1e-6)
 
@@ -273,7 +330,9 @@ def input_gradient(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def plain_integrated_gradients(model: nn.Module, x: Tensor) -> Tensor:
-    return x * torch.stack([input_gradient(model, x * (step + 0.5) / 4) for step in range(4)]).mean(0)
+    return x * torch.stack([input_gradient(model, x * (step + 0.5) / 4) for step in range(4)]).mean(
+        0
+    )
 
 
 def maps_and_gradients(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -295,19 +354,27 @@ def plain_guided(model: Any, x: Tensor) -> Tensor:
     """The gradient, clamped behind both rectifiers on its way back."""
     before = model[:2](x)
     late = model[2:5](before)
-    arrived = grad(model[5:](late).gather(1, LABELS[:, None]).sum(), late, create_graph=True)[0].clamp(min=0)
+    arrived = grad(model[5:](late).gather(1, LABELS[:, None]).sum(), late, create_graph=True)[
+        0
+    ].clamp(min=0)
     arrived = grad(late, before, arrived, create_graph=True)[0].clamp(min=0)
     return grad(before, x, arrived, create_graph=True)[0]
 
 
 def plain_lrp(model: Any, x: Tensor) -> Tensor:
-    """LRP-epsilon with an absolute epsilon, layer by layer; normalisation and convolution are one map."""
+    """LRP-epsilon with an absolute epsilon, layer by layer; normalisation and convolution are one
+    map."""
     after = [x, model[:2](x)]
     for layer in model[2:8]:
         after.append(layer(after[-1]))
     relevance = nn.functional.one_hot(LABELS, 3) * model[8](after[7])
     share = _share(model[8], after[7], relevance).reshape(after[6].shape)
-    share = share.expand_as(after[5]) / after[5].mean((2, 3), keepdim=True) * after[5] / after[5][0, 0].numel()
+    share = (
+        share.expand_as(after[5])
+        / after[5].mean((2, 3), keepdim=True)
+        * after[5]
+        / after[5][0, 0].numel()
+    )
     share = _share(model[4], after[3], share)
     pooled = share / after[3]  # maxima are chosen, by their gradient
     share = grad(after[3], after[2], pooled, create_graph=True)[0] * after[2]
@@ -318,26 +385,42 @@ def plain_lrp(model: Any, x: Tensor) -> Tensor:
 
 def _share(layer: nn.Module, x: Tensor, relevance: Tensor, epsilon: float = 1e-3) -> Tensor:
     z = layer(x)
-    return x * grad(z, x, relevance / (z + epsilon * torch.where(z < 0, -1.0, 1.0)), create_graph=True)[0]
+    return (
+        x
+        * grad(z, x, relevance / (z + epsilon * torch.where(z < 0, -1.0, 1.0)), create_graph=True)[
+            0
+        ]
+    )
 
 
 absolute = explain.relevance.Composite(
     "absolute",
     (
-        (explain.relevance.When(("convolution", "dense", "batchnorm")), explain.relevance.Epsilon(1e-3, absolute=True)),
+        (
+            explain.relevance.When(("convolution", "dense", "batchnorm")),
+            explain.relevance.Epsilon(1e-3, absolute=True),
+        ),
         *COMPOSITES["Epsilon"].rules,
     ),
 )
 PLAIN: list[tuple[Method | str, Callable[..., Tensor]]] = [
-    ("saliency", plain_saliency), ("inputxgradient", lambda model, x: x * input_gradient(model, x)),
-    (IntegratedGradients(steps=4, rule="midpoint"), plain_integrated_gradients), ("gradcam", plain_gradcam),
-    ("hirescam", plain_hirescam), ("guidedbackprop", plain_guided), (LRP(absolute), plain_lrp),
-]  # fmt: skip
+    ("saliency", plain_saliency),
+    ("inputxgradient", lambda model, x: x * input_gradient(model, x)),
+    (IntegratedGradients(steps=4, rule="midpoint"), plain_integrated_gradients),
+    ("gradcam", plain_gradcam),
+    ("hirescam", plain_hirescam),
+    ("guidedbackprop", plain_guided),
+    (LRP(absolute), plain_lrp),
+]
 
 
-@pytest.mark.parametrize(("method", "plain"), PLAIN, ids=lambda each: getattr(each, "__name__", str(each))[:30])
+@pytest.mark.parametrize(
+    ("method", "plain"), PLAIN, ids=lambda each: getattr(each, "__name__", str(each))[:30]
+)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_double_backward_is_of_a_formula(method: Method | str, plain: Callable[..., Tensor], in_place: bool) -> None:
+def test_double_backward_is_of_a_formula(
+    method: Method | str, plain: Callable[..., Tensor], in_place: bool
+) -> None:
     model, x = smooth_net(activation=lambda: nn.ReLU(inplace=in_place)), photos()
     other = smooth_net(activation=nn.ReLU)  # the plain formulas use what is overwritten
     layer = "4" if "cam" in str(method) else None
@@ -353,7 +436,9 @@ def test_double_backward_is_of_a_formula(method: Method | str, plain: Callable[.
     assert sum(float(g.abs().sum()) for g in of_mine if g is not None) > 1e-3
 
 
-@pytest.mark.parametrize("method", ["inputxgradient", "gradcam++", LRP("EpsilonPlus"), DeepLIFT(), "cam"])
+@pytest.mark.parametrize(
+    "method", ["inputxgradient", "gradcam++", LRP("EpsilonPlus"), DeepLIFT(), "cam"]
+)
 def test_gradcheck_in_the_input_and_in_weights(method: Method | str) -> None:
     model, x = smooth_net(), photos()
     layer = layer_of(get_method(method))
@@ -393,7 +478,9 @@ def test_the_model_is_left_as_found_and_its_own_statistics_are_used() -> None:
     model, x = smooth_net().train(), photos()
     x.grad = torch.ones_like(x)
     before = snapshot(model)
-    found = attribute(model, x, ["saliency", "gradcam", "lrp"], target=LABELS, layer="5", create_graph=True)
+    found = attribute(
+        model, x, ["saliency", "gradcam", "lrp"], target=LABELS, layer="5", create_graph=True
+    )
     assert snapshot(model) == before
     assert model.training
     assert torch.equal(x.grad, torch.ones_like(x))
@@ -406,7 +493,8 @@ def test_the_model_is_left_as_found_and_its_own_statistics_are_used() -> None:
 
 
 def test_training_may_go_on_before_the_values_are_used() -> None:
-    """In training mode, normalisations overwrite their running statistics, which a graph may have saved."""
+    """In training mode, normalisations overwrite their running statistics, which a graph may have
+    saved."""
     model, x = smooth_net().train(), photos()
     values = attribute(model, x, "saliency", target=LABELS, create_graph=True).values
     expected = grad(values.sum(), model[0].weight, retain_graph=True)[0]
@@ -423,8 +511,18 @@ def test_the_graph_of_an_input_goes_on_before_it_and_nothing_stays_alive() -> No
     assert torch.allclose(of_photo, 2 * of_x)
     assert bool(of_x.any())
     gone = []
-    for method in ("saliency", "gradcam", "guidedbackprop", "lrp", "deeplift", "fullgrad", "integratedgradients"):
-        values = attribute(model, photos(), method, target=LABELS, layer="5", create_graph=True).values
+    for method in (
+        "saliency",
+        "gradcam",
+        "guidedbackprop",
+        "lrp",
+        "deeplift",
+        "fullgrad",
+        "integratedgradients",
+    ):
+        values = attribute(
+            model, photos(), method, target=LABELS, layer="5", create_graph=True
+        ).values
         gone.append(weakref.ref(values))
         del values
     gc.collect()

@@ -1,4 +1,5 @@
-"""Errors of estimates are honest: a 95 % interval, the value ± 1.96 errors, holds the exact value at every stop."""
+"""Errors of estimates are honest: a 95 % interval, the value ± 1.96 errors, holds the exact value
+at every stop."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ COALITIONS = ((torch.arange(2**CELLS)[:, None] >> torch.arange(CELLS)) & 1).doub
 
 
 class Games(nn.Module):
-    """Scores looked up by which of the nine cells are seen; between seen and not, their multilinear extensions."""
+    """Scores looked up by which of the nine cells are seen; between seen and not, their multilinear
+    extensions."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
@@ -35,7 +37,9 @@ class Games(nn.Module):
             return self.scores[(share.long() << torch.arange(CELLS)).sum(1)]
         chance = torch.ones(len(x), 1, dtype=x.dtype)
         for cell in range(CELLS):
-            chance = torch.cat([chance * (1 - share[:, cell, None]), chance * share[:, cell, None]], 1)
+            chance = torch.cat(
+                [chance * (1 - share[:, cell, None]), chance * share[:, cell, None]], 1
+            )
         return chance @ self.scores
 
 
@@ -50,7 +54,9 @@ def tiny() -> Tensor:
     x = nn.functional.interpolate(x[None], size=(32, 32), mode="bilinear")
     labels = explain.methods.Squares(SIDE)(x)[0]
     with torch.no_grad():
-        scores = torch.cat([model(x * some[:, labels][:, None].float()) for some in COALITIONS.split(64)])
+        scores = torch.cat(
+            [model(x * some[:, labels][:, None].float()) for some in COALITIONS.split(64)]
+        )
     return scores[:, int(scores[-1].argmax())].double()
 
 
@@ -61,12 +67,18 @@ def hidden(z: Tensor) -> Tensor:
 GAMES: dict[str, Callable[[Tensor], Tensor]] = {
     "majority": lambda z: (z.sum(1) > CELLS / 2).double(),
     "weighted majority": lambda z: (z @ torch.arange(1.0, CELLS + 1).double() > 22).double(),
-    "parity": lambda z: 1 - 2 * (z.sum(1) % 2), "parity of five": lambda z: 1 - 2 * (z[:, :5].sum(1) % 2),
-    "max": lambda z: (z * torch.arange(1.0, CELLS + 1)).amax(1), "unanimity of three": lambda z: z[:, :3].prod(1),
-    "unanimity of six": lambda z: z[:, :6].prod(1), "unanimity": lambda z: z.prod(1),
-    "random": lambda z: numbers(1, len(z)), "in twos": lambda z: ((z @ numbers(2, CELLS, CELLS)) * z).sum(1),
-    "hidden units": hidden, "one cell alone": lambda z: z[:, 2], "tiny": lambda z: tiny(),
-}  # fmt: skip
+    "parity": lambda z: 1 - 2 * (z.sum(1) % 2),
+    "parity of five": lambda z: 1 - 2 * (z[:, :5].sum(1) % 2),
+    "max": lambda z: (z * torch.arange(1.0, CELLS + 1)).amax(1),
+    "unanimity of three": lambda z: z[:, :3].prod(1),
+    "unanimity of six": lambda z: z[:, :6].prod(1),
+    "unanimity": lambda z: z.prod(1),
+    "random": lambda z: numbers(1, len(z)),
+    "in twos": lambda z: ((z @ numbers(2, CELLS, CELLS)) * z).sum(1),
+    "hidden units": hidden,
+    "one cell alone": lambda z: z[:, 2],
+    "tiny": lambda z: tiny(),
+}
 QUICK = ("majority", "random", "tiny")
 FEWER_SEEDS = 12
 
@@ -77,14 +89,17 @@ def shapley(scores: Tensor) -> Tensor:
     for cell in range(CELLS):
         without = (COALITIONS[:, cell] == 0).nonzero()[:, 0]
         size = COALITIONS[without].sum(1).long().tolist()
-        weights = [math.factorial(k) * math.factorial(CELLS - 1 - k) / math.factorial(CELLS) for k in size]
+        weights = [
+            math.factorial(k) * math.factorial(CELLS - 1 - k) / math.factorial(CELLS) for k in size
+        ]
         gains = scores[without | (1 << cell)] - scores[without]
         values.append((torch.tensor(weights, dtype=torch.float64) * gains).sum())
     return torch.stack(values)
 
 
 def sobol(scores: Tensor) -> Tensor:
-    """Total indices of the multilinear extension, by its products of 2 p - 1, whose variances are powers of 1/3."""
+    """Total indices of the multilinear extension, by its products of 2 p - 1, whose variances are
+    powers of 1/3."""
     signs = 2 * COALITIONS - 1
     products = torch.stack([signs[:, some.bool()].prod(1) for some in COALITIONS])
     parts = (products @ scores / len(scores)).square() / 3 ** COALITIONS.sum(1)
@@ -99,7 +114,8 @@ def explained(games: Games, method: Method) -> list[Attribution]:
 def covered(
     games: Games, exact: Sequence[Tensor], make: Callable[[int], Method], seeds: int = SEEDS
 ) -> list[tuple[float, int]]:
-    """Of each game, the share of values whose interval holds the exact one, and how many seeds have an error at all."""
+    """Of each game, the share of values whose interval holds the exact one, and how many seeds have
+    an error at all."""
     inside: list[list[float]] = [[] for _ in exact]
     for seed in range(seeds):
         for found, values, kept in zip(explained(games, make(seed)), exact, inside, strict=True):
@@ -111,12 +127,23 @@ def covered(
 
 STOPS = {
     KernelSHAP: (8, 16, 18, 24, 32, 40, 42, 44, 48, 64, 96, 128, 192, 256, 400, 510),
-    ShapleySampling: (16, 32, 48, 64, 80, 112, 160, 320), Sobol: (44, 88, 132, 176, 440),
-    RISE: (2, 4, 8, 16, 32, 64, 200), HSIC: (20, 40, 60, 80, 100, 200, 500), LIME: (2, 8, 10, 12, 16, 32, 64, 200),
-}  # fmt: skip
+    ShapleySampling: (16, 32, 48, 64, 80, 112, 160, 320),
+    Sobol: (44, 88, 132, 176, 440),
+    RISE: (2, 4, 8, 16, 32, 64, 200),
+    HSIC: (20, 40, 60, 80, 100, 200, 500),
+    LIME: (2, 8, 10, 12, 16, 32, 64, 200),
+}
 FEW = {KernelSHAP: (42,), ShapleySampling: (48,), RISE: (16,), LIME: (12,)}
-MORE = {KernelSHAP: (44, 96), ShapleySampling: (48,), Sobol: (132,), RISE: (4,), HSIC: (60,), LIME: (16,)}
-"""``STOPS`` has all that examples/benchmarks/coverage.py prints; these are those of the long tests."""
+MORE = {
+    KernelSHAP: (44, 96),
+    ShapleySampling: (48,),
+    Sobol: (132,),
+    RISE: (4,),
+    HSIC: (60,),
+    LIME: (16,),
+}
+"""``STOPS`` has all that examples/benchmarks/coverage.py prints; these are those of the long
+tests."""
 
 
 def at_stops(*kinds: type[Any]) -> Any:
@@ -124,9 +151,15 @@ def at_stops(*kinds: type[Any]) -> Any:
     return pytest.mark.parametrize(
         ("kind", "names", "stops"),
         [
-            *(pytest.param(kind, QUICK, FEW[kind], id=f"{kind.name}-few") for kind in kinds if kind in FEW),
             *(
-                pytest.param(kind, tuple(GAMES), (stop,), id=f"{kind.name}-{stop}", marks=pytest.mark.long)
+                pytest.param(kind, QUICK, FEW[kind], id=f"{kind.name}-few")
+                for kind in kinds
+                if kind in FEW
+            ),
+            *(
+                pytest.param(
+                    kind, tuple(GAMES), (stop,), id=f"{kind.name}-{stop}", marks=pytest.mark.long
+                )
                 for kind in kinds
                 for stop in MORE[kind]
             ),
@@ -135,7 +168,9 @@ def at_stops(*kinds: type[Any]) -> Any:
 
 
 @at_stops(KernelSHAP, ShapleySampling, Sobol)
-def test_values_lie_within_errors_at_every_stop(kind: type[Any], names: Sequence[str], stops: Sequence[int]) -> None:
+def test_values_lie_within_errors_at_every_stop(
+    kind: type[Any], names: Sequence[str], stops: Sequence[int]
+) -> None:
     games, seeds = Games(names), FEWER_SEEDS if names == QUICK else SEEDS
     exact = [(sobol if kind is Sobol else shapley)(scores) for scores in games.scores.T]
     for stop in stops:
@@ -146,7 +181,9 @@ def test_values_lie_within_errors_at_every_stop(kind: type[Any], names: Sequence
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "tolerance"), [(KernelSHAP, 0.5), (KernelSHAP, 0.2), (ShapleySampling, 0.2)])
+@pytest.mark.parametrize(
+    ("kind", "tolerance"), [(KernelSHAP, 0.5), (KernelSHAP, 0.2), (ShapleySampling, 0.2)]
+)
 def test_values_lie_within_errors_where_tolerance_stops(kind: type[Any], tolerance: float) -> None:
     games = Games(QUICK)
     exact = [shapley(scores) for scores in games.scores.T]
@@ -156,24 +193,40 @@ def test_values_lie_within_errors_where_tolerance_stops(kind: type[Any], toleran
         assert given == SEEDS
 
 
-@pytest.mark.filterwarnings("ignore:.* is zero everywhere")  # where no mask shows what unanimity takes
+# where no mask shows what unanimity takes
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 @at_stops(RISE, HSIC, LIME)
-def test_values_lie_within_errors_of_many_seeds(kind: type[Any], names: Sequence[str], stops: Sequence[int]) -> None:
-    """That is what they estimate: the means of HSIC and of ridge regression depend on the number of runs."""
+def test_values_lie_within_errors_of_many_seeds(
+    kind: type[Any], names: Sequence[str], stops: Sequence[int]
+) -> None:
+    """That is what they estimate: the means of HSIC and of ridge regression depend on the number of
+    runs."""
     games = Games(names)
-    option = {RISE: {"grid": SIDE, "score": "logit"}, HSIC: {"grid": SIDE}, LIME: {"regions": SIDE}}[kind]
+    option = {
+        RISE: {"grid": SIDE, "score": "logit"},
+        HSIC: {"grid": SIDE},
+        LIME: {"regions": SIDE},
+    }[kind]
     for stop in stops:
         count = 2 * (FEWER_SEEDS if names == QUICK else SEEDS)
         seeds = [explained(games, kind(stop, seed=seed, **option)) for seed in range(count)]
         for name, found in zip(names, zip(*seeds, strict=True), strict=True):
             mean = torch.stack([each.values for each in found]).mean(0)
             known = [each for each in found if each.error is not None]
-            inside = [((each.values - mean).abs() <= 1.96 * each.error + 1e-9).double().mean().item() for each in known]
-            assert not known or sum(inside) / len(known) >= 0.9, (stop, name, sum(inside) / len(known))
+            inside = [
+                ((each.values - mean).abs() <= 1.96 * each.error + 1e-9).double().mean().item()
+                for each in known
+            ]
+            assert not known or sum(inside) / len(known) >= 0.9, (
+                stop,
+                name,
+                sum(inside) / len(known),
+            )
 
 
 def test_limes_errors_hold_what_its_penalty_takes() -> None:
-    """Where the score is a sum over regions, its terms are the coefficients; ridge regression makes them smaller."""
+    """Where the score is a sum over regions, its terms are the coefficients; ridge regression makes
+    them smaller."""
     weights = numbers(5, CELLS)
     model = nn.Sequential(nn.Flatten(), nn.Linear(CELLS, 1, bias=False)).double()
     with torch.no_grad():
@@ -187,9 +240,18 @@ def test_limes_errors_hold_what_its_penalty_takes() -> None:
 
 def test_until_does_not_stop_before_there_is_an_error() -> None:
     """2 (M - 1) runs fit any score; nine equal voters are one dictator to them."""
-    found = explain.attribute(Games(["majority"]), PHOTO, KernelSHAP(500, SIDE, tolerance=0.01), target=0)
+    found = explain.attribute(
+        Games(["majority"]), PHOTO, KernelSHAP(500, SIDE, tolerance=0.01), target=0
+    )
     assert found.samples == 500
-    for kind, samples in ((KernelSHAP, 40), (ShapleySampling, 32), (Sobol, 88), (HSIC, 40), (RISE, 3), (LIME, 11)):
+    for kind, samples in (
+        (KernelSHAP, 40),
+        (ShapleySampling, 32),
+        (Sobol, 88),
+        (HSIC, 40),
+        (RISE, 3),
+        (LIME, 11),
+    ):
         option = {"grid": SIDE} if kind in (Sobol, HSIC, RISE) else {"regions": SIDE}
         few = explain.attribute(Games(["random"]), PHOTO, kind(samples=samples, **option), target=0)
         assert few.error is None, kind.name

@@ -34,12 +34,20 @@ def network(seed: int, classes: int = 3) -> nn.Module:
     head = nn.Linear(96, classes)
     with torch.no_grad():
         head.weight *= 8  # so that probabilities differ
-    layers = [nn.Conv2d(2, 5, 3, padding=1), nn.Tanh(), nn.Conv2d(5, 6, 3), nn.SiLU(), nn.Flatten(), head]
+    layers = [
+        nn.Conv2d(2, 5, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(5, 6, 3),
+        nn.SiLU(),
+        nn.Flatten(),
+        head,
+    ]
     return nn.Sequential(*layers).double()
 
 
 def photo(seed: int, model: nn.Module | None = None) -> Tensor:
-    """A photo ``(1, 2, 6, 6)``; one whose top class is not that of a blank one, if there is a model."""
+    """A photo ``(1, 2, 6, 6)``; one whose top class is not that of a blank one, if there is a
+    model."""
     draw = torch.Generator().manual_seed(seed)
     while True:
         x = torch.randn(1, 2, SIDE, SIDE, dtype=torch.float64, generator=draw)
@@ -53,7 +61,9 @@ def covered(x: Tensor, visible: Iterable[int], across: int) -> Tensor:
     for number in visible:
         row, column = divmod(number, across)
         for i, j in itertools.product(range(width), repeat=2):
-            found[..., row * width + i, column * width + j] = x[..., row * width + i, column * width + j]
+            found[..., row * width + i, column * width + j] = x[
+                ..., row * width + i, column * width + j
+            ]
     return found
 
 
@@ -81,7 +91,9 @@ def test_of_few_regions_no_smaller_set_exists(seed: int) -> None:
         a = explain.attribute(model, x, method)
         (found,) = a.sets[0]
         assert found.proof == "smallest"
-        assert regions_in(found.mask, across) in [each for each in sets if len(each) == len(min(sets, key=len))]
+        assert regions_in(found.mask, across) in [
+            each for each in sets if len(each) == len(min(sets, key=len))
+        ]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -100,7 +112,8 @@ def test_a_minimal_set_loses_its_property_without_any_of_its_regions(seed: int) 
 
 
 class Wild(nn.Module):
-    """About 0.4 of the pixels are enough, and waves of all of them say which: what can be left out keeps changing."""
+    """About 0.4 of the pixels are enough, and waves of all of them say which: what can be left out
+    keeps changing."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -114,7 +127,9 @@ class Wild(nn.Module):
 
 
 @pytest.mark.parametrize("slow", [search.SLOW, 0])
-def test_sets_are_minimal_where_all_regions_depend_on_each_other(slow: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_are_minimal_where_all_regions_depend_on_each_other(
+    slow: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With 0, regions are tried in turn after the first round, as where rounds change little."""
     monkeypatch.setattr(search, "SLOW", slow)
     monkeypatch.setattr(search, "TURN", 3)
@@ -139,7 +154,8 @@ def test_the_probability_with_a_set_and_without_it_and_the_share_that_is_to_stay
     for image in range(2):
         (found,) = a.sets[image]
         alone, without = (
-            model(x[image : image + 1] * mask).softmax(1)[0, target[image]] for mask in (found.mask, ~found.mask)
+            model(x[image : image + 1] * mask).softmax(1)[0, target[image]]
+            for mask in (found.mask, ~found.mask)
         )
         assert found.alone == pytest.approx(alone.item(), rel=1e-12)
         assert found.without == pytest.approx(without.item(), rel=1e-12)
@@ -188,17 +204,24 @@ def test_what_turns_the_answer_into_another_class() -> None:
     answer = int(model(x).argmax())
     other = int((scores != answer).nonzero()[0, 0])
     becomes = int(scores[other])
-    method = Necessary(3, OtherPhoto(photo(other)), becomes=becomes)  # a batch of one, as it is given to the model
+    # a batch of one, as it is given to the model
+    method = Necessary(3, OtherPhoto(photo(other)), becomes=becomes)
     (found,) = explain.attribute(model, x, method).sets[0]
     mixed = torch.where(found.mask, photo(other), x)
     assert int(model(mixed).argmax()) == becomes
-    subsets = [set(each) for n in range(len(regions_in(found.mask, 3))) for each in itertools.combinations(range(9), n)]
+    subsets = [
+        set(each)
+        for n in range(len(regions_in(found.mask, 3)))
+        for each in itertools.combinations(range(9), n)
+    ]
     for each in subsets:
         inside = covered(torch.ones_like(x), each, 3).bool()
         assert int(model(torch.where(inside, photo(other), x)).argmax()) != becomes
 
 
-def exchanged(model: nn.Module, layer: str, x: Tensor, other: Tensor, places: Iterable[int], first: int = 0) -> Tensor:
+def exchanged(
+    model: nn.Module, layer: str, x: Tensor, other: Tensor, places: Iterable[int], first: int = 0
+) -> Tensor:
     """The scores of a photo with some places of a layer's map from another photo, by a plain hook.
 
     Maps are ``(1, C, h, w)``; tokens ``(1, T, C)`` have those of places from the ``first`` on.
@@ -206,7 +229,9 @@ def exchanged(model: nn.Module, layer: str, x: Tensor, other: Tensor, places: It
     kept: list[Tensor] = []
     module = model.get_submodule(layer)
     with torch.no_grad():
-        handle = module.register_forward_hook(lambda module, args, output: kept.append(output.clone()))
+        handle = module.register_forward_hook(
+            lambda module, args, output: kept.append(output.clone())
+        )
         model(other)
         handle.remove()
 
@@ -238,7 +263,9 @@ class Halved(nn.Module):
     def __init__(self, seed: int, stride: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.maps = nn.Sequential(nn.Conv2d(2, 5, 3, stride, padding=1), nn.Tanh(), nn.Conv2d(5, 4, 3, padding=1))
+        self.maps = nn.Sequential(
+            nn.Conv2d(2, 5, 3, stride, padding=1), nn.Tanh(), nn.Conv2d(5, 4, 3, padding=1)
+        )
         side = SIDE // stride
         self.behind = nn.Sequential(nn.SiLU(), nn.Flatten(), nn.Linear(4 * side**2, 9), nn.SiLU())
         self.head = nn.Linear(9, 3)
@@ -247,8 +274,11 @@ class Halved(nn.Module):
         return self.head(self.behind(self.maps(x)))  # type: ignore[no-any-return]
 
 
-def two_classes(model: nn.Module, layer: str, shape: tuple[int, ...] = (2, SIDE, SIDE)) -> tuple[Tensor, Tensor, int]:
-    """Two photos, and the class of the second one, which the first one has when all places of a layer are exchanged.
+def two_classes(
+    model: nn.Module, layer: str, shape: tuple[int, ...] = (2, SIDE, SIDE)
+) -> tuple[Tensor, Tensor, int]:
+    """Two photos, and the class of the second one, which the first one has when all places of a
+    layer are exchanged.
 
     The head of the model is centred first, so that it tells photos apart.
     """
@@ -267,7 +297,9 @@ def two_classes(model: nn.Module, layer: str, shape: tuple[int, ...] = (2, SIDE,
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("seed", range(3))
-def test_places_of_feature_maps_are_exchanged_with_those_of_another_photo(seed: int, stride: int) -> None:
+def test_places_of_feature_maps_are_exchanged_with_those_of_another_photo(
+    seed: int, stride: int
+) -> None:
     model, side = Halved(seed, stride).double(), SIDE // stride
     x, other, becomes = two_classes(model, "maps")
     own = int(model(x).argmax())
@@ -284,11 +316,15 @@ def test_places_of_feature_maps_are_exchanged_with_those_of_another_photo(seed: 
     assert found.alone == pytest.approx(rest.softmax(0)[own].item(), rel=1e-9)
     if stride == 2:
         assert found.proof == "smallest"
-        smaller = [each for n in range(len(places)) for each in itertools.combinations(everything, n)]
+        smaller = [
+            each for n in range(len(places)) for each in itertools.combinations(everything, n)
+        ]
     else:
         assert found.proof == "minimal"
         smaller = [tuple(places - {each}) for each in places]
-    assert not any(int(exchanged(model, "maps", x, other, each).argmax()) == becomes for each in smaller)
+    assert not any(
+        int(exchanged(model, "maps", x, other, each).argmax()) == becomes for each in smaller
+    )
 
 
 def test_exchanging_all_places_gives_the_scores_of_the_other_photo() -> None:
@@ -299,7 +335,9 @@ def test_exchanging_all_places_gives_the_scores_of_the_other_photo() -> None:
     a = explain.attribute(model, batch, method, layer="maps", target=int(model(x).argmax()))
     for (found,) in (a.sets[0], a.sets[1]):
         assert found.mask.all()
-        assert found.without == pytest.approx(model(other).softmax(1)[0, a.target[0]].item(), rel=1e-9)
+        assert found.without == pytest.approx(
+            model(other).softmax(1)[0, a.target[0]].item(), rel=1e-9
+        )
 
 
 class Convolutions(TorchDispatchMode):
@@ -338,7 +376,10 @@ def test_tokens_of_a_transformer_are_exchanged_and_its_class_token_stays() -> No
     assert int(scores.argmax()) == becomes
     assert found.without == pytest.approx(scores.softmax(0)[own].item(), rel=1e-9)
     smaller = [each for n in range(len(places)) for each in itertools.combinations(range(9), n)]
-    assert not any(int(exchanged(model, "blocks.0", x, other, each, first=1).argmax()) == becomes for each in smaller)
+    assert not any(
+        int(exchanged(model, "blocks.0", x, other, each, first=1).argmax()) == becomes
+        for each in smaller
+    )
 
 
 def test_scores_that_are_no_class_keep_a_share_of_the_score() -> None:
@@ -391,14 +432,20 @@ def test_what_an_interrupt_leaves_is_told_without_scores() -> None:
             raise KeyboardInterrupt
 
     a = explain.attribute(model, x, Sufficient(SIDE, Zero()), progress=stop, keep_partial=True)
-    assert sentence(a, "cup").endswith("of the photo are enough for cup (some of it may not be needed)")
+    assert sentence(a, "cup").endswith(
+        "of the photo are enough for cup (some of it may not be needed)"
+    )
 
 
 def test_an_answer_that_nothing_turns_into_another_class_is_warned_of() -> None:
     model, x = network(0), photo(0, network(0))
     answer = int(model(x).argmax())
-    becomes = next(each for each in range(3) if each not in (answer, int(model(torch.zeros_like(x)).argmax())))
-    with pytest.warns(explain.ExplainWarning, match="not the other class either with all regions absent"):
+    becomes = next(
+        each for each in range(3) if each not in (answer, int(model(torch.zeros_like(x)).argmax()))
+    )
+    with pytest.warns(
+        explain.ExplainWarning, match="not the other class either with all regions absent"
+    ):
         a = explain.attribute(model, x, Necessary(3, Zero(), becomes=becomes))
     assert a.sets[0] == ()
 
@@ -406,7 +453,10 @@ def test_an_answer_that_nothing_turns_into_another_class_is_warned_of() -> None:
 def test_a_guide_and_regions_by_content_give_sets_that_are_enough() -> None:
     pytest.importorskip("skimage", reason="superpixels are made by scikit-image")
     model, x = network(6), photo(6, network(6))
-    for method in (Sufficient(SIDE, Zero(), guide=explain.methods.GradCAM()), Sufficient(Superpixels(9), Zero())):
+    for method in (
+        Sufficient(SIDE, Zero(), guide=explain.methods.GradCAM()),
+        Sufficient(Superpixels(9), Zero()),
+    ):
         (found,) = explain.attribute(model, x, method).sets[0]
         assert int(model(x * found.mask).argmax()) == int(model(x).argmax())
 
@@ -444,12 +494,16 @@ def test_a_record_of_regions_of_a_layer_is_loaded_and_repeated(tmp_path: Path) -
     model = Halved(0, 2).double()
     model.maps[0] = nn.Conv2d(3, 5, 3, 2, padding=1).double()
     draw = np.random.default_rng(0)
-    pictures = [Image.fromarray(draw.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)) for _ in range(2)]
+    pictures = [
+        Image.fromarray(draw.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)) for _ in range(2)
+    ]
     x, other = (to_tensor(each)[None] for each in pictures)
     with torch.no_grad():
         model.head.bias.sub_((model(x) + model(other))[0] / 2)
     becomes = int(model(other).argmax())
-    explainer = explain.Explainer(model, preprocess=to_tensor, size=SIDE, categories=["cup", "pot", "pan"])
+    explainer = explain.Explainer(
+        model, preprocess=to_tensor, size=SIDE, categories=["cup", "pot", "pan"]
+    )
     method = Necessary(baseline=OtherPhoto(other), becomes=becomes, of_layer=True)
     explanation = explainer(pictures[0], methods=[method], layer="maps")
     explanation.save(tmp_path)
@@ -464,8 +518,8 @@ def test_a_record_of_regions_of_a_layer_is_loaded_and_repeated(tmp_path: Path) -
     assert again["necessary"].sets[0][0].without == made.without
     page = explanation.to_html(tmp_path / "page.html").read_text("utf-8")
     assert (
-        f"of maps keep {explainer.categories[int(model(x).argmax())]} from being {explainer.categories[becomes]}"
-        in page
+        f"of maps keep {explainer.categories[int(model(x).argmax())]} from being "
+        f"{explainer.categories[becomes]}" in page
     )
 
 
@@ -475,10 +529,16 @@ def test_a_caption_says_what_is_proved_and_what_turns_the_answer() -> None:
         model[1].weight.copy_(torch.tensor([[3.0, 0, 0, 1], [0, 2, 1, 0]]))
     x, other = torch.ones(1, 1, 2, 2).double(), torch.tensor([[[0.0, 1], [1, 0]]]).double()
     told = {
-        Sufficient(2, Zero()): "25 % of the photo are enough for cup (0.95 alone, 0.12 without; no smaller set exists)",
-        Sufficient(2, Zero(), samples=2): "100 % of the photo are enough for cup (0.73 alone, 0.50 without; "
+        Sufficient(
+            2, Zero()
+        ): "25 % of the photo are enough for cup (0.95 alone, 0.12 without; no smaller set exists)",
+        Sufficient(
+            2, Zero(), samples=2
+        ): "100 % of the photo are enough for cup (0.73 alone, 0.50 without; "
         "some of it may not be needed)",
-        Necessary(2, OtherPhoto(other), becomes=1): "25 % of the photo keep cup from being class 1 (0.50 alone, "
+        Necessary(
+            2, OtherPhoto(other), becomes=1
+        ): "25 % of the photo keep cup from being class 1 (0.50 alone, "
         "0.12 without; no smaller set exists)",
     }
     for method, words in told.items():

@@ -19,7 +19,15 @@ from explain.attribution.result import fused
 from explain.methods.base import MethodLike, get_method
 from tests.conftest import COVERING, GuidedFunction, TinyNet, settled
 from tests.fuzz.expected import METHODS, drawn
-from tests.methods import plain, plain_attention, plain_factors, plain_masks, plain_paths, plain_scores, plain_steps
+from tests.methods import (
+    plain,
+    plain_attention,
+    plain_factors,
+    plain_masks,
+    plain_paths,
+    plain_scores,
+    plain_steps,
+)
 
 
 def random_network(seed: int) -> list[plain.Layer]:
@@ -29,9 +37,13 @@ def random_network(seed: int) -> list[plain.Layer]:
         return torch.randn(shape, generator=g, dtype=torch.float64) * 0.5
 
     return [
-        ("conv", values(4, 3, 3, 3), values(4)), ("relu",), ("conv", values(5, 4, 3, 3), values(5)), ("relu",),
-        ("mean",), ("linear", values(6, 5), values(6)),
-    ]  # fmt: skip
+        ("conv", values(4, 3, 3, 3), values(4)),
+        ("relu",),
+        ("conv", values(5, 4, 3, 3), values(5)),
+        ("relu",),
+        ("mean",),
+        ("linear", values(6, 5), values(6)),
+    ]
 
 
 def photo(seed: int, shape: tuple[int, ...] = (2, 3, 6, 5)) -> Tensor:
@@ -47,7 +59,9 @@ def noisy_input(layers: plain.Layers, x: Tensor, target: int, layer: int) -> Ten
 
 def along_a_guided_path(layers: plain.Layers, x: Tensor, target: int, layer: int) -> Tensor:
     start = torch.full_like(x, 0.2)
-    path = plain_steps.guided(layers, x, target, baseline=start, steps=3, fraction=0.1, distance=1.0)
+    path = plain_steps.guided(
+        layers, x, target, baseline=start, steps=3, fraction=0.1, distance=1.0
+    )
     return plain_steps.along(layers, target, path)
 
 
@@ -61,7 +75,9 @@ def blurred_idgi(layers: plain.Layers, x: Tensor, target: int, layer: int) -> Te
 
 def guided_idgi(layers: plain.Layers, x: Tensor, target: int, layer: int) -> Tensor:
     zero = torch.zeros_like(x)
-    path = plain_steps.guided(layers, x, target, baseline=zero, steps=4, fraction=0.25, distance=0.02)
+    path = plain_steps.guided(
+        layers, x, target, baseline=zero, steps=4, fraction=0.25, distance=0.02
+    )
     return plain_steps.idgi(layers, target, path)
 
 
@@ -71,38 +87,63 @@ def unscaled(layers: plain.Layers, x: Tensor, target: int, layer: int) -> Tensor
 
 Case = tuple[MethodLike, Callable[..., Tensor]]
 ELSEWHERE = {
-    "attnlrp", "cheferattribution", "cheferbimodal", "deeplift", "deepliftshap", "expectedgradients", "gradeclip",
-    "gradientrollout", "gradientshap", "legrad", "lrp", "refinecam", "rollout",
-}  # fmt: skip
+    "attnlrp",
+    "cheferattribution",
+    "cheferbimodal",
+    "deeplift",
+    "deepliftshap",
+    "expectedgradients",
+    "gradeclip",
+    "gradientrollout",
+    "gradientshap",
+    "legrad",
+    "lrp",
+    "refinecam",
+    "rollout",
+}
 CASES: list[Case] = [
     *(case for name, case in METHODS.items() if name not in ELSEWHERE | {"cam", "shapleycam"}),
-    ("cam", plain.cam), ("shapleycam", plain_scores.shapleycam),
-    *((methods.KPCACAM(kernel), partial(plain_factors.kpcacam, kernel=kernel)) for kernel in ("rbf", "poly", "linear")),
+    ("cam", plain.cam),
+    ("shapleycam", plain_scores.shapleycam),
+    *(
+        (methods.KPCACAM(kernel), partial(plain_factors.kpcacam, kernel=kernel))
+        for kernel in ("rbf", "poly", "linear")
+    ),
     (methods.GradCAMPlusPlus(relu=False), partial(plain.gradcampp, relu=False)),
     (methods.XGradCAM(relu=False), partial(plain.xgradcam, relu=False)),
     (methods.HiResCAM(relu=True), partial(plain.hirescam, relu=True)),
     (methods.FEM(k=1), partial(plain_factors.fem, k=1)),
     (methods.ShapleyCAM(residual_softmax=False), partial(plain_scores.shapleycam, score="logit")),
-    (methods.SSCAM(noise="input", samples=2), noisy_input), (methods.FullGrad(rescale=False), unscaled),
+    (methods.SSCAM(noise="input", samples=2), noisy_input),
+    (methods.FullGrad(rescale=False), unscaled),
     (methods.AblationCAM(relu=False), partial(plain_masks.ablationcam, relu=False)),
     (methods.GuidedIntegratedGradients(3, 0.2, 0.1, 1.0), along_a_guided_path),
     (methods.IDGI(methods.IntegratedGradients(4, 0.3)), straight_idgi),
     (methods.IDGI(methods.BlurIntegratedGradients(3, 0.4)), blurred_idgi),
     (methods.IDGI(methods.GuidedIntegratedGradients(4)), guided_idgi),
-]  # fmt: skip
+]
 
 
 def test_every_method_has_a_plain_computation() -> None:
-    assert {get_method(method).name for method, _ in CASES} | ELSEWHERE | COVERING >= set(explain.list_methods())
+    assert {get_method(method).name for method, _ in CASES} | ELSEWHERE | COVERING >= set(
+        explain.list_methods()
+    )
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case[0]))
-@pytest.mark.filterwarnings("ignore:.* is zero everywhere")  # a random network may have nothing to say for a class
+# a random network may have nothing to say for a class
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_a_method_equals_its_plain_computation(case: Case, seed: int) -> None:
     method, slow = case
-    # The plain kernel methods rotate matrices with a row for each place by hand: a few places do; paths have steps.
-    small = get_method(method).name in ("kpcacam", "blurintegratedgradients", "guidedintegratedgradients", "idgi")
+    # The plain kernel methods rotate matrices with a row for each place by hand: a few places do;
+    # paths have steps.
+    small = get_method(method).name in (
+        "kpcacam",
+        "blurintegratedgradients",
+        "guidedintegratedgradients",
+        "idgi",
+    )
     layers, x = random_network(seed), photo(seed + 10, (1, 3, 3, 4) if small else (2, 3, 6, 5))
     model = plain.module_of(layers)
     target = (0, 4)[seed]
@@ -110,7 +151,9 @@ def test_a_method_equals_its_plain_computation(case: Case, seed: int) -> None:
     for i in range(len(x)):
         expected = slow(layers, x[i], target, LAYER)
         assert_close(found.values[i], expected, rtol=1e-8, atol=1e-12)
-        assert found.score[i].item() == pytest.approx(plain.forward(layers, x[i])[-1][target].item(), rel=1e-10)
+        assert found.score[i].item() == pytest.approx(
+            plain.forward(layers, x[i])[-1][target].item(), rel=1e-10
+        )
 
 
 STAGES = ["1", "4", "7"]
@@ -128,10 +171,18 @@ def staged_network(seed: int) -> list[plain.Layer]:
         return ("bn", values(count), values(count).abs() + 0.5, values(count), values(count), 1e-5)
 
     return [
-        ("conv", values(4, 3, 3, 3), values(4)), ("relu",), ("halve",),
-        ("conv", values(4, 4, 3, 3), values(4)), ("relu",), ("halve",),
-        ("conv", values(5, 4, 3, 3), values(5)), norm(5), ("relu",), ("mean",), ("linear", values(6, 5), values(6)),
-    ]  # fmt: skip
+        ("conv", values(4, 3, 3, 3), values(4)),
+        ("relu",),
+        ("halve",),
+        ("conv", values(4, 4, 3, 3), values(4)),
+        ("relu",),
+        ("halve",),
+        ("conv", values(5, 4, 3, 3), values(5)),
+        norm(5),
+        ("relu",),
+        ("mean",),
+        ("linear", values(6, 5), values(6)),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -143,12 +194,16 @@ def test_maps_of_several_layers_are_fused_as_their_plain_computation(seed: int) 
     for i in range(len(x)):
         refined = plain_scores.refinecam(layers, x[i], 2, indices)
         assert_close(
-            explain.attribute(model, x[i : i + 1], "refinecam", target=2, layer=STAGES).values[0], refined,
-            rtol=1e-8, atol=1e-12,
-        )  # fmt: skip
+            explain.attribute(model, x[i : i + 1], "refinecam", target=2, layer=STAGES).values[0],
+            refined,
+            rtol=1e-8,
+            atol=1e-12,
+        )
         maps = [plain.layercam(layers, x[i], 2, index) for index in indices]
         for how in FUSIONS:
-            found = explain.attribute(model, x[i : i + 1], "layercam", target=2, layer=STAGES, fuse=how).values[0]
+            found = explain.attribute(
+                model, x[i : i + 1], "layercam", target=2, layer=STAGES, fuse=how
+            ).values[0]
             assert_close(found, plain_scores.fuse(maps, how), rtol=1e-8, atol=1e-12)
 
 
@@ -170,21 +225,32 @@ def test_refinecam_finds_the_stages_itself() -> None:
 @pytest.mark.parametrize("rule", ["gausslegendre", "left", "right", "midpoint", "trapezoid"])
 def test_integrated_gradients_by_every_rule(rule: Any) -> None:
     layers, x = random_network(3), photo(4)
-    found = explain.attribute(plain.module_of(layers), x, methods.IntegratedGradients(5, 0.3, rule), target=2)
+    found = explain.attribute(
+        plain.module_of(layers), x, methods.IntegratedGradients(5, 0.3, rule), target=2
+    )
     points, weights = plain_paths.quadrature(rule, 5)
     for i in range(len(x)):
         start = torch.full_like(x[i], 0.3)
-        expected = plain_paths.integratedgradients(layers, x[i], 2, baseline=start, points=points, weights=weights)
+        expected = plain_paths.integratedgradients(
+            layers, x[i], 2, baseline=start, points=points, weights=weights
+        )
         assert_close(found.values[i], expected, rtol=1e-8, atol=1e-12)
-        missed = expected.sum() - (plain.forward(layers, x[i])[-1][2] - plain.forward(layers, start)[-1][2])
+        missed = expected.sum() - (
+            plain.forward(layers, x[i])[-1][2] - plain.forward(layers, start)[-1][2]
+        )
         assert_close(found.delta[i], missed, rtol=1e-8, atol=1e-10)
 
 
 def test_flips_are_mapped_back() -> None:
     layers, x = random_network(5), photo(6)
-    for name, slow in {"saliency": plain.saliency, "gradcam": partial(plain.gradcam, layer=LAYER)}.items():
+    for name, slow in {
+        "saliency": plain.saliency,
+        "gradcam": partial(plain.gradcam, layer=LAYER),
+    }.items():
         method = methods.Augmented(get_method(name), scales=(1.0,))
-        found = explain.attribute(plain.module_of(layers), x, method, target=1, layer=str(LAYER)).values
+        found = explain.attribute(
+            plain.module_of(layers), x, method, target=1, layer=str(LAYER)
+        ).values
         for i in range(len(x)):
             expected = plain_paths.augmented(lambda z, slow=slow: slow(layers, z, 1), x[i])
             assert_close(found[i], expected, rtol=1e-8, atol=1e-12)
@@ -198,8 +264,11 @@ def test_scales_do_not_follow_the_default_device(net: TinyNet, x: Tensor) -> Non
 
 
 def test_scales_are_mapped_back() -> None:
-    """A network that hands its input on shows where a variant's places come to lie: a bright spot stays in place."""
-    model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    """A network that hands its input on shows where a variant's places come to lie: a bright spot
+    stays in place."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ).double()
     nn.init.constant_(model[0].weight, 1.0)
     x = torch.zeros(1, 1, 33, 33, dtype=torch.float64)
     x[0, 0, 8, 20] = 1
@@ -212,7 +281,9 @@ def test_scales_are_mapped_back() -> None:
 @pytest.mark.parametrize("inner", ["gradcam", "layercam", "scorecam", "augmented(saliency)"])
 def test_without_noise_smoothing_changes_nothing(inner: str, net: TinyNet, x: Tensor) -> None:
     plainly = explain.attribute(net, x, inner, target=1)
-    smoothed = explain.attribute(net, x, methods.Smooth(get_method(inner), samples=2, sigma=0.0), target=1)
+    smoothed = explain.attribute(
+        net, x, methods.Smooth(get_method(inner), samples=2, sigma=0.0), target=1
+    )
     assert smoothed.method == f"smooth({inner})"
     assert smoothed.layer == plainly.layer
     assert_close(smoothed.values, plainly.values, rtol=1e-12, atol=1e-14)
@@ -248,9 +319,12 @@ def test_the_gradient_is_what_finite_differences_say(net: TinyNet) -> None:
 
 
 @pytest.mark.parametrize(
-    "builder", ["alexnet", "resnet18", "densenet121", "googlenet", "inception_v3", "shufflenet_v2_x0_5"]
+    "builder",
+    ["alexnet", "resnet18", "densenet121", "googlenet", "inception_v3", "shufflenet_v2_x0_5"],
 )
-def test_guided_backprop_misses_no_relu_of_torchvision(builder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guided_backprop_misses_no_relu_of_torchvision(
+    builder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Modules and functions alike: the reference replaces what they all end in."""
     extra = {"init_weights": False} if builder in ("googlenet", "inception_v3") else {}
     model = torchvision.models.get_model(builder, num_classes=3, **extra)
@@ -277,7 +351,9 @@ def test_heatmaps_are_divided_by_their_maximum_and_never_shifted() -> None:
     constant = explain.attribute(model, torch.ones(1, 1, 4, 6), "gradcam", target=0, layer="0")
     assert torch.equal(constant.heatmap, torch.ones(1, 4, 6))
     ramp = torch.linspace(1, 2, 24).reshape(1, 1, 4, 6)
-    assert explain.attribute(model, ramp, "gradcam", target=0, layer="0").heatmap.min().item() == pytest.approx(0.5)
+    assert explain.attribute(
+        model, ramp, "gradcam", target=0, layer="0"
+    ).heatmap.min().item() == pytest.approx(0.5)
     signed = explain.attribute(model, ramp - 1.5, methods.GradCAM(relu=False), target=0, layer="0")
     assert signed.values.min() < 0
     assert signed.heatmap.min() == 0
@@ -289,7 +365,9 @@ def test_heatmaps_of_pixel_methods_take_the_largest_channel_or_the_sum() -> None
     model[1].weight.data = torch.tensor([[1.0, 0.0, -4.0, 1.0, 2.0, 1.0]])
     x = torch.ones(1, 3, 1, 2)
     assert explain.attribute(model, x, "saliency", target=0).heatmap.tolist() == [[[1.0, 0.25]]]
-    assert explain.attribute(model, x, methods.InputXGradient(), target=0).heatmap.tolist() == [[[0.5, 1.0]]]
+    assert explain.attribute(model, x, methods.InputXGradient(), target=0).heatmap.tolist() == [
+        [[0.5, 1.0]]
+    ]
 
 
 def test_several_layers_are_fused_and_each_map_is_kept(net: TinyNet, x: Tensor) -> None:

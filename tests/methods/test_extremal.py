@@ -25,9 +25,13 @@ def curved() -> Curved:
 
 
 @pytest.mark.parametrize(("step", "sigma"), [(2, 4.0), (2, 3.0), (3, 2.0), (1, 2.5)])
-def test_each_pixel_of_a_mask_is_the_smooth_maximum_of_the_points_around(step: int, sigma: float) -> None:
+def test_each_pixel_of_a_mask_is_the_smooth_maximum_of_the_points_around(
+    step: int, sigma: float
+) -> None:
     masks = SmoothMasks(SIZE, step, sigma, torch.zeros(1, dtype=torch.float64))
-    values = torch.rand(2, 1, *masks.lattice, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = torch.rand(
+        2, 1, *masks.lattice, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     full = masks.full(values.requires_grad_())
     leaf = values[1, 0].detach().clone().requires_grad_()
     expected = plain_extremal.smooth_mask(leaf, step, sigma)
@@ -61,7 +65,8 @@ class Corner(nn.Module):
 def test_the_mask_has_its_area_and_lies_where_the_score_comes_from() -> None:
     class Symmetric(Corner):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + super().forward(x.flip(-1))  # what is seen mirrored counts as much
+            # what is seen mirrored counts as much
+            return super().forward(x) + super().forward(x.flip(-1))
 
     x = torch.ones(1, 3, 12, 12)
     method = ExtremalPerturbation(0.25, steps=120, baseline="zero", step=2, sigma=3.0)
@@ -101,7 +106,9 @@ def test_it_leaves_the_model_alone_and_works_in_any_mode(curved: Curved) -> None
             found = explain.attribute(curved, photos(3), method, target=[0, 1, 2])
         assert_close(found.values, expected, **EXACT)
     curved.requires_grad_(False)
-    assert_close(explain.attribute(curved, photos(3), method, target=[0, 1, 2]).values, expected, **EXACT)
+    assert_close(
+        explain.attribute(curved, photos(3), method, target=[0, 1, 2]).values, expected, **EXACT
+    )
 
 
 def test_an_interrupt_leaves_the_masks_of_the_last_step(curved: Curved) -> None:
@@ -113,7 +120,9 @@ def test_an_interrupt_leaves_the_masks_of_the_last_step(curved: Curved) -> None:
             raise KeyboardInterrupt
 
     method = ExtremalPerturbation(0.3, steps=9, step=2)
-    found = explain.attribute(curved, photos(), method, target=1, progress=progress, keep_partial=True)
+    found = explain.attribute(
+        curved, photos(), method, target=1, progress=progress, keep_partial=True
+    )
     assert (found.samples, found.finished.tolist()) == (3, [False])
     same = explain.attribute(curved, photos(), ExtremalPerturbation(0.3, steps=3, step=2), target=1)
     assert_close(found.values, same.values, **EXACT)
@@ -125,16 +134,21 @@ def test_progress_counts_the_steps_and_shows_the_masks(curved: Curved) -> None:
     seen: list[tuple[int, int, Tensor]] = []
     method = ExtremalPerturbation((0.2, 0.5), steps=3, step=2)
     found = explain.attribute(
-        curved, photos(), method, target=1,
+        curved,
+        photos(),
+        method,
+        target=1,
         progress=lambda done, total, maps: seen.append((done, total, maps[method.name])),
-    )  # fmt: skip
+    )
     assert [each[:2] for each in seen] == [(2, 6), (4, 6), (6, 6)]
     assert torch.equal(seen[-1][2], found.values)
 
 
 def test_any_fill_that_blends_can_be_taken(curved: Curved) -> None:
     found = [
-        explain.attribute(curved, photos(), ExtremalPerturbation(0.3, 3, baseline=baseline, step=2), target=1).values
+        explain.attribute(
+            curved, photos(), ExtremalPerturbation(0.3, 3, baseline=baseline, step=2), target=1
+        ).values
         for baseline in (Zero(), Blur(3), "mean", "defocus")
     ]
     assert all(not torch.allclose(one, found[0]) for one in found[1:])

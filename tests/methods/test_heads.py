@@ -1,4 +1,5 @@
-"""`cam` reads a head that averages and is linear, in either order, and refuses every other one at any scale."""
+"""`cam` reads a head that averages and is linear, in either order, and refuses every other one at
+any scale."""
 
 from __future__ import annotations
 
@@ -28,8 +29,16 @@ def pooled(pool: nn.Module) -> list[nn.Module]:
 
 HEADS = {
     "linear": lambda: [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)],
-    "convolution behind the average": lambda: [nn.AdaptiveAvgPool2d(1), nn.Conv2d(6, 4, 1), nn.Flatten()],
-    "convolution before the average": lambda: [nn.Conv2d(6, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()],
+    "convolution behind the average": lambda: [
+        nn.AdaptiveAvgPool2d(1),
+        nn.Conv2d(6, 4, 1),
+        nn.Flatten(),
+    ],
+    "convolution before the average": lambda: [
+        nn.Conv2d(6, 4, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ],
     "linear on every position": lambda: [
         Made(lambda net, x: x.permute(0, 2, 3, 1)),
         nn.Linear(6, 4),
@@ -41,7 +50,8 @@ HEADS = {
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("head", HEADS)
 def test_a_linear_head_is_read_wherever_the_average_is(head: str, scale: float) -> None:
-    """The weights are those of the gradient: the map is HiResCAM's times the number of positions."""
+    """The weights are those of the gradient: the map is HiResCAM's times the number of
+    positions."""
     model = network(scale, *HEADS[head]())
     found = explain.attribute(model, X, "cam", target=2, layer="0")
     hires = explain.attribute(model, X, HiResCAM(), target=2, layer="0").values
@@ -50,14 +60,45 @@ def test_a_linear_head_is_read_wherever_the_average_is(head: str, scale: float) 
 
 REFUSED = {
     "maximum": lambda: pooled(nn.AdaptiveMaxPool2d(1)),
-    "maximum, then a convolution": lambda: [nn.AdaptiveMaxPool2d(1), nn.Conv2d(6, 4, 1), nn.Flatten()],
-    "a convolution, then the maximum": lambda: [nn.Conv2d(6, 4, 1), nn.AdaptiveMaxPool2d(1), nn.Flatten()],
+    "maximum, then a convolution": lambda: [
+        nn.AdaptiveMaxPool2d(1),
+        nn.Conv2d(6, 4, 1),
+        nn.Flatten(),
+    ],
+    "a convolution, then the maximum": lambda: [
+        nn.Conv2d(6, 4, 1),
+        nn.AdaptiveMaxPool2d(1),
+        nn.Flatten(),
+    ],
     "norm": lambda: pooled(nn.LPPool2d(2, (10, 8))),
-    "rectified classes": lambda: [nn.Conv2d(6, 4, 1), nn.ReLU(True), nn.AdaptiveAvgPool2d(1), nn.Flatten()],
-    "wide convolution": lambda: [nn.Conv2d(6, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()],
-    "padded convolution": lambda: [nn.Conv2d(6, 4, 1, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()],
-    "grouped convolution": lambda: [nn.Conv2d(6, 4, 1, groups=2), nn.AdaptiveAvgPool2d(1), nn.Flatten()],
-    "two linear layers": lambda: [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 4)],
+    "rectified classes": lambda: [
+        nn.Conv2d(6, 4, 1),
+        nn.ReLU(True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ],
+    "wide convolution": lambda: [
+        nn.Conv2d(6, 4, 3, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ],
+    "padded convolution": lambda: [
+        nn.Conv2d(6, 4, 1, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ],
+    "grouped convolution": lambda: [
+        nn.Conv2d(6, 4, 1, groups=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ],
+    "two linear layers": lambda: [
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 6),
+        nn.ReLU(),
+        nn.Linear(6, 4),
+    ],
 }
 
 
@@ -71,7 +112,9 @@ def test_any_other_head_is_refused_at_any_scale(head: str, scale: float) -> None
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_maps_that_are_those_of_the_classes_are_the_answer(scale: float) -> None:
-    mean, most = (network(scale, p, nn.Flatten()) for p in (nn.AdaptiveAvgPool2d(1), nn.AdaptiveMaxPool2d(1)))
+    mean, most = (
+        network(scale, p, nn.Flatten()) for p in (nn.AdaptiveAvgPool2d(1), nn.AdaptiveMaxPool2d(1))
+    )
     found = explain.attribute(mean, X, "cam", target=2, layer="0").values
     assert_close(found, mean[0](X)[:, 2].detach())
     with pytest.raises(LayerError, match="followed"):
@@ -84,12 +127,16 @@ def test_heads_are_read_in_any_precision(dtype: torch.dtype) -> None:
     found = explain.attribute(model, X.to(dtype), "cam", target=2, layer="0")
     assert found.values.shape == (2, 10, 8)
     with pytest.raises(LayerError, match="followed"):
-        explain.attribute(network(1.0, *REFUSED["maximum"]()).to(dtype), X.to(dtype), "cam", target=2, layer="0")
+        explain.attribute(
+            network(1.0, *REFUSED["maximum"]()).to(dtype), X.to(dtype), "cam", target=2, layer="0"
+        )
 
 
 def test_a_maximum_that_hardly_differs_from_the_mean_is_refused_too() -> None:
     """Behind a sigmoid, say, where maps are nearly flat."""
-    mean, most = (network(1e-6, *head(), least=0.5) for head in (HEADS["linear"], REFUSED["maximum"]))
+    mean, most = (
+        network(1e-6, *head(), least=0.5) for head in (HEADS["linear"], REFUSED["maximum"])
+    )
     assert explain.attribute(mean, X, "cam", target=2, layer="0").values.shape == (2, 10, 8)
     with pytest.raises(LayerError, match="followed"):
         explain.attribute(most, X, "cam", target=2, layer="0")

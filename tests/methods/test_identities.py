@@ -12,11 +12,19 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain.methods import AblationCAM, GradCAM, HiResCAM, IntegratedGradients, ShapleyCAM, XGradCAM
+from explain.methods import (
+    AblationCAM,
+    GradCAM,
+    HiResCAM,
+    IntegratedGradients,
+    ShapleyCAM,
+    XGradCAM,
+)
 from tests.conftest import settled
 
 Shape = tuple[int, int, int, int]
-sizes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(4, 9), st.integers(4, 9))  # N, C, H, W
+# N, C, H, W
+sizes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(4, 9), st.integers(4, 9))
 seeds = st.integers(0, 10**6)
 
 
@@ -25,15 +33,29 @@ def for_many(test: Callable[[Shape, int], None]) -> Callable[[], None]:
 
 
 def network(
-    seed: int, channels: int, *, bias: bool, positive: bool = False, pooled: bool = True, size: tuple[int, int]
+    seed: int,
+    channels: int,
+    *,
+    bias: bool,
+    positive: bool = False,
+    pooled: bool = True,
+    size: tuple[int, int],
 ) -> nn.Sequential:
     torch.manual_seed(seed)
     head = nn.Linear(4 if pooled else 4 * size[0] * size[1], 3, bias=bias)
-    model = nn.Sequential(
-        nn.Conv2d(channels, 5, 3, padding=1, bias=bias), nn.ReLU(inplace=True),
-        nn.Conv2d(5, 4, 3, padding=1, bias=bias), nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1) if pooled else nn.Identity(), nn.Flatten(), head,
-    ).double().eval()  # fmt: skip
+    model = (
+        nn.Sequential(
+            nn.Conv2d(channels, 5, 3, padding=1, bias=bias),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(5, 4, 3, padding=1, bias=bias),
+            nn.ReLU(inplace=True),
+            nn.AdaptiveAvgPool2d(1) if pooled else nn.Identity(),
+            nn.Flatten(),
+            head,
+        )
+        .double()
+        .eval()
+    )
     if positive:
         for parameter in model[2:].parameters():
             parameter.data.abs_()
@@ -56,7 +78,10 @@ def test_with_all_weights_downstream_positive_guided_backprop_is_the_gradient_of
     shape: Shape, seed: int
 ) -> None:
     """Nothing negative ever arrives at a ReLU, so clamping changes nothing."""
-    model, x = network(seed, shape[1], bias=True, positive=True, size=shape[2:]), images(seed, shape)
+    model, x = (
+        network(seed, shape[1], bias=True, positive=True, size=shape[2:]),
+        images(seed, shape),
+    )
     guided = explain.attribute(model, x, "guidedbackprop", target=0).values
     source = x.clone().requires_grad_()
     gradient = torch.autograd.grad(model(source)[:, 0].sum(), source)[0]
@@ -67,8 +92,17 @@ def test_with_all_weights_downstream_positive_guided_backprop_is_the_gradient_of
 def test_behind_average_and_linear_head_the_family_agrees(shape: Shape, seed: int) -> None:
     """Grad-CAM = CAM / area = HiResCAM = XGrad-CAM, and Ablation-CAM's weight is w mean(A) / y."""
     model, x = network(seed, shape[1], bias=True, size=shape[2:]), images(seed, shape)
-    methods = ["cam", GradCAM(relu=False), HiResCAM(), XGradCAM(relu=False), AblationCAM(relu=False)]
-    found = {name: a.values for name, a in explain.attribute(model, x, methods, target=2, layer="3").items()}
+    methods = [
+        "cam",
+        GradCAM(relu=False),
+        HiResCAM(),
+        XGradCAM(relu=False),
+        AblationCAM(relu=False),
+    ]
+    found = {
+        name: a.values
+        for name, a in explain.attribute(model, x, methods, target=2, layer="3").items()
+    }
     expected = found["cam"] / (shape[2] * shape[3])
     for name in ("gradcam", "hirescam", "xgradcam"):
         assert_close(found[name], expected, rtol=1e-9, atol=1e-12)
@@ -81,7 +115,10 @@ def test_behind_average_and_linear_head_the_family_agrees(shape: Shape, seed: in
 
 @for_many
 def test_without_biases_a_path_is_input_times_gradient(shape: Shape, seed: int) -> None:
-    model, x = network(seed, shape[1], bias=False, pooled=False, size=shape[2:]), images(seed, shape)
+    model, x = (
+        network(seed, shape[1], bias=False, pooled=False, size=shape[2:]),
+        images(seed, shape),
+    )
     found = explain.attribute(model, x, [IntegratedGradients(steps=3), "inputxgradient"], target=1)
     integrated, product = found["integratedgradients"], found["inputxgradient"]
     assert_close(integrated.values, product.values, rtol=1e-9, atol=1e-12)
@@ -131,4 +168,6 @@ def test_where_all_maps_are_positive_eigencam_is_nowhere_negative(shape: Shape, 
     assert found.min() >= -1e-9 * found.abs().max()
     with torch.no_grad():
         maps = model[:4](x).flatten(2)
-    assert_close(found.flatten(1).norm(dim=1), torch.linalg.matrix_norm(maps, ord=2), rtol=1e-7, atol=1e-9)
+    assert_close(
+        found.flatten(1).norm(dim=1), torch.linalg.matrix_norm(maps, ord=2), rtol=1e-7, atol=1e-9
+    )

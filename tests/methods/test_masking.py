@@ -43,7 +43,14 @@ from tests.methods import plain_runs
 
 SIZE = (6, 5)
 LABELS = torch.tensor(
-    [[0, 0, 1, 1, 1], [0, 0, 1, 1, 1], [2, 2, 2, 3, 3], [2, 2, 2, 3, 3], [4, 4, 4, 4, 4], [4, 4, 4, 4, 4]]
+    [
+        [0, 0, 1, 1, 1],
+        [0, 0, 1, 1, 1],
+        [2, 2, 2, 3, 3],
+        [2, 2, 2, 3, 3],
+        [4, 4, 4, 4, 4],
+        [4, 4, 4, 4, 4],
+    ]
 )
 EXACT = {"rtol": 1e-8, "atol": 1e-10}
 
@@ -67,7 +74,9 @@ def curved() -> Curved:
 
 
 def photos(count: int = 1) -> Tensor:
-    return torch.randn(count, 3, *SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return torch.randn(
+        count, 3, *SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
 
 
 def score_of(model: nn.Module, target: int = 1, kind: str = "logit") -> Callable[[Tensor], float]:
@@ -110,27 +119,38 @@ def test_feature_ablation_is_the_drop_without_each_region(curved: Curved) -> Non
 
 
 def error_of_a_mean(each: Tensor, farthest: float) -> Tensor:
-    """Of 70 masks: no variance is below the mean; one more mask may have the farthest score, or the photo's."""
+    """Of 70 masks: no variance is below the mean; one more mask may have the farthest score, or the
+    photo's."""
     variance = each.var(0)
     variance = torch.maximum(variance, variance.mean()) + farthest**2 / 70
-    return (variance / 70).sqrt() * 1.994945415107 / 1.959963984540  # Student's t with 69 degrees of freedom
+    # Student's t with 69 degrees of freedom
+    return (variance / 70).sqrt() * 1.994945415107 / 1.959963984540
 
 
 def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
     method, x = RISE(samples=70, grid=3, probability=0.4), photos()
     numbers = torch.arange(70)
-    masks = method.perturbation.masks(evidence_of(x)).build(torch.zeros_like(numbers), numbers)[:, 0]
+    masks = method.perturbation.masks(evidence_of(x)).build(torch.zeros_like(numbers), numbers)[
+        :, 0
+    ]
     found = explain.attribute(curved, x, method, target=1)
     expected = plain_runs.rise(score_of(curved, kind="probability"), x[0], list(masks), 0.4)
     assert_close(found.values[0], expected, **EXACT)
     scores = [score_of(curved, kind="probability")(x[0] * mask) for mask in masks]
     whole = score_of(curved, kind="probability")(x[0])
     each = torch.stack([score * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
-    assert_close(found.error[0], error_of_a_mean(each, max(map(abs, [*scores, whole])) / 0.4), **EXACT)
-    centred = explain.attribute(curved, x, RISE(samples=70, grid=3, probability=0.4, centred=True), target=1)
+    assert_close(
+        found.error[0], error_of_a_mean(each, max(map(abs, [*scores, whole])) / 0.4), **EXACT
+    )
+    centred = explain.attribute(
+        curved, x, RISE(samples=70, grid=3, probability=0.4, centred=True), target=1
+    )
     level = sum(scores) / 70
     assert_close(centred.values[0], expected - level * masks.mean(0) / 0.4, **EXACT)
-    each = torch.stack([(score - level) * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
+    each = (
+        torch.stack([(score - level) * mask for score, mask in zip(scores, masks, strict=True)])
+        / 0.4
+    )
     farthest = max(abs(score - level) for score in [*scores, whole]) / 0.4
     assert_close(centred.error[0], error_of_a_mean(each, farthest), **EXACT)
 
@@ -141,9 +161,12 @@ def test_a_mask_of_rise_is_a_piece_of_its_grid_enlarged_bilinearly() -> None:
     mask = drawn.build(torch.zeros(1).long(), torch.tensor([3]))[0, 0]
     generator = torch.Generator().manual_seed(9 * 1_000_003)
     cells = (torch.rand(masking.BLOCK, 4, 4, generator=generator) < 0.5).double()[3]
-    down = int(torch.randint(5, (masking.BLOCK,), generator=generator)[3])  # a cell is 5 high and 4 wide
+    # a cell is 5 high and 4 wide
+    down = int(torch.randint(5, (masking.BLOCK,), generator=generator)[3])
     right = int(torch.randint(4, (masking.BLOCK,), generator=generator)[3])
-    large = nn.functional.interpolate(cells[None, None], size=(25, 20), mode="bilinear", align_corners=False)[0, 0]
+    large = nn.functional.interpolate(
+        cells[None, None], size=(25, 20), mode="bilinear", align_corners=False
+    )[0, 0]
     assert_close(mask, large[down : down + 20, right : right + 15], **EXACT)
 
 
@@ -158,11 +181,16 @@ def test_lime_is_weighted_ridge_regression(curved: Curved) -> None:
 
 def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(curved: Curved) -> None:
     labels, x = torch.arange(30).reshape(SIZE) % 7, photos()
-    for samples in (6, 12, 40, 42):  # 21 pairs, and that of the photo and the blank one, test the fit of 7 by 15
+    # 21 pairs, and that of the photo and the blank one, test the fit of 7 by 15
+    for samples in (6, 12, 40, 42):
         coalitions = [row.nonzero()[:, 0].tolist() for row in drawn_pairs(7, samples // 2, 2)]
         variances = list(itertools.product(pair_regression.THREES, pair_regression.REST))
-        values, errors, _ = plain_runs.pair_regression(score_of(curved), x[0], labels, coalitions, variances)
-        found = explain.attribute(curved, x, KernelSHAP(samples=samples, regions=labels, seed=2), target=1)
+        values, errors, _ = plain_runs.pair_regression(
+            score_of(curved), x[0], labels, coalitions, variances
+        )
+        found = explain.attribute(
+            curved, x, KernelSHAP(samples=samples, regions=labels, seed=2), target=1
+        )
         assert_close(found.values[0], plain_runs.on_pixels(labels, values), **EXACT)
         if samples < 40:
             assert found.error is None
@@ -172,7 +200,9 @@ def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(curved: Curved) -
         assert found.samples == samples
 
 
-def test_variances_are_those_of_the_first_pairs(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variances_are_those_of_the_first_pairs(
+    curved: Curved, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labels, x, score = torch.arange(30).reshape(SIZE) % 6, photos(), score_of(curved)
     coalitions = [row.nonzero()[:, 0].tolist() for row in drawn_pairs(6, 20, 2)]
     few = explain.attribute(curved, x, KernelSHAP(10, labels, seed=2), target=1).values[0]
@@ -186,7 +216,8 @@ def test_variances_are_those_of_the_first_pairs(curved: Curved, monkeypatch: pyt
     every = list(itertools.product(pair_regression.THREES, pair_regression.REST))
     plausible = plain_runs.pair_regression(score, x[0], labels, coalitions[:5], every)[2]
     values, errors, _ = plain_runs.pair_regression(score, x[0], labels, coalitions, fit, plausible)
-    monkeypatch.setattr(pair_regression, "ENOUGH", 6)  # the whole photo with the blank one, and five more
+    # the whole photo with the blank one, and five more
+    monkeypatch.setattr(pair_regression, "ENOUGH", 6)
     found = explain.attribute(curved, x, KernelSHAP(40, labels, seed=2), target=1)
     assert_close(found.values[0], plain_runs.on_pixels(labels, values), **EXACT)
     assert_close(found.error[0], plain_runs.on_pixels(labels, errors), rtol=1e-5, atol=1e-10)
@@ -203,7 +234,9 @@ def test_pairs_are_those_of_an_order_first_and_none_comes_twice() -> None:
     assert drawn_pairs(9, 0, 1).shape == (0, 9)
 
 
-@pytest.mark.parametrize("method", [KernelSHAP(regions=LABELS), ShapleySampling(samples=600, regions=LABELS)])
+@pytest.mark.parametrize(
+    "method", [KernelSHAP(regions=LABELS), ShapleySampling(samples=600, regions=LABELS)]
+)
 def test_all_coalitions_and_many_orders_give_shapley_values(method: Any, curved: Curved) -> None:
     found = explain.attribute(curved, photos(2), method, target=1)
     for i, x in enumerate(photos(2)):
@@ -232,7 +265,13 @@ def test_shapley_sampling_is_the_mean_gain_over_its_orders(curved: Curved) -> No
 
 @pytest.mark.parametrize(
     "method",
-    [KernelSHAP(12, LABELS), KernelSHAP(500, LABELS), ShapleySampling(16, LABELS), KernelSHAP(9, 3), KernelSHAP(9, 1)],
+    [
+        KernelSHAP(12, LABELS),
+        KernelSHAP(500, LABELS),
+        ShapleySampling(16, LABELS),
+        KernelSHAP(9, 3),
+        KernelSHAP(9, 1),
+    ],
 )
 def test_shapley_values_add_up_to_the_difference_of_the_scores(method: Any, curved: Curved) -> None:
     found = explain.attribute(curved, photos(2), method, target=1)
@@ -244,7 +283,12 @@ def test_shapley_values_add_up_to_the_difference_of_the_scores(method: Any, curv
     assert found.delta.abs().max() < 1e-9
 
 
-SHAPLEY = [KernelSHAP(12, LABELS), KernelSHAP(24, LABELS), ShapleySampling(16, LABELS), LIME(64, LABELS, ridge=0)]
+SHAPLEY = [
+    KernelSHAP(12, LABELS),
+    KernelSHAP(24, LABELS),
+    ShapleySampling(16, LABELS),
+    LIME(64, LABELS, ridge=0),
+]
 
 
 @pytest.mark.parametrize("method", [*SHAPLEY, FeatureAblation(LABELS), Occlusion(1, 1)])
@@ -253,10 +297,13 @@ def test_of_a_linear_model_each_pixel_gets_what_it_gives(method: Any) -> None:
     found = explain.attribute(model, photos(), method, target=1).values[0]
     if not isinstance(method, Occlusion):
         pixels = plain_runs.on_pixels(LABELS, [float(pixels[k == LABELS].sum()) for k in range(5)])
-    if isinstance(method, KernelSHAP) and method.samples == 12:  # so few that values are drawn towards each other
+    # so few that values are drawn towards each other
+    if isinstance(method, KernelSHAP) and method.samples == 12:
         assert float((found - pixels).norm() / pixels.norm()) < 0.5
     else:
-        assert_close(found, pixels, rtol=0.1 if method == KernelSHAP(24, LABELS) else 1e-8, atol=1e-6)
+        assert_close(
+            found, pixels, rtol=0.1 if method == KernelSHAP(24, LABELS) else 1e-8, atol=1e-6
+        )
 
 
 class Product(nn.Module):
@@ -273,7 +320,11 @@ def test_symmetry_dummy_and_linearity_of_shapley_values() -> None:
     x = photos()
     for method in (KernelSHAP(regions=labels), ShapleySampling(samples=24, regions=labels)):
         value = {}
-        for name, target in {"product": 0, "sum": 1, "both": lambda y: 2 * y[:, 0] + 3 * y[:, 1]}.items():
+        for name, target in {
+            "product": 0,
+            "sum": 1,
+            "both": lambda y: 2 * y[:, 0] + 3 * y[:, 1],
+        }.items():
             value[name] = explain.attribute(Product(), x, method, target=target).values[0]
         half = Product()(x)[0, 0] / 2
         assert_close(value["product"][0, 0], half)  # each has half of what they do together
@@ -298,9 +349,16 @@ def test_occlusion_of_one_pixel_is_its_weight_times_the_distance_to_the_fill() -
 
 
 METHODS = [
-    Occlusion(3, 2), FeatureAblation(3), RISE(50, 3), LIME(50, 3), KernelSHAP(60, 3), ShapleySampling(40, 3),
-    Sobol(200, 2), HSIC(60, 2), PartitionSHAP(20),
-]  # fmt: skip
+    Occlusion(3, 2),
+    FeatureAblation(3),
+    RISE(50, 3),
+    LIME(50, 3),
+    KernelSHAP(60, 3),
+    ShapleySampling(40, 3),
+    Sobol(200, 2),
+    HSIC(60, 2),
+    PartitionSHAP(20),
+]
 NAMED = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 
 
@@ -325,7 +383,8 @@ def test_several_targets_cost_one_and_nothing_is_left_behind(method: Any, curved
     before, state = snapshot(curved), torch.get_rng_state()
     found = explain.attribute(curved, photos(), [method], targets=[0, 1, lambda y: y[:, 2]])
     if method.name != "partitionshap":  # which goes where the score of each target leads
-        assert sum(curved.rows) <= once + 1  # a callable has to show that its scores follow their rows
+        # a callable has to show that its scores follow their rows
+        assert sum(curved.rows) <= once + 1
     assert snapshot(curved) == before
     assert torch.equal(torch.get_rng_state(), state)
     for target, each in zip([0, 1, 2], found, strict=True):
@@ -340,14 +399,22 @@ def test_the_photo_the_blank_and_equal_masks_are_run_once(curved: Curved) -> Non
     methods = [KernelSHAP(20, 3), ShapleySampling(32, 3), FeatureAblation(3), LIME(20, 3)]
     explain.attribute(curved, photos(), methods, target=0)
     masked = 20 + 32 + 9 + 20
-    assert sum(curved.rows) <= 1 + 1 + masked + 4 + 1  # the photo, the blank, a row beside each plan, and one alone
+    # the photo, the blank, a row beside each plan, and one alone
+    assert sum(curved.rows) <= 1 + 1 + masked + 4 + 1
 
 
 @pytest.mark.parametrize("method", METHODS[2:-2], ids=lambda method: method.name)
-def test_estimates_stop_at_the_same_run_whatever_the_batch_size(method: Any, curved: Curved) -> None:
+def test_estimates_stop_at_the_same_run_whatever_the_batch_size(
+    method: Any, curved: Curved
+) -> None:
     class_of = type(method)
-    much = class_of(samples=2000, **({"grid": 3} if method.name in ("rise", "sobol") else {"regions": 4}))
-    found = [explain.attribute(curved, photos(2), much, target=1, tolerance=0.3, batch_size=size) for size in (5, 64)]
+    much = class_of(
+        samples=2000, **({"grid": 3} if method.name in ("rise", "sobol") else {"regions": 4})
+    )
+    found = [
+        explain.attribute(curved, photos(2), much, target=1, tolerance=0.3, batch_size=size)
+        for size in (5, 64)
+    ]
     assert torch.equal(found[0].spent, found[1].spent)
     assert_close(found[0].values, found[1].values, rtol=1e-10, atol=1e-12)
     assert 0 < found[0].samples < 2000
@@ -358,26 +425,34 @@ def test_estimates_stop_at_the_same_run_whatever_the_batch_size(method: Any, cur
 
 def test_images_that_are_exact_enough_are_not_run_any_more(curved: Curved) -> None:
     x = torch.cat([photos(), photos() * 0.01])
-    found = explain.attribute(curved, x, KernelSHAP(4000, 4), target=1, tolerance=0.01, batch_size=32)
+    found = explain.attribute(
+        curved, x, KernelSHAP(4000, 4), target=1, tolerance=0.01, batch_size=32
+    )
     assert found.spent[0] != found.spent[1]
     few = int(found.spent.min()) + int(found.spent.max())
     assert sum(curved.rows) < few + 90
 
 
-def test_a_budget_in_seconds_ends_with_what_there_is(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_in_seconds_ends_with_what_there_is(
+    curved: Curved, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
 
     def tick(done: int, total: int) -> None:
         clock[0] += 1
 
-    found = explain.attribute(curved, photos(), RISE(4000, 3), target=1, max_seconds=3.5, batch_size=10, progress=tick)
+    found = explain.attribute(
+        curved, photos(), RISE(4000, 3), target=1, max_seconds=3.5, batch_size=10, progress=tick
+    )
     assert found.samples == 40
     same = explain.attribute(curved, photos(), RISE(40, 3), target=1)
     assert_close(found.values, same.values, rtol=1e-10, atol=1e-12)
     assert found.finished.all()
     clock[0] = 0
-    shared = explain.attribute(curved, photos(2), PartitionSHAP(400), target=1, max_seconds=8.0, progress=tick)
+    shared = explain.attribute(
+        curved, photos(2), PartitionSHAP(400), target=1, max_seconds=8.0, progress=tick
+    )
     assert 8 <= clock[0] <= 10  # the photo and the blank one are told too
     assert ((shared.spent >= 8) & (shared.spent < 100)).all()
     assert shared.finished.all()
@@ -385,8 +460,13 @@ def test_a_budget_in_seconds_ends_with_what_there_is(curved: Curved, monkeypatch
 
 def test_progress_gets_maps_that_sharpen(curved: Curved) -> None:
     seen: list[Any] = []
-    options: dict[str, Any] = {"batch_size": 16, "progress": lambda done, total, maps: seen.append((done, total, maps))}
-    found = explain.attribute(curved, photos(), [RISE(64, 3), KernelSHAP(60, 3)], target=1, **options)
+    options: dict[str, Any] = {
+        "batch_size": 16,
+        "progress": lambda done, total, maps: seen.append((done, total, maps)),
+    }
+    found = explain.attribute(
+        curved, photos(), [RISE(64, 3), KernelSHAP(60, 3)], target=1, **options
+    )
     of_rise = [maps["rise"] for _, _, maps in seen if "rise" in maps]
     assert len(of_rise) == 4
     assert torch.equal(of_rise[-1], found["rise"].values)
@@ -408,7 +488,8 @@ def test_partitionshap_tells_how_far_it_is_and_shows_its_maps(curved: Curved) ->
     assert torch.equal(halfway[0], found.values[0])
     assert not halfway[1].any()
     half = explain.attribute(curved, photos(2)[:1], PartitionSHAP(own[0][0]), target=1)
-    assert_close(own[0][2][0], half.values[0])  # in batches of another size, which round differently
+    # in batches of another size, which round differently
+    assert_close(own[0][2][0], half.values[0])
 
 
 def interrupt_after(rows: int) -> Callable[[int, int], None]:
@@ -436,12 +517,15 @@ def test_an_interrupt_leaves_nothing_or_what_there_is_as_asked(curved: Curved) -
     both = explain.attribute(curved, photos(), several, progress=interrupt_after(64), **options)
     assert list(both) == ["rise", "saliency"]  # lime had not begun
     with pytest.raises(KeyboardInterrupt):
-        explain.attribute(curved, photos(), "scorecam", progress=interrupt_after(1), layer="conv", **options)
+        explain.attribute(
+            curved, photos(), "scorecam", progress=interrupt_after(1), layer="conv", **options
+        )
     assert snapshot(curved) == before
 
 
 def test_an_interrupt_ends_all_photos_of_partitionshap(curved: Curved) -> None:
-    """The one at work keeps what it has, those before theirs; of those behind it nothing is known but the ends."""
+    """The one at work keeps what it has, those before theirs; of those behind it nothing is known
+    but the ends."""
     options: dict[str, Any] = {"progress": interrupt_after(60), "keep_partial": True}
     found = explain.attribute(curved, photos(3), PartitionSHAP(40), target=1, **options)
     assert found.finished.tolist() == [True, False, False]
@@ -487,7 +571,9 @@ def test_superpixels_follow_colours() -> None:
     assert not set(labels[:, :9].unique().tolist()) & set(labels[:, 9:].unique().tolist())
 
 
-def owen(score: Any, x: Tensor, cell: Any, seen: list[Any], without: float, within: float) -> Tensor:
+def owen(
+    score: Any, x: Tensor, cell: Any, seen: list[Any], without: float, within: float
+) -> Tensor:
     """Owen values along halves, by the recursion that defines them."""
     (top, bottom), (left, right) = cell
     found = torch.zeros(x.shape[1:], dtype=torch.float64)
@@ -531,7 +617,8 @@ def test_partitionshap_cuts_a_square_across_its_height_first_as_shap_does(curved
     score = score_of(curved)
     upper, lower = x[0].clone(), x[0].clone()
     upper[:, 2:], lower[:, :2] = 0, 0
-    gain = (score(upper) - score(x[0] * 0) + score(x[0]) - score(lower)) / 2  # by the two orders of the halves
+    # by the two orders of the halves
+    gain = (score(upper) - score(x[0] * 0) + score(x[0]) - score(lower)) / 2
     found = explain.attribute(curved, x, PartitionSHAP(2), target=1).values[0]
     assert float(found[:2].sum()) == pytest.approx(gain, rel=1e-9)
     expected = owen(score, x[0], ((0, 4), (0, 4)), [], score(x[0] * 0), score(x[0]))
@@ -584,13 +671,19 @@ def test_hsic_is_the_trace_of_the_centred_kernels(curved: Curved) -> None:
     rows = method.design.rows(4).double()
     labels = Squares(2)(photos())[0]
     scores = torch.tensor(
-        [score_of(curved)(plain_runs.seen(photos()[0], labels, row.nonzero()[:, 0].tolist())) for row in rows],
+        [
+            score_of(curved)(plain_runs.seen(photos()[0], labels, row.nonzero()[:, 0].tolist()))
+            for row in rows
+        ],
         dtype=torch.float64,
     )
     apart = (scores[:, None] - scores).abs()
     kernel = torch.exp(-(apart**2) / (2 * apart[apart > 1e-6 * apart.max()].median() ** 2))
     centre = torch.eye(40, dtype=torch.float64) - 1 / 40
-    expected = [torch.trace((row[:, None] == row).double() @ centre @ kernel @ centre) / 40**2 for row in rows.T]
+    expected = [
+        torch.trace((row[:, None] == row).double() @ centre @ kernel @ centre) / 40**2
+        for row in rows.T
+    ]
     found = explain.attribute(curved, photos(), method, target=1)
     assert_close(found.values.flatten(), torch.stack(expected), **EXACT)
     assert (rows[:20].sum(0) == 10).all()
@@ -615,16 +708,25 @@ def test_feature_permutation_exchanges_regions_between_images(curved: Curved) ->
 
 
 class Detector(nn.Module):
-    """Finds two boxes, whose scores and edges depend on what is seen in them; none where there is little to see."""
+    """Finds two boxes, whose scores and edges depend on what is seen in them; none where there is
+    little to see."""
 
     def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
         found = []
         for each in x:
             boxes = torch.tensor([[0.0, 0, 3, 3], [2, 3, 5, 6], [0, 0, 2, 3]], dtype=x.dtype)
             boxes[0, 2] += each[0, 0, 0].sigmoid()
-            seen = torch.stack([each[:, :3, :3].mean(), each[:, 3:6, 2:5].mean(), each[:, :3, :2].mean()]).sigmoid()
+            seen = torch.stack(
+                [each[:, :3, :3].mean(), each[:, 3:6, 2:5].mean(), each[:, :3, :2].mean()]
+            ).sigmoid()
             kept = seen > 0.45
-            found.append({"boxes": boxes[kept], "labels": torch.tensor([1, 2, 1])[kept], "scores": seen[kept]})
+            found.append(
+                {
+                    "boxes": boxes[kept],
+                    "labels": torch.tensor([1, 2, 1])[kept],
+                    "scores": seen[kept],
+                }
+            )
         return found
 
 
@@ -633,7 +735,9 @@ def test_drise_weighs_masks_by_the_most_similar_detection() -> None:
     method = DRISE(samples=40, grid=3)
     found = explain.attribute(Detector(), x, method, target=explain.targets.Detections(1))
     numbers = torch.arange(40)
-    masks = method.perturbation.masks(evidence_of(x)).build(torch.zeros_like(numbers), numbers)[:, 0]
+    masks = method.perturbation.masks(evidence_of(x)).build(torch.zeros_like(numbers), numbers)[
+        :, 0
+    ]
     first = Detector()(x)[0]
     best = int(torch.where(first["labels"] == 1, first["scores"], -1.0).argmax())
     total, missed = torch.zeros(SIZE, dtype=torch.float64), 0
@@ -641,14 +745,23 @@ def test_drise_weighs_masks_by_the_most_similar_detection() -> None:
         (seen,) = Detector()(x * mask)
         alike = [0.0]
         for box, label, score in zip(seen["boxes"], seen["labels"], seen["scores"], strict=True):
-            width = max(0.0, float(min(box[2], first["boxes"][best][2]) - max(box[0], first["boxes"][best][0])))
-            height = max(0.0, float(min(box[3], first["boxes"][best][3]) - max(box[1], first["boxes"][best][1])))
+            width = max(
+                0.0,
+                float(min(box[2], first["boxes"][best][2]) - max(box[0], first["boxes"][best][0])),
+            )
+            height = max(
+                0.0,
+                float(min(box[3], first["boxes"][best][3]) - max(box[1], first["boxes"][best][1])),
+            )
             areas = [float((b[2] - b[0]) * (b[3] - b[1])) for b in (box, first["boxes"][best])]
-            alike.append(width * height / (sum(areas) - width * height) * float(score) * float(label == 1))
+            alike.append(
+                width * height / (sum(areas) - width * height) * float(score) * float(label == 1)
+            )
         missed += max(alike) == 0
         total += max(alike) * mask
     assert missed < 40
-    assert_close(found.values[0], total / (40 * 0.5), rtol=1e-6, atol=1e-7)  # overlaps are in float32
+    # overlaps are in float32
+    assert_close(found.values[0], total / (40 * 0.5), rtol=1e-6, atol=1e-7)
     with pytest.raises(ExplainError, match="target must"):
         explain.attribute(linear()[0], photos(), method, target=1)
 
@@ -657,10 +770,17 @@ def test_a_function_is_covered_behind_the_forward_of_a_module() -> None:
     weight = photos()[0].numpy()
 
     def scores(x: Any) -> Any:
-        return (x * weight).sum((1, 2, 3))[:, None].repeat(2, 1)  # of arrays, of which torch knows nothing
+        # of arrays, of which torch knows nothing
+        return (x * weight).sum((1, 2, 3))[:, None].repeat(2, 1)
 
     behind = Made(lambda net, x: torch.from_numpy(scores(x.numpy())))
-    for method in (Occlusion(1, 1), FeatureAblation(6), KernelSHAP(28, LABELS), PartitionSHAP(60), RISE(30, 3)):
+    for method in (
+        Occlusion(1, 1),
+        FeatureAblation(6),
+        KernelSHAP(28, LABELS),
+        PartitionSHAP(60),
+        RISE(30, 3),
+    ):
         found = explain.attribute(behind, photos(), method, target=1)
         if method.name in ("occlusion", "featureablation"):
             assert_close(found.values[0], photos()[0].square().sum(0), **EXACT)
@@ -669,11 +789,19 @@ def test_a_function_is_covered_behind_the_forward_of_a_module() -> None:
 
 
 def test_videos_are_covered_in_time_too() -> None:
-    clip = Made(lambda net, x: torch.stack([x[:, :, 1, 2:4, 2:4].sum((1, 2, 3)), x.sum((1, 2, 3, 4))], 1))
+    clip = Made(
+        lambda net, x: torch.stack([x[:, :, 1, 2:4, 2:4].sum((1, 2, 3)), x.sum((1, 2, 3, 4))], 1)
+    )
     x = torch.rand(1, 3, 4, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     given = torch.zeros(4, 6, 6, dtype=torch.bool)
     given[1, 2:4, 2:4] = True
-    for method in (Occlusion((1, 1, 1), (1, 1, 1)), FeatureAblation(6), Occlusion(), KernelSHAP(60, 2), RISE(40, 3)):
+    for method in (
+        Occlusion((1, 1, 1), (1, 1, 1)),
+        FeatureAblation(6),
+        Occlusion(),
+        KernelSHAP(60, 2),
+        RISE(40, 3),
+    ):
         found = explain.attribute(clip, x, method, target=0).values
         assert found.shape == (1, 4, 6, 6)
         if method in (Occlusion((1, 1, 1), (1, 1, 1)), FeatureAblation(6)):
@@ -687,7 +815,9 @@ def test_photos_are_filled_with_the_black_of_the_explainer_and_records_tell_the_
 
     explainer = explain.Explainer("tiny")
     photo = Image.effect_noise((40, 40), 90).convert("RGB")
-    explanation = explainer(photo, ["kernelshap", Occlusion(20, 20, "black")], samples=30, max_seconds=100.0)
+    explanation = explainer(
+        photo, ["kernelshap", Occlusion(20, 20, "black")], samples=30, max_seconds=100.0
+    )
     estimate = explanation.record("kernelshap")["estimate"]
     assert estimate["samples"] == 30
     assert estimate["error"] is None  # 30 runs of 49 regions do not tell

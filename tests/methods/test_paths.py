@@ -1,4 +1,5 @@
-"""Paths other than a straight line, and several baselines: what values add up to, and whom they do not depend on."""
+"""Paths other than a straight line, and several baselines: what values add up to, and whom they do
+not depend on."""
 
 from __future__ import annotations
 
@@ -28,10 +29,14 @@ from tests.relevance.test_relevance import random
 
 PHOTOS = random(7, 4, 3, 12, 10)
 PATHS = [
-    BlurIntegratedGradients(3), GuidedIntegratedGradients(3), IDGI(IntegratedGradients(3)),
-    IDGI(BlurIntegratedGradients(3)), IDGI(GuidedIntegratedGradients(3)), ExpectedGradients(3, PHOTOS),
+    BlurIntegratedGradients(3),
+    GuidedIntegratedGradients(3),
+    IDGI(IntegratedGradients(3)),
+    IDGI(BlurIntegratedGradients(3)),
+    IDGI(GuidedIntegratedGradients(3)),
+    ExpectedGradients(3, PHOTOS),
     DeepLIFTSHAP(PHOTOS[:2]),
-]  # fmt: skip
+]
 
 
 def net() -> nn.Module:
@@ -45,7 +50,9 @@ def test_each_image_is_explained_as_it_is_alone_and_the_model_is_left_as_found(m
     whole = explain.attribute(model, x, method, target=torch.tensor([3, 1, 0]))
     assert snapshot(model) == before
     with torch.inference_mode():
-        alone = explain.attribute(model.requires_grad_(False), x[1:2], method, target=1, batch_size=2)
+        alone = explain.attribute(
+            model.requires_grad_(False), x[1:2], method, target=1, batch_size=2
+        )
     assert_close(whole.values[1:2], alone.values, rtol=1e-9, atol=1e-12)
     assert_close(whole.delta[1:2], alone.delta, rtol=1e-7, atol=1e-12)
 
@@ -58,7 +65,12 @@ def test_values_add_up_exactly_for_a_linear_model(method: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [BlurIntegratedGradients, GuidedIntegratedGradients, lambda steps: GuidedIntegratedGradients(steps, 0.2)]
+    "make",
+    [
+        BlurIntegratedGradients,
+        GuidedIntegratedGradients,
+        lambda steps: GuidedIntegratedGradients(steps, 0.2),
+    ],
 )
 def test_values_add_up_better_with_more_steps(make: Any) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(75, 6), nn.Softplus(), nn.Linear(6, 2)).double()
@@ -67,14 +79,19 @@ def test_values_add_up_better_with_more_steps(make: Any) -> None:
     assert many.abs().max() < 0.2 * few.abs().max()
 
 
-@pytest.mark.parametrize("path", ["integratedgradients", "blurintegratedgradients", "guidedintegratedgradients"])
+@pytest.mark.parametrize(
+    "path", ["integratedgradients", "blurintegratedgradients", "guidedintegratedgradients"]
+)
 def test_changes_of_the_score_add_up_whatever_the_steps(path: str) -> None:
-    a = explain.attribute(net(), random(1, 2, 3, 12, 10), get_method(f"idgi(path={path}(steps=2))"), target=1)
+    a = explain.attribute(
+        net(), random(1, 2, 3, 12, 10), get_method(f"idgi(path={path}(steps=2))"), target=1
+    )
     assert a.delta.abs().max() < 1e-12
 
 
 def test_a_change_without_a_gradient_is_nobodys() -> None:
-    """All units are off at the baseline: the first step changes the score, and no direction says why."""
+    """All units are off at the baseline: the first step changes the score, and no direction says
+    why."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3, 1), nn.ReLU(), nn.Linear(1, 1)).double()
     with torch.no_grad():
         for parameter, value in zip(model.parameters(), (1.0, -1.0, 2.0, 0.5), strict=True):
@@ -110,11 +127,15 @@ def test_expected_gradients_are_gradientshap_without_noise_and_are_run_once() ->
     ours, theirs = ExpectedGradients(5, PHOTOS, seed=3), GradientSHAP(5, PHOTOS, seed=3)
     found = explain.attribute(model, x, [ours, theirs], target=1)
     assert torch.equal(found["expectedgradients"].values, found["gradientshap"].values)
-    together, alone = (explain.plan(model, x, methods).rows_back for methods in ([ours, theirs], [theirs]))
+    together, alone = (
+        explain.plan(model, x, methods).rows_back for methods in ([ours, theirs], [theirs])
+    )
     assert together == alone == 10
     scores = model(PHOTOS)[:, 1].detach()
     a = found["expectedgradients"]
-    assert_close(a.delta, a.values.flatten(1).sum(1) - (a.score - scores.mean()), rtol=1e-9, atol=1e-12)
+    assert_close(
+        a.delta, a.values.flatten(1).sum(1) - (a.score - scores.mean()), rtol=1e-9, atol=1e-12
+    )
 
 
 def test_deepliftshap_is_the_mean_of_deeplift() -> None:
@@ -129,21 +150,29 @@ def test_deepliftshap_is_the_mean_of_deeplift() -> None:
 
 def test_baselines_of_least_and_largest_values_are_those_of_each_channel() -> None:
     x = random(0, 2, 3, 12, 10)
-    for name, ends in (("least", x.amin((2, 3), keepdim=True)), ("most", x.amax((2, 3), keepdim=True))):
+    for name, ends in (
+        ("least", x.amin((2, 3), keepdim=True)),
+        ("most", x.amax((2, 3), keepdim=True)),
+    ):
         found = explain.attribute(net(), x, IntegratedGradients(3, name), target=1)
         for i in range(2):
-            own = explain.attribute(net(), x[i : i + 1], IntegratedGradients(3, ends[i].expand_as(x[i])), target=1)
+            own = explain.attribute(
+                net(), x[i : i + 1], IntegratedGradients(3, ends[i].expand_as(x[i])), target=1
+            )
             assert_close(found.values[i], own.values[0], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", [GradientSHAP, ExpectedGradients, DeepLIFTSHAP])
 @pytest.mark.parametrize("baseline", ["mean", Blur(sigma=1.0), 0.25])
 def test_methods_of_several_baselines_take_a_single_one_too(method: Any, baseline: Any) -> None:
-    """A linear score shares out its weights times the difference from the baseline, wherever gradients are taken."""
+    """A linear score shares out its weights times the difference from the baseline, wherever
+    gradients are taken."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 5, 2)).double()
     x = random(0, 2, 3, 6, 5)
     found = explain.attribute(model, x, method(baseline=baseline), target=1).values
-    start = {"mean": x.mean((2, 3), keepdim=True).expand_as(x), 0.25: torch.full_like(x, 0.25)}.get(baseline)
+    start = {"mean": x.mean((2, 3), keepdim=True).expand_as(x), 0.25: torch.full_like(x, 0.25)}.get(
+        baseline
+    )
     if start is None:
         start = baseline(x, x.new_zeros(1, 1, 6, 5))
     weight = model[1].weight[1].reshape(3, 6, 5)

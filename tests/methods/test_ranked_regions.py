@@ -21,7 +21,8 @@ from tests.relevance.test_relevance import random
 
 
 def plain_ranked(pixels: Tensor, masks: Tensor, least: int) -> Tensor:
-    """Again and again the region whose uncovered pixels have the largest mean, looked for from the beginning."""
+    """Again and again the region whose uncovered pixels have the largest mean, looked for from the
+    beginning."""
     found, left = torch.zeros_like(pixels), torch.ones_like(pixels, dtype=torch.bool)
     while True:
         new = [mask & left for mask in masks if int((mask & left).sum()) >= least]
@@ -38,7 +39,10 @@ def plain_ranked(pixels: Tensor, masks: Tensor, least: int) -> Tensor:
 def plain_xrai(model: nn.Module, x: Tensor, regions: Tensor) -> Tensor:
     ends = x.amin((1, 2), keepdim=True), x.amax((1, 2), keepdim=True)
     both = [
-        explain.attribute(model, x[None], IntegratedGradients(4, end.expand_as(x)), target=1).values[0] for end in ends
+        explain.attribute(
+            model, x[None], IntegratedGradients(4, end.expand_as(x)), target=1
+        ).values[0]
+        for end in ends
     ]
     pixels = ((both[0] + both[1]) / 2).amax(0)
     return plain_ranked(pixels, torch.stack([regions == number for number in regions.unique()]), 1)
@@ -50,7 +54,9 @@ def test_it_is_its_formula() -> None:
     found = explain.attribute(model, x, XRAI(4, regions), target=1).values
     for i in range(2):
         assert_close(found[i], plain_xrai(model, x[i], regions), rtol=1e-9, atol=1e-12)
-    alone = explain.attribute(model.requires_grad_(False), x[1:], XRAI(4, GivenRegions(regions)), target=1).values
+    alone = explain.attribute(
+        model.requires_grad_(False), x[1:], XRAI(4, GivenRegions(regions)), target=1
+    ).values
     assert_close(alone, found[1:], rtol=1e-9, atol=1e-12)
 
 
@@ -65,7 +71,11 @@ def test_the_order_is_that_of_a_search_from_the_beginning() -> None:
 
 def test_regions_grow_to_all_pixels_within_a_distance() -> None:
     masks = torch.rand(3, 9, 12, generator=torch.Generator().manual_seed(0)) < 0.1
-    places = torch.stack(torch.meshgrid(torch.arange(9), torch.arange(12), indexing="ij"), -1).reshape(-1, 2).float()
+    places = (
+        torch.stack(torch.meshgrid(torch.arange(9), torch.arange(12), indexing="ij"), -1)
+        .reshape(-1, 2)
+        .float()
+    )
     near = torch.cdist(places, places) <= 3
     for mask, grown in zip(masks, dilated(masks, 3), strict=True):
         assert torch.equal(grown.flatten(), near[:, mask.flatten()].any(1))
@@ -78,15 +88,21 @@ def test_parts_of_one_colour_are_found_whatever_their_shape() -> None:
     labels[8:18, 10:14] = 2
     colours = torch.tensor([[0.1, 0.9, 0.4], [0.2, 0.1, 0.8], [0.7, 0.3, 0.2]])
     x = colours[:, labels][None]
-    assert torch.equal(in_a_row(Felzenszwalb(sigma=0)(x)[0]), in_a_row(labels.flatten()).reshape(20, 24))
+    assert torch.equal(
+        in_a_row(Felzenszwalb(sigma=0)(x)[0]), in_a_row(labels.flatten()).reshape(20, 24)
+    )
 
 
 def test_regions_are_those_of_scikit_image() -> None:
-    segmentation = pytest.importorskip("skimage.segmentation", reason="scikit-image comes with the extra 'regions'")
+    segmentation = pytest.importorskip(
+        "skimage.segmentation", reason="scikit-image comes with the extra 'regions'"
+    )
     image = torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for scale in (10, 100, 400):
         ours = joined(image, scale / 255, 5)
-        theirs = segmentation.felzenszwalb(image.movedim(0, -1).numpy(), scale=scale, sigma=0, min_size=5)
+        theirs = segmentation.felzenszwalb(
+            image.movedim(0, -1).numpy(), scale=scale, sigma=0, min_size=5
+        )
         pairs = set(zip(ours.flatten().tolist(), theirs.flatten().tolist(), strict=True))
         assert len(pairs) == ours.max() + 1 == theirs.max() + 1
 
@@ -104,7 +120,11 @@ def test_by_default_regions_of_several_sizes_are_ranked_together() -> None:
 
 
 def pixels() -> nn.Module:
-    made = Made(lambda net, x: net.head(net.conv(x).relu().mean((2, 3))), conv=nn.Conv2d(3, 4, 3), head=nn.Linear(4, 3))
+    made = Made(
+        lambda net, x: net.head(net.conv(x).relu().mean((2, 3))),
+        conv=nn.Conv2d(3, 4, 3),
+        head=nn.Linear(4, 3),
+    )
     return settled(made).eval()
 
 
@@ -112,10 +132,14 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.1)
 BLACK, WHITE = (tuple((v - m) / s for m, s in zip(MEAN, STD, strict=True)) for v in (0, 1))
 
 
-@pytest.mark.parametrize("name", ["lrp(composite=EpsilonGammaBox)", "lrp(composite=DeepTaylor)", "xrai(steps=2)"])
+@pytest.mark.parametrize(
+    "name", ["lrp(composite=EpsilonGammaBox)", "lrp(composite=DeepTaylor)", "xrai(steps=2)"]
+)
 def test_an_explainer_says_what_black_and_white_are(name: str) -> None:
     model = pixels()
-    explainer = explain.Explainer(model, preprocess=CenterCrop(12, mean=MEAN, std=STD), categories=["a", "b", "c"])
+    explainer = explain.Explainer(
+        model, preprocess=CenterCrop(12, mean=MEAN, std=STD), categories=["a", "b", "c"]
+    )
     photo = Image.new("RGB", (30, 24), (90, 120, 60))
     photo.paste((200, 30, 80), (8, 6, 20, 15))
     explanation = explainer(photo, name, target="b")
@@ -124,7 +148,9 @@ def test_an_explainer_says_what_black_and_white_are(name: str) -> None:
     assert found.options["high"] == pytest.approx(WHITE, rel=1e-5)
     method: Any = get_method(name)
     x = explainer.as_input(photo)
-    told = explain.attribute(model, x, method.within(found.options["low"], found.options["high"]), target=1)
+    told = explain.attribute(
+        model, x, method.within(found.options["low"], found.options["high"]), target=1
+    )
     assert torch.equal(found.values, told.values)
     own = explain.attribute(model, x, method, target=1).values
     assert (own - told.values).abs().max() > 1e-3 * own.abs().max()
@@ -136,5 +162,9 @@ def test_a_preprocessing_that_does_more_leaves_each_photo_its_own_range() -> Non
         return CenterCrop(12)(photo) ** 2
 
     explainer = explain.Explainer(pixels(), preprocess=squared, categories=["a", "b", "c"])
-    (found,) = explainer(Image.new("RGB", (20, 20), "orange"), LRP("EpsilonBox"), target="b").results[0].values()
+    (found,) = (
+        explainer(Image.new("RGB", (20, 20), "orange"), LRP("EpsilonBox"), target="b")
+        .results[0]
+        .values()
+    )
     assert found.options["low"] is None

@@ -78,7 +78,10 @@ def test_wrappers_take_any_method_in_brackets() -> None:
         assert get_method(wrapped.name) == wrapped
     nested = get_method(" Augmented( smooth(gradcam++) ) ")
     assert nested.name == "augmented(smooth(gradcam++))"
-    for name, suggestion in {"smooth(gradcan)": "did you mean 'gradcam'", "smoth(gradcam)": "smooth.gradcam."}.items():
+    for name, suggestion in {
+        "smooth(gradcan)": "did you mean 'gradcam'",
+        "smoth(gradcam)": "smooth.gradcam.",
+    }.items():
         with pytest.raises(MethodError, match=suggestion):
             get_method(name)
 
@@ -99,7 +102,12 @@ BAD_OPTIONS = """
 def test_options_that_cannot_be_meant_are_refused_by_name(text: str) -> None:
     method, option = re.match(r"(\w+)\(.*?(\w+)=", text).groups()  # type: ignore[union-attr]
     with pytest.raises(ExplainError, match=rf"{option} of {method} ") as caught:
-        explain.attribute(nn.Conv2d(3, 4, 2), torch.rand(1, 3, 8, 8), text, target=lambda output: output.sum((1, 2, 3)))
+        explain.attribute(
+            nn.Conv2d(3, 4, 2),
+            torch.rand(1, 3, 8, 8),
+            text,
+            target=lambda output: output.sum((1, 2, 3)),
+        )
     assert "\n" not in str(caught.value)
 
 
@@ -116,7 +124,9 @@ def test_baselines_that_print_alike_are_told_apart(net: TinyNet, x: Tensor) -> N
 
 
 @pytest.mark.parametrize("outer", [GuidedGradCAM, RefineCAM])
-@pytest.mark.parametrize("inner", ["saliency", "integratedgradients", "guidedgradcam", "smooth(inputxgradient)"])
+@pytest.mark.parametrize(
+    "inner", ["saliency", "integratedgradients", "guidedgradcam", "smooth(inputxgradient)"]
+)
 def test_what_is_made_of_maps_refuses_pixels(outer: Any, inner: str, net: Any, x: Any) -> None:
     message = rf"cam of {outer.name} must give a map \(N, h, w\), got {re.escape(inner)}"
     with pytest.raises(MethodError, match=message):
@@ -126,30 +136,78 @@ def test_what_is_made_of_maps_refuses_pixels(outer: Any, inner: str, net: Any, x
 
 # --- options of the wrong type
 
-NOTHING_LIKE_IT: list[Any] = [object(), {}, b"1", 1j, torch.zeros(2, 2), np.zeros(3), float("nan"), GradCAM, ["", None]]
+NOTHING_LIKE_IT: list[Any] = [
+    object(),
+    {},
+    b"1",
+    1j,
+    torch.zeros(2, 2),
+    np.zeros(3),
+    float("nan"),
+    GradCAM,
+    ["", None],
+]
 WRONG: dict[type, list[Any]] = {
     bool: ["yes", "True", 0, 1, 1.0, [True], torch.tensor(True), *NOTHING_LIKE_IT],
     int: ["3", 1.5, 2.0, True, np.True_, float("inf"), [3], *NOTHING_LIKE_IT],
     float: ["0.6", True, np.True_, float("inf"), -np.inf, 10**400, [0.5], *NOTHING_LIKE_IT],
     str: ["nonsense", "", 3, True, ["mean"], *NOTHING_LIKE_IT],
     Method: ["gradcan", "", 3, True, ["gradcam"], "refinecam", "smooth()", *NOTHING_LIKE_IT],
-    tuple: ["1", True, [True], ["1"], [0.05], [], (1, None), [[1]], -1, *NOTHING_LIKE_IT[:5], *NOTHING_LIKE_IT[6:]],
-    Tensor: ["black", None, True, [0.0, 1.0], (1,), float("inf"), np.nan, torch.tensor([1.0, torch.inf]),
-             torch.zeros(2, dtype=torch.complex64), np.array(["a"]), object(), {}, b"1", 1j, GradCAM],
-}  # fmt: skip
+    tuple: [
+        "1",
+        True,
+        [True],
+        ["1"],
+        [0.05],
+        [],
+        (1, None),
+        [[1]],
+        -1,
+        *NOTHING_LIKE_IT[:5],
+        *NOTHING_LIKE_IT[6:],
+    ],
+    Tensor: [
+        "black",
+        None,
+        True,
+        [0.0, 1.0],
+        (1,),
+        float("inf"),
+        np.nan,
+        torch.tensor([1.0, torch.inf]),
+        torch.zeros(2, dtype=torch.complex64),
+        np.array(["a"]),
+        object(),
+        {},
+        b"1",
+        1j,
+        GradCAM,
+    ],
+}
 # Options whose default does not tell their kind
 KINDS = {"blocks": int, "gamma": float, "baseline": Tensor, "composite": str, "token": int}
 KINDS |= {"becomes": int, "keeps": float, "step": int, "sigma": float}
 METHODS = [*map(get_method, list_methods()), Augmented(GradCAM())]
 OBJECTS = {
-    "low", "high", "area", "concept", "baseline", "regions", "window", "stride", "tolerance", "max_seconds", "keep",
+    "low",
+    "high",
+    "area",
+    "concept",
+    "baseline",
+    "regions",
+    "window",
+    "stride",
+    "tolerance",
+    "max_seconds",
+    "keep",
     "guide",
-}  # fmt: skip  # those of masks: see test_masking and test_evidence
+}  # those of masks: see test_masking and test_evidence
 OPTIONS = [
     (method, option)
     for method in METHODS
     for option in options(method)
-    if option not in OBJECTS and (method.name, option) != ("kpcacam", "gamma")  # a number, a word, or None
+    # a number, a word, or None
+    if option not in OBJECTS and (method.name, option) != ("kpcacam", "gamma")
 ]
 
 
@@ -165,7 +223,9 @@ def kind_of(option: str, default: Any) -> type:
     return KINDS.get(option) or next(kind for kind in kinds if isinstance(default, kind))
 
 
-@pytest.mark.parametrize(("method", "option"), OPTIONS, ids=lambda each: getattr(each, "name", each))
+@pytest.mark.parametrize(
+    ("method", "option"), OPTIONS, ids=lambda each: getattr(each, "name", each)
+)
 def test_options_of_another_type_are_refused_in_one_line(method: Any, option: str) -> None:
     default = getattr(method, option)
     for wrong in [*WRONG[kind_of(option, default)], *([] if default is None else [None])]:
@@ -175,26 +235,41 @@ def test_options_of_another_type_are_refused_in_one_line(method: Any, option: st
         assert "\n" not in message
         assert len(message) < 300
         refusals = (
-            f"{option} of ", f"method {wrong!r} is unknown", "scales of", "must have one method in its brackets",
-        )  # fmt: skip
+            f"{option} of ",
+            f"method {wrong!r} is unknown",
+            "scales of",
+            "must have one method in its brackets",
+        )
         assert any(refusal in message for refusal in refusals), message
     assert replace(method, **{option: default}) == method
 
 
-@pytest.mark.parametrize(("method", "option"), OPTIONS, ids=lambda each: getattr(each, "name", each))
+@pytest.mark.parametrize(
+    ("method", "option"), OPTIONS, ids=lambda each: getattr(each, "name", each)
+)
 def test_options_may_be_numpys_or_come_from_a_record(method: Any, option: str) -> None:
     default = getattr(method, option)
     kind = kind_of(option, default)
     given: Any = {
-        bool: lambda: np.bool_(default), int: lambda: np.int64(default or 2), float: lambda: np.float32(default or 0.5),
-        str: lambda: np.str_(default), tuple: lambda: list(default), Tensor: lambda: np.float64(default),
+        bool: lambda: np.bool_(default),
+        int: lambda: np.int64(default or 2),
+        float: lambda: np.float32(default or 0.5),
+        str: lambda: np.str_(default),
+        tuple: lambda: list(default),
+        Tensor: lambda: np.float64(default),
         Method: lambda: default.name,
-    }[kind]()  # fmt: skip
+    }[kind]()
     if default == Saliency(absolute=False):
         given = "saliency"
     made = getattr(replace(method, **{option: given}), option)
     expected = {int: default or 2, float: default or 0.5}.get(kind, default)
-    assert made == (pytest.approx(expected) if kind is float else Saliency() if given == "saliency" else expected)
+    assert made == (
+        pytest.approx(expected)
+        if kind is float
+        else Saliency()
+        if given == "saliency"
+        else expected
+    )
     assert type(made) in (type(expected), float, Saliency)
 
 
@@ -202,12 +277,24 @@ def test_arrays_become_tensors_and_single_scales_lists() -> None:
     baseline = IntegratedGradients(baseline=np.ones((3, 2, 2), np.float32)).baseline
     assert isinstance(baseline, Tensor)
     assert baseline.dtype is torch.float32
-    assert Augmented("gradcam", scales=np.array([1.0, 2.0])) == Augmented(GradCAM(), scales=[1.0, 2.0])  # type: ignore[arg-type]
+    assert Augmented("gradcam", scales=np.array([1.0, 2.0])) == Augmented(
+        GradCAM(), scales=[1.0, 2.0]
+    )  # type: ignore[arg-type]
     assert Augmented(GradCAM(), scales=2).scales == (2,)  # type: ignore[arg-type]
 
 
 def test_options_of_lime_keep_their_order() -> None:
-    order = ["samples", "regions", "baseline", "score", "width", "ridge", "seed", "tolerance", "max_seconds"]
+    order = [
+        "samples",
+        "regions",
+        "baseline",
+        "score",
+        "width",
+        "ridge",
+        "seed",
+        "tolerance",
+        "max_seconds",
+    ]
     assert list(options(LIME())) == order
 
 
@@ -221,7 +308,9 @@ def test_every_method_with_options_checks_them() -> None:
                 replace(method, **{field.name: object()})
 
 
-def test_register_above_a_class_registers_its_default_object(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_above_a_class_registers_its_default_object(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("explain.methods.base._known", {})
 
     @register
@@ -240,10 +329,14 @@ def test_register_above_a_class_registers_its_default_object(monkeypatch: pytest
     [
         lambda: get_method("smooth(" * 100 + "gradcam" + ")" * 100),
         lambda: get_method("augmented(smooth(" * 3 + "gradcam" + "))" * 3),
-        lambda: explain.attribute(torch.nn.Identity(), torch.zeros(1, 3, 2, 2), "smooth(" * 5 + "gradcam" + ")" * 5),
-        lambda: nested(GradCAM(), 500), lambda: nested(FinerCAM(), 4), lambda: GuidedGradCAM(nested(GradCAM(), 4)),
+        lambda: explain.attribute(
+            torch.nn.Identity(), torch.zeros(1, 3, 2, 2), "smooth(" * 5 + "gradcam" + ")" * 5
+        ),
+        lambda: nested(GradCAM(), 500),
+        lambda: nested(FinerCAM(), 4),
+        lambda: GuidedGradCAM(nested(GradCAM(), 4)),
     ],
-)  # fmt: skip
+)
 def test_methods_deep_within_each_other_are_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(MethodError, match="methods") as e:
         make()

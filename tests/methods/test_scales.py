@@ -1,4 +1,5 @@
-"""The units of a network make no difference: activations, scores, the caller's default dtype, half precision."""
+"""The units of a network make no difference: activations, scores, the caller's default dtype, half
+precision."""
 
 from __future__ import annotations
 
@@ -55,9 +56,14 @@ def network(name: str) -> nn.Module:
 
 
 def scaled(name: str, part: str, factor: float) -> nn.Module:
-    """The network with other units: behind its second convolution, at its last one, or of its scores."""
+    """The network with other units: behind its second convolution, at its last one, or of its
+    scores."""
     model: Any = network(name)
-    layers = {"hidden": (model.two, model.three), "layer": (model.three, model.fc), "score": (model.fc, None)}
+    layers = {
+        "hidden": (model.two, model.three),
+        "layer": (model.three, model.fc),
+        "score": (model.fc, None),
+    }
     layer, following = layers[part]
     with torch.no_grad():
         layer.weight *= factor
@@ -83,7 +89,9 @@ def quick(name: str) -> Method:
 
 
 OF_SCORES = {
-    **dict.fromkeys(["ablationcam", "eigencam", "fem", "fullgrad", "hsic", "kpcacam", "randomcam"], 0),
+    **dict.fromkeys(
+        ["ablationcam", "eigencam", "fem", "fullgrad", "hsic", "kpcacam", "randomcam"], 0
+    ),
     **dict.fromkeys(["sobol"], 0),
     **dict.fromkeys(["guidedgradcam", "smoothgrad2", "vargrad"], 2),
 }
@@ -91,11 +99,16 @@ OF_SCORES = {
 OF_LAYER = ["ablationcam", "eigencam", "fem", "iscam", "randomcam", "scorecam", "sscam"]
 """Methods whose maps have the unit of the layer that they look at."""
 NOT_OF_SCORES = {
-    "gradcam++": "exponentials of the score", "smoothgradcam++": "exponentials of the score",
-    "iscam": "softmax", "scorecam": "softmax", "sscam": "softmax", "rise": "probabilities",
-    "extremalperturbation": "weighs the score against the size of the mask", "refinecam": "a sigmoid of other maps",
+    "gradcam++": "exponentials of the score",
+    "smoothgradcam++": "exponentials of the score",
+    "iscam": "softmax",
+    "scorecam": "softmax",
+    "sscam": "softmax",
+    "rise": "probabilities",
+    "extremalperturbation": "weighs the score against the size of the mask",
+    "refinecam": "a sigmoid of other maps",
     "shapleycam": "a first and a second derivative",
-}  # fmt: skip
+}
 ELSEWHERE = {"drise"} | ATTENDING  # detected boxes; what attention is made of has no free unit
 ELSEWHERE |= {"sufficient", "necessary"}  # these networks give a blank photo the same answer
 METHODS = sorted(set(list_methods()) - ELSEWHERE - {"cam"})
@@ -107,7 +120,9 @@ def map_of(model: nn.Module, method: Method | str, x: Tensor = X) -> Tensor:
 
 def maps_of(model: nn.Module, x: Tensor = X, leave_out: Collection[str] = ()) -> dict[str, Tensor]:
     """The maps of all methods but some, which run together."""
-    found = explain.attribute(model, x, [quick(name) for name in METHODS if name not in leave_out], target=1)
+    found = explain.attribute(
+        model, x, [quick(name) for name in METHODS if name not in leave_out], target=1
+    )
     return {name: each.values for name, each in found.items()}
 
 
@@ -117,8 +132,12 @@ def expected() -> dict[str, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:.*ablationcam divides by the score")
-@pytest.mark.parametrize(("part", "exponent"), [("hidden", POWERS[0]), ("layer", POWERS[-1]), ("score", POWERS[0])])
-def test_units_of_a_network_change_nothing_but_units(part: str, exponent: int, expected: dict[str, Tensor]) -> None:
+@pytest.mark.parametrize(
+    ("part", "exponent"), [("hidden", POWERS[0]), ("layer", POWERS[-1]), ("score", POWERS[0])]
+)
+def test_units_of_a_network_change_nothing_but_units(
+    part: str, exponent: int, expected: dict[str, Tensor]
+) -> None:
     factor = 2.0**exponent
     left_out = NOT_OF_SCORES.keys() if part == "score" else ()
     found = maps_of(scaled("", part, factor), leave_out=left_out)
@@ -128,10 +147,21 @@ def test_units_of_a_network_change_nothing_but_units(part: str, exponent: int, e
         power = {"hidden": 0, "layer": int(name in OF_LAYER), "score": OF_SCORES.get(name, 1)}[part]
         largest = float(expected[name].abs().max())
         assert largest > 0, name
-        assert_close(values / factor**power, expected[name], rtol=1e-9, atol=1e-9 * largest, msg=name)
+        assert_close(
+            values / factor**power, expected[name], rtol=1e-9, atol=1e-9 * largest, msg=name
+        )
 
 
-EXACT = ["lrp", "attnlrp", "deeplift", "deepliftshap", "integratedgradients", "gradcam", "saliency", "xgradcam"]
+EXACT = [
+    "lrp",
+    "attnlrp",
+    "deeplift",
+    "deepliftshap",
+    "integratedgradients",
+    "gradcam",
+    "saliency",
+    "xgradcam",
+]
 
 
 @pytest.mark.parametrize("part", ["hidden", "layer", "score"])
@@ -165,7 +195,9 @@ def test_an_untrained_network_loses_nothing_to_stabilisers() -> None:
 
 def test_a_stabiliser_that_takes_much_is_told() -> None:
     small = scaled("lrp", "hidden", 2.0**-30)
-    rules = Composite("absolute", tuple((when, absolute(rule)) for when, rule in COMPOSITES["EpsilonPlus"].rules))
+    rules = Composite(
+        "absolute", tuple((when, absolute(rule)) for when, rule in COMPOSITES["EpsilonPlus"].rules)
+    )
     with pytest.warns(ExplainWarning, match="epsilon"):
         explain.attribute(small, X, LRP(rules), target=1)
     with pytest.raises(MethodError, match="absolute"):
@@ -203,7 +235,8 @@ def test_the_default_dtype_of_the_caller_changes_no_map() -> None:
     expected = maps_of(model, x)
     with default(torch.float64):
         found = maps_of(model, x)
-    # Rounding may differ: whether parts of the network run again, or all of it, is decided by the time that it takes.
+    # Rounding may differ: whether parts of the network run again, or all of it, is decided by the
+    # time that it takes.
     rounding = 100 * torch.finfo(dtype).eps
     for name, values in found.items():
         largest = float(expected[name].abs().max())
@@ -220,8 +253,13 @@ def test_the_default_dtype_changes_no_figure_of_a_random_metric() -> None:
         found = explain.evaluate(model, x, ["gradcam", "smoothgrad"], metrics, target=1)
     for method in expected:
         for metric in expected[method]:
-            assert_close(found[method][metric], expected[method][metric], rtol=1e-6, atol=1e-9,
-                                       check_dtype=False)  # fmt: skip
+            assert_close(
+                found[method][metric],
+                expected[method][metric],
+                rtol=1e-6,
+                atol=1e-9,
+                check_dtype=False,
+            )
 
 
 # What DeepLIFT misses
@@ -229,12 +267,14 @@ def test_the_default_dtype_changes_no_figure_of_a_random_metric() -> None:
 
 def test_deeplift_tells_what_it_misses_of_the_difference() -> None:
     x = torch.full((1, 1, 1, 3), 2.0, dtype=torch.float64)
-    # A function that DeepLIFT has no rule for, and a large constant that the baseline's score has too.
+    # A function that DeepLIFT has no rule for, and a large constant that the baseline's score has
+    # too.
     cubed = Made(lambda net, x: torch.stack([1000 + x.flatten(1).prod(1), x.flatten(1).sum(1)], 1))
     with pytest.warns(ExplainWarning, match="difference"):
         found = explain.attribute(cubed, x, "deeplift", target=0)
     assert float(found.delta.abs()) > 0.05 * 8
-    assert float(found.delta.abs()) < 0.05 * float(found.score)  # beside the score, nothing was missed
+    # beside the score, nothing was missed
+    assert float(found.delta.abs()) < 0.05 * float(found.score)
 
 
 @pytest.mark.filterwarnings("error")
@@ -255,18 +295,25 @@ def test_deeplift_does_not_take_rounding_for_something_missed() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.filterwarnings("ignore:.* may be off by tens of percent")
-def test_integrated_gradients_in_half_precision_add_up_in_single_precision(dtype: torch.dtype) -> None:
+def test_integrated_gradients_in_half_precision_add_up_in_single_precision(
+    dtype: torch.dtype,
+) -> None:
     """Of a function whose gradient 2 w x is two products of numbers in half precision.
 
-    A point is rounded once and each of the products once, which are three relative errors of at most eps / 2 in each
-    term of the sum. All terms have one sign, so that the sum has no larger relative error.
+    A point is rounded once and each of the products once, which are three relative errors of at
+    most eps / 2 in each term of the sum. All terms have one sign, so that the sum has no larger
+    relative error.
     """
 
     weight = nn.Parameter(random(3, 48))
-    squares = Made(lambda net, x: (net.weight * x.flatten(1).square()).sum(1, keepdim=True), weight=weight)
+    squares = Made(
+        lambda net, x: (net.weight * x.flatten(1).square()).sum(1, keepdim=True), weight=weight
+    )
     model = squares.double().to(dtype)
     x = random(4, 1, 3, 4, 4).to(dtype)
-    expected = explain.attribute(copy.deepcopy(model).double(), x.double(), "integratedgradients", target=0).values
+    expected = explain.attribute(
+        copy.deepcopy(model).double(), x.double(), "integratedgradients", target=0
+    ).values
     found = explain.attribute(model, x, "integratedgradients", target=0).values
     bound = (1 + torch.finfo(dtype).eps / 2) ** 3 - 1
     assert ((found.double() - expected).abs() <= (bound + 1e-6) * expected.abs()).all()

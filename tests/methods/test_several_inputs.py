@@ -16,7 +16,8 @@ N = 3
 
 
 class Two(nn.Module):
-    """Two images of different sizes and a vector, which meet in products: each one's part depends on the rest."""
+    """Two images of different sizes and a vector, which meet in products: each one's part depends
+    on the rest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,20 +37,26 @@ def model() -> nn.Module:
 @pytest.fixture
 def given() -> explain.Inputs:
     g = torch.Generator().manual_seed(1)
-    left, right, facts = (torch.rand(N, *s, generator=g).double() for s in ((3, 8, 6), (1, 7, 7), (5,)))
+    left, right, facts = (
+        torch.rand(N, *s, generator=g).double() for s in ((3, 8, 6), (1, 7, 7), (5,))
+    )
     return explain.Inputs((left, right), {"facts": facts}, explained=[0, 1, "facts"])
 
 
 def gradients(model: nn.Module, *inputs: Tensor, target: int) -> tuple[Tensor, ...]:
     sources = [tensor.clone().requires_grad_() for tensor in inputs]
-    return torch.autograd.grad(model(sources[0], sources[1], facts=sources[2])[:, target].sum(), sources)
+    return torch.autograd.grad(
+        model(sources[0], sources[1], facts=sources[2])[:, target].sum(), sources
+    )
 
 
 def tensors(given: explain.Inputs) -> list[Tensor]:
     return [*given.args, given.kwargs["facts"]]
 
 
-def test_the_gradient_of_each_input_is_plain_autograds(model: nn.Module, given: explain.Inputs) -> None:
+def test_the_gradient_of_each_input_is_plain_autograds(
+    model: nn.Module, given: explain.Inputs
+) -> None:
     found = explain.attribute(model, given, "inputxgradient", target=1)
     assert list(found.parts) == ["0", "1", "facts"]
     assert torch.equal(found.values, found.parts["0"].values)
@@ -60,24 +67,33 @@ def test_the_gradient_of_each_input_is_plain_autograds(model: nn.Module, given: 
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
-def test_paths_are_one_for_all_inputs(model: nn.Module, given: explain.Inputs, batch_size: int | None) -> None:
+def test_paths_are_one_for_all_inputs(
+    model: nn.Module, given: explain.Inputs, batch_size: int | None
+) -> None:
     method = IntegratedGradients(steps=6, rule="midpoint")
     found = explain.attribute(model, given, method, target=2, batch_size=batch_size)
     points = [(i + 0.5) / 6 for i in range(6)]
     sums = [torch.zeros_like(x) for x in tensors(given)]
     for t in points:
-        for total, gradient in zip(sums, gradients(model, *(t * x for x in tensors(given)), target=2), strict=True):
+        for total, gradient in zip(
+            sums, gradients(model, *(t * x for x in tensors(given)), target=2), strict=True
+        ):
             total += gradient / 6
     for part, x, total in zip(found.parts.values(), tensors(given), sums, strict=True):
         assert_close(part.values, x * total, rtol=1e-10, atol=1e-13)
 
 
-def test_the_parts_together_add_up_to_the_difference_of_the_scores(model: nn.Module, given: explain.Inputs) -> None:
+def test_the_parts_together_add_up_to_the_difference_of_the_scores(
+    model: nn.Module, given: explain.Inputs
+) -> None:
     found = explain.attribute(model, given, IntegratedGradients(steps=400), target=0)
-    blank = model(*(torch.zeros_like(t) for t in given.args), facts=torch.zeros_like(given.kwargs["facts"]))[:, 0]
+    blank = model(
+        *(torch.zeros_like(t) for t in given.args), facts=torch.zeros_like(given.kwargs["facts"])
+    )[:, 0]
     total = sum(part.values.flatten(1).sum(1) for part in found.parts.values())
     assert_close(total - (found.score - blank.detach()), found.delta, rtol=1e-9, atol=1e-12)
-    assert found.delta.abs().max() < 1e-3 * found.score.abs().max()  # shrinks with the steps, as it has to
+    # shrinks with the steps, as it has to
+    assert found.delta.abs().max() < 1e-3 * found.score.abs().max()
 
 
 def test_fullgrad_counts_each_bias_once(model: nn.Module, given: explain.Inputs) -> None:
@@ -88,12 +104,16 @@ def test_fullgrad_counts_each_bias_once(model: nn.Module, given: explain.Inputs)
 
     added = settled(Added(), seed=4).double().eval()
     found = explain.attribute(added, given, FullGrad(), target=1)
-    assert found.delta.abs().max() < 1e-12  # with ReLUs and sums alone, input and biases add up to the score
+    # with ReLUs and sums alone, input and biases add up to the score
+    assert found.delta.abs().max() < 1e-12
 
 
 def test_a_second_name_does_not_bring_the_biases_of_another_image_into_the_map() -> None:
     parts = {"left": nn.Conv2d(3, 2, 3), "right": nn.Conv2d(3, 2, 1)}
-    added = Made(lambda net, a, b: net.left(a).relu().mean((2, 3)) + net.right(b).relu().mean((2, 3)), **parts)
+    added = Made(
+        lambda net, a, b: net.left(a).relu().mean((2, 3)) + net.right(b).relu().mean((2, 3)),
+        **parts,
+    )
     model = settled(added, seed=6).double().eval()
     pair = explain.Inputs((torch.randn(2, 3, 6, 6).double(), torch.randn(2, 3, 9, 5).double()))
     alone = explain.attribute(model, pair, FullGrad(), target=1).values
@@ -108,43 +128,63 @@ def test_noise_is_put_on_all_inputs_together(model: nn.Module, given: explain.In
     for name, part in whole.parts.items():
         assert_close(pieces.parts[name].values, part.values, rtol=1e-11, atol=1e-13)
     only = explain.Inputs(given.args, dict(given.kwargs), explained=0)
-    assert not torch.allclose(explain.attribute(model, only, method, target=1).values, whole.values, rtol=1e-3)
+    assert not torch.allclose(
+        explain.attribute(model, only, method, target=1).values, whole.values, rtol=1e-3
+    )
 
 
-def test_maps_of_a_layer_are_those_of_the_first_input_alone(model: nn.Module, given: explain.Inputs) -> None:
-    together = explain.attribute(model, given, ["hirescam", "saliency", "scorecam"], target=1, layer="left")
-    alone = explain.attribute(model, explain.Inputs(given.args, dict(given.kwargs)), "hirescam", target=1, layer="left")
+def test_maps_of_a_layer_are_those_of_the_first_input_alone(
+    model: nn.Module, given: explain.Inputs
+) -> None:
+    together = explain.attribute(
+        model, given, ["hirescam", "saliency", "scorecam"], target=1, layer="left"
+    )
+    alone = explain.attribute(
+        model, explain.Inputs(given.args, dict(given.kwargs)), "hirescam", target=1, layer="left"
+    )
     assert_close(together["hirescam"].values, alone.values, rtol=1e-12, atol=1e-14)
     assert together["hirescam"].heatmap.shape == (N, 8, 6)
 
 
 def test_one_image_of_several_keeps_its_parts(model: nn.Module, given: explain.Inputs) -> None:
     found = explain.attribute(model, given, "saliency", target=1)[1]
-    assert [tuple(part.values.shape) for part in found.parts.values()] == [(1, 3, 8, 6), (1, 1, 7, 7), (1, 5)]
+    assert [tuple(part.values.shape) for part in found.parts.values()] == [
+        (1, 3, 8, 6),
+        (1, 1, 7, 7),
+        (1, 5),
+    ]
 
 
 @pytest.mark.parametrize(
     ("explained", "message"),
     [
-        ([0, "weights"], "input weights must"), ([0, "labels"], "input labels must"),
-        ([0, "nothing"], "explained must"), ([], "tensor"),
+        ([0, "weights"], "input weights must"),
+        ([0, "labels"], "input labels must"),
+        ([0, "nothing"], "explained must"),
+        ([], "tensor"),
     ],
-)  # fmt: skip
+)
 def test_inputs_that_cannot_be_explained_together_are_refused(
     explained: list[int | str], message: str, model: nn.Module, given: explain.Inputs
 ) -> None:
     others = {**given.kwargs, "weights": torch.ones(2), "labels": torch.arange(N)}
     with pytest.raises(ImageError, match=message):
-        explain.attribute(model, explain.Inputs(given.args, others, explained=explained), "saliency", target=0)
+        explain.attribute(
+            model, explain.Inputs(given.args, others, explained=explained), "saliency", target=0
+        )
 
 
 @pytest.mark.parametrize("baseline", ["mean", "blur"])
-def test_what_is_no_picture_has_no_mean_and_no_blur(baseline: str, model: nn.Module, given: explain.Inputs) -> None:
+def test_what_is_no_picture_has_no_mean_and_no_blur(
+    baseline: str, model: nn.Module, given: explain.Inputs
+) -> None:
     with pytest.raises(MethodError, match=f"must be a number .* got '{baseline}'"):
         explain.attribute(model, given, IntegratedGradients(4, baseline), target=1)
 
 
-def test_an_input_without_places_has_values_and_no_heatmap(model: nn.Module, given: explain.Inputs) -> None:
+def test_an_input_without_places_has_values_and_no_heatmap(
+    model: nn.Module, given: explain.Inputs
+) -> None:
     found = explain.attribute(model, given, "saliency", target=1)
     assert found.parts["1"].heatmap.shape == (N, 7, 7)
     for display in ("heatmap", "signed"):
@@ -152,10 +192,19 @@ def test_an_input_without_places_has_values_and_no_heatmap(model: nn.Module, giv
             getattr(found.parts["facts"], display)
 
 
-@pytest.mark.parametrize("sizes", [((6, 8), (12, 4)), ((8, 10), (16, 12)), ((16, 12), (8, 10)), ((6, 9), (6, 9))])
-def test_occlusion_covers_the_same_part_of_inputs_of_any_sizes(sizes: tuple[tuple[int, int], tuple[int, int]]) -> None:
+@pytest.mark.parametrize(
+    "sizes", [((6, 8), (12, 4)), ((8, 10), (16, 12)), ((16, 12), (8, 10)), ((6, 9), (6, 9))]
+)
+def test_occlusion_covers_the_same_part_of_inputs_of_any_sizes(
+    sizes: tuple[tuple[int, int], tuple[int, int]],
+) -> None:
     parts = {"left": nn.Conv2d(3, 2, 3), "right": nn.Conv2d(1, 2, 3), "head": nn.Linear(2, 3)}
-    pair = Made(lambda net, a, b: net.head(net.left(a).relu().mean((2, 3)) * net.right(b).relu().mean((2, 3))), **parts)
+    pair = Made(
+        lambda net, a, b: net.head(
+            net.left(a).relu().mean((2, 3)) * net.right(b).relu().mean((2, 3))
+        ),
+        **parts,
+    )
     model = settled(pair, seed=4).double().eval()
     left, right = torch.rand(2, 3, *sizes[0]).double(), torch.rand(2, 1, *sizes[1]).double()
     method = Occlusion(window=2, stride=2)
@@ -167,8 +216,12 @@ def test_occlusion_covers_the_same_part_of_inputs_of_any_sizes(sizes: tuple[tupl
             one, other = left.clone(), right.clone()
             one[:, :, top : top + 2, start : start + 2] = 0
             for i in range(sizes[1][0]):
-                for j in range(sizes[1][1]):  # each pixel's middle lies on a pixel of the first input
-                    row, column = ((k + 0.5) * a // b for k, a, b in zip((i, j), sizes[0], sizes[1], strict=True))
+                # each pixel's middle lies on a pixel of the first input
+                for j in range(sizes[1][1]):
+                    row, column = (
+                        (k + 0.5) * a // b
+                        for k, a, b in zip((i, j), sizes[0], sizes[1], strict=True)
+                    )
                     if top <= row < top + 2 and start <= column < start + 2:
                         other[:, :, i, j] = 0
             drop = model(left, right)[:, 1] - model(one, other)[:, 1]
@@ -176,9 +229,15 @@ def test_occlusion_covers_the_same_part_of_inputs_of_any_sizes(sizes: tuple[tupl
     assert_close(found, expected, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("method", ["occlusion", "rise(samples=8)", "featureablation", "lime(samples=20)"])
-def test_inputs_without_places_stay_beside_covered_ones(method: str, model: nn.Module, given: explain.Inputs) -> None:
+@pytest.mark.parametrize(
+    "method", ["occlusion", "rise(samples=8)", "featureablation", "lime(samples=20)"]
+)
+def test_inputs_without_places_stay_beside_covered_ones(
+    method: str, model: nn.Module, given: explain.Inputs
+) -> None:
     left = explain.Inputs(given.args, dict(given.kwargs), explained=[0, "facts"])
     alone = explain.Inputs(given.args, dict(given.kwargs), explained=0)
-    found, expected = (explain.attribute(model, each, method, target=1).values for each in (left, alone))
+    found, expected = (
+        explain.attribute(model, each, method, target=1).values for each in (left, alone)
+    )
     assert_close(found, expected, rtol=1e-10, atol=1e-13)

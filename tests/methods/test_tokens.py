@@ -1,4 +1,5 @@
-"""Masks from a transformer's own tokens: clusters, ViT-CX and input sampling, against plain loops."""
+"""Masks from a transformer's own tokens: clusters, ViT-CX and input sampling, against plain
+loops."""
 
 from __future__ import annotations
 
@@ -26,11 +27,17 @@ LAYER = f"{BLOCKS[1]}.ln_1"
 
 @pytest.fixture
 def vit() -> torchvision.models.VisionTransformer:
-    return settled(torchvision.models.VisionTransformer(20, 5, 2, 2, 12, 24, num_classes=3)).double().eval()
+    return (
+        settled(torchvision.models.VisionTransformer(20, 5, 2, 2, 12, 24, num_classes=3))
+        .double()
+        .eval()
+    )
 
 
 def photos(count: int = 1) -> Tensor:
-    return torch.randn(count, 3, 20, 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return torch.randn(
+        count, 3, 20, 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
 
 
 def given_by(model: nn.Module, name: str, x: Tensor) -> Tensor:
@@ -48,7 +55,9 @@ def plain_linkage(distances: list[list[float]], most: float) -> list[int]:
     clusters = [[i] for i in range(len(distances))]
     while len(clusters) > 1:
         pairs = [(i, j) for i in range(len(clusters)) for j in range(i)]
-        apart = {(i, j): max(distances[a][b] for a in clusters[i] for b in clusters[j]) for i, j in pairs}
+        apart = {
+            (i, j): max(distances[a][b] for a in clusters[i] for b in clusters[j]) for i, j in pairs
+        }
         i, j = min(apart, key=apart.__getitem__)
         if apart[i, j] >= most:
             break
@@ -63,7 +72,10 @@ def plain_linkage(distances: list[list[float]], most: float) -> list[int]:
 @pytest.mark.parametrize("most", [0.0, 0.4, 0.9, 1.5, 9.0])
 def test_complete_linkage_merges_the_nearest_clusters(most: float) -> None:
     for seed in range(4):
-        points = torch.rand(17, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
+        points = (
+            torch.rand(17, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            * 2
+        )
         distances = torch.cdist(points, points)
         assert complete_linkage(distances, most).tolist() == plain_linkage(distances.tolist(), most)
     assert complete_linkage(torch.zeros(1, 1), 1.0).tolist() == [0]
@@ -85,24 +97,36 @@ def chance(model: nn.Module, x: Tensor, target: int) -> float:
         return float(model(x[None]).softmax(1)[0, target])
 
 
-def plain_vitcx(model: nn.Module, x: Tensor, target: int, distance: float, sigma: float) -> tuple[Any, int]:
+def plain_vitcx(
+    model: nn.Module, x: Tensor, target: int, distance: float, sigma: float
+) -> tuple[Any, int]:
     large = F.interpolate(given_by(model, LAYER, x)[None], size=(20, 20), mode="bilinear")[0]
     masks = [(each - each.min()) / (each.max() - each.min()) for each in large]
     cosines = [[float((a * b).sum() / a.norm() / b.norm()) for b in masks] for a in masks]
     labels = plain_linkage([[1 - cosine for cosine in row] for row in cosines], distance)
     total = seen = torch.zeros(20, 20, dtype=torch.float64)
     for number in range(max(labels) + 1):
-        mask = torch.stack([each for each, label in zip(masks, labels, strict=True) if label == number]).sum(0)
+        mask = torch.stack(
+            [each for each, label in zip(masks, labels, strict=True) if label == number]
+        ).sum(0)
         mask = (mask - mask.min()) / (mask.max() - mask.min())
         added = sigma * noise(0, number, x) * (1 - mask)
-        weight = chance(model, x * mask + added, target) - chance(model, x + added, target) + chance(model, x, target)
+        weight = (
+            chance(model, x * mask + added, target)
+            - chance(model, x + added, target)
+            + chance(model, x, target)
+        )
         total, seen = total + weight * mask, seen + mask
     return torch.where(seen > 0, total / seen, 0), max(labels) + 1
 
 
 @pytest.mark.parametrize("distance", [0.02, 0.12, 4.0])
-def test_vitcx_weighs_clusters_of_maps_by_what_the_model_says_of_what_is_seen(vit: Any, distance: float) -> None:
-    found = explain.attribute(vit, photos(2), ViTCX(distance, sigma=0.3), target=[1, 2], layer=LAYER)
+def test_vitcx_weighs_clusters_of_maps_by_what_the_model_says_of_what_is_seen(
+    vit: Any, distance: float
+) -> None:
+    found = explain.attribute(
+        vit, photos(2), ViTCX(distance, sigma=0.3), target=[1, 2], layer=LAYER
+    )
     for i, x in enumerate(photos(2)):
         expected, clusters = plain_vitcx(vit, x, i + 1, distance, 0.3)
         assert_close(found.values[i], expected, **EXACT)
@@ -117,23 +141,32 @@ def plain_tis(model: Any, x: Tensor, target: int, samples: int, share: float) ->
     for centre in means(channels, samples, seed=0):
         kept = sorted(centre.argsort(descending=True)[: int(share * 16)].tolist())
         with torch.no_grad():
-            tokens = torch.cat([model.class_token, model._process_input(x[None])], 1) + model.encoder.pos_embedding
+            tokens = (
+                torch.cat([model.class_token, model._process_input(x[None])], 1)
+                + model.encoder.pos_embedding
+            )
             some = tokens[:, [0, *(1 + place for place in kept)]]
-            score = model.heads(model.encoder.ln(model.encoder.layers(some))[:, 0]).softmax(1)[0, target]
+            score = model.heads(model.encoder.ln(model.encoder.layers(some))[:, 0]).softmax(1)[
+                0, target
+            ]
         total[kept] += score
         times[kept] += 1
     return (total / times.clamp(min=1)).reshape(4, 4)
 
 
 @pytest.mark.parametrize(("samples", "share"), [(9, 0.5), (1024, 0.3)])
-def test_tis_averages_the_scores_of_samples_that_have_a_token(vit: Any, samples: int, share: float) -> None:
+def test_tis_averages_the_scores_of_samples_that_have_a_token(
+    vit: Any, samples: int, share: float
+) -> None:
     found = explain.attribute(vit, photos(2), TIS(samples, share), target=[1, 2])
     for i, x in enumerate(photos(2)):
         assert_close(found.values[i], plain_tis(vit, x, i + 1, samples, share), **EXACT)
     assert found.samples == min(samples, 24)
 
 
-def test_the_first_block_is_the_one_that_runs_first(vit: torchvision.models.VisionTransformer) -> None:
+def test_the_first_block_is_the_one_that_runs_first(
+    vit: torchvision.models.VisionTransformer,
+) -> None:
     """Tokens are left out where the blocks begin, however the blocks are registered."""
     expected = explain.attribute(vit, photos(), TIS(9), target=1, layer=LAYER)
     first, second = vit.encoder.layers
@@ -143,7 +176,9 @@ def test_the_first_block_is_the_one_that_runs_first(vit: torchvision.models.Visi
 
 
 @pytest.mark.parametrize("method", [ViTCX(0.1), TIS(8)], ids=lambda method: method.name)
-def test_a_batch_equals_its_images_and_several_targets_share_their_runs(vit: Any, method: Any) -> None:
+def test_a_batch_equals_its_images_and_several_targets_share_their_runs(
+    vit: Any, method: Any
+) -> None:
     before = snapshot(vit)
     together = explain.attribute(vit, photos(3), method, target=[0, 1, 2], batch_size=3)
     for i in range(3):
@@ -164,7 +199,9 @@ def test_a_batch_equals_its_images_and_several_targets_share_their_runs(vit: Any
 def test_tokens_come_in_any_order_of_dimensions_and_by_keyword(vit: Any) -> None:
     def first(block: nn.Module) -> nn.Module:
         """A block that takes tokens before images, by keyword."""
-        return Made(lambda net, tokens: net.block(tokens.transpose(0, 1)).transpose(0, 1), block=block)
+        return Made(
+            lambda net, tokens: net.block(tokens.transpose(0, 1)).transpose(0, 1), block=block
+        )
 
     class Turned(nn.Module):
         def __init__(self, vit: Any) -> None:
@@ -174,7 +211,8 @@ def test_tokens_come_in_any_order_of_dimensions_and_by_keyword(vit: Any) -> None
         def forward(self, x: Tensor) -> Tensor:
             tokens = self.vit._process_input(x)
             tokens = (
-                torch.cat([self.vit.class_token.expand(len(x), -1, -1), tokens], 1) + self.vit.encoder.pos_embedding
+                torch.cat([self.vit.class_token.expand(len(x), -1, -1), tokens], 1)
+                + self.vit.encoder.pos_embedding
             )
             tokens = tokens.transpose(0, 1)
             for block in self.blocks:
@@ -210,7 +248,9 @@ class Counting(nn.Module):
         (Counting, TIS(), "RuntimeError"),
     ],
 )
-def test_other_networks_are_refused(vit: Any, model_of: Callable[[Any], Any], method: Any, message: str) -> None:
+def test_other_networks_are_refused(
+    vit: Any, model_of: Callable[[Any], Any], method: Any, message: str
+) -> None:
     model = model_of(vit).double().eval()
     x = photos() if isinstance(model, Counting) else photos()[:, :, :16, :16]
     with pytest.raises(ExplainError, match=message) as caught:

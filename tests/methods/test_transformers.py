@@ -29,14 +29,17 @@ def transformer(*, fused: bool) -> plain.Transformer:
 def attention_of(model: nn.Module, seen: list[Tensor], score: Tensor) -> tuple[list[Tensor], ...]:
     gradients = torch.autograd.grad(score, seen, allow_unused=True)
     pairs = zip(seen, gradients, strict=True)
-    both = [(each[0].detach(), torch.zeros_like(each[0]) if g is None else g[0]) for each, g in pairs]
+    both = [
+        (each[0].detach(), torch.zeros_like(each[0]) if g is None else g[0]) for each, g in pairs
+    ]
     return [each for each, _ in both], [g for _, g in both]
 
 
 FORMULAS = {
-    "cheferattribution": plain.cheferattribution, "gradeclip": plain.gradeclip,
+    "cheferattribution": plain.cheferattribution,
+    "gradeclip": plain.gradeclip,
     "gradeclip(blocks=2)": partial(plain.gradeclip, blocks=2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -54,7 +57,10 @@ def test_a_method_is_its_formula(method: str, fused: bool) -> None:
 
 def test_it_does_not_matter_who_computes_attention_nor_who_shares_the_batch() -> None:
     x = random(1, 3, 3, 6, 6)
-    found = [explain.attribute(transformer(fused=fused), x, "cheferattribution", target=1).values for fused in (1, 0)]
+    found = [
+        explain.attribute(transformer(fused=fused), x, "cheferattribution", target=1).values
+        for fused in (1, 0)
+    ]
     assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
     frozen = transformer(fused=True).requires_grad_(False)
     alone = explain.attribute(frozen, x[2:], "cheferattribution", target=1).values
@@ -64,7 +70,9 @@ def test_it_does_not_matter_who_computes_attention_nor_who_shares_the_batch() ->
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "logit": lambda logits: logits[:, 2],
     "probability": lambda logits: logits[:, None].softmax(-1)[:, 0, 2],
-    "probabilities that weigh numbers": lambda logits: logits[:, None].softmax(-1).bmm(NUMBERS)[:, 0, 0],
+    "probabilities that weigh numbers": lambda logits: (
+        logits[:, None].softmax(-1).bmm(NUMBERS)[:, 0, 0]
+    ),
 }
 NUMBERS = torch.tensor([[[1.0], [3.0], [-2.0], [0.5]]], dtype=torch.float64)
 
@@ -96,8 +104,12 @@ def test_tokens_that_meet_are_followed_rule_by_rule(frozen: bool) -> None:
     expected = []
     for i in range(2):
         score = model(x[i : i + 1], words[i : i + 1])[0, 1]
-        expected.append(plain.cheferbimodal(*attention_of(model, model.seen, score), photo=9)[0].reshape(3, 3))
-    found = explain.attribute(model.requires_grad_(not frozen), (x, words), "cheferbimodal", target=1)
+        expected.append(
+            plain.cheferbimodal(*attention_of(model, model.seen, score), photo=9)[0].reshape(3, 3)
+        )
+    found = explain.attribute(
+        model.requires_grad_(not frozen), (x, words), "cheferbimodal", target=1
+    )
     assert_close(found.values, torch.stack(expected), rtol=1e-9, atol=1e-12)
 
 
@@ -112,7 +124,11 @@ def test_queries_that_look_at_a_photo_are_followed_rule_by_rule(in_the_model: bo
     with torch.random.fork_rng():
         torch.manual_seed(0)
         queries = plain.Queries().double().eval()
-    model = Made(lambda net, x: net.queries(x)[:, None].softmax(-1), queries=queries) if in_the_model else queries
+    model = (
+        Made(lambda net, x: net.queries(x)[:, None].softmax(-1), queries=queries)
+        if in_the_model
+        else queries
+    )
     x = random(0, 2, 3, 6, 6)
     expected = []
     for i in range(2):
@@ -126,7 +142,8 @@ def test_queries_that_look_at_a_photo_are_followed_rule_by_rule(in_the_model: bo
 
 
 class Joined(torchvision.models.VisionTransformer):
-    """What follows the blocks joins them with a map that has one row for each photo (TransUNet, depth models)."""
+    """What follows the blocks joins them with a map that has one row for each photo (TransUNet,
+    depth models)."""
 
     def forward(self, x: Tensor) -> Tensor:
         patches = self._process_input(x)
@@ -152,4 +169,6 @@ def test_networks_without_the_kind_of_attention_are_refused() -> None:
     with pytest.raises(MethodError, match="cheferbimodal must"):
         explain.attribute(vit, x, "cheferbimodal", target=0)
     with pytest.raises(MethodError, match="token of cheferbimodal must"):
-        explain.attribute(plain.Queries().double(), random(0, 1, 3, 6, 6), CheferBimodal(9), target=0)
+        explain.attribute(
+            plain.Queries().double(), random(0, 1, 3, 6, 6), CheferBimodal(9), target=0
+        )

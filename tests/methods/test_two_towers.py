@@ -1,4 +1,5 @@
-"""Networks of a photo and texts, such as CLIP: methods look at the tower of the photo, and at nothing in the other."""
+"""Networks of a photo and texts, such as CLIP: methods look at the tower of the photo, and at
+nothing in the other."""
 
 from __future__ import annotations
 
@@ -13,18 +14,40 @@ import explain
 from explain import ImageError
 from tests.conftest import Made
 
-METHODS = ["legrad", "gradeclip", "tis(samples=12)", "vitcx", "gradcam", "gradientrollout", "cheferattribution", "lrp",
-           "occlusion(window=8, stride=8)"]  # fmt: skip
+METHODS = [
+    "legrad",
+    "gradeclip",
+    "tis(samples=12)",
+    "vitcx",
+    "gradcam",
+    "gradientrollout",
+    "cheferattribution",
+    "lrp",
+    "occlusion(window=8, stride=8)",
+]
 IDS = torch.tensor([[1, 5, 6, 2], [1, 7, 8, 2], [1, 9, 3, 2]])
 
 
 @pytest.fixture(scope="module")
 def clip() -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is an extra")
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
-    words = {"vocab_size": 50, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+    }
+    words = {
+        "vocab_size": 50,
+        "max_position_embeddings": 8,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
     config = transformers.CLIPConfig(
-        text_config={**sizes, **words}, vision_config={**sizes, "image_size": 16, "patch_size": 4}, projection_dim=8
+        text_config={**sizes, **words},
+        vision_config={**sizes, "image_size": 16, "patch_size": 4},
+        projection_dim=8,
     )
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -61,19 +84,28 @@ def with_texts(net: Any, pixel_values: Tensor, input_ids: Tensor = IDS) -> Tenso
 
 
 def with_features(net: Any, pixel_values: Tensor, texts: Tensor) -> Tensor:
-    found = net.clip.visual_projection(net.clip.vision_model(pixel_values=pixel_values).pooler_output)
+    found = net.clip.visual_projection(
+        net.clip.vision_model(pixel_values=pixel_values).pooler_output
+    )
     return found / found.norm(dim=-1, keepdim=True) @ texts.T * net.clip.logit_scale.exp()
 
 
-@pytest.mark.parametrize("kind", ["bare", "texts", "fixed texts", "features", "as many texts as photos"])
-def test_photos_beside_texts_are_as_alone(kind: str, clip: Any, features: Tensor, x: Tensor) -> None:
+@pytest.mark.parametrize(
+    "kind", ["bare", "texts", "fixed texts", "features", "as many texts as photos"]
+)
+def test_photos_beside_texts_are_as_alone(
+    kind: str, clip: Any, features: Tensor, x: Tensor
+) -> None:
     both = {"input_ids": IDS, "pixel_values": x}
     model, given = {
         "bare": (clip, explain.Inputs(kwargs=both, explained="pixel_values")),
         "texts": (Made(with_texts, clip=clip), explain.Inputs((x, IDS))),
         "fixed texts": (Made(with_texts, clip=clip), explain.Inputs((x,))),
         "features": (Made(with_features, clip=clip), explain.Inputs((x, features))),
-        "as many texts as photos": (Made(with_features, clip=clip), explain.Inputs((x, features[:2]), shared=[1])),
+        "as many texts as photos": (
+            Made(with_features, clip=clip),
+            explain.Inputs((x, features[:2]), shared=[1]),
+        ),
     }[kind]
     count = 2 if kind.startswith("as many") else 3
     expected = explain.attribute(OfPhotos(clip, features[:count]).eval(), x, METHODS, target=1)
@@ -81,7 +113,9 @@ def test_photos_beside_texts_are_as_alone(kind: str, clip: Any, features: Tensor
     assert found.keys() == expected.keys()
     for name, alone in expected.items():
         beside = found[name]
-        assert (beside.layer or "").rpartition("vision_model")[2] == (alone.layer or "").rpartition("tower")[2]
+        assert (beside.layer or "").rpartition("vision_model")[2] == (alone.layer or "").rpartition(
+            "tower"
+        )[2]
         largest = float(alone.values.abs().max())
         assert_close(beside.values, alone.values, rtol=1e-3, atol=1e-4 * largest, msg=name)
 

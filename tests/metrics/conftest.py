@@ -26,5 +26,6 @@ def photos() -> torch.Tensor:
 
 @pytest.fixture
 def maps() -> torch.Tensor:
-    """Maps ``(3, 12, 10)`` of whole numbers: most values are there several times, and some are negative."""
+    """Maps ``(3, 12, 10)`` of whole numbers: most values are there several times, and some are
+    negative."""
     return torch.randint(-5, 20, (3, *SIZE), generator=torch.Generator().manual_seed(2)).double()

@@ -1,4 +1,5 @@
-"""Metrics again, slowly and plainly, one photo and one altered photo at a time, written from the papers' formulas."""
+"""Metrics again, slowly and plainly, one photo and one altered photo at a time, written from the
+papers' formulas."""
 
 from __future__ import annotations
 
@@ -68,7 +69,11 @@ def trapezium(values: Sequence[float], at: Sequence[float]) -> float:
     return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(pairs))
 
 
-def flipping(photo: torch.Tensor, order: list[int], read: Read, cover: Cover, steps: int) -> list[float]:
+def flipping(
+    photo: torch.Tensor, order: list[int], read: Read, cover: Cover, steps: int
+) -> list[float]:
     """What is read while more and more of the places are covered, in order."""
     total = len(order)
-    return [read(cover(photo, set(order[: round(total * step / steps)]))) for step in range(steps + 1)]
+    return [
+        read(cover(photo, set(order[: round(total * step / steps)]))) for step in range(steps + 1)
+    ]

@@ -1,4 +1,5 @@
-"""Metrics that ask the method again: robustness, randomisation, axioms; against loops over `explain.attribute`."""
+"""Metrics that ask the method again: robustness, randomisation, axioms; against loops over
+`explain.attribute`."""
 
 from __future__ import annotations
 
@@ -45,8 +46,17 @@ def values_of(model: nn.Module, photo: torch.Tensor, method: Any, target: int) -
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_callers_who_switch_gradients_off_get_the_same(mode: Any, model: nn.Module, photos: torch.Tensor) -> None:
-    metrics = [MPRT(), EfficientMPRT(), RandomLogit(samples=2), Sensitivity(samples=2), InputInvariance(), ADCC()]
+def test_callers_who_switch_gradients_off_get_the_same(
+    mode: Any, model: nn.Module, photos: torch.Tensor
+) -> None:
+    metrics = [
+        MPRT(),
+        EfficientMPRT(),
+        RandomLogit(samples=2),
+        Sensitivity(samples=2),
+        InputInvariance(),
+        ADCC(),
+    ]
     expected = explain.evaluate(model, photos, "saliency", metrics, target=TARGETS)["saliency"]
     with mode():
         found = explain.evaluate(model, photos, "saliency", metrics, target=TARGETS)["saliency"]
@@ -54,9 +64,14 @@ def test_callers_who_switch_gradients_off_get_the_same(mode: Any, model: nn.Modu
         assert torch.equal(found[name], values), name
 
 
-def test_methods_asked_again_together_look_where_each_of_them_looked(model: nn.Module, photos: torch.Tensor) -> None:
+def test_methods_asked_again_together_look_where_each_of_them_looked(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     """Relevance of the pixels stays that, although it could be of the layer that others look at."""
-    methods, metrics = ["gradcam", "lrp", "saliency"], [RandomLogit(samples=2), Sensitivity(samples=2)]
+    methods, metrics = (
+        ["gradcam", "lrp", "saliency"],
+        [RandomLogit(samples=2), Sensitivity(samples=2)],
+    )
     together = explain.evaluate(model, photos, methods, metrics, target=TARGETS)
     for method in methods:
         apart = explain.evaluate(model, photos, method, metrics, target=TARGETS)[method]
@@ -64,12 +79,17 @@ def test_methods_asked_again_together_look_where_each_of_them_looked(model: nn.M
             torch.testing.assert_close(together[method][metric.name], apart[metric.name])
 
 
-def test_sensitivity_and_stability_by_their_formulas(model: nn.Module, photos: torch.Tensor) -> None:
+def test_sensitivity_and_stability_by_their_formulas(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     around = {"radius": 0.3, "samples": 4, "seed": 2}
     metrics = [
-        Sensitivity(**around), Sensitivity(of="mean", **around), LocalLipschitz(**around),  # type: ignore[arg-type]
-        RelativeStability(**around), RelativeStability(by="output", floor=0.1, **around),  # type: ignore[arg-type]
-    ]  # fmt: skip
+        Sensitivity(**around),
+        Sensitivity(of="mean", **around),
+        LocalLipschitz(**around),  # type: ignore[arg-type]
+        RelativeStability(**around),
+        RelativeStability(by="output", floor=0.1, **around),  # type: ignore[arg-type]
+    ]
     methods = [GradCAM(), Saliency(absolute=False)]
     table = explain.evaluate(model, photos, methods, metrics, target=TARGETS, layer=CAM)
 
@@ -78,7 +98,10 @@ def test_sensitivity_and_stability_by_their_formulas(model: nn.Module, photos: t
 
     for i, photo in enumerate(photos):
         for method in methods:
-            own, logits = values_of(model, photo, method, TARGETS[i]), model(photo[None])[0].detach()
+            own, logits = (
+                values_of(model, photo, method, TARGETS[i]),
+                model(photo[None])[0].detach(),
+            )
             changes, slopes, inputs, outputs = [], [], [], []
             for noise in noises(0.3, 4, 2):
                 other, scores = (
@@ -98,23 +121,30 @@ def test_sensitivity_and_stability_by_their_formulas(model: nn.Module, photos: t
             assert found["relativeoutputstability"] == pytest.approx(max(outputs), rel=1e-8)
 
 
-def test_metrics_of_the_same_noisy_copies_share_them(model: nn.Module, photos: torch.Tensor) -> None:
+def test_metrics_of_the_same_noisy_copies_share_them(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     counting = Counting(model)
     methods = ["gradcam", "saliency"]
     metrics = ["maxsensitivity", "avgsensitivity", "locallipschitz", "relativeinputstability"]
     explain.evaluate(counting, photos[:1], methods, metrics, layer="inner.layer1", target=1)
     assert len({row.numpy().tobytes() for row in counting.rows}) == 1 + 10
-    assert len(counting.rows) <= 1 + 10 + 1 + 2  # and the photo as it is for relative stability, and a look at layers
+    # and the photo as it is for relative stability, and a look at layers
+    assert len(counting.rows) <= 1 + 10 + 1 + 2
 
 
-def test_continuity_shifts_the_photo_and_the_map_back(model: nn.Module, photos: torch.Tensor) -> None:
+def test_continuity_shifts_the_photo_and_the_map_back(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     table = explain.evaluate(model, photos, Saliency(), Continuity((1, 2)), target=TARGETS)
     for i, photo in enumerate(photos):
         own, found = values_of(model, photo, Saliency(), TARGETS[i]).amax(0).numpy(), []
         padded = np.pad(photo.numpy(), ((0, 0), (2, 2), (2, 2)), mode="edge")
         for by in (1, 2):
             for down, across in ((by, 0), (-by, 0), (0, by), (0, -by)):
-                moved = torch.from_numpy(padded[:, 2 - down : 14 - down, 2 - across : 12 - across].copy())
+                moved = torch.from_numpy(
+                    padded[:, 2 - down : 14 - down, 2 - across : 12 - across].copy()
+                )
                 other = values_of(model, moved, Saliency(), TARGETS[i]).amax(0).numpy()
                 pairs = [
                     (own[y, x], other[y + down, x + across])
@@ -123,7 +153,9 @@ def test_continuity_shifts_the_photo_and_the_map_back(model: nn.Module, photos: 
                     if 0 <= y + down < 12 and 0 <= x + across < 10
                 ]
                 found.append(np.corrcoef(np.array(pairs).T)[0, 1])
-        assert table.parts("saliency", "continuity")["shifts"][i].tolist() == pytest.approx(found, abs=1e-8)
+        assert table.parts("saliency", "continuity")["shifts"][i].tolist() == pytest.approx(
+            found, abs=1e-8
+        )
         assert table["saliency"]["continuity"][i].item() == pytest.approx(np.mean(found), abs=1e-8)
     with pytest.raises(MetricError, match="photo"):
         explain.evaluate(model, photos, Saliency(), Continuity((5,)))
@@ -140,7 +172,9 @@ class WithToken(nn.Sequential):
 
 
 def test_parameters_are_randomised_on_a_copy_as_their_classes_do_it() -> None:
-    model = WithToken(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LayerNorm(16)).eval()
+    model = WithToken(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LayerNorm(16)
+    ).eval()
     model[1].running_mean.fill_(5.0)
     before, state, x = snapshot(model), torch.get_rng_state(), as_inputs(torch.ones(1, 3, 4, 4))
     assert Randomised(model, x).layers == ["", "0", "1", "4"]
@@ -171,14 +205,19 @@ class Stubborn(nn.Linear):
 
 
 def test_one_copy_in_several_states_is_in_each_what_a_new_copy_would_be() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 2)).eval()
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 2)
+    ).eval()
     model[2].weight = model[0].weight  # one tensor of two layers
     model[1].running_mean.add_(3.0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = as_inputs(torch.ones(2, 4))
     copy = Randomised(model, x)
     for layers in (["3"], ["2", "3"], ["0"], [], ["0", "1", "2", "3"], ["1"], ["2"]):
-        state, alone = copy.of(layers, 5).state_dict(), Randomised(model, x).of(layers, 5).state_dict()
+        state, alone = (
+            copy.of(layers, 5).state_dict(),
+            Randomised(model, x).of(layers, 5).state_dict(),
+        )
         assert all(torch.equal(state[name], alone[name]) for name in before), layers
         assert all(torch.equal(state[name], before[name]) for name in before) == (not layers)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -199,7 +238,9 @@ def test_layers_that_cannot_be_randomised_are_named(photos: torch.Tensor) -> Non
 
 
 @pytest.mark.parametrize("order", ["top", "bottom", "independent"])
-def test_parameter_randomisation_by_a_plain_loop(model: nn.Module, photos: torch.Tensor, order: Any) -> None:
+def test_parameter_randomisation_by_a_plain_loop(
+    model: nn.Module, photos: torch.Tensor, order: Any
+) -> None:
     metric = MPRT(order=order, steps=3, seed=1)
     methods = {"cam": GradCAM(relu=False), "gradient": Saliency()}
     table = explain.evaluate(model, photos, methods, metric, target=TARGETS, layer=CAM)
@@ -223,17 +264,24 @@ def test_parameter_randomisation_by_a_plain_loop(model: nn.Module, photos: torch
 
 def test_the_smooth_and_the_efficient_variant(model: nn.Module, photos: torch.Tensor) -> None:
     smooth = MPRT(samples=3, sigma=0.2, steps=2, seed=1)
-    table = explain.evaluate(model, photos, {"gradient": Saliency()}, [smooth, EfficientMPRT()], target=TARGETS)
+    table = explain.evaluate(
+        model, photos, {"gradient": Saliency()}, [smooth, EfficientMPRT()], target=TARGETS
+    )
     averaged = explain.evaluate(
-        model, photos, {"gradient": Smooth(Saliency(), samples=3, sigma=0.2, seed=1)},
-        MPRT(steps=2, seed=1), target=TARGETS,
-    )  # fmt: skip
+        model,
+        photos,
+        {"gradient": Smooth(Saliency(), samples=3, sigma=0.2, seed=1)},
+        MPRT(steps=2, seed=1),
+        target=TARGETS,
+    )
     torch.testing.assert_close(table["gradient"]["smprt"], averaged["gradient"]["mprt"])
     other = Randomised(model, as_inputs(photos)).of(Randomised(model, as_inputs(photos)).layers, 0)
     for i, photo in enumerate(photos):
         entropies = []
         for m in (model, other):
-            counts = np.histogram(values_of(m, photo, Saliency(), TARGETS[i]).amax(0).numpy(), bins=100)[0]
+            counts = np.histogram(
+                values_of(m, photo, Saliency(), TARGETS[i]).amax(0).numpy(), bins=100
+            )[0]
             entropies.append(-sum(c / 120 * math.log(c / 120) for c in counts if c))
         expected = (entropies[1] - entropies[0]) / entropies[0]
         assert table["gradient"]["emprt"][i].item() == pytest.approx(expected, abs=1e-8)
@@ -253,10 +301,15 @@ def test_a_map_that_turns_zero_has_changed_and_is_told(photos: torch.Tensor) -> 
     assert (table.parts("saliency", "mprt")["zeros"] == 1).all()
 
 
-def test_a_method_that_ignores_model_and_class_is_found_out(model: TinyNet, photos: torch.Tensor) -> None:
-    """Random weights of the maps depend on nothing but the maps; integrated gradients depend on both."""
+def test_a_method_that_ignores_model_and_class_is_found_out(
+    model: TinyNet, photos: torch.Tensor
+) -> None:
+    """Random weights of the maps depend on nothing but the maps; integrated gradients depend on
+    both."""
     metrics = [MPRT(steps=2), RandomLogit()]
-    table = explain.evaluate(model, photos, ["randomcam", IntegratedGradients(steps=4)], metrics, layer="conv1")
+    table = explain.evaluate(
+        model, photos, ["randomcam", IntegratedGradients(steps=4)], metrics, layer="conv1"
+    )
     assert table["randomcam"]["randomlogit"].tolist() == pytest.approx([1, 1, 1])
     assert (table["integratedgradients"]["randomlogit"] < 0.9).all()
 
@@ -264,21 +317,32 @@ def test_a_method_that_ignores_model_and_class_is_found_out(model: TinyNet, phot
 def test_random_logits_are_other_classes_and_the_same_steps_away_for_every_image(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
-    table = explain.evaluate(model, photos, InputXGradient(), RandomLogit(samples=9, seed=5), target=TARGETS)
+    table = explain.evaluate(
+        model, photos, InputXGradient(), RandomLogit(samples=9, seed=5), target=TARGETS
+    )
     offsets = (torch.randperm(4, generator=torch.Generator().manual_seed(5)) + 1).tolist()
     assert sorted(offsets) == [1, 2, 3, 4]
     curve = table.curve("inputxgradient", "randomlogit")[1]
     for i, photo in enumerate(photos):
         own = values_of(model, photo, InputXGradient(), TARGETS[i]).sum(0)[None]
-        others = [values_of(model, photo, InputXGradient(), (TARGETS[i] + k) % 5).sum(0)[None] for k in offsets]
-        assert curve[i].tolist() == pytest.approx([spearman(own, other).item() for other in others], abs=1e-8)
+        others = [
+            values_of(model, photo, InputXGradient(), (TARGETS[i] + k) % 5).sum(0)[None]
+            for k in offsets
+        ]
+        assert curve[i].tolist() == pytest.approx(
+            [spearman(own, other).item() for other in others], abs=1e-8
+        )
     with pytest.raises(MetricError, match="target must"):
-        explain.evaluate(model, photos, "saliency", "randomlogit", target=lambda output: output.sum(1))
+        explain.evaluate(
+            model, photos, "saliency", "randomlogit", target=lambda output: output.sum(1)
+        )
 
 
 def test_contributions_add_up_where_they_should(photos: torch.Tensor) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(320, 3, bias=False)).double()
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(320, 3, bias=False)
+    ).double()
     table = explain.evaluate(net, photos, ["inputxgradient", "saliency"], "completeness")
     assert table["inputxgradient"]["completeness"].abs().max() < 1e-12
     values = explain.attribute(net, photos, "saliency").values
@@ -289,9 +353,13 @@ def test_contributions_add_up_where_they_should(photos: torch.Tensor) -> None:
     torch.testing.assert_close(relative, (off / difference.abs()).detach())
 
 
-def test_input_invariance_of_gradients_and_not_of_gradients_times_input(model: nn.Module, photos: torch.Tensor) -> None:
+def test_input_invariance_of_gradients_and_not_of_gradients_times_input(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     methods = ["saliency", "inputxgradient", "gradcam"]
-    table = explain.evaluate(model, photos, methods, InputInvariance(0.7), layer=CAM, target=TARGETS)
+    table = explain.evaluate(
+        model, photos, methods, InputInvariance(0.7), layer=CAM, target=TARGETS
+    )
     assert table["saliency"]["inputinvariance"].abs().max() < 1e-8
     assert table["gradcam"]["inputinvariance"].abs().max() < 1e-8
     a = explain.attribute(model, photos, "saliency", target=TARGETS)
@@ -319,22 +387,31 @@ def test_input_invariance_shifts_the_photo_wherever_the_model_takes_it(
     beside = torch.ones(1, 1, 2, 2).to(photos)
     x = {
         "second": explain.Inputs((beside, photos), explained=1, shared=[0]),
-        "keyword": explain.Inputs((), {"beside": beside, "photo": photos}, explained="photo", shared=["beside"]),
-        "in a mapping": explain.Inputs(({"beside": beside, "photo": photos},), explained=(0, "photo"),
-                                       shared=[(0, "beside")]),
-    }[kind]  # fmt: skip
+        "keyword": explain.Inputs(
+            (), {"beside": beside, "photo": photos}, explained="photo", shared=["beside"]
+        ),
+        "in a mapping": explain.Inputs(
+            ({"beside": beside, "photo": photos},), explained=(0, "photo"), shared=[(0, "beside")]
+        ),
+    }[kind]
     methods = ["saliency", "inputxgradient"]
     expected = explain.evaluate(model, photos, methods, InputInvariance(0.7), target=TARGETS)
     table = explain.evaluate(Wrapped().eval(), x, methods, InputInvariance(0.7), target=TARGETS)
     for name in methods:
-        torch.testing.assert_close(table[name]["inputinvariance"], expected[name]["inputinvariance"])
+        torch.testing.assert_close(
+            table[name]["inputinvariance"], expected[name]["inputinvariance"]
+        )
 
 
 def test_adcc_by_its_formula(model: nn.Module, photos: torch.Tensor) -> None:
     table = explain.evaluate(model, photos, "gradcam", ADCC(), target=TARGETS, layer="conv1")
 
     def heat(photo: torch.Tensor, target: int) -> torch.Tensor:
-        return explain.attribute(model, photo[None], "gradcam", target=target, layer="conv1").heatmap[0].double()
+        return (
+            explain.attribute(model, photo[None], "gradcam", target=target, layer="conv1")
+            .heatmap[0]
+            .double()
+        )
 
     for i, photo in enumerate(photos):
         own = heat(photo, TARGETS[i])
@@ -343,4 +420,5 @@ def test_adcc_by_its_formula(model: nn.Module, photos: torch.Tensor) -> None:
         coherency = (1 + np.corrcoef(own.flatten(), heat(behind, TARGETS[i]).flatten())[0, 1]) / 2
         goods = [coherency, 1 - own.mean().item(), 1 - max(0, before - after) / before]
         expected = 3 / sum(1 / good for good in goods)
-        assert table["gradcam"]["adcc"][i].item() == pytest.approx(expected, abs=1e-5)  # heatmaps are float32
+        # heatmaps are float32
+        assert table["gradcam"]["adcc"][i].item() == pytest.approx(expected, abs=1e-5)

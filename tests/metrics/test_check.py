@@ -40,7 +40,9 @@ def checked(explainer: explain.Explainer) -> tuple[explain.Explanation, Verdict]
     return explanation, explanation.check(target="c")
 
 
-def test_a_verdict_names_every_method_and_question(checked: tuple[explain.Explanation, Verdict]) -> None:
+def test_a_verdict_names_every_method_and_question(
+    checked: tuple[explain.Explanation, Verdict],
+) -> None:
     explanation, verdict = checked
     assert list(verdict.passed) == ["gradcam", "guidedbackprop"]
     assert verdict.target == "c"
@@ -64,18 +66,25 @@ def test_the_answers_are_in_records_and_pictures_from_then_on(
     assert record["verdict"] == verdict["gradcam"].to_dict()
     assert explanation.record("gradcam", "b")["verdict"] is None
     marks = [tile.marks for tile in explanation.layout().tiles]
-    shown = [tuple(Mark(answer.word, answer.passed) for answer in answers) for answers in verdict.values()]
+    shown = [
+        tuple(Mark(answer.word, answer.passed) for answer in answers)
+        for answers in verdict.values()
+    ]
     assert marks == [(), (), (), *shown]
     one, other = (explanation.overlay("gradcam", target, caption=True) for target in (0, 1))
     assert one.width == other.width
     assert one.height < other.height
     paths = explanation.save(tmp_path)
     saved = explain.load(next(path for path in paths if path.name == "chelsea-c-gradcam.json"))
-    assert saved.record["verdict"]["answers"]["stable"]["passed"] == verdict["gradcam"].stable.passed
+    assert (
+        saved.record["verdict"]["answers"]["stable"]["passed"] == verdict["gradcam"].stable.passed
+    )
     assert all(tile.marks for tile in explanation.layout().tiles[3:4])
 
 
-def test_a_second_check_adds_to_the_first_and_leaves_the_model_alone(explainer: explain.Explainer) -> None:
+def test_a_second_check_adds_to_the_first_and_leaves_the_model_alone(
+    explainer: explain.Explainer,
+) -> None:
     explanation, before = explainer(CAT, ["gradcam", "saliency"], 1), snapshot(explainer.model)
     first = explanation.check("gradcam")
     second = explanation.check(["saliency"], seed=3)
@@ -86,7 +95,9 @@ def test_a_second_check_adds_to_the_first_and_leaves_the_model_alone(explainer: 
     assert again.to_dict() == first.to_dict()  # nothing is drawn without its seed
 
 
-def test_a_copy_holds_the_answers_and_asks_no_more(checked: tuple[explain.Explanation, Verdict]) -> None:
+def test_a_copy_holds_the_answers_and_asks_no_more(
+    checked: tuple[explain.Explanation, Verdict],
+) -> None:
     explanation, verdict = checked
     other = copy.deepcopy(explanation)
     assert other.explainer is None
@@ -97,7 +108,9 @@ def test_a_copy_holds_the_answers_and_asks_no_more(checked: tuple[explain.Explan
         other.check()
 
 
-def test_methods_with_options_are_asked_with_them_and_targets_of_ones_own_too(explainer: explain.Explainer) -> None:
+def test_methods_with_options_are_asked_with_them_and_targets_of_ones_own_too(
+    explainer: explain.Explainer,
+) -> None:
     def margin(output: torch.Tensor) -> torch.Tensor:
         return output[:, 1] - output[:, 2]
 
@@ -124,11 +137,17 @@ class Boxes(Maps):
     """Two boxes for each photo, of which one that scores little is left out."""
 
     def forward(self, x: torch.Tensor) -> Any:
-        upper, lower = (super(Boxes, self).forward(x)["out"].sigmoid()[:, 1, half].mean((1, 2)) for half in HALVES)
+        upper, lower = (
+            super(Boxes, self).forward(x)["out"].sigmoid()[:, 1, half].mean((1, 2))
+            for half in HALVES
+        )
         scores = torch.stack([upper, lower], 1)
         boxes, labels = torch.tensor([[0.0, 0, 16, 8], [0, 8, 16, 16]]), torch.tensor([1, 2])
         kept = scores > scores.amax(1, keepdim=True) - 0.02
-        return [{"boxes": boxes[k], "labels": labels[k], "scores": s[k]} for s, k in zip(scores, kept, strict=True)]
+        return [
+            {"boxes": boxes[k], "labels": labels[k], "scores": s[k]}
+            for s, k in zip(scores, kept, strict=True)
+        ]
 
 
 class Cells(Maps):
@@ -148,14 +167,20 @@ def predicted_most(output: Any) -> Any:
     return output["out"].amax(1).mean((1, 2))
 
 
-@pytest.mark.parametrize("kind", ["a label", "a sum", "a callable", "a box", "a detection", "a cell"])
-def test_regions_boxes_and_functions_are_checked_and_what_cannot_be_asked_says_so(kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["a label", "a sum", "a callable", "a box", "a detection", "a cell"]
+)
+def test_regions_boxes_and_functions_are_checked_and_what_cannot_be_asked_says_so(
+    kind: str,
+) -> None:
     model = {"a box": Boxes, "a detection": Boxes, "a cell": Cells}.get(kind, Maps)().eval()
     explainer = explain.Explainer(model, ["none", "upper", "lower"], CenterCrop(16))
     x = explainer.as_input(Image.open(CAT).convert("RGB"))
     with torch.no_grad():
         output = model(x)
-    best: Any = int(output["out"].argmax(1).flatten().mode().values) if type(model) is Maps else None
+    best: Any = (
+        int(output["out"].argmax(1).flatten().mode().values) if type(model) is Maps else None
+    )
     target: Any = {
         "a label": lambda: Segmentation(["none", "upper", "lower"][best]),
         "a sum": lambda: Segmentation(best) - Segmentation(0, torch.eye(16)),
@@ -163,8 +188,11 @@ def test_regions_boxes_and_functions_are_checked_and_what_cannot_be_asked_says_s
         "a box": lambda: Detections(box=output[0]["boxes"][0]),
         "a cell": lambda: Detections(box=(0, 8, 16, 16)),
         "a detection": lambda: Detections(["none", "upper", "lower"][int(output[0]["labels"][0])]),
-    }[kind]()  # fmt: skip
-    before, explanation = snapshot(model), explainer(CAT, ["gradcam", "inputxgradient"], targets=[target])
+    }[kind]()
+    before, explanation = (
+        snapshot(model),
+        explainer(CAT, ["gradcam", "inputxgradient"], targets=[target]),
+    )
     verdict = explanation.check()
     for answers in verdict.values():
         others = kind in ("a label", "a cell")  # the maps of other classes in the same place
@@ -174,14 +202,20 @@ def test_regions_boxes_and_functions_are_checked_and_what_cannot_be_asked_says_s
     assert snapshot(model) == before
     if kind == "a cell":
         least = int(output["scores"][0, 1].argmin())
-        other = explain.attribute(model, x, "inputxgradient", target=Detections(least, (0, 8, 16, 16)))
+        other = explain.attribute(
+            model, x, "inputxgradient", target=Detections(least, (0, 8, 16, 16))
+        )
         own = explanation.attributions["inputxgradient"]
         expected = similarity("spearman", own.values.sum(1), other.values.sum(1))
         assert verdict["inputxgradient"].depends_on_class.figure == pytest.approx(float(expected))
     if kind == "a label":  # the region is that of the photo as it is, in all settings
         mask = output["out"][0].argmax(0) == best
-        settled = explainer(CAT, ["gradcam", "inputxgradient"], targets=[Segmentation(best, mask)]).check()
-        assert [a.to_dict() for a in settled["gradcam"]] == [a.to_dict() for a in verdict["gradcam"]]
+        settled = explainer(
+            CAT, ["gradcam", "inputxgradient"], targets=[Segmentation(best, mask)]
+        ).check()
+        assert [a.to_dict() for a in settled["gradcam"]] == [
+            a.to_dict() for a in verdict["gradcam"]
+        ]
 
 
 def test_a_region_that_a_randomised_network_does_not_predict_is_still_that_of_the_photo() -> None:
@@ -191,8 +225,12 @@ def test_a_region_that_a_randomised_network_does_not_predict_is_still_that_of_th
         predicted = model(x)["out"].argmax(1)
     best = int(predicted.flatten().mode().values)
     metrics: Any = ["mprt", "maxsensitivity", "emprt"]
-    found = explain.evaluate(model, x, "inputxgradient", metrics, target=Segmentation(best))["inputxgradient"]
-    masked = explain.evaluate(model, x, "inputxgradient", metrics, target=Segmentation(best, predicted == best))
+    found = explain.evaluate(model, x, "inputxgradient", metrics, target=Segmentation(best))[
+        "inputxgradient"
+    ]
+    masked = explain.evaluate(
+        model, x, "inputxgradient", metrics, target=Segmentation(best, predicted == best)
+    )
     for metric in metrics:
         assert torch.equal(found[metric], masked["inputxgradient"][metric])
 
@@ -221,7 +259,10 @@ def test_what_cannot_be_checked_is_refused(explainer: explain.Explainer) -> None
 
 
 def test_marks_differ_in_shape_and_fit_into_any_width() -> None:
-    marks = [Mark(word, passed) for word, passed in zip(["model", "class", "stable"], [True, False, None], strict=True)]
+    marks = [
+        Mark(word, passed)
+        for word, passed in zip(["model", "class", "stable"], [True, False, None], strict=True)
+    ]
     alone = [row([Mark("", passed)], 60, 20).convert("L") for passed in (True, False, None)]
     drawn = [np.asarray(picture).astype(int) < 160 for picture in alone]
     corners = [picture[3, 1] for picture in drawn]
@@ -234,7 +275,8 @@ def test_marks_differ_in_shape_and_fit_into_any_width() -> None:
     assert all(found <= most for found, most in zip(widths, (400, 160, 60), strict=True))
     blank = Image.new("RGB", (40, 30))
     plain, marked = (
-        sheets.sheet(Layout("", "", (Group("", (Tile(blank, "a", marks=tuple(m)),)),))) for m in ((), marks)
+        sheets.sheet(Layout("", "", (Group("", (Tile(blank, "a", marks=tuple(m)),)),)))
+        for m in ((), marks)
     )
     assert marked.height > plain.height
 
@@ -243,7 +285,18 @@ def test_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = [CAT, "--model", "tiny", "--size", "32", "--method", "gradcam", "--target", "tabby", "--check"]
+    arguments = [
+        CAT,
+        "--model",
+        "tiny",
+        "--size",
+        "32",
+        "--method",
+        "gradcam",
+        "--target",
+        "tabby",
+        "--check",
+    ]
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["results"][0]
     (verdict,) = found["verdicts"]
@@ -254,14 +307,17 @@ def test_on_the_command_line(
     written: Any = json.loads(record.read_text("utf-8"))
     assert written["verdict"] == verdict["methods"]["gradcam"]
     assert main([*arguments, "--force"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  gradcam ")][:1]
+    (line,) = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("  gradcam ")
+    ][:1]
     assert line.split()[-1] in ("passed", "failed")
     assert all(f" {word} " in line for word in ("model", "class", "faithful", "stable"))
 
 
 @pytest.mark.long
 def test_a_thorough_verdict_does_not_flip_with_the_seed() -> None:
-    """Over 12 seeds, one answer at most is another. (With 60 masks, those of a true map near the level are.)"""
+    """Over 12 seeds, one answer at most is another. (With 60 masks, those of a true map near the
+    level are.)"""
     explanation = explain.Explainer("tiny")(CAT, ["gradcam", "guidedbackprop", "randomcam"])
     found = [explanation.check(seed=seed, samples=240).passed for seed in range(12)]
     for method, passes in (("gradcam", True), ("guidedbackprop", False), ("randomcam", False)):

@@ -1,4 +1,5 @@
-"""`evaluate`: what it takes and refuses, what it runs, the table that it returns, and that nothing is left changed."""
+"""`evaluate`: what it takes and refuses, what it runs, the table that it returns, and that nothing
+is left changed."""
 
 from __future__ import annotations
 
@@ -45,9 +46,17 @@ class Counting(nn.Module):
         return self.inner(x)
 
 
-def test_methods_attributions_and_arrays_are_judged_alike(model: nn.Module, photos: torch.Tensor) -> None:
+def test_methods_attributions_and_arrays_are_judged_alike(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     a = explain.attribute(model, photos, "gradcam", layer="layer1")
-    given = {"name": "gradcam", "object": GradCAM(), "ours": a, "tensor": a.values, "array": a.values.numpy()}
+    given = {
+        "name": "gradcam",
+        "object": GradCAM(),
+        "ours": a,
+        "tensor": a.values,
+        "array": a.values.numpy(),
+    }
     table = explain.evaluate(model, photos, given, ["deletion", "insertion"], layer="layer1")
     assert list(table) == list(given)
     for name in given:
@@ -61,31 +70,44 @@ def test_methods_attributions_and_arrays_are_judged_alike(model: nn.Module, phot
 def test_the_target_is_the_attributions_own(model: nn.Module, photos: torch.Tensor) -> None:
     a = explain.attribute(model, photos, "saliency", target=[3, 1, 0])
     own = explain.evaluate(model, photos, a, "deletion")
-    given = explain.evaluate(model, photos, {"saliency": a.values.abs().amax(1)}, "deletion", target=[3, 1, 0])
+    given = explain.evaluate(
+        model, photos, {"saliency": a.values.abs().amax(1)}, "deletion", target=[3, 1, 0]
+    )
     other = explain.evaluate(model, photos, a, "deletion", target=2)
     torch.testing.assert_close(own["saliency"]["deletion"], given["saliency"]["deletion"])
     assert not torch.allclose(own["saliency"]["deletion"], other["saliency"]["deletion"])
     with pytest.raises(MetricError, match="attributions must"):
-        explain.evaluate(model, photos, [a, explain.attribute(model, photos, "gradcam", target=2)], "deletion")
+        explain.evaluate(
+            model, photos, [a, explain.attribute(model, photos, "gradcam", target=2)], "deletion"
+        )
     with pytest.raises(MetricError, match="target="):
-        explain.evaluate(model, photos, explain.attribute(model, photos, "saliency", target=_sum), "deletion")
+        explain.evaluate(
+            model, photos, explain.attribute(model, photos, "saliency", target=_sum), "deletion"
+        )
 
 
 def _sum(output: torch.Tensor) -> torch.Tensor:
     return output.sum(1)
 
 
-def test_scores_that_are_no_class_are_read_as_they_are(model: nn.Module, photos: torch.Tensor) -> None:
+def test_scores_that_are_no_class_are_read_as_they_are(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     table = explain.evaluate(model, photos, "saliency", Deletion(4, score="logit"), target=_sum)
-    assert table.curve("saliency", "deletion")[1][:, 0].tolist() == pytest.approx(model(photos).sum(1).tolist())
+    assert table.curve("saliency", "deletion")[1][:, 0].tolist() == pytest.approx(
+        model(photos).sum(1).tolist()
+    )
     with pytest.raises(MetricError, match="target must"):
         explain.evaluate(model, photos, "saliency", "deletion", target=_sum)
     with pytest.raises(TargetError, match="classes"):
-        explain.evaluate(nn.Sequential(model, nn.Linear(5, 1)).double(), photos, "saliency", "deletion", target=0)
+        explain.evaluate(
+            nn.Sequential(model, nn.Linear(5, 1)).double(), photos, "saliency", "deletion", target=0
+        )
 
 
 def test_each_distinct_altered_photo_is_run_once(model: nn.Module, photos: torch.Tensor) -> None:
-    """Deletion's and insertion's ends are the photo and the covered photo; flipping in both orders meets there."""
+    """Deletion's and insertion's ends are the photo and the covered photo; flipping in both orders
+    meets there."""
     counting = Counting(model)
     maps = {"a": torch.randn(3, 12, 10), "b": torch.randn(3, 12, 10)}
     maps["same as a"] = maps["a"].clone()
@@ -94,13 +116,16 @@ def test_each_distinct_altered_photo_is_run_once(model: nn.Module, photos: torch
     metrics = [Deletion(6, baseline), Insertion(6, baseline), *flipping, Completeness(baseline)]
     explain.evaluate(counting, photos, maps, metrics, target=0, batch_size=4)
     distinct = {row.numpy().tobytes() for row in counting.rows}
-    # the photo, the blank photo, for two distinct maps 5 inner steps from either end, and two rows of a probe
+    # the photo, the blank photo, for two distinct maps 5 inner steps from either end, and two rows
+    # of a probe
     assert len(distinct) == 3 * (1 + 2 * 2 * 5) + 1 + 2
     # run once each, but for: the photos in the two passes over them, and the four rows of the probe
     assert len(counting.rows) <= 3 * (1 + 2 * 2 * 5) + 3 + 3 + 4
 
 
-def test_rows_are_built_when_they_are_run_and_never_all_at_once(model: nn.Module, photos: torch.Tensor) -> None:
+def test_rows_are_built_when_they_are_run_and_never_all_at_once(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     ranks = torch.arange(120).reshape(1, 12, 10).expand(3, 12, 10)
     request = cover_ranks(ranks, [0] * 121, list(range(121)), Zero(), "logit")
     assert request.places is not None
@@ -113,21 +138,29 @@ def test_rows_are_built_when_they_are_run_and_never_all_at_once(model: nn.Module
     assert (few == 0).sum((1, 2, 3)).tolist() == [3 * 6, 3 * 119, 3 * 41]
 
 
-def test_metrics_of_the_map_alone_do_not_run_the_model(model: nn.Module, photos: torch.Tensor) -> None:
+def test_metrics_of_the_map_alone_do_not_run_the_model(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     counting = Counting(model)
     maps = {"given": torch.randn(3, 12, 10)}
     boxes = [[1, 2, 6, 8]] * 3
     alone = explain.evaluate(counting, photos, maps, ["pointinggame", "sparseness"], boxes=boxes)
     assert counting.rows == []
-    together = explain.evaluate(model, photos, maps, ["pointinggame", "deletion", "sparseness"], boxes=boxes)
+    together = explain.evaluate(
+        model, photos, maps, ["pointinggame", "deletion", "sparseness"], boxes=boxes
+    )
     for name in ("pointinggame", "sparseness"):
         assert torch.equal(alone["given"][name], together["given"][name])
 
 
-def test_what_is_judged_does_not_depend_on_the_batch_size(model: nn.Module, photos: torch.Tensor) -> None:
+def test_what_is_judged_does_not_depend_on_the_batch_size(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     metrics = [Deletion(5), ROAD((30,))]
     found = [
-        explain.evaluate(model, photos, ["gradcam", "saliency"], metrics, batch_size=size, layer="layer1")
+        explain.evaluate(
+            model, photos, ["gradcam", "saliency"], metrics, batch_size=size, layer="layer1"
+        )
         for size in (None, 1, 7)
     ]
     for name in ("gradcam", "saliency"):
@@ -136,8 +169,12 @@ def test_what_is_judged_does_not_depend_on_the_batch_size(model: nn.Module, phot
                 torch.testing.assert_close(found[0][name][metric], other[name][metric])
 
 
-def test_the_table_prints_itself_and_comes_as_plain_values(model: nn.Module, photos: torch.Tensor) -> None:
-    table = explain.evaluate(model, photos, ["gradcam", "saliency"], ["deletion", "insertion"], layer="layer1")
+def test_the_table_prints_itself_and_comes_as_plain_values(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
+    table = explain.evaluate(
+        model, photos, ["gradcam", "saliency"], ["deletion", "insertion"], layer="layer1"
+    )
     lines = str(table).splitlines()
     assert lines[0].split() == ["deletion", "↓", "insertion", "↑"]
     assert [line.split()[0] for line in lines[1:]] == ["gradcam", "saliency"]
@@ -145,11 +182,15 @@ def test_the_table_prints_itself_and_comes_as_plain_values(model: nn.Module, pho
     assert repr(table) == str(table)
     plain = json.loads(table.to_json())
     assert plain == table.to_dict()
-    assert plain["values"]["saliency"]["insertion"] == pytest.approx(table["saliency"]["insertion"].tolist())
+    assert plain["values"]["saliency"]["insertion"] == pytest.approx(
+        table["saliency"]["insertion"].tolist()
+    )
     assert plain["metrics"]["deletion"]["better"] == "less"
     rows = list(csv.DictReader(io.StringIO(table.to_csv())))
     assert len(rows) == 6
-    assert float(rows[4]["deletion"]) == pytest.approx(table["saliency"]["deletion"][1].item(), abs=1e-15)
+    assert float(rows[4]["deletion"]) == pytest.approx(
+        table["saliency"]["deletion"][1].item(), abs=1e-15
+    )
     with pytest.raises(KeyError, match="did you mean 'gradcam'"):
         table["gradcan"]
     assert "gradcam" in table
@@ -175,57 +216,106 @@ def test_every_metric_says_what_it_is() -> None:
 
 X, MAP = torch.zeros(1, 3, 12, 10).double(), torch.zeros(1, 12, 10)
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"metrics": "delition"}, "did you mean 'deletion'"), ({"metrics": Deletion}, r"use Deletion\(\)"),
-    ({"metrics": []}, "metrics must"), ({"metrics": 3}, "metric must"),
+    ({"metrics": "delition"}, "did you mean 'deletion'"),
+    ({"metrics": Deletion}, r"use Deletion\(\)"),
+    ({"metrics": []}, "metrics must"),
+    ({"metrics": 3}, "metric must"),
     ({"metrics": [Deletion(3), Deletion(4)]}, "metrics must have different names"),
-    ({"methods": []}, "methods must"), ({"methods": "gradcan"}, "gradcan"), ({"methods": [MAP]}, "maps must"),
-    ({"methods": {"m": 3}}, "map 'm' must"), ({"metrics": "maxsensitivity"}, "needs a method, got the map 'm'"),
+    ({"methods": []}, "methods must"),
+    ({"methods": "gradcan"}, "gradcan"),
+    ({"methods": [MAP]}, "maps must"),
+    ({"methods": {"m": 3}}, "map 'm' must"),
+    ({"metrics": "maxsensitivity"}, "needs a method, got the map 'm'"),
     ({"methods": [Saliency(), Saliency(absolute=False)]}, "methods must have different names"),
-    *(({"methods": {"m": wrong}}, "map 'm' must have the shape")
-      for wrong in (MAP[0], MAP[:, :0], MAP.expand(2, 12, 10), torch.zeros(1, 3, 6, 5))),
+    *(
+        ({"methods": {"m": wrong}}, "map 'm' must have the shape")
+        for wrong in (MAP[0], MAP[:, :0], MAP.expand(2, 12, 10), torch.zeros(1, 3, 6, 5))
+    ),
     ({"methods": {"m": torch.full((1, 12, 10), torch.nan)}}, "map 'm' must hold finite"),
-    *(({"methods": {"m": wrong}}, "map 'm' must be") for wrong in (MAP.to_sparse(), np.array([["a"]]))),
+    *(
+        ({"methods": {"m": wrong}}, "map 'm' must be")
+        for wrong in (MAP.to_sparse(), np.array([["a"]]))
+    ),
     ({"x": torch.zeros(1, 3, 2, 12, 10).double()}, "x must"),
-    *(({"boxes": wrong}, "^boxes must") for wrong in (
-        torch.zeros(2, 4), [[3, 3, 3, 5]], [[10, 0, 14, 5]], [["a"]], [[0, 0, float("nan"), 4]], [[]], [[0, 0, 0, 0]],
-        [[-9, -9, -2, -2]], [[6, 7, 2, 3]], [None], "box", 7,
-    )),
-    *(({"masks": wrong}, "^masks must") for wrong in (
-        torch.zeros(1, 12, 10), torch.full((1, 12, 10), 0.3), np.ones((1, 12, 10), complex),
-        torch.ones(1, 12, 10).to_sparse(), torch.ones(1, 6, 5), "mask", 7, [["a"]], torch.ones(12, 10),
-        torch.zeros(1, 12, 10, dtype=torch.bool),
-    )),
-]  # fmt: skip
+    *(
+        ({"boxes": wrong}, "^boxes must")
+        for wrong in (
+            torch.zeros(2, 4),
+            [[3, 3, 3, 5]],
+            [[10, 0, 14, 5]],
+            [["a"]],
+            [[0, 0, float("nan"), 4]],
+            [[]],
+            [[0, 0, 0, 0]],
+            [[-9, -9, -2, -2]],
+            [[6, 7, 2, 3]],
+            [None],
+            "box",
+            7,
+        )
+    ),
+    *(
+        ({"masks": wrong}, "^masks must")
+        for wrong in (
+            torch.zeros(1, 12, 10),
+            torch.full((1, 12, 10), 0.3),
+            np.ones((1, 12, 10), complex),
+            torch.ones(1, 12, 10).to_sparse(),
+            torch.ones(1, 6, 5),
+            "mask",
+            7,
+            [["a"]],
+            torch.ones(12, 10),
+            torch.zeros(1, 12, 10, dtype=torch.bool),
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize("kind", ["bool", "uint8", "uint16", ">i4", ">f4", "longdouble", "turned"])
-def test_masks_maps_and_boxes_may_be_arrays_of_any_numbers_and_layout(model: nn.Module, kind: str) -> None:
+def test_masks_maps_and_boxes_may_be_arrays_of_any_numbers_and_layout(
+    model: nn.Module, kind: str
+) -> None:
     mask = np.zeros((1, 12, 10), bool)
     mask[0, 2:7, 3:] = True
     maps, boxes = MAP.double().numpy(), np.array([[3, 2, 10, 7]])
-    expected = explain.evaluate(model, X, {"m": maps}, ["auc", "deletion"], target=1, masks=mask)["m"]
+    expected = explain.evaluate(model, X, {"m": maps}, ["auc", "deletion"], target=1, masks=mask)[
+        "m"
+    ]
     if kind == "turned":
         found = [each[:, ::-1].copy()[:, ::-1] for each in (mask, maps, boxes)]
     else:
-        found = [mask.astype(kind), maps if kind in ("bool", "uint8", "uint16", ">i4") else maps.astype(kind),
-                 boxes if kind == "bool" else boxes.astype(kind)]  # fmt: skip
+        found = [
+            mask.astype(kind),
+            maps if kind in ("bool", "uint8", "uint16", ">i4") else maps.astype(kind),
+            boxes if kind == "bool" else boxes.astype(kind),
+        ]
     for place in ({"masks": found[0]}, {"boxes": found[2]}):
-        given = explain.evaluate(model, X, {"m": found[1]}, ["auc", "deletion"], target=1, **place)["m"]
+        given = explain.evaluate(model, X, {"m": found[1]}, ["auc", "deletion"], target=1, **place)[
+            "m"
+        ]
         for name, value in given.items():
-            torch.testing.assert_close(value, expected[name], check_dtype=False, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                value, expected[name], check_dtype=False, rtol=1e-5, atol=1e-6
+            )
 
 
 def test_an_attribution_of_other_photos_is_named_before_its_target(model: nn.Module) -> None:
     two = explain.attribute(model, torch.cat([X, X]), "saliency")
     with pytest.raises(MetricError, match="map 'saliency' must"):
         explain.evaluate(model, X, two, "deletion")
-    one, other = (explain.attribute(model, X, name, target=i) for i, name in enumerate(("saliency", "gradcam")))
+    one, other = (
+        explain.attribute(model, X, name, target=i)
+        for i, name in enumerate(("saliency", "gradcam"))
+    )
     with pytest.raises(MetricError, match="classes"):
         explain.evaluate(model, X, [one, other], "deletion")
 
 
 @pytest.mark.parametrize(("changed", "message"), WRONG)
-def test_what_does_not_fit_is_refused_in_one_line(model: nn.Module, changed: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_refused_in_one_line(
+    model: nn.Module, changed: dict[str, Any], message: str
+) -> None:
     given = {"x": X, "methods": {"m": MAP}, "metrics": "deletion", **changed}
     with pytest.raises(ExplainError, match=message) as caught:
         explain.evaluate(model, **given)
@@ -233,13 +323,18 @@ def test_what_does_not_fit_is_refused_in_one_line(model: nn.Module, changed: dic
 
 
 OPTIONS: list[tuple[Any, str]] = [
-    (lambda: Deletion(steps=0), "steps"), (lambda: Deletion(score="score"), "score"),  # type: ignore[arg-type]
-    (lambda: PixelFlipping("both"), "order"), (lambda: ROAD(percentiles=()), "percentiles"),  # type: ignore[arg-type]
-    (lambda: ROAD(percentiles=(0, 50)), "percentiles"), (lambda: explain.metrics.Sufficiency((100,)), "percentiles"),
-    (lambda: explain.metrics.Continuity(()), "pixels"), (lambda: explain.metrics.PointingGame(15), "tolerance"),
-    (lambda: Faithful(level=2), "level"), (lambda: explain.list_metrics(3), "pattern"),  # type: ignore[arg-type]
+    (lambda: Deletion(steps=0), "steps"),
+    (lambda: Deletion(score="score"), "score"),  # type: ignore[arg-type]
+    (lambda: PixelFlipping("both"), "order"),
+    (lambda: ROAD(percentiles=()), "percentiles"),  # type: ignore[arg-type]
+    (lambda: ROAD(percentiles=(0, 50)), "percentiles"),
+    (lambda: explain.metrics.Sufficiency((100,)), "percentiles"),
+    (lambda: explain.metrics.Continuity(()), "pixels"),
+    (lambda: explain.metrics.PointingGame(15), "tolerance"),
+    (lambda: Faithful(level=2), "level"),
+    (lambda: explain.list_metrics(3), "pattern"),  # type: ignore[arg-type]
     (lambda: Deletion(baseline="zeroo"), "zeroo"),  # type: ignore[arg-type]
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("make", "message"), OPTIONS)

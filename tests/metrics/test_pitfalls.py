@@ -1,7 +1,7 @@
 """Mistakes that metrics elsewhere make, each tested here, or in the file that its docstring names.
 
-Equal values by their place, and probability against score: test_curves. Shares of next to nothing: test_regions. Empty
-masks and boxes: test_evaluation.
+Equal values by their place, and probability against score: test_curves. Shares of next to nothing:
+test_regions. Empty masks and boxes: test_evaluation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,14 @@ from explain.targets import as_target
 from tests.conftest import ROOT, snapshot
 
 BOXES = [[1, 2, 6, 7], [0, 0, 4, 4], [5, 5, 10, 12]]
-FEW: dict[str, Any] = {"steps": 3, "runs": 4, "groups": 3, "samples": 2, "percentiles": (20, 60), "shares": (20,)}
+FEW: dict[str, Any] = {
+    "steps": 3,
+    "runs": 4,
+    "groups": 3,
+    "samples": 2,
+    "percentiles": (20, 60),
+    "shares": (20,),
+}
 
 
 def fewer(name: str) -> Any:
@@ -54,7 +61,8 @@ def fewer(name: str) -> Any:
     metric = get_metric(name)
     options = {key: value for key, value in FEW.items() if getattr(metric, key, None)}
     return type(metric)(
-        **{key: getattr(metric, key) for key in ("order", "of", "by") if hasattr(metric, key)} | options
+        **{key: getattr(metric, key) for key in ("order", "of", "by") if hasattr(metric, key)}
+        | options
     )
 
 
@@ -74,23 +82,31 @@ class Nothing(Method):
         return torch.zeros_like(evidence.inputs[:, 0])
 
 
-def test_no_metric_looks_at_the_other_images_of_a_batch(model: nn.Module, photos: torch.Tensor) -> None:
+def test_no_metric_looks_at_the_other_images_of_a_batch(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     """Normalised over the batch, a figure would depend on who shares it."""
     model.train()
     before, given, state = snapshot(model), photos.clone(), torch.get_rng_state()
     together, turned = (
-        explain.evaluate(model, photos[rows], "inputxgradient", ALL, target=1, boxes=[BOXES[row] for row in rows])
+        explain.evaluate(
+            model, photos[rows], "inputxgradient", ALL, target=1, boxes=[BOXES[row] for row in rows]
+        )
         for rows in ([0, 1, 2], [2, 1])
     )
     assert [metric.name for metric in ALL] == list(together["inputxgradient"])
     for name, values in together["inputxgradient"].items():
-        torch.testing.assert_close(values[[2, 1]], turned["inputxgradient"][name], equal_nan=True, msg=name)
+        torch.testing.assert_close(
+            values[[2, 1]], turned["inputxgradient"][name], equal_nan=True, msg=name
+        )
     assert snapshot(model) == before
     assert torch.equal(photos, given)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_map_of_zeros_has_the_figure_that_the_guide_says(model: nn.Module, photos: torch.Tensor) -> None:
+def test_a_map_of_zeros_has_the_figure_that_the_guide_says(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     x, zeros = photos[:1], torch.zeros(1, 12, 10, dtype=torch.float64)
     text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
     ordered, placeless, hiding = (
@@ -103,15 +119,21 @@ def test_a_map_of_zeros_has_the_figure_that_the_guide_says(model: nn.Module, pho
         given: Any = {"it": Nothing() if isinstance(metric, ReattributionMetric) else zeros}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ExplainWarning)
-            found[metric.name] = explain.evaluate(model, x, given, metric, target=1, boxes=BOXES[:1])["it"][
-                metric.name
-            ].item()
-        said += [metric.name for each in caught if f"{metric.name} of it is not defined" in str(each.message)]
+            found[metric.name] = explain.evaluate(
+                model, x, given, metric, target=1, boxes=BOXES[:1]
+            )["it"][metric.name].item()
+        said += [
+            metric.name
+            for each in caught
+            if f"{metric.name} of it is not defined" in str(each.message)
+        ]
     assert {name for name, value in found.items() if np.isnan(value)} == set(said)
     assert set(said) == set(list_metrics()) - {*ordered, *placeless, *hiding}
     shuffled = {"it": -ranks_of(zeros).double()}
     for name in set(ordered) - {"irof", "regionperturbation", "selectivity", "relevancerank"}:
-        other = explain.evaluate(model, x, shuffled, fewer(name), target=1, boxes=BOXES[:1])["it"][name].item()
+        other = explain.evaluate(model, x, shuffled, fewer(name), target=1, boxes=BOXES[:1])["it"][
+            name
+        ].item()
         assert found[name] == pytest.approx(other), name
     with torch.no_grad():
         photo, blank = (model(each)[0].softmax(0)[1].item() for each in (x, x * 0))
@@ -123,44 +145,77 @@ def test_a_map_of_zeros_has_the_figure_that_the_guide_says(model: nn.Module, pho
     assert found["iou"] == pytest.approx(25 / 120)
 
 
-def test_values_of_any_size_are_judged_alike(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
+def test_values_of_any_size_are_judged_alike(
+    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
+) -> None:
     """Sums and squares of single precision would be infinite, or nothing."""
-    names = ["sparseness", "complexity", "effectivecomplexity", "relevancemass", "relevancerank", "energypointinggame",
-             "attributionlocalisation", "infidelity", "faithfulnesscorrelation", "sensitivityn", "nonsensitivity",
-             "faithfulnessestimate", "monotonicitycorrelation", "averagedrop", "iou"]  # fmt: skip
+    names = [
+        "sparseness",
+        "complexity",
+        "effectivecomplexity",
+        "relevancemass",
+        "relevancerank",
+        "energypointinggame",
+        "attributionlocalisation",
+        "infidelity",
+        "faithfulnesscorrelation",
+        "sensitivityn",
+        "nonsensitivity",
+        "faithfulnessestimate",
+        "monotonicitycorrelation",
+        "averagedrop",
+        "iou",
+    ]
     given = {str(scale): (maps * scale).float() for scale in (1, 2.0**120, 2.0**-120)}
-    table = explain.evaluate(model, photos, given, [fewer(name) for name in names], target=1, boxes=BOXES)
+    table = explain.evaluate(
+        model, photos, given, [fewer(name) for name in names], target=1, boxes=BOXES
+    )
     for name in names:
         for scaled in list(table)[1:]:
-            torch.testing.assert_close(table[scaled][name], table["1"][name], rtol=1e-5, atol=1e-6, msg=name)
+            torch.testing.assert_close(
+                table[scaled][name], table["1"][name], rtol=1e-5, atol=1e-6, msg=name
+            )
         assert table["1"][name].isfinite().all(), name
 
 
-def test_channels_whose_sum_is_beyond_single_precision_are_added_up(model: nn.Module, photos: torch.Tensor) -> None:
+def test_channels_whose_sum_is_beyond_single_precision_are_added_up(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
     maps = torch.rand(3, 3, 12, 10, dtype=torch.float64)
     given = {"small": maps, "huge": (maps * 3e38).float()}
-    table = explain.evaluate(model, photos, given, ["sparseness", "averagedrop", "maxboxaccv2"], target=1, boxes=BOXES)
+    table = explain.evaluate(
+        model, photos, given, ["sparseness", "averagedrop", "maxboxaccv2"], target=1, boxes=BOXES
+    )
     for name in table["small"]:
-        torch.testing.assert_close(table["huge"][name], table["small"][name], rtol=1e-5, atol=1e-6, check_dtype=False)
+        torch.testing.assert_close(
+            table["huge"][name], table["small"][name], rtol=1e-5, atol=1e-6, check_dtype=False
+        )
 
 
 @pytest.mark.parametrize("baseline", [Mean(), Blur()], ids=str)
 def test_rounding_errors_decide_nothing(baseline: Baseline) -> None:
-    """A photo of one colour is not altered by its mean colour: all that changes are the last bits of the scores."""
+    """A photo of one colour is not altered by its mean colour: all that changes are the last bits
+    of the scores."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 5)).eval()
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 5)
+    ).eval()
     x = torch.tensor([0.4, -0.7, 0.2]).reshape(1, 3, 1, 1).expand(1, 3, 32, 32).contiguous()
     metrics = [
-        FaithfulnessCorrelation(baseline=baseline), FaithfulnessEstimate(baseline=baseline),
+        FaithfulnessCorrelation(baseline=baseline),
+        FaithfulnessEstimate(baseline=baseline),
         SensitivityN(baseline=baseline),
         Faithful(),
-    ]  # fmt: skip
+    ]
     with pytest.warns(ExplainWarning, match="vary|does not change the score"):
         table = explain.evaluate(model, x, ["gradcam", "inputxgradient"], metrics, target=1)
     for name in table:
         assert all(bool(value.isnan()) for value in table[name].values())
-    everywhere = explain.evaluate(model, x, {"map": torch.ones(1, 32, 32)}, NonSensitivity(baseline=baseline), target=1)
-    assert everywhere["map"]["nonsensitivity"].item() == 1  # no square is anything to the model, and all are to the map
+    everywhere = explain.evaluate(
+        model, x, {"map": torch.ones(1, 32, 32)}, NonSensitivity(baseline=baseline), target=1
+    )
+    # no square is anything to the model, and all are to the map
+    assert everywhere["map"]["nonsensitivity"].item() == 1
     found = explain.attribute(model, x, "inputxgradient", target=1)
     verdict = check_maps(model, x, [(get_method("inputxgradient"), found)], as_target(1), "it")
     assert verdict["inputxgradient"].faithful.passed is None
@@ -178,9 +233,13 @@ def test_a_negative_score_has_no_shares(photos: torch.Tensor) -> None:
     assert all(bool(value.isnan().all()) for value in table["inputxgradient"].values())
 
 
-def test_shares_that_round_to_no_pixel_cover_one(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
+def test_shares_that_round_to_no_pixel_cover_one(
+    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
+) -> None:
     """A share that covers nothing would compare the photo with itself."""
-    parts = explain.evaluate(model, photos, {"it": maps}, ROAD((0.01, 99.99)), target=1).parts("it", "road")
+    parts = explain.evaluate(model, photos, {"it": maps}, ROAD((0.01, 99.99)), target=1).parts(
+        "it", "road"
+    )
     with torch.no_grad():
         as_it_is = model(photos).softmax(1)[:, 1]
     assert (parts["morf"] != as_it_is[:, None]).all()
@@ -193,9 +252,9 @@ def test_signed_and_absolute_values_are_a_choice(model: nn.Module, photos: torch
     ends = {}
     for sign in ("signed", "absolute"):
         one: Any = sign
-        curve = explain.evaluate(model, photos, {"it": values}, Deletion(120, sign=one), target=1).curve(
-            "it", "deletion"
-        )
+        curve = explain.evaluate(
+            model, photos, {"it": values}, Deletion(120, sign=one), target=1
+        ).curve("it", "deletion")
         ends[sign] = curve[1][:, 1]
     for sign, place in (("signed", 6), ("absolute", 3)):
         covered = photos.clone()
@@ -213,14 +272,18 @@ def test_a_fill_that_the_model_takes_for_the_class_is_told() -> None:
         model[1].bias.copy_(torch.tensor([0.0, 3.0, 0.0]))
     photos = torch.ones(2, 1, 4, 4, dtype=torch.float64)
     maps = torch.rand(2, 4, 4, dtype=torch.float64)
-    table = explain.evaluate(model, photos, {"it": maps}, [Deletion(4), Insertion(4, Zero())], target=1)
+    table = explain.evaluate(
+        model, photos, {"it": maps}, [Deletion(4), Insertion(4, Zero())], target=1
+    )
     (note,) = table.notes
     assert note.startswith(
-        "image 0, 1 keeps its class with a probability of 0.91 or more where the baseline 'zero' covers"
+        "image 0, 1 keeps its class with a probability of 0.91 or more where the baseline 'zero' "
+        "covers"
     )
     assert str(table).splitlines()[-1] == f"note: {note}"
     assert table.to_dict()["notes"] == [note]
-    other = explain.evaluate(model, photos, {"it": maps}, Deletion(4), target=0)  # black is not its class
+    # black is not its class
+    other = explain.evaluate(model, photos, {"it": maps}, Deletion(4), target=0)
     score = explain.evaluate(model, photos, {"it": maps}, Deletion(4, score="logit"), target=1)
     assert other.notes == score.notes == ()
 
@@ -230,7 +293,9 @@ def test_a_fill_that_the_model_takes_for_the_class_is_told() -> None:
 
 def reads_classes(name: str) -> bool:
     """Whether a metric needs several classes."""
-    return name in ("adcc", "randomlogit") or getattr(get_metric(name), "score", "") == "probability"
+    return (
+        name in ("adcc", "randomlogit") or getattr(get_metric(name), "score", "") == "probability"
+    )
 
 
 def test_photos_of_one_channel_and_maps_of_truth_values(photos: torch.Tensor) -> None:
@@ -240,11 +305,15 @@ def test_photos_of_one_channel_and_maps_of_truth_values(photos: torch.Tensor) ->
     x = photos[:, :1]
     mask = x[:, 0] > 0
     metrics = ["deletion", "road", "irof", "infidelity", "sparseness", "pointinggame"]
-    table = explain.evaluate(grey, x, {"mask": mask, "same": mask.double().numpy()}, metrics, boxes=BOXES)
+    table = explain.evaluate(
+        grey, x, {"mask": mask, "same": mask.double().numpy()}, metrics, boxes=BOXES
+    )
     for name in metrics:
         torch.testing.assert_close(table["mask"][name].double(), table["same"][name].double())
         assert table["mask"][name].isfinite().all()
-    again = explain.evaluate(grey, x, "saliency", ["mprt", "maxsensitivity", "randomlogit"])["saliency"]
+    again = explain.evaluate(grey, x, "saliency", ["mprt", "maxsensitivity", "randomlogit"])[
+        "saliency"
+    ]
     assert all(values.isfinite().all() for values in again.values())
 
 
@@ -253,7 +322,9 @@ def test_a_model_of_one_class_is_asked_for_its_score(photos: torch.Tensor) -> No
     refused = []
     for name in list_metrics():
         with contextlib.suppress(TargetError, MetricError):
-            found = explain.evaluate(one, photos, "inputxgradient", fewer(name), boxes=BOXES)["inputxgradient"][name]
+            found = explain.evaluate(one, photos, "inputxgradient", fewer(name), boxes=BOXES)[
+                "inputxgradient"
+            ][name]
             assert found.shape == (3,)
             continue
         refused.append(name)
@@ -265,5 +336,7 @@ def test_a_model_of_one_class_is_asked_for_its_score(photos: torch.Tensor) -> No
     ):
         with pytest.raises(ExplainError, match=message):
             explain.evaluate(one, photos, "inputxgradient", fewer(name))
-    scores = explain.evaluate(one, photos, "inputxgradient", [Deletion(3, score="logit"), Sparseness()])
+    scores = explain.evaluate(
+        one, photos, "inputxgradient", [Deletion(3, score="logit"), Sparseness()]
+    )
     assert scores["inputxgradient"]["deletion"].isfinite().all()

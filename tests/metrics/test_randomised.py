@@ -1,4 +1,5 @@
-"""Which weights randomisation reaches, and in which order: that of the forward pass, whatever was registered where."""
+"""Which weights randomisation reaches, and in which order: that of the forward pass, whatever was
+registered where."""
 
 from __future__ import annotations
 
@@ -22,13 +23,18 @@ from explain.metrics.verdict import check_maps
 from explain.targets import ClassTarget
 from tests.conftest import TinyNet, registered_backwards, snapshot
 
-METRICS = [*(MPRT(order=order, steps=3) for order in ("top", "bottom", "independent")), EfficientMPRT(),
-           DependsOnModel()]  # fmt: skip
+METRICS = [
+    *(MPRT(order=order, steps=3) for order in ("top", "bottom", "independent")),
+    EfficientMPRT(),
+    DependsOnModel(),
+]
 
 
 @pytest.fixture
 def x() -> torch.Tensor:
-    return torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(
+        2, 3, 12, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
 
 def judged(model: nn.Module, x: torch.Tensor, metrics: Any = METRICS) -> dict[str, list[float]]:
@@ -49,7 +55,9 @@ def test_the_order_of_registration_decides_nothing(model: TinyNet, x: torch.Tens
     for each in (model, turned):
         found = explain.attribute(each, x[:1], "guidedbackprop", target=1)
         method = explain.methods.base.get_method("guidedbackprop")
-        verdicts.append(check_maps(each, x[:1], [(method, found)], ClassTarget((1,)), "it").to_dict())
+        verdicts.append(
+            check_maps(each, x[:1], [(method, found)], ClassTarget((1,)), "it").to_dict()
+        )
     assert verdicts[0] == verdicts[1]
 
 
@@ -70,30 +78,47 @@ class Net(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
-@pytest.mark.parametrize("norm", [parametrizations.weight_norm, nn.utils.weight_norm], ids=["parametrization", "hook"])
-def test_under_weight_norm_the_same_weights_are_drawn_as_without_it(norm: Any, x: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    "norm", [parametrizations.weight_norm, nn.utils.weight_norm], ids=["parametrization", "hook"]
+)
+def test_under_weight_norm_the_same_weights_are_drawn_as_without_it(
+    norm: Any, x: torch.Tensor
+) -> None:
     plain, other = Net(), Net(norm)
     before = snapshot(other)
-    drawn, expected = (Randomised(net, as_inputs(x)).of(["one", "two"], 4).eval() for net in (other, plain))
+    drawn, expected = (
+        Randomised(net, as_inputs(x)).of(["one", "two"], 4).eval() for net in (other, plain)
+    )
     torch.testing.assert_close(drawn(x), expected(x), rtol=1e-12, atol=1e-12)
     for layer in ("one", "two", "head"):
-        torch.testing.assert_close(getattr(drawn, layer).weight, getattr(expected, layer).weight, rtol=1e-12, atol=0)
-        assert torch.equal(getattr(drawn, layer).weight, getattr(other, layer).weight) == (layer == "head")
+        torch.testing.assert_close(
+            getattr(drawn, layer).weight, getattr(expected, layer).weight, rtol=1e-12, atol=0
+        )
+        assert torch.equal(getattr(drawn, layer).weight, getattr(other, layer).weight) == (
+            layer == "head"
+        )
     found, wanted = judged(other, x), judged(plain, x)
     assert all(found[name] == pytest.approx(wanted[name], abs=1e-9) for name in wanted)
     assert snapshot(other) == before
 
 
 @pytest.mark.parametrize(
-    "norm", [parametrizations.spectral_norm, nn.utils.spectral_norm], ids=["parametrization", "hook"]
+    "norm",
+    [parametrizations.spectral_norm, nn.utils.spectral_norm],
+    ids=["parametrization", "hook"],
 )
-def test_under_spectral_norm_weights_are_drawn_and_divided_by_their_own_norm(norm: Any, x: torch.Tensor) -> None:
+def test_under_spectral_norm_weights_are_drawn_and_divided_by_their_own_norm(
+    norm: Any, x: torch.Tensor
+) -> None:
     plain, other = Net(), Net(norm)
     for _ in range(30):
         other.train()(x)  # by which its trained weights have their norm
     before = snapshot(other.eval())
     copied = Randomised(other, as_inputs(x))
-    drawn, expected = copied.of(["one", "two"], 4), Randomised(plain, as_inputs(x)).of(["one", "two"], 4)
+    drawn, expected = (
+        copied.of(["one", "two"], 4),
+        Randomised(plain, as_inputs(x)).of(["one", "two"], 4),
+    )
     drawn(x)  # hooks compute their weights here
     for layer in ("one", "two"):
         weight, own = (getattr(net, layer).weight.detach() for net in (expected, drawn))
@@ -104,7 +129,9 @@ def test_under_spectral_norm_weights_are_drawn_and_divided_by_their_own_norm(nor
     assert snapshot(other) == before
 
 
-def test_parametrizations_without_an_inverse_and_pruned_weights_are_random_too(x: torch.Tensor) -> None:
+def test_parametrizations_without_an_inverse_and_pruned_weights_are_random_too(
+    x: torch.Tensor,
+) -> None:
     class Symmetric(nn.Module):
         def forward(self, w: torch.Tensor) -> torch.Tensor:
             return w + w.mT
@@ -130,7 +157,8 @@ def test_parametrizations_without_an_inverse_and_pruned_weights_are_random_too(x
 
 
 class Hidden(nn.Module):
-    """Layers in a plain list, a layer that is used twice, and parameters of no module; all in another order."""
+    """Layers in a plain list, a layer that is used twice, and parameters of no module; all in
+    another order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +185,11 @@ class Hidden(nn.Module):
 
 def test_layers_outside_of_modules_are_found_when_they_run(x: torch.Tensor) -> None:
     model = Hidden()
-    before = snapshot(model), [copy.deepcopy(each.state_dict()) for each in model.blocks], model.loose["scale"].clone()
+    before = (
+        snapshot(model),
+        [copy.deepcopy(each.state_dict()) for each in model.blocks],
+        model.loose["scale"].clone(),
+    )
     copied = Randomised(model, as_inputs(x))
     conv, norm, twice, scale, head = copied.layers
     assert (twice, head) == ("twice", "head")
@@ -167,7 +199,9 @@ def test_layers_outside_of_modules_are_found_when_they_run(x: torch.Tensor) -> N
     drawn = copied.of([norm, scale])
     assert torch.equal(drawn.blocks[0].weight, model.blocks[0].weight)
     assert (drawn.blocks[1].running_var == 1).all()
-    assert sorted(drawn.loose["scale"].flatten().tolist()) == sorted(model.loose["scale"].flatten().tolist())
+    assert sorted(drawn.loose["scale"].flatten().tolist()) == sorted(
+        model.loose["scale"].flatten().tolist()
+    )
     assert not torch.equal(drawn.loose["scale"], model.loose["scale"])
     drawn = copied.of([])
     assert torch.equal(drawn(x), model(x))
@@ -196,7 +230,9 @@ def test_weights_that_a_copy_would_share_with_the_model_are_refused(x: torch.Ten
     assert torch.equal(outside.weight, before)
 
 
-def test_a_layer_that_initialises_its_parts_leaves_them_alone_where_they_are_not_meant(x: torch.Tensor) -> None:
+def test_a_layer_that_initialises_its_parts_leaves_them_alone_where_they_are_not_meant(
+    x: torch.Tensor,
+) -> None:
     """`nn.MultiheadAttention` sets the bias of its projection, too."""
     torch.manual_seed(0)
 
@@ -223,5 +259,7 @@ def test_a_layer_that_initialises_its_parts_leaves_them_alone_where_they_are_not
 def test_all_parameters_in_one_storage_keep_their_order(x: torch.Tensor) -> None:
     model = Net()
     expected = judged(model, x)
-    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(model.parameters()).detach(), model.parameters())
+    nn.utils.vector_to_parameters(
+        nn.utils.parameters_to_vector(model.parameters()).detach(), model.parameters()
+    )
     assert judged(model, x) == expected

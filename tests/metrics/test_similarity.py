@@ -22,7 +22,9 @@ def test_rank_correlation_shares_the_ranks_of_equal_values() -> None:
     other = torch.tensor([[[0.0, 3.0, 1.0, 1.0]]])
     ranks = [0, 1.5, 1.5, 3], [0, 3, 1.5, 1.5]
     assert spearman(one, other).item() == pytest.approx(np.corrcoef(*ranks)[0, 1], abs=1e-12)
-    assert pearson(one, other).item() == pytest.approx(np.corrcoef(one.flatten(), other.flatten())[0, 1], abs=1e-12)
+    assert pearson(one, other).item() == pytest.approx(
+        np.corrcoef(one.flatten(), other.flatten())[0, 1], abs=1e-12
+    )
 
 
 def test_structural_similarity_window_by_window() -> None:
@@ -36,14 +38,22 @@ def test_structural_similarity_window_by_window() -> None:
                 weights, xs, ys = [], [], []
                 for v in range(max(0, row - 5), min(13, row + 6)):
                     for u in range(max(0, column - 5), min(9, column + 6)):
-                        weights.append(math.exp(-((v - row) ** 2 + (u - column) ** 2) / (2 * 1.5**2)))
+                        weights.append(
+                            math.exp(-((v - row) ** 2 + (u - column) ** 2) / (2 * 1.5**2))
+                        )
                         xs.append(x[v, u].item())
                         ys.append(y[v, u].item())
                 w, a, b = np.array(weights) / sum(weights), np.array(xs), np.array(ys)
                 ma, mb = (w * a).sum(), (w * b).sum()
-                va, vb, ab = (w * a * a).sum() - ma**2, (w * b * b).sum() - mb**2, (w * a * b).sum() - ma * mb
+                va, vb, ab = (
+                    (w * a * a).sum() - ma**2,
+                    (w * b * b).sum() - mb**2,
+                    (w * a * b).sum() - ma * mb,
+                )
                 c1, c2 = 1e-4, 9e-4
-                values.append((2 * ma * mb + c1) * (2 * ab + c2) / ((ma**2 + mb**2 + c1) * (va + vb + c2)))
+                values.append(
+                    (2 * ma * mb + c1) * (2 * ab + c2) / ((ma**2 + mb**2 + c1) * (va + vb + c2))
+                )
         assert found[i].item() == pytest.approx(np.mean(values), abs=1e-10)
     assert ssim(one, 3 * one + 1).tolist() == pytest.approx([1, 1])
 
@@ -58,7 +68,9 @@ def test_histograms_of_gradients_cell_by_cell() -> None:
             down = image[y + 1, x] - image[y - 1, x] if 0 < y < 19 else 0.0
             across = image[y, x + 1] - image[y, x - 1] if 0 < x < 15 else 0.0
             angle = math.degrees(math.atan2(down, across)) % 180
-            cells[y // cell, x // cell, min(8, int(angle / 20))] += math.hypot(down, across) / cell**2
+            cells[y // cell, x // cell, min(8, int(angle / 20))] += (
+                math.hypot(down, across) / cell**2
+            )
     for top in range(3):
         for left in range(2):
             block = cells[top : top + 3, left : left + 3].flatten()

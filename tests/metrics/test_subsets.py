@@ -1,8 +1,11 @@
-"""Sums of values against what the score loses: correlations, sensitivity-n, monotonicity, infidelity."""
+"""Sums of values against what the score loses: correlations, sensitivity-n, monotonicity,
+infidelity."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,29 +35,48 @@ def subset(seed: int, run: int, count: int) -> list[int]:
     return torch.randperm(120, generator=generator)[:count].tolist()
 
 
+def drop(read: Any, photo: torch.Tensor, places: list[int]) -> float:
+    """What the score loses when these places are zero."""
+    return float(read(photo) - read(ZERO(photo, set(places))))
+
+
 def pearson(one: list[float], other: list[float]) -> float:
     return float(np.corrcoef(one, other)[0, 1])
 
 
-def test_random_subsets_by_the_formula(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
+def test_random_subsets_by_the_formula(
+    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
+) -> None:
     metrics = [FaithfulnessCorrelation(12, 10, seed=3), SensitivityN((10, 40), 8, seed=5)]
     table = explain.evaluate(model, photos, {"map": maps}, metrics, target=2)
     for i, photo in enumerate(photos):
         read, flat = plain.logit(model, 2), maps[i].flatten()
 
-        def correlated(seed: int, samples: int, count: int) -> float:
-            subsets = [subset(seed, run, count) for run in range(samples)]
-            sums = [flat[places].sum().item() for places in subsets]  # noqa: B023
-            return pearson(sums, [read(photo) - read(ZERO(photo, set(places))) for places in subsets])  # noqa: B023
+        drop_of = partial(drop, read, photo)
 
-        assert table["map"]["faithfulnesscorrelation"][i].item() == pytest.approx(correlated(3, 12, 12), abs=1e-8)
+        def correlated(
+            seed: int, samples: int, count: int, flat: torch.Tensor = flat, drop_of: Any = drop_of
+        ) -> float:
+            subsets = [subset(seed, run, count) for run in range(samples)]
+            sums = [flat[places].sum().item() for places in subsets]
+            return pearson(sums, [drop_of(places) for places in subsets])
+
+        assert table["map"]["faithfulnesscorrelation"][i].item() == pytest.approx(
+            correlated(3, 12, 12), abs=1e-8
+        )
         both = [correlated(5, 8, 12), correlated(5, 8, 48)]
         assert table["map"]["sensitivityn"][i].item() == pytest.approx(sum(both) / 2, abs=1e-8)
         assert table.curve("map", "sensitivityn")[1][i].tolist() == pytest.approx(both, abs=1e-8)
 
 
-def test_groups_in_the_maps_order_by_the_formula(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor) -> None:
-    metrics = [FaithfulnessEstimate(7), MonotonicityCorrelation(6, 3, seed=2), Monotonicity(5, score="logit")]
+def test_groups_in_the_maps_order_by_the_formula(
+    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
+) -> None:
+    metrics = [
+        FaithfulnessEstimate(7),
+        MonotonicityCorrelation(6, 3, seed=2),
+        Monotonicity(5, score="logit"),
+    ]
     table = explain.evaluate(model, photos, {"map": maps}, metrics, target=2)
     for i, photo in enumerate(photos):
         read, flat, order = plain.logit(model, 2), maps[i].flatten(), plain.order_of(maps[i])
@@ -67,32 +89,45 @@ def test_groups_in_the_maps_order_by_the_formula(model: nn.Module, photos: torch
         order = plain.order_of(maps[i].abs(), seed=2)
         groups = [order[20 * k : 20 * k + 20] for k in range(6)]
         noises = [plain.by_photo(Noise(seed).replacement(photo[None])[0]) for seed in (2, 3, 4)]
-        change = [np.mean([(read(photo) - read(n(photo, set(g)))) ** 2 for n in noises]) for g in groups]
+        change = [
+            np.mean([(read(photo) - read(n(photo, set(g)))) ** 2 for n in noises]) for g in groups
+        ]
         sizes = [abs(flat[places].sum().item()) for places in groups]
         ranks = [np.argsort(np.argsort(each)) for each in (sizes, change)]  # no ties here
         expected = pearson(ranks[0].tolist(), ranks[1].tolist())
-        assert table["map"]["monotonicitycorrelation"][i].item() == pytest.approx(expected, abs=1e-8)
+        assert table["map"]["monotonicitycorrelation"][i].item() == pytest.approx(
+            expected, abs=1e-8
+        )
 
         order = plain.order_of(maps[i])
         curve = [read(ZERO(photo, set(order[: 120 - 24 * k]))) for k in range(6)]
         rises = [after >= before for before, after in pairwise(curve)]
         assert table.curve("map", "monotonicity")[1][i].tolist() == pytest.approx(curve, abs=1e-8)
         assert table["map"]["monotonicity"][i].item() == float(all(rises))
-        assert table.parts("map", "monotonicity")["share"][i].item() == pytest.approx(sum(rises) / 5)
+        assert table.parts("map", "monotonicity")["share"][i].item() == pytest.approx(
+            sum(rises) / 5
+        )
 
 
 def test_monotonicity_is_one_where_all_that_is_shown_speaks_for_the_class() -> None:
-    """Of a linear model, the score rises with every pixel that contributes, and falls with one that speaks against."""
+    """Of a linear model, the score rises with every pixel that contributes, and falls with one that
+    speaks against."""
     linear = nn.Sequential(nn.Flatten(), nn.Linear(30, 2)).double()
     x = torch.rand(2, 1, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
         linear[1].weight.copy_(linear[1].weight.abs())
-    found = [explain.evaluate(linear, x, "inputxgradient", Monotonicity(30, score="logit"), target=1)]
+    found = [
+        explain.evaluate(linear, x, "inputxgradient", Monotonicity(30, score="logit"), target=1)
+    ]
     with torch.no_grad():
         linear[1].weight[1, 7] *= -1
-    found += [explain.evaluate(linear, x, "inputxgradient", Monotonicity(30, score="logit"), target=1)]
+    found += [
+        explain.evaluate(linear, x, "inputxgradient", Monotonicity(30, score="logit"), target=1)
+    ]
     assert [each["inputxgradient"]["monotonicity"].tolist() for each in found] == [[1, 1], [0, 0]]
-    assert found[1].parts("inputxgradient", "monotonicity")["share"].tolist() == pytest.approx([29 / 30] * 2)
+    assert found[1].parts("inputxgradient", "monotonicity")["share"].tolist() == pytest.approx(
+        [29 / 30] * 2
+    )
 
 
 def test_squares_that_are_nothing_to_one_of_map_and_model(photos: torch.Tensor) -> None:
@@ -102,16 +137,21 @@ def test_squares_that_are_nothing_to_one_of_map_and_model(photos: torch.Tensor) 
 
     maps = torch.zeros(3, 12, 10, dtype=torch.float64)
     maps[:, 3:6] = 1  # of the two quarters that matter, one is missed
-    found = explain.evaluate(UpperHalf(), photos, {"map": maps}, NonSensitivity(3), target=0)["map"]["nonsensitivity"]
+    found = explain.evaluate(UpperHalf(), photos, {"map": maps}, NonSensitivity(3), target=0)[
+        "map"
+    ]["nonsensitivity"]
     count = len(squares(12, 10, 3))
     assert found.tolist() == pytest.approx([4 / count] * 3)
 
 
-@pytest.mark.parametrize(("reads", "shows"), [("nothing", "some"), ("some", "nothing"), ("nothing", "nothing")])
+@pytest.mark.parametrize(
+    ("reads", "shows"), [("nothing", "some"), ("some", "nothing"), ("nothing", "nothing")]
+)
 def test_where_map_or_model_say_nothing_squares_of_the_other_are_counted(
     photos: torch.Tensor, reads: str, shows: str
 ) -> None:
-    """The symmetric difference of the features without attribution and of those that the model does not depend on."""
+    """The symmetric difference of the features without attribution and of those that the model does
+    not depend on."""
 
     class Some(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -121,19 +161,29 @@ def test_where_map_or_model_say_nothing_squares_of_the_other_are_counted(
     maps = torch.zeros(3, 12, 10, dtype=torch.float64)
     if shows == "some":
         maps[:, 3:9, :4] = torch.tensor([1.0, -1.0, 2.0, 3.0], dtype=torch.float64)
-    found = explain.evaluate(Some(), photos, {"map": maps}, NonSensitivity(3), target=0)["map"]["nonsensitivity"]
+    found = explain.evaluate(Some(), photos, {"map": maps}, NonSensitivity(3), target=0)["map"][
+        "nonsensitivity"
+    ]
     for i, photo in enumerate(photos):
         read, cover = plain.logit(Some(), 0), plain.constant([0, 0, 0])
         of = squares(12, 10, 3)
         without = {k for k, each in enumerate(of) if not maps[i].flatten()[each].any()}
-        still = {k for k, each in enumerate(of) if abs(read(photo) - read(cover(photo, set(each)))) < 1e-9}
+        still = {
+            k
+            for k, each in enumerate(of)
+            if abs(read(photo) - read(cover(photo, set(each)))) < 1e-9
+        }
         assert found[i].item() == pytest.approx(len(without ^ still) / len(of))
 
 
 def test_infidelity_by_the_formula(model: nn.Module, photos: torch.Tensor) -> None:
-    values = torch.randn(3, 3, 12, 10, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    values = torch.randn(
+        3, 3, 12, 10, generator=torch.Generator().manual_seed(7), dtype=torch.float64
+    )
     metrics = {scaled: Infidelity(9, 0.3, scaled=scaled, seed=1) for scaled in (True, False)}
-    tables = {s: explain.evaluate(model, photos, {"map": values}, m, target=2) for s, m in metrics.items()}
+    tables = {
+        s: explain.evaluate(model, photos, {"map": values}, m, target=2) for s, m in metrics.items()
+    }
     for i, photo in enumerate(photos):
         read, told, lost = plain.logit(model, 2), [], []
         for sample in range(9):
@@ -154,12 +204,18 @@ def test_a_linear_model_is_explained_perfectly_by_its_contributions(photos: torc
     metrics = [FaithfulnessCorrelation(9, 20), FaithfulnessEstimate(8), SensitivityN((5, 30), 6)]
     table = explain.evaluate(linear, photos, InputXGradient(), metrics)
     for metric in metrics:
-        torch.testing.assert_close(table["inputxgradient"][metric.name], torch.ones(3).double(), msg=metric.name)
-    gradient = explain.evaluate(linear, photos, Saliency(absolute=False), Infidelity(5, scaled=False))
+        torch.testing.assert_close(
+            table["inputxgradient"][metric.name], torch.ones(3).double(), msg=metric.name
+        )
+    gradient = explain.evaluate(
+        linear, photos, Saliency(absolute=False), Infidelity(5, scaled=False)
+    )
     assert gradient["saliency"]["infidelity"].abs().max() < 1e-20
 
 
-def test_subsets_are_the_same_for_every_method_and_run_once(photos: torch.Tensor, maps: torch.Tensor) -> None:
+def test_subsets_are_the_same_for_every_method_and_run_once(
+    photos: torch.Tensor, maps: torch.Tensor
+) -> None:
     from tests.metrics.test_evaluation import Counting
 
     linear = nn.Sequential(nn.Flatten(), nn.Linear(360, 4)).double()
@@ -167,5 +223,7 @@ def test_subsets_are_the_same_for_every_method_and_run_once(photos: torch.Tensor
     given = {str(k): maps + k for k in range(4)}
     metrics = [FaithfulnessCorrelation(11), Infidelity(7), NonSensitivity(6)]
     explain.evaluate(counting, photos, given, metrics, target=0, batch_size=5)
-    assert len({row.numpy().tobytes() for row in counting.rows}) == 3 * (1 + 11 + 7 + 4) + 2  # and those of a probe
-    assert len(counting.rows) <= 3 * (1 + 11 + 7 + 4) + 3 + 4 + 4  # and four in a trial of incremental inference
+    # and those of a probe
+    assert len({row.numpy().tobytes() for row in counting.rows}) == 3 * (1 + 11 + 7 + 4) + 2
+    # and four in a trial of incremental inference
+    assert len(counting.rows) <= 3 * (1 + 11 + 7 + 4) + 3 + 4 + 4

@@ -36,11 +36,15 @@ def photo(tmp_path: Path) -> Image.Image:
     return picture
 
 
-def plain(photo: Image.Image, side: int, share: float, mean: list[float], std: list[float], how: int) -> np.ndarray:
+def plain(
+    photo: Image.Image, side: int, share: float, mean: list[float], std: list[float], how: int
+) -> np.ndarray:
     """The central square, scaled and normalised, with NumPy."""
     half, (width, height) = min(photo.size) * share / 2, photo.size
     box = (width / 2 - half, height / 2 - half, width / 2 + half, height / 2 + half)
-    pixels = np.asarray(photo.resize((side, side), Image.Resampling(how), box=box), np.float64) / 255
+    pixels = (
+        np.asarray(photo.resize((side, side), Image.Resampling(how), box=box), np.float64) / 255
+    )
     found: np.ndarray = ((pixels - mean) / std).transpose(2, 0, 1)
     return found
 
@@ -59,7 +63,9 @@ def test_a_number_stands_for_all_channels_and_the_rest_stays() -> None:
     center = CenterCrop(8, 0.7, interpolation="bicubic")
     assert adjusted(center, mean=0.5) == CenterCrop(8, 0.7, (0.5,) * 3, interpolation="bicubic")
     assert adjusted(center) is center
-    whole: Any = explain.Explainer("tiny", crop="whole", std=0.3, interpolation="bicubic").preprocess
+    whole: Any = explain.Explainer(
+        "tiny", crop="whole", std=0.3, interpolation="bicubic"
+    ).preprocess
     assert isinstance(whole, WholePhoto)
     assert (whole.std, whole.interpolation) == ((0.3,) * 3, "bicubic")
 
@@ -80,7 +86,9 @@ def test_values_that_cannot_be_meant_are_refused(values: dict[str, Any], message
 
 def test_a_preprocessing_that_cuts_out_no_centre_keeps_its_values() -> None:
     with pytest.raises(ModelError, match="interpolation needs a"):
-        explain.Explainer(settled(TinyNet()), preprocess=lambda image: torch.zeros(3, 8, 8), mean=0.5)
+        explain.Explainer(
+            settled(TinyNet()), preprocess=lambda image: torch.zeros(3, 8, 8), mean=0.5
+        )
 
 
 def test_only_what_nobody_says_is_assumed() -> None:
@@ -95,32 +103,61 @@ def test_only_what_nobody_says_is_assumed() -> None:
 
 
 def test_the_command_line_takes_them_and_the_record_brings_them_back(
-    tmp_path: Path, photo: Image.Image, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    photo: Image.Image,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "adjusted_net.py").write_text(NET)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    values = ["--mean", "0.1,0.2,0.3", "--std", "0.5", "--interpolation", "bicubic", "--crop", "0.6", "--size", "16"]
+    values = [
+        "--mean",
+        "0.1,0.2,0.3",
+        "--std",
+        "0.5",
+        "--interpolation",
+        "bicubic",
+        "--crop",
+        "0.6",
+        "--size",
+        "16",
+    ]
     common = ["photo.png", "--method", "saliency", "--target", "1"]
     assert main([*common, "--model", "adjusted_net:make", *values]) == 0
     assert capsys.readouterr().err == ""
-    told = "CenterCrop(side=16, crop=0.6, mean=(0.1, 0.2, 0.3), std=(0.5, 0.5, 0.5), interpolation='bicubic')"
-    assert explain.load("explained/photo-adjusted_net-make-class-1-saliency.json").record["preprocess"] == told
+    told = (
+        "CenterCrop(side=16, crop=0.6, mean=(0.1, 0.2, 0.3), std=(0.5, 0.5, 0.5), "
+        "interpolation='bicubic')"
+    )
+    assert (
+        explain.load("explained/photo-adjusted_net-make-class-1-saliency.json").record["preprocess"]
+        == told
+    )
     assert main([*common, "--model", "tiny", *values, "-o", "small"]) == 0
     saved = explain.load(next(Path("small").glob("*.json")))
     assert torch.equal(saved.repeat().attributions["saliency"].values[0], saved.values)
     assert main([*common, "--model", "adjusted_net:make", "--size", "16", "-o", "none"]) == 0
-    assert "ImageNet's mean and standard deviation; give --mean, --std, or give" in capsys.readouterr().err
+    assert (
+        "ImageNet's mean and standard deviation; give --mean, --std, or give"
+        in capsys.readouterr().err
+    )
     sys.modules.pop("adjusted_net", None)
 
 
-def test_another_size_keeps_the_interpolation_that_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_size_keeps_the_interpolation_that_is_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     models = pytest.importorskip("torchvision.models")
-    monkeypatch.setattr(models, "get_model", lambda name, weights: torch.nn.Identity())  # nothing is downloaded
+    # nothing is downloaded
+    monkeypatch.setattr(models, "get_model", lambda name, weights: torch.nn.Identity())
     for name in ("swin_t", "resnet50"):
         published = models.get_model_weights(name).DEFAULT.transforms()
         found = load_torchvision(name, size=112).preprocess
         assert found == CenterCrop(
-            112, published.crop_size[0] / published.resize_size[0], tuple(published.mean), tuple(published.std),
+            112,
+            published.crop_size[0] / published.resize_size[0],
+            tuple(published.mean),
+            tuple(published.std),
             published.interpolation.value,
-        )  # fmt: skip
+        )

@@ -1,4 +1,5 @@
-"""Models in files: a factory by its path, TorchScript, exported programs and ONNX; and models of photos in grey."""
+"""Models in files: a factory by its path, TorchScript, exported programs and ONNX; and models of
+photos in grey."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from explain.models.files import BlackBox
 from explain.report.reproduce import reproduction
 
 pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:.*torch.jit.*:{kind}") for kind in ("FutureWarning", "DeprecationWarning")
+    pytest.mark.filterwarnings(f"ignore:.*torch.jit.*:{kind}")
+    for kind in ("FutureWarning", "DeprecationWarning")
 ]
 
 SIDE = 16
@@ -66,12 +68,30 @@ def in_grey(photo: Image.Image) -> np.ndarray:
 # By the path of a file
 
 
-def test_a_factory_is_found_by_the_path_of_its_file(file: Path, net: nn.Module, tmp_path: Path) -> None:
+def test_a_factory_is_found_by_the_path_of_its_file(
+    file: Path, net: nn.Module, tmp_path: Path
+) -> None:
     explainer = explain.Explainer(f"{file}:make", **VIEW)
     assert torch.equal(explainer(PHOTO).values, explain.Explainer(net, **VIEW)(PHOTO).values)
     PHOTO.save(tmp_path / "photo.png")
-    assert main([str(tmp_path / "photo.png"), "--model", f"{file}:make", "--size", "16", "--mean", "0.5", "--std", "1",
-                 "-o", str(tmp_path / "out")]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                str(tmp_path / "photo.png"),
+                "--model",
+                f"{file}:make",
+                "--size",
+                "16",
+                "--mean",
+                "0.5",
+                "--std",
+                "1",
+                "-o",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 0
+    )
 
 
 def test_files_of_one_name_in_two_folders_are_two_models(file: Path, tmp_path: Path) -> None:
@@ -114,7 +134,10 @@ def exported_file(net: nn.Module, path: Path) -> Any:
 def test_a_closed_model_is_explained_as_its_original_by_methods_that_need_scores(
     close: Callable[[nn.Module, Path], Any], net: nn.Module, tmp_path: Path
 ) -> None:
-    explainer, original = explain.Explainer(close(net, tmp_path), **VIEW), explain.Explainer(net, **VIEW)
+    explainer, original = (
+        explain.Explainer(close(net, tmp_path), **VIEW),
+        explain.Explainer(net, **VIEW),
+    )
     found, expected = explainer(PHOTO, OUTSIDE), original(PHOTO, OUTSIDE)
     assert dict(found.predictions) == pytest.approx(dict(expected.predictions))
     assert not found.origin.hooks  # those that torch puts on an exported program are no one's
@@ -146,15 +169,25 @@ def test_onnx_gives_scores_alone_and_says_its_size_and_channels(tmp_path: Path) 
     pytest.importorskip("onnxruntime", reason="onnxruntime comes with the extra 'onnx'")
     weight = np.random.default_rng(1).normal(size=(SIDE * SIDE, 3)).astype(np.float32)
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    nodes = [helper.make_node("Flatten", ["x"], ["flat"]), helper.make_node("MatMul", ["flat", "w"], ["y"])]
-    ends = [helper.make_tensor_value_info(name, kind, shape) for name, shape in {
-        "x": [1, 1, SIDE, SIDE], "y": [1, 3]}.items()]  # fmt: skip
-    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], [onnx.numpy_helper.from_array(weight, "w")])
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "w"], ["y"]),
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, kind, shape)
+        for name, shape in {"x": [1, 1, SIDE, SIDE], "y": [1, 3]}.items()
+    ]
+    graph = helper.make_graph(
+        nodes, "net", ends[:1], ends[1:], [onnx.numpy_helper.from_array(weight, "w")]
+    )
     path = tmp_path / "net.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
+    )
     explainer = explain.Explainer(str(path), mean=0.5, std=0.5)
     assert explainer.preprocess == CenterCrop(SIDE, mean=(0.5,), std=(0.5,))
-    values = explainer(PHOTO, Occlusion(1, 1), target=2).values  # of a linear model: weight times value
+    # of a linear model: weight times value
+    values = explainer(PHOTO, Occlusion(1, 1), target=2).values
     expected = weight[:, 2].reshape(SIDE, SIDE) * explainer.as_input(PHOTO)[0, 0].numpy()
     np.testing.assert_allclose(values.numpy(), expected, atol=1e-5)
     with pytest.raises(ExplainError, match="occlusion"):
@@ -167,7 +200,11 @@ def test_a_missing_runtime_a_state_dict_and_weights_are_refused(
     torch.save(net.state_dict(), tmp_path / "state.pt")
     (tmp_path / "net.onnx").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    for name, word in {"state.pt": "TorchScript", "net.onnx": "onnxruntime", "no.pt2": "there is none"}.items():
+    for name, word in {
+        "state.pt": "TorchScript",
+        "net.onnx": "onnxruntime",
+        "no.pt2": "there is none",
+    }.items():
         with pytest.raises(ModelError, match=word):
             explain.Explainer(str(tmp_path / name))
     with pytest.raises(ModelError, match="weights"):
@@ -182,10 +219,14 @@ def test_a_model_of_one_channel_gets_photos_in_grey(file: Path) -> None:
     assert explainer.preprocess == CenterCrop(SIDE, mean=(0.5,), std=(0.5,))
     flat = Image.fromarray(np.full((20, 20, 3), (200, 40, 90), np.uint8))
     expected = (in_grey(flat)[0, 0] / 255 - 0.5) / 0.5
-    torch.testing.assert_close(explainer.as_input(flat), torch.full((1, 1, SIDE, SIDE), float(expected)))
+    torch.testing.assert_close(
+        explainer.as_input(flat), torch.full((1, 1, SIDE, SIDE), float(expected))
+    )
     assert explainer(PHOTO, ["saliency", "lrp"]).values.shape == (1, SIDE, SIDE)
     with pytest.warns(ExplainWarning, match="in grey"):
-        assert explain.Explainer(f"{file}:grey").preprocess == CenterCrop(224, mean=(0.449,), std=(0.226,))
+        assert explain.Explainer(f"{file}:grey").preprocess == CenterCrop(
+            224, mean=(0.449,), std=(0.226,)
+        )
 
 
 def test_channels_are_as_given_where_no_convolution_says_them() -> None:
@@ -199,7 +240,9 @@ def test_channels_are_as_given_where_no_convolution_says_them() -> None:
     with pytest.raises(ModelError, match="mean must be a number"):
         explain.Explainer(net, channels=1, mean=(0.1, 0.2, 0.3))
     with pytest.raises(ImageError, match="channels"):
-        explain.Explainer(nn.Sequential(nn.Conv2d(5, 2, 1), nn.Flatten()), **VIEW)(PHOTO, "saliency")
+        explain.Explainer(nn.Sequential(nn.Conv2d(5, 2, 1), nn.Flatten()), **VIEW)(
+            PHOTO, "saliency"
+        )
 
 
 def test_the_code_that_repeats_an_explanation_has_channels_and_activation(file: Path) -> None:

@@ -26,13 +26,16 @@ class Linear(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 3 * 64, generator=torch.Generator().manual_seed(0)))
+        self.weight = nn.Parameter(
+            torch.randn(3, 3 * 64, generator=torch.Generator().manual_seed(0))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1) @ self.weight.T
 
 
-PLAIN = CenterCrop(8, 0.8, (0.0,) * 3, (1.0,) * 3)  # of a photo of 10 pixels, one pixel for each of the photo's
+# of a photo of 10 pixels, one pixel for each of the photo's
+PLAIN = CenterCrop(8, 0.8, (0.0,) * 3, (1.0,) * 3)
 
 
 @pytest.fixture
@@ -45,7 +48,12 @@ def averaging() -> nn.Module:
 
 
 def test_the_whole_photo_is_scaled_with_its_proportions_kept(photo: Image.Image) -> None:
-    for size, shape in (((16, 10), (10, 16)), ((10, 16), (16, 10)), ((1, 100), (40, 1)), ((7, 7), (10, 10))):
+    for size, shape in (
+        ((16, 10), (10, 16)),
+        ((10, 16), (16, 10)),
+        ((1, 100), (40, 1)),
+        ((7, 7), (10, 10)),
+    ):
         view = WholePhoto(10, pad=False)
         assert view(photo.resize(size)).shape == (3, *shape)
         assert view.box(size) == Box(0, 0, *size)
@@ -80,8 +88,12 @@ def test_padding_is_the_mean_colour_and_lies_outside_of_the_photo(size: tuple[in
 def test_crops_are_made_of_what_the_model_brings() -> None:
     net, plain = averaging(), CenterCrop(32, 0.5, (0.1,) * 3, (0.2,) * 3, "bicubic")
     assert cropped(plain, "center", net) is plain
-    assert cropped(plain, "whole", net) == WholePhoto(32, (0.1,) * 3, (0.2,) * 3, "bicubic", pad=False)
-    assert cropped(plain, "whole", nn.Flatten()) == WholePhoto(32, (0.1,) * 3, (0.2,) * 3, "bicubic", pad=True)
+    assert cropped(plain, "whole", net) == WholePhoto(
+        32, (0.1,) * 3, (0.2,) * 3, "bicubic", pad=False
+    )
+    assert cropped(plain, "whole", nn.Flatten()) == WholePhoto(
+        32, (0.1,) * 3, (0.2,) * 3, "bicubic", pad=True
+    )
     published = torchvision.models.ResNet50_Weights.IMAGENET1K_V1.transforms()
     assert cropped(published, 0.5, net) == CenterCrop(224, 0.5)
     with pytest.raises(ModelError, match="crop 'whole' needs a"):
@@ -98,7 +110,9 @@ def test_networks_that_take_any_size_are_told_by_what_they_average() -> None:
 
 
 @pytest.mark.parametrize("size", [(90, 60), (60, 90), (40, 400), (50, 50)])
-def test_overlays_cover_the_photo_and_records_tell_the_crop(size: tuple[int, int], tmp_path: Path) -> None:
+def test_overlays_cover_the_photo_and_records_tell_the_crop(
+    size: tuple[int, int], tmp_path: Path
+) -> None:
     classifier = Classifier(averaging(), CenterCrop(12), list("abcde"))
     explainer = explain.Explainer(classifier, crop="whole")
     explanation = explainer(Image.effect_noise(size, 80), ["gradcam", "saliency"], layer="layer2")
@@ -115,10 +129,23 @@ def test_crops_are_asked_for_on_the_command_line(
     shapes = []
     for crop in ("center", "whole"):
         folder = tmp_path / crop
-        arguments = ["--model", "tiny", "--size", "32", "--crop", crop, "--method", "saliency", "-o", str(folder)]
+        arguments = [
+            "--model",
+            "tiny",
+            "--size",
+            "32",
+            "--crop",
+            crop,
+            "--method",
+            "saliency",
+            "-o",
+            str(folder),
+        ]
         assert main([str(tmp_path / "a.png"), *arguments]) == 0
         shapes.append(np.load(folder / "a-tiny-saliency.npy").shape)
     assert shapes == [(3, 32, 32), (3, 32, 51)]
-    assert explain.load(tmp_path / "whole" / "a-tiny-saliency.json").repeat().box == Box(0, 0, 160, 100)
+    assert explain.load(tmp_path / "whole" / "a-tiny-saliency.json").repeat().box == Box(
+        0, 0, 160, 100
+    )
     assert capsys.readouterr().err == ""
     assert all(a != b for a, b in pairwise(path.read_bytes() for path in tmp_path.rglob("*.npy")))

@@ -1,4 +1,5 @@
-"""NanoDet: its published outputs, decoding and suppression against slow computations, and what it finds on photos."""
+"""NanoDet: its published outputs, decoding and suppression against slow computations, and what it
+finds on photos."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def test_its_outputs_are_the_published_ones(classifier: Classifier) -> None:
         heads = [head(level) for head, level in zip(model.heads.values(), levels, strict=True)]
     box_logits = torch.cat([raw[0, 80:].flatten(1).T for raw in heads])[::EVERY]
     torch.testing.assert_close(box_logits, expected["box_logits"].float(), atol=1e-2, rtol=0)
-    torch.testing.assert_close(decode(heads)["scores"][0, ::EVERY], expected["scores"].float(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        decode(heads)["scores"][0, ::EVERY], expected["scores"].float(), atol=1e-3, rtol=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,10 +54,15 @@ def test_its_outputs_are_the_published_ones(classifier: Classifier) -> None:
         ("rocket.jpg", []),
     ],
 )
-def test_it_finds_what_is_on_a_photo(classifier: Classifier, photo: str, expected: list[tuple[str, float]]) -> None:
+def test_it_finds_what_is_on_a_photo(
+    classifier: Classifier, photo: str, expected: list[tuple[str, float]]
+) -> None:
     with torch.no_grad():
         (found,) = detect(classifier.model(as_input(classifier, photo)))
-    named = [(classifier.label(i), s) for i, s in zip(found["labels"].tolist(), found["scores"].tolist(), strict=True)]
+    named = [
+        (classifier.label(i), s)
+        for i, s in zip(found["labels"].tolist(), found["scores"].tolist(), strict=True)
+    ]
     assert named == [(label, pytest.approx(score, abs=0.03)) for label, score in expected]
 
 
@@ -79,14 +87,19 @@ def plain_box(cell: torch.Tensor, x: int, y: int, stride: int) -> list[float]:
 def test_decoding_is_what_its_description_says() -> None:
     generator = torch.Generator().manual_seed(0)
     sizes, classes = [(4, 6), (2, 3), (1, 2)], 3
-    maps = [3 * torch.randn(2, classes + 4 * BINS, *size, generator=generator, dtype=torch.float64) for size in sizes]
+    maps = [
+        3 * torch.randn(2, classes + 4 * BINS, *size, generator=generator, dtype=torch.float64)
+        for size in sizes
+    ]
     found, cell = decode(maps), 0
     for raw, stride, (rows, columns) in zip(maps, STRIDES, sizes, strict=True):
         for y in range(rows):
             for x in range(columns):
                 for image in range(2):
                     own = raw[image, :, y, x]
-                    assert found["boxes"][image, cell].tolist() == pytest.approx(plain_box(own[3:], x, y, stride))
+                    assert found["boxes"][image, cell].tolist() == pytest.approx(
+                        plain_box(own[3:], x, y, stride)
+                    )
                     assert found["logits"][image, cell].tolist() == own[:3].tolist()
                     scores = [1 / (1 + math.exp(-logit)) for logit in own[:3].tolist()]
                     assert found["scores"][image, cell].tolist() == pytest.approx(scores)
@@ -110,7 +123,10 @@ def test_suppression_is_that_of_torchvision() -> None:
 
 
 def test_few_candidates_and_none() -> None:
-    output = {"scores": torch.tensor([[[0.5, 0.9]], [[0.1, 0.2]]]), "boxes": torch.tensor([[[0.0, 0, 9, 9]]] * 2)}
+    output = {
+        "scores": torch.tensor([[[0.5, 0.9]], [[0.1, 0.2]]]),
+        "boxes": torch.tensor([[[0.0, 0, 9, 9]]] * 2),
+    }
     assert [len(found["scores"]) for found in detect(output)] == [2, 0]
     assert [found["labels"].tolist() for found in detect(output, candidates=1)] == [[1], []]
     assert detect(output)[1]["boxes"].shape == (0, 4)
@@ -140,7 +156,9 @@ def test_a_photo_is_explained_for_one_box() -> None:
     (found,) = detect(explainer.model(explainer.as_input(photo)))
     cell, label = int(found["cells"][0]), int(found["labels"][0])
     layer = "heads.stride32.hidden"  # the head that found it
-    explanation = explainer(photo, "gradcam", lambda output: output["logits"][:, cell, label], layer=layer)
+    explanation = explainer(
+        photo, "gradcam", lambda output: output["logits"][:, cell, label], layer=layer
+    )
     assert explanation.input_size == (416, 416)
     heat = explanation.attributions["gradcam"].heatmap[0]
     left, top, right, bottom = found["boxes"][0].round().long().clamp(0, 416).tolist()

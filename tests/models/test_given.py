@@ -1,4 +1,5 @@
-"""What a module says about its own preprocessing and labels is used, and what is assumed is said."""
+"""What a module says about its own preprocessing and labels is used, and what is assumed is
+said."""
 
 from __future__ import annotations
 
@@ -26,17 +27,26 @@ def photo() -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3)).astype(np.uint8))
 
 
-def plain(photo: Image.Image, size: tuple[int, int], mean: list[float], std: list[float], how: Any) -> torch.Tensor:
+def plain(
+    photo: Image.Image, size: tuple[int, int], mean: list[float], std: list[float], how: Any
+) -> torch.Tensor:
     """Resize the whole photo to (width, height) and normalise it."""
     pixels = torch.from_numpy(np.array(photo.resize(size, how))).permute(2, 0, 1) / 255
     return (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
 
 
-CONFIG = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "interpolation": "bicubic", "input_size": (3, 32, 32)}
+CONFIG = {
+    "mean": (0.1, 0.2, 0.3),
+    "std": (0.4, 0.5, 0.6),
+    "interpolation": "bicubic",
+    "input_size": (3, 32, 32),
+}
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_model_of_timm_is_seen_as_its_configuration_says(photo: Image.Image, wrapped: bool) -> None:
+def test_a_model_of_timm_is_seen_as_its_configuration_says(
+    photo: Image.Image, wrapped: bool
+) -> None:
     timm = pytest.importorskip("timm", reason="timm is an extra")
     config = {**CONFIG, "crop_pct": 1.0, "crop_mode": "squash"}
     model = timm.create_model("test_resnet", num_classes=5, pretrained_cfg_overlay=config)
@@ -47,10 +57,14 @@ def test_a_model_of_timm_is_seen_as_its_configuration_says(photo: Image.Image, w
 
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
-def test_crop_share_and_mode_of_timm_are_those_of_timm_itself(photo: Image.Image, mode: str) -> None:
+def test_crop_share_and_mode_of_timm_are_those_of_timm_itself(
+    photo: Image.Image, mode: str
+) -> None:
     timm = pytest.importorskip("timm", reason="timm is an extra")
     model = timm.create_model(
-        "test_resnet", num_classes=5, pretrained_cfg_overlay={**CONFIG, "crop_pct": 0.8, "crop_mode": mode}
+        "test_resnet",
+        num_classes=5,
+        pretrained_cfg_overlay={**CONFIG, "crop_pct": 0.8, "crop_mode": mode},
     )
     theirs = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
     assert torch.equal(explain.Explainer(model).preprocess(photo), theirs(photo))
@@ -71,7 +85,9 @@ def test_labels_of_timm_are_those_of_the_configuration_or_of_imagenet() -> None:
     assert as_classifier(model).categories == ["a", "b"]
 
 
-def test_a_transformer_of_timm_built_for_another_size_is_given_that_size(photo: Image.Image) -> None:
+def test_a_transformer_of_timm_built_for_another_size_is_given_that_size(
+    photo: Image.Image,
+) -> None:
     timm = pytest.importorskip("timm", reason="timm is an extra")
     model = timm.create_model("test_vit", img_size=48, num_classes=3)
     assert explain.Explainer(model).as_input(photo).shape == (1, 3, 48, 48)
@@ -79,7 +95,12 @@ def test_a_transformer_of_timm_built_for_another_size_is_given_that_size(photo: 
 
 def tiny_vit(**options: Any) -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is an extra")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
     config = transformers.ViTConfig(**{"image_size": 32, "patch_size": 8, **sizes, **options})
     return transformers.ViTForImageClassification(config)
 
@@ -87,7 +108,9 @@ def tiny_vit(**options: Any) -> Any:
 LABELS = {0: "goose", 1: "crane", 2: "gull"}
 
 
-def test_a_hugging_face_model_brings_labels_and_size_and_says_what_is_assumed(photo: Image.Image) -> None:
+def test_a_hugging_face_model_brings_labels_and_size_and_says_what_is_assumed(
+    photo: Image.Image,
+) -> None:
     with pytest.warns(ExplainWarning, match="ViTImageProcessor"):
         explainer = explain.Explainer(tiny_vit(id2label=LABELS))
     assert explainer.categories == ["goose", "crane", "gull"]
@@ -99,7 +122,9 @@ def test_a_hugging_face_model_brings_labels_and_size_and_says_what_is_assumed(ph
     assert as_classifier(tiny_vit(id2label={0: "LABEL_0", 1: "LABEL_1"})).categories is None
 
 
-def test_an_image_processor_beside_the_weights_or_on_the_model_is_used(photo: Image.Image, tmp_path: Path) -> None:
+def test_an_image_processor_beside_the_weights_or_on_the_model_is_used(
+    photo: Image.Image, tmp_path: Path
+) -> None:
     model = tiny_vit(id2label=LABELS)
     transformers = pytest.importorskip("transformers", reason="transformers is an extra")
     processor = transformers.ViTImageProcessor(
@@ -136,7 +161,8 @@ def test_values_that_are_given_replace_those_of_an_image_processor(photo: Image.
 def test_another_size_is_cut_from_as_large_a_share_of_the_photo() -> None:
     model = tiny_vit()
     transformers = pytest.importorskip("transformers", reason="transformers is an extra")
-    model.image_processor = transformers.MobileNetV2ImageProcessor(  # a shorter side of 256, of which 224 are cut
+    # a shorter side of 256, of which 224 are cut
+    model.image_processor = transformers.MobileNetV2ImageProcessor(
         size={"shortest_edge": 256}, crop_size={"height": 224, "width": 224}
     )
     found: Any = as_classifier(model, size=112).preprocess

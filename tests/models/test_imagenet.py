@@ -1,4 +1,5 @@
-"""The default model: its network, compared with plain computations and with timm's, its weights, and its labels."""
+"""The default model: its network, compared with plain computations and with timm's, its weights,
+and its labels."""
 
 from __future__ import annotations
 
@@ -27,11 +28,14 @@ def classifier() -> Classifier:
 
 
 @pytest.mark.filterwarnings("ignore:::timm")
-def test_the_network_computes_what_timms_own_does_with_the_same_weights(classifier: Classifier) -> None:
+def test_the_network_computes_what_timms_own_does_with_the_same_weights(
+    classifier: Classifier,
+) -> None:
     timm = pytest.importorskip("timm", reason="timm is an extra")
     theirs = timm.create_model("tf_efficientnet_lite0").eval()
     own = classifier.model.state_dict()
-    state = dict(zip(theirs.state_dict(), own.values(), strict=True))  # both in the order of the layers
+    # both in the order of the layers
+    state = dict(zip(theirs.state_dict(), own.values(), strict=True))
     theirs.load_state_dict(state)
     for size in ((64, 64), (65, 97), (33, 40)):
         x = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
@@ -43,16 +47,22 @@ def test_every_published_tensor_has_its_place(classifier: Classifier) -> None:
     assert path is not None
     published = torch.load(path, weights_only=True)
     state = classifier.model.state_dict()
-    assert all(torch.equal(one, other) for one, other in zip(state.values(), published.values(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(state.values(), published.values(), strict=True)
+    )
     assert not classifier.model.training
     assert str(classifier.weights).endswith(f"(sha256 {bundled.SHA256})")
 
 
 @pytest.mark.parametrize(
-    ("photo", "expected"), [("chelsea.png", "cat"), ("coffee.png", "espresso"), ("rocket.jpg", "missile")]
+    ("photo", "expected"),
+    [("chelsea.png", "cat"), ("coffee.png", "espresso"), ("rocket.jpg", "missile")],
 )
 def test_it_knows_what_is_on_the_photos(classifier: Classifier, photo: str, expected: str) -> None:
-    explanation = explain.Explainer(classifier)(ROOT / "assets" / photo, ["gradcam", "guidedbackprop"])
+    explanation = explain.Explainer(classifier)(
+        ROOT / "assets" / photo, ["gradcam", "guidedbackprop"]
+    )
     assert expected in explanation.predictions[0][0]
     assert explanation.attributions["gradcam"].layer == "features"
     assert explanation.input_size == (224, 224)
@@ -73,11 +83,14 @@ def test_preprocessing_is_bicubic_and_cuts_seven_eighths(classifier: Classifier)
     large = Image.effect_noise((512, 640), 60).convert("RGB")
     small = large.crop((32, 96, 480, 544)).resize((224, 224), Image.Resampling.BICUBIC)
     expected = (torchvision.transforms.functional.to_tensor(small) - 0.498) / 0.502
-    torch.testing.assert_close(classifier.preprocess(large), expected, atol=0.25, rtol=0)  # but for the edges
+    # but for the edges
+    torch.testing.assert_close(classifier.preprocess(large), expected, atol=0.25, rtol=0)
     torch.testing.assert_close(classifier.preprocess(large)[:, 4:-4, 4:-4], expected[:, 4:-4, 4:-4])
 
 
-def test_weights_that_are_not_the_published_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_not_the_published_ones_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changed = tmp_path / "weights.pth"
     changed.write_bytes(b"something else")
     monkeypatch.setattr(bundled, "weights_file", lambda: changed)
@@ -85,7 +98,9 @@ def test_weights_that_are_not_the_published_ones_are_refused(tmp_path: Path, mon
         load(NAME)
 
 
-def test_without_its_weights_the_small_model_serves_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_weights_the_small_model_serves_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, bundled.PACKAGE, None)  # as if it were not installed
     with pytest.warns(ExplainWarning, match="'tiny'") as said:
         assert load().name == "tiny"
@@ -108,8 +123,14 @@ def test_labels_are_readable_distinct_and_in_order(classifier: Classifier) -> No
     labels = classifier.categories
     assert labels is not None
     assert len(labels) == len({label.casefold() for label in labels}) == 1000
-    assert all(label.strip() == label and 2 <= len(label) <= 32 and "," not in label for label in labels)
-    assert (labels[134], labels[517], labels[281]) == ("crane (bird)", "crane (machine)", "tabby cat")
+    assert all(
+        label.strip() == label and 2 <= len(label) <= 32 and "," not in label for label in labels
+    )
+    assert (labels[134], labels[517], labels[281]) == (
+        "crane (bird)",
+        "crane (machine)",
+        "tabby cat",
+    )
     theirs = torchvision.models.EfficientNet_B0_Weights.DEFAULT.meta["categories"]
     for i, (label, words, other) in enumerate(zip(labels, labels.synonyms, theirs, strict=True)):
         known = {word.casefold() for word in (label, *words)}
@@ -119,14 +140,21 @@ def test_labels_are_readable_distinct_and_in_order(classifier: Classifier) -> No
 @pytest.mark.parametrize(
     ("typed", "label"),
     [
-        *[("tabby", "tabby cat"), ("Tabby Cats", "tabby cat"), ("puma", "cougar"), ("pumas", "cougar")],
+        *[
+            ("tabby", "tabby cat"),
+            ("Tabby Cats", "tabby cat"),
+            ("puma", "cougar"),
+            ("pumas", "cougar"),
+        ],
         *[("crane bird", "crane (bird)"), ("mobile phone", "cell phone"), ("t shirt", "T-shirt")],
         *[("polar bears", "polar bear"), ("school buses", "school bus"), ("cock", "rooster")],
         *[("mice", "computer mouse"), ("house finch", "house finch"), ("TVs", "television")],
         *[("fridge", "refrigerator"), ("golden", "golden retriever"), ("finch", "house finch")],
     ],
 )
-def test_a_label_is_found_in_part_as_a_plural_or_as_a_synonym(classifier: Classifier, typed: str, label: str) -> None:
+def test_a_label_is_found_in_part_as_a_plural_or_as_a_synonym(
+    classifier: Classifier, typed: str, label: str
+) -> None:
     assert classifier.label(find_label(typed, classifier.categories)) == label
 
 
@@ -146,12 +174,18 @@ def test_a_label_is_found_in_part_as_a_plural_or_as_a_synonym(classifier: Classi
             ("house", "'house' is not a"),
             ("dromedaries camel", "label"),
         ],
-        *[("puppy", "'Chihuahua'"), ("airplane", "'airliner'"), ("men", "'men' is not a")],  # no mud puppy, man-eater
+        # no mud puppy, man-eater
+        *[("puppy", "'Chihuahua'"), ("airplane", "'airliner'"), ("men", "'men' is not a")],
         ("dromedaries camel", "label"),
-        *[("retriev", "did you mean 'flat-coated retriever'"), ("dromedarry", "did you mean 'Arabian camel'")],
+        *[
+            ("retriev", "did you mean 'flat-coated retriever'"),
+            ("dromedarry", "did you mean 'Arabian camel'"),
+        ],
     ],
 )
-def test_what_fits_several_labels_or_none_is_suggested(classifier: Classifier, typed: str, message: str) -> None:
+def test_what_fits_several_labels_or_none_is_suggested(
+    classifier: Classifier, typed: str, message: str
+) -> None:
     with pytest.raises(TargetError, match=message):
         find_label(typed, classifier.categories)
 

@@ -1,4 +1,5 @@
-"""One member of every family of classifiers, and small networks with the traits that make a layer hard to find."""
+"""One member of every family of classifiers, and small networks with the traits that make a layer
+hard to find."""
 
 from __future__ import annotations
 
@@ -37,24 +38,66 @@ def example(name: str) -> ModuleType:
 matrix = example("model_matrix")
 
 FAMILIES = [
-    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t",
-    "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf", "regnet_y_400mf", "resnet18",
-    "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vit_b_16",
-]  # fmt: skip
+    "alexnet",
+    "convnext_tiny",
+    "densenet121",
+    "efficientnet_b0",
+    "googlenet",
+    "inception_v3",
+    "maxvit_t",
+    "mnasnet0_5",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "regnet_x_400mf",
+    "regnet_y_400mf",
+    "resnet18",
+    "resnext50_32x4d",
+    "shufflenet_v2_x0_5",
+    "squeezenet1_1",
+    "swin_t",
+    "swin_v2_t",
+    "vgg11",
+    "vit_b_16",
+]
 SIGNED = GradCAM(relu=False)
 THOROUGH = {"mobilenet_v3_small", "squeezenet1_1"}
-TIMM = ["convnext_atto", "convmixer_768_32", "levit_128s", "mobilevit_xxs", "pit_ti_224", "poolformer_s12"]
+TIMM = [
+    "convnext_atto",
+    "convmixer_768_32",
+    "levit_128s",
+    "mobilevit_xxs",
+    "pit_ti_224",
+    "poolformer_s12",
+]
 LARGE = {
     "torchvision": {
-        "alexnet", "convnext_tiny", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5",
-        "regnet_x_400mf", "regnet_y_400mf", "resnext50_32x4d", "swin_t", "swin_v2_t", "vgg11", "vit_b_16",
+        "alexnet",
+        "convnext_tiny",
+        "efficientnet_b0",
+        "googlenet",
+        "inception_v3",
+        "maxvit_t",
+        "mnasnet0_5",
+        "regnet_x_400mf",
+        "regnet_y_400mf",
+        "resnext50_32x4d",
+        "swin_t",
+        "swin_v2_t",
+        "vgg11",
+        "vit_b_16",
     },
     "timm": {
-        "cait_xxs24_224", "convmixer_768_32", "efficientformer_l1", "levit_128s", "mixer_s32_224",
-        "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224", "vit_small_patch14_reg4_dinov2",
+        "cait_xxs24_224",
+        "convmixer_768_32",
+        "efficientformer_l1",
+        "levit_128s",
+        "mixer_s32_224",
+        "swin_tiny_patch4_window7_224",
+        "vit_tiny_patch16_224",
+        "vit_small_patch14_reg4_dinov2",
         "xcit_nano_12_p16_224",
     },
-}  # fmt: skip
+}
 HUGGING_FACE = ["ViT", "DeiT", "Beit", "Dinov2WithRegisters", "Swin", "ConvNext", "ResNet"]
 
 
@@ -65,7 +108,9 @@ def _same_inputs() -> None:
 
 def subject_of(source: str, name: str) -> Any:
     """The model of a name in the matrix."""
-    return next(subject for subject in matrix.SOURCES[source]() if subject.name.split(":")[-1] == name)
+    return next(
+        subject for subject in matrix.SOURCES[source]() if subject.name.split(":")[-1] == name
+    )
 
 
 def failures(source: str, name: str, methods: list[Any] = matrix.METHODS) -> list[str]:
@@ -83,7 +128,9 @@ def also_large(source: str, names: list[str]) -> list[Any]:
 
 @pytest.mark.parametrize("name", also_large("torchvision", FAMILIES))
 def test_every_torchvision_family_is_explained(name: str) -> None:
-    methods = matrix.METHODS if name in THOROUGH else [get_method("gradcam"), get_method("saliency")]
+    methods = (
+        matrix.METHODS if name in THOROUGH else [get_method("gradcam"), get_method("saliency")]
+    )
     assert failures("torchvision", name, methods) == []
 
 
@@ -145,9 +192,12 @@ class Layer(nn.Module):
 
 
 class TinyTransformer(nn.Module):
-    """A class token, registers, and a head for the class token or for the mean; patches of 8 pixels."""
+    """A class token, registers, and a head for the class token or for the mean; patches of 8
+    pixels."""
 
-    def __init__(self, channels: int = 3, extra: int = 1, *, pooled: bool = False, width: int = 12) -> None:
+    def __init__(
+        self, channels: int = 3, extra: int = 1, *, pooled: bool = False, width: int = 12
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(channels, width, 8, 8)
         self.tokens = nn.Parameter(torch.zeros(1, extra, width))
@@ -196,11 +246,16 @@ class Split(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Returns its map and what it pooled from it, as the libraries of transformers do: only the latter is used."""
+    """Returns its map and what it pooled from it, as the libraries of transformers do: only the
+    latter is used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.pool = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.AdaptiveAvgPool2d(1)
+        self.conv, self.norm, self.pool = (
+            nn.Conv2d(3, 6, 3),
+            nn.BatchNorm2d(6),
+            nn.AdaptiveAvgPool2d(1),
+        )
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         maps = self.norm(self.conv(x))
@@ -247,12 +302,16 @@ def test_a_map_that_was_returned_before_is_not_the_layer() -> None:
 
 
 class SequenceFirst(TinyTransformer):
-    """Tokens in the first dimension and images in the second, as attention modules take them by default (CLIP)."""
+    """Tokens in the first dimension and images in the second, as attention modules take them by
+    default (CLIP)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.Sequential(
-            *(nn.TransformerEncoderLayer(12, 2, 12, 0.0, norm_first=True, batch_first=False) for _ in range(2))
+            *(
+                nn.TransformerEncoderLayer(12, 2, 12, 0.0, norm_first=True, batch_first=False)
+                for _ in range(2)
+            )
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -273,15 +332,23 @@ def test_sequences_with_tokens_first_are_explained_like_those_with_images_first(
     x = torch.randn(count, 3, 24, 32, dtype=torch.float64)
     methods = [SIGNED, "layercam", "eigencam", "ablationcam", "scorecam", "fullgrad", "refinecam"]
     for layer in (None, "blocks.0"):
-        found, expected = (explain.attribute(m, x, methods, target=1, layer=layer) for m in (first, last))
+        found, expected = (
+            explain.attribute(m, x, methods, target=1, layer=layer) for m in (first, last)
+        )
         assert found["gradcam"].values.shape == (count, 3, 4)
         assert found["gradcam"].layer == expected["gradcam"].layer
         for name in found:
-            torch.testing.assert_close(found[name].values, expected[name].values, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(*(explain.attribute(m, x, "fullgrad", target=1).delta for m in (first, last)))
+            torch.testing.assert_close(
+                found[name].values, expected[name].values, rtol=1e-8, atol=1e-10
+            )
+    torch.testing.assert_close(
+        *(explain.attribute(m, x, "fullgrad", target=1).delta for m in (first, last))
+    )
     for method in ("rollout", "legrad"):
         with sdpa_kernel(SDPBackend.MATH):
-            torch.testing.assert_close(*(explain.attribute(m, x, method, target=1).values for m in (first, last)))
+            torch.testing.assert_close(
+                *(explain.attribute(m, x, method, target=1).values for m in (first, last))
+            )
 
 
 class Windows(TinyTransformer):
@@ -300,13 +367,20 @@ def test_windows_of_one_token_are_no_sequence_with_tokens_first() -> None:
 
 
 @pytest.mark.parametrize("size", [(60, 100), (100, 60), (31, 70)])
-def test_tokens_lie_as_the_patches_did_where_the_input_is_no_multiple_of_them(size: tuple[int, int]) -> None:
-    model, x = settled(TinyTransformer()).double().eval(), torch.randn(2, 3, *size, dtype=torch.float64)
+def test_tokens_lie_as_the_patches_did_where_the_input_is_no_multiple_of_them(
+    size: tuple[int, int],
+) -> None:
+    model, x = (
+        settled(TinyTransformer()).double().eval(),
+        torch.randn(2, 3, *size, dtype=torch.float64),
+    )
     found = explain.attribute(model, x, SIGNED, target=1, layer="blocks.0")
     rows = size[0] // 8, size[1] // 8
     assert found.values.shape == (2, *rows)
     tokens = model.blocks[0](model.embed(x)).detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(model.head(model.norm(model.blocks[1](tokens))[:, 0])[:, 1].sum(), tokens)
+    (gradient,) = torch.autograd.grad(
+        model.head(model.norm(model.blocks[1](tokens))[:, 0])[:, 1].sum(), tokens
+    )
     weights = gradient[:, 1:].mean(1, keepdim=True)
     expected = (weights * tokens.detach()[:, 1:]).sum(2).reshape(2, *rows)
     torch.testing.assert_close(found.values, expected)
@@ -322,7 +396,8 @@ def test_the_layers_of_stages_are_those_that_count() -> None:
 
 
 class Mixer(TinyTransformer):
-    """Mixes without attention; its mean goes by as many channels as there could be tokens (FocalNet, Swin)."""
+    """Mixes without attention; its mean goes by as many channels as there could be tokens
+    (FocalNet, Swin)."""
 
     def __init__(self) -> None:
         super().__init__(extra=0, pooled=True, width=16)
@@ -346,12 +421,16 @@ class Repeated(nn.Module):
 
 
 @pytest.mark.parametrize(("build", "layer"), [(Mixer, "norm"), (Repeated, "relu@0")])
-def test_what_only_looks_like_a_map_is_not_the_layer(build: Callable[[], nn.Module], layer: str) -> None:
+def test_what_only_looks_like_a_map_is_not_the_layer(
+    build: Callable[[], nn.Module], layer: str
+) -> None:
     assert default_layer(settled(build()).eval(), torch.randn(1, 3, 32, 32)) == layer
 
 
 @pytest.mark.parametrize("channels", [1, 5])
-@pytest.mark.parametrize("build", [lambda c: TinyNet(channels=c), lambda c: TinyTransformer(channels=c)])
+@pytest.mark.parametrize(
+    "build", [lambda c: TinyNet(channels=c), lambda c: TinyTransformer(channels=c)]
+)
 def test_any_number_of_channels(build: Callable[[int], nn.Module], channels: int) -> None:
     row = matrix.examine("tiny", settled(build(channels)).eval(), torch.randn(2, channels, 32, 24))
     assert row.failures == []

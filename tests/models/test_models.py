@@ -44,7 +44,9 @@ def test_cropping_and_scaling_are_one_exact_operation() -> None:
     seen = CenterCrop(30, 1.0, (0.0,) * 3, (1.0,) * 3)(image)
     assert np.array_equal((seen * 255).round().permute(1, 2, 0).numpy(), np.asarray(image)[:, 5:35])
     normalised = CenterCrop(30, 1.0, (0.1, 0.2, 0.3), (0.5, 0.4, 0.2))(image)
-    expected = (seen - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor([0.5, 0.4, 0.2]).view(3, 1, 1)
+    expected = (seen - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor(
+        [0.5, 0.4, 0.2]
+    ).view(3, 1, 1)
     torch.testing.assert_close(normalised, expected)
 
 
@@ -69,7 +71,9 @@ def test_torchvision_models_bring_their_own_weights_transforms_and_labels(
 
 
 @pytest.mark.parametrize("name", ["googlenet", "densenet121"])
-def test_models_with_published_weights_are_what_torchvision_builds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_with_published_weights_are_what_torchvision_builds(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """These builders do more than load parameters: one rescales its input, one renames old keys."""
     torch.manual_seed(0)
     extra = {"init_weights": False} if name == "googlenet" else {}
@@ -84,7 +88,10 @@ def test_models_with_published_weights_are_what_torchvision_builds(name: str, mo
 
 def test_old_names_of_densenets_are_understood(tmp_path: Path) -> None:
     state = torchvision.models.densenet121(num_classes=3).state_dict()
-    old = {re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", key): value for key, value in state.items()}
+    old = {
+        re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", key): value
+        for key, value in state.items()
+    }
     assert old.keys() != state.keys()
     torch.save(old, tmp_path / "old.pt")
     found = load("densenet121", weights=tmp_path / "old.pt")
@@ -93,7 +100,9 @@ def test_old_names_of_densenets_are_understood(tmp_path: Path) -> None:
     assert "sha256" in found.weights
 
 
-def test_weights_that_cannot_be_downloaded_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_downloaded_are_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def offline(*_: object, **__: object) -> object:
         raise URLError("Name or service not known")
 
@@ -104,7 +113,9 @@ def test_weights_that_cannot_be_downloaded_are_one_clear_line(tmp_path: Path, mo
         load("resnet50")
 
 
-def test_a_torchvision_that_does_not_fit_torch_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torchvision_that_does_not_fit_torch_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(name: str) -> object:
         raise RuntimeError("operator torchvision::nms does not exist\nmore")
 
@@ -142,14 +153,18 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "own_models"
 
 
-def test_ones_own_model_is_imported_from_the_current_folder(own_module: str, tmp_path: Path) -> None:
+def test_ones_own_model_is_imported_from_the_current_folder(
+    own_module: str, tmp_path: Path
+) -> None:
     found = load(f"{own_module}:Net")
     assert isinstance(found, Classifier)
     assert found.categories == ["cat", "dog"]
     assert isinstance(load(f"{own_module}:ready").model, nn.Module)
     state = {f"module.{name}": torch.zeros_like(t) for name, t in found.model.state_dict().items()}
     torch.save({"state_dict": state, "epoch": 3}, tmp_path / "weights.pt")
-    assert load(f"{own_module}:Net", weights=tmp_path / "weights.pt").model.fc.weight.abs().max() == 0
+    assert (
+        load(f"{own_module}:Net", weights=tmp_path / "weights.pt").model.fc.weight.abs().max() == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,15 +201,20 @@ def test_weights_that_hold_code_or_nothing_useful_are_refused(
     torch.save({"epoch": 3}, tmp_path / "none.pt")
     (tmp_path / "text.pt").write_text("text")
     for name, message in (
-        ("code.pt", "nothing but tensors|cannot be read"), ("inner.pt", "nothing but tensors"),
-        ("none.pt", "state dict of tensors"), ("text.pt", "cannot be read"), ("nothing.pt", "there is none"),
-    ):  # fmt: skip
+        ("code.pt", "nothing but tensors|cannot be read"),
+        ("inner.pt", "nothing but tensors"),
+        ("none.pt", "state dict of tensors"),
+        ("text.pt", "cannot be read"),
+        ("nothing.pt", "there is none"),
+    ):
         with pytest.raises(ModelError, match=message):
             read_weights(tmp_path / name)
     assert "code ran" not in capsys.readouterr().out
 
 
-def test_weights_of_another_network_name_the_first_difference(own_module: str, tmp_path: Path) -> None:
+def test_weights_of_another_network_name_the_first_difference(
+    own_module: str, tmp_path: Path
+) -> None:
     torch.save(nn.Linear(3, 3).state_dict(), tmp_path / "other.pt")
     with pytest.raises(ModelError, match=r"conv\.weight"):
         load(f"{own_module}:Net", weights=tmp_path / "other.pt")

@@ -37,14 +37,18 @@ def test_its_mask_is_the_published_one(classifier: Classifier) -> None:
     torch.testing.assert_close(mask[::EVERY, ::EVERY], expected, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize(("photo", "least", "most"), [("grace_hopper.jpg", 0.5, 0.8), ("rocket.jpg", 0, 0.05)])
+@pytest.mark.parametrize(
+    ("photo", "least", "most"), [("grace_hopper.jpg", 0.5, 0.8), ("rocket.jpg", 0, 0.05)]
+)
 def test_people_are_cut_out(classifier: Classifier, photo: str, least: float, most: float) -> None:
     assert least <= float((probabilities(classifier, photo) > 0.5).float().mean()) <= most
 
 
 def test_a_person_is_explained_where_there_is_one() -> None:
     explainer = explain.Explainer("person-segmenter")
-    explanation = explainer(ROOT / "assets" / "astronaut.png", ["gradcam", "saliency"], Segmentation("person"))
+    explanation = explainer(
+        ROOT / "assets" / "astronaut.png", ["gradcam", "saliency"], Segmentation("person")
+    )
     person = probabilities(load("person-segmenter"), "astronaut.png") > 0.5
     heat = explanation.attributions["gradcam"].heatmap[0]
     assert heat[person].mean() > 5 * heat[~person].mean()

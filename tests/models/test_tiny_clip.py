@@ -35,7 +35,9 @@ def test_the_card_has_the_measured_figures() -> None:
     measured = json.loads((ROOT / "examples" / "tiny_clip" / "measured.json").read_text("utf-8"))
     card = CLIP_FILE.with_name("TINY_CLIP.md").read_text("utf-8")
     assert measured["sha256"] == CLIP_SHA256
-    assert [f"| {name} | {value} |" in card for name, value in measured.items()] == [True] * len(measured)
+    assert [f"| {name} | {value} |" in card for name, value in measured.items()] == [True] * len(
+        measured
+    )
 
 
 def test_the_image_tower_is_that_of_the_small_transformer(explainer: explain.Explainer) -> None:
@@ -71,25 +73,46 @@ def test_a_cup_is_found_by_texts(explainer: explain.Explainer) -> None:
     texts = ["a cup of black coffee", "a large dog", "a train on rails"]
     found = explain.Explainer("tiny-clip", categories=texts)(CUP, "saliency")
     assert found.predictions[0][0] == texts[0]
-    both = explainer(CUP, ["gradcam", "attnlrp"], Text("a cup of black coffee") - Text("a large dog"))
+    both = explainer(
+        CUP, ["gradcam", "attnlrp"], Text("a cup of black coffee") - Text("a large dog")
+    )
     assert both["gradcam"].heatmap.shape == both["attnlrp"].heatmap.shape
     assert float(both["gradcam"].score) > 0
 
 
 def test_words_carry_the_similarity(explainer: explain.Explainer) -> None:
-    """Without its weightiest word, a text is less similar to the photo than without any other word."""
+    """Without its weightiest word, a text is less similar to the photo than without any other
+    word."""
     x = explainer.as_input(CUP)
     text = "a photo of coffee in the morning"
-    found = explain.attribute(explainer.model, x, "integratedgradients", target=Text(text, words=True))
+    found = explain.attribute(
+        explainer.model, x, "integratedgradients", target=Text(text, words=True)
+    )
     (words,) = found.words
     assert [word for word, _ in words] == text.split()
     left = [" ".join(text.split()[:i] + text.split()[i + 1 :]) for i in range(len(words))]
-    scores = [float(explain.attribute(explainer.model, x, "saliency", target=Text(each)).score) for each in left]
-    assert max(words, key=lambda pair: pair[1])[0] == text.split()[scores.index(min(scores))] == "coffee"
+    scores = [
+        float(explain.attribute(explainer.model, x, "saliency", target=Text(each)).score)
+        for each in left
+    ]
+    assert (
+        max(words, key=lambda pair: pair[1])[0]
+        == text.split()[scores.index(min(scores))]
+        == "coffee"
+    )
 
 
 def test_the_command_line_takes_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [str(CUP), "--model", "tiny-clip", "--text", "a cup of coffee", "--text", "a dog", "--json"]
+    given = [
+        str(CUP),
+        "--model",
+        "tiny-clip",
+        "--text",
+        "a cup of coffee",
+        "--text",
+        "a dog",
+        "--json",
+    ]
     assert main([*given, "--output", str(tmp_path)]) == 0
     (found,) = json.loads(capsys.readouterr().out)["results"]
     assert [record["target"] for record in found["records"]] == ["a cup of coffee", "a dog"]

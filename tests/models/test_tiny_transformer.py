@@ -1,4 +1,5 @@
-"""The small transformer: its file, its network against a plain computation, and the methods that look at attention."""
+"""The small transformer: its file, its network against a plain computation, and the methods that
+look at attention."""
 
 from __future__ import annotations
 
@@ -42,10 +43,16 @@ def block_by_hand(
     y = F.layer_norm(x, (width,), part["ln_1.weight"], part["ln_1.bias"])
     made = y @ part["self_attention.in_proj_weight"].T + part["self_attention.in_proj_bias"]
     for start in range(0, width, size):
-        query, key, value = (made[..., k * width + start : k * width + start + size] for k in range(3))
+        query, key, value = (
+            made[..., k * width + start : k * width + start + size] for k in range(3)
+        )
         seen.append((query @ key.transpose(1, 2) / size**0.5).softmax(-1))
         mixed.append(seen[-1] @ value)
-    x = x + torch.cat(mixed, -1) @ part["self_attention.out_proj.weight"].T + part["self_attention.out_proj.bias"]
+    x = (
+        x
+        + torch.cat(mixed, -1) @ part["self_attention.out_proj.weight"].T
+        + part["self_attention.out_proj.bias"]
+    )
     y = F.layer_norm(x, (width,), part["ln_2.weight"], part["ln_2.bias"])
     y = F.gelu(y @ part["mlp.0.weight"].T + part["mlp.0.bias"])
     return x + y @ part["mlp.2.weight"].T + part["mlp.2.bias"], torch.stack(seen, 1)
@@ -54,7 +61,10 @@ def block_by_hand(
 def plain(model: SmallTransformer, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The formula of the network behind its stem, and the attention of every block."""
     state, maps = model.state_dict(), model.features(x)
-    tokens = torch.einsum("nchw,dc->nhwd", maps, state["conv_proj.weight"][:, :, 0, 0]) + state["conv_proj.bias"]
+    tokens = (
+        torch.einsum("nchw,dc->nhwd", maps, state["conv_proj.weight"][:, :, 0, 0])
+        + state["conv_proj.bias"]
+    )
     tokens = tokens.reshape(len(x), -1, tokens.shape[-1])
     x = torch.cat([state["class_token"].expand(len(x), 1, -1), tokens], 1) + state["pos_embedding"]
     attention = []
@@ -67,9 +77,15 @@ def plain(model: SmallTransformer, x: torch.Tensor) -> tuple[torch.Tensor, list[
 
 @pytest.mark.parametrize("gradients", [True, False])
 def test_the_network_computes_what_its_formula_says(gradients: bool) -> None:
-    model = SmallTransformer(classes=3, side=24, stem=(4, 8, 8), width=12, heads=3, depth=2).double().eval()
+    model = (
+        SmallTransformer(classes=3, side=24, stem=(4, 8, 8), width=12, heads=3, depth=2)
+        .double()
+        .eval()
+    )
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
+        torch.nn.init.normal_(
+            parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel())
+        )
     x = torch.rand(2, 3, 24, 24, dtype=torch.float64)
     with torch.set_grad_enabled(gradients):
         torch.testing.assert_close(model(x), plain(model, x)[0])
@@ -79,9 +95,13 @@ def test_the_network_computes_what_its_formula_says(gradients: bool) -> None:
 def test_the_files_are_small_and_safe(file: Path, most: int) -> None:
     assert file.stat().st_size <= most
     content = torch.load(file, weights_only=True)
-    assert all(t.dtype == torch.float16 for t in content["state_dict"].values() if t.is_floating_point())
+    assert all(
+        t.dtype == torch.float16 for t in content["state_dict"].values() if t.is_floating_point()
+    )
     with zipfile.ZipFile(file) as archive:
-        pickled = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+        pickled = archive.read(
+            next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        )
     names = set(re.findall(rb"c([\w.]+)\n(\w+)\n", pickled))
     assert {pair for pair in names if pair[0] != b"torch"} <= {
         (b"collections", b"OrderedDict"),
@@ -105,12 +125,19 @@ def test_its_stem_is_that_of_the_small_model(classifier: Classifier) -> None:
 
 def test_its_preprocessing_shows_the_whole_square(classifier: Classifier) -> None:
     photo = Image.effect_noise((96, 64), 60).convert("RGB")
-    pixels = torch.tensor(list(photo.crop((16, 0, 80, 64)).tobytes())).view(64, 64, 3).permute(2, 0, 1) / 255
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.480, 0.448, 0.398), (0.277, 0.269, 0.282)))
+    pixels = (
+        torch.tensor(list(photo.crop((16, 0, 80, 64)).tobytes())).view(64, 64, 3).permute(2, 0, 1)
+        / 255
+    )
+    mean, std = (
+        torch.tensor(v).view(3, 1, 1) for v in ((0.480, 0.448, 0.398), (0.277, 0.269, 0.282))
+    )
     torch.testing.assert_close(classifier.preprocess(photo), (pixels - mean) / std)
 
 
-def test_rollout_is_the_product_of_the_attention_that_the_formula_has(classifier: Classifier) -> None:
+def test_rollout_is_the_product_of_the_attention_that_the_formula_has(
+    classifier: Classifier,
+) -> None:
     with Image.open(CAT) as photo:
         x = classifier.preprocess(photo.convert("RGB"))[None]
     joint = torch.eye(65)
@@ -140,7 +167,9 @@ def test_the_whole_photo_is_padded_since_tokens_have_fixed_places() -> None:
 
 
 def test_the_card_says_what_was_measured() -> None:
-    measured = json.loads((ROOT / "examples" / "tiny_transformer" / "measured.json").read_text("utf-8"))
+    measured = json.loads(
+        (ROOT / "examples" / "tiny_transformer" / "measured.json").read_text("utf-8")
+    )
     assert measured["sha256"] == TRANSFORMER_SHA256
     assert measured["images"] == "10,000"
     assert float(measured["top-1"].removesuffix("%")) >= 38
@@ -151,7 +180,8 @@ def test_the_card_says_what_was_measured() -> None:
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The scripts that train the model, imported as they import each other, and forgotten afterwards."""
+    """The scripts that train the model, imported as they import each other, and forgotten
+    afterwards."""
     known = set(sys.modules)
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples" / "tiny_transformer"), *sys.path])
     yield {name: importlib.import_module(name) for name in ("prepare", "train", "export")}
@@ -160,20 +190,27 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
             del sys.modules[name]
 
 
-def test_what_is_exported_computes_what_was_trained(scripts: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_exported_computes_what_was_trained(
+    scripts: dict[str, Any], tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     model = SmallTransformer(**scripts["export"].ARCHITECTURE)
     for block in model.layers:
         torch.nn.init.normal_(block.self_attention.in_proj_weight, std=0.3)  # so that places matter
     torch.nn.init.normal_(model.pos_embedding)
     mean, deviation = torch.rand(256), torch.rand(256) + 0.5
-    torch.save({"model": model.state_dict(), "mean": mean, "deviation": deviation}, tmp_path / "checkpoint.pt")
+    torch.save(
+        {"model": model.state_dict(), "mean": mean, "deviation": deviation},
+        tmp_path / "checkpoint.pt",
+    )
     x = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         maps = (model.eval().features(x).flatten(2).transpose(1, 2) - mean) / deviation
         trained = scripts["train"].logits_of(model, maps)
         order = torch.stack([torch.randperm(64) for _ in x])
         moved = maps.gather(1, order[:, :, None].expand_as(maps))
-        torch.testing.assert_close(scripts["train"].logits_of(model, moved, order), trained, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            scripts["train"].logits_of(model, moved, order), trained, atol=1e-4, rtol=1e-4
+        )
         whole = scripts["export"].whole_network(tmp_path / "checkpoint.pt")
         torch.testing.assert_close(whole(x), trained, atol=1e-4, rtol=1e-4)

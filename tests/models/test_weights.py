@@ -1,4 +1,5 @@
-"""Weights in files: safetensors read without code, and the number of classes read from the model's own head."""
+"""Weights in files: safetensors read without code, and the number of classes read from the model's
+own head."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_files_that_only_have_the_name_of_safetensors_are_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "squeezenet1_1", "mobilenet_v3_small"])
-def test_the_number_of_classes_is_read_from_the_head_in_any_order_of_names(name: str, tmp_path: Path) -> None:
+def test_the_number_of_classes_is_read_from_the_head_in_any_order_of_names(
+    name: str, tmp_path: Path
+) -> None:
     state = torchvision.models.get_model(name, num_classes=7).state_dict()
     backwards = dict(sorted(state.items(), reverse=True))
     torch.save(backwards, tmp_path / "backwards.pt")
@@ -62,7 +65,10 @@ def test_published_models_take_safetensors(tmp_path: Path) -> None:
 
 def test_weights_without_the_head_say_what_is_missing(tmp_path: Path) -> None:
     state = torchvision.models.squeezenet1_1().state_dict()
-    torch.save({key: value for key, value in state.items() if "classifier" not in key}, tmp_path / "none.pt")
+    torch.save(
+        {key: value for key, value in state.items() if "classifier" not in key},
+        tmp_path / "none.pt",
+    )
     with pytest.raises(ModelError, match=r"classifier.1.weight"):
         load("squeezenet1_1", weights=tmp_path / "none.pt")
 
@@ -80,7 +86,10 @@ def test_the_number_of_classes_of_timm_is_read_from_the_head(name: str, tmp_path
 
 def test_weights_that_unpack_to_more_than_their_file_are_refused_unread(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(2**16)}, tmp_path / "whole.pt")
-    with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb:
+    with (
+        zipfile.ZipFile(tmp_path / "whole.pt") as whole,
+        zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb,
+    ):
         for name in whole.namelist():
             bomb.writestr(name, whole.read(name), zipfile.ZIP_DEFLATED)
     assert read_weights(tmp_path / "whole.pt").keys() == {"a"}

@@ -1,4 +1,5 @@
-"""A torchvision that does not fit torch, or none: one line where it is needed, and no difference where it is not."""
+"""A torchvision that does not fit torch, or none: one line where it is needed, and no difference
+where it is not."""
 
 from __future__ import annotations
 
@@ -79,8 +80,13 @@ def run_roads(folder: Path) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(fakes), str(ROOT)])}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", ROADS, CAT],
-        capture_output=True, text=True, cwd=folder, env=environment, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -90,8 +96,13 @@ def run_roads(folder: Path) -> dict[str, Any]:
 def test_what_needs_torchvision_says_so_in_a_line_and_the_rest_works(tmp_path: Path) -> None:
     found = run_roads(tmp_path)
     (line,) = set(found["needing"].values())
-    assert line.startswith(f"torchvision cannot be used with torch {torch.__version__} (No module named 'torchvision'")
-    assert found["commands needing"] == [[2, "", f"explain: {line}\n"], [1, "", f"explain: {line}\n"]]
+    assert line.startswith(
+        f"torchvision cannot be used with torch {torch.__version__} (No module named 'torchvision'"
+    )
+    assert found["commands needing"] == [
+        [2, "", f"explain: {line}\n"],
+        [1, "", f"explain: {line}\n"],
+    ]
     assert not found["loaded"]
     here = explain.explain(CAT, ["gradcam", "guidedbackprop"])
     assert [label for label, _ in found["predictions"]] == [label for label, _ in here.predictions]
@@ -102,11 +113,16 @@ def test_what_needs_torchvision_says_so_in_a_line_and_the_rest_works(tmp_path: P
     assert [code for code, _, _ in found["commands"]] == [0, 0, 0]
     assert "wrote explained/chelsea-gradcam.png" in photo[1]
     assert photo[2] == methods[2] == layers[2] == ""
-    assert len([line for line in methods[1].splitlines() if line.startswith("  ")]) == len(explain.list_methods()) + 2
+    assert (
+        len([line for line in methods[1].splitlines() if line.startswith("  ")])
+        == len(explain.list_methods()) + 2
+    )
     assert "(default)" in layers[1]
 
 
-def test_a_torchvision_that_was_blocked_has_no_version_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torchvision_that_was_blocked_has_no_version_in_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     explanation = explain.explain(CAT)
     assert "torchvision" in sys.modules or "torchvision" not in explanation.record()["versions"]
     monkeypatch.setitem(sys.modules, "torchvision", None)  # type: ignore[arg-type]  # as tests of other packages do

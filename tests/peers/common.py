@@ -1,8 +1,9 @@
 """What the tests against other packages share: networks, photos and how far two maps are apart.
 
-Every peer is asked for its map before it shifts, scales or enlarges it. Where it follows the paper, ours has to equal
-it to 1e-5 of the largest value. Where it does not, a test named after the mistake shows two things: that the peer is
-off the plain computation of `tests.methods`, or breaks what must hold; and that ours is not.
+Every peer is asked for its map before it shifts, scales or enlarges it. Where it follows the paper,
+ours has to equal it to 1e-5 of the largest value. Where it does not, a test named after the mistake
+shows two things: that the peer is off the plain computation of `tests.methods`, or breaks what must
+hold; and that ours is not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def random(seed: int, *shape: int) -> torch.Tensor:
 
 
 def network(seed: int = 4) -> list[plain.Layer]:
-    """A small network for the plain computations; `plain.module_of` makes a module of it, with in-place ReLUs."""
+    """A small network for the plain computations; `plain.module_of` makes a module of it, with
+    in-place ReLUs."""
     g = torch.Generator().manual_seed(seed)
 
     def values(*shape: int) -> torch.Tensor:
@@ -67,7 +69,8 @@ def _resnet() -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    """A ResNet-18 with random weights that have settled: its normalisations know what they normalise. A new copy."""
+    """A ResNet-18 with random weights that have settled: its normalisations know what they
+    normalise. A new copy."""
     return deepcopy(_resnet())
 
 
@@ -91,7 +94,8 @@ def agree(found: Any, expected: Any, tolerance: float = 1e-5) -> bool:
 
 
 def guided_reference(model: nn.Module, x: torch.Tensor, target: int) -> torch.Tensor:
-    """Guided back-propagation with every ReLU replaced where modules and functions end: in `F.relu` itself."""
+    """Guided back-propagation with every ReLU replaced where modules and functions end: in `F.relu`
+    itself."""
     source = x.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "relu", lambda x, inplace=False: GuidedFunction.apply(x))
@@ -99,7 +103,8 @@ def guided_reference(model: nn.Module, x: torch.Tensor, target: int) -> torch.Te
 
 
 class Functional(nn.Module):
-    """The network of a plain list with ReLUs that are functions, which nobody finds among the modules."""
+    """The network of a plain list with ReLUs that are functions, which nobody finds among the
+    modules."""
 
     def __init__(self, layers: list[plain.Layer]) -> None:
         super().__init__()

@@ -37,7 +37,9 @@ pytestmark = [
 ]
 
 
-def ours(model: nn.Module, method: Any, x: torch.Tensor, target: int = TARGET, **more: Any) -> torch.Tensor:
+def ours(
+    model: nn.Module, method: Any, x: torch.Tensor, target: int = TARGET, **more: Any
+) -> torch.Tensor:
     return explain.attribute(model, x, method, target=target, **more).values
 
 
@@ -75,7 +77,9 @@ def test_feature_ablation_gives_the_weights_of_ablationcam() -> None:
     layers, x = network(), photo()
     model, values = plain.module_of(layers), plain.forward(layers, x)
     channels = torch.arange(5)[None, :, None, None]
-    drops = peer.LayerFeatureAblation(model, model[LAYER]).attribute(x[None], target=TARGET, layer_mask=channels)
+    drops = peer.LayerFeatureAblation(model, model[LAYER]).attribute(
+        x[None], target=TARGET, layer_mask=channels
+    )
     weights = drops.amax((0, 2, 3)).detach() / values[-1][TARGET]
     found = ours(model, methods.AblationCAM(relu=False), x[None], layer=str(LAYER))[0]
     assert agree(torch.einsum("k,khw->hw", weights, values[LAYER + 1]), found)
@@ -96,13 +100,16 @@ def test_integrated_gradients_are_the_same(rule: Any, name: str, baseline: float
     found, delta = peer.IntegratedGradients(model).attribute(
         x, baseline, TARGET, n_steps=20, method=name, return_convergence_delta=True
     )
-    expected = explain.attribute(model, x, methods.IntegratedGradients(20, baseline, rule), target=TARGET)
+    expected = explain.attribute(
+        model, x, methods.IntegratedGradients(20, baseline, rule), target=TARGET
+    )
     assert agree(found, expected.values)
     assert agree(delta, expected.delta)
 
 
 @pytest.mark.parametrize(
-    ("statistic", "name"), [("mean", "smoothgrad"), ("square", "smoothgrad_sq"), ("variance", "vargrad")]
+    ("statistic", "name"),
+    [("mean", "smoothgrad"), ("square", "smoothgrad_sq"), ("variance", "vargrad")],
 )
 def test_noise_tunnel_is_the_same_with_the_same_noise(
     statistic: Any, name: str, monkeypatch: pytest.MonkeyPatch
@@ -115,7 +122,10 @@ def test_noise_tunnel_is_the_same_with_the_same_noise(
         x, name, samples, stdevs=float(spread), target=TARGET, abs=False
     )
     monkeypatch.undo()
-    assert agree(found, ours(model, methods.Smooth(methods.Saliency(absolute=False), samples, sigma, statistic), x))
+    assert agree(
+        found,
+        ours(model, methods.Smooth(methods.Saliency(absolute=False), samples, sigma, statistic), x),
+    )
 
 
 # Where it computes something else
@@ -123,11 +133,19 @@ def test_noise_tunnel_is_the_same_with_the_same_noise(
 
 def test_captum_trapezoid_weights_do_not_sum_to_one() -> None:
     """Completeness fails on a linear model, where one step would do."""
-    model, x, steps = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double(), random(1, 1, 3, 2, 2), 10
+    model, x, steps = (
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double(),
+        random(1, 1, 3, 2, 2),
+        10,
+    )
     reference = model(x)[0, 1] - model(torch.zeros_like(x))[0, 1]
-    found = peer.IntegratedGradients(model).attribute(x, target=1, n_steps=steps, method="riemann_trapezoid")
+    found = peer.IntegratedGradients(model).attribute(
+        x, target=1, n_steps=steps, method="riemann_trapezoid"
+    )
     assert (found.sum() / reference).item() == pytest.approx(1 - 1 / steps)
-    exact = explain.attribute(model, x, methods.IntegratedGradients(steps, rule="trapezoid"), target=1)
+    exact = explain.attribute(
+        model, x, methods.IntegratedGradients(steps, rule="trapezoid"), target=1
+    )
     assert (exact.values.sum() / reference).item() == pytest.approx(1)
     layers = network()
     points, weights = plain_paths.quadrature("trapezoid", steps)
@@ -135,16 +153,24 @@ def test_captum_trapezoid_weights_do_not_sum_to_one() -> None:
         layers, photo(), TARGET, baseline=torch.zeros_like(photo()), points=points, weights=weights
     )
     assert agree(
-        ours(plain.module_of(layers), methods.IntegratedGradients(steps, rule="trapezoid"), photo()[None])[0], paper
+        ours(
+            plain.module_of(layers),
+            methods.IntegratedGradients(steps, rule="trapezoid"),
+            photo()[None],
+        )[0],
+        paper,
     )
 
 
-@pytest.mark.parametrize(("name", "method"), [("GuidedBackprop", "guidedbackprop"), ("Deconvolution", "deconvnet")])
+@pytest.mark.parametrize(
+    ("name", "method"), [("GuidedBackprop", "guidedbackprop"), ("Deconvolution", "deconvnet")]
+)
 def test_captum_misses_relus_that_are_functions(name: str, method: str) -> None:
     layers, x = network(), photo()
     model = Functional(layers).eval()
     found = getattr(peer, name)(model).attribute(x[None], TARGET)
-    assert agree(found[0], plain.backward(layers, plain.forward(layers, x), TARGET)[0])  # the plain gradient
+    # the plain gradient
+    assert agree(found[0], plain.backward(layers, plain.forward(layers, x), TARGET)[0])
     paper = getattr(plain, method)(layers, x, TARGET)
     assert off(found[0], paper) > 0.1
     assert agree(ours(model, method, x[None])[0], paper, 1e-10)
@@ -158,10 +184,19 @@ def test_captum_guided_backprop_misses_a_relu_of_densenet() -> None:
 
 
 @pytest.mark.parametrize("rectifier", [nn.ReLU6, nn.SiLU, nn.GELU, nn.LeakyReLU])
-def test_captum_guided_backprop_is_the_plain_gradient_without_a_word_where_no_relu_is(rectifier: Any) -> None:
+def test_captum_guided_backprop_is_the_plain_gradient_without_a_word_where_no_relu_is(
+    rectifier: Any,
+) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        layers = nn.Conv2d(3, 8, 3), rectifier(), nn.Conv2d(8, 8, 3), rectifier(), nn.Flatten(), nn.Linear(64, 5)
+        layers = (
+            nn.Conv2d(3, 8, 3),
+            rectifier(),
+            nn.Conv2d(8, 8, 3),
+            rectifier(),
+            nn.Flatten(),
+            nn.Linear(64, 5),
+        )
     model, x = nn.Sequential(*layers).double(), random(0, 1, 3, 6, 8)
     gradient = ours(model, methods.Saliency(absolute=False), x)
     assert agree(peer.GuidedBackprop(model).attribute(x, TARGET), gradient, 1e-12)
@@ -183,7 +218,9 @@ def test_captum_noise_is_absolute_so_that_smoothgrad_depends_on_the_unit_of_the_
     def tunnel(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            return peer.NoiseTunnel(peer.Saliency(model)).attribute(x, nt_samples=8, target=TARGET, abs=False)
+            return peer.NoiseTunnel(peer.Saliency(model)).attribute(
+                x, nt_samples=8, target=TARGET, abs=False
+            )
 
     assert off(100 * tunnel(InOtherUnits(), 100 * x), tunnel(model, x)) > 0.1
 
@@ -194,7 +231,9 @@ def test_captum_vargrad_cancels_below_zero() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         nn.init.normal_(model[1].weight, 1000.0)
-        found = peer.NoiseTunnel(peer.Saliency(model)).attribute(x, "vargrad", 7, target=1, abs=False)
+        found = peer.NoiseTunnel(peer.Saliency(model)).attribute(
+            x, "vargrad", 7, target=1, abs=False
+        )
     assert found.min() < 0
     with pytest.warns(explain.ExplainWarning, match="zero everywhere"):
         assert not ours(model, methods.Smooth(samples=7, statistic="variance"), x, 1).any()
@@ -205,7 +244,15 @@ def test_captum_vargrad_cancels_below_zero() -> None:
 
 def deep(pool: nn.Module) -> nn.Module:
     """A network of modules, each called once, which Captum hangs its rule on."""
-    layers = [nn.Conv2d(3, 5, 3), nn.ReLU(), pool, nn.Conv2d(5, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(24, 4)]
+    layers = [
+        nn.Conv2d(3, 5, 3),
+        nn.ReLU(),
+        pool,
+        nn.Conv2d(5, 4, 2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(24, 4),
+    ]
     model = nn.Sequential(*layers).double()
     for i, parameter in enumerate(model.parameters()):
         parameter.data = random(i, *parameter.shape) * 0.4
@@ -224,14 +271,27 @@ def test_deepliftshap_is_the_same_where_every_operation_is_a_module() -> None:
     assert agree(expected, ours(model, methods.DeepLIFTSHAP(baselines), x))
 
 
-def test_expected_gradients_are_the_same_for_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x, baselines = plain.module_of(network()), photo()[None], torch.stack([photo(i) for i in (3, 4, 5)])
+def test_expected_gradients_are_the_same_for_the_same_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x, baselines = (
+        plain.module_of(network()),
+        photo()[None],
+        torch.stack([photo(i) for i in (3, 4, 5)]),
+    )
     points = RandomPoints(6, baselines, 0.0, 2)
     draws = [points.drawing(x)(0, sample) for sample in range(6)]
-    chosen = [next(i for i, each in enumerate(baselines) if torch.equal(each, start)) for start, _, _ in draws]
+    chosen = [
+        next(i for i, each in enumerate(baselines) if torch.equal(each, start))
+        for start, _, _ in draws
+    ]
     monkeypatch.setattr("numpy.random.choice", lambda count, size: np.array(chosen))
-    monkeypatch.setattr("numpy.random.uniform", lambda low, high, size: np.array([share for _, _, share in draws]))
-    theirs = peer.GradientShap(model).attribute(x, baselines, n_samples=6, stdevs=0.0, target=TARGET)
+    monkeypatch.setattr(
+        "numpy.random.uniform", lambda low, high, size: np.array([share for _, _, share in draws])
+    )
+    theirs = peer.GradientShap(model).attribute(
+        x, baselines, n_samples=6, stdevs=0.0, target=TARGET
+    )
     monkeypatch.undo()
     assert agree(theirs, ours(model, methods.ExpectedGradients(6, baselines, seed=2), x))
 
@@ -243,7 +303,9 @@ def test_captums_deeplift_loses_differences_at_maxima() -> None:
         difference = (model(x) - model(baseline[None]))[:, TARGET]
     theirs = peer.DeepLift(model).attribute(x, baseline[None].expand_as(x).clone(), TARGET)
     assert (theirs.flatten(1).sum(1) - difference).abs().max() > 0.05
-    assert torch.allclose(ours(model, methods.DeepLIFT(baseline), x).flatten(1).sum(1), difference, rtol=1e-10)
+    assert torch.allclose(
+        ours(model, methods.DeepLIFT(baseline), x).flatten(1).sum(1), difference, rtol=1e-10
+    )
 
 
 # Covered photos; Captum adds up in single precision, whatever the model's
@@ -278,10 +340,15 @@ def test_shapley_sampling_is_the_same_for_the_same_orders(monkeypatch: pytest.Mo
     model, x = plain.module_of(network()), photo()[None]
     method = methods.ShapleySampling(30, MASK)
     rows = method.design.rows(6).reshape(-1, 5, 6).float()
-    orders = [torch.cat([torch.zeros(1, 6), each, torch.ones(1, 6)]).diff(dim=0).argmax(1).tolist() for each in rows]
+    orders = [
+        torch.cat([torch.zeros(1, 6), each, torch.ones(1, 6)]).diff(dim=0).argmax(1).tolist()
+        for each in rows
+    ]
     sampler = peer.ShapleyValueSampling(model)
     sampler.permutation_generator = lambda features, samples: iter(orders)
-    theirs = sampler.attribute(x, target=TARGET, feature_mask=MASK[None, None], n_samples=len(orders))
+    theirs = sampler.attribute(
+        x, target=TARGET, feature_mask=MASK[None, None], n_samples=len(orders)
+    )
     assert agree(theirs[:, 0], ours(model, method, x))
 
 
@@ -290,14 +357,17 @@ def test_kernelshap_keeps_the_sum_where_captum_weighs_its_ends_heavily() -> None
     pytest.importorskip("sklearn", reason="captum's LIME fits with scikit-learn")
     model, x = plain.module_of(network()), photo()[None]
     torch.manual_seed(0)
-    theirs = peer.KernelShap(model).attribute(x, target=TARGET, feature_mask=MASK[None, None], n_samples=40)[:, 0]
+    theirs = peer.KernelShap(model).attribute(
+        x, target=TARGET, feature_mask=MASK[None, None], n_samples=40
+    )[:, 0]
     found = explain.attribute(model, x, methods.KernelSHAP(40, MASK), target=TARGET)
     exact = ours(model, methods.KernelSHAP(62, MASK), x)
     gain = float((model(x) - model(0 * x)).detach()[0, TARGET])
     places = [(0, 0), (0, 3), (0, 6), (3, 0), (3, 3), (3, 6)]
     assert sum(float(found.values[0][place]) for place in places) == pytest.approx(gain, rel=1e-10)
     assert abs(sum(float(theirs[0][place]) for place in places) - gain) > 1e-10 * abs(gain)
-    assert off(found.values, exact) < off(theirs, exact)  # for as many runs, of which it draws some twice
+    # for as many runs, of which it draws some twice
+    assert off(found.values, exact) < off(theirs, exact)
 
 
 def test_lime_is_the_same_with_the_same_samples_kernel_and_ridge() -> None:
@@ -307,12 +377,15 @@ def test_lime_is_the_same_with_the_same_samples_kernel_and_ridge() -> None:
 
     model, x = plain.module_of(network()), photo()[None]
     method = methods.LIME(40, MASK, ridge=0.7)
-    drawn = [torch.ones(6, dtype=torch.bool), *method.design.rows(6)]  # ours takes the photo itself as one more sample
+    # ours takes the photo itself as one more sample
+    drawn = [torch.ones(6, dtype=torch.bool), *method.design.rows(6)]
     samples = iter(drawn)
     lime = peer.LimeBase(
         model,
         SkLearnRidge(alpha=0.7),
-        similarity_func=lambda whole, covered, z, **_: torch.exp(-(((1 - z.mean().sqrt()) / 0.25) ** 2)),
+        similarity_func=lambda whole, covered, z, **_: torch.exp(
+            -(((1 - z.mean().sqrt()) / 0.25) ** 2)
+        ),
         perturb_func=lambda whole, **_: next(samples).double()[None],
         perturb_interpretable_space=True,
         from_interp_rep_transform=lambda z, whole, **_: whole * z[0][MASK],

@@ -31,12 +31,15 @@ from tests.peers.common import (
 
 WHY = "pytorch-grad-cam comes with the extra 'peers'"
 peer = pytest.importorskip("pytorch_grad_cam", reason=WHY)
-factorization = pytest.importorskip("pytorch_grad_cam.feature_factorization.deep_feature_factorization", reason=WHY)
+factorization = pytest.importorskip(
+    "pytorch_grad_cam.feature_factorization.deep_feature_factorization", reason=WHY
+)
 objectives = pytest.importorskip("pytorch_grad_cam.utils.model_targets", reason=WHY)
 
 
 def recording(cam: type) -> type:
-    """The same, which remembers its maps ``(N, h, w)`` before they are rectified, shifted, scaled and enlarged."""
+    """The same, which remembers its maps ``(N, h, w)`` before they are rectified, shifted, scaled
+    and enlarged."""
 
     class Recorder(cam):
         maps: torch.Tensor
@@ -49,7 +52,9 @@ def recording(cam: type) -> type:
     return Recorder
 
 
-def raw(cam: type, model: nn.Module, layer: nn.Module, x: torch.Tensor, target: Any) -> torch.Tensor:
+def raw(
+    cam: type, model: nn.Module, layer: nn.Module, x: torch.Tensor, target: Any
+) -> torch.Tensor:
     recorder = recording(cam)
     recorder(model, [layer])(x.clone(), [target] * len(x))
     return recorder.maps
@@ -59,11 +64,17 @@ def theirs(
     cam: type, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER, objective: Any = None
 ) -> torch.Tensor:
     model = plain.module_of(layers)
-    return raw(cam, model, model[layer], x[None], (objective or objectives.ClassifierOutputTarget)(TARGET))[0]
+    return raw(
+        cam, model, model[layer], x[None], (objective or objectives.ClassifierOutputTarget)(TARGET)
+    )[0]
 
 
-def ours(method: MethodLike, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER) -> torch.Tensor:
-    return explain.attribute(plain.module_of(layers), x[None], method, target=TARGET, layer=str(layer)).values[0]
+def ours(
+    method: MethodLike, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER
+) -> torch.Tensor:
+    return explain.attribute(
+        plain.module_of(layers), x[None], method, target=TARGET, layer=str(layer)
+    ).values[0]
 
 
 # Where it follows the papers
@@ -82,7 +93,9 @@ SAME = {
 @pytest.mark.parametrize("name", SAME)
 def test_maps_are_the_same_on_a_resnet(name: str, layer: str) -> None:
     x, model = random(0, 2, 3, 96, 64), resnet()
-    found = raw(getattr(peer, name), model, getattr(model, layer), x, objectives.ClassifierOutputTarget(3))
+    found = raw(
+        getattr(peer, name), model, getattr(model, layer), x, objectives.ClassifierOutputTarget(3)
+    )
     found = found.clamp(min=0) if name == "LayerCAM" else found
     assert agree(found, explain.attribute(resnet(), x, SAME[name], target=3, layer=layer).values)
 
@@ -101,7 +114,9 @@ def test_randomcam_is_the_same_with_the_same_weights(monkeypatch: pytest.MonkeyP
 
 def test_ablationcam_is_the_same_behind_a_relu() -> None:
     layers, x = network(), photo()
-    assert agree(theirs(peer.AblationCAM, layers, x), ours(methods.AblationCAM(relu=False), layers, x))
+    assert agree(
+        theirs(peer.AblationCAM, layers, x), ours(methods.AblationCAM(relu=False), layers, x)
+    )
 
 
 def test_scorecam_is_the_same_where_no_mask_is_enlarged() -> None:
@@ -134,7 +149,9 @@ def test_refinecam_is_the_same_where_minima_are_zero_and_nothing_is_enlarged() -
     layers, x = network(), photo()
     model, target = plain.module_of(layers), objectives.ClassifierOutputTarget(TARGET)
     found = peer.RefineCAM(model, [model[0], model[2]], base_method=peer.GradCAM)(x[None], [target])
-    both = explain.attribute(model, x[None], methods.RefineCAM(methods.GradCAM()), target=TARGET, layer=["0", "2"])
+    both = explain.attribute(
+        model, x[None], methods.RefineCAM(methods.GradCAM()), target=TARGET, layer=["0", "2"]
+    )
     assert all(values.min() == 0 for values in both.maps.values())
     assert agree(found, both.heatmap)
 
@@ -151,11 +168,16 @@ def test_guided_backprop_is_the_same_where_every_relu_is_a_module(builder: str) 
 
 def test_grad_cam_gradcampp_adds_an_epsilon_that_swamps_small_gradients() -> None:
     x, model, target = random(0, 1, 3, 224, 224), resnet(), objectives.ClassifierOutputTarget(3)
-    small = explain.attribute(model, x, methods.GradCAMPlusPlus(relu=False), target=3, layer="layer4").values
+    small = explain.attribute(
+        model, x, methods.GradCAMPlusPlus(relu=False), target=3, layer="layer4"
+    ).values
     assert off(raw(peer.GradCAMPlusPlus, model, model.layer4, x, target), small) > 0.3
     with torch.no_grad():
-        model.fc.weight *= 1e6  # an epsilon of 1e-6 is then nothing beside the squares of the gradients
-    large = explain.attribute(model, x, methods.GradCAMPlusPlus(relu=False), target=3, layer="layer4").values
+        # an epsilon of 1e-6 is then nothing beside the squares of the gradients
+        model.fc.weight *= 1e6
+    large = explain.attribute(
+        model, x, methods.GradCAMPlusPlus(relu=False), target=3, layer="layer4"
+    ).values
     assert agree(raw(peer.GradCAMPlusPlus, model, model.layer4, x, target), large)
     layers, x = network(), photo()
     assert agree(ours("gradcam++", layers, x), plain.gradcampp(layers, x, TARGET, LAYER), 1e-10)
@@ -165,13 +187,17 @@ def test_grad_cam_eigencam_is_centred_and_may_show_the_background() -> None:
     against = 0
     for seed in range(20):
         layers, x = network(seed), photo(seed)
-        found, paper = theirs(peer.EigenCAM, layers, x), plain_factors.eigencam(layers, x, TARGET, LAYER)
+        found, paper = (
+            theirs(peer.EigenCAM, layers, x),
+            plain_factors.eigencam(layers, x, TARGET, LAYER),
+        )
         centred = plain_factors.eigencam(layers, x, TARGET, LAYER, centred=True)
         assert agree(found, centred) or agree(-found, centred)  # the sign is LAPACK's
         assert off(found, paper) > 0.1
         against += bool((found * paper).sum() < 0)
         assert agree(ours("eigencam", layers, x), paper, 1e-8)
-        assert paper.min() >= -1e-12  # the first direction of feature maps that are positive is positive
+        # the first direction of feature maps that are positive is positive
+        assert paper.min() >= -1e-12
     assert against > 2
 
 
@@ -179,7 +205,10 @@ def test_grad_cam_eigengradcam_is_centred_and_may_oppose_the_target() -> None:
     against = 0
     for seed in range(20):
         layers, x = network(seed), photo(seed)
-        found, paper = theirs(peer.EigenGradCAM, layers, x), plain_factors.eigengradcam(layers, x, TARGET, LAYER)
+        found, paper = (
+            theirs(peer.EigenGradCAM, layers, x),
+            plain_factors.eigengradcam(layers, x, TARGET, LAYER),
+        )
         centred = plain_factors.eigengradcam(layers, x, TARGET, LAYER, centred=True)
         assert agree(found, centred) or agree(-found, centred)
         against += bool((found * plain.hirescam(layers, x, TARGET, LAYER)).sum() < 0)
@@ -194,7 +223,8 @@ def test_grad_cam_fem_adds_up_activations_where_the_paper_counts_them() -> None:
     mean, deviation = a.mean((1, 2), keepdim=True), a.std((1, 2), keepdim=True, correction=0)
     rare = (a > mean + 2 * deviation).double()
     found, paper = theirs(peer.FEM, layers, x), plain_factors.fem(layers, x, TARGET, LAYER)
-    assert agree(found, (rare.mean((1, 2), keepdim=True) * a).sum(0))  # of the channels that have rare places, all
+    # of the channels that have rare places, all
+    assert agree(found, (rare.mean((1, 2), keepdim=True) * a).sum(0))
     assert off(found, paper) > 0.1
     assert agree(ours("fem", layers, x), paper, 1e-10)
 
@@ -225,7 +255,9 @@ def test_grad_cam_ablationcam_writes_minus_ten_million_where_the_paper_writes_ze
 
 def test_grad_cam_shapleycam_is_gradcam_unless_told_its_objective() -> None:
     layers, x = network(), photo()
-    assert agree(theirs(peer.ShapleyCAM, layers, x), plain.gradcam(layers, x, TARGET, LAYER, relu=False))
+    assert agree(
+        theirs(peer.ShapleyCAM, layers, x), plain.gradcam(layers, x, TARGET, LAYER, relu=False)
+    )
     found = ours("shapleycam", layers, x)
     assert off(found, plain.gradcam(layers, x, TARGET, LAYER)) > 1e-2
     assert agree(found, plain_scores.shapleycam(layers, x, TARGET, LAYER), 1e-8)
@@ -233,7 +265,10 @@ def test_grad_cam_shapleycam_is_gradcam_unless_told_its_objective() -> None:
 
 def test_grad_cam_finercam_explains_another_class_where_scores_tie() -> None:
     model = nn.Sequential(
-        nn.Conv2d(2, 2, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 4, bias=False)
+        nn.Conv2d(2, 2, 1, bias=False),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(2, 4, bias=False),
     )
     model[0].weight.data = torch.eye(2)[:, :, None, None]
     model[3].weight.data = torch.tensor([[1.0, 0], [0, 1], [0, 0.5], [0, 0]])
@@ -248,9 +283,13 @@ def test_grad_cam_finercam_explains_another_class_where_scores_tie() -> None:
 
 
 def test_grad_cam_fullgrad_rescales_each_channel_so_that_no_bias_counts() -> None:
-    """The authors rescale each layer. Channel by channel, the bias is a factor that goes out again."""
+    """The authors rescale each layer. Channel by channel, the bias is a factor that goes out
+    again."""
     layers, x = network(), photo()
-    found, paper = fullgrad(plain.module_of(layers), x[None])[0], plain_paths.fullgrad(layers, x, TARGET)
+    found, paper = (
+        fullgrad(plain.module_of(layers), x[None])[0],
+        plain_paths.fullgrad(layers, x, TARGET),
+    )
     assert agree(found, plain_paths.fullgrad(layers, x, TARGET, rescale="channel"), 1e-4)
     assert agree(found, fullgrad(plain.module_of(layers), x[None], other_biases=True)[0], 1e-4)
     assert off(found, paper) > 0.1
@@ -265,7 +304,9 @@ def fullgrad(model: nn.Module, x: torch.Tensor, *, other_biases: bool = False) -
 
     recorder = Recorder(model, [])
     if other_biases:
-        recorder.bias_data = [np.random.default_rng(0).uniform(1, 9, bias.shape) for bias in recorder.bias_data]
+        recorder.bias_data = [
+            np.random.default_rng(0).uniform(1, 9, bias.shape) for bias in recorder.bias_data
+        ]
     recorder(x.clone(), [objectives.ClassifierOutputTarget(TARGET)] * len(x))
     return recorder.maps
 
@@ -290,7 +331,9 @@ def test_grad_cam_fullgrad_pairs_biases_with_gradients_in_the_order_of_registrat
     fullgrad(Ordered("ab"), x)
     with pytest.raises(ValueError, match="broadcast"):
         fullgrad(Ordered("ba"), x)
-    found, other = (explain.attribute(Ordered(order), x, "fullgrad", target=TARGET) for order in ("ab", "ba"))
+    found, other = (
+        explain.attribute(Ordered(order), x, "fullgrad", target=TARGET) for order in ("ab", "ba")
+    )
     assert torch.equal(found.values, other.values)
     assert found.delta.abs().max() < 1e-9 < found.score.abs().max()
 
@@ -314,22 +357,34 @@ def test_grad_cam_shifts_maps_so_that_a_constant_one_shows_nothing() -> None:
     nn.init.constant_(model[0].weight, 2.0)
     x = torch.ones(1, 1, 4, 6)
     assert not peer.GradCAM(model, [model[0]])(x, [objectives.ClassifierOutputTarget(0)]).any()
-    assert torch.equal(explain.attribute(model, x, "gradcam", target=0, layer="0").heatmap, torch.ones(1, 4, 6))
+    assert torch.equal(
+        explain.attribute(model, x, "gradcam", target=0, layer="0").heatmap, torch.ones(1, 4, 6)
+    )
 
 
 def test_grad_cam_pairs_activations_that_a_relu_overwrote_with_gradients_from_before() -> None:
     layers, x, conv = network(), photo(), 4
     a, g = plain.look(layers, x, TARGET, conv)
-    assert agree(theirs(peer.GradCAM, layers, x, layer=conv), plain.gradcam_map(plain.rectified(a), g, relu=False))
-    assert off(theirs(peer.GradCAM, layers, x, layer=conv), plain.gradcam_map(a, g, relu=False)) > 0.1
-    assert agree(ours(methods.GradCAM(relu=False), layers, x, layer=conv), plain.gradcam_map(a, g, relu=False), 1e-10)
+    assert agree(
+        theirs(peer.GradCAM, layers, x, layer=conv),
+        plain.gradcam_map(plain.rectified(a), g, relu=False),
+    )
+    assert (
+        off(theirs(peer.GradCAM, layers, x, layer=conv), plain.gradcam_map(a, g, relu=False)) > 0.1
+    )
+    assert agree(
+        ours(methods.GradCAM(relu=False), layers, x, layer=conv),
+        plain.gradcam_map(a, g, relu=False),
+        1e-10,
+    )
 
 
 def test_grad_cam_guided_backprop_misses_relus_that_are_functions() -> None:
     layers, x = network(), photo()
     model = Functional(layers).eval()
     found = peer.GuidedBackpropReLUModel(model)(x[None].clone(), TARGET).transpose(2, 0, 1)
-    assert agree(found, plain.backward(layers, plain.forward(layers, x), TARGET)[0])  # the plain gradient
+    # the plain gradient
+    assert agree(found, plain.backward(layers, plain.forward(layers, x), TARGET)[0])
     guided = explain.attribute(model, x[None], "guidedbackprop", target=TARGET).values[0]
     assert agree(guided, plain.guidedbackprop(layers, x, TARGET), 1e-10)
     assert off(found, guided) > 0.1
@@ -339,7 +394,9 @@ def test_grad_cam_guided_backprop_misses_a_relu_of_densenet() -> None:
     model, x = random_model("densenet121"), random(3, 1, 3, 64, 64)
     guided = guided_reference(model, x, 1)
     assert agree(explain.attribute(model, x, "guidedbackprop", target=1).values, guided, 1e-10)
-    assert off(peer.GuidedBackpropReLUModel(model)(x.clone(), 1).transpose(2, 0, 1), guided[0]) > 0.1
+    assert (
+        off(peer.GuidedBackpropReLUModel(model)(x.clone(), 1).transpose(2, 0, 1), guided[0]) > 0.1
+    )
 
 
 # What it does to what it was lent
@@ -395,7 +452,14 @@ def test_grad_cam_leaves_the_model_ablated_when_a_target_raises() -> None:
     assert type(model[LAYER]).__name__ == "AblationLayer"
     model, called = plain.module_of(network()), []
     with pytest.raises(Stubborn):
-        explain.attribute(model, x, "ablationcam", target=lambda output: target(output), layer=str(LAYER), batch_size=1)
+        explain.attribute(
+            model,
+            x,
+            "ablationcam",
+            target=lambda output: target(output),
+            layer=str(LAYER),
+            batch_size=1,
+        )
     assert len(called) > 2
     assert type(model[LAYER]) is nn.ReLU
     assert not sum(map(hook_count, model.modules()))

@@ -20,9 +20,17 @@ peer = pytest.importorskip("torchcam.methods", reason="torchcam comes with the e
 
 
 def raw(
-    cam: type, model: nn.Module, layer: Any, x: torch.Tensor, target: int, *, noise: Any = None, **options: Any
+    cam: type,
+    model: nn.Module,
+    layer: Any,
+    x: torch.Tensor,
+    target: int,
+    *,
+    noise: Any = None,
+    **options: Any,
 ) -> torch.Tensor:
-    """The map ``(N, h, w)`` that torchcam gives when told not to normalise it; ``noise`` is what it is to draw."""
+    """The map ``(N, h, w)`` that torchcam gives when told not to normalise it; ``noise`` is what it
+    is to draw."""
     with cam(model, layer, input_shape=tuple(x.shape[1:]), **options) as extractor:
         if noise is not None:
             extractor._distrib = noise
@@ -41,19 +49,31 @@ class Noise:
         return self.drawn[-1]
 
 
-def theirs(cam: type, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER, **options: Any) -> torch.Tensor:
+def theirs(
+    cam: type, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER, **options: Any
+) -> torch.Tensor:
     model = plain.module_of(layers)
     return raw(cam, model, model[layer], x[None].clone(), TARGET, **options)[0]
 
 
-def ours(method: MethodLike, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER) -> torch.Tensor:
-    return explain.attribute(plain.module_of(layers), x[None], method, target=TARGET, layer=str(layer)).values[0]
+def ours(
+    method: MethodLike, layers: list[plain.Layer], x: torch.Tensor, layer: int = LAYER
+) -> torch.Tensor:
+    return explain.attribute(
+        plain.module_of(layers), x[None], method, target=TARGET, layer=str(layer)
+    ).values[0]
 
 
 # Where it follows the papers
 
 
-SAME = {"GradCAM": "gradcam", "LayerCAM": "layercam", "XGradCAM": "xgradcam", "CAM": "cam", "FinerCAM": "finercam"}
+SAME = {
+    "GradCAM": "gradcam",
+    "LayerCAM": "layercam",
+    "XGradCAM": "xgradcam",
+    "CAM": "cam",
+    "FinerCAM": "finercam",
+}
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -78,7 +98,9 @@ def test_scorecam_is_the_same_where_no_mask_is_enlarged() -> None:
 def test_legrad_is_the_same() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = torchvision.models.VisionTransformer(12, 4, 3, 2, 8, 12, num_classes=5).double().eval()
+        model = (
+            torchvision.models.VisionTransformer(12, 4, 3, 2, 8, 12, num_classes=5).double().eval()
+        )
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.4)
     x = random(15, 2, 3, 12, 12)
@@ -96,7 +118,9 @@ def test_refinecam_is_the_same_where_minima_are_zero() -> None:
     assert agree(found, both.values[0])
 
 
-def refined(name: str, layers: list[plain.Layer], x: torch.Tensor, of: tuple[int, int] = (2, LAYER)) -> torch.Tensor:
+def refined(
+    name: str, layers: list[plain.Layer], x: torch.Tensor, of: tuple[int, int] = (2, LAYER)
+) -> torch.Tensor:
     model = plain.module_of(layers)
     base = getattr(peer, name)
     return raw(peer.RefineCAM, model, [model[i] for i in of], x[None], TARGET, base_method=base)[0]
@@ -106,7 +130,9 @@ def explain_refined(
     cam: Any, layers: list[plain.Layer], x: torch.Tensor, of: tuple[int, int] = (2, LAYER)
 ) -> explain.Attribution:
     named = [str(layer) for layer in of]
-    return explain.attribute(plain.module_of(layers), x[None], RefineCAM(cam), target=TARGET, layer=named)
+    return explain.attribute(
+        plain.module_of(layers), x[None], RefineCAM(cam), target=TARGET, layer=named
+    )
 
 
 # Where it computes something else
@@ -117,7 +143,8 @@ def test_torchcam_gradcampp_divides_a_copy() -> None:
     a, g = plain.look(layers, x, TARGET, LAYER)
     paper = plain.gradcampp(layers, x, TARGET, LAYER)
     undivided = plain.weighted(list((g**2 * g.clamp(min=0)).sum((1, 2))), a, relu=True)
-    assert agree(theirs(peer.GradCAMpp, layers, x), undivided)  # alpha stays g^2, whatever the denominator is
+    # alpha stays g^2, whatever the denominator is
+    assert agree(theirs(peer.GradCAMpp, layers, x), undivided)
     assert off(undivided, paper) > 0.5
     assert agree(ours("gradcam++", layers, x), paper, 1e-10)
 
@@ -125,26 +152,48 @@ def test_torchcam_gradcampp_divides_a_copy() -> None:
 def test_torchcam_refinecam_inherits_the_wrong_gradcampp() -> None:
     layers, x = network(), photo()
     paper = plain_scores.refinecam(layers, x, TARGET, [2, LAYER])
-    assert off(refined("GradCAMpp", layers, x), plain_scores.refinecam(layers, x, TARGET, [2, LAYER], shift=True)) > 0.1
+    assert (
+        off(
+            refined("GradCAMpp", layers, x),
+            plain_scores.refinecam(layers, x, TARGET, [2, LAYER], shift=True),
+        )
+        > 0.1
+    )
     assert agree(explain_refined(GradCAMPlusPlus(), layers, x).values[0], paper, 1e-8)
 
 
-def test_refinecam_divides_by_the_maximum_where_torchcam_and_the_authors_subtract_the_minimum() -> None:
-    """A deliberate difference: a map that is positive everywhere is not brought to zero where it is smallest."""
+def test_refinecam_divides_by_the_maximum_where_torchcam_and_the_authors_subtract_the_minimum() -> (
+    None
+):
+    """A deliberate difference: a map that is positive everywhere is not brought to zero where it is
+    smallest."""
     layers, x = network(), photo()
-    raised = [*layers[:4], (*layers[4][:2], layers[4][2] + 9), *layers[5:]]  # the feature maps are positive throughout
-    found, both = refined("LayerCAM", raised, x, (LAYER, 7)), explain_refined(LayerCAM(), raised, x, (LAYER, 7))
+    # the feature maps are positive throughout
+    raised = [*layers[:4], (*layers[4][:2], layers[4][2] + 9), *layers[5:]]
+    found, both = (
+        refined("LayerCAM", raised, x, (LAYER, 7)),
+        explain_refined(LayerCAM(), raised, x, (LAYER, 7)),
+    )
     base = plain.layercam_map
-    assert agree(found, plain_scores.refinecam(raised, x, TARGET, [LAYER, 7], base=base, shift=True))
-    assert agree(both.values[0], plain_scores.refinecam(raised, x, TARGET, [LAYER, 7], base=base), 1e-8)
+    assert agree(
+        found, plain_scores.refinecam(raised, x, TARGET, [LAYER, 7], base=base, shift=True)
+    )
+    assert agree(
+        both.values[0], plain_scores.refinecam(raised, x, TARGET, [LAYER, 7], base=base), 1e-8
+    )
     assert off(found, both.values[0]) > 0.1
 
 
-def test_torchcam_smoothgradcampp_is_of_the_last_noisy_sample_instead_of_the_mean_and_the_photo() -> None:
+def test_torchcam_smoothgradcampp_is_of_the_last_noisy_sample_instead_of_the_mean_and_the_photo() -> (
+    None
+):
     layers, x, noise, last = network(), photo(), Noise(0.3), 7
     found = theirs(peer.SmoothGradCAMpp, layers, x, layer=last, num_samples=3, noise=noise)
     drawn = [each[0] for each in noise.drawn]
-    a, looks = plain.forward(layers, x)[last + 1], [plain.look(layers, x + each, TARGET, last) for each in drawn]
+    a, looks = (
+        plain.forward(layers, x)[last + 1],
+        [plain.look(layers, x + each, TARGET, last) for each in drawn],
+    )
     second, third = (sum(g**power for _, g in looks) / 3 for power in (2, 3))
     alpha = second / (2 * second + a.sum((1, 2), keepdim=True) * third)
     noisy_a, noisy_g = looks[-1]
@@ -153,14 +202,20 @@ def test_torchcam_smoothgradcampp_is_of_the_last_noisy_sample_instead_of_the_mea
     assert off(found, plain.smoothgradcampp(layers, x, TARGET, last, noise=drawn)) > 0.1
 
 
-def test_torchcam_smoothgradcampp_multiplies_each_place_with_its_own_activation_instead_of_their_sum() -> None:
+def test_torchcam_smoothgradcampp_multiplies_each_place_with_its_own_activation_instead_of_their_sum() -> (
+    None
+):
     """Without noise it has to be Grad-CAM++, and is, where all places have the same gradient."""
     layers, x = network(), photo()
     for layer, same in ((7, True), (LAYER, False)):
         paper = plain.gradcampp(layers, x, TARGET, layer)
-        found = theirs(peer.SmoothGradCAMpp, layers, x, layer=layer, num_samples=2, noise=Noise(0.0))
+        found = theirs(
+            peer.SmoothGradCAMpp, layers, x, layer=layer, num_samples=2, noise=Noise(0.0)
+        )
         assert agree(found, paper) if same else off(found, paper) > 0.1
-        assert agree(ours(SmoothGradCAMPlusPlus(samples=2, sigma=0), layers, x, layer=layer), paper, 1e-10)
+        assert agree(
+            ours(SmoothGradCAMPlusPlus(samples=2, sigma=0), layers, x, layer=layer), paper, 1e-10
+        )
     a, g = plain.look(layers, x, TARGET, LAYER)
     alpha = g**2 / (2 * g**2 + (a * g**3).sum((1, 2), keepdim=True))
     assert agree(found, plain.weighted(list((alpha * g.clamp(min=0)).sum((1, 2))), a, relu=True))
@@ -180,17 +235,23 @@ def test_torchcam_iscam_adds_up_the_steps_of_its_path_so_that_masks_exceed_one()
     steps = torch.arange(1, 11) / 10
     scales = steps.double().cumsum(0).tolist()
     assert scales[-1] == pytest.approx(5.5)
-    assert agree(found, plain_masks.iscam(layers, x, TARGET, LAYER, scales=scales, enlarge_first=False))
+    assert agree(
+        found, plain_masks.iscam(layers, x, TARGET, LAYER, scales=scales, enlarge_first=False)
+    )
     assert off(found, paper) > 0.01
     assert agree(ours("iscam", layers, x), paper, 1e-8)
 
 
 def test_torchcam_sscam_adds_noise_to_the_finished_mask() -> None:
-    """Neither of the paper's two ways: noise of deviation 2 on a mask in [0, 1], which stays outside of it."""
+    """Neither of the paper's two ways: noise of deviation 2 on a mask in [0, 1], which stays
+    outside of it."""
     layers, x, noise = network(), photo(), Noise(2.0)
     found = theirs(peer.SSCAM, layers, x, num_samples=3, noise=noise)
     drawn = [each[0] for each in noise.drawn]
-    assert agree(found, plain_masks.sscam(layers, x, TARGET, LAYER, noise=drawn, kind="mask", enlarge_first=False))
+    assert agree(
+        found,
+        plain_masks.sscam(layers, x, TARGET, LAYER, noise=drawn, kind="mask", enlarge_first=False),
+    )
     small = [random(i, *plain.forward(layers, x)[LAYER + 1].shape) for i in range(3)]
     for kind, of in ((1, small), (2, [random(i, *x.shape) for i in range(3)])):
         assert off(found, plain_masks.sscam(layers, x, TARGET, LAYER, noise=of, kind=kind)) > 0.01
@@ -198,9 +259,16 @@ def test_torchcam_sscam_adds_noise_to_the_finished_mask() -> None:
 
 def test_torchcam_explains_the_relu_when_asked_for_a_layer_that_it_overwrites() -> None:
     layers, x, conv = network(), photo(), 4
-    assert agree(theirs(peer.GradCAM, layers, x, layer=conv), plain.gradcam(layers, x, TARGET, conv + 1))
-    assert off(plain.gradcam(layers, x, TARGET, conv + 1), plain.gradcam(layers, x, TARGET, conv)) > 0.01
-    assert agree(ours("gradcam", layers, x, layer=conv), plain.gradcam(layers, x, TARGET, conv), 1e-10)
+    assert agree(
+        theirs(peer.GradCAM, layers, x, layer=conv), plain.gradcam(layers, x, TARGET, conv + 1)
+    )
+    assert (
+        off(plain.gradcam(layers, x, TARGET, conv + 1), plain.gradcam(layers, x, TARGET, conv))
+        > 0.01
+    )
+    assert agree(
+        ours("gradcam", layers, x, layer=conv), plain.gradcam(layers, x, TARGET, conv), 1e-10
+    )
 
 
 def test_torchcam_hides_not_a_number() -> None:

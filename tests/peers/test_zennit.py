@@ -29,7 +29,9 @@ def vgg() -> nn.Module:
         torch.manual_seed(0)
         layout = [8, "M", 12, "M", 16, 16, "M"]
         features = torchvision.models.vgg.make_layers(layout, batch_norm=True)  # type: ignore[arg-type]
-        model = nn.Sequential(features, nn.Flatten(), nn.Linear(256, 32), nn.ReLU(True), nn.Linear(32, 10)).double()
+        model = nn.Sequential(
+            features, nn.Flatten(), nn.Linear(256, 32), nn.ReLU(True), nn.Linear(32, 10)
+        ).double()
         model.train()(torch.randn(16, 3, 32, 32, dtype=torch.float64))
     return model.eval()
 
@@ -44,9 +46,12 @@ def box(x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def finer(name: str | Composite) -> LRP:
-    """A composite with stabilisers so small that it does not matter which operations have one: zennit's sums do too."""
+    """A composite with stabilisers so small that it does not matter which operations have one:
+    zennit's sums do too."""
     known = COMPOSITES[name] if isinstance(name, str) else name
-    rules = tuple((when, replace(r, epsilon=1e-12) if hasattr(r, "epsilon") else r) for when, r in known.rules)
+    rules = tuple(
+        (when, replace(r, epsilon=1e-12) if hasattr(r, "epsilon") else r) for when, r in known.rules
+    )
     return LRP(Composite(known.name, rules))
 
 
@@ -54,7 +59,10 @@ PAIRS: dict[str, tuple[LRP, Any]] = {
     "EpsilonPlus": (finer("EpsilonPlus"), lambda x: composites.EpsilonPlus),
     "EpsilonPlusFlat": (finer("EpsilonPlusFlat"), lambda x: composites.EpsilonPlusFlat),
     "EpsilonAlpha2Beta1": (finer("EpsilonAlpha2Beta1"), lambda x: composites.EpsilonAlpha2Beta1),
-    "EpsilonAlpha2Beta1Flat": (finer("EpsilonAlpha2Beta1Flat"), lambda x: composites.EpsilonAlpha2Beta1Flat),
+    "EpsilonAlpha2Beta1Flat": (
+        finer("EpsilonAlpha2Beta1Flat"),
+        lambda x: composites.EpsilonAlpha2Beta1Flat,
+    ),
     "EpsilonGammaBox": (
         finer(COMPOSITES["EpsilonGammaBox"].within(LOW, HIGH)),
         lambda x: lambda **more: composites.EpsilonGammaBox(**box(x), **more),
@@ -66,12 +74,21 @@ PAIRS: dict[str, tuple[LRP, Any]] = {
 @pytest.mark.parametrize("network", ["vgg", "resnet"])
 def test_composites_are_the_same_where_canonisers_know_the_network(network: str, name: str) -> None:
     method, make = PAIRS[name]
-    model, x = (vgg(), random(0, 2, 3, 32, 32)) if network == "vgg" else (resnet(), random(0, 2, 3, 64, 64))
-    canonizer = canonizers.SequentialMergeBatchNorm() if network == "vgg" else architectures.ResNetCanonizer()
+    model, x = (
+        (vgg(), random(0, 2, 3, 32, 32))
+        if network == "vgg"
+        else (resnet(), random(0, 2, 3, 64, 64))
+    )
+    canonizer = (
+        canonizers.SequentialMergeBatchNorm()
+        if network == "vgg"
+        else architectures.ResNetCanonizer()
+    )
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_var += module.eps  # type: ignore[operator]
-            module.eps = 0.0  # zennit's canoniser adds it once more to the variance of one that it leaves behind
+            # zennit's canoniser adds it once more to the variance of one that it leaves behind
+            module.eps = 0.0
     target = 3
     with torch.no_grad():
         score = model(x)[:, target]
@@ -103,6 +120,9 @@ def test_composites_are_the_same_on_the_whole_of_vgg16(name: str) -> None:
     with torch.no_grad():
         score = model.eval()(x)[:, target]
     canonizer = canonizers.SequentialMergeBatchNorm()
-    expected = theirs(model, x, make(x)(canonizers=[canonizer], stabilizer=1e-12, epsilon=1e-12), target) * score
+    expected = (
+        theirs(model, x, make(x)(canonizers=[canonizer], stabilizer=1e-12, epsilon=1e-12), target)
+        * score
+    )
     found = explain.attribute(model, x, method, target=target).values
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()

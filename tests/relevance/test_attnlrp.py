@@ -15,8 +15,11 @@ from tests.relevance.test_relevance import random
 EPSILON = 1e-6
 
 
-def linear(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-    """R_i = sum_j x_i w_ji / (z_j + e sign(z_j)) R_j, where e is epsilon times the mean size of all z."""
+def linear(
+    weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor, r: torch.Tensor
+) -> torch.Tensor:
+    """R_i = sum_j x_i w_ji / (z_j + e sign(z_j)) R_j, where e is epsilon times the mean size of all
+    z."""
     z = x @ weight.T + bias
     e = EPSILON * z.abs().mean()
     share = r / torch.where(z >= 0, z + e, z - e)
@@ -36,7 +39,8 @@ def normalised(norm: nn.LayerNorm, x: torch.Tensor, r: torch.Tensor) -> torch.Te
 
 
 def attended(attention: nn.MultiheadAttention, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-    """Halves for each factor of the two products, the softmax by R_i = x_i (R_i - s_i sum_j R_j)."""
+    """Halves for each factor of the two products, the softmax by R_i = x_i (R_i - s_i sum_j
+    R_j)."""
     weight, bias = attention.in_proj_weight, attention.in_proj_bias
     width, heads = attention.embed_dim, attention.num_heads
     size = width // heads
@@ -59,10 +63,14 @@ def attended(attention: nn.MultiheadAttention, x: torch.Tensor, r: torch.Tensor)
         share = of_scores / scores / 2 / size**0.5
         of_q.append(a * (share @ b))
         of_k.append(b * (share.T @ a))
-    return linear(weight, bias, x, torch.cat([torch.cat(each, 1) for each in (of_q, of_k, of_v)], 1))
+    return linear(
+        weight, bias, x, torch.cat([torch.cat(each, 1) for each in (of_q, of_k, of_v)], 1)
+    )
 
 
-def shared(one: torch.Tensor, other: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def shared(
+    one: torch.Tensor, other: torch.Tensor, r: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     return one / (one + other) * r, other / (one + other) * r
 
 
@@ -77,7 +85,10 @@ def relevance(model: VisionTransformer, x: torch.Tensor, target: int) -> torch.T
     kept = []
     for block in model.encoder.layers:
         given = block.ln_1(t)
-        middle = block.self_attention(given[None], given[None], given[None], need_weights=False)[0][0] + t
+        middle = (
+            block.self_attention(given[None], given[None], given[None], need_weights=False)[0][0]
+            + t
+        )
         hidden = block.mlp[0](block.ln_2(middle))
         kept.append((block, t, given, middle, hidden))
         t = block.mlp(block.ln_2(middle)) + middle
@@ -91,21 +102,29 @@ def relevance(model: VisionTransformer, x: torch.Tensor, target: int) -> torch.T
     for block, start, given, middle, hidden in reversed(kept):
         first, _, _, second, _ = block.mlp
         r_mlp, r_past = shared(block.mlp(block.ln_2(middle)), middle, r)
-        r_mlp = linear(second.weight, second.bias, F.gelu(hidden), r_mlp)  # and the identity through the activation
+        # and the identity through the activation
+        r_mlp = linear(second.weight, second.bias, F.gelu(hidden), r_mlp)
         r_mlp = linear(first.weight, first.bias, block.ln_2(middle), r_mlp)
         r = normalised(block.ln_2, middle, r_mlp) + r_past
         r_attended, r_past = shared(middle - start, start, r)
-        r = normalised(block.ln_1, start, attended(block.self_attention, given, r_attended)) + r_past
+        r = (
+            normalised(block.ln_1, start, attended(block.self_attention, given, r_attended))
+            + r_past
+        )
     r = (before / (before + model.encoder.pos_embedding[0]) * r)[1:]
     found = linear(kernel, conv.bias, patches, r)
     return F.fold(found.T[None], x.shape[1:], patch, stride=patch)[0]
 
 
 def test_attnlrp_is_its_paper_on_a_vision_transformer() -> None:
-    model = VisionTransformer(8, 4, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=12, num_classes=3)
+    model = VisionTransformer(
+        8, 4, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=12, num_classes=3
+    )
     settled(model, 4).double().eval()
     x = random(3, 2, 3, 8, 8)
     found = explain.attribute(model, x, LRP("AttnLRP"), target=[2, 1])
     with torch.no_grad():
-        expected = torch.stack([relevance(model, image, target) for image, target in zip(x, (2, 1), strict=True)])
+        expected = torch.stack(
+            [relevance(model, image, target) for image, target in zip(x, (2, 1), strict=True)]
+        )
     assert (found.values - expected).abs().max() <= 1e-8 * expected.abs().max()

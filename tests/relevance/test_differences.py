@@ -1,4 +1,5 @@
-"""DeepLIFT and gradients at random points: against plain calculations, and by what their values add up to."""
+"""DeepLIFT and gradients at random points: against plain calculations, and by what their values add
+up to."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tests.relevance.test_relevance import Everything, random
 
 def test_rescale_is_its_formula() -> None:
     """Two layers by hand: m = W2 * (relu(z) - relu(z0)) / (z - z0) * W1."""
-    model = settled(nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Sigmoid(), nn.Linear(5, 2))).double()
+    model = settled(
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Sigmoid(), nn.Linear(5, 2))
+    ).double()
     x, b = random(0, 3, 3, 2, 2), random(1, 3, 2, 2)
     z, z0 = model[1](x.flatten(1)), model[1](b.flatten())
     slope = (z.sigmoid() - z0.sigmoid()) / (z - z0)
@@ -31,8 +34,12 @@ def test_rescale_is_its_formula() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("baseline", [0.3, "mean", random(9, 3, 8, 8)], ids=["number", "mean", "tensor"])
-def test_differences_add_up_through_every_operation(bias: bool, baseline: float | str | torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    "baseline", [0.3, "mean", random(9, 3, 8, 8)], ids=["number", "mean", "tensor"]
+)
+def test_differences_add_up_through_every_operation(
+    bias: bool, baseline: float | str | torch.Tensor
+) -> None:
     model, x = settled(Everything(bias)).double().eval(), random(3, 2, 3, 8, 8)
     before = snapshot(model)
     a = explain.attribute(model, x, DeepLIFT(baseline), target=1)
@@ -66,7 +73,9 @@ def test_differences_add_up_through_maxima_and_quotients() -> None:
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dim", [1, (2, 3), (-1, 1), None])
-def test_differences_add_up_through_maxima_over_dimensions(dim: int | tuple[int, ...] | None, keepdim: bool) -> None:
+def test_differences_add_up_through_maxima_over_dimensions(
+    dim: int | tuple[int, ...] | None, keepdim: bool
+) -> None:
     class Highest(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -86,11 +95,18 @@ def test_differences_add_up_through_maxima_over_dimensions(dim: int | tuple[int,
 
 
 def test_without_biases_at_zero_it_is_input_times_gradient_for_rectifiers() -> None:
-    layers = [nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(True), nn.Flatten(), nn.Linear(24, 2, bias=False)]
+    layers = [
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.ReLU(True),
+        nn.Flatten(),
+        nn.Linear(24, 2, bias=False),
+    ]
     model = settled(nn.Sequential(*layers)).double()
     x = random(2, 2, 3, 4, 5)
     found = explain.attribute(model, x, ["deeplift", "inputxgradient"], target=1)
-    assert torch.allclose(found["deeplift"].values, found["inputxgradient"].values, rtol=1e-10, atol=1e-14)
+    assert torch.allclose(
+        found["deeplift"].values, found["inputxgradient"].values, rtol=1e-10, atol=1e-14
+    )
 
 
 def test_a_baseline_that_takes_another_way_is_refused() -> None:
@@ -129,7 +145,9 @@ def test_random_points_come_to_integrated_gradients() -> None:
 def test_backgrounds_of_another_shape_are_refused() -> None:
     model = settled(TinyNet()).double().eval()
     with pytest.raises(MethodError, match="baseline must"):
-        explain.attribute(model, random(0, 1, 3, 12, 10), GradientSHAP(baseline=torch.zeros(2, 3, 4, 4)))
+        explain.attribute(
+            model, random(0, 1, 3, 12, 10), GradientSHAP(baseline=torch.zeros(2, 3, 4, 4))
+        )
 
 
 class Complex(nn.Module):
@@ -158,7 +176,9 @@ class Complex(nn.Module):
     ],
     ids=["product", "real signal", "quotient", "matmul", "einsum"],
 )
-def test_differences_of_a_linear_network_with_complex_weights_are_its_gradient(function: Any) -> None:
+def test_differences_of_a_linear_network_with_complex_weights_are_its_gradient(
+    function: Any,
+) -> None:
     model, x = Complex(function).double(), random(5, 2, 3, 5, 5).requires_grad_()
     (gradient,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
     values = explain.attribute(model, x.detach(), DeepLIFT(0.25), target=1).values

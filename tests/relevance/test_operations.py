@@ -1,4 +1,5 @@
-"""What operations of a forward pass are taken for: rectifiers in whatever words, and what is added to the score."""
+"""What operations of a forward pass are taken for: rectifiers in whatever words, and what is added
+to the score."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Network(nn.Module):
-    """Two convolutions and a linear layer, and behind each convolution whatever is to be looked at."""
+    """Two convolutions and a linear layer, and behind each convolution whatever is to be looked
+    at."""
 
     def __init__(self, *between: Function) -> None:
         super().__init__()
@@ -123,7 +125,10 @@ RELUS: dict[str, Function] = {
 ALIKE: dict[str, tuple[Function, Function]] = {
     "relu6 by clamp": (lambda x: x.clamp(0, 0.5), lambda x: F.hardtanh(x, 0, 0.5)),
     "leaky by where": (lambda x: torch.where(x > 0, x, 0.1 * x), lambda x: F.leaky_relu(x, 0.1)),
-    "leaky by where, turned round": (lambda x: torch.where(x <= 0, 0.1 * x, x), lambda x: F.leaky_relu(x, 0.1)),
+    "leaky by where, turned round": (
+        lambda x: torch.where(x <= 0, 0.1 * x, x),
+        lambda x: F.leaky_relu(x, 0.1),
+    ),
     "leaky by maximum and minimum": (
         lambda x: x.clamp(min=0) + 0.1 * torch.minimum(x, zero(x)),
         lambda x: F.relu(x) - 0.1 * F.relu(-x),
@@ -133,7 +138,9 @@ ALIKE: dict[str, tuple[Function, Function]] = {
 
 @pytest.mark.parametrize("method", RULES)
 @pytest.mark.parametrize("spelling", RELUS)
-def test_a_relu_follows_the_rule_in_whatever_words(spelling: str, method: str, image: torch.Tensor) -> None:
+def test_a_relu_follows_the_rule_in_whatever_words(
+    spelling: str, method: str, image: torch.Tensor
+) -> None:
     found = explain.attribute(network(RELUS[spelling]), image, method, target=1)
     expected = explain.attribute(network(F.relu), image, method, target=1)
     torch.testing.assert_close(found.values, expected.values, rtol=0, atol=1e-15)
@@ -143,8 +150,12 @@ def test_a_relu_follows_the_rule_in_whatever_words(spelling: str, method: str, i
 
 @pytest.mark.parametrize("method", RULES)
 @pytest.mark.parametrize("spelling", ALIKE)
-def test_a_relative_of_relu_follows_the_rule_in_whatever_words(spelling: str, method: str, image: torch.Tensor) -> None:
-    found, expected = (explain.attribute(network(f), image, method, target=1) for f in ALIKE[spelling])
+def test_a_relative_of_relu_follows_the_rule_in_whatever_words(
+    spelling: str, method: str, image: torch.Tensor
+) -> None:
+    found, expected = (
+        explain.attribute(network(f), image, method, target=1) for f in ALIKE[spelling]
+    )
     plain = explain.attribute(network(ALIKE[spelling][0]), image, "inputxgradient", target=1)
     torch.testing.assert_close(found.values, expected.values, rtol=0, atol=1e-15)
     assert not torch.allclose(found.values * image, plain.values)
@@ -164,7 +175,8 @@ def standardised(x: torch.Tensor) -> torch.Tensor:
 
 
 def of_tokens(x: torch.Tensor) -> torch.Tensor:
-    """Weights of attention are zero just where the mask is, and so positive just where it is not."""
+    """Weights of attention are zero just where the mask is, and so positive just where it is
+    not."""
     mask = (torch.arange(x.shape[-1]) - 2 > 0).expand_as(x)
     return x.masked_fill(~mask, float("-inf")).softmax(-1) * mask
 
@@ -189,7 +201,9 @@ def test_what_is_no_rectifier_is_not_taken_for_one(what: str, image: torch.Tenso
     model = network(NO_RECTIFIERS[what], F.relu)
     found = explain.attribute(model, image, "guidedbackprop", target=1)
     x = image.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(network(NO_RECTIFIERS[what], GuidedFunction.apply)(x)[:, 1].sum(), x)
+    (expected,) = torch.autograd.grad(
+        network(NO_RECTIFIERS[what], GuidedFunction.apply)(x)[:, 1].sum(), x
+    )
     torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-15)
     assert found.coverage.covered == {"relu": 1}
 
@@ -209,17 +223,24 @@ class Hidden(torch.autograd.Function):
 
 @pytest.mark.parametrize("method", RULES)
 def test_what_cannot_be_looked_into_is_counted_and_named(method: str, image: torch.Tensor) -> None:
-    with pytest.warns(ExplainWarning, match=rf"{method} cannot look into functions .*\(1 x Hidden\)"):
+    with pytest.warns(
+        ExplainWarning, match=rf"{method} cannot look into functions .*\(1 x Hidden\)"
+    ):
         found = explain.attribute(network(F.relu, Hidden.apply), image, method, target=1)
     assert found.coverage.covered == {"relu": 1}
     assert found.coverage.missed == {"Hidden": 1}
 
 
 def test_each_operation_knows_the_module_that_it_ran_in(image: torch.Tensor) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Sequential(nn.LeakyReLU(), nn.Flatten())).double()
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Sequential(nn.LeakyReLU(), nn.Flatten())
+    ).double()
     with OperationRecorder(model) as recorder:
         model(image)
-    assert [(o.kind, o.module) for o in recorder.noted.values()] == [("relu", "1"), ("leaky_relu", "2.0")]
+    assert [(o.kind, o.module) for o in recorder.noted.values()] == [
+        ("relu", "1"),
+        ("leaky_relu", "2.0"),
+    ]
 
 
 # What is added
@@ -248,10 +269,14 @@ class Functions(Modules):
         batch = self.batch
         x = F.conv2d(x, self.conv.weight, bias=self.conv.bias)
         scale = batch.weight * (batch.running_var + batch.eps).rsqrt()
-        x = x * scale.view(1, -1, 1, 1) + (batch.bias - batch.running_mean * scale).view(1, -1, 1, 1)
+        x = x * scale.view(1, -1, 1, 1) + (batch.bias - batch.running_mean * scale).view(
+            1, -1, 1, 1
+        )
         x = F.conv_transpose2d(x.relu(), self.up.weight)
         x += self.up.bias[:, None, None]
-        x = F.relu(F.linear(x.relu().permute(0, 2, 3, 1), self.linear.weight, self.linear.bias)).permute(0, 3, 1, 2)
+        x = F.relu(
+            F.linear(x.relu().permute(0, 2, 3, 1), self.linear.weight, self.linear.bias)
+        ).permute(0, 3, 1, 2)
         return torch.addmm(self.head.bias, x.mean((2, 3)), self.head.weight.mT)
 
 
@@ -265,7 +290,15 @@ class BatchNormFunction(Modules):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch = self.batch
         x = torch.batch_norm(
-            self.conv(x), batch.weight, batch.bias, batch.running_mean, batch.running_var, False, 0.1, batch.eps, False
+            self.conv(x),
+            batch.weight,
+            batch.bias,
+            batch.running_mean,
+            batch.running_var,
+            False,
+            0.1,
+            batch.eps,
+            False,
         )
         x = F.relu_(self.up(x.relu_()))
         x = self.linear(x.permute(0, 2, 3, 1)).relu().permute(0, 3, 1, 2)
@@ -321,7 +354,8 @@ def part(net: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def filled(net: Any, x: torch.Tensor) -> torch.Tensor:
-    """Adds what was made of a constant, parts of which were overwritten by what depends on the input."""
+    """Adds what was made of a constant, parts of which were overwritten by what depends on the
+    input."""
     whole, half = torch.zeros(x.shape, dtype=x.dtype), torch.full(x.shape, 0.3, dtype=x.dtype)
     whole[:, :2] = x[:, :2] * 2
     half[:, :2].copy_(x[:, :2])
@@ -341,7 +375,9 @@ ADDITIONS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "constants that something is written into": filled,
     "of its shape": lambda net, x: x + torch.full_like(x, 0.3) - x.new_ones(x.shape),
     "numbers": lambda net, x: 1 - (x * 2 - 1) + 0.25,
-    "complex numbers": lambda net, x: torch.fft.ifft2(torch.fft.fft2(x) + (0.5 + 0.2j) * (net.mean + 1)).real,
+    "complex numbers": lambda net, x: (
+        torch.fft.ifft2(torch.fft.fft2(x) + (0.5 + 0.2j) * (net.mean + 1)).real
+    ),
 }
 
 
@@ -355,17 +391,21 @@ def test_fullgrad_counts_parameters_buffers_and_numbers_that_are_added(
     assert found.delta.abs().max() < 1e-12
     x = image.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
-    assert not torch.allclose((gradient * x).flatten(1).sum(1), found.score)  # something was there to be counted
+    # something was there to be counted
+    assert not torch.allclose((gradient * x).flatten(1).sum(1), found.score)
 
 
 def test_what_is_added_to_scores_of_attention_is_no_map(image: torch.Tensor) -> None:
-    """A bias for each pair of positions has the shape of a map; infinity, where a mask says so, adds nothing."""
+    """A bias for each pair of positions has the shape of a map; infinity, where a mask says so,
+    adds nothing."""
 
     class Attends(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.bias, self.head = nn.Parameter(torch.zeros(3, 8, 8)), nn.Linear(3, 2)
-            self.register_buffer("mask", torch.zeros(8, 8).masked_fill(torch.ones(8, 8).triu(1) > 0, -torch.inf))
+            self.register_buffer(
+                "mask", torch.zeros(8, 8).masked_fill(torch.ones(8, 8).triu(1) > 0, -torch.inf)
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head((((x @ x.mT + self.bias) + self.mask).softmax(-1) @ x).mean((2, 3)))
@@ -406,14 +446,20 @@ def test_a_branch_made_of_parameters_alone_counts_once(image: torch.Tensor) -> N
             self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head((self.conv(x) + self.linear(self.code)[..., None, None]).relu().mean((2, 3)))
+            return self.head(
+                (self.conv(x) + self.linear(self.code)[..., None, None]).relu().mean((2, 3))
+            )
 
     found = explain.attribute(settled(Branch()).double().eval(), image, "fullgrad", target=1)
     assert found.delta.abs().max() < 1e-12
 
 
 def test_the_bias_of_a_single_channel_lies_where_the_channel_does(image: torch.Tensor) -> None:
-    model = settled(nn.Sequential(nn.Conv2d(3, 1, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    model = settled(
+        nn.Sequential(
+            nn.Conv2d(3, 1, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+    )
     model = model.double().eval()
     x = image.clone().requires_grad_()
     before = model[0](x)

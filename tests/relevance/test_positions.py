@@ -1,4 +1,5 @@
-"""Where values lie in a photo, against plain perturbation: the mean of the pixels that a value changes with."""
+"""Where values lie in a photo, against plain perturbation: the mean of the pixels that a value
+changes with."""
 
 from __future__ import annotations
 
@@ -57,14 +58,20 @@ def among_words(x: Tensor) -> Tensor:
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "a convolution of windows that overlap, with padding": lambda x: torch.conv2d(x, SMALL, stride=2, padding=1),
-    "a convolution after padding": lambda x: torch.conv2d(F.pad(x, (2, 1, 3, 0), value=1.0), SMALL, stride=2),
+    "a convolution of windows that overlap, with padding": lambda x: torch.conv2d(
+        x, SMALL, stride=2, padding=1
+    ),
+    "a convolution after padding": lambda x: torch.conv2d(
+        F.pad(x, (2, 1, 3, 0), value=1.0), SMALL, stride=2
+    ),
     "a pooled map": lambda x: F.avg_pool2d(torch.conv2d(x, TINY, stride=2), 2),
     "patches": patches,
     "other tokens at both ends": lambda x: torch.cat([TOKEN, patches(x), TOKEN], 1),
     "tokens first": lambda x: torch.cat([TOKEN[:, :1], patches(x)], 1).transpose(0, 1),
     "patches that are cut by hand": lambda x: F.linear(F.unfold(x, 4, stride=4).mT, WEIGHT),
-    "patches that are cut by strides": lambda x: x.unfold(2, 4, 4).unfold(3, 4, 4).flatten(4).sum((1, 4)),
+    "patches that are cut by strides": lambda x: (
+        x.unfold(2, 4, 4).unfold(3, 4, 4).flatten(4).sum((1, 4))
+    ),
     "a product of letters": lambda x: torch.einsum("ncl,kc->nlk", F.unfold(x, 4, stride=4), WEIGHT),
     "merged tokens": merged,
     "windows that are rolled and padded": in_windows,
@@ -74,7 +81,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def by_perturbation(function: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
-    """For each dimension of the photo, the mean position of the pixels that each value changes with, or 0."""
+    """For each dimension of the photo, the mean position of the pixels that each value changes
+    with, or 0."""
     plain = function(x)
     count = torch.zeros_like(plain)
     total = [torch.zeros_like(plain) for _ in SIZE]

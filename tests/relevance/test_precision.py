@@ -58,9 +58,18 @@ class Transformer(nn.Module):
 
 def convolutional() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.ConvTranspose2d(8, 8, 2, 2, groups=2), nn.GroupNorm(2, 8),
-        nn.SiLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.GELU(),
+        nn.ConvTranspose2d(8, 8, 2, 2, groups=2),
+        nn.GroupNorm(2, 8),
+        nn.SiLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 6),
+        nn.Tanh(),
+        nn.Linear(6, 3),
+    )
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -77,9 +86,14 @@ METHODS |= {"AttnLRP": LRP("AttnLRP"), "deeplift": DeepLIFT(0.3)}
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.filterwarnings("ignore:.*composite that needs the range", "ignore:deeplift misses")
-def test_values_are_those_of_single_precision_but_for_rounding(half: torch.dtype, network: str) -> None:
+def test_values_are_those_of_single_precision_but_for_rounding(
+    half: torch.dtype, network: str
+) -> None:
     """Whether the network switches mixed precision on or the caller does."""
-    net, x = settled(NETWORKS[network]()).eval(), torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(2))
+    net, x = (
+        settled(NETWORKS[network]()).eval(),
+        torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(2)),
+    )
     mixed = Autocast(net, half).eval()
     for name, method in METHODS.items():
         expected = explain.attribute(net, x, method, target=1).values
@@ -91,7 +105,9 @@ def test_values_are_those_of_single_precision_but_for_rounding(half: torch.dtype
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_rules_of_the_first_transformer_attribution_run_in_mixed_precision(half: torch.dtype) -> None:
+def test_rules_of_the_first_transformer_attribution_run_in_mixed_precision(
+    half: torch.dtype,
+) -> None:
     """Their quotients have no bound: only what they keep of the score can be compared."""
     model = Autocast(settled(Transformer("steps")), half).eval()
     x = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(2))

@@ -1,4 +1,5 @@
-"""Operators that libraries register with torch: those of torchvision have rules, all others are named."""
+"""Operators that libraries register with torch: those of torchvision have rules, all others are
+named."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ class Convolved(nn.Module):
 
     def __init__(self, kind: type[nn.Module], groups: int) -> None:
         super().__init__()
-        self.first, self.norm, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(4, 3)
+        self.first, self.norm, self.head = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.Linear(4, 3),
+        )
         self.second: Any = kind(4, 4, 3, padding=1, groups=groups)
         self.third: Any = kind(4, 4, 3, padding=1, dilation=2, stride=2, bias=False)
         settled(self)
@@ -51,7 +56,11 @@ class Deformed(Convolved):
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(
     "method",
-    [*map(LRP, ("Epsilon", "EpsilonAlpha2Beta1Flat", "EpsilonGammaBox")), FullGrad(), "guidedbackprop"],
+    [
+        *map(LRP, ("Epsilon", "EpsilonAlpha2Beta1Flat", "EpsilonGammaBox")),
+        FullGrad(),
+        "guidedbackprop",
+    ],
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore:.*composite that needs the range")
@@ -61,13 +70,16 @@ def test_offsets_of_zero_make_a_convolution(method: Any, groups: int) -> None:
         explain.attribute(model.double().eval(), x, method, target=1)
         for model in (Deformed(ops.DeformConv2d, groups), Convolved(nn.Conv2d, groups))
     )
-    assert torch.allclose(deformed.values, plain.values, rtol=1e-9, atol=1e-12 * float(plain.values.abs().max()))
+    assert torch.allclose(
+        deformed.values, plain.values, rtol=1e-9, atol=1e-12 * float(plain.values.abs().max())
+    )
     assert deformed.coverage.missed == {}
     assert deformed.coverage.by_rule == plain.coverage.by_rule
 
 
 class Moved(nn.Module):
-    """A deformed convolution whose offsets and mask are computed from what it is given, or a product in its place."""
+    """A deformed convolution whose offsets and mask are computed from what it is given, or a
+    product in its place."""
 
     def __init__(self, groups: int, of_offsets: int, *, mask: bool) -> None:
         super().__init__()
@@ -87,21 +99,29 @@ class Moved(nn.Module):
         return self.head(h.relu().mean((2, 3)))
 
     def as_product(self, x: Tensor) -> Tensor:
-        """The matrix of the deformed convolution for one photo: its columns are what it makes of each unit."""
+        """The matrix of the deformed convolution for one photo: its columns are what it makes of
+        each unit."""
         with torch.no_grad():
             h = self.first(x).relu()
             offset, mask = self.offset(h), self.amount(h).sigmoid() if self.masked else None
             units = torch.eye(h.numel(), dtype=h.dtype).reshape(-1, *h.shape[1:])
             weight, padding = self.moved.weight, self.moved.padding
-            columns = [ops.deform_conv2d(u[None], offset, weight, None, padding=padding, mask=mask) for u in units]
+            columns = [
+                ops.deform_conv2d(u[None], offset, weight, None, padding=padding, mask=mask)
+                for u in units
+            ]
             return torch.cat(columns).flatten(1).T.contiguous()
 
 
-absolute = Composite("absolute", ((When(LINEAR), Epsilon(1e-2, absolute=True)), *COMPOSITES["Epsilon"].rules))
+absolute = Composite(
+    "absolute", ((When(LINEAR), Epsilon(1e-2, absolute=True)), *COMPOSITES["Epsilon"].rules)
+)
 
 
 @pytest.mark.parametrize("composite", ["Gradient", absolute], ids=["Gradient", "Epsilon"])
-@pytest.mark.parametrize(("groups", "of_offsets", "mask"), [(1, 1, False), (2, 1, True), (1, 2, True), (2, 2, False)])
+@pytest.mark.parametrize(
+    ("groups", "of_offsets", "mask"), [(1, 1, False), (2, 1, True), (1, 2, True), (2, 2, False)]
+)
 @pytest.mark.filterwarnings("ignore:.*to the epsilon of its rules")
 def test_where_a_deformed_convolution_reads_is_constant(
     composite: str | Composite, groups: int, of_offsets: int, mask: bool
@@ -137,14 +157,21 @@ def test_a_mask_that_takes_away_has_no_rule() -> None:
 
 
 class Boxed(nn.Module):
-    """Maps cut out by boxes, of which one photo has three and the other one; the boxes may move with the photo."""
+    """Maps cut out by boxes, of which one photo has three and the other one; the boxes may move
+    with the photo."""
 
-    boxes = torch.tensor([[0, 0.3, 0.2, 4, 4], [1, 1, 1.2, 6, 6], [0, 2, 2, 7, 7], [0, 0, 0, 3.5, 6.2]]).double()
+    boxes = torch.tensor(
+        [[0, 0.3, 0.2, 4, 4], [1, 1, 1.2, 6, 6], [0, 2, 2, 7, 7], [0, 0, 0, 3.5, 6.2]]
+    ).double()
 
     def __init__(self, operator: Callable[..., Tensor], *, moving: bool) -> None:
         super().__init__()
         self.operator, self.moving = operator, moving
-        self.first, self.move, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 4), nn.Linear(5, 3)
+        self.first, self.move, self.head = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.Linear(4, 4),
+            nn.Linear(5, 3),
+        )
         self.second = nn.Conv2d(1 if operator.__name__.startswith("ps") else 4, 5, 1)
         settled(self)
 
@@ -161,10 +188,15 @@ class Boxed(nn.Module):
     ("operator", "moving"),
     [
         (ops.roi_align, True),
-        *((each, False) for each in (ops.roi_align, ops.roi_pool, ops.ps_roi_align, ops.ps_roi_pool)),
+        *(
+            (each, False)
+            for each in (ops.roi_align, ops.roi_pool, ops.ps_roi_align, ops.ps_roi_pool)
+        ),
     ],
 )
-def test_boxes_are_constant_and_lose_nothing(operator: Callable[..., Tensor], moving: bool, composite: str) -> None:
+def test_boxes_are_constant_and_lose_nothing(
+    operator: Callable[..., Tensor], moving: bool, composite: str
+) -> None:
     """Relevance and what was taken of it add up to each photo's score."""
     model, x = Boxed(operator, moving=moving).double(), random(2, 2, 3, 8, 8)
     a = explain.attribute(model, x, LRP(composite), target=1)
@@ -191,12 +223,15 @@ def test_the_grid_of_a_spatial_transformer_is_constant() -> None:
         def forward(self, x: Tensor) -> Tensor:
             h = self.first(x).relu()
             theta = self.move(h.mean((2, 3))).reshape(-1, 2, 3) / 4 + torch.eye(2, 3)
-            grid = F.affine_grid(theta.detach() if self.detached else theta, [*h.shape], align_corners=False)
+            grid = F.affine_grid(
+                theta.detach() if self.detached else theta, [*h.shape], align_corners=False
+            )
             return self.head(F.grid_sample(h, grid, align_corners=False).mean((2, 3)))
 
     x = random(2, 2, 3, 8, 8)
     found, expected = (
-        explain.attribute(Turned(detached=detached).double(), x, LRP("Epsilon"), target=1) for detached in (False, True)
+        explain.attribute(Turned(detached=detached).double(), x, LRP("Epsilon"), target=1)
+        for detached in (False, True)
     )
     assert torch.allclose(found.values, expected.values, rtol=1e-9, atol=1e-12)
     assert found.coverage.missed == {}
@@ -232,7 +267,9 @@ def keep(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:  # torch gi
 
 
 shifted.register_autograd(lambda context, gradient: gradient * 2)
-several.register_autograd(lambda context, g, h: g * context.saved_tensors[0].cos() + h * 3, setup_context=keep)
+several.register_autograd(
+    lambda context, g, h: g * context.saved_tensors[0].cos() + h * 3, setup_context=keep
+)
 attended.register_autograd(attended_backward, setup_context=keep)
 library = torch.library.Library("explain_tests", "FRAGMENT")
 for schema, function in {
@@ -323,7 +360,9 @@ def without_derivative(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("method", ["lrp", "fullgrad", "saliency"])
 def test_an_operator_without_a_derivative_is_refused(method: str) -> None:
     with pytest.raises(ModelError, match="register_autograd"):
-        explain.attribute(Operated(without_derivative).double(), random(3, 2, 3, 8, 8), method, target=1)
+        explain.attribute(
+            Operated(without_derivative).double(), random(3, 2, 3, 8, 8), method, target=1
+        )
 
 
 def test_torchvision_has_the_operators_that_the_table_lists() -> None:

@@ -1,4 +1,5 @@
-"""Relevance propagation: each rule against its formula, and what must be conserved on networks of every kind."""
+"""Relevance propagation: each rule against its formula, and what must be conserved on networks of
+every kind."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ import explain
 from explain import ExplainWarning, LayerError, MethodError
 from explain.methods import LRP
 from explain.relevance import COMPOSITES, Composite, LinearRule, RelevanceRule, When
-from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
+from explain.relevance.linear_rules import (
+    AlphaBeta,
+    Epsilon,
+    Flat,
+    Gamma,
+    Gradient,
+    WSquare,
+    ZBox,
+    ZPlus,
+)
 from explain.relevance.nonlinear_rules import Balanced, ConstantTerms, ElementwisePassThrough
 from explain.relevance.propagation import RelevanceFlow
 from explain.relevance.steps import Step
@@ -78,7 +88,8 @@ LAYERS_AND_RULES = [
 
 @pytest.mark.parametrize(("positive", "absolute"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize(("kind", "rule"), LAYERS_AND_RULES)
-@pytest.mark.filterwarnings("ignore:.*epsilon")  # one of 0.01 takes more than a hundredth of some scores
+# one of 0.01 takes more than a hundredth of some scores
+@pytest.mark.filterwarnings("ignore:.*epsilon")
 def test_each_rule_is_its_formula(
     kind: str, rule: str, positive: bool, absolute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,13 +103,16 @@ def test_each_rule_is_its_formula(
         mine = replace(mine, absolute=True)
     monkeypatch.setattr(plain, "ABSOLUTE", absolute)
     model = Then(layer, head)
-    found = explain.attribute(model, x[None], everywhere(mine), target=lambda output: output[:, 0]).values[0]
+    found = explain.attribute(
+        model, x[None], everywhere(mine), target=lambda output: output[:, 0]
+    ).values[0]
     expected = formula(w, b, x.flatten(), relevance).reshape(SHAPE)
     assert torch.allclose(found, expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max()))
 
 
 class Then(nn.Module):
-    """A layer, and a weighted sum of what it gives: products, so that no rule for linear maps covers them."""
+    """A layer, and a weighted sum of what it gives: products, so that no rule for linear maps
+    covers them."""
 
     def __init__(self, layer: nn.Module, head: torch.Tensor) -> None:
         super().__init__()
@@ -126,17 +140,29 @@ def test_the_rules_for_the_input_are_their_formulas(kind: str) -> None:
     cases = {
         Flat(): plain.flat(w, b, flat_x, relevance, inside),
         ZBox(): plain.zbox(w, b, flat_x, relevance, low, high),
-        ZBox((-3.0,), (4.0,)): plain.zbox(w, b, flat_x, relevance, torch.tensor(-3.0), torch.tensor(4.0)),
+        ZBox((-3.0,), (4.0,)): plain.zbox(
+            w, b, flat_x, relevance, torch.tensor(-3.0), torch.tensor(4.0)
+        ),
     }
     for rule, expected in cases.items():
-        found = explain.attribute(Then(layer, head), x[None], everywhere(rule), target=lambda o: o[:, 0]).values[0]
-        assert torch.allclose(found.flatten(), expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max())), rule
+        found = explain.attribute(
+            Then(layer, head), x[None], everywhere(rule), target=lambda o: o[:, 0]
+        ).values[0]
+        assert torch.allclose(
+            found.flatten(), expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max())
+        ), rule
 
 
 def ones_of(layer: nn.Module) -> nn.Module:
     """The layer with ones for weights, and no normalisation."""
-    maps = [m for m in layer.modules() if not isinstance(m, (nn.Sequential, nn.modules.batchnorm._BatchNorm))]
-    made = nn.Sequential(*[type(m)(*args_of(m)) if not isinstance(m, nn.Flatten) else m for m in maps]).double()
+    maps = [
+        m
+        for m in layer.modules()
+        if not isinstance(m, (nn.Sequential, nn.modules.batchnorm._BatchNorm))
+    ]
+    made = nn.Sequential(
+        *[type(m)(*args_of(m)) if not isinstance(m, nn.Flatten) else m for m in maps]
+    ).double()
     for parameter in made.parameters():
         parameter.data.fill_(1)
     return made
@@ -155,7 +181,12 @@ def test_relevance_goes_from_layer_to_layer() -> None:
     """Two convolutions, a rectifier and a head: every rule in a row, by hand."""
     one, two = settled(nn.Conv2d(4, 3, 3), 5).double(), settled(nn.Conv2d(3, 2, 2), 6).double()
     model = nn.Sequential(
-        one, nn.ReLU(inplace=True), two, nn.ReLU(), nn.Flatten(), settled(nn.Linear(12, 2), 7).double()
+        one,
+        nn.ReLU(inplace=True),
+        two,
+        nn.ReLU(),
+        nn.Flatten(),
+        settled(nn.Linear(12, 2), 7).double(),
     )
     x = random(1, *SHAPE)
     hidden = one(x[None]).relu()
@@ -176,7 +207,8 @@ def test_relevance_goes_from_layer_to_layer() -> None:
 
 
 class Everything(nn.Module):
-    """Most kinds of operations: functions, in place, called twice, joined, added, multiplied, attended."""
+    """Most kinds of operations: functions, in place, called twice, joined, added, multiplied,
+    attended."""
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
@@ -222,7 +254,9 @@ def test_the_softmax_of_attnlrp_takes_what_its_formula_says() -> None:
 
     class Softmax(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x.flatten(1).softmax(1) * torch.arange(12.0, dtype=x.dtype)).sum(1, keepdim=True)
+            return (x.flatten(1).softmax(1) * torch.arange(12.0, dtype=x.dtype)).sum(
+                1, keepdim=True
+            )
 
     x = random(5, 1, 3, 2, 2)
     a = explain.attribute(Softmax(), x, "attnlrp", target=lambda output: output[:, 0])
@@ -236,9 +270,12 @@ def test_the_softmax_of_attnlrp_takes_what_its_formula_says() -> None:
 @pytest.mark.parametrize("composite", ["AttnLRP", "CPLRP"])
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "written out"])
 def test_attention_follows_its_papers(fused: bool, composite: str) -> None:
-    """Against the rules written out: halves for products, softmax by its derivative or as a constant."""
+    """Against the rules written out: halves for products, softmax by its derivative or as a
+    constant."""
     x = random(7, 1, 3, 2, 4)
-    found = explain.attribute(Attention(fused), x, LRP(composite), target=lambda output: output[:, 0]).values
+    found = explain.attribute(
+        Attention(fused), x, LRP(composite), target=lambda output: output[:, 0]
+    ).values
     t = x.reshape(3, 8).requires_grad_()
     q, k, v = t[:, :4] * 2, t[:, 4:] * 1.5, t[:, 2:6] * 0.7
     scores = q @ k.T / 2
@@ -300,7 +337,9 @@ def test_what_biases_take_is_what_a_plain_calculation_says() -> None:
 # The network is left alone; batches; targets; layers
 
 
-def test_the_relevance_of_a_layer_is_its_value_times_what_comes_back(net: nn.Module, x: torch.Tensor) -> None:
+def test_the_relevance_of_a_layer_is_its_value_times_what_comes_back(
+    net: nn.Module, x: torch.Tensor
+) -> None:
     a = explain.attribute(net, x, LRP("Gradient"), layer="relu", target=1)
     values: list[torch.Tensor] = []
     handle = net.relu.register_forward_hook(lambda m, i, o: values.append(o * 1) or values[-1])
@@ -320,7 +359,10 @@ def test_concepts_add_up_to_the_whole(net: nn.Module, x: torch.Tensor, composite
     """All relevance goes through the layer, so its channels' parts are all there is."""
     whole = explain.attribute(net, x, LRP(composite), target=2).values
     for layer, channels in (("relu", 6), ("layer2.1", 8), ("avgpool", 8)):
-        parts = [explain.attribute(net, x, LRP(composite, (layer, (c,))), target=2).values for c in range(channels)]
+        parts = [
+            explain.attribute(net, x, LRP(composite, (layer, (c,))), target=2).values
+            for c in range(channels)
+        ]
         assert torch.allclose(sum(parts), whole, rtol=1e-8, atol=1e-10)
         both = explain.attribute(net, x, LRP(composite, (layer, (0, 3))), target=2).values
         assert torch.allclose(both, parts[0] + parts[3], rtol=1e-8, atol=1e-10)
@@ -340,10 +382,14 @@ def test_coverage_names_the_operations_of_each_rule(net: nn.Module, x: torch.Ten
 
 def test_the_composite_suits_the_network(net: nn.Module, x: torch.Tensor) -> None:
     assert explain.attribute(net, x, "lrp").coverage.composite == "EpsilonPlusFlat"
-    dense = settled(nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))).double()
+    dense = settled(
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))
+    ).double()
     assert explain.attribute(dense, random(0, 1, 3, 2, 2), "lrp").coverage.composite == "Epsilon"
     attending = settled(Everything(True)).double().eval()
-    assert explain.attribute(attending, random(0, 1, 3, 8, 8), "lrp").coverage.composite == "AttnLRP"
+    assert (
+        explain.attribute(attending, random(0, 1, 3, 8, 8), "lrp").coverage.composite == "AttnLRP"
+    )
 
 
 def test_operations_that_nobody_can_look_into_are_named() -> None:
@@ -397,7 +443,16 @@ def test_values_that_are_overwritten_later_are_kept() -> None:
 def test_what_does_not_fit_is_refused(net: nn.Module, x: torch.Tensor) -> None:
     with pytest.raises(MethodError, match="composite of lrp must"):
         LRP("epsilonplus")
-    for wrong in [("layer1", ()), "layer1", ("layer1",), (3, (1,)), ("layer1", (-1,)), ("layer1", (True,)), {}, 1]:
+    for wrong in [
+        ("layer1", ()),
+        "layer1",
+        ("layer1",),
+        (3, (1,)),
+        ("layer1", (-1,)),
+        ("layer1", (True,)),
+        {},
+        1,
+    ]:
         with pytest.raises(MethodError, match="concept of lrp must"):
             LRP(concept=wrong)
     with pytest.raises(MethodError, match="concept must"):
@@ -410,7 +465,8 @@ def test_what_does_not_fit_is_refused(net: nn.Module, x: torch.Tensor) -> None:
 
 
 def test_what_is_passed_on_keeps_its_place_whatever_made_it() -> None:
-    """Activations, a normalisation of each photo and a softmax: R of the input is R of the result, place by place."""
+    """Activations, a normalisation of each photo and a softmax: R of the input is R of the result,
+    place by place."""
 
     class Passing(nn.Module):
         def __init__(self) -> None:
@@ -489,7 +545,9 @@ def test_a_rule_of_ones_own_acts_where_its_composite_says() -> None:
     sizes = model[0].weight.abs() * x.abs()
     shares = sizes / sizes.sum((1, 2, 3), keepdim=True)
     relevance = 2 * model[0](x).flatten() * model[2].weight[1]
-    assert torch.allclose(found.values[0], (shares * relevance[:, None, None, None]).sum(0), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(
+        found.values[0], (shares * relevance[:, None, None, None]).sum(0), rtol=1e-12, atol=1e-12
+    )
     assert found.coverage.by_rule == {"sizes": {"convolution": 1}, "gradient": {"dense": 1}}
 
 
@@ -504,7 +562,13 @@ class Doubled(RelevanceRule):
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_rule_of_ones_own_may_act_at_rectifiers(in_place: bool) -> None:
     """Which autograd differentiates by themselves in the composites of the literature."""
-    layers = [nn.Conv2d(4, 3, 3), nn.ReLU(in_place), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)]
+    layers = [
+        nn.Conv2d(4, 3, 3),
+        nn.ReLU(in_place),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(3, 2),
+    ]
     model = settled(nn.Sequential(*layers)).double().eval()
     x = random(6, 2, *SHAPE)
     rules = LRP(Composite("own", ((When(("rectifier",)), Doubled()),)))
@@ -513,7 +577,9 @@ def test_a_rule_of_ones_own_may_act_at_rectifiers(in_place: bool) -> None:
     assert torch.allclose(found, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("option", "value"), [("times", 0.5), ("times", float("nan")), ("times", True), ("bias", 1)])
+@pytest.mark.parametrize(
+    ("option", "value"), [("times", 0.5), ("times", float("nan")), ("times", True), ("bias", 1)]
+)
 def test_the_base_of_rules_checks_their_options(option: str, value: Any) -> None:
     with pytest.raises(MethodError, match=f"{option} of sizes"):
         Sizes(**{option: value})

@@ -1,4 +1,5 @@
-"""Relevance asked by several at once, again, for one image or many, and broken off: the same bits, and nothing left."""
+"""Relevance asked by several at once, again, for one image or many, and broken off: the same bits,
+and nothing left."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ METHODS: dict[str, MethodLike] = {
 }
 
 
-def asked(model: nn.Module, x: torch.Tensor, method: MethodLike, target: Any = 1) -> explain.Attribution:
+def asked(
+    model: nn.Module, x: torch.Tensor, method: MethodLike, target: Any = 1
+) -> explain.Attribution:
     layer = "twice" if isinstance(method, LRP) and method.of_layer else None
     return explain.attribute(model, x, method, target=target, layer=layer)
 
@@ -38,13 +41,22 @@ def test_eight_threads_get_the_relevance_that_one_gets() -> None:
     """Each by a method of its own, all on one network, twice over."""
     model, names = attending(), [*METHODS][-8:]
     pictures = [random(i, 2, 3, 8, 8) for i in range(8)]
-    alone = [{name: asked(model, pictures[i], METHODS[name]).values for name in names[i::8]} for i in range(8)]
-    before, found, together = snapshot(model), [dict[str, torch.Tensor]() for _ in range(8)], threading.Barrier(8)
+    alone = [
+        {name: asked(model, pictures[i], METHODS[name]).values for name in names[i::8]}
+        for i in range(8)
+    ]
+    before, found, together = (
+        snapshot(model),
+        [dict[str, torch.Tensor]() for _ in range(8)],
+        threading.Barrier(8),
+    )
 
     def work(i: int) -> None:
         together.wait()
         for _ in range(2):
-            found[i] |= {name: asked(model, pictures[i], METHODS[name]).values for name in names[i::8]}
+            found[i] |= {
+                name: asked(model, pictures[i], METHODS[name]).values for name in names[i::8]
+            }
 
     in_threads(8, work)
     for mine, others in zip(found, alone, strict=True):
@@ -67,7 +79,8 @@ class Broken(RuntimeError):
 
 
 class Breaking(nn.Module):
-    """A network in which something goes wrong: on the way forward, or on the way back, before or behind a map."""
+    """A network in which something goes wrong: on the way forward, or on the way back, before or
+    behind a map."""
 
     def __init__(self, where: str, error: type[BaseException]) -> None:
         super().__init__()
@@ -92,7 +105,9 @@ class Breaking(nn.Module):
 
 @pytest.mark.parametrize("where", ["forward", "early", "late"])
 @pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
-def test_weights_are_the_same_bits_after_an_exception_anywhere(where: str, error: type[BaseException]) -> None:
+def test_weights_are_the_same_bits_after_an_exception_anywhere(
+    where: str, error: type[BaseException]
+) -> None:
     model, x = settled(Breaking(where, error)).double().eval(), random(3, 2, 3, 8, 8)
     before = snapshot(model)
     for method in (LRP("Epsilon"), LRP("EpsilonPlusFlat"), LRP("EpsilonGammaBox"), DeepLIFT(0.1)):
@@ -102,7 +117,9 @@ def test_weights_are_the_same_bits_after_an_exception_anywhere(where: str, error
     model.where = "nowhere"
     a = explain.attribute(model, x, LRP("EpsilonPlusFlat"), target=1)
     fresh = settled(Breaking("nowhere", error)).double().eval()
-    assert torch.equal(a.values, explain.attribute(fresh, x, LRP("EpsilonPlusFlat"), target=1).values)
+    assert torch.equal(
+        a.values, explain.attribute(fresh, x, LRP("EpsilonPlusFlat"), target=1).values
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -113,4 +130,6 @@ def test_a_batch_is_its_images_one_by_one(name: str) -> None:
         alone = asked(model, x[i : i + 1], method, [i])
         assert torch.allclose(together.values[i], alone.values[0], rtol=1e-9, atol=1e-12)
         for cause, taken in alone.coverage.taken.items() if isinstance(method, LRP) else ():
-            assert torch.allclose(together[i].coverage.taken[cause], taken, rtol=1e-9, atol=1e-12), cause
+            assert torch.allclose(
+                together[i].coverage.taken[cause], taken, rtol=1e-9, atol=1e-12
+            ), cause

@@ -1,4 +1,5 @@
-"""What no gradient leads from to the input is a constant, however a network makes it, and whether it is trained."""
+"""What no gradient leads from to the input is a constant, however a network makes it, and whether
+it is trained."""
 
 from __future__ import annotations
 
@@ -59,13 +60,21 @@ CONSTANTS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]] 
     "a constant that stands where the input does": lambda net, x, y: (
         pooled(y) @ net.weight + net.layer(torch.ones(1, 5).to(x))
     ),
-    "a constant in the shape of a signal": lambda net, x, y: pooled(y + (net.pixel * 2).expand_as(y)) @ net.weight,
-    "a factor in the shape of a signal": lambda net, x, y: pooled(y * (net.pixel * 2).expand_as(y)) @ net.weight,
+    "a constant in the shape of a signal": lambda net, x, y: (
+        pooled(y + (net.pixel * 2).expand_as(y)) @ net.weight
+    ),
+    "a factor in the shape of a signal": lambda net, x, y: (
+        pooled(y * (net.pixel * 2).expand_as(y)) @ net.weight
+    ),
     "what an index of the signal finds": lambda net, x, y: (
         pooled(y) @ net.weight + net.words((x.mean((1, 2, 3)).abs() * 9).long().clamp(max=9))
     ),
-    "a branch that is cut off": lambda net, x, y: pooled(y) @ net.weight + net.narrow(pooled(x.detach())),
-    "a mask of the signal": lambda net, x, y: pooled(torch.where(y > 0.3, 1, 0).to(y) * net.pixel + y) @ net.weight,
+    "a branch that is cut off": lambda net, x, y: (
+        pooled(y) @ net.weight + net.narrow(pooled(x.detach()))
+    ),
+    "a mask of the signal": lambda net, x, y: (
+        pooled(torch.where(y > 0.3, 1, 0).to(y) * net.pixel + y) @ net.weight
+    ),
     "a sum in place of the constant": added_to,
     "a sum in place of a part of the constant": added_to_a_part,
 }
@@ -108,7 +117,9 @@ def test_a_normalisation_of_images_by_running_statistics_is_one_of_batches() -> 
     head, x = nn.Linear(48, 3), random(1, 2, 3, 4, 4)
     for method in (LRP("Epsilon"), LRP("EpsilonPlusFlat"), "attnlrp", DeepLIFT(), "fullgrad"):
         found = [
-            explain.attribute(nn.Sequential(first, nn.Flatten(), head).double().eval(), x, method, target=1)
+            explain.attribute(
+                nn.Sequential(first, nn.Flatten(), head).double().eval(), x, method, target=1
+            )
             for first in (one, other)
         ]
         assert torch.equal(found[0].values, found[1].values)
@@ -116,7 +127,8 @@ def test_a_normalisation_of_images_by_running_statistics_is_one_of_batches() -> 
 
 
 def test_what_an_activation_makes_of_zero_may_differ_from_channel_to_channel() -> None:
-    """max(x, c) = c + (max(x, c) - c): the first is a bias, and the line from there leads to the rest."""
+    """max(x, c) = c + (max(x, c) - c): the first is a bias, and the line from there leads to the
+    rest."""
     head, x = torch.randn(3, 5).double(), random(0, 2, 3, 4, 4)
     least = torch.tensor([0.4, -0.3, 0.0]).double().reshape(3, 1, 1)
 
@@ -128,21 +140,34 @@ def test_what_an_activation_makes_of_zero_may_differ_from_channel_to_channel() -
     offset = least.clamp(min=0)
     expected = (x.clamp(min=least) - offset) * head[:, 1].reshape(3, 1, 1) / 16
     assert torch.allclose(a.values, expected, atol=1e-12)
-    assert torch.allclose(a.coverage.taken["activations"], (offset.flatten() * head[:, 1]).sum().expand(2), atol=1e-12)
+    assert torch.allclose(
+        a.coverage.taken["activations"], (offset.flatten() * head[:, 1]).sum().expand(2), atol=1e-12
+    )
 
 
 @pytest.mark.filterwarnings("ignore:lrp has no rule for some operations")
-@pytest.mark.parametrize("power", [lambda y: y.abs() ** y, lambda y: torch.full_like(y[:1], 1.5) ** y], ids=["x", "a"])
-def test_the_operator_with_a_signal_above_is_named(power: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    a = explain.attribute(Net(lambda net, x, y: pooled(power(y)) @ net.weight).double(), random(0, 2, 3, 4, 4), "lrp")
+@pytest.mark.parametrize(
+    "power", [lambda y: y.abs() ** y, lambda y: torch.full_like(y[:1], 1.5) ** y], ids=["x", "a"]
+)
+def test_the_operator_with_a_signal_above_is_named(
+    power: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    a = explain.attribute(
+        Net(lambda net, x, y: pooled(power(y)) @ net.weight).double(), random(0, 2, 3, 4, 4), "lrp"
+    )
     assert a.coverage.missed == {"pow": 1}
     assert a.delta.abs().max() <= 1e-12
 
 
 @pytest.mark.filterwarnings("ignore:lrp has no rule for some operations")
-@pytest.mark.parametrize("used", [lambda h, c: h, lambda h, c: c, lambda h, c: h - c], ids=["output", "state", "both"])
-def test_the_results_of_one_operation_are_handed_what_is_their_own(used: Callable[..., torch.Tensor]) -> None:
-    """An LSTM's output is made of its state: what arrives at the one must not count at the other."""
+@pytest.mark.parametrize(
+    "used", [lambda h, c: h, lambda h, c: c, lambda h, c: h - c], ids=["output", "state", "both"]
+)
+def test_the_results_of_one_operation_are_handed_what_is_their_own(
+    used: Callable[..., torch.Tensor],
+) -> None:
+    """An LSTM's output is made of its state: what arrives at the one must not count at the
+    other."""
 
     class Cell(nn.Module):
         def __init__(self) -> None:
@@ -169,7 +194,10 @@ def test_images_run_one_by_one_get_the_composite_that_they_get_alone() -> None:
             return self.head(pooled(torch.cat([self.first(each[None]).relu() for each in x])))
 
     model, x = settled(OneByOne()).double(), random(0, 3, 3, 4, 4)
-    together, alone = explain.attribute(model, x, "lrp", target=1), explain.attribute(model, x[:1], "lrp", target=1)
+    together, alone = (
+        explain.attribute(model, x, "lrp", target=1),
+        explain.attribute(model, x[:1], "lrp", target=1),
+    )
     assert together.coverage.composite == alone.coverage.composite == "Epsilon"
     assert torch.allclose(together.values[:1], alone.values, atol=1e-12)
 
@@ -188,12 +216,17 @@ def test_images_run_one_by_one_get_the_composite_that_they_get_alone() -> None:
         (lambda: Composite("c", Epsilon()), "rules of composite 'c' must"),
     ],
 )
-def test_rules_and_composites_that_cannot_be_meant_are_refused(made: Callable[[], Any], said: str) -> None:
+def test_rules_and_composites_that_cannot_be_meant_are_refused(
+    made: Callable[[], Any], said: str
+) -> None:
     with pytest.raises(MethodError, match=said):
         made()
 
 
 def test_a_composite_takes_lists_for_tuples() -> None:
-    listed, tupled = Composite("c", [[When(["dense"]), Epsilon()]]), Composite("c", ((When(("dense",)), Epsilon()),))
+    listed, tupled = (
+        Composite("c", [[When(["dense"]), Epsilon()]]),
+        Composite("c", ((When(("dense",)), Epsilon()),)),
+    )
     assert listed == tupled
     assert hash(listed) == hash(tupled)

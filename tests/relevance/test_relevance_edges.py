@@ -1,4 +1,5 @@
-"""Relevance at the edges: through a layer alone, behind steps in place, of what is not registered, of odd values."""
+"""Relevance at the edges: through a layer alone, behind steps in place, of what is not registered,
+of odd values."""
 
 from __future__ import annotations
 
@@ -19,11 +20,16 @@ from tests.relevance.test_relevance import Then, random
 
 
 class Residual(nn.Module):
-    """Two ways side by side: by a convolution and a normalisation, and by another convolution; and one past both."""
+    """Two ways side by side: by a convolution and a normalisation, and by another convolution; and
+    one past both."""
 
     def __init__(self, *, past: bool) -> None:
         super().__init__()
-        self.stem, self.one, self.norm = nn.Conv2d(2, 3, 1), nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.stem, self.one, self.norm = (
+            nn.Conv2d(2, 3, 1),
+            nn.Conv2d(3, 3, 3, padding=1),
+            nn.BatchNorm2d(3),
+        )
         self.other, self.beside = nn.Conv2d(3, 3, 1), nn.Conv2d(2, 3, 3, padding=1)
         self.head, self.unused, self.past = nn.Linear(48, 2), nn.Conv2d(2, 1, 1), past
         settled(self)
@@ -35,10 +41,14 @@ class Residual(nn.Module):
         return self.head((y + self.beside(x).relu() if self.past else y).flatten(1))
 
 
-def through(model: nn.Module, x: torch.Tensor, layer: str, composite: str, channels: int = 3) -> torch.Tensor:
+def through(
+    model: nn.Module, x: torch.Tensor, layer: str, composite: str, channels: int = 3
+) -> torch.Tensor:
     """The sum of the maps of all channels of a layer."""
     methods = [LRP(composite, (layer, (c,))) for c in range(channels)]
-    return sum((explain.attribute(model, x, m, target=1).values for m in methods), torch.zeros_like(x))
+    return sum(
+        (explain.attribute(model, x, m, target=1).values for m in methods), torch.zeros_like(x)
+    )
 
 
 @torch.no_grad()
@@ -51,7 +61,11 @@ def test_what_goes_through_a_layer_in_a_residual_block_is_what_a_plain_calculati
     a, b = z.relu(), model.beside(x).relu()
     score = model.head((a + b).flatten(1))[0] * torch.tensor([0.0, 1.0])
     of_sum = plain.epsilon(model.head.weight, model.head.bias, (a + b).flatten(), score)
-    of_a = of_sum * a.flatten() / (a + b).flatten().where((a + b).flatten() != 0, torch.tensor(1.0).double())
+    of_a = (
+        of_sum
+        * a.flatten()
+        / (a + b).flatten().where((a + b).flatten() != 0, torch.tensor(1.0).double())
+    )
     of_u = of_a * u.flatten() / z.flatten()  # the norm rule at the sum
     both = plain.matrix(lambda t: model.norm(model.one(t)), (3, 4, 4))
     stem = plain.matrix(model.stem, (2, 4, 4))
@@ -66,11 +80,15 @@ def test_what_goes_through_a_layer_in_a_residual_block_is_what_a_plain_calculati
 
 @pytest.mark.filterwarnings("ignore:lrp is zero everywhere")
 @pytest.mark.parametrize("past", [False, True], ids=["a block", "a way past the block"])
-@pytest.mark.parametrize("composite", ["Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox", "EpsilonAlpha2Beta1"])
+@pytest.mark.parametrize(
+    "composite", ["Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox", "EpsilonAlpha2Beta1"]
+)
 def test_what_goes_through_branches_adds_up_to_the_whole(composite: str, past: bool) -> None:
     model, x = Residual(past=past).double().eval(), random(1, 2, 2, 4, 4)
     whole = explain.attribute(model, x, LRP(composite), target=1).values
-    parts = sum(through(model, x, layer, composite) for layer in ("norm", "other", *["beside"] * past))
+    parts = sum(
+        through(model, x, layer, composite) for layer in ("norm", "other", *["beside"] * past)
+    )
     assert torch.allclose(parts, whole, rtol=1e-8, atol=1e-9 * float(whole.abs().max()))
 
 
@@ -114,10 +132,16 @@ def test_a_convolution_and_a_normalisation_are_one_map_only_if_nothing_lies_betw
             self.step(y)
             return self.norm(y * 1)
 
-    composite = {"epsilon": "Epsilon", "alphabeta": "EpsilonAlpha2Beta1", "gamma": "EpsilonGammaBox"}[rule]
+    composite = {
+        "epsilon": "Epsilon",
+        "alphabeta": "EpsilonAlpha2Beta1",
+        "gamma": "EpsilonGammaBox",
+    }[rule]
     x, head = random(1, 2, 3, 6, 6), random(2, 64)
     found, expected = (
-        explain.attribute(Then(made(step).double().eval(), head), x, LRP(composite), target=lambda o: o[:, 0]).values
+        explain.attribute(
+            Then(made(step).double().eval(), head), x, LRP(composite), target=lambda o: o[:, 0]
+        ).values
         for made in (InBetween, Apart)
     )
     assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12 * float(expected.abs().max()))
@@ -126,7 +150,9 @@ def test_a_convolution_and_a_normalisation_are_one_map_only_if_nothing_lies_betw
 # Weights that no module has registered
 
 
-@pytest.mark.parametrize("method", [LRP("Epsilon"), LRP("EpsilonPlusFlat"), LRP("AttnLRP"), DeepLIFT()], ids=str)
+@pytest.mark.parametrize(
+    "method", [LRP("Epsilon"), LRP("EpsilonPlusFlat"), LRP("AttnLRP"), DeepLIFT()], ids=str
+)
 @pytest.mark.parametrize("kind", ["layer", "group", "convolution", "linear", "parameter"])
 def test_weights_in_a_plain_list_are_weights(kind: str, method: Any) -> None:
     """A list of modules and a ``ModuleList`` of the same are explained alike."""
@@ -193,33 +219,52 @@ class Spectral(nn.Module):
 def test_complex_numbers_pass_relevance_in_proportion(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], composite: str
 ) -> None:
-    """A linear map without a rule: the relevance of the real map that it is, by LRP-0; constants take their share."""
+    """A linear map without a rule: the relevance of the real map that it is, by LRP-0; constants
+    take their share."""
     model, x = Spectral(function).double().eval(), random(3, 1, 3, 4, 4)
     a = explain.attribute(model, x, LRP(composite), target=1)
     assert a.delta.abs().max() <= 1e-10
     if composite == "Epsilon":
         y = model.first(x).relu().detach()
         with torch.no_grad():
-            w, b = plain.matrix(lambda t: model.function(t.to(torch.complex128), model.weight).real, y.shape[1:])
+            w, b = plain.matrix(
+                lambda t: model.function(t.to(torch.complex128), model.weight).real, y.shape[1:]
+            )
             first = plain.matrix(model.first, x.shape[1:])
             head = plain.matrix(lambda t: model.head(t.mean((2, 3))), y.shape[1:])
         z = w @ y.flatten() + b
-        of_z = plain.epsilon(*head, z, (head[0] @ z + head[1]) * torch.eye(3, dtype=torch.float64)[1])
+        of_z = plain.epsilon(
+            *head, z, (head[0] @ z + head[1]) * torch.eye(3, dtype=torch.float64)[1]
+        )
         of_y = plain.gradient(w, b, y.flatten(), of_z)
         expected = plain.epsilon(*first, x.flatten(), of_y, rectified=True).reshape(x.shape)
-        assert torch.allclose(a.values, expected, rtol=1e-6, atol=1e-8 * float(expected.abs().max()))
+        assert torch.allclose(
+            a.values, expected, rtol=1e-6, atol=1e-8 * float(expected.abs().max())
+        )
 
 
 @pytest.mark.parametrize("composite", ["Epsilon", "EpsilonGammaBox"])
 @pytest.mark.parametrize(
     "function",
-    [torch.sigmoid, torch.tanh, F.softplus, F.gelu, F.silu, torch.exp, lambda y: F.silu(y * 1, inplace=True), F.relu,
-     lambda y: y + 0.3, lambda y: torch.where(y > 9, y, 0.5), lambda y: 2 - y, lambda y: y / 3],
+    [
+        torch.sigmoid,
+        torch.tanh,
+        F.softplus,
+        F.gelu,
+        F.silu,
+        torch.exp,
+        lambda y: F.silu(y * 1, inplace=True),
+        F.relu,
+        lambda y: y + 0.3,
+        lambda y: torch.where(y > 9, y, 0.5),
+        lambda y: 2 - y,
+        lambda y: y / 3,
+    ],
     ids=[
         *("sigmoid", "tanh", "softplus", "gelu", "silu", "exp", "silu in place", "relu"),
         *("sum", "choice", "difference", "quotient"),
     ],
-)  # fmt: skip
+)
 def test_values_without_a_dimension_have_relevance(
     function: Callable[[torch.Tensor], torch.Tensor], composite: str
 ) -> None:
@@ -238,7 +283,8 @@ def test_values_without_a_dimension_have_relevance(
 
     x = random(3, 1, 3, 4, 4)
     found, expected = (
-        explain.attribute(Single(row=row).double().eval(), x, LRP(composite), target=1) for row in (False, True)
+        explain.attribute(Single(row=row).double().eval(), x, LRP(composite), target=1)
+        for row in (False, True)
     )
     assert torch.allclose(found.values, expected.values, rtol=1e-10, atol=1e-13)
     assert found.delta.abs().max() <= 1e-10

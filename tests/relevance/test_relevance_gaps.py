@@ -86,7 +86,9 @@ CONSERVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("composite", ["Epsilon", "AttnLRP", "EpsilonAlpha2Beta1"])
 @pytest.mark.parametrize("name", LOSING)
-def test_what_loses_relevance_without_a_rule_is_named_and_accounted_for(name: str, composite: str) -> None:
+def test_what_loses_relevance_without_a_rule_is_named_and_accounted_for(
+    name: str, composite: str
+) -> None:
     model, x = Net(LOSING[name]).double(), random(1, 2, 3, 2, 2)
     with pytest.warns(ExplainWarning, match=f"has no rule for some operations \\(1 x {name}\\)"):
         a = explain.attribute(model, x, LRP(composite), target=1)
@@ -125,7 +127,9 @@ def test_recurrent_layers_are_named(kind: str) -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner: nn.Module = getattr(nn, kind)(6, 5, **({} if kind == "GRUCell" else {"batch_first": True}))
+            self.inner: nn.Module = getattr(nn, kind)(
+                6, 5, **({} if kind == "GRUCell" else {"batch_first": True})
+            )
             self.head = nn.Linear(5, 3)
             settled(self)
 
@@ -139,7 +143,10 @@ def test_recurrent_layers_are_named(kind: str) -> None:
             return self.head(state)
 
     model, x = Recurrent().double(), random(1, 2, 3, 4, 2)
-    with pytest.warns(ExplainWarning, match={"RNN": "1 x rnn_tanh", "GRUCell": "4 x gru_cell"}.get(kind, kind.lower())):
+    with pytest.warns(
+        ExplainWarning,
+        match={"RNN": "1 x rnn_tanh", "GRUCell": "4 x gru_cell"}.get(kind, kind.lower()),
+    ):
         a = explain.attribute(model, x, LRP("Epsilon"), target=1)
     scale = a.values.abs().sum() + sum(part.abs().sum() for part in a.coverage.taken.values())
     assert a.delta.abs().max() <= 1e-12 * scale
@@ -182,13 +189,18 @@ def test_differences_of_products_without_a_rule_are_told(equation: str) -> None:
     model = Net(lambda y: torch.einsum(equation, y, y.tanh()).flatten(1)).double()
     with pytest.warns(ExplainWarning, match="deeplift misses the"):
         a = explain.attribute(model, random(1, 2, 3, 2, 2), DeepLIFT(0.25), target=1)
-    missed = a.values.flatten(1).sum(1) - (a.score - model(torch.full((2, 3, 2, 2), 0.25).double())[:, 1])
+    missed = a.values.flatten(1).sum(1) - (
+        a.score - model(torch.full((2, 3, 2, 2), 0.25).double())[:, 1]
+    )
     assert torch.allclose(a.delta, missed, rtol=1e-9, atol=1e-12)
     assert a.delta.abs().max() > 1e-3
 
 
 def test_a_product_with_weights_is_a_linear_map_to_differences() -> None:
-    model, x = Net(lambda y: (y @ torch.arange(12.0).reshape(6, 2).to(y)).tanh()).double(), random(1, 2, 3, 2, 2)
+    model, x = (
+        Net(lambda y: (y @ torch.arange(12.0).reshape(6, 2).to(y)).tanh()).double(),
+        random(1, 2, 3, 2, 2),
+    )
     a = explain.attribute(model, x, DeepLIFT(0.25), target=1)
     assert a.values.any()
     assert a.delta.abs().max() < 1e-12
@@ -198,7 +210,9 @@ def test_a_softmax_that_is_no_factor_is_accounted_for_where_it_is_held_constant(
     model, x = Net(lambda y: y.softmax(1) + y).double(), random(1, 2, 3, 2, 2)
     a = explain.attribute(model, x, LRP("Epsilon"), target=1)
     weights = model.first(x.flatten(1)).softmax(1)
-    assert torch.allclose(a.coverage.taken["softmax"], (weights * model.head.weight[1]).sum(1).detach(), atol=1e-5)
+    assert torch.allclose(
+        a.coverage.taken["softmax"], (weights * model.head.weight[1]).sum(1).detach(), atol=1e-5
+    )
     assert a.delta.abs().max() <= 1e-12
 
 
@@ -217,16 +231,25 @@ def test_differences_pass_a_softmax_whose_scores_are_far_apart() -> None:
 
 
 def test_the_shares_of_a_softmax_are_logarithmic_means() -> None:
-    """Of each difference of x - log(sum(exp(x))), the logarithmic mean; of the logarithm, in proportion to these."""
+    """Of each difference of x - log(sum(exp(x))), the logarithmic mean; of the logarithm, in
+    proportion to these."""
     model, x = Net(lambda y: y.softmax(1)).double(), random(1, 2, 3, 2, 2)
     a = explain.attribute(model, x, DeepLIFT(), target=1)
     weight, head = model.first.weight.detach(), model.head.weight[1].tolist()
     for image, values in zip(x.flatten(1), a.values.flatten(1), strict=True):
-        y, y0 = ((weight @ each + model.first.bias).detach() for each in (image, torch.zeros(12).double()))
+        y, y0 = (
+            (weight @ each + model.first.bias).detach()
+            for each in (image, torch.zeros(12).double())
+        )
         s, s0 = (each.exp() / each.exp().sum() for each in (y, y0))
-        means = [(p - q) / (math.log(p) - math.log(q)) for p, q in zip(s.tolist(), s0.tolist(), strict=True)]
+        means = [
+            (p - q) / (math.log(p) - math.log(q))
+            for p, q in zip(s.tolist(), s0.tolist(), strict=True)
+        ]
         mixed = sum(h * m for h, m in zip(head, means, strict=True))
-        multipliers = torch.tensor([h * m - m / sum(means) * mixed for h, m in zip(head, means, strict=True)]).double()
+        multipliers = torch.tensor(
+            [h * m - m / sum(means) * mixed for h, m in zip(head, means, strict=True)]
+        ).double()
         assert torch.allclose(values, (multipliers @ weight) * image, rtol=1e-6, atol=1e-9)
 
 
@@ -241,17 +264,25 @@ def test_a_baseline_without_finite_scores_is_named() -> None:
 
 
 def test_the_range_of_the_input_is_one_for_all_or_for_each_channel() -> None:
-    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)), torch.rand(1, 3, 8, 8)
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)),
+        torch.rand(1, 3, 8, 8),
+    )
     with pytest.raises(MethodError, match="channels"):
         explain.attribute(model, x, LRP("EpsilonBox", low=(0.0, 0.0), high=(1.0, 1.0)), target=0)
 
 
 class Caching(nn.Module):
-    """Adds a bias that it computes once, and keeps with its graph, as LeViT does in evaluation mode."""
+    """Adds a bias that it computes once, and keeps with its graph, as LeViT does in evaluation
+    mode."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.bias, self.head = nn.Linear(12, 6), nn.Parameter(torch.ones(3)), nn.Linear(6, 3)
+        self.first, self.bias, self.head = (
+            nn.Linear(12, 6),
+            nn.Parameter(torch.ones(3)),
+            nn.Linear(6, 3),
+        )
         self.kept: torch.Tensor | None = None
         settled(self)
 

@@ -1,4 +1,5 @@
-"""Relevance on networks that others wrote, one of every family: conserved, the same again, and nothing left behind.
+"""Relevance on networks that others wrote, one of every family: conserved, the same again, and
+nothing left behind.
 
 All of them are in ``examples/relevance_matrix.py``.
 """

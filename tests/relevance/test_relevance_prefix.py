@@ -34,7 +34,13 @@ class Behind(nn.Module):
 
 
 def convolutional() -> nn.Module:
-    layers = [nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU()]
+    layers = [
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 3),
+        nn.ReLU(),
+    ]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)]
     return settled(nn.Sequential(*layers, *head)).double().eval()
 
@@ -44,12 +50,15 @@ def lrp(model: nn.Module, x: torch.Tensor, **options: Any) -> explain.Attributio
 
 
 def pulled_back(function: Function, x: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
-    """Relevance of what an interpolation gives, by its weights, which add up to one for each value."""
+    """Relevance of what an interpolation gives, by its weights, which add up to one for each
+    value."""
     return torch.autograd.functional.vjp(function, x, relevance)[1]
 
 
 def zoomed(x: torch.Tensor) -> torch.Tensor:
-    grid = F.affine_grid(x.new_tensor([[0.5, 0, 0.2], [0, 0.6, 0]]).expand(len(x), 2, 3), [*x.shape[:2], 6, 5], False)
+    grid = F.affine_grid(
+        x.new_tensor([[0.5, 0, 0.2], [0, 0.6, 0]]).expand(len(x), 2, 3), [*x.shape[:2], 6, 5], False
+    )
     return F.grid_sample(x, grid, align_corners=False)
 
 
@@ -86,7 +95,8 @@ MOVED: dict[str, Function] = {
 @pytest.mark.parametrize("composite", COMPOSITES)
 @pytest.mark.parametrize("name", MOVED)
 def test_relevance_lies_where_the_pixels_lay(name: str, composite: str) -> None:
-    """With ``net`` behind a function, the relevance is that of ``net``, pulled back by the function's weights."""
+    """With ``net`` behind a function, the relevance is that of ``net``, pulled back by the
+    function's weights."""
     net, function, x = convolutional(), MOVED[name], random(4, 2, 3, 10, 8)
     x = x.float().double()
     found = lrp(Behind(net, function), x, composite=composite).values
@@ -102,14 +112,20 @@ def test_relevance_lies_where_the_pixels_lay(name: str, composite: str) -> None:
 
 IN_PLACE: dict[str, Function] = {
     "normalised": lambda x: (x - x.new_tensor([0.4, 0.5, 0.6])[:, None, None]) / 0.2,
-    "normalised in place": lambda x: x.clone().sub_(0.3).div_(x.new_tensor([0.1, 0.2, 0.4])[:, None, None]),
+    "normalised in place": lambda x: (
+        x.clone().sub_(0.3).div_(x.new_tensor([0.1, 0.2, 0.4])[:, None, None])
+    ),
     "turned dark to light": lambda x: 1 - x,
-    "standardised": lambda x: (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True),
+    "standardised": lambda x: (
+        (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
+    ),
     "of length one": lambda x: F.normalize(x.flatten(1)).view_as(x),
     "by layer normalisation": lambda x: F.layer_norm(x, x.shape[1:]),
     "by group normalisation": lambda x: F.group_norm(x, 3),
     "by instance normalisation": F.instance_norm,
-    "by batch normalisation": lambda x: F.batch_norm(x, x.new_tensor([0.1, 0.2, 0.3]), x.new_tensor([1.0, 2.0, 0.5])),
+    "by batch normalisation": lambda x: F.batch_norm(
+        x, x.new_tensor([0.1, 0.2, 0.3]), x.new_tensor([1.0, 2.0, 0.5])
+    ),
     "cut off": lambda x: x.clamp(-0.5, 1.0),
     "gamma-corrected": lambda x: x.abs() ** 2.2,
 }
@@ -126,9 +142,13 @@ def test_what_changes_pixels_in_their_places_leaves_relevance_there(name: str) -
 
 def test_normalised_and_moved_in_a_row() -> None:
     net, x = convolutional(), random(4, 2, 3, 10, 8)
-    model = Behind(net, lambda x: F.interpolate((x.flip(-1)[..., 1:] - 0.3) / 0.2, scale_factor=2).roll(1, -2))
+    model = Behind(
+        net, lambda x: F.interpolate((x.flip(-1)[..., 1:] - 0.3) / 0.2, scale_factor=2).roll(1, -2)
+    )
     relevance = lrp(net, model.function(x)).values.roll(-1, -2)
-    expected = torch.cat([torch.zeros_like(x[..., :1]), F.avg_pool2d(relevance, 2) * 4], -1).flip(-1)
+    expected = torch.cat([torch.zeros_like(x[..., :1]), F.avg_pool2d(relevance, 2) * 4], -1).flip(
+        -1
+    )
     assert (lrp(model, x).values - expected).abs().max() <= 1e-11 * expected.abs().max()
 
 
@@ -137,12 +157,18 @@ def test_pixels_that_were_mixed_share_by_their_weights(name: str) -> None:
     """As a plain matrix of the mixing's weights says."""
     g = [0.299, 0.587, 0.114]
     mixing: dict[str, Function] = {
-        "grey by sums": lambda x: (g[0] * x[:, :1] + g[1] * x[:, 1:2] + g[2] * x[:, 2:]).expand(-1, 3, -1, -1),
-        "a blur beside the photo": lambda x: 0.25 * x + 0.75 * F.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+        "grey by sums": lambda x: (g[0] * x[:, :1] + g[1] * x[:, 1:2] + g[2] * x[:, 2:]).expand(
+            -1, 3, -1, -1
+        ),
+        "a blur beside the photo": lambda x: (
+            0.25 * x + 0.75 * F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+        ),
     }
     net, x, function = convolutional(), random(4, 1, 3, 6, 5), mixing[name]
     weights, _ = plain.matrix(function, x.shape[1:])
-    expected = plain.shared(weights, torch.zeros(len(weights)), lrp(net, function(x)).values.flatten(), 0)
+    expected = plain.shared(
+        weights, torch.zeros(len(weights)), lrp(net, function(x)).values.flatten(), 0
+    )
     found = lrp(Behind(net, function), x).values.flatten()
     assert (found - expected).abs().max() <= 1e-11 * expected.abs().max()
 
@@ -154,7 +180,9 @@ def test_padding_takes_its_relevance_as_biases_do() -> None:
     assert torch.allclose(a.values, whole.values[..., 1:-1, 1:-2], rtol=1e-11, atol=1e-14)
     assert a.delta.abs().max() <= 1e-10
     more = a.coverage.taken["biases"] - whole.coverage.taken["biases"]
-    assert torch.allclose(more, whole.values.flatten(1).sum(1) - a.values.flatten(1).sum(1), atol=1e-12)
+    assert torch.allclose(
+        more, whole.values.flatten(1).sum(1) - a.values.flatten(1).sum(1), atol=1e-12
+    )
 
 
 def test_two_explained_inputs_each_get_their_own() -> None:
@@ -170,7 +198,9 @@ def test_two_explained_inputs_each_get_their_own() -> None:
     model = Two()
     whole = lrp(model.net, torch.cat([one.flip(-1), other.roll(1, -2)], 1)).values
     for place, expected in ((0, whole[:, :2].flip(-1)), (1, whole[:, 2:].roll(-1, -2))):
-        found = explain.attribute(model, explain.Inputs((one, other), explained=place), LRP(), target=1).values
+        found = explain.attribute(
+            model, explain.Inputs((one, other), explained=place), LRP(), target=1
+        ).values
         assert torch.allclose(found, expected, rtol=1e-11, atol=1e-13)
 
 
@@ -207,10 +237,15 @@ def test_a_function_written_by_hand_is_passed_by_value_times_gradient() -> None:
 # The range of the input
 
 
-@pytest.mark.parametrize("name", ["normalised", "colours exchanged", "padded", "dark to light", "made smaller"])
+@pytest.mark.parametrize(
+    "name", ["normalised", "colours exchanged", "padded", "dark to light", "made smaller"]
+)
 def test_the_range_of_the_input_is_that_of_the_photo(name: str) -> None:
     """The formula of z^B, with what the photo's least and largest values become."""
-    mean, std = torch.tensor([0.4, 0.5, 0.6])[:, None, None].double(), torch.tensor([0.2, 0.1, 0.4])[:, None, None]
+    mean, std = (
+        torch.tensor([0.4, 0.5, 0.6])[:, None, None].double(),
+        torch.tensor([0.2, 0.1, 0.4])[:, None, None],
+    )
     functions: dict[str, Function] = {
         "normalised": lambda x: (x - mean) / std.double(),
         "colours exchanged": lambda x: x[:, [2, 0, 1]],
@@ -222,8 +257,16 @@ def test_the_range_of_the_input_is_that_of_the_photo(name: str) -> None:
     x = random(1, 1, 3, 5, 6).sigmoid()
     ends = [torch.tensor(end).double()[None, :, None, None].expand_as(x) for end in (low, high)]
     weights, added = plain.matrix(function, x.shape[1:])
-    least = added + (weights.clamp(min=0) @ ends[0].flatten()) + (weights.clamp(max=0) @ ends[1].flatten())
-    most = added + (weights.clamp(min=0) @ ends[1].flatten()) + (weights.clamp(max=0) @ ends[0].flatten())
+    least = (
+        added
+        + (weights.clamp(min=0) @ ends[0].flatten())
+        + (weights.clamp(max=0) @ ends[1].flatten())
+    )
+    most = (
+        added
+        + (weights.clamp(min=0) @ ends[1].flatten())
+        + (weights.clamp(max=0) @ ends[0].flatten())
+    )
     layer = settled(nn.Conv2d(3, 4, 3, padding=1), seed=3).double()
     y = function(x)
     w, b = plain.matrix(layer, y.shape[1:])
@@ -247,7 +290,9 @@ class OneByOne(nn.Module):
         return torch.stack([self.layer(image) for image in x])
 
 
-@pytest.mark.parametrize("rule", [ZBox(), ZBox((-3.0, -4.0, -5.0), (4.0, 3.0, 5.0)), Flat(), WSquare()], ids=str)
+@pytest.mark.parametrize(
+    "rule", [ZBox(), ZBox((-3.0, -4.0, -5.0), (4.0, 3.0, 5.0)), Flat(), WSquare()], ids=str
+)
 def test_rules_at_the_input_of_convolutions_without_a_batch(rule: Any) -> None:
     layer, x = settled(nn.Conv2d(3, 4, 3), seed=3).double(), random(1, 2, 3, 5, 6)
     head = random(2, 4 * 3 * 4)
@@ -262,9 +307,17 @@ def test_rules_at_the_input_of_convolutions_without_a_batch(rule: Any) -> None:
 def test_one_clamp_after_another_is_followed_for_one_image_and_for_several() -> None:
     """What both have cut off weighs little, which is not taken for weights that cancel out."""
     net = nn.Sequential(
-        nn.ReLU(), nn.ReLU(), nn.Unflatten(1, (1, 3)), nn.Flatten(1, 2), nn.Conv2d(3, 2, 2), nn.Flatten()
+        nn.ReLU(),
+        nn.ReLU(),
+        nn.Unflatten(1, (1, 3)),
+        nn.Flatten(1, 2),
+        nn.Conv2d(3, 2, 2),
+        nn.Flatten(),
     )
-    net, x = net.double().eval(), random(5, 2, 3, 4, 4) * torch.tensor([1.0, 100.0]).double().reshape(2, 1, 1, 1)
+    net, x = (
+        net.double().eval(),
+        random(5, 2, 3, 4, 4) * torch.tensor([1.0, 100.0]).double().reshape(2, 1, 1, 1),
+    )
     together = explain.attribute(net, x, LRP("EpsilonPlusFlat"), target=1)
     alone = [explain.attribute(net, image[None], LRP("EpsilonPlusFlat"), target=1) for image in x]
     assert torch.allclose(together.values, torch.cat([each.values for each in alone]), rtol=1e-10)

@@ -1,4 +1,5 @@
-"""What relevance need not run or keep: what is known of values behind rectifiers, and of weights in normalisations."""
+"""What relevance need not run or keep: what is known of values behind rectifiers, and of weights in
+normalisations."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ class Turning(nn.Module):
 
     def __init__(self, rectifier: nn.Module) -> None:
         super().__init__()
-        self.conv, self.norm, self.rectifier = nn.Conv2d(4, 4, 3, groups=2), nn.BatchNorm2d(4), rectifier
+        self.conv, self.norm, self.rectifier = (
+            nn.Conv2d(4, 4, 3, groups=2),
+            nn.BatchNorm2d(4),
+            rectifier,
+        )
         settled(self, 3)
         self.norm.weight.data[:2] = torch.tensor([-1.3, 0.0])
 
@@ -31,14 +36,25 @@ class Turning(nn.Module):
         return x if isinstance(self.rectifier, nn.Identity) else self.rectifier(x)
 
 
-RECTIFIED = {"as it is": nn.Identity(), "rectified": nn.ReLU(), "overwritten": nn.ReLU(inplace=True)}
+RECTIFIED = {
+    "as it is": nn.Identity(),
+    "rectified": nn.ReLU(),
+    "overwritten": nn.ReLU(inplace=True),
+}
 
 
 @pytest.mark.parametrize("rectifier", RECTIFIED)
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.filterwarnings("ignore:.*epsilon")  # one of 0.01 takes more than a hundredth of some scores
-def test_rules_know_what_normalisations_turn_around_and_rectifiers_make(rule: str, rectifier: str) -> None:
-    how = {"rectified": True} if rectifier != "as it is" and rule in ("epsilon", "gamma", "gamma 10") else {}
+# one of 0.01 takes more than a hundredth of some scores
+@pytest.mark.filterwarnings("ignore:.*epsilon")
+def test_rules_know_what_normalisations_turn_around_and_rectifiers_make(
+    rule: str, rectifier: str
+) -> None:
+    how = (
+        {"rectified": True}
+        if rectifier != "as it is" and rule in ("epsilon", "gamma", "gamma 10")
+        else {}
+    )
     layer = Turning(RECTIFIED[rectifier]).double().eval()
     x = random(1, *SHAPE)
     w, b = plain.matrix(lambda t: layer.norm(layer.conv(t)), SHAPE)
@@ -49,7 +65,9 @@ def test_rules_know_what_normalisations_turn_around_and_rectifiers_make(rule: st
     model = nn.Sequential(nn.ReLU(), Then(layer, head))
     found = explain.attribute(model, x[None], everywhere(mine), target=lambda output: output[:, 0])
     expected = formula(w, b, x.flatten().clamp(min=0), head * z, **how).reshape(SHAPE)
-    assert torch.allclose(found.values[0], expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max()))
+    assert torch.allclose(
+        found.values[0], expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max())
+    )
     scale = found.values.abs().sum() + sum(t.abs().sum() for t in found.coverage.taken.values())
     assert found.delta.abs().max() <= 1e-9 * scale
 
@@ -73,7 +91,10 @@ def test_what_was_rectified_and_then_changed_may_be_negative() -> None:
 
     x = random(6, 2, 3, 5, 5)
     for composite in ("EpsilonPlus", "EpsilonAlpha2Beta1", "ExcitationBackprop"):
-        pair = [explain.attribute(Net(b).double(), x, LRP(composite), target=1).values for b in (False, True)]
+        pair = [
+            explain.attribute(Net(b).double(), x, LRP(composite), target=1).values
+            for b in (False, True)
+        ]
         assert torch.allclose(*pair, rtol=1e-9, atol=1e-12)
         assert pair[0].any()
 
@@ -102,11 +123,21 @@ class Counting(torch.utils._python_dispatch.TorchDispatchMode):
         ("EpsilonGammaBox", 3 + 2 + 3, 2 + 3),
     ],
 )
-def test_no_more_convolutions_are_run_than_are_needed(composite: str, forward: int, back: int) -> None:
+def test_no_more_convolutions_are_run_than_are_needed(
+    composite: str, forward: int, back: int
+) -> None:
     def block(before: int) -> list[nn.Module]:
         return [nn.Conv2d(before, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)]
 
-    layers = [*block(3), nn.MaxPool2d(2), *block(4), *block(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)]
+    layers = [
+        *block(3),
+        nn.MaxPool2d(2),
+        *block(4),
+        *block(4),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 2),
+    ]
     model = settled(nn.Sequential(*layers)).eval()
     with Counting() as counted:
         explain.attribute(model, random(3, 1, 3, 8, 8).float(), LRP(composite), target=1)
@@ -134,15 +165,26 @@ def test_nothing_but_the_recorded_graph_is_kept_behind_normalisations() -> None:
         saved.add(tensor.untyped_storage().data_ptr())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), StepRecorder(model, Dependence([x])) as recorder:
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+        StepRecorder(model, Dependence([x])) as recorder,
+    ):
         output = model(x)
-    kept = [k for step in recorder.steps for k in (*step.values.values(), step.gave) if k is not None]
+    kept = [
+        k for step in recorder.steps for k in (*step.values.values(), step.gave) if k is not None
+    ]
     assert len(kept) > 8
-    more = {p for k in kept if k.kept is not None and (p := k.tensor.untyped_storage().data_ptr()) not in saved}
+    more = {
+        p
+        for k in kept
+        if k.kept is not None and (p := k.tensor.untyped_storage().data_ptr()) not in saved
+    }
     assert more <= {output.untyped_storage().data_ptr()}
 
 
-@pytest.mark.parametrize("composite", ["DeepTaylor", "ExcitationBackprop", "EpsilonPlus", "Epsilon"])
+@pytest.mark.parametrize(
+    "composite", ["DeepTaylor", "ExcitationBackprop", "EpsilonPlus", "Epsilon"]
+)
 @pytest.mark.parametrize("before", ["a convolution", "nothing"])
 def test_two_normalisations_in_a_row_lose_nothing(before: str, composite: str) -> None:
     first: list[nn.Module] = [nn.Conv2d(SHAPE[0], SHAPE[0], 3)] if before == "a convolution" else []

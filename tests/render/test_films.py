@@ -22,8 +22,11 @@ def test_each_picture_is_the_overlay_of_a_slice_on_one_scale(style: str) -> None
     found = film(VOLUME, MAPS, style, unit="slice")
     grey = ((VOLUME + 2) * 51).round().byte()[0].numpy()
     for i, picture in enumerate(found.pictures[:2]):
-        photo = Image.fromarray(np.kron(grey[i], np.ones((4, 4), np.uint8)))  # enlarged to 320 pixels or more
-        np.testing.assert_array_equal(np.asarray(picture), np.asarray(overlay(photo, MAPS[i], style)))
+        # enlarged to 320 pixels or more
+        photo = Image.fromarray(np.kron(grey[i], np.ones((4, 4), np.uint8)))
+        np.testing.assert_array_equal(
+            np.asarray(picture), np.asarray(overlay(photo, MAPS[i], style))
+        )
     assert found.names[1] == "slice 2 of 5"
 
 
@@ -32,23 +35,42 @@ def test_frames_may_have_colours_in_any_place() -> None:
     maps = np.zeros((4, 30, 40), np.float32)
     wanted = [np.asarray(each) for each in film(list(video), maps).pictures]
     tensor = torch.as_tensor(video)
-    for frames in (video, tensor.movedim(3, 0), tensor.movedim(3, 1), [Image.fromarray(each) for each in video]):
+    for frames in (
+        video,
+        tensor.movedim(3, 0),
+        tensor.movedim(3, 1),
+        [Image.fromarray(each) for each in video],
+    ):
         for picture, expected in zip(film(frames, maps).pictures, wanted, strict=True):
             np.testing.assert_array_equal(np.asarray(picture), expected)
-    three = zip(film(tensor[:3].movedim(3, 1), maps[:3], layout="NTCHW").pictures, wanted, strict=False)
+    three = zip(
+        film(tensor[:3].movedim(3, 1), maps[:3], layout="NTCHW").pictures, wanted, strict=False
+    )
     for picture, expected in three:
         np.testing.assert_array_equal(np.asarray(picture), expected)
 
 
 @pytest.mark.parametrize("ending", [".gif", ".webp"])
-def test_a_film_moves_through_all_frames_and_its_sheet_shows_some(ending: str, tmp_path: Path) -> None:
+def test_a_film_moves_through_all_frames_and_its_sheet_shows_some(
+    ending: str, tmp_path: Path
+) -> None:
     found = film(VOLUME, MAPS)
     path = found.save(tmp_path / f"volume{ending}", seconds=0.1)
     with Image.open(path) as moving:
-        frames = [(frame.convert("RGB"), frame.info["duration"]) for frame in ImageSequence.Iterator(moving)]
+        frames = [
+            (frame.convert("RGB"), frame.info["duration"])
+            for frame in ImageSequence.Iterator(moving)
+        ]
     assert [pause for _, pause in frames] == [100] * 4 + [400]
     for (frame, _), picture in zip(frames, found.pictures, strict=True):
-        inside = frame.crop(((frame.width - picture.width) // 2, 0, (frame.width + picture.width) // 2, picture.height))
+        inside = frame.crop(
+            (
+                (frame.width - picture.width) // 2,
+                0,
+                (frame.width + picture.width) // 2,
+                picture.height,
+            )
+        )
         assert np.abs(np.asarray(inside, float) - np.asarray(picture, float)).mean() < 12
     assert found.sheet(3, tile=100).width < found.sheet(5, tile=100).width
     assert found._repr_png_().startswith(b"\x89PNG")
@@ -62,7 +84,7 @@ def test_a_film_moves_through_all_frames_and_its_sheet_shows_some(ending: str, t
         (lambda: film(VOLUME, MAPS).save("a.mp4"), "film must end"),
         (lambda: film(VOLUME, MAPS).save("a.gif", seconds=0), "seconds must"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ImageError, match=message):
         make()

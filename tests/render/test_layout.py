@@ -1,4 +1,5 @@
-"""Contact sheets: rows without a single picture, groups in their order, figures of the same pixels."""
+"""Contact sheets: rows without a single picture, groups in their order, figures of the same
+pixels."""
 
 from __future__ import annotations
 
@@ -20,9 +21,14 @@ LEGEND = captions.Legend(((0, 0, 0), (255, 255, 255)), ("0", "max"), "evidence")
 
 @pytest.mark.parametrize(
     ("size", "columns", "stretch"),
-    [((40, 30), 3, (1, 1)), ((30, 59), 3, (1, 1)), ((4000, 1000), 3, (2, 1)), ((9000, 300), 2, (3, 1)),
-     ((100, 800), 3, (1, 3))],
-)  # fmt: skip
+    [
+        ((40, 30), 3, (1, 1)),
+        ((30, 59), 3, (1, 1)),
+        ((4000, 1000), 3, (2, 1)),
+        ((9000, 300), 2, (3, 1)),
+        ((100, 800), 3, (1, 3)),
+    ],
+)
 def test_very_long_photos_have_longer_tiles_and_fewer_in_a_row(
     size: tuple[int, int], columns: int, stretch: tuple[float, float]
 ) -> None:
@@ -36,23 +42,38 @@ def test_very_long_photos_have_longer_tiles_and_fewer_in_a_row(
 
 
 def test_a_figure_is_a_sheet_that_shows_itself_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiles = (sheets.Tile(BLANK.picture, "a", "layer3", legend=LEGEND), sheets.Tile(BLANK.picture, "b $x", "", "null"))
-    contents = sheets.Layout("heading", "model", (sheets.Group("", (BLANK,)), sheets.Group("family", tiles)))
+    tiles = (
+        sheets.Tile(BLANK.picture, "a", "layer3", legend=LEGEND),
+        sheets.Tile(BLANK.picture, "b $x", "", "null"),
+    )
+    contents = sheets.Layout(
+        "heading", "model", (sheets.Group("", (BLANK,)), sheets.Group("family", tiles))
+    )
     drawn = sheets.figure(contents, "three <maps>")
     picture = sheets.sheet(contents, 340)
     assert np.array_equal(np.asarray(sheets.as_picture(drawn).convert("RGB")), np.asarray(picture))
     shown, displayed = drawn._repr_html_(), []
     monkeypatch.setitem(
-        sys.modules, "IPython.display", SimpleNamespace(display=lambda each, raw: displayed.append(each))
+        sys.modules,
+        "IPython.display",
+        SimpleNamespace(display=lambda each, raw: displayed.append(each)),
     )
     drawn._ipython_display_()
-    assert [sorted(each) for each in displayed] == [["text/html", "text/plain"]]  # and no PNG beside it
-    assert re.fullmatch(r'<img src="data:image/png;base64,[\w+/=]+" alt="three &lt;maps&gt;" style="[^"]*">', shown)
+    # and no PNG beside it
+    assert [sorted(each) for each in displayed] == [["text/html", "text/plain"]]
+    assert re.fullmatch(
+        r'<img src="data:image/png;base64,[\w+/=]+" alt="three &lt;maps&gt;" style="[^"]*">', shown
+    )
 
 
 @pytest.mark.parametrize("methods", [2, 5, 7])
-def test_the_maps_of_several_targets_line_up_below_each_other_beside_one_photo(methods: int) -> None:
-    rows = {heading: [dc.replace(BLANK, name=f"{m}", legend=LEGEND) for m in range(methods)] for heading in "abc"}
+def test_the_maps_of_several_targets_line_up_below_each_other_beside_one_photo(
+    methods: int,
+) -> None:
+    rows = {
+        heading: [dc.replace(BLANK, name=f"{m}", legend=LEGEND) for m in range(methods)]
+        for heading in "abc"
+    }
     layout = sheets.Layout(
         "",
         "",
@@ -68,8 +89,10 @@ def test_the_maps_of_several_targets_line_up_below_each_other_beside_one_photo(m
     assert [name for part in parts for name in part[0].values()] == [str(m) for m in range(methods)]
     assert all(min(row) == 1 and max(row) < sheets.ABREAST for row in names)
     assert [set(below) for below in layout.legends()] == [set(), set(), set(names[0])] + [
-        set(), set(), set(names[-1])
-    ] * (len(parts) - 1)  # fmt: skip
+        set(),
+        set(),
+        set(names[-1]),
+    ] * (len(parts) - 1)
     assert sheets.sheet(layout, 100).width == 8 + (1 + len(names[0])) * 108
 
 

@@ -1,6 +1,7 @@
 """Rendering against golden pictures, and its rules.
 
-``python tests/render/test_render.py`` draws the golden pictures again; look at them before they are committed.
+``python tests/render/test_render.py`` draws the golden pictures again; look at them before they are
+committed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from explain import render
 from explain.data.boxes import Box
 from explain.render import captions, overlays, sheets, styles
 from explain.render.captions import bar, fit, font, wrapped
-from explain.render.styles import HEAT, INTENSITY, SIGNED, default_colormaps, lookup_table, on_photo, place
+from explain.render.styles import (
+    HEAT,
+    INTENSITY,
+    SIGNED,
+    default_colormaps,
+    lookup_table,
+    on_photo,
+    place,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 0.6  # grey levels on average; fonts and resampling differ a little between versions
@@ -43,7 +52,9 @@ def contents() -> sheets.Layout:
     heat, lines = render.Heat().legend(photo()), render.Contour().legend(photo())
     tile = sheets.Tile(photo(), "Grad-CAM", "layer layer3", legend=heat)
     turned = photo().rotate(90, expand=True)
-    null = sheets.Tile(turned, "Random CAM", "layer layer3", "null map: random weights", legend=heat)
+    null = sheets.Tile(
+        turned, "Random CAM", "layer layer3", "null map: random weights", legend=heat
+    )
     groups = (
         sheets.Group("", (sheets.Tile(photo(), "photo"),)),
         sheets.Group("class activation maps", (tile, null)),
@@ -59,7 +70,9 @@ PICTURES: dict[str, Callable[[], Image.Image]] = {
     "spotlight": lambda: render.overlay(photo(), bump(), "spotlight", box=SEEN),
     "intensity": lambda: render.overlay(photo(), np.abs(waves()), "intensity", box=SEEN),
     "signed": lambda: render.overlay(photo(), waves(), "signed", box=SEEN),
-    "color": lambda: render.overlay(photo(), np.stack([waves(), waves().T, -waves()]), "color", box=SEEN),
+    "color": lambda: render.overlay(
+        photo(), np.stack([waves(), waves().T, -waves()]), "color", box=SEEN
+    ),
     "caption": lambda: captions.caption(
         render.overlay(photo(), bump(), box=SEEN).resize((360, 240)),
         "Egyptian cat",
@@ -69,10 +82,15 @@ PICTURES: dict[str, Callable[[], Image.Image]] = {
     ),
     "sheet": lambda: sheets.sheet(contents(), 120),
     "concepts": lambda: overlays.concepts(
-        photo(), np.stack([bump(), bump().T]), SEEN, ["fur, cat", "eye, owl"], shares=[0.7, 0.3], title="2 concepts",
+        photo(),
+        np.stack([bump(), bump().T]),
+        SEEN,
+        ["fur, cat", "eye, owl"],
+        shares=[0.7, 0.3],
+        title="2 concepts",
         detail="12 % left over",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -97,11 +115,16 @@ def test_width_and_height_are_not_swapped_and_a_map_lands_where_it_belongs() -> 
     assert (within == 7).sum() == 700
 
 
-@pytest.mark.parametrize("region", [Box(-10, -5, 50, 25), Box(0.4, 0.4, 0.6, 0.6), Box(-3.7, 2.2, 43.1, 17.9)])
+@pytest.mark.parametrize(
+    "region", [Box(-10, -5, 50, 25), Box(0.4, 0.4, 0.6, 0.6), Box(-3.7, 2.2, 43.1, 17.9)]
+)
 @pytest.mark.parametrize("style", styles.CHOICES)
 def test_regions_past_the_edges_or_smaller_than_a_pixel_are_drawn(style: str, region: Box) -> None:
     assert place(np.ones((3, 5)), (40, 20), region).shape == (20, 40)
-    assert render.overlay(Image.new("RGB", (40, 20)), np.ones((3, 5)), style, box=region).size == (40, 20)
+    assert render.overlay(Image.new("RGB", (40, 20)), np.ones((3, 5)), style, box=region).size == (
+        40,
+        20,
+    )
 
 
 def test_what_lies_on_padding_is_not_on_the_photo() -> None:
@@ -114,7 +137,9 @@ def test_what_lies_on_padding_is_not_on_the_photo() -> None:
 def test_captions_fit_whatever_the_text_and_the_picture() -> None:
     legend = render.Heat().legend(photo())
     for size in ((1, 1), (90, 60), (2000, 100)):
-        drawn = captions.caption(Image.new("RGB", size), "a very long label " * 20, "method " * 40, legend)
+        drawn = captions.caption(
+            Image.new("RGB", size), "a very long label " * 20, "method " * 40, legend
+        )
         assert drawn.width == max(260, size[0])
         assert drawn.height > size[1]
     shortened = fit("a very long label", 60, 14)
@@ -131,7 +156,9 @@ def test_a_label_is_cut_before_its_percentage() -> None:
 
 
 def test_what_a_picture_shows_is_said_in_full_in_more_lines() -> None:
-    detail = "refinecam · product of 4 layers, features.3.0.block.0 to features · efficientnet-lite0"
+    detail = (
+        "refinecam · product of 4 layers, features.3.0.block.0 to features · efficientnet-lite0"
+    )
     for width in (320, 512):
         lines = wrapped(detail, width - 120, 11, 3)
         assert " ".join(lines).replace("·", "").split() == detail.replace("·", "").split()
@@ -144,7 +171,8 @@ def test_what_a_picture_shows_is_said_in_full_in_more_lines() -> None:
     layered = sheets.Tile(photo(), "refinecam", "product of 3 layers, layer2.1 to layer3.2")
     named = sheets.Tile(photo(), "refinecam", "layer2.1")
     heights = [
-        sheets.sheet(sheets.Layout("", "", (sheets.Group("", (tile,)),)), 120).height for tile in (layered, named)
+        sheets.sheet(sheets.Layout("", "", (sheets.Group("", (tile,)),)), 120).height
+        for tile in (layered, named)
     ]
     assert heights[0] > heights[1]
 
@@ -154,7 +182,9 @@ def test_the_colours_that_are_known_by_heart_are_those_of_matplotlib(name: str) 
     expected = matplotlib.colormaps[name](np.arange(256) / 255, bytes=True)[:, :3]
     assert set(default_colormaps()) == {HEAT, INTENSITY, SIGNED}
     assert np.array_equal(lookup_table(name), expected)
-    assert np.array_equal(lookup_table("viridis"), matplotlib.colormaps["viridis"](np.arange(256), bytes=True)[:, :3])
+    assert np.array_equal(
+        lookup_table("viridis"), matplotlib.colormaps["viridis"](np.arange(256), bytes=True)[:, :3]
+    )
 
 
 def test_a_bar_has_the_colours_of_its_legend_in_their_order() -> None:
@@ -169,7 +199,10 @@ def test_labels_that_steer_terminals_are_drawn_as_they_are_written() -> None:
     """Nothing in them is obeyed."""
     blank = Image.new("RGB", (300, 100), "white")
     steering, written = "tab\x1b[2J\x9b\u202e", r"tab\x1b[2J\x9b\u202e"
-    assert captions.caption(blank, steering, steering).tobytes() == captions.caption(blank, written, written).tobytes()
+    assert (
+        captions.caption(blank, steering, steering).tobytes()
+        == captions.caption(blank, written, written).tobytes()
+    )
     steered, plain = (
         sheets.sheet(sheets.Layout(words, "", (sheets.Group("", (sheets.Tile(photo(), words),)),)))
         for words in (steering, written)

@@ -20,9 +20,12 @@ WHOLE = Box(0, 0, 180, 120)
 def test_every_style_draws_and_leaves_the_photo_alone(name: str) -> None:
     given, style = photo(), styles.get_style(name)
     before = given.tobytes()
-    values = {"heatmap": bump(), "signed": waves(), "values": np.stack([waves()] * 3), "sets": bump()[None]}[
-        style.reads
-    ]
+    values = {
+        "heatmap": bump(),
+        "signed": waves(),
+        "values": np.stack([waves()] * 3),
+        "sets": bump()[None],
+    }[style.reads]
     assert style.draw(given, values, SEEN).size == given.size
     assert given.tobytes() == before
     assert isinstance(style, Style)
@@ -48,7 +51,8 @@ def test_colours_of_the_photo_are_never_those_of_heat() -> None:
 @pytest.mark.parametrize("brightness", [0, 90, 255])
 @pytest.mark.parametrize("name", ["heat", "spotlight", "signed"])
 def test_legends_have_the_colours_that_are_on_the_photo(name: str, brightness: int) -> None:
-    """On a flat photo, every colour of a picture is in its legend, and the ends are the colours of the extremes."""
+    """On a flat photo, every colour of a picture is in its legend, and the ends are the colours of
+    the extremes."""
     flat, style = Image.new("RGB", (200, 100), (brightness,) * 3), styles.get_style(name)
     low = -1.0 if style.reads == "signed" else 0.0
     ramp = np.linspace(low, 1, 256)[None]
@@ -65,7 +69,9 @@ def test_legends_have_the_colours_that_are_on_the_photo(name: str, brightness: i
 def test_thresholds_are_the_largest_that_keep_the_share() -> None:
     for seed in range(20):
         values = np.random.default_rng(seed).random((9, 7)) ** 4
-        for share, threshold in zip((0.2, 0.5, 1.0), styles.thresholds(values, (0.2, 0.5, 1.0)), strict=True):
+        for share, threshold in zip(
+            (0.2, 0.5, 1.0), styles.thresholds(values, (0.2, 0.5, 1.0)), strict=True
+        ):
             kept = values[values >= threshold].sum()
             assert kept >= share * values.sum() * (1 - 1e-9)
             assert values[values > threshold].sum() < share * values.sum()
@@ -74,12 +80,17 @@ def test_thresholds_are_the_largest_that_keep_the_share() -> None:
 
 def test_a_mask_shows_the_photo_where_the_shares_lie_and_nothing_else() -> None:
     values = np.array([[8.0, 4.0], [3.0, 1.0]]) / 8
-    drawn = np.asarray(render.Mask(shares=(0.5, 0.75)).draw(photo(), np.kron(values, np.ones((60, 90))), WHOLE))
+    drawn = np.asarray(
+        render.Mask(shares=(0.5, 0.75)).draw(photo(), np.kron(values, np.ones((60, 90))), WHOLE)
+    )
     given = np.asarray(photo())
     assert np.array_equal(drawn[:60, :90], given[:60, :90])  # half of the evidence
     assert (drawn[60:] == render.Mask.cover).all()  # what is beyond three quarters
     between, share = drawn[10, 100].astype(float), 1 - 1 / 2.5
-    assert np.abs(between - (given[10, 100] * share + np.array(render.Mask.cover) * (1 - share))).max() <= 1
+    assert (
+        np.abs(between - (given[10, 100] * share + np.array(render.Mask.cover) * (1 - share))).max()
+        <= 1
+    )
 
 
 def test_a_contour_runs_around_the_places_of_the_shares() -> None:
@@ -91,7 +102,8 @@ def test_a_contour_runs_around_the_places_of_the_shares() -> None:
         style = render.Contour(shares=(share,))
         drawn = np.asarray(style.draw(blank, values, Box(0, 0, 240, 240)))
         color = style.legend(blank).colors[0]
-        near = np.abs(drawn.astype(int) - color).max(2) < 80  # the line's edges are mixed with its dark border
+        # the line's edges are mixed with its dark border
+        near = np.abs(drawn.astype(int) - color).max(2) < 80
         rows, columns = np.nonzero(near)
         distance = np.hypot(rows + 0.5 - 120, columns + 0.5 - 120)
         expected = 30 * np.sqrt(-2 * np.log(1 - share))  # of a two-dimensional bell
@@ -100,12 +112,15 @@ def test_a_contour_runs_around_the_places_of_the_shares() -> None:
 
 
 def test_the_contour_of_a_coarse_map_is_round() -> None:
-    """A round bump of seven cells across, enlarged cell by cell, would have corners at the middles of its cells."""
+    """A round bump of seven cells across, enlarged cell by cell, would have corners at the middles
+    of its cells."""
     y, x = np.mgrid[0:7, 0:7] - 3
     bump = np.exp(-(x**2 + y**2) / 3)
     style, whole = render.Contour(shares=(0.8,)), Box(0, 0, 420, 420)
     drawn = np.asarray(style.draw(Image.new("RGB", (420, 420), "white"), bump, whole)).astype(int)
-    rows, columns = np.nonzero(np.abs(drawn - style.legend(Image.new("RGB", (1, 1))).colors[0]).max(2) < 60)
+    rows, columns = np.nonzero(
+        np.abs(drawn - style.legend(Image.new("RGB", (1, 1))).colors[0]).max(2) < 60
+    )
     distance = np.hypot(rows + 0.5 - 210, columns + 0.5 - 210)
     assert len(rows) > 300
     assert np.ptp(distance) / distance.mean() < 0.045  # of which 0.02 are the line's own width
@@ -124,12 +139,16 @@ def test_the_evidence_of_padding_is_not_counted() -> None:
 def test_a_spotlight_is_the_photo_at_the_top_and_dark_grey_at_zero() -> None:
     drawn = render.Spotlight(dark=0.25).draw(photo(), np.array([[1.0]]), WHOLE)
     assert drawn.tobytes() == photo().tobytes()
-    unlit = np.asarray(render.Spotlight(dark=0.25).draw(photo(), np.zeros((2, 2)), WHOLE)).astype(float)
+    unlit = np.asarray(render.Spotlight(dark=0.25).draw(photo(), np.zeros((2, 2)), WHOLE)).astype(
+        float
+    )
     assert np.abs(unlit - np.asarray(photo().convert("L").convert("RGB")) * 0.25).max() <= 0.5
 
 
 def test_signed_pictures_tell_for_from_against() -> None:
-    drawn = np.asarray(render.overlay(Image.new("RGB", (40, 20), "white"), np.array([[1.0, -1.0]]), "signed"))
+    drawn = np.asarray(
+        render.overlay(Image.new("RGB", (40, 20), "white"), np.array([[1.0, -1.0]]), "signed")
+    )
     left, right = drawn[10, 2].astype(int), drawn[10, 37].astype(int)
     assert left[0] > left[2] + 40
     assert right[2] > right[0] + 40
@@ -137,7 +156,9 @@ def test_signed_pictures_tell_for_from_against() -> None:
 
 def test_zero_is_grey_in_colour_pictures_and_one_channel_is_enough() -> None:
     blank = Image.new("RGB", (8, 8))
-    assert set(np.asarray(render.overlay(blank, np.zeros((3, 4, 4)), "color")).ravel().tolist()) <= {127, 128}
+    assert set(
+        np.asarray(render.overlay(blank, np.zeros((3, 4, 4)), "color")).ravel().tolist()
+    ) <= {127, 128}
     assert render.overlay(blank, np.ones((5, 4, 4)), "color").mode == "RGB"
     for value, color in zip((-1.0, 0.0, 1.0), styles.Color().legend(blank).colors, strict=True):
         values = np.array([[[value, 1.0]]] * 3)  # 1 is the largest magnitude
@@ -157,21 +178,26 @@ def test_sets_of_regions_are_the_photo_and_the_rest_is_pale() -> None:
     assert np.abs(drawn[outside] - pale).max() <= 1
     assert (without[first] == styles.Mask.cover).all()
     assert np.array_equal(without[second], given[second])
-    for color, (y, x) in zip(COLORS, ((30, 45), (60, 135)), strict=False):  # lines in the colour of the set
+    # lines in the colour of the set
+    for color, (y, x) in zip(COLORS, ((30, 45), (60, 135)), strict=False):
         assert np.abs(drawn[y - 2 : y + 3, x].astype(int) - color).max(1).min() < 40
 
 
 @pytest.mark.parametrize("name", STYLES)
 def test_what_was_not_seen_looks_the_same_in_every_style(name: str) -> None:
     style = styles.get_style(name)
-    values = {"heatmap": bump(), "signed": waves(), "values": np.stack([waves()] * 3), "sets": bump()[None]}[
-        style.reads
-    ]
+    values = {
+        "heatmap": bump(),
+        "signed": waves(),
+        "values": np.stack([waves()] * 3),
+        "sets": bump()[None],
+    }[style.reads]
     drawn = np.asarray(render.overlay(photo(), values, style, box=SEEN))
     other = np.asarray(render.overlay(photo(), bump(), box=SEEN))
     assert np.array_equal(drawn[:, :30], other[:, :30])
     assert np.array_equal(drawn[:, 150:], other[:, 150:])
-    assert np.ptp(drawn[:, :30].astype(int), axis=2).max() <= 12  # grey, but for the tint of the hatching
+    # grey, but for the tint of the hatching
+    assert np.ptp(drawn[:, :30].astype(int), axis=2).max() <= 12
     inside = style.draw(photo(), values, SEEN)
     assert np.array_equal(drawn[4:-4, 34:146], np.asarray(inside)[4:-4, 34:146])
 

@@ -23,8 +23,12 @@ from tests.conftest import settled
 
 HOSTILE = '<img src=x onerror="document.title=1">'
 LABELS = [
-    "tabby cat", HOSTILE, "<!-- <script> </script><script>document.title = 2</script>", "{{data}}", "a\u2028b\u202ec",
-]  # fmt: skip
+    "tabby cat",
+    HOSTILE,
+    "<!-- <script> </script><script>document.title = 2</script>",
+    "{{data}}",
+    "a\u2028b\u202ec",
+]
 
 
 class Small(nn.Module):
@@ -48,7 +52,10 @@ PREPROCESS = CenterCrop(32, 0.9, (0.25, 0.5, 0.5), (0.5, 0.5, 0.5))
 def photo(width: int = 90, height: int = 60, seed: int = 0) -> Image.Image:
     y, x = np.mgrid[0:height, 0:width]
     generator = np.random.default_rng(seed)
-    levels = [128 + 110 * np.sin(generator.uniform(0.05, 0.2) * (x + generator.uniform(-1, 1) * y)) for _ in range(3)]
+    levels = [
+        128 + 110 * np.sin(generator.uniform(0.05, 0.2) * (x + generator.uniform(-1, 1) * y))
+        for _ in range(3)
+    ]
     return Image.fromarray(np.stack(levels, -1).astype(np.uint8))
 
 
@@ -66,7 +73,11 @@ def explanation(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathF
     place: Path = tmp_path_factory.mktemp("photos") / '"><img src=x>.png'
     photo().save(place)
     return explainer(
-        str(place), ["gradcam", "layercam", "inputxgradient"], targets=[0, 1], layer=["first", "second"], fuse="mean"
+        str(place),
+        ["gradcam", "layercam", "inputxgradient"],
+        targets=[0, 1],
+        layer=["first", "second"],
+        fuse="mean",
     )
 
 
@@ -83,7 +94,10 @@ class Boxes(nn.Module):
 
     def forward(self, x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
         box = torch.tensor([[8.0, 4.0, 24.0, 28.0]])
-        return [{"boxes": box, "labels": torch.tensor([1]), "scores": each.mean().sigmoid()[None]} for each in x]
+        return [
+            {"boxes": box, "labels": torch.tensor([1]), "scores": each.mean().sigmoid()[None]}
+            for each in x
+        ]
 
 
 def of_kind(kind: str) -> Any:
@@ -96,33 +110,54 @@ def of_kind(kind: str) -> Any:
     if kind == "detection":
         return explain.Explainer(Boxes(), None, PREPROCESS)(photo(), ["saliency"], Detections(1))
     if kind == "function":
-        return explain.Explainer(model, LABELS, PREPROCESS)(photo(), ["gradcam"], lambda output: output[:, 0])
+        return explain.Explainer(model, LABELS, PREPROCESS)(
+            photo(), ["gradcam"], lambda output: output[:, 0]
+        )
     if kind == "one logit":
         model.fc = nn.Linear(6, 1)
-        return explain.Explainer(settled(model).eval(), ["yes"], PREPROCESS)(photo(), ["saliency"], 0)
+        return explain.Explainer(settled(model).eval(), ["yes"], PREPROCESS)(
+            photo(), ["saliency"], 0
+        )
     if kind == "nothing":
         with torch.no_grad():
             model.fc.weight.zero_()
         return explain.Explainer(model, LABELS, PREPROCESS)(photo(), ["gradcam", "saliency"], 0)
     if kind == "layer":
-        return explain.Explainer(model, LABELS, PREPROCESS)(photo(), ["lrp", GradCAM(relu=False)], 0, layer="second")
+        return explain.Explainer(model, LABELS, PREPROCESS)(
+            photo(), ["lrp", GradCAM(relu=False)], 0, layer="second"
+        )
     if kind == "estimate":
         rise = RISE(samples=8)
-        return explain.Explainer(model, LABELS, PREPROCESS)(photo(), [rise, "occlusion", "guidedbackprop"], 0)
-    model.register_parameter("position", nn.Parameter(torch.zeros(1)))  # for networks of a fixed size
+        return explain.Explainer(model, LABELS, PREPROCESS)(
+            photo(), [rise, "occlusion", "guidedbackprop"], 0
+        )
+    # for networks of a fixed size
+    model.register_parameter("position", nn.Parameter(torch.zeros(1)))
     return explain.Explainer(model, LABELS, PREPROCESS, crop="whole")(
         photo(200, 90), ["gradcam", "saliency"], targets=[0, 1]
     )
 
 
-KINDS = ["segmentation", "detection", "function", "one logit", "nothing", "layer", "estimate", "padded"]
+KINDS = [
+    "segmentation",
+    "detection",
+    "function",
+    "one logit",
+    "nothing",
+    "layer",
+    "estimate",
+    "padded",
+]
 
 
 def checked(explanation: Any) -> Any:
-    """The same explanation with the verdict of a check: one map passed, one failed, one was not asked for."""
+    """The same explanation with the verdict of a check: one map passed, one failed, one was not
+    asked for."""
     passed = CheckResult("faithful", "faithful", 0.02, True, "no other place is as good")
     failed = CheckResult("stable", "stable", 0.4, False, HOSTILE)
-    unasked = CheckResult("depends_on_class", "class", float("nan"), None, "there is only one class")
+    unasked = CheckResult(
+        "depends_on_class", "class", float("nan"), None, "there is only one class"
+    )
     answers = {
         "gradcam": CheckResults("gradcam", (unasked, passed)),
         "layercam": CheckResults("layercam", (passed, failed), (HOSTILE,)),

@@ -1,4 +1,5 @@
-"""The report in a real browser: what it shows, what it answers to hands and keys, and that it asks for nothing."""
+"""The report in a real browser: what it shows, what it answers to hands and keys, and that it asks
+for nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ class Opened(Tab):
 
     def drawn(self) -> None:
         """Wait until everything that was asked for is drawn."""
-        self.tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.tab.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
         self.tab.evaluate("explainPage.viewer ? explainPage.viewer.draw() : null")
 
     def until(self, truth: str) -> None:
@@ -86,7 +89,9 @@ def opened(browser: Any) -> Iterator[Open]:
     """Open a page; at the end, it must have asked for nothing and complained of nothing."""
     contexts, pages = [], []
 
-    def open_(file: Path, address: str = "", size: dict[str, int] = DESKTOP, **options: Any) -> Opened:
+    def open_(
+        file: Path, address: str = "", size: dict[str, int] = DESKTOP, **options: Any
+    ) -> Opened:
         contexts.append(browser.new_context(viewport=size, **options))
         pages.append(Opened(contexts[-1].new_page(), file))
         return pages[-1].go(address) if options.get("java_script_enabled", True) else pages[-1]
@@ -107,10 +112,16 @@ def file(explanation: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sheet(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = explainer([photo(seed=seed) for seed in range(6)], ["gradcam", "inputxgradient"], targets=[0, 1])
+    found = explainer(
+        [photo(seed=seed) for seed in range(6)], ["gradcam", "inputxgradient"], targets=[0, 1]
+    )
     truth = [LABELS.index(found[0].predictions[0][0]), *[4] * 4, None]
     return report.sheet(
-        found, tmp_path_factory.mktemp("sheet") / "photos.html", truth=truth, metrics="sparseness", title=HOSTILE
+        found,
+        tmp_path_factory.mktemp("sheet") / "photos.html",
+        truth=truth,
+        metrics="sparseness",
+        title=HOSTILE,
     )
 
 
@@ -119,7 +130,8 @@ def stage_of(page: Opened) -> np.ndarray[Any, Any]:
     import io
 
     page.tab.evaluate(
-        "document.querySelectorAll('.marks, .tag, .wipe').forEach((each) => { each.style.display = 'none'; })"
+        "document.querySelectorAll('.marks, .tag, .wipe').forEach((each) => { each.style.display = "
+        "'none'; })"
     )
     shot = Image.open(io.BytesIO(page.tab.locator(".stage").screenshot())).convert("RGB")
     return np.asarray(shot)
@@ -133,8 +145,11 @@ def test_a_page_opens_from_disk_at_once_and_asks_for_nothing(opened: Open, file:
 
 
 @pytest.mark.parametrize("view", ["heat", "mask", "spotlight"])
-def test_the_page_draws_what_the_package_draws(opened: Open, file: Path, explanation: Any, view: str) -> None:
-    """The stage, pixel by pixel, is the overlay that Python draws, but for the JPEG and the smoothing of a screen."""
+def test_the_page_draws_what_the_package_draws(
+    opened: Open, file: Path, explanation: Any, view: str
+) -> None:
+    """The stage, pixel by pixel, is the overlay that Python draws, but for the JPEG and the
+    smoothing of a screen."""
     opacity = "&opacity=65" if view == "heat" else ""
     page = opened(file, f"#view={view}{opacity}")
     shown = stage_of(page)
@@ -142,7 +157,9 @@ def test_the_page_draws_what_the_package_draws(opened: Open, file: Path, explana
     scale = large.width / explanation.photo.width
     box = explain.data.boxes.Box(*(edge * scale for edge in vars(explanation.box).values()))
     style: Any = styles.get_style(view)
-    drawn = np.asarray(style.draw(large, explanation.attributions["gradcam"].heatmap[0].numpy(), box)).astype(int)
+    drawn = np.asarray(
+        style.draw(large, explanation.attributions["gradcam"].heatmap[0].numpy(), box)
+    ).astype(int)
     left, top, right, bottom = (round(edge) for edge in vars(box).values())
     inside = np.s_[top + 3 : bottom - 3, left + 3 : right - 3]
     off = np.abs(shown[inside].astype(int) - drawn[inside]).mean()
@@ -150,16 +167,19 @@ def test_the_page_draws_what_the_package_draws(opened: Open, file: Path, explana
         style.draw(large, explanation.attributions["gradcam"].heatmap[0].numpy()[::-1, ::-1], box)
     ).astype(int)
     assert off < {"heat": 8, "mask": 10, "spotlight": 14}[view]
-    assert off < np.abs(other[inside] - drawn[inside]).mean() / 2  # a map that is turned is not taken for it
+    # a map that is turned is not taken for it
+    assert off < np.abs(other[inside] - drawn[inside]).mean() / 2
 
 
 def test_the_slider_moves_between_enough_needed_and_all(
     opened: Open, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
-    """The page knows which set each place lies in, and draws a line around each in its own colour."""
+    """The page knows which set each place lies in, and draws a line around each in its own
+    colour."""
     x = explainer.as_input(photo())
     model = nn.Sequential(nn.Flatten(), nn.Linear(x.numel(), 2))
-    with torch.no_grad():  # the first class where there is 0.3 of the photo's energy, and so in two places apart
+    # the first class where there is 0.3 of the photo's energy, and so in two places apart
+    with torch.no_grad():
         model[1].weight[:] = torch.stack([x.flatten(), torch.zeros(x.numel())])
         model[1].bias[:] = torch.tensor([0, 0.3 * float(x.square().sum())])
     methods = [Sufficient(8, "zero", reasons=2), Necessary(8, "zero")]  # type: ignore[arg-type]
@@ -177,9 +197,13 @@ def test_the_slider_moves_between_enough_needed_and_all(
         assert 0 < shown.sum() < shown.size
         wanted = sum((i + 1) * each.mask.numpy() for i, each in enumerate(sets))
         assert np.reshape(numbers, shown.shape).tolist() == wanted.tolist()
-        colors = {line.get_attribute("stroke") for line in page.tab.locator(".lines path.thin").all()}
+        colors = {
+            line.get_attribute("stroke") for line in page.tab.locator(".lines path.thin").all()
+        }
         assert len(colors) == len(sets)
-        assert sentence(found[name], found.targets[0]) in page.tab.locator(".sets-card").inner_text()
+        assert (
+            sentence(found[name], found.targets[0]) in page.tab.locator(".sets-card").inner_text()
+        )
     slider.fill("0")
     page.tab.get_by_role("button", name="Wipe to the photo without it").click()
     page.drawn()
@@ -193,8 +217,12 @@ def test_the_slider_moves_between_enough_needed_and_all(
 def test_values_and_shares_are_those_of_the_map(opened: Open, file: Path, explanation: Any) -> None:
     page = opened(file)
     values = page.tab.evaluate("[...explainPage.viewer.now.values]")
-    width, height = page.tab.evaluate("[explainPage.viewer.now.width, explainPage.viewer.now.height]")
-    wanted = enlarge(explanation.attributions["gradcam"].values[:, None].float(), (height, width))[0, 0].numpy()
+    width, height = page.tab.evaluate(
+        "[explainPage.viewer.now.width, explainPage.viewer.now.height]"
+    )
+    wanted = enlarge(explanation.attributions["gradcam"].values[:, None].float(), (height, width))[
+        0, 0
+    ].numpy()
     wanted = wanted / np.abs(explanation.attributions["gradcam"].values[0].numpy()).max()
     assert np.abs(np.reshape(values, (height, width)) - wanted).max() < 1e-3
     for share in (0.3, 0.5, 0.9):
@@ -202,7 +230,9 @@ def test_values_and_shares_are_those_of_the_map(opened: Open, file: Path, explan
         assert least == pytest.approx(thresholds(np.clip(wanted, 0, None), [share])[0], abs=2e-3)
     found = page.tab.evaluate("explainPage.viewer.now.within([0, 0, 0.5, 0.25])")
     positive = np.clip(wanted, 0, None)
-    assert found["for"] == pytest.approx(positive[: height // 4, : width // 2].sum() / positive.sum(), abs=1e-3)
+    assert found["for"] == pytest.approx(
+        positive[: height // 4, : width // 2].sum() / positive.sum(), abs=1e-3
+    )
 
 
 def test_contours_run_where_the_shares_end(opened: Open, file: Path, explanation: Any) -> None:
@@ -210,7 +240,9 @@ def test_contours_run_where_the_shares_end(opened: Open, file: Path, explanation
     values = explanation.attributions["gradcam"].values
     fine = enlarge(values[:, None].float(), (384, 384))[0, 0].clamp(min=0).numpy()
     fine /= fine.max()
-    for path, share in zip(page.tab.locator(".lines path.wide").all(), (0.5, 0.75, 0.9), strict=True):
+    for path, share in zip(
+        page.tab.locator(".lines path.wide").all(), (0.5, 0.75, 0.9), strict=True
+    ):
         places = np.array(re.findall(r"([\d.]+) ([\d.]+)", path.get_attribute("d")), float)
         inner = places[((places > 0.01) & (places < 0.99)).all(1)]
         assert len(inner) > 20
@@ -218,7 +250,9 @@ def test_contours_run_where_the_shares_end(opened: Open, file: Path, explanation
         assert np.abs(fine[y, x] - thresholds(fine, [share])[0]).max() < 0.05
 
 
-def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(opened: Open, file: Path) -> None:
+def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(
+    opened: Open, file: Path
+) -> None:
     page = opened(file)
     page.tab.get_by_role("radio", name="LayerCAM").check(force=True)
     page.tab.get_by_text("Contour").click()
@@ -228,8 +262,15 @@ def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(open
     page.tab.get_by_role("radio", name=HOSTILE).check(force=True)
     page.drawn()
     assert page.tab.locator("h1").inner_text() == f"Why {HOSTILE}?"
-    pressed = [("m", "method", 2), ("t", "target", 0), ("v", "view", "mask"), ("Shift+v", "view", "contour"),
-               ("Shift+m", "method", 1), ("l", "layer", 1), ("w", "compare", "photo")]  # fmt: skip
+    pressed = [
+        ("m", "method", 2),
+        ("t", "target", 0),
+        ("v", "view", "mask"),
+        ("Shift+v", "view", "contour"),
+        ("Shift+m", "method", 1),
+        ("l", "layer", 1),
+        ("w", "compare", "photo"),
+    ]
     for key, name, value in pressed:
         page.tab.keyboard.press(key)
         page.drawn()
@@ -243,11 +284,19 @@ def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(open
 
 def test_an_address_with_nonsense_is_taken_for_what_it_can_be(opened: Open, file: Path) -> None:
     page = opened(
-        file, "#method=99&target=-1&view=<b>&opacity=1e9&share=0&region=1,2&compare=map:9:9&not=7&cover=500&way=x"
+        file,
+        "#method=99&target=-1&view=<b>&opacity=1e9&share=0&region=1,2&compare=map:9:9&not=7&cover=500&way=x",
     )
-    assert [page.state(name) for name in ("method", "target", "view", "compare", "not", "region")] == [
-        0, 0, "heat", "none", None, None,
-    ]  # fmt: skip
+    assert [
+        page.state(name) for name in ("method", "target", "view", "compare", "not", "region")
+    ] == [
+        0,
+        0,
+        "heat",
+        "none",
+        None,
+        None,
+    ]
     assert page.state("share") == 5
     assert page.state("cover") == 100
 
@@ -264,11 +313,14 @@ def test_a_region_drawn_by_mouse_says_its_share(opened: Open, file: Path, explan
     page.tab.mouse.move(*end, steps=4)
     page.tab.mouse.up()
     page.drawn()
-    heat = enlarge(explanation.attributions["gradcam"].values[:, None].float(), (64, 64))[0, 0].clamp(min=0)
+    heat = enlarge(explanation.attributions["gradcam"].values[:, None].float(), (64, 64))[
+        0, 0
+    ].clamp(min=0)
     share = 100 * float(heat[:, :32].sum() / heat.sum())
     words = page.tab.locator(".region-words").inner_text()
     told = re.fullmatch(
-        r"([\d.]+)\s% of the evidence for tabby cat is in here, on (\d+)\s% of what the model saw\.", words
+        r"([\d.]+)\s% of the evidence for tabby cat is in here, on (\d+)\s% of what the model saw\.",
+        words,
     )
     assert told is not None
     assert float(told[1]) == pytest.approx(share, abs=1.5)
@@ -313,12 +365,16 @@ def test_the_wipe_moves_by_mouse_and_keys(opened: Open, file: Path) -> None:
     assert page.tab.locator(".tag.right").inner_text() == f"Input × Gradient, {HOSTILE}"
 
 
-def test_why_this_and_not_that_is_the_difference_of_two_maps(opened: Open, file: Path, explanation: Any) -> None:
+def test_why_this_and_not_that_is_the_difference_of_two_maps(
+    opened: Open, file: Path, explanation: Any
+) -> None:
     page = opened(file, "#method=2")
     page.tab.get_by_label("and not").select_option("1")
     page.drawn()
     one, other = (explanation.results[i]["inputxgradient"].values[0].sum(0).numpy() for i in (0, 1))
-    values = np.array(page.tab.evaluate("[...explainPage.viewer.now.plane.values]")).reshape(one.shape)
+    values = np.array(page.tab.evaluate("[...explainPage.viewer.now.plane.values]")).reshape(
+        one.shape
+    )
     wanted = one - other
     assert np.abs(values - wanted / np.abs(wanted).max()).max() < 0.03
     assert page.tab.locator("h1").inner_text() == f"Why tabby cat, and not {HOSTILE}?"
@@ -367,11 +423,15 @@ def test_every_kind_of_explanation_is_shown(opened: Open, tmp_path: Path, kind: 
     for key in "mtlvvvwcc":
         page.tab.keyboard.press(key)
         page.drawn()
-    assert page.tab.locator(".marks .asked").count() == {"detection": 2, "segmentation": 1}.get(kind, 0)
+    assert page.tab.locator(".marks .asked").count() == {"detection": 2, "segmentation": 1}.get(
+        kind, 0
+    )
     assert page.tab.locator(".marks .frame").count() == {"padded": 0}.get(kind, 1)
 
 
-def test_the_verdict_is_shown_with_its_reasons(opened: Open, explanation: Any, tmp_path: Path) -> None:
+def test_the_verdict_is_shown_with_its_reasons(
+    opened: Open, explanation: Any, tmp_path: Path
+) -> None:
     page = opened(checked(explanation).to_html(tmp_path / "checked.html", steps=0), "#method=1")
     table = page.tab.locator("section:has(h2:text-is('Sanity checks')) tbody")
     assert [" ".join(text.split()) for text in table.locator("tr").all_inner_texts()] == [
@@ -384,7 +444,11 @@ def test_the_verdict_is_shown_with_its_reasons(opened: Open, explanation: Any, t
         f"Is it stable? ✗ failed {HOSTILE}",
         HOSTILE,
     ]
-    assert page.tab.locator(".film .checked").all_inner_texts() == ["✓ map: check passed", "✗ map: check failed", ""]
+    assert page.tab.locator(".film .checked").all_inner_texts() == [
+        "✓ map: check passed",
+        "✗ map: check failed",
+        "",
+    ]
     page.tab.keyboard.press("t")
     page.drawn()
     assert page.tab.get_by_role("heading", name="Sanity checks").count() == 0
@@ -405,7 +469,9 @@ def test_the_picture_is_saved_as_a_file(opened: Open, file: Path, explanation: A
     assert waiting.value.suggested_filename.endswith("-gradcam.png")
 
 
-def test_the_record_and_the_python_are_there_to_copy(opened: Open, file: Path, explanation: Any) -> None:
+def test_the_record_and_the_python_are_there_to_copy(
+    opened: Open, file: Path, explanation: Any
+) -> None:
     import json
 
     page = opened(file, "#method=1&target=1")
@@ -418,7 +484,9 @@ def test_the_record_and_the_python_are_there_to_copy(opened: Open, file: Path, e
 
 
 @pytest.mark.parametrize("which", ["page", "sheet"])
-def test_labels_are_texts_wherever_they_turn_up(opened: Open, file: Path, sheet: Path, which: str) -> None:
+def test_labels_are_texts_wherever_they_turn_up(
+    opened: Open, file: Path, sheet: Path, which: str
+) -> None:
     page = opened(file if which == "page" else sheet)
     for key in "tmcw":
         page.tab.keyboard.press(key)
@@ -432,7 +500,10 @@ def test_a_script_that_got_in_would_not_run(opened: Open, file: Path, tmp_path: 
     """What the policy is for: even markup in the file itself does nothing."""
     broken = tmp_path / "broken.html"
     broken.write_text(
-        file.read_text("utf-8").replace("</body>", f"{HOSTILE}<script>document.title = 3</script></body>"), "utf-8"
+        file.read_text("utf-8").replace(
+            "</body>", f"{HOSTILE}<script>document.title = 3</script></body>"
+        ),
+        "utf-8",
     )
     page = opened(broken)
     page.tab.wait_for_timeout(100)
@@ -454,9 +525,17 @@ AUDITED = [
 @pytest.mark.parametrize("which", ["page", "sheet"])
 @pytest.mark.parametrize(("scheme", "size", "address"), AUDITED)
 def test_nothing_is_in_the_way_of_a_screen_reader(
-    opened: Open, file: Path, sheet: Path, which: str, scheme: str, size: dict[str, int], address: str
+    opened: Open,
+    file: Path,
+    sheet: Path,
+    which: str,
+    scheme: str,
+    size: dict[str, int],
+    address: str,
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the audit is by axe-playwright-python")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="the audit is by axe-playwright-python"
+    )
     page = opened(file if which == "page" else sheet, address, size, color_scheme=scheme)
     page.drawn()
     found = axe.Axe().run(page.tab, options={"resultTypes": ["violations"]})
@@ -469,22 +548,40 @@ def test_every_control_is_reached_by_tab_and_has_a_name(opened: Open, file: Path
     for _ in range(60):
         page.tab.keyboard.press("Tab")
         name = page.tab.evaluate(
-            "(() => { const e = document.activeElement; if (!e || e === document.body) return null; "
-            "return (e.getAttribute('aria-label') || e.labels?.[0]?.textContent || e.textContent || '').trim(); })()"
+            "(() => { const e = document.activeElement; if (!e || e === document.body) return "
+            "null; "
+            "return (e.getAttribute('aria-label') || e.labels?.[0]?.textContent || e.textContent "
+            "|| '').trim(); })()"
         )
         if name is None:
             break
         assert name
         seen.append(name)
     text = " | ".join(seen)
-    for control in ("Theme", "Shortcuts", "Compare the two", "Save the picture", "Grad-CAM", "tabby cat", "Heat",
-                    "Opacity", "Share of the evidence", "Colours", "Layer", "Cover", "Play", "Copy",
-                    "Text to copy"):  # fmt: skip
+    for control in (
+        "Theme",
+        "Shortcuts",
+        "Compare the two",
+        "Save the picture",
+        "Grad-CAM",
+        "tabby cat",
+        "Heat",
+        "Opacity",
+        "Share of the evidence",
+        "Colours",
+        "Layer",
+        "Cover",
+        "Play",
+        "Copy",
+        "Text to copy",
+    ):
         assert control in text
     assert len(seen) < 60
 
 
-def test_a_sheet_filters_sorts_and_opens(opened: Open, sheet: Path, explainer: explain.Explainer) -> None:
+def test_a_sheet_filters_sorts_and_opens(
+    opened: Open, sheet: Path, explainer: explain.Explainer
+) -> None:
     page = opened(sheet)
     cards = page.tab.locator(".grid li")
     assert cards.count() == 6
@@ -500,7 +597,9 @@ def test_a_sheet_filters_sorts_and_opens(opened: Open, sheet: Path, explainer: e
     page.tab.get_by_role("button", name="Order: rising").click()
     assert page.tab.locator(".grid b").all_inner_texts()[0] == rising[-1]
     page.tab.get_by_label("Sort by").select_option("sparseness of gradcam")
-    figures = [float(text.split()[-1]) for text in page.tab.locator(".grid .figure").all_inner_texts()]
+    figures = [
+        float(text.split()[-1]) for text in page.tab.locator(".grid .figure").all_inner_texts()
+    ]
     assert figures == sorted(figures, reverse=True)
     page.tab.get_by_role("searchbox").fill("no such thing")
     assert cards.count() == 0
@@ -540,7 +639,9 @@ def test_a_sheet_keeps_what_passed_and_what_is_within_bounds(
     found = [explainer(photo(seed=seed), ["gradcam", "layercam"], targets=[0]) for seed in range(4)]
     passed = checked(found[0]).verdicts[0].results
     first, second, *others = (checked(each) for each in found)
-    failed = replace(second.verdicts[0], results={"gradcam": replace(passed["layercam"], method="gradcam")})
+    failed = replace(
+        second.verdicts[0], results={"gradcam": replace(passed["layercam"], method="gradcam")}
+    )
     second = replace(second, verdicts={0: failed})
     plain = [replace(each, verdicts={}) for each in others]
     file = report.sheet([first, second, *plain], tmp_path / "four.html", metrics=["sparseness"])
@@ -553,22 +654,36 @@ def test_a_sheet_keeps_what_passed_and_what_is_within_bounds(
         assert cards.count() == len(kept)
     assert not page.tab.get_by_label("From").is_visible()
     page.tab.get_by_label("Sort by").select_option("sparseness of gradcam")
-    values = page.tab.evaluate("explainPage.sheet.chosen().map((photo) => explainPage.sheet.value(photo))")
+    values = page.tab.evaluate(
+        "explainPage.sheet.chosen().map((photo) => explainPage.sheet.value(photo))"
+    )
     page.tab.get_by_label("From").fill(str((values[0] + values[1]) / 2))
     page.tab.get_by_role("spinbutton", name="To").fill(str((values[2] + values[3]) / 2))
-    assert page.tab.evaluate("explainPage.sheet.chosen().map((photo) => explainPage.sheet.value(photo))") == values[1:3]
+    assert (
+        page.tab.evaluate(
+            "explainPage.sheet.chosen().map((photo) => explainPage.sheet.value(photo))"
+        )
+        == values[1:3]
+    )
     again = opened(file, f"#{page.tab.url.split('#')[1]}") if page.address["least"] else page
     assert again.tab.locator(".grid li").count() == 2
     page.tab.get_by_label("Sort by").select_option("probability")
     assert cards.count() == 4
-    best = page.tab.evaluate("Math.max(...explainPage.sheet.photos.map((photo) => photo.probability))")
+    best = page.tab.evaluate(
+        "Math.max(...explainPage.sheet.photos.map((photo) => photo.probability))"
+    )
     page.tab.get_by_label("From (%)").fill(str(100 * best - 1e-6))
     assert cards.count() == 1
 
 
-def test_a_notebook_shows_the_page_over_its_picture(opened: Open, explanation: Any, tmp_path: Path) -> None:
+def test_a_notebook_shows_the_page_over_its_picture(
+    opened: Open, explanation: Any, tmp_path: Path
+) -> None:
     around = tmp_path / "notebook.html"
-    around.write_text(f"<!doctype html><html data-ready><title>n</title><body>{explanation._repr_html_()}", "utf-8")
+    around.write_text(
+        f"<!doctype html><html data-ready><title>n</title><body>{explanation._repr_html_()}",
+        "utf-8",
+    )
     page = opened(around)
     frame = page.tab.frame_locator("iframe")
     frame.locator(".film canvas").first.wait_for(timeout=10_000)
@@ -579,8 +694,11 @@ def test_a_notebook_shows_the_page_over_its_picture(opened: Open, explanation: A
     assert covered == "IFRAME"
 
 
-def test_a_notebook_without_scripts_or_frames_shows_the_picture(opened: Open, explanation: Any, tmp_path: Path) -> None:
-    """Where the frame may run no scripts, it lets the picture through; where frames are taken out, that is left."""
+def test_a_notebook_without_scripts_or_frames_shows_the_picture(
+    opened: Open, explanation: Any, tmp_path: Path
+) -> None:
+    """Where the frame may run no scripts, it lets the picture through; where frames are taken out,
+    that is left."""
     text = f"<!doctype html><html data-ready><title>n</title><body>{explanation._repr_html_()}"
     still, bare = tmp_path / "still.html", tmp_path / "bare.html"
     still.write_text(text.replace('sandbox="allow-scripts allow-downloads"', 'sandbox=""'), "utf-8")
@@ -617,9 +735,15 @@ LOOKS = [
 
 @pytest.mark.parametrize(("name", "size", "scheme"), LOOKS)
 def test_the_page_looks_as_it_did(
-    opened: Open, explainer: explain.Explainer, tmp_path: Path, name: str, size: dict[str, int], scheme: str
+    opened: Open,
+    explainer: explain.Explainer,
+    tmp_path: Path,
+    name: str,
+    size: dict[str, int],
+    scheme: str,
 ) -> None:
-    """Against a committed picture, so small that fonts do not matter; EXPLAIN_GOLDEN=write makes it again."""
+    """Against a committed picture, so small that fonts do not matter; EXPLAIN_GOLDEN=write makes it
+    again."""
     import io
 
     plain = copy.copy(explainer(photo(180, 120), ["gradcam", "inputxgradient"], targets=[0]))

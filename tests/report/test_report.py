@@ -1,4 +1,5 @@
-"""The report as a file: what is in it is right, nothing in it is markup, and it asks for nothing from elsewhere."""
+"""The report as a file: what is in it is right, nothing in it is markup, and it asks for nothing
+from elsewhere."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ class Read(HTMLParser):
 def unpacked(packed: dict[str, Any]) -> np.ndarray[Any, Any]:
     """A map as the page reads it, written from what `plane` says of its form."""
     kind = np.dtype(f"<{'i' if packed['signed'] else 'u'}{packed['bits'] // 8}")
-    steps = np.frombuffer(zlib.decompress(base64.b64decode(packed["data"])), kind.str.replace("i", "u"))
+    steps = np.frombuffer(
+        zlib.decompress(base64.b64decode(packed["data"])), kind.str.replace("i", "u")
+    )
     steps = steps.reshape(packed["height"], packed["width"])
     if packed["filter"] == "left":
         steps = np.cumsum(steps, axis=1, dtype=steps.dtype)
@@ -100,7 +103,11 @@ def test_maps_of_zeros_and_of_numbers_that_are_none_are_packed_too() -> None:
 def test_a_page_has_the_maps_and_answers_of_its_explanation(explanation: Any) -> None:
     found = Read(explanation.to_html(steps=4)).data
     short, full = found["index"]["photos"][0], found["item-0"]
-    assert short["label"] == full["predictions"][0][0] == explain._utils.errors.printable(explanation.predictions[0][0])
+    assert (
+        short["label"]
+        == full["predictions"][0][0]
+        == explain._utils.errors.printable(explanation.predictions[0][0])
+    )
     assert full["targets"][0]["label"] == "tabby cat"
     assert full["targets"][1]["probability"] == pytest.approx(float(explanation.probabilities[1]))
     assert [method["name"] for method in full["methods"]] == explanation.methods
@@ -116,14 +123,17 @@ def test_a_page_has_the_maps_and_answers_of_its_explanation(explanation: Any) ->
             for name, each in attribution.maps.items():
                 assert np.abs(layers[name] - each[0].numpy()).max() <= each.abs().max() / 2**15
     assert full["box"] == pytest.approx([18.0, 3.0, 72.0, 57.0])
-    assert full["zero"] == [64, 128, 128]  # the preprocessing's mean, which is what deletion covers with
+    # the preprocessing's mean, which is what deletion covers with
+    assert full["zero"] == [64, 128, 128]
     assert full["records"][1][2] == json.loads(json.dumps(explanation.record("inputxgradient", 1)))
     shown = Image.open(io.BytesIO(base64.b64decode(full["photo"].split(",")[1])))
     assert shown.size == explanation.photo.size
     assert np.abs(np.asarray(shown).astype(int) - np.asarray(explanation.photo)).mean() < 8
 
 
-def test_the_curves_are_those_of_the_metrics(explanation: Any, explainer: explain.Explainer) -> None:
+def test_the_curves_are_those_of_the_metrics(
+    explanation: Any, explainer: explain.Explainer
+) -> None:
     full = item(explanation, Detail(steps=4))
     x = explainer.as_input(explanation.photo)
     for target, result in enumerate(explanation.results):
@@ -142,10 +152,14 @@ def test_the_curves_are_those_of_the_metrics(explanation: Any, explainer: explai
 def test_every_map_has_curves_in_fewer_steps_where_there_are_many_and_a_copy_has_none(
     explainer: explain.Explainer,
 ) -> None:
-    found = explainer(photo(), ["gradcam", "saliency", "layercam", "hirescam", "inputxgradient"], targets=[0, 1])
+    found = explainer(
+        photo(), ["gradcam", "saliency", "layercam", "hirescam", "inputxgradient"], targets=[0, 1]
+    )
     for asked, steps in ((2, 2), (None, 16), (0, None)):
         maps = item(found, Detail(steps=asked))["maps"]
-        counts = {len(one["curve"]["at"]) - 1 if one["curve"] else None for row in maps for one in row}
+        counts = {
+            len(one["curve"]["at"]) - 1 if one["curve"] else None for row in maps for one in row
+        }
         assert counts == {steps}
     import copy
 
@@ -161,44 +175,70 @@ def test_the_costs_are_those_of_the_plan(explainer: explain.Explainer) -> None:
     cost = [method["passes"] for method in item(found, Detail())["methods"]]
     x = explainer.as_input(found.photo)
     assert cost == [
-        explain.plan(explainer.model, x, method).cost() for method in ("gradcam", IntegratedGradients(steps=3))
+        explain.plan(explainer.model, x, method).cost()
+        for method in ("gradcam", IntegratedGradients(steps=3))
     ]
 
 
 @pytest.mark.parametrize("text", ["page", "sheet", "widget"])
 def test_nothing_in_a_page_becomes_markup(text: str, explanation: Any, tmp_path: Path) -> None:
-    """The page has the elements that a harmless one has, and the names arrive as the texts that they are."""
+    """The page has the elements that a harmless one has, and the names arrive as the texts that
+    they are."""
     if text == "page":
         written = explanation.to_html(steps=0)
     elif text == "sheet":
         both = [explanation, explanation]
-        written = sheet(both, tmp_path / "sheet.html", title=HOSTILE, truth=[HOSTILE, None]).read_text("utf-8")
+        written = sheet(
+            both, tmp_path / "sheet.html", title=HOSTILE, truth=[HOSTILE, None]
+        ).read_text("utf-8")
     else:
         found = Read(explanation._repr_html_())
         assert found.tags == ["div", "div", "img", "iframe"]
         written = dict(found.attributes)["srcdoc"] or ""
-    blocks_of_data = re.findall(r'<script type="application/json" id="[\w-]+">(.*?)</script>', written, re.DOTALL)
+    blocks_of_data = re.findall(
+        r'<script type="application/json" id="[\w-]+">(.*?)</script>', written, re.DOTALL
+    )
     assert len(blocks_of_data) == (3 if text == "sheet" else 2)
     assert not any(re.search("[<>&]", block) for block in blocks_of_data)
     found = Read(written)
     outside = [tag for tag in found.tags if tag not in ("tr", "td", "th")]
     blocks = 1 + (2 if text == "sheet" else 1)
     assert outside == [
-        "html", "head", "meta", "meta", "meta", "meta", "title", "link", "style", "body", "div", "div", "h1", "p",
-        "table", "thead", "tbody", *["script"] * (blocks + 1),
-    ]  # fmt: skip
+        "html",
+        "head",
+        "meta",
+        "meta",
+        "meta",
+        "meta",
+        "title",
+        "link",
+        "style",
+        "body",
+        "div",
+        "div",
+        "h1",
+        "p",
+        "table",
+        "thead",
+        "tbody",
+        *["script"] * (blocks + 1),
+    ]
     assert not any(name.startswith("on") for name, _ in found.attributes)
     labels = [target["label"] for target in found.data["item-0"]["targets"]]
     assert labels == [explain._utils.errors.printable(label) for label in LABELS[:2]]
     assert found.data["item-0"]["name"] == '"><img src=x>.png'
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", written)
-    assert "src=" not in re.sub(r"<script.*?</script>", "", written, flags=re.DOTALL).replace("&lt;img src=x", "")
+    assert "src=" not in re.sub(r"<script.*?</script>", "", written, flags=re.DOTALL).replace(
+        "&lt;img src=x", ""
+    )
 
 
 def test_a_page_forbids_all_but_its_own_script_and_style(explanation: Any) -> None:
     found = Read(explanation.to_html(steps=0))
     policy = dict(part.strip().split(" ", 1) for part in _policy(found).split(";"))
-    assert policy.pop("default-src") == policy.pop("base-uri") == policy.pop("form-action") == "'none'"
+    assert (
+        policy.pop("default-src") == policy.pop("base-uri") == policy.pop("form-action") == "'none'"
+    )
     assert policy.pop("img-src") == "data: blob:"
     for name in ("style", "script"):
         digest = base64.b64encode(hashlib.sha256(found.texts[name].encode()).digest()).decode()
@@ -207,7 +247,11 @@ def test_a_page_forbids_all_but_its_own_script_and_style(explanation: Any) -> No
 
 
 def _policy(found: Read) -> str:
-    return next(value for name, value in found.attributes if name == "content" and value and "default-src" in value)
+    return next(
+        value
+        for name, value in found.attributes
+        if name == "content" and value and "default-src" in value
+    )
 
 
 def test_data_cannot_end_its_block_or_fill_another_place() -> None:
@@ -217,7 +261,9 @@ def test_data_cannot_end_its_block_or_fill_another_place() -> None:
     assert "b" not in found.tags
 
 
-def test_a_page_is_written_whole_and_replaces_nothing_unasked(explanation: Any, tmp_path: Path) -> None:
+def test_a_page_is_written_whole_and_replaces_nothing_unasked(
+    explanation: Any, tmp_path: Path
+) -> None:
     place = explanation.to_html(tmp_path / "new" / "cat.html", steps=0)
     assert place == tmp_path / "new" / "cat.html"
     assert place.read_text("utf-8") == explanation.to_html(steps=0)
@@ -234,7 +280,9 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_steps")
-def test_the_command_makes_the_same_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_makes_the_same_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What a page says to type is typed, and gives the same values; its Python too."""
     import shlex
 
@@ -254,16 +302,22 @@ def test_the_command_makes_the_same_again(tmp_path: Path, capsys: pytest.Capture
     assert main([*words[1:], "-o", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().out
     assert "a-b-tiny.html" in told
-    records = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")}
+    records = {
+        path.name: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")
+    }
     digests = {record["values"]["sha256"] for record in records.values()}
-    wanted = {made.record(name, index)["values"]["sha256"] for name in made.methods for index in range(2)}
+    wanted = {
+        made.record(name, index)["values"]["sha256"] for name in made.methods for index in range(2)
+    }
     assert digests == wanted
     assert {record["label"] for record in records.values()} == {names[281 % 200], names[3]}
     scope: dict[str, Any] = {}
     exec(found.python.rsplit("\n", 1)[0], scope)
     repeated = scope["explanation"]
     assert repeated.targets == made.targets == [names[281 % 200], names[3]]
-    assert {repeated.record(n, i)["values"]["sha256"] for n in repeated.methods for i in range(2)} == wanted
+    assert {
+        repeated.record(n, i)["values"]["sha256"] for n in repeated.methods for i in range(2)
+    } == wanted
 
 
 def test_what_was_the_callers_own_is_said(explanation: Any, explainer: explain.Explainer) -> None:
@@ -341,20 +395,34 @@ def test_two_hundred_photos_can_be_mailed(explainer: explain.Explainer) -> None:
     assert len(sheet_of([found] * 200)) < 30e6
 
 
-def test_a_sheet_knows_right_and_wrong_and_figures(explainer: explain.Explainer, tmp_path: Path) -> None:
+def test_a_sheet_knows_right_and_wrong_and_figures(
+    explainer: explain.Explainer, tmp_path: Path
+) -> None:
     found = explainer([photo(seed=seed) for seed in range(3)], ["gradcam", "saliency"])
     best = [each.predictions[0][0] for each in found]
-    classes: list[Any] = [LABELS.index(best[0]), "tabby cat" if best[1] != "tabby cat" else "{{data}}", None]
+    classes: list[Any] = [
+        LABELS.index(best[0]),
+        "tabby cat" if best[1] != "tabby cat" else "{{data}}",
+        None,
+    ]
     place = sheet(found, tmp_path / "sheet.html", truth=classes, metrics=["sparseness"], steps=3)
     data = Read(place.read_text("utf-8")).data
     photos = data["index"]["photos"]
     assert [each.get("right") for each in photos] == [True, False, None]
     table = explain.evaluate(
-        explainer.model, explainer.as_input(found[1].photo), dict(found[1].attributions), "sparseness"
+        explainer.model,
+        explainer.as_input(found[1].photo),
+        dict(found[1].attributions),
+        "sparseness",
     )
-    assert photos[1]["figures"]["saliency"]["sparseness"] == pytest.approx(float(table["saliency"]["sparseness"]))
+    assert photos[1]["figures"]["saliency"]["sparseness"] == pytest.approx(
+        float(table["saliency"]["sparseness"])
+    )
     assert data["item-1"]["maps"][0][1]["figures"] == photos[1]["figures"]["saliency"]
-    assert data["item-2"]["maps"][0][1]["curve"] == item(found[2], Detail(steps=3))["maps"][0][1]["curve"]
+    assert (
+        data["item-2"]["maps"][0][1]["curve"]
+        == item(found[2], Detail(steps=3))["maps"][0][1]["curve"]
+    )
     with pytest.raises(ExplainError, match="truth must"):
         sheet(found, tmp_path / "none.html", truth=[0])
     with pytest.raises(ExplainError, match="explanations must"):
@@ -372,7 +440,15 @@ def test_the_command_line_writes_a_page_for_each_photo_and_one_for_all(
     for name in ("a", "b"):
         photo(seed=ord(name)).save(tmp_path / f"{name}.png")
     out = str(tmp_path / "out")
-    words = [str(tmp_path / "a.png"), str(tmp_path / "b.png"), "--model", "tiny", "--html", "-o", out]
+    words = [
+        str(tmp_path / "a.png"),
+        str(tmp_path / "b.png"),
+        "--model",
+        "tiny",
+        "--html",
+        "-o",
+        out,
+    ]
     assert main([*words, "--metric", "sparseness"]) == 0
     assert "contact-sheet.html, a page with all of them" in capsys.readouterr().out
     one = Read((tmp_path / "out" / "a-tiny.html").read_text("utf-8")).data["item-0"]
@@ -385,7 +461,9 @@ def test_the_command_line_writes_a_page_for_each_photo_and_one_for_all(
     ]
     assert main([*words, "--skip-existing"]) == 2
     assert "--html and --skip-existing cannot both be given" in capsys.readouterr().err
-    assert main([words[0], "--model", "tiny", "--html", "-o", str(tmp_path / "single"), "--json"]) == 0
+    assert (
+        main([words[0], "--model", "tiny", "--html", "-o", str(tmp_path / "single"), "--json"]) == 0
+    )
     files = json.loads(capsys.readouterr().out)["results"][0]["files"]
     assert [Path(file).name for file in files] == [
         "a-tiny-gradcam.png",
@@ -404,8 +482,19 @@ def test_many_pages_have_no_curves_and_long_checks_are_announced(
     monkeypatch.setattr("explain.cli.photos.FEW", 1)
     monkeypatch.setattr("explain.cli.photos.LONG", 0.0)
     for extra, curves, told in (
-        ([], False, "note: the pages have no curves, as there are more than 1 photos; --curves computes them\n"),
-        (["--curves"], True, "note: curves will take about 4 passes of the model for a photo, and "),
+        (
+            [],
+            False,
+            (
+                "note: the pages have no curves, as there are more than 1 photos; --curves computes "
+                "them\n"
+            ),
+        ),
+        (
+            ["--curves"],
+            True,
+            "note: curves will take about 4 passes of the model for a photo, and ",
+        ),
     ):
         out = str(tmp_path / f"out{curves}")
         assert main([str(tmp_path), "--model", "tiny", "--html", *extra, "-o", out]) == 0
@@ -430,7 +519,9 @@ def test_the_cost_of_checks_is_about_what_they_take() -> None:
     assert told == pytest.approx(rows, rel=0.25)
 
 
-def test_what_a_notebook_shows_runs_no_model_and_is_small(explanation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_notebook_shows_runs_no_model_and_is_small(
+    explanation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("the model was run")
 

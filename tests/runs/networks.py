@@ -38,7 +38,13 @@ def folder_of(path: Path, count: int, size: tuple[int, int] = (24, 20)) -> Path:
 def contents(run: explain.Run) -> dict[tuple[str, str, str], tuple[Any, ...]]:
     """All rows of a run, by what they are of."""
     return {
-        (row.name, row.method, row.target): (row.sha256, row.prediction, row.values, row.score, row.probability)
+        (row.name, row.method, row.target): (
+            row.sha256,
+            row.prediction,
+            row.values,
+            row.score,
+            row.probability,
+        )
         for row in run.rows()
     }
 
@@ -50,4 +56,6 @@ def assert_same(one: explain.Run, other: explain.Run) -> None:
     for key, (sha256, prediction, values, score, probability) in found.items():
         assert expected[key][:2] == (sha256, prediction)
         torch.testing.assert_close(values, expected[key][2], rtol=2e-3, atol=1e-6)
-        torch.testing.assert_close(torch.tensor([score, probability]), torch.tensor(expected[key][3:]))
+        torch.testing.assert_close(
+            torch.tensor([score, probability]), torch.tensor(expected[key][3:])
+        )

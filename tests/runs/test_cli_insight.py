@@ -41,18 +41,34 @@ def test_json_has_all_of_it_and_the_files(typed: Typed) -> None:
 
 
 def test_channels_concepts_and_examples_are_asked_for_with_the_model(typed: Typed) -> None:
-    """Each has its table, its figures in the document and, but for the concept vector, its picture in the page."""
+    """Each has its table, its figures in the document and, but for the concept vector, its picture
+    in the page."""
     assert main(["run", "photos", "--output", "all.sqlite", *QUICK]) == 0
     (target, *_) = [row.prediction for row in explain.open_run("all.sqlite").rows()]
-    asked = ["insight", "all.sqlite", *SAME, "--channels", "3", "--concepts", "2", "--target", str(target)]
+    asked = [
+        "insight",
+        "all.sqlite",
+        *SAME,
+        "--channels",
+        "3",
+        "--concepts",
+        "2",
+        "--target",
+        str(target),
+    ]
     code, out, err = typed(*asked, "--output", "out")
     assert (code, err) == (0, [])
-    layer = explain.open_run("all.sqlite").insight(explainer=explain.Explainer("tiny", size=32), channels=1).channels
+    layer = (
+        explain.open_run("all.sqlite")
+        .insight(explainer=explain.Explainer("tiny", size=32), channels=1)
+        .channels
+    )
     assert layer is not None
     assert f"What channels of {layer.layer} see, by weight for {target}" in out
     assert f"Concepts of {layer.layer} in 6 photos" in out
     assert [line for line in out if line.startswith("wrote")] == [
-        f"wrote out/{name}" for name in ("looks.png", "channels.png", "concepts.png", "insight.json", "insight.html")
+        f"wrote out/{name}"
+        for name in ("looks.png", "channels.png", "concepts.png", "insight.json", "insight.html")
     ]
     document = json.loads(Path("out/insight.json").read_text())
     assert len(document["channels"]["channels"]) == 3
@@ -66,9 +82,18 @@ def test_examples_of_a_concept_are_a_folder(typed: Typed) -> None:
     rows = [{"path": f"more/{number:03}.png", "label": int(number > 15)} for number in range(20)]
     Path("more.json").write_text(json.dumps(rows))
     assert main(["run", "more.json", "--output", "more.sqlite", *QUICK]) == 0
-    code, out, err = typed("insight", "more.sqlite", *SAME, "--examples", "examples", "--target", "1", "--json")
+    code, out, err = typed(
+        "insight", "more.sqlite", *SAME, "--examples", "examples", "--target", "1", "--json"
+    )
     assert (code, err) == (0, [])
     (told,) = json.loads("\n".join(out))["insights"]
     found = told["direction"]
-    label = next(row.label for row in explain.open_run("more.sqlite").rows() if row.label_class == 1)
-    assert (found["target"], found["photos"], found["examples"], len(found["random_gains"])) == (label, 4, 5, 200)
+    label = next(
+        row.label for row in explain.open_run("more.sqlite").rows() if row.label_class == 1
+    )
+    assert (found["target"], found["photos"], found["examples"], len(found["random_gains"])) == (
+        label,
+        4,
+        5,
+        200,
+    )

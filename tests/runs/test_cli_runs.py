@@ -27,7 +27,17 @@ def _in_a_folder_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_run_is_made_and_continued(typed: Typed) -> None:
-    words = ["run", "photos", "--output", "out.sqlite", "--method", "saliency", "--target", "goldfish", *QUICK]
+    words = [
+        "run",
+        "photos",
+        "--output",
+        "out.sqlite",
+        "--method",
+        "saliency",
+        "--target",
+        "goldfish",
+        *QUICK,
+    ]
     code, out, err = typed(*words)
     assert (code, err) == (0, [])  # standard error is no terminal: no progress
     assert len(out) == 1
@@ -43,16 +53,22 @@ def test_a_run_is_made_and_continued(typed: Typed) -> None:
 
 
 def test_boxes_of_a_list_serve_metrics_that_need_them(typed: Typed) -> None:
-    Path("list.csv").write_text("path,label,x0,y0,x1,y1\nphotos/000.png,goldfish,2,2,20,18\nphotos/001.png,1,,,,\n")
+    Path("list.csv").write_text(
+        "path,label,x0,y0,x1,y1\nphotos/000.png,goldfish,2,2,20,18\nphotos/001.png,1,,,,\n"
+    )
     code, _, err = typed("run", "list.csv", "-m", "saliency", "--metric", "pointinggame", *QUICK)
     assert (code, err) == (0, [])
-    found = [(row.label, row.metrics["pointinggame"]) for row in explain.open_run("run.sqlite").rows()]
+    found = [
+        (row.label, row.metrics["pointinggame"]) for row in explain.open_run("run.sqlite").rows()
+    ]
     assert found[0][0] == "goldfish"
     assert found[0][1] in (0.0, 1.0)
     assert found[1][1] is None
 
 
-def test_bad_files_are_told_and_the_rest_is_counted(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_files_are_told_and_the_rest_is_counted(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("explain.cli.runs.LISTED", 2)
     for name in "abc":
         Path(f"photos/{name}.png").write_bytes(b"no photo")
@@ -64,17 +80,26 @@ def test_bad_files_are_told_and_the_rest_is_counted(typed: Typed, monkeypatch: p
 
 
 def test_a_document_says_the_same_and_pictures_are_drawn_on_request(typed: Typed) -> None:
-    code, out, _ = typed("run", "photos", "-m", "saliency", "--json", "--pictures", "worst:1", *QUICK)
+    code, out, _ = typed(
+        "run", "photos", "-m", "saliency", "--json", "--pictures", "worst:1", *QUICK
+    )
     found = json.loads("\n".join(out))
     assert (code, found["errors"]) == (0, [])
     about = found["runs"][0]
-    assert (about["run"], about["rows"], about["explained"], about["failures"]) == ("run.sqlite", 3, 3, {})
+    assert (about["run"], about["rows"], about["explained"], about["failures"]) == (
+        "run.sqlite",
+        3,
+        3,
+        {},
+    )
     assert len(about["pictures"]) == 1
     assert Path(about["pictures"][0]).parent == Path("run-pictures")
     assert Path(about["pictures"][0]).is_file()
 
 
-def test_an_interrupted_run_says_how_to_go_on(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_says_how_to_go_on(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(line: Any, state: State) -> None:
         raise KeyboardInterrupt
 
@@ -83,7 +108,9 @@ def test_an_interrupted_run_says_how_to_go_on(typed: Typed, monkeypatch: pytest.
     assert (code, out) == (2, [])  # nothing is run several times for saliency
     code, out, err = typed("run", "photos", "-m", "saliency", *QUICK)
     assert (code, out) == (130, [])
-    assert err == ["explain: interrupted; 3 photos are in run.sqlite, and the same command goes on from there"]
+    assert err == [
+        "explain: interrupted; 3 photos are in run.sqlite, and the same command goes on from there"
+    ]
 
 
 def test_a_source_that_is_not_there_is_told(typed: Typed) -> None:
@@ -134,7 +161,17 @@ def test_a_run_on_a_cluster_gets_its_options(typed: Typed, monkeypatch: pytest.M
         raise RunError("the cluster is busy")
 
     monkeypatch.setattr("explain.runs.run_on_ray", run_on_ray)
-    words = ["photos", "--ray", "ray://head:10001", "--gpus", "0.25", "--output", "maps", "--model", "tiny"]
+    words = [
+        "photos",
+        "--ray",
+        "ray://head:10001",
+        "--gpus",
+        "0.25",
+        "--output",
+        "maps",
+        "--model",
+        "tiny",
+    ]
     assert typed("run", *words) == (1, [], ["explain: the cluster is busy"])
     expected = {"address": "ray://head:10001", "gpus": 0.25, "actors": None, "output": "maps"}
     assert {name: given[name] for name in expected} == expected

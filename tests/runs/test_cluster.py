@@ -22,7 +22,8 @@ from tests.runs.networks import explainer, folder_of
 pytestmark = [
     pytest.mark.long,
     pytest.mark.xdist_group("ray"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # what Ray says of itself and of protobuf
+    # what Ray says of itself and of protobuf
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -36,7 +37,12 @@ ACTORS = 2
 def _cluster() -> Iterator[None]:
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=ACTORS, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment})
+    ray.init(
+        num_cpus=ACTORS,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": environment},
+    )
     yield
     ray.shutdown()
 
@@ -62,13 +68,24 @@ def test_two_actors_find_what_one_machine_exports(tmp_path: Path) -> None:
     (tmp_path / "photos" / "bad.png").write_bytes(b"none")
     made = explainer(categories=list("abcde"))
     options: dict[str, Any] = {"batch_size": 4, "top_k": 2, "metrics": ["insertion"]}
-    local = explain.run(tmp_path / "photos", made, METHODS, output=tmp_path / "r.sqlite", workers=0, **options)
+    local = explain.run(
+        tmp_path / "photos", made, METHODS, output=tmp_path / "r.sqlite", workers=0, **options
+    )
     local.export(tmp_path / "r.parquet")
     found = run_on_ray(
-        tmp_path / "photos", made, METHODS, output=tmp_path / "maps", actors=ACTORS, per_file=4, **options
+        tmp_path / "photos",
+        made,
+        METHODS,
+        output=tmp_path / "maps",
+        actors=ACTORS,
+        per_file=4,
+        **options,
     )
     assert table(tmp_path / "maps") == table(tmp_path / "r.parquet")
-    ours, theirs = parquet.read_table(tmp_path / "maps").schema, parquet.read_table(tmp_path / "r.parquet").schema
+    ours, theirs = (
+        parquet.read_table(tmp_path / "maps").schema,
+        parquet.read_table(tmp_path / "r.parquet").schema,
+    )
     assert ours.equals(theirs, check_metadata=False)
     assert (len(found), found.failures) == (84, local.failures)
 
@@ -84,15 +101,26 @@ def test_an_actor_that_is_killed_costs_time_and_nothing_else(tmp_path: Path) -> 
             os.kill(killed[0], signal.SIGKILL)
 
     found = run_on_ray(
-        Slow(tmp_path / "photos"), explainer(), METHODS, output=tmp_path / "maps", actors=ACTORS, per_file=4,
-        batch_size=4, progress=kill_one,
-    )  # fmt: skip
+        Slow(tmp_path / "photos"),
+        explainer(),
+        METHODS,
+        output=tmp_path / "maps",
+        actors=ACTORS,
+        per_file=4,
+        batch_size=4,
+        progress=kill_one,
+    )
     readers = {int(each.name) for each in (tmp_path / "readers").iterdir()}
     assert killed
     assert len(readers) > ACTORS  # another took its place
     assert (found.photos, found.failures, found.ended) == (40, {}, True)
     explain.run(
-        tmp_path / "photos", explainer(), METHODS, output=tmp_path / "r.sqlite", workers=0, batch_size=4
+        tmp_path / "photos",
+        explainer(),
+        METHODS,
+        output=tmp_path / "r.sqlite",
+        workers=0,
+        batch_size=4,
     ).export(tmp_path / "r.parquet")
     assert table(tmp_path / "maps") == table(tmp_path / "r.parquet")
 
@@ -100,10 +128,15 @@ def test_an_actor_that_is_killed_costs_time_and_nothing_else(tmp_path: Path) -> 
 def test_an_address_of_a_storage_works_as_a_folder_does(tmp_path: Path) -> None:
     folder_of(tmp_path / "photos", 6)
     address = (tmp_path / "maps").as_uri()
-    assert run_on_ray(tmp_path / "photos", explainer(), output=address, actors=1, per_file=4).photos == 6
+    assert (
+        run_on_ray(tmp_path / "photos", explainer(), output=address, actors=1, per_file=4).photos
+        == 6
+    )
     folder_of(tmp_path / "photos", 8)
     states: list[State] = []
-    found = run_on_ray(tmp_path / "photos", explainer(), output=address, actors=1, progress=states.append)
+    found = run_on_ray(
+        tmp_path / "photos", explainer(), output=address, actors=1, progress=states.append
+    )
     assert (found.photos, states[-1].there, states[-1].done) == (8, 6, 2)
     assert len(explain.open_run(address)) == len(table(tmp_path / "maps")) == 8
 
@@ -113,7 +146,19 @@ def test_the_command_runs_on_a_cluster_and_goes_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder_of(tmp_path / "photos", 5)
-    words = ["run", "photos", "--ray", "--output", "maps", "-m", "gradcam", "--model", "tiny", "--size", "32"]
+    words = [
+        "run",
+        "photos",
+        "--ray",
+        "--output",
+        "maps",
+        "-m",
+        "gradcam",
+        "--model",
+        "tiny",
+        "--size",
+        "32",
+    ]
     assert main([*words, "--actors", "1"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("; 5 rows in maps")
     assert main(words) == 0

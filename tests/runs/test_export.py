@@ -30,9 +30,13 @@ def run(tmp_path: Path) -> explain.Run:
         "path,label,x0,y0,x1,y1\nphotos/000.png,b,2,3,9,11\nphotos/001.png,a,,,,\nphotos/002.png,elsewhere,,,,\n"
     )
     return explain.run(
-        tmp_path / "photos.csv", explainer(categories=list("abcde")), ["gradcam", "saliency"],
-        output=tmp_path / "run.sqlite", metrics=["sparseness", "pointinggame"], workers=0,
-    )  # fmt: skip
+        tmp_path / "photos.csv",
+        explainer(categories=list("abcde")),
+        ["gradcam", "saliency"],
+        output=tmp_path / "run.sqlite",
+        metrics=["sparseness", "pointinggame"],
+        workers=0,
+    )
 
 
 def test_csv_and_json_lines_have_all_but_the_maps(run: explain.Run, tmp_path: Path) -> None:
@@ -41,18 +45,32 @@ def test_csv_and_json_lines_have_all_but_the_maps(run: explain.Run, tmp_path: Pa
         table = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     for row, plain, typed in zip(run.rows(), table, lines, strict=True):
-        assert (plain["name"], plain["method"], plain["target"]) == (row.name, row.method, row.target)
+        assert (plain["name"], plain["method"], plain["target"]) == (
+            row.name,
+            row.method,
+            row.target,
+        )
         assert float(plain["score"]) == typed["score"] == row.score
         assert float(plain["sparseness"]) == typed["sparseness"] == row.metrics["sparseness"]
         assert typed["pointinggame"] == row.metrics["pointinggame"]
         assert typed["boxes"] == [list(box) for box in row.boxes]
         assert (typed["correct"], typed["input_width"]) == (row.correct, 24)
     assert json.loads(table[0]["boxes"]) == [[2, 3, 9, 11]]
-    assert [line["pointinggame"] is None for line in lines] == [False, False, True, True, True, True]
+    assert [line["pointinggame"] is None for line in lines] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_no_cell_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:
-    photos = [(picture(number), label) for number, label in enumerate(("=1+1", "+a", "-x", "@a", "-1", "cat"))]
+    photos = [
+        (picture(number), label)
+        for number, label in enumerate(("=1+1", "+a", "-x", "@a", "-1", "cat"))
+    ]
     run = explain.run(photos, explainer(), output=tmp_path / "run.sqlite", workers=0)
     run.export(tmp_path / "run.csv")
     with (tmp_path / "run.csv").open(newline="") as file:
@@ -88,7 +106,11 @@ def test_parquet_has_the_maps_too(run: explain.Run, tmp_path: Path) -> None:
     for row, found in zip(run.rows(), table.to_pylist(), strict=True):
         values = np.array(found["map"], np.float32).reshape(found["map_shape"])
         assert torch.equal(torch.from_numpy(values), row.values)
-        assert (found["name"], found["score"], found["correct"]) == (row.name, row.score, row.correct)
+        assert (found["name"], found["score"], found["correct"]) == (
+            row.name,
+            row.score,
+            row.correct,
+        )
         assert found["boxes"] == [list(box) for box in row.boxes]
     assert json.loads(table.schema.metadata[b"explain"])["weights"] == run.manifest["weights"]
 
@@ -118,15 +140,22 @@ def test_a_table_appears_complete_or_not_at_all(
     assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob(".*.part"))
 
 
-def test_pictures_are_drawn_of_the_photos_that_are_asked_for(run: explain.Run, tmp_path: Path) -> None:
+def test_pictures_are_drawn_of_the_photos_that_are_asked_for(
+    run: explain.Run, tmp_path: Path
+) -> None:
     written, failures = run.write_pictures("worst:2", tmp_path / "pictures")
     worst = list(run.rows(order="worst"))[:4]
-    names = [f"{1 + i // 2}-{Path(row.name).stem}-{row.target}-{row.method}.png" for i, row in enumerate(worst)]
+    names = [
+        f"{1 + i // 2}-{Path(row.name).stem}-{row.target}-{row.method}.png"
+        for i, row in enumerate(worst)
+    ]
     assert ([path.name for path in written], failures) == (names, {})
     expected = worst[0].overlay(get_style(worst[0].style))
     with Image.open(written[0]) as drawn:
         assert drawn.convert("RGB").tobytes() == expected.tobytes()
-    alone = explainer(categories=list("abcde"))(picture(int(worst[0].name[-5])), worst[0].method).overlay()
+    alone = explainer(categories=list("abcde"))(
+        picture(int(worst[0].name[-5])), worst[0].method
+    ).overlay()
     difference = np.abs(np.asarray(expected, int) - np.asarray(alone, int))
     assert difference.max() <= 2  # the map is stored in half precision
     with pytest.raises(OutputError, match="exists already"):
@@ -169,17 +198,23 @@ def test_a_page_of_a_run_has_its_rows_without_the_model(run: explain.Run, tmp_pa
         assert [method["name"] for method in item["methods"]] == ["gradcam", "saliency"]
         for row, one in zip(mine, item["maps"][0], strict=True):
             values = row.values.abs().amax(0) if row.values.ndim == 3 else row.values
-            assert np.abs(unpacked(one["plane"]) - values.numpy()).max() <= float(values.max()) / 100
+            assert (
+                np.abs(unpacked(one["plane"]) - values.numpy()).max() <= float(values.max()) / 100
+            )
             assert one["figures"] == dict(row.metrics)
             assert one["score"] == pytest.approx(row.score)
         assert "open_run" in item["again"]["python"]
     assert data["index"]["photos"][2]["figures"]["saliency"] == dict(rows[5].metrics)
 
 
-def test_a_page_takes_the_worst_and_leaves_out_what_is_gone(run: explain.Run, tmp_path: Path) -> None:
+def test_a_page_takes_the_worst_and_leaves_out_what_is_gone(
+    run: explain.Run, tmp_path: Path
+) -> None:
     place, _ = run.to_html(tmp_path / "worst.html", "worst:1")
     worst = next(iter(run.rows(order="worst"))).name
-    assert [each["name"] for each in Read(place.read_text("utf-8")).data["index"]["photos"]] == [Path(worst).name]
+    assert [each["name"] for each in Read(place.read_text("utf-8")).data["index"]["photos"]] == [
+        Path(worst).name
+    ]
     (tmp_path / "photos" / "001.png").unlink()
     place, failures = run.to_html(tmp_path / "left.html")
     assert len(Read(place.read_text("utf-8")).data["index"]["photos"]) == 2

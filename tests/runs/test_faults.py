@@ -1,4 +1,5 @@
-"""What runs survive: a kill at any time, dead and hanging workers, a full disk, a file that others use."""
+"""What runs survive: a kill at any time, dead and hanging workers, a full disk, a file that others
+use."""
 
 from __future__ import annotations
 
@@ -96,11 +97,24 @@ def test_a_run_that_is_killed_at_any_time_goes_on_where_it_stopped(tmp_path: Pat
         assert before < rows(file) < 32
         before = rows(file)
     made = explainer(model)
-    run = explain.run(folder, explain.Explainer(model, preprocess=slowly), methods, output=file, target=1, workers=0)
+    run = explain.run(
+        folder,
+        explain.Explainer(model, preprocess=slowly),
+        methods,
+        output=file,
+        target=1,
+        workers=0,
+    )
     assert (run.photos, len(run), run.ended) == (16, 32, True)
-    whole = explain.run(folder, made, methods, output=tmp_path / "whole.sqlite", target=1, workers=0)
+    whole = explain.run(
+        folder, made, methods, output=tmp_path / "whole.sqlite", target=1, workers=0
+    )
     assert_same(run, whole)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "run.sqlite", "whole.sqlite"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "photos",
+        "run.sqlite",
+        "whole.sqlite",
+    ]
 
 
 def test_another_process_cannot_write_the_file_meanwhile(tmp_path: Path) -> None:
@@ -136,9 +150,15 @@ class Trap(Source):
 
 def test_a_photo_that_hangs_its_decoder_is_given_up(tmp_path: Path) -> None:
     run = explain.run(
-        Trap(b=lambda: time.sleep(60)), explainer(), output=tmp_path / "run.sqlite", workers=1, timeout=1.0
+        Trap(b=lambda: time.sleep(60)),
+        explainer(),
+        output=tmp_path / "run.sqlite",
+        workers=1,
+        timeout=1.0,
     )
-    assert run.failures == {"b": "image 'b' took longer than 1 s to be read; mend it or allow more time"}
+    assert run.failures == {
+        "b": "image 'b' took longer than 1 s to be read; mend it or allow more time"
+    }
     assert [row.name for row in run.rows()] == ["a", "c", "d"]
 
 
@@ -163,7 +183,10 @@ def test_a_worker_that_hangs_ends_with_the_process_that_it_works_for(tmp_path: P
 
 def test_a_worker_that_dies_costs_its_photo_only(tmp_path: Path) -> None:
     run = explain.run(
-        Trap(c=lambda: os.kill(os.getpid(), signal.SIGKILL)), explainer(), output=tmp_path / "run.sqlite", workers=2
+        Trap(c=lambda: os.kill(os.getpid(), signal.SIGKILL)),
+        explainer(),
+        output=tmp_path / "run.sqlite",
+        workers=2,
     )
     assert list(run.failures) == ["c"]
     assert [row.name for row in run.rows()] == ["a", "b", "d"]
@@ -171,7 +194,9 @@ def test_a_worker_that_dies_costs_its_photo_only(tmp_path: Path) -> None:
     assert (run.photos, run.failures) == (4, {})
 
 
-def test_a_worker_that_dies_raises_nothing_where_a_loader_of_torch_was_used_before(tmp_path: Path) -> None:
+def test_a_worker_that_dies_raises_nothing_where_a_loader_of_torch_was_used_before(
+    tmp_path: Path,
+) -> None:
     loader = torch.utils.data.DataLoader([1, 2], num_workers=1, multiprocessing_context="fork")  # type: ignore[arg-type, var-annotated]
     with quiet():
         assert len(list(loader)) == 2
@@ -221,7 +246,10 @@ def test_workers_read_ahead_but_not_without_end() -> None:
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """No file can grow beyond this: to SQLite it is the same as a disk that is full."""
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before, handler = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
@@ -233,17 +261,27 @@ def files_of_at_most(size: int) -> Iterator[None]:
 def test_a_full_disk_ends_the_run_and_loses_nothing_that_was_written(tmp_path: Path) -> None:
     folder, file = folder_of(tmp_path / "photos", 12, (64, 48)), tmp_path / "run.sqlite"
     options: dict[str, Any] = {"output": file, "target": 1, "workers": 0, "batch_size": 1}
-    with files_of_at_most(300_000), pytest.raises(RunError, match=r"output .* cannot be written .*(disk|full)"):
+    with (
+        files_of_at_most(300_000),
+        pytest.raises(RunError, match=r"output .* cannot be written .*(disk|full)"),
+    ):
         explain.run(folder, explainer(), "saliency", **options)
     with sqlite3.connect(file) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     db.close()
     assert 0 < rows(file) < 12
     run = explain.run(folder, explainer(), "saliency", **options)
-    assert_same(run, explain.run(folder, explainer(), "saliency", **{**options, "output": tmp_path / "whole.sqlite"}))
+    assert_same(
+        run,
+        explain.run(
+            folder, explainer(), "saliency", **{**options, "output": tmp_path / "whole.sqlite"}
+        ),
+    )
 
 
-def test_a_file_that_another_program_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_another_program_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("explain.store.writing.PATIENCE", 0.05)
     file = tmp_path / "run.sqlite"
     explain.run([picture(0)], explainer(), output=file, workers=0)
@@ -257,7 +295,8 @@ def test_a_file_that_another_program_locks_is_told(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers are of POSIX")
 def test_no_interrupt_is_lost_while_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python loses what is raised in its own preparations of a fork, and leaves the lock of its logging locked."""
+    """Python loses what is raised in its own preparations of a fork, and leaves the lock of its
+    logging locked."""
     lost: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda error: lost.append(error.exc_type))
     preparer = Preparer(Photos([]), as_it_is)

@@ -1,4 +1,5 @@
-"""What a run has already is known by its content: photos, labels, preprocessing and model, not by names alone."""
+"""What a run has already is known by its content: photos, labels, preprocessing and model, not by
+names alone."""
 
 from __future__ import annotations
 
@@ -27,18 +28,26 @@ from tests.store.test_sources import Items, png, shard
 METHODS = ["gradcam", "saliency"]
 
 
-def go(source: Any, tmp_path: Path, made: explain.Explainer | None = None, **options: Any) -> explain.Run:
+def go(
+    source: Any, tmp_path: Path, made: explain.Explainer | None = None, **options: Any
+) -> explain.Run:
     options = {"methods": METHODS, "target": 1, "workers": 0, **options}
     return explain.run(source, made or explainer(), output=tmp_path / "run.sqlite", **options)
 
 
-def assert_is_of(run: explain.Run, photos: dict[str, Image.Image], made: explain.Explainer | None = None) -> None:
+def assert_is_of(
+    run: explain.Run, photos: dict[str, Image.Image], made: explain.Explainer | None = None
+) -> None:
     """Each row is what its photo gives alone, and no photo is missing."""
     made = made or explainer()
     rows = list(run.rows())
-    assert sorted((row.name, row.method) for row in rows) == sorted((n, m) for n in photos for m in METHODS)
+    assert sorted((row.name, row.method) for row in rows) == sorted(
+        (n, m) for n in photos for m in METHODS
+    )
     for row in rows:
-        alone = explain.attribute(made.model, made.preprocess(photos[row.name])[None], row.method, target=1)
+        alone = explain.attribute(
+            made.model, made.preprocess(photos[row.name])[None], row.method, target=1
+        )
         torch.testing.assert_close(row.values, alone.values[0], rtol=1e-3, atol=1e-6)
 
 
@@ -50,11 +59,15 @@ SOURCES: dict[str, Callable[[list[int]], Any]] = {
     "pairs": lambda numbers: [(picture(number), 1) for number in numbers],
     "tensors": lambda numbers: [as_it_is(picture(number)) for number in numbers],
     "iterator": lambda numbers: map(picture, numbers),
-    "array": lambda numbers: Items([as_it_is(picture(number)).mul(255).byte() for number in numbers]),
+    "array": lambda numbers: Items(
+        [as_it_is(picture(number)).mul(255).byte() for number in numbers]
+    ),
 }
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("pairs", 0), ("tensors", 0), ("iterator", 1), ("array", 0)])
+@pytest.mark.parametrize(
+    ("kind", "workers"), [("pairs", 0), ("tensors", 0), ("iterator", 1), ("array", 0)]
+)
 def test_other_pictures_of_equal_count_are_refused_and_what_is_there_is_kept(
     kind: str, workers: int, tmp_path: Path
 ) -> None:
@@ -160,7 +173,10 @@ def test_two_labels_of_one_photo_are_both_there(in_file: bool, tmp_path: Path) -
     photo = path if in_file else Image.open(path)
     for _ in range(2):
         run = go([(photo, "a"), (photo, "b")], tmp_path, made)
-        assert sorted({(row.name, row.label) for row in run.rows()}) == [(str(path), "a"), (f"{path} (2)", "b")]
+        assert sorted({(row.name, row.label) for row in run.rows()}) == [
+            (str(path), "a"),
+            (f"{path} (2)", "b"),
+        ]
 
 
 @pytest.mark.parametrize("kind", ["path", "picture", "csv"])
@@ -170,14 +186,18 @@ def test_a_label_or_box_that_has_changed_is_noticed(kind: str, tmp_path: Path) -
 
     def source(label: str, edge: int) -> Any:
         if kind == "csv":
-            (tmp_path / "list.csv").write_text(f"path,label,x0,y0,x1,y1\nphotos/000.png,{label},0,0,{edge},5\n")
+            (tmp_path / "list.csv").write_text(
+                f"path,label,x0,y0,x1,y1\nphotos/000.png,{label},0,0,{edge},5\n"
+            )
             return tmp_path / "list.csv"
         return [(path if kind == "path" else picture(0), label)]
 
     assert {row.label for row in go(source("a", 5), tmp_path, made).rows()} == {"a"}
     assert {row.label for row in go(source("b", 5), tmp_path, made).rows()} == {"b"}
     if kind == "csv":
-        assert {row.boxes for row in go(source("b", 7), tmp_path, made).rows()} == {((0.0, 0.0, 7.0, 5.0),)}
+        assert {row.boxes for row in go(source("b", 7), tmp_path, made).rows()} == {
+            ((0.0, 0.0, 7.0, 5.0),)
+        }
 
 
 def test_a_data_set_that_cannot_be_read_for_once_loses_nothing(tmp_path: Path) -> None:
@@ -216,7 +236,9 @@ def assert_alike(one: explain.Explainer, other: explain.Explainer, alike: bool) 
 )
 def test_another_preprocessing_is_refused(other: Any) -> None:
     model = settled(TinyNet()).eval()
-    one, same = (explain.Explainer(model, preprocess=lambda image: as_it_is(image)) for _ in range(2))
+    one, same = (
+        explain.Explainer(model, preprocess=lambda image: as_it_is(image)) for _ in range(2)
+    )
     assert_alike(one, same, True)
     assert_alike(one, explain.Explainer(model, preprocess=other), False)
 
@@ -255,7 +277,9 @@ def changed(change: Callable[[Any], Any]) -> nn.Module:
         lambda model: setattr(model.bn1, "eps", 1e-2),
         lambda model: setattr(model.relu, "inplace", False),
         lambda model: model.hidden.add_(0.1),
-        lambda model: model.fc.register_forward_hook(lambda module, inputs, output: output * 2) and None,
+        lambda model: (
+            model.fc.register_forward_hook(lambda module, inputs, output: output * 2) and None
+        ),
     ],
 )
 def test_an_attribute_outside_the_state_dict_that_has_changed_is_refused(change: Any) -> None:
@@ -272,7 +296,9 @@ def test_counters_are_no_part_of_what_a_model_is() -> None:
 
 def test_another_temperature_is_refused() -> None:
     model = settled(TinyNet()).eval()
-    one, other = (explain.Explainer(Classifier(model, as_it_is, list("abcde"), "net", t)) for t in (1.0, 2.0))
+    one, other = (
+        explain.Explainer(Classifier(model, as_it_is, list("abcde"), "net", t)) for t in (1.0, 2.0)
+    )
     assert_alike(one, other, False)
 
 
@@ -311,6 +337,10 @@ def test_asking_in_sql_makes_and_changes_no_file(tmp_path: Path) -> None:
             list(run.query(statement))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.sqlite"]
     assert run.path.read_bytes() == before
-    assert list(run.query("WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 3) "
-                          "SELECT max(i), upper('a') FROM n")) == [(3, "A")]  # fmt: skip
+    assert list(
+        run.query(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 3) "
+            "SELECT max(i), upper('a') FROM n"
+        )
+    ) == [(3, "A")]
     assert len(list(run.query("SELECT * FROM explained"))) == 2

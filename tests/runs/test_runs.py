@@ -1,4 +1,5 @@
-"""A run: each photo once with all its results, the same as alone; continued, refused, and what fails is listed."""
+"""A run: each photo once with all its results, the same as alone; continued, refused, and what
+fails is listed."""
 
 from __future__ import annotations
 
@@ -31,12 +32,16 @@ def test_each_row_is_what_the_photo_gives_alone(tmp_path: Path) -> None:
     photos = [picture(number, (24, 20) if number % 3 else (20, 28)) for number in range(7)]
     made = explainer(categories=list("abcde"))
     before = snapshot(made.model)
-    run = explain.run(photos, made, METHODS, output=tmp_path / "run.sqlite", targets=[None, "b"], workers=0)
+    run = explain.run(
+        photos, made, METHODS, output=tmp_path / "run.sqlite", targets=[None, "b"], workers=0
+    )
     assert snapshot(made.model) == before
     seen = set()
     for row in run.rows():
         photo = photos[int(row.name.split()[1])]
-        alone_ = explain.attribute(made.model, as_it_is(photo)[None], row.method, target=row.target_class)
+        alone_ = explain.attribute(
+            made.model, as_it_is(photo)[None], row.method, target=row.target_class
+        )
         torch.testing.assert_close(row.values, alone_.values[0], rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(torch.tensor([row.score]), alone_.score)
         assert row.layer == alone_.layer
@@ -47,18 +52,32 @@ def test_each_row_is_what_the_photo_gives_alone(tmp_path: Path) -> None:
         assert row.prediction == "abcde"[int(probabilities.argmax())]
         assert row.prediction_probability == pytest.approx(float(probabilities.max()), rel=1e-5)
         assert row.sha256 == hashlib.sha256(photo.tobytes()).hexdigest()
-        assert (row.size, row.input_size, row.box) == (photo.size, photo.size[::-1], locate(as_it_is, photo.size))
+        assert (row.size, row.input_size, row.box) == (
+            photo.size,
+            photo.size[::-1],
+            locate(as_it_is, photo.size),
+        )
         seen.add((row.name, row.method, row.target))
     tops = {row.name: row.prediction for row in run.rows()}
     wanted = {(n, m, t) for n in tops for m in METHODS for t in (tops[n], "b")}
     assert seen == wanted  # where the prediction is b, both targets are one row
-    assert (len(run), run.photos, run.methods, run.failures, run.ended) == (len(wanted), 7, METHODS, {}, True)
+    assert (len(run), run.photos, run.methods, run.failures, run.ended) == (
+        len(wanted),
+        7,
+        METHODS,
+        {},
+        True,
+    )
 
 
 def test_maps_are_stored_in_half_precision_with_a_scale() -> None:
     values = np.random.default_rng(0).standard_normal((3, 8, 9)).astype(np.float32) * 1e-7
     found = packed(values)
-    assert (len(found["map"]), found["shape"], found["scale"]) == (2 * 3 * 8 * 9, "[3, 8, 9]", np.abs(values).max())
+    assert (len(found["map"]), found["shape"], found["scale"]) == (
+        2 * 3 * 8 * 9,
+        "[3, 8, 9]",
+        np.abs(values).max(),
+    )
     back = unpacked(found)
     error = (back.numpy().astype(np.float64) - values) / np.abs(values)
     assert np.abs(error).max() < 2.0**-11 * 1.01
@@ -85,7 +104,9 @@ def test_a_run_is_one_database_with_a_row_for_each_photo_method_and_target(tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "run.sqlite"]
     db = sqlite3.connect(tmp_path / "run.sqlite")
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert db.execute("SELECT count(*), count(DISTINCT name || method || class) FROM explained").fetchone() == (8, 8)
+    assert db.execute(
+        "SELECT count(*), count(DISTINCT name || method || class) FROM explained"
+    ).fetchone() == (8, 8)
     _, shape, scale, content = db.execute(
         "SELECT p.name, r.shape, r.scale, r.map FROM results r JOIN photos p ON p.id = r.photo "
         "WHERE r.method = 'gradcam' AND p.name = '001.png'"
@@ -102,9 +123,13 @@ def test_labels_say_which_predictions_are_right(tmp_path: Path) -> None:
     made = explainer(categories=list("abcde"))
     photos = [picture(number) for number in range(6)]
     says = [int(made.model(as_it_is(photo)[None]).argmax()) for photo in photos]
-    given = [(photo, "abcde"[said] if number % 3 else (said + 1) % 5) for number, (photo, said) in
-             enumerate(zip(photos, says, strict=True))]  # fmt: skip
-    run = explain.run([*given, (picture(9), "zebra")], made, output=tmp_path / "run.sqlite", workers=0)
+    given = [
+        (photo, "abcde"[said] if number % 3 else (said + 1) % 5)
+        for number, (photo, said) in enumerate(zip(photos, says, strict=True))
+    ]
+    run = explain.run(
+        [*given, (picture(9), "zebra")], made, output=tmp_path / "run.sqlite", workers=0
+    )
     rows = list(run.rows())
     assert [row.correct for row in rows] == [False, True, True, False, True, True, None]
     assert (rows[6].label, rows[6].label_class) == ("zebra", None)
@@ -116,7 +141,9 @@ def test_labels_say_which_predictions_are_right(tmp_path: Path) -> None:
     assert worst[-1] is None
     assert [row.label_probability for row in run.rows(order="best")] == [*worst[-2::-1], None]
     label = rows[1].label
-    assert [row.name for row in run.rows(label=label)] == [row.name for row in rows if row.label == label]
+    assert [row.name for row in run.rows(label=label)] == [
+        row.name for row in rows if row.label == label
+    ]
 
 
 def test_metrics_are_stored_and_those_of_boxes_only_where_there_are_some(tmp_path: Path) -> None:
@@ -125,7 +152,14 @@ def test_metrics_are_stored_and_those_of_boxes_only_where_there_are_some(tmp_pat
         "path,x0,y0,x1,y1\nphotos/000.png,,,,\nphotos/001.png,2,3,9,11\nphotos/002.png,0,0,24,10\n"
     )
     made, names = explainer(), ["pointinggame", "sparseness", "energypointinggame"]
-    run = explain.run(tmp_path / "list.csv", made, METHODS, output=tmp_path / "run.sqlite", metrics=names, workers=0)
+    run = explain.run(
+        tmp_path / "list.csv",
+        made,
+        METHODS,
+        output=tmp_path / "run.sqlite",
+        metrics=names,
+        workers=0,
+    )
     assert len(run) == 6
     for row in run.rows():
         number = int(Path(row.name).stem)
@@ -134,29 +168,47 @@ def test_metrics_are_stored_and_those_of_boxes_only_where_there_are_some(tmp_pat
         judged = names if boxes else ["sparseness"]
         table = evaluate(made.model, x, row.method, judged, boxes=boxes)[row.method]
         expected = {name: float(table[name][0]) for name in judged}
-        assert {name: value for name, value in row.metrics.items() if value is not None} == pytest.approx(expected)
+        assert {
+            name: value for name, value in row.metrics.items() if value is not None
+        } == pytest.approx(expected)
         assert list(row.metrics) == sorted(names)
-        assert row.boxes == ((2.0, 3.0, 9.0, 11.0),) * (number == 1) + ((0.0, 0.0, 24.0, 10.0),) * (number == 2)
-    assert {metric: count for _, metric, _, count in run.query("SELECT * FROM judged WHERE method = 'gradcam'")} == {
-        "pointinggame": 2, "sparseness": 3, "energypointinggame": 2,
-    }  # fmt: skip
+        assert row.boxes == ((2.0, 3.0, 9.0, 11.0),) * (number == 1) + ((0.0, 0.0, 24.0, 10.0),) * (
+            number == 2
+        )
+    assert {
+        metric: count
+        for _, metric, _, count in run.query("SELECT * FROM judged WHERE method = 'gradcam'")
+    } == {
+        "pointinggame": 2,
+        "sparseness": 3,
+        "energypointinggame": 2,
+    }
 
 
 def test_metrics_that_need_boxes_say_when_there_are_none(tmp_path: Path) -> None:
     with pytest.warns(ExplainWarning, match="no photo has boxes"):
-        run = explain.run([picture(0)], explainer(), output=tmp_path / "r", metrics=["pointinggame"], workers=0)
+        run = explain.run(
+            [picture(0)], explainer(), output=tmp_path / "r", metrics=["pointinggame"], workers=0
+        )
     assert [dict(row.metrics) for row in run.rows()] == [{"pointinggame": None}]
 
 
 def test_metrics_that_ask_the_method_again_judge_it_for_the_same_class(tmp_path: Path) -> None:
     made = explainer()
     run = explain.run(
-        [picture(0), picture(1)], made, METHODS, output=tmp_path / "r", metrics=["randomlogit"], workers=0
+        [picture(0), picture(1)],
+        made,
+        METHODS,
+        output=tmp_path / "r",
+        metrics=["randomlogit"],
+        workers=0,
     )
     for row in run.rows():
         x = as_it_is(picture(int(row.name[-1])))[None]
         table = evaluate(made.model, x, row.method, "randomlogit", target=row.target_class)
-        assert row.metrics["randomlogit"] == pytest.approx(float(table[row.method]["randomlogit"][0]), rel=1e-3)
+        assert row.metrics["randomlogit"] == pytest.approx(
+            float(table[row.method]["randomlogit"][0]), rel=1e-3
+        )
 
 
 class Counting(TinyNet):
@@ -174,13 +226,19 @@ class Counting(TinyNet):
 def test_photos_run_in_batches_and_the_same_call_does_nothing_twice(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "photos", 7)
     made = explainer(settled(Counting()).eval())
-    again: dict[str, Any] = {"output": tmp_path / "run.sqlite", "target": 1, "workers": 0, "batch_size": 3}
+    again: dict[str, Any] = {
+        "output": tmp_path / "run.sqlite",
+        "target": 1,
+        "workers": 0,
+        "batch_size": 3,
+    }
     explain.run(folder, made, "gradcam", **again)
     assert made.model.rows.count(3) >= 2
     made.model.rows.clear()
     states: list[State] = []
     run = explain.run(folder, made, "gradcam", **again, progress=states.append)
-    assert (max(made.model.rows), len(run), run.ended) == (1, 7, True)  # only a test picture, which tells models apart
+    # only a test picture, which tells models apart
+    assert (max(made.model.rows), len(run), run.ended) == (1, 7, True)
     made.model.rows.clear()
     assert (states[-1].done, states[-1].there, states[-1].total, states[-1].left) == (0, 7, 7, None)
     picture(50).save(folder / "x.png")
@@ -201,7 +259,11 @@ def test_what_is_done_before_an_interruption_is_kept_and_the_rest_is_done_later(
     error: type[BaseException], workers: int, tmp_path: Path
 ) -> None:
     folder = folder_of(tmp_path / "photos", 8)
-    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "batch_size": 2, "workers": workers}
+    options: dict[str, Any] = {
+        "output": tmp_path / "run.sqlite",
+        "batch_size": 2,
+        "workers": workers,
+    }
 
     def stop(state: State) -> None:
         if state.done >= 4:
@@ -215,13 +277,21 @@ def test_what_is_done_before_an_interruption_is_kept_and_the_rest_is_done_later(
     assert (run.photos, len(run), run.ended) == (4, 8, False)
     assert "not finished" in repr(run)
     run = explain.run(folder, explainer(), METHODS, **options)
-    assert_same(run, explain.run(folder, explainer(), METHODS, output=tmp_path / "whole.sqlite", workers=0))
+    assert_same(
+        run, explain.run(folder, explainer(), METHODS, output=tmp_path / "whole.sqlite", workers=0)
+    )
     assert run.ended
 
 
 OTHER_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"methods": ["gradcam"]}, 'its methods, saliency, class was "Saliency" and is now null; give another'),
-    ({"methods": [GradCAM(relu=False), "saliency"]}, "its methods, gradcam, options, relu was true and is now"),
+    (
+        {"methods": ["gradcam"]},
+        'its methods, saliency, class was "Saliency" and is now null; give another',
+    ),
+    (
+        {"methods": [GradCAM(relu=False), "saliency"]},
+        "its methods, gradcam, options, relu was true and is now",
+    ),
     ({"target": 2}, r"its targets was .* and is now .*; give another output"),
     ({"top_k": 2, "target": None}, r"its targets was .* and is now .*"),
     ({"layer": "layer1"}, 'its layer was null and is now "layer1"'),
@@ -232,7 +302,12 @@ OTHER_OPTIONS: list[tuple[dict[str, Any], str]] = [
 
 
 def test_a_run_with_other_options_refuses_to_be_mixed_in(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"source": "photos", "explainer": explainer(), "methods": METHODS, "target": 1}
+    options: dict[str, Any] = {
+        "source": "photos",
+        "explainer": explainer(),
+        "methods": METHODS,
+        "target": 1,
+    }
     for name in ("photos", "other"):
         folder_of(tmp_path / name, 1)
 
@@ -242,12 +317,16 @@ def test_a_run_with_other_options_refuses_to_be_mixed_in(tmp_path: Path) -> None
 
     before = contents(go(options))
     for changed, message in OTHER_OPTIONS:
-        with pytest.raises(RunError, match=f"run '.*run.sqlite' must be continued as it was begun, but {message}"):
+        with pytest.raises(
+            RunError, match=f"run '.*run.sqlite' must be continued as it was begun, but {message}"
+        ):
             go({**options, **changed})
     assert contents(go(options)).keys() == before.keys()
 
 
-def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(tmp_path: Path) -> None:
+def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
+    tmp_path: Path,
+) -> None:
     folder = folder_of(tmp_path / "photos", 5)
     more: list[dict[str, Any]] = [
         {"methods": ["gradcam"]},
@@ -267,22 +346,38 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(tm
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("explain.runs.job.attribute", noted)
             run = explain.run(
-                folder, made, **options, output=tmp_path / "run.sqlite", target=1, workers=0, batch_size=5,
+                folder,
+                made,
+                **options,
+                output=tmp_path / "run.sqlite",
+                target=1,
+                workers=0,
+                batch_size=5,
                 progress=states.append,
-            )  # fmt: skip
+            )
         done.append(sorted(asked))
         assert (run.ended, run.photos, run.methods) == (True, 5, options["methods"])
     assert done == [[("gradcam", 5)], [("saliency", 5)], [("gradcam", 5), ("saliency", 5)], []]
-    whole = explain.run(folder, explainer(), **more[-1], output=tmp_path / "whole.sqlite", target=1, workers=0)
+    whole = explain.run(
+        folder, explainer(), **more[-1], output=tmp_path / "whole.sqlite", target=1, workers=0
+    )
     assert_same(run, whole)
-    one, other = ({row.name + row.method: row.metrics["complexity"] for row in each.rows()} for each in (run, whole))
+    one, other = (
+        {row.name + row.method: row.metrics["complexity"] for row in each.rows()}
+        for each in (run, whole)
+    )
     assert one == pytest.approx(other)
     with pytest.raises(RunError, match="methods, saliency"):
-        explain.run(folder, explainer(), "gradcam", output=tmp_path / "run.sqlite", target=1, workers=0)
+        explain.run(
+            folder, explainer(), "gradcam", output=tmp_path / "run.sqlite", target=1, workers=0
+        )
 
 
 def test_a_method_that_cannot_be_added_leaves_the_run_as_it_was(tmp_path: Path) -> None:
-    folder, options = folder_of(tmp_path / "photos", 3), {"output": tmp_path / "run.sqlite", "workers": 0}
+    folder, options = (
+        folder_of(tmp_path / "photos", 3),
+        {"output": tmp_path / "run.sqlite", "workers": 0},
+    )
     before = contents(explain.run(folder, explainer(), "gradcam", **options))
     with pytest.raises(MethodError, match="cheferattribution"):
         explain.run(folder, explainer(), ["gradcam", "cheferattribution"], **options)
@@ -290,11 +385,15 @@ def test_a_method_that_cannot_be_added_leaves_the_run_as_it_was(tmp_path: Path) 
     assert (contents(run).keys(), run.methods, run.failures) == (before.keys(), ["gradcam"], {})
 
 
-def test_versions_are_part_of_what_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_part_of_what_a_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
     run = explain.run([picture(0)], explainer(), **options)
     assert run.manifest["versions"]["torch"] == str(torch.__version__)
-    monkeypatch.setattr("explain.runs.job.versions", lambda: {**run.manifest["versions"], "torch": "1.0"})
+    monkeypatch.setattr(
+        "explain.runs.job.versions", lambda: {**run.manifest["versions"], "torch": "1.0"}
+    )
     with pytest.raises(RunError, match="versions"):
         explain.run([picture(0)], explainer(), **options)
 
@@ -326,7 +425,10 @@ def test_bad_files_are_listed_with_their_reason_and_tried_again(tmp_path: Path) 
     states: list[State] = []
     run = explain.run(folder, explainer(), progress=states.append, **options)
     assert list(run.failures) == ["bad.png", "empty.jpg"]
-    assert "bad.png' is not an image that Pillow can read; convert it to PNG or JPEG" in run.failures["bad.png"]
+    assert (
+        "bad.png' is not an image that Pillow can read; convert it to PNG or JPEG"
+        in run.failures["bad.png"]
+    )
     assert (len(run), run.ended, states[-1].failed, states[-1].done) == (3, True, 2, 3)
     assert "2 failed" in repr(run)
     picture(9).save(folder / "bad.png")
@@ -371,25 +473,40 @@ def test_a_photo_that_breaks_the_model_does_not_spoil_its_batch(tmp_path: Path) 
 def test_what_is_wrong_for_all_photos_is_raised(
     options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    given = {"source": [picture(0)], "explainer": explainer(), "output": tmp_path / "run.sqlite", "workers": 0}
+    given = {
+        "source": [picture(0)],
+        "explainer": explainer(),
+        "output": tmp_path / "run.sqlite",
+        "workers": 0,
+    }
     with pytest.raises(error, match=message):
         explain.run(**{**given, **options})
 
 
 def test_inputs_of_integers_are_refused(tmp_path: Path) -> None:
-    made = explain.Explainer(settled(TinyNet()).eval(), preprocess=lambda photo: as_it_is(photo).mul(255).byte())
+    made = explain.Explainer(
+        settled(TinyNet()).eval(), preprocess=lambda photo: as_it_is(photo).mul(255).byte()
+    )
     run = explain.run([picture(0)], made, output=tmp_path / "run.sqlite", target=1, workers=0)
     assert len(run) == 0
-    assert ["must return a float tensor (C, H, W), got torch.uint8" in each for each in run.failures.values()] == [True]
+    assert [
+        "must return a float tensor (C, H, W), got torch.uint8" in each
+        for each in run.failures.values()
+    ] == [True]
 
 
 def test_a_precision_is_the_same_in_both_spellings(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "photos", 1)
     for precision in ("bf16", "bfloat16", "bf16"):
         run = explain.run(
-            folder, explainer(), RISE(samples=9), output=tmp_path / "run.sqlite", target=1, workers=0,
+            folder,
+            explainer(),
+            RISE(samples=9),
+            output=tmp_path / "run.sqlite",
+            target=1,
+            workers=0,
             precision=precision,
-        )  # fmt: skip
+        )
         assert len(run) == 1
 
 
@@ -410,10 +527,14 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
 def test_tensors_are_given_to_the_model_as_they_are(tmp_path: Path) -> None:
     x = torch.rand(3, 3, 12, 10)
     made = explain.Explainer(settled(TinyNet()).eval(), preprocess=lambda photo: 1 / 0)  # type: ignore[arg-type]
-    run = explain.run([(each, 1) for each in x], made, output=tmp_path / "run.sqlite", target=0, workers=0)
+    run = explain.run(
+        [(each, 1) for each in x], made, output=tmp_path / "run.sqlite", target=0, workers=0
+    )
     expected = explain.attribute(made.model, x, "gradcam", target=0).values
     rows = list(run.rows())
-    torch.testing.assert_close(torch.stack([row.values for row in rows]), expected, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        torch.stack([row.values for row in rows]), expected, rtol=1e-3, atol=1e-6
+    )
     assert rows[0].sha256 == hashlib.sha256(x[0].numpy().tobytes()).hexdigest()
     assert (rows[0].label_class, rows[0].path, rows[0].size) == (1, None, (10, 12))
 
@@ -421,14 +542,20 @@ def test_tensors_are_given_to_the_model_as_they_are(tmp_path: Path) -> None:
 def test_warnings_about_photos_are_kept_as_notes(tmp_path: Path) -> None:
     model = settled(TinyNet()).eval()
     torch.nn.init.zeros_(model.fc.weight)
-    run = explain.run([picture(0), picture(1)], explainer(model), output=tmp_path / "run.sqlite", workers=0)
+    run = explain.run(
+        [picture(0), picture(1)], explainer(model), output=tmp_path / "run.sqlite", workers=0
+    )
     assert len(run.notes) == 1
     assert run.notes[0].startswith("gradcam is zero everywhere for image photo 0, photo 1: ")
     assert [row.values.any().item() for row in run.rows()] == [False, False]
 
 
-def test_a_group_of_methods_is_chosen_by_the_first_photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explain.attribution.selection.list_methods", lambda: ["gradcam", "saliency", "rollout"])
+def test_a_group_of_methods_is_chosen_by_the_first_photo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "explain.attribution.selection.list_methods", lambda: ["gradcam", "saliency", "rollout"]
+    )
     options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
     run = explain.run([picture(0), picture(1)], explainer(), "all", **options)
     assert sorted(run.methods) == ["gradcam", "saliency"]
@@ -441,7 +568,9 @@ def test_photos_go_alone_where_the_rows_of_a_batch_are_not_apart(tmp_path: Path)
             return super().forward(x - x.mean(0) / 2)
 
     made = explainer(settled(Centred()).eval())
-    run = explain.run([picture(n) for n in range(3)], made, "saliency", output=tmp_path / "r", target=1, workers=0)
+    run = explain.run(
+        [picture(n) for n in range(3)], made, "saliency", output=tmp_path / "r", target=1, workers=0
+    )
     assert made.model.rows.count(2) == 1  # the question whether they are
     assert set(made.model.rows) == {1, 2}
     alone_ = explain.attribute(made.model, as_it_is(picture(2))[None], "saliency", target=1)
@@ -455,8 +584,14 @@ def test_rows_can_be_read_while_the_run_goes_on_and_from_a_folder_that_cannot_be
     file = tmp_path / "run.sqlite"
     photos = [picture(number) for number in range(4)]
     made = explainer()
-    explain.run(photos, made, output=file, workers=0, batch_size=1,
-                progress=lambda state: counts.append(len(explain.open_run(file))))  # fmt: skip
+    explain.run(
+        photos,
+        made,
+        output=file,
+        workers=0,
+        batch_size=1,
+        progress=lambda state: counts.append(len(explain.open_run(file))),
+    )
     assert counts == sorted(counts)
     run = explain.open_run(file)
     connect = sqlite3.connect

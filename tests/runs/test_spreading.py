@@ -1,4 +1,5 @@
-"""A distributed run: pieces that are explained anywhere and in any order, without Ray, for which a class stands in."""
+"""A distributed run: pieces that are explained anywhere and in any order, without Ray, for which a
+class stands in."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ METHODS = ["gradcam", "saliency"]
 
 
 class Cluster:
-    """In place of Ray: takes each piece to a process that has got the job pickled; the last piece comes back first."""
+    """In place of Ray: takes each piece to a process that has got the job pickled; the last piece
+    comes back first."""
 
     def __init__(self) -> None:
         self.pieces: list[list[str]] = []
@@ -54,12 +56,22 @@ class Cluster:
 
 
 def spread(
-    source: Any, output: Any, methods: Any = "gradcam", cluster: Cluster | None = None, *, made: Any = None,
-    metrics: Any = (), per_file: int = 64, progress: Any = None, **options: Any,
-) -> explain.Run:  # fmt: skip
+    source: Any,
+    output: Any,
+    methods: Any = "gradcam",
+    cluster: Cluster | None = None,
+    *,
+    made: Any = None,
+    metrics: Any = (),
+    per_file: int = 64,
+    progress: Any = None,
+    **options: Any,
+) -> explain.Run:
     job = Job(source, made or explainer(), methods, None, metrics, **options)
     folder = Storage(output)
-    explain_in_pieces(job, folder, lambda: (cluster or Cluster()).joined(job, folder), per_file, progress)
+    explain_in_pieces(
+        job, folder, lambda: (cluster or Cluster()).joined(job, folder), per_file, progress
+    )
     return open_run(output)
 
 
@@ -71,7 +83,8 @@ def maps(tmp_path: Path) -> Path:
 
 
 def digests(run: explain.Run) -> list[tuple[Any, ...]]:
-    """All results of a run with their digests, which are of every cell of the row and its photo, and of the map."""
+    """All results of a run with their digests, which are of every cell of the row and its photo,
+    and of the map."""
     columns = "p.name, r.method, r.target, r.digest"
     return sorted(run.query(f"SELECT {columns} FROM results r JOIN photos p ON p.id = r.photo"))
 
@@ -89,10 +102,20 @@ def test_rows_are_those_of_one_machine_to_the_last_digit(tmp_path: Path) -> None
     (tmp_path / "list.csv").write_text("\n".join(["path,label,x0,y0,x1,y1", *lines]))
     options: dict[str, Any] = {"metrics": ["pointinggame"], "batch_size": 4, "top_k": 2}
     made, cluster = explainer(categories=list("abcde")), Cluster()
-    local = explain.run(tmp_path / "list.csv", made, METHODS, output=tmp_path / "r.sqlite", workers=0, **options)
+    local = explain.run(
+        tmp_path / "list.csv", made, METHODS, output=tmp_path / "r.sqlite", workers=0, **options
+    )
     states: list[State] = []
-    found = spread(tmp_path / "list.csv", tmp_path / "maps", METHODS, cluster, made=made, per_file=8,
-                   progress=states.append, **options)  # fmt: skip
+    found = spread(
+        tmp_path / "list.csv",
+        tmp_path / "maps",
+        METHODS,
+        cluster,
+        made=made,
+        per_file=8,
+        progress=states.append,
+        **options,
+    )
     assert sorted(map(len, cluster.pieces)) == [6, 8, 8]
     local.export(tmp_path / "r.parquet")
     assert by_key(tmp_path / "maps") == by_key(tmp_path / "r.parquet")
@@ -101,7 +124,10 @@ def test_rows_are_those_of_one_machine_to_the_last_digit(tmp_path: Path) -> None
     assert (states[-1].done, states[-1].total) == (22, 22)
     free = {"begun": None, "ended": None}
     assert {**found.manifest, **free} == {**local.manifest, **free}
-    for query in ("name, class, options, style, paper, digest FROM methods", "name, stamp, label, digest FROM photos"):
+    for query in (
+        "name, class, options, style, paper, digest FROM methods",
+        "name, stamp, label, digest FROM photos",
+    ):
         assert sorted(found.query(f"SELECT {query}")) == sorted(local.query(f"SELECT {query}"))
     assert found.insight("gradcam").lines(1)[0].endswith("44 maps of gradcam")
 
@@ -135,7 +161,9 @@ def test_a_piece_that_is_explained_twice_is_there_once(tmp_path: Path) -> None:
             self.there.report(piece)  # and the actor is lost before it could report
             return self.there.report(piece)
 
-    found = spread(folder_of(tmp_path / "photos", 6), tmp_path / "maps", cluster=Lossy(), per_file=3)
+    found = spread(
+        folder_of(tmp_path / "photos", 6), tmp_path / "maps", cluster=Lossy(), per_file=3
+    )
     assert len(by_key(tmp_path / "maps")) == found.photos == 6
 
 
@@ -187,7 +215,9 @@ def test_bad_photos_are_listed_and_tried_again(tmp_path: Path) -> None:
     assert (cluster.pieces, found.photos, found.failures) == ([["bad.png"]], 4, {})
 
 
-def test_errors_of_all_photos_and_machines_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_all_photos_and_machines_are_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Elsewhere(Cluster):
         def report(self, piece: list[Entry]) -> Report | None:
             self.there.folder.path = str(tmp_path)
@@ -225,7 +255,9 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         Storage("s3://bucket/maps")
 
 
-def test_a_file_appears_complete_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_appears_complete_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -234,7 +266,11 @@ def test_a_file_appears_complete_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patched, pytest.raises(RunError, match="No space left"):
         patched.setattr(os, "replace", full)
         folder.write("a.json", b"2")
-    assert (folder.read("a.json"), list(folder.stamps()), folder.read("b.json")) == (b"1", ["a.json"], None)
+    assert (folder.read("a.json"), list(folder.stamps()), folder.read("b.json")) == (
+        b"1",
+        ["a.json"],
+        None,
+    )
     assert os.listdir(tmp_path / "maps") == ["a.json"]
 
 
@@ -250,7 +286,10 @@ def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None
     first = min(maps.glob("*.parquet"))
     content = first.read_bytes()
     first.unlink()
-    with pytest.warns(ExplainWarning, match="2 of 6 photos"), pytest.warns(ExplainWarning, match="2 new"):
+    with (
+        pytest.warns(ExplainWarning, match="2 of 6 photos"),
+        pytest.warns(ExplainWarning, match="2 new"),
+    ):
         assert (open_run(maps).photos, len(open_run(maps))) == (4, 4)
     first.write_bytes(content[:-100])
     with pytest.raises(RunError, match="cannot be read"):
@@ -273,7 +312,9 @@ def test_no_corruption_of_a_part_gives_other_maps_unseen(maps: Path) -> None:
     assert refused > 12
 
 
-def test_an_address_is_indexed_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_is_indexed_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     photos, address, cluster = folder_of(tmp_path / "photos", 3), f"memory://{tmp_path}", Cluster()
     found = spread(photos, address, METHODS, per_file=2)
@@ -294,7 +335,10 @@ def test_a_part_that_is_missing_is_noticed_and_made_again(maps: Path) -> None:
     whole = digests(open_run(maps))
     parts = sorted(maps.glob("*.parquet"))
     parts[1].unlink()
-    with pytest.warns(ExplainWarning, match="2 new"), pytest.warns(ExplainWarning, match="2 of 6 photos"):
+    with (
+        pytest.warns(ExplainWarning, match="2 new"),
+        pytest.warns(ExplainWarning, match="2 of 6 photos"),
+    ):
         open_run(maps)
     with pytest.warns(ExplainWarning, match="2 of 6 photos"):  # also where all is imported already
         run = open_run(maps)

@@ -19,13 +19,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("whole") / "run.sqlite"
     photos = [(picture(number), number % 5) for number in range(6)]
     made = explainer(categories=list("abcde"))
-    explain.run(photos, made, ["gradcam", "saliency"], output=file, metrics=["sparseness"], workers=0)
+    explain.run(
+        photos, made, ["gradcam", "saliency"], output=file, metrics=["sparseness"], workers=0
+    )
     return file
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_no_corruption_of_the_file_gives_other_maps_unseen(kind: int, whole: Path, tmp_path: Path) -> None:
-    found = {check(whole, tmp_path / "damaged.sqlite", seed) for seed in range(kind, 60, len(KINDS))}
+def test_no_corruption_of_the_file_gives_other_maps_unseen(
+    kind: int, whole: Path, tmp_path: Path
+) -> None:
+    found = {
+        check(whole, tmp_path / "damaged.sqlite", seed) for seed in range(kind, 60, len(KINDS))
+    }
     assert "refused" in found
 
 
@@ -77,5 +83,7 @@ def test_a_run_whose_photos_were_replaced_is_whole(tmp_path: Path) -> None:
     for seed in range(3):
         for number in range(4):
             picture(seed * number).save(folder / f"{number}.png")
-        run = explain.run(folder, explainer(), ["gradcam", "saliency"], output=tmp_path / "run.sqlite", workers=0)
+        run = explain.run(
+            folder, explainer(), ["gradcam", "saliency"], output=tmp_path / "run.sqlite", workers=0
+        )
         assert len(list(run.rows())) == len(run) == 8

@@ -44,7 +44,11 @@ def test_a_folder_has_the_photos_of_the_folders_inside_it_in_order(tmp_path: Pat
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         picture(len(name)).save(tmp_path / name, format="PNG")
     source = source_of(tmp_path)
-    assert listed(source) == [("a/c.png", None, ()), ("a/deep/d.PNG", None, ()), ("b.png", None, ())]
+    assert listed(source) == [
+        ("a/c.png", None, ()),
+        ("a/deep/d.PNG", None, ()),
+        ("b.png", None, ()),
+    ]
     assert read(source, "a/c.png") == (picture(7).tobytes(), None)
     first = next(iter(source.entries()))
     os.utime(tmp_path / "a/c.png", ns=(1, 1))
@@ -55,14 +59,19 @@ def test_folders_that_hold_all_photos_are_labels(tmp_path: Path) -> None:
     for name in ("cat/1.png", "cat/in/2.png", "dog/1.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         picture(1).save(tmp_path / name)
-    assert listed(source_of(str(tmp_path))) == [("cat/1.png", "cat", ()), ("cat/in/2.png", "cat", ()),
-                                                ("dog/1.png", "dog", ())]  # fmt: skip
+    assert listed(source_of(str(tmp_path))) == [
+        ("cat/1.png", "cat", ()),
+        ("cat/in/2.png", "cat", ()),
+        ("dog/1.png", "dog", ()),
+    ]
     assert [label for _, label, _ in listed(source_of(tmp_path / "cat"))] == [None, None]
     picture(1).save(tmp_path / "top.png")
     assert {label for _, label, _ in listed(source_of(tmp_path))} == {None}
 
 
-def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder_of(tmp_path / "in", 1)
     folder_of(tmp_path / "other", 1)
     scandir = os.scandir
@@ -74,7 +83,9 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "scandir", refused)
     found = list(source_of(tmp_path).entries())
-    assert found[0] == Entry("in", problem="folder cannot be read: Permission denied; check its permissions")
+    assert found[0] == Entry(
+        "in", problem="folder cannot be read: Permission denied; check its permissions"
+    )
     assert [each.name for each in found[1:]] == ["other/000.png"]
 
 
@@ -105,11 +116,16 @@ def test_a_table_has_labels_and_boxes(tmp_path: Path) -> None:
     ]
     assert read(source, "photos/001.png")[0] == picture(1).tobytes()
     (tmp_path / "list.tsv").write_text("file\tboxes\nphotos/000.png\t[[1, 2, 3, 4]]\n")
-    assert listed(source_of(tmp_path / "list.tsv")) == [("photos/000.png", None, ((1.0, 2.0, 3.0, 4.0),))]
+    assert listed(source_of(tmp_path / "list.tsv")) == [
+        ("photos/000.png", None, ((1.0, 2.0, 3.0, 4.0),))
+    ]
 
 
 def test_json_lists_hold_the_same(tmp_path: Path) -> None:
-    rows: list[Any] = [{"image": "a.png", "label": 2, "boxes": [[1, 2, 3, 4], [0, 0, 1, 1]]}, "b.png"]
+    rows: list[Any] = [
+        {"image": "a.png", "label": 2, "boxes": [[1, 2, 3, 4], [0, 0, 1, 1]]},
+        "b.png",
+    ]
     (tmp_path / "list.json").write_text(json.dumps(rows))
     expected = [("a.png", 2, ((1.0, 2.0, 3.0, 4.0), (0.0, 0.0, 1.0, 1.0))), ("b.png", None, ())]
     assert listed(source_of(tmp_path / "list.json")) == expected
@@ -120,7 +136,11 @@ def test_json_lists_hold_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", f'[{{"path": "a.png", "boxes": [0, 0, 1{"0" * 400}, 3]}}]', "photo 1: boxes must"),
+        (
+            "a.json",
+            f'[{{"path": "a.png", "boxes": [0, 0, 1{"0" * 400}, 3]}}]',
+            "photo 1: boxes must",
+        ),
         ("a.csv", f"path,boxes\na.png,{'[' * 50000}\n", "photo 1"),
         ("a.csv", "path,x0,y0,x1,y1\na.png,5,0,2,2\n", "photo 1: boxes must"),
         ("a.csv", "path,boxes\na.png,[1\n", r"photo 1: Expecting"),
@@ -132,7 +152,9 @@ def test_json_lists_hold_the_same(tmp_path: Path) -> None:
         ("a.csv", "path\n\xff", "'utf-8'"),
     ],
 )
-def test_a_list_that_is_none_is_refused_by_its_line(name: str, content: str, message: str, tmp_path: Path) -> None:
+def test_a_list_that_is_none_is_refused_by_its_line(
+    name: str, content: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(content.encode("latin-1"))
     with pytest.raises(RunError, match=message) as caught:
         listed(source_of(tmp_path / name))
@@ -156,10 +178,22 @@ def png(number: int) -> bytes:
 
 def test_shards_hold_photos_with_labels(tmp_path: Path) -> None:
     about = json.dumps({"label": "dog", "boxes": [[0, 0, 3, 4]]}).encode()
-    shard(tmp_path / "s-08.tar", [("a.png", png(1)), ("a.cls", b"7\n"), ("in/a.txt", b"cat"), ("in/a.seg.png", b"x"),
-                                  ("in/a.png", png(2))])  # fmt: skip
+    shard(
+        tmp_path / "s-08.tar",
+        [
+            ("a.png", png(1)),
+            ("a.cls", b"7\n"),
+            ("in/a.txt", b"cat"),
+            ("in/a.seg.png", b"x"),
+            ("in/a.png", png(2)),
+        ],
+    )
     shard(tmp_path / "s-09.tar", [("b.json", about), ("b.png", png(3)), ("c.txt", b"no photo")])
-    expected = [("s-08.tar/a", 7, ()), ("s-08.tar/in/a", "cat", ()), ("s-09.tar/b", "dog", ((0.0, 0.0, 3.0, 4.0),))]
+    expected = [
+        ("s-08.tar/a", 7, ()),
+        ("s-08.tar/in/a", "cat", ()),
+        ("s-09.tar/b", "dog", ((0.0, 0.0, 3.0, 4.0),)),
+    ]
     for given in ("s-{08..09}.tar", "s-*.tar", ""):
         source = source_of(str(tmp_path / given))
         assert listed(source) == expected
@@ -172,7 +206,10 @@ def test_a_damaged_shard_is_told_and_the_others_are_read(tmp_path: Path) -> None
     whole = shard(tmp_path / "a.tar", members).read_bytes()
     second = whole.index(b"1.png")
     shard(tmp_path / "d.tar", members)
-    damages = {"a.tar": whole[: second + 700], "b.tar": whole[:second] + b"\xff" * 600 + whole[second + 600 :]}
+    damages = {
+        "a.tar": whole[: second + 700],
+        "b.tar": whole[:second] + b"\xff" * 600 + whole[second + 600 :],
+    }
     for name, content in damages.items():
         (tmp_path / name).write_bytes(content)
     with tarfile.open(tmp_path / "c.tar", "w:gz") as tar:
@@ -201,7 +238,9 @@ class Items:
 
 
 def test_a_data_set_of_torch_is_read_by_number(tmp_path: Path) -> None:
-    source = source_of(Items([(picture(0), 3), (picture(1), torch.tensor(1))], classes=["a", "b"], root=tmp_path))
+    source = source_of(
+        Items([(picture(0), 3), (picture(1), torch.tensor(1))], classes=["a", "b"], root=tmp_path)
+    )
     assert listed(source) == [("item 0", None, ()), ("item 1", None, ())]
     assert read(source, "item 1") == (picture(1).tobytes(), 1)
     assert source.classes == ["a", "b"]
@@ -212,7 +251,9 @@ def test_a_data_set_of_torch_is_read_by_number(tmp_path: Path) -> None:
     assert read(arrays, "item 0") == (picture(2).tobytes(), None)
 
 
-def test_a_folder_of_torchvision_and_its_subsets_keep_the_names_of_their_files(tmp_path: Path) -> None:
+def test_a_folder_of_torchvision_and_its_subsets_keep_the_names_of_their_files(
+    tmp_path: Path,
+) -> None:
     from torch.utils.data import Subset
     from torchvision.datasets import ImageFolder
 
@@ -238,7 +279,10 @@ def test_the_columns_of_a_hugging_face_data_set_are_found_by_their_features() ->
         {"id": 2, "picture": {"bytes": png(1), "path": None}, "kind": 0},
     ]
     given = hugging_face(
-        rows, id=kinds["Value"](), picture=kinds["Image"](), kind=kinds["ClassLabel"](names=["cat", "dog"])
+        rows,
+        id=kinds["Value"](),
+        picture=kinds["Image"](),
+        kind=kinds["ClassLabel"](names=["cat", "dog"]),
     )
     source = source_of(given)
     assert read(source, "item 0") == (picture(0).tobytes(), 1)
@@ -251,12 +295,21 @@ def test_the_columns_of_a_hugging_face_data_set_are_found_by_their_features() ->
 
 
 def test_a_real_hugging_face_data_set() -> None:
-    datasets, arrow = (pytest.importorskip(name, reason="an extra") for name in ("datasets", "pyarrow"))
-    features = datasets.Features({"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "dog"])})
-    rows = [{"picture": {"bytes": png(number), "path": None}, "kind": number} for number in range(2)]
+    datasets, arrow = (
+        pytest.importorskip(name, reason="an extra") for name in ("datasets", "pyarrow")
+    )
+    features = datasets.Features(
+        {"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "dog"])}
+    )
+    rows = [
+        {"picture": {"bytes": png(number), "path": None}, "kind": number} for number in range(2)
+    ]
     table = arrow.Table.from_pylist(rows, schema=features.arrow_schema)
     given = datasets.Dataset(table, info=datasets.DatasetInfo(features=features), fingerprint="abc")
-    for source, name in ((source_of(given), "item 1"), (source_of(given.to_iterable_dataset()), "photo 1")):
+    for source, name in (
+        (source_of(given), "item 1"),
+        (source_of(given.to_iterable_dataset()), "photo 1"),
+    ):
         assert read(source, name) == (picture(1).tobytes(), 1)
         assert source.classes == ["cat", "dog"]
 
@@ -264,13 +317,21 @@ def test_a_real_hugging_face_data_set() -> None:
 def test_lists_and_iterators_of_photos(tmp_path: Path) -> None:
     picture(0).save(tmp_path / "0.png")
     opened = Image.open(tmp_path / "0.png")
-    given = [tmp_path / "0.png", (picture(1), "cat"), np.array(picture(2)), opened, {"image": picture(3), "label": 4}]
+    given = [
+        tmp_path / "0.png",
+        (picture(1), "cat"),
+        np.array(picture(2)),
+        opened,
+        {"image": picture(3), "label": 4},
+    ]
     names = [str(tmp_path / "0.png"), "photo 1", "photo 2", str(tmp_path / "0.png"), "photo 4"]
     assert [name for name, _, _ in listed(source_of(given))] == names
     assert read(source_of(given), "photo 1") == (picture(1).tobytes(), "cat")
     assert read(source_of(iter(given)), "photo 4") == (picture(3).tobytes(), 4)
     assert source_of(iter(given)).count is None
-    assert read(source_of(str(tmp_path / "0.png")), str(tmp_path / "0.png"))[0] == picture(0).tobytes()
+    assert (
+        read(source_of(str(tmp_path / "0.png")), str(tmp_path / "0.png"))[0] == picture(0).tobytes()
+    )
     opened.close()
 
 
@@ -326,11 +387,16 @@ def test_a_prediction_that_is_one_of_several_labels_is_right(tmp_path: Path) -> 
     photos = [picture(number) for number in range(6)]
     best = made.model(torch.stack([as_it_is(photo) for photo in photos])).argmax(1).tolist()
     labelled = [(photo, [(top + 1) % 5, top]) for photo, top in zip(photos[:4], best, strict=False)]
-    labelled += [(photo, [(top + 1) % 5, (top + 2) % 5]) for photo, top in zip(photos[4:], best[4:], strict=True)]
+    labelled += [
+        (photo, [(top + 1) % 5, (top + 2) % 5])
+        for photo, top in zip(photos[4:], best[4:], strict=True)
+    ]
     run = explain.run(labelled, made, output=tmp_path / "run.sqlite", workers=0)
     rows = list(run.rows())
     assert [row.correct for row in rows] == [True] * 4 + [False] * 2
-    assert [set(row.labels) for row in rows] == [{"abcde"[label] for label in labels} for _, labels in labelled]
+    assert [set(row.labels) for row in rows] == [
+        {"abcde"[label] for label in labels} for _, labels in labelled
+    ]
     assert sum(pair.count for pair in run.insight().pairs) == 2
     run.export(tmp_path / "run.csv")
     with (tmp_path / "run.csv").open(newline="") as file:
@@ -345,7 +411,9 @@ def test_a_prediction_that_is_one_of_several_labels_is_right(tmp_path: Path) -> 
 
 
 def test_labels_are_found_by_name_and_never_guessed() -> None:
-    labels = Labels(["tench, Tinca tinca", "crane", "crane", "golden retriever", "retriever, tench"])
+    labels = Labels(
+        ["tench, Tinca tinca", "crane", "crane", "golden retriever", "retriever, tench"]
+    )
     assert labels.of("Golden_Retriever") == [(3, "golden retriever")]
     assert labels.of("tench") == [(None, "tench")]  # a part of two labels
     assert labels.of("tinca-tinca") == [(0, "tench, Tinca tinca")]
@@ -358,4 +426,5 @@ def test_labels_are_found_by_name_and_never_guessed() -> None:
     named = Labels(["cat", "dog", "owl"], classes=["owl", "bat", "cat"])
     assert named.of((0, 1, 2, 0)) == [(2, "owl"), (None, "bat"), (0, "cat")]
     assert named.of((1, 0, 1)) == [(2, "owl"), (0, "cat")]  # zeros and ones for each class
-    assert Labels(["cat", "dog"], classes=["n01", "n02"]).of(1) == [(1, "dog")]  # none of its names is known here
+    # none of its names is known here
+    assert Labels(["cat", "dog"], classes=["n01", "n02"]).of(1) == [(1, "dog")]

@@ -13,16 +13,30 @@ import explain
 from explain._utils.nested import first_tensor
 from explain.targets import Answer
 
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 ANSWER = (8, 9, 10)
 OF_QWEN = [1, 36, *[39] * 6, 37, 5, 6]
-PROMPT = {"LLaVA": [1, 39, 39, 39, 39, 5, 6, 7], "PaliGemma": [39, 39, 39, 39, 1, 5, 6, 7], "BLIP": [1, 5, 6, 7],
-          "Qwen2.5-VL": OF_QWEN}  # fmt: skip
+PROMPT = {
+    "LLaVA": [1, 39, 39, 39, 39, 5, 6, 7],
+    "PaliGemma": [39, 39, 39, 39, 1, 5, 6, 7],
+    "BLIP": [1, 5, 6, 7],
+    "Qwen2.5-VL": OF_QWEN,
+}
 
 
 def llava(transformers: Any) -> Any:
     words = transformers.LlamaConfig(
-        **SIZES, num_key_value_heads=1, vocab_size=40, pad_token_id=0, bos_token_id=1, eos_token_id=2
+        **SIZES,
+        num_key_value_heads=1,
+        vocab_size=40,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     photos = transformers.CLIPVisionConfig(**SIZES, image_size=16, patch_size=8)
     config = transformers.LlavaConfig(vision_config=photos, text_config=words, image_token_id=39)
@@ -30,16 +44,30 @@ def llava(transformers: Any) -> Any:
 
 
 def paligemma(transformers: Any) -> Any:
-    words = transformers.GemmaConfig(**SIZES, num_key_value_heads=1, head_dim=8, vocab_size=40, pad_token_id=0)
-    photos = transformers.SiglipVisionConfig(**SIZES, image_size=16, patch_size=8, projection_dim=16)
+    words = transformers.GemmaConfig(
+        **SIZES, num_key_value_heads=1, head_dim=8, vocab_size=40, pad_token_id=0
+    )
+    photos = transformers.SiglipVisionConfig(
+        **SIZES, image_size=16, patch_size=8, projection_dim=16
+    )
     config = transformers.PaliGemmaConfig(
-        vision_config=photos, text_config=words, image_token_id=39, projection_dim=16, hidden_size=16
+        vision_config=photos,
+        text_config=words,
+        image_token_id=39,
+        projection_dim=16,
+        hidden_size=16,
     )
     return transformers.PaliGemmaForConditionalGeneration(config)
 
 
 def blip(transformers: Any) -> Any:
-    words = {"vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+    words = {
+        "vocab_size": 40,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "sep_token_id": 2,
+    }
     config = transformers.BlipConfig(
         text_config={**SIZES, **words, "encoder_hidden_size": 16, "max_position_embeddings": 64},
         vision_config={**SIZES, "image_size": 16, "patch_size": 8},
@@ -53,14 +81,26 @@ def qwen(transformers: Any) -> Any:
     words = {**SIZES, **ends, "num_key_value_heads": 1, "vocab_size": 40, "rope_parameters": rope}
     photos = {"depth": 2, "hidden_size": 16, "num_heads": 2, "patch_size": 4}
     photos |= {"window_size": 16, "fullatt_block_indexes": [1], "out_hidden_size": 16}
-    tokens = {"image_token_id": 39, "video_token_id": 38, "vision_start_token_id": 36, "vision_end_token_id": 37}
+    tokens = {
+        "image_token_id": 39,
+        "video_token_id": 38,
+        "vision_start_token_id": 36,
+        "vision_end_token_id": 37,
+    }
     config = transformers.Qwen2_5_VLConfig(text_config=words, vision_config=photos, **tokens)
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
 def packed(photo: Tensor) -> Tensor:
-    """The patches of 4 x 4 pixels of a photo, blocks of 2 x 2 of them one after the other, each twice: for Qwen."""
-    corners = [(8 * i + 4 * k, 8 * j + 4 * m) for i in range(2) for j in range(3) for k in range(2) for m in range(2)]
+    """The patches of 4 x 4 pixels of a photo, blocks of 2 x 2 of them one after the other, each
+    twice: for Qwen."""
+    corners = [
+        (8 * i + 4 * k, 8 * j + 4 * m)
+        for i in range(2)
+        for j in range(3)
+        for k in range(2)
+        for m in range(2)
+    ]
     patches = [photo[0, :, y : y + 4, x : x + 4] for y, x in corners]
     return torch.stack([torch.stack([patch, patch], 1).flatten() for patch in patches])
 
@@ -78,11 +118,16 @@ def given(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Tensor]]:
             for parameter in model.parameters():
                 if parameter.ndim > 1:
                     parameter.copy_(0.2 * torch.randn_like(parameter))
-        model.photo = torch.randn(1, 3, 16, 24 if "Qwen" in request.param else 16, dtype=torch.float64)
+        model.photo = torch.randn(
+            1, 3, 16, 24 if "Qwen" in request.param else 16, dtype=torch.float64
+        )
     ids = torch.tensor([PROMPT[request.param]])
     inputs = {"pixel_values": model.photo, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if "Qwen" in request.param:
-        inputs["pixel_values"], inputs["image_grid_thw"] = packed(model.photo), torch.tensor([[1, 4, 6]])
+        inputs["pixel_values"], inputs["image_grid_thw"] = (
+            packed(model.photo),
+            torch.tensor([[1, 4, 6]]),
+        )
         inputs["mm_token_type_ids"] = (ids == 39).long()
     if request.param == "PaliGemma":
         inputs["token_type_ids"] = torch.zeros_like(ids)
@@ -93,7 +138,9 @@ def run(model: Any, inputs: dict[str, Tensor], photo: Tensor, ids: Tensor, **opt
     """The output of a model for a photo and tokens, by its own interface."""
     more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": photo}
     if "token_type_ids" in inputs:  # the answer is marked by ones
-        more["token_type_ids"] = (torch.arange(ids.shape[1])[None] >= inputs["input_ids"].shape[1]).long()
+        more["token_type_ids"] = (
+            torch.arange(ids.shape[1])[None] >= inputs["input_ids"].shape[1]
+        ).long()
     if "image_grid_thw" in inputs:
         more |= {"pixel_values": packed(photo), "image_grid_thw": inputs["image_grid_thw"]}
         more["mm_token_type_ids"] = (ids == 39).long()
@@ -114,18 +161,24 @@ def test_the_score_and_the_gradient_are_those_of_a_pass_for_each_word(given: Any
     photo = model.photo.clone().requires_grad_()
     expected = one_by_one(model, inputs, photo)
     found = explain.attribute(
-        model, inputs, "inputxgradient", targets=[Answer(ANSWER), *(Answer(ANSWER, word=i) for i in range(3))]
+        model,
+        inputs,
+        "inputxgradient",
+        targets=[Answer(ANSWER), *(Answer(ANSWER, word=i) for i in range(3))],
     )
     for each, score in zip(found, [expected.sum(1), *expected.unbind(1)], strict=True):
         (gradient,) = torch.autograd.grad(score.sum(), photo, retain_graph=True)
         assert_close(each.score, score.detach(), rtol=1e-6, atol=1e-8)
-        assert_close(each.values, gradient * photo.detach(), rtol=1e-4, atol=1e-7)  # norms in float32
+        # norms in float32
+        assert_close(each.values, gradient * photo.detach(), rtol=1e-4, atol=1e-7)
 
 
 # Qwen counts positions by the mask, and wants photos packed one behind the other.
 @pytest.mark.parametrize("given", ["LLaVA", "PaliGemma", "BLIP"], indirect=True)
 @pytest.mark.parametrize("masked", [True, False])
-def test_prompts_that_are_filled_up_on_the_right_are_read_where_they_end(given: Any, masked: bool) -> None:
+def test_prompts_that_are_filled_up_on_the_right_are_read_where_they_end(
+    given: Any, masked: bool
+) -> None:
     model, inputs = given
     ids = torch.cat([inputs["input_ids"], torch.tensor([[11, 12]])], 1)
     both = torch.cat([ids, ids])
@@ -139,7 +192,10 @@ def test_prompts_that_are_filled_up_on_the_right_are_read_where_they_end(given: 
         batch.pop("token_type_ids")
     names = ["inputxgradient", "occlusion(window=8, stride=8, baseline=0)"]
     found = explain.attribute(model, batch, names, target=Answer(ANSWER))
-    alone = [{**inputs, "pixel_values": photos[:1], "input_ids": ids}, {**inputs, "pixel_values": photos[1:]}]
+    alone = [
+        {**inputs, "pixel_values": photos[:1], "input_ids": ids},
+        {**inputs, "pixel_values": photos[1:]},
+    ]
     for each in alone:
         each["attention_mask"] = torch.ones_like(each["input_ids"])
         if "token_type_ids" in each:
@@ -149,7 +205,9 @@ def test_prompts_that_are_filled_up_on_the_right_are_read_where_they_end(given: 
         expected = one_by_one(model, single, photo).sum()
         (gradient,) = torch.autograd.grad(expected, photo)
         assert_close(found["inputxgradient"].score[i], expected.detach(), rtol=1e-6, atol=1e-8)
-        assert_close(found["inputxgradient"].values[i], (gradient * photo).detach()[0], rtol=1e-4, atol=1e-7)
+        assert_close(
+            found["inputxgradient"].values[i], (gradient * photo).detach()[0], rtol=1e-4, atol=1e-7
+        )
         covered = photo.detach().clone()
         covered[..., :8, 8:16] = 0
         drop = expected.detach() - one_by_one(model, single, covered).sum().detach()
@@ -157,10 +215,16 @@ def test_prompts_that_are_filled_up_on_the_right_are_read_where_they_end(given: 
         assert float(by_occlusion) == pytest.approx(float(drop), rel=1e-4)
     if "token_type_ids" in inputs or 39 not in ids:
         return
-    rolled = [explain.attribute(model, each, "rollout", target=Answer(ANSWER)).values for each in (batch, *alone)]
+    rolled = [
+        explain.attribute(model, each, "rollout", target=Answer(ANSWER)).values
+        for each in (batch, *alone)
+    ]
     assert_close(rolled[0], torch.cat(rolled[1:]))
     filled = {name: each[1:] for name, each in batch.items()}
-    own = [explain.attribute(model, each, "saliency", target=Answer()).score for each in (filled, alone[1])]
+    own = [
+        explain.attribute(model, each, "saliency", target=Answer()).score
+        for each in (filled, alone[1])
+    ]
     assert_close(own[0], own[1])
 
 
@@ -173,14 +237,18 @@ def test_positions_go_on_where_those_of_the_prompt_end(given: Any) -> None:
     shares = run(model, inputs, model.photo, longer, position_ids=further).logits.log_softmax(-1)
     first = places.shape[1] - 1
     expected = sum(shares[0, first + k, token] for k, token in enumerate(ANSWER))
-    found = explain.attribute(model, {**inputs, "position_ids": places}, "saliency", target=Answer(ANSWER))
+    found = explain.attribute(
+        model, {**inputs, "position_ids": places}, "saliency", target=Answer(ANSWER)
+    )
     assert_close(found.score[0], expected.detach())
 
 
 def test_words_after_a_word_have_no_part_in_it(given: Any) -> None:
     model, inputs = given
     for word in range(3):
-        found = explain.attribute(model, inputs, "inputxgradient", target=Answer(ANSWER, word=word, words=True))
+        found = explain.attribute(
+            model, inputs, "inputxgradient", target=Answer(ANSWER, word=word, words=True)
+        )
         values = [value for _, value in found.words[0]]
         assert [name for name, _ in found.words[0]][-3:] == ["8", "9", "10"]
         assert values[-3:][word:] == [0.0] * (3 - word)
@@ -192,7 +260,9 @@ def test_words_after_a_word_have_no_part_in_it(given: Any) -> None:
 @pytest.mark.parametrize("given", ["LLaVA", "PaliGemma", "BLIP"], indirect=True)
 def test_photo_and_words_add_up(given: Any) -> None:
     model, inputs = given
-    found = explain.attribute(model, inputs, "integratedgradients(steps=128)", target=Answer(ANSWER, words=True))
+    found = explain.attribute(
+        model, inputs, "integratedgradients(steps=128)", target=Answer(ANSWER, words=True)
+    )
     assert float(found.delta.abs()) < 0.05 * float(found.score.abs())
 
 
@@ -202,7 +272,9 @@ def test_perturbation_and_relevance_explain_the_photo(given: Any) -> None:
     covered = model.photo.clone()
     covered[..., :8, 8:16] = 0
     drop = (one_by_one(model, inputs, model.photo) - one_by_one(model, inputs, covered)).sum()
-    found = explain.attribute(model, inputs, "occlusion(window=8, stride=8, baseline=0)", target=Answer(ANSWER))
+    found = explain.attribute(
+        model, inputs, "occlusion(window=8, stride=8, baseline=0)", target=Answer(ANSWER)
+    )
     assert float(found.values.reshape(-1, *model.photo.shape[2:])[0, 3, 12]) == pytest.approx(
         float(drop.detach()), rel=1e-4
     )
@@ -221,13 +293,17 @@ def followed(matrices: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:gradeclip is zero everywhere")
-def test_attention_methods_follow_the_language_model_from_the_tokens_that_say_a_word(given: Any) -> None:
+def test_attention_methods_follow_the_language_model_from_the_tokens_that_say_a_word(
+    given: Any,
+) -> None:
     model, inputs = given
     ids = torch.cat([inputs["input_ids"], torch.tensor([ANSWER])], 1)
     first, places = inputs["input_ids"].shape[1] - 1, (ids[0] == 39).nonzero()[:, 0]
     if not len(places):  # BLIP, whose words look at the photo: those that say the answer are found
         names = ["cheferbimodal", *(f"cheferbimodal(token={first + word})" for word in range(3))]
-        found = [explain.attribute(model, inputs, name, target=Answer(ANSWER)).values for name in names]
+        found = [
+            explain.attribute(model, inputs, name, target=Answer(ANSWER)).values for name in names
+        ]
         assert_close(found[0], sum(found[1:]) / 3)
         return
     model.set_attn_implementation("eager")
@@ -244,7 +320,9 @@ def test_attention_methods_follow_the_language_model_from_the_tokens_that_say_a_
     names = [*expected, "cheferattribution", "gradeclip"]
     found = explain.attribute(model, inputs, names, target=Answer(ANSWER, word=1))
     for name, values in expected.items():
-        assert_close(found[name].values.flatten(), values.to(found[name].values), rtol=1e-4, atol=1e-7)
+        assert_close(
+            found[name].values.flatten(), values.to(found[name].values), rtol=1e-4, atol=1e-7
+        )
     for each in found.values():
         assert each.values.shape[1:] == (2, len(places) // 2)
         assert each.heatmap.shape[1:] == model.photo.shape[2:]
@@ -265,7 +343,9 @@ def test_the_models_own_answer_is_its_most_probable_words(given: Any) -> None:
         if answer[-1] == (1 if "token_type_ids" in inputs else 2) and len(answer) > 1:
             answer.pop()
             break
-    own, same = (explain.attribute(model, inputs, "saliency", target=Answer(text)) for text in (None, answer))
+    own, same = (
+        explain.attribute(model, inputs, "saliency", target=Answer(text)) for text in (None, answer)
+    )
     assert_close(own.score, same.score)
 
 
@@ -277,9 +357,12 @@ def test_cams_explain_a_layer_that_keeps_images_apart_and_else_say_what_to_use(g
         assert bool(found.values.any())
         return
     found = explain.attribute(model, inputs, "hirescam(relu=False)", target=Answer(ANSWER))
-    layer = model.get_submodule(found.layer)  # of the language model, where the photo has 2 x 3 tokens
+    # of the language model, where the photo has 2 x 3 tokens
+    layer = model.get_submodule(found.layer)
     kept: list[Tensor] = []
-    handle = layer.register_forward_hook(lambda module, args, output: kept.append(first_tensor(output)))
+    handle = layer.register_forward_hook(
+        lambda module, args, output: kept.append(first_tensor(output))
+    )
     ids, answer = inputs["input_ids"], torch.tensor([ANSWER])
     scores = run(model, inputs, model.photo, torch.cat([ids, answer], 1)).logits[0].log_softmax(1)
     handle.remove()
@@ -287,7 +370,8 @@ def test_cams_explain_a_layer_that_keeps_images_apart_and_else_say_what_to_use(g
     (gradients,) = torch.autograd.grad(score, kept[0])
     of_photo = (kept[0] * gradients).sum(2)[0, : ids.shape[1]][inputs["mm_token_type_ids"][0] == 1]
     assert_close(found.values[0], of_photo.reshape(2, 3))
-    for layer in ("model.visual.blocks.1", "model.visual.merger"):  # all patches are one batch: (patches, values)
+    # all patches are one batch: (patches, values)
+    for layer in ("model.visual.blocks.1", "model.visual.merger"):
         with pytest.raises(explain.LayerError, match="saliency"):
             explain.attribute(model, inputs, "gradcam", target=Answer(ANSWER), layer=layer)
 

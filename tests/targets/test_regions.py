@@ -1,4 +1,5 @@
-"""What segmenters return: every layout as class maps, every target and kind of method, and models of transformers."""
+"""What segmenters return: every layout as class maps, every target and kind of method, and models
+of transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from explain.targets.regions import read_class_maps
 from tests.conftest import settled
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
-METHODS = [Saliency(absolute=False), GradCAM(relu=False), IntegratedGradients(steps=3), Occlusion(4, 4)]
+METHODS = [
+    Saliency(absolute=False),
+    GradCAM(relu=False),
+    IntegratedGradients(steps=3),
+    Occlusion(4, 4),
+]
 CLASSES, QUERIES, MASKS = 3, 4, 2
 
 
@@ -59,7 +65,9 @@ class Segmenter(nn.Module):
 def class_map(layout: str, output: Any, index: int) -> Tensor:
     """The map of a class in plain steps."""
     if layout in ("queries", "detr"):
-        logits, masks = output.values() if layout == "queries" else (output["logits"], output["pred_masks"])
+        logits, masks = (
+            output.values() if layout == "queries" else (output["logits"], output["pred_masks"])
+        )
         total = torch.zeros_like(masks[:, 0])
         for query in range(QUERIES):
             odds = logits[:, query].exp()
@@ -83,11 +91,15 @@ def layout(request: pytest.FixtureRequest) -> str:
 def made(layout: str) -> tuple[nn.Module, Tensor]:
     model = settled(Segmenter(layout), seed=4).double().eval()
     sizes = (4, 6, 6) if layout == "volume" else (8, 12)
-    return model, torch.randn(2, 3, *sizes, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return model, torch.randn(
+        2, 3, *sizes, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("kind", ["predicted", "mask", "point", "chosen"])
-def test_every_layout_target_and_method_equals_the_plain_computation(layout: str, kind: str) -> None:
+def test_every_layout_target_and_method_equals_the_plain_computation(
+    layout: str, kind: str
+) -> None:
     model, x = made(layout)
     with torch.no_grad():
         output = model(x)
@@ -114,7 +126,9 @@ def test_every_layout_target_and_method_equals_the_plain_computation(layout: str
         target = Segmentation(index if kind == "mask" else None, mask)
 
     def score(output: Any) -> Tensor:
-        rows = [class_map(layout, output, categories[i])[i::2][:, region[i]].mean(1) for i in range(2)]
+        rows = [
+            class_map(layout, output, categories[i])[i::2][:, region[i]].mean(1) for i in range(2)
+        ]
         return torch.stack(rows, 1).flatten()  # rows are the two images in turn
 
     found = explain.attribute(model, x, METHODS, target=target, layer="features", batch_size=2)
@@ -127,12 +141,19 @@ def test_every_layout_target_and_method_equals_the_plain_computation(layout: str
     assert_close(found["saliency"].values, gradient, **EXACT)
     assert_close(found["saliency"].score, own.detach(), **EXACT)
     weights = seen.gradients["features"].flatten(2).mean(2)
-    assert_close(found["gradcam"].values, torch.einsum("nc,nc...->n...", weights, features.detach()), **EXACT)
+    assert_close(
+        found["gradcam"].values, torch.einsum("nc,nc...->n...", weights, features.detach()), **EXACT
+    )
     for i in range(2):  # methods that run altered images, each image alone
         alone = explain.attribute(
-            model, x[i : i + 1], METHODS[2:], batch_size=1,
-            target=lambda output, i=i: class_map(layout, output, categories[i])[:, region[i]].mean(1),
-        )  # fmt: skip
+            model,
+            x[i : i + 1],
+            METHODS[2:],
+            batch_size=1,
+            target=lambda output, i=i: class_map(layout, output, categories[i])[:, region[i]].mean(
+                1
+            ),
+        )
         for method, other in alone.items():
             assert_close(found[method].values[i], other.values[0], **EXACT)
 
@@ -197,7 +218,10 @@ def test_a_label_is_predicted_where_it_is_more_probable_than_not(end: str, label
 
 def test_an_output_alone_is_read_by_its_values_at_all_places() -> None:
     scores = 6 * torch.randn(2, 3, 8, 8)
-    for maps, expected in ((scores.sigmoid(), scores[:, 1] > 0), (scores.softmax(1), scores.argmax(1) == 1)):
+    for maps, expected in (
+        (scores.sigmoid(), scores[:, 1] > 0),
+        (scores.softmax(1), scores.argmax(1) == 1),
+    ):
         assert torch.equal(Segmentation(1).settled(maps, 2).mask, expected)
     assert torch.equal(Segmentation().settled(scores[:, :1].sigmoid(), 2).mask, scores[:, 0] > 0)
 
@@ -205,7 +229,8 @@ def test_an_output_alone_is_read_by_its_values_at_all_places() -> None:
 def test_small_scores_of_a_map_are_no_probabilities() -> None:
     model, x = Labels(1, lambda s: 0.1 + 0.01 * s.abs()).eval(), torch.rand(1, 3, 8, 8)
     a = explain.attribute(model, x, "saliency", target=Segmentation())
-    assert_close(a.score, model(x).detach().mean((1, 2, 3)))  # each is positive: predicted everywhere
+    # each is positive: predicted everywhere
+    assert_close(a.score, model(x).detach().mean((1, 2, 3)))
 
 
 def test_windows_of_a_segmenter_that_ends_in_a_sigmoid_are_stitched_to_probabilities() -> None:
@@ -252,34 +277,82 @@ def tiny(name: str) -> tuple[nn.Module, dict[str, Tensor], str]:
     x = {"pixel_values": torch.rand(1, 3, 64, 64)}
     if name == "segformer":
         config = transformers.SegformerConfig(
-            depths=[1, 1], hidden_sizes=[8, 16], num_attention_heads=[1, 2], sr_ratios=[2, 1], patch_sizes=[7, 3],
-            strides=[4, 2], mlp_ratios=[2, 2], num_encoder_blocks=2, decoder_hidden_size=16, num_labels=5,
-        )  # fmt: skip
-        return transformers.SegformerForSemanticSegmentation(config).eval(), x, "decode_head.batch_norm"
+            depths=[1, 1],
+            hidden_sizes=[8, 16],
+            num_attention_heads=[1, 2],
+            sr_ratios=[2, 1],
+            patch_sizes=[7, 3],
+            strides=[4, 2],
+            mlp_ratios=[2, 2],
+            num_encoder_blocks=2,
+            decoder_hidden_size=16,
+            num_labels=5,
+        )
+        return (
+            transformers.SegformerForSemanticSegmentation(config).eval(),
+            x,
+            "decode_head.batch_norm",
+        )
     if name == "maskformer":
         swin = transformers.SwinConfig(
-            image_size=64, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=4,
+            image_size=64,
+            embed_dim=8,
+            depths=[1, 1, 1, 1],
+            num_heads=[1, 1, 1, 1],
+            window_size=4,
             out_features=["stage1", "stage2", "stage3", "stage4"],
-        )  # fmt: skip
-        decoder = transformers.DetrConfig(
-            d_model=32, num_queries=6, decoder_layers=1, encoder_layers=1, decoder_ffn_dim=16, encoder_ffn_dim=16,
-            decoder_attention_heads=2, encoder_attention_heads=2, use_timm_backbone=False,
-            backbone_config=transformers.ResNetConfig(),
-        )  # fmt: skip
-        config = transformers.MaskFormerConfig(
-            backbone_config=swin, decoder_config=decoder, fpn_feature_size=32, mask_feature_size=32, num_labels=4
         )
-        return transformers.MaskFormerForInstanceSegmentation(config).eval(), x, "model.pixel_level_module.decoder"
+        decoder = transformers.DetrConfig(
+            d_model=32,
+            num_queries=6,
+            decoder_layers=1,
+            encoder_layers=1,
+            decoder_ffn_dim=16,
+            encoder_ffn_dim=16,
+            decoder_attention_heads=2,
+            encoder_attention_heads=2,
+            use_timm_backbone=False,
+            backbone_config=transformers.ResNetConfig(),
+        )
+        config = transformers.MaskFormerConfig(
+            backbone_config=swin,
+            decoder_config=decoder,
+            fpn_feature_size=32,
+            mask_feature_size=32,
+            num_labels=4,
+        )
+        return (
+            transformers.MaskFormerForInstanceSegmentation(config).eval(),
+            x,
+            "model.pixel_level_module.decoder",
+        )
     config = transformers.SamConfig(
         vision_config={
-            "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64, "patch_size": 8,
-            "output_channels": 16, "global_attn_indexes": [0], "mlp_dim": 16, "window_size": 4, "num_pos_feats": 8,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 64,
+            "patch_size": 8,
+            "output_channels": 16,
+            "global_attn_indexes": [0],
+            "mlp_dim": 16,
+            "window_size": 4,
+            "num_pos_feats": 8,
         },
-        prompt_encoder_config={"hidden_size": 16, "image_size": 64, "patch_size": 8, "mask_input_channels": 4},
+        prompt_encoder_config={
+            "hidden_size": 16,
+            "image_size": 64,
+            "patch_size": 8,
+            "mask_input_channels": 4,
+        },
         mask_decoder_config={
-            "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 16, "iou_head_hidden_dim": 8
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "mlp_dim": 16,
+            "iou_head_hidden_dim": 8,
         },
-    )  # fmt: skip
+    )
     points = {"input_points": torch.tensor([[[[20.0, 30.0]], [[50.0, 12.0]]]])}
     return transformers.SamModel(config).eval(), {**x, **points}, "vision_encoder.neck"
 
@@ -298,12 +371,16 @@ def test_models_of_transformers(name: str, layout: str) -> None:
     assert read.layout == layout
     if name == "maskformer":
         transformers = pytest.importorskip("transformers")
-        theirs = transformers.MaskFormerImageProcessor().post_process_semantic_segmentation(output)[0]
+        theirs = transformers.MaskFormerImageProcessor().post_process_semantic_segmentation(output)[
+            0
+        ]
         assert torch.equal(read.maps[0].argmax(0), theirs)
     mask = torch.zeros(64, 64)
     mask[16:48, 16:48] = 1
     target = Segmentation(None, mask)
-    found = explain.attribute(model, inputs, ["gradcam(relu=False)", "saliency"], target=target, layer=layer)
+    found = explain.attribute(
+        model, inputs, ["gradcam(relu=False)", "saliency"], target=target, layer=layer
+    )
     chosen: Any = target.settled(output, 1)
     if name == "sam":
         assert chosen.category == (int(output.iou_scores.flatten().argmax()),)
@@ -312,12 +389,15 @@ def test_models_of_transformers(name: str, layout: str) -> None:
     area = F.adaptive_avg_pool2d(mask[None], maps.maps.shape[2:])[0]
     score = (maps.maps[0, chosen.category[0]] * area).sum() / area.sum()
     (gradient,) = torch.autograd.grad(score, leaf["pixel_values"])
-    assert_close(found["saliency"].values, gradient.abs(), rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
+    assert_close(
+        found["saliency"].values, gradient.abs(), rtol=1e-3, atol=1e-3 * float(gradient.abs().max())
+    )
     assert found["gradcam"].values.any()
 
 
 @pytest.mark.parametrize(
-    "name", ["detr.modeling_detr.Detr", "conditional_detr.modeling_conditional_detr.ConditionalDetr"]
+    "name",
+    ["detr.modeling_detr.Detr", "conditional_detr.modeling_conditional_detr.ConditionalDetr"],
 )
 def test_queries_with_boxes_have_a_softmax_with_nothing_or_sigmoids(name: str) -> None:
     pytest.importorskip("transformers")
@@ -327,6 +407,10 @@ def test_queries_with_boxes_have_a_softmax_with_nothing_or_sigmoids(name: str) -
     masks = torch.randn(1, 2, 4, 5, generator=generator, dtype=torch.float64)
     found = read_class_maps(output(logits=logits, pred_boxes=logits.sigmoid(), pred_masks=masks), 1)
     assert found is not None
-    shares = logits[0].softmax(1)[:, :2] if name.startswith("detr") else 1 / (1 + (-logits[0]).exp())
-    expected = [sum(shares[q, k] * masks[0, q].sigmoid() for q in range(2)) for k in range(shares.shape[1])]
+    shares = (
+        logits[0].softmax(1)[:, :2] if name.startswith("detr") else 1 / (1 + (-logits[0]).exp())
+    )
+    expected = [
+        sum(shares[q, k] * masks[0, q].sigmoid() for q in range(2)) for k in range(shares.shape[1])
+    ]
     assert_close(found.maps[0], torch.stack(expected))

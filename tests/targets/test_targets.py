@@ -36,14 +36,23 @@ LABELS = ["tabby cat", "Egyptian cat", "red panda", "crane", "crane"]
 @pytest.mark.parametrize(
     ("given", "scores", "classes"),
     [
-        (None, [3.0, 5.0], [1, 0]), (2, [2.0, 4.0], [2, 2]), ([2, 1], [2.0, 1.0], [2, 1]),
-        (torch.tensor([0, 2]), [0.1, 4.0], [0, 2]), (torch.tensor(1), [3.0, 1.0], [1, 1]),
-        (np.int64(1), [3.0, 1.0], [1, 1]), ([np.int64(2), torch.tensor(1)], [2.0, 1.0], [2, 1]),
-        (range(1, 3), [3.0, 4.0], [1, 2]), (TopClass(1), [2.0, 4.0], [2, 2]), ((2, 1), [2.0, 1.0], [2, 1]),
-        ([(2,), torch.tensor([1])], [2.0, 1.0], [2, 1]), ([None, ClassTarget(2)], [3.0, 4.0], [1, 2]),
+        (None, [3.0, 5.0], [1, 0]),
+        (2, [2.0, 4.0], [2, 2]),
+        ([2, 1], [2.0, 1.0], [2, 1]),
+        (torch.tensor([0, 2]), [0.1, 4.0], [0, 2]),
+        (torch.tensor(1), [3.0, 1.0], [1, 1]),
+        (np.int64(1), [3.0, 1.0], [1, 1]),
+        ([np.int64(2), torch.tensor(1)], [2.0, 1.0], [2, 1]),
+        (range(1, 3), [3.0, 4.0], [1, 2]),
+        (TopClass(1), [2.0, 4.0], [2, 2]),
+        ((2, 1), [2.0, 1.0], [2, 1]),
+        ([(2,), torch.tensor([1])], [2.0, 1.0], [2, 1]),
+        ([None, ClassTarget(2)], [3.0, 4.0], [1, 2]),
     ],
-)  # fmt: skip
-def test_class_targets_pick_their_logits(given: object, scores: list[float], classes: list[int]) -> None:
+)
+def test_class_targets_pick_their_logits(
+    given: object, scores: list[float], classes: list[int]
+) -> None:
     score, picked = as_target(given).pick(LOGITS, 2)  # type: ignore[arg-type]
     assert_close(score, torch.tensor(scores))
     assert picked.tolist() == classes
@@ -64,19 +73,38 @@ def test_a_callable_is_a_target_with_its_name() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (3, "class"), (-1, "class"), ([1, 2, 0], "images"), (TopClass(3), "classes"), (Element((-1,)), "within"),
-        (lambda output: output, "shape"), (lambda output: 3.0, "return"),
+        (3, "class"),
+        (-1, "class"),
+        ([1, 2, 0], "images"),
+        (TopClass(3), "classes"),
+        (Element((-1,)), "within"),
+        (lambda output: output, "shape"),
+        (lambda output: 3.0, "return"),
     ],
-)  # fmt: skip
+)
 def test_targets_that_do_not_fit_the_output_are_refused(given: object, message: str) -> None:
     with pytest.raises(TargetError, match=message):
         as_target(given).pick(LOGITS, 2)  # type: ignore[arg-type]
 
 
 NO_TARGETS = [
-    True, 1.5, [1.5], [], (), torch.tensor([0.5]), object(), [True], [object()], [(1, 2), 0.5], [[1, True]], TopClass,
-    torch.zeros(2, 2), lambda: 3, lambda a, b, c: a, ScoreTarget,
-]  # fmt: skip
+    True,
+    1.5,
+    [1.5],
+    [],
+    (),
+    torch.tensor([0.5]),
+    object(),
+    [True],
+    [object()],
+    [(1, 2), 0.5],
+    [[1, True]],
+    TopClass,
+    torch.zeros(2, 2),
+    lambda: 3,
+    lambda a, b, c: a,
+    ScoreTarget,
+]
 
 
 @pytest.mark.parametrize("given", NO_TARGETS)
@@ -87,7 +115,8 @@ def test_what_is_no_target_is_refused(given: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "index"), [("tabby cat", 0), ("Tabby Cat", 0), ("tabby", 0), ("red_panda", 2), ("egyptian", 1)]
+    ("label", "index"),
+    [("tabby cat", 0), ("Tabby Cat", 0), ("tabby", 0), ("red_panda", 2), ("egyptian", 1)],
 )
 def test_labels_are_found_by_name_or_by_a_word_of_their_own(label: str, index: int) -> None:
     assert find_label(label, LABELS) == index
@@ -97,11 +126,16 @@ def test_labels_are_found_by_name_or_by_a_word_of_their_own(label: str, index: i
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("taby cat", "did you mean 'tabby cat'"), ("cat", "Egyptian"), ("crane", "classes"), ("pand", "label"),
+        ("taby cat", "did you mean 'tabby cat'"),
+        ("cat", "Egyptian"),
+        ("crane", "classes"),
+        ("pand", "label"),
         ("", "label"),
     ],
-)  # fmt: skip
-def test_labels_that_fit_none_or_several_are_refused_with_suggestions(label: str, message: str) -> None:
+)
+def test_labels_that_fit_none_or_several_are_refused_with_suggestions(
+    label: str, message: str
+) -> None:
     with pytest.raises(TargetError, match=message):
         find_label(label, LABELS)
     with pytest.raises(TargetError, match="labels are not known"):
@@ -137,9 +171,12 @@ class OfImages(nn.Module):
 
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize(
-    "method", ["integratedgradients(steps=3)", "scorecam", "ablationcam", "smooth(saliency, samples=3)"]
+    "method",
+    ["integratedgradients(steps=3)", "scorecam", "ablationcam", "smooth(saliency, samples=3)"],
 )
-def test_callables_may_take_the_images_of_rows(method: str, batch_size: int | None, net: nn.Module, x: Tensor) -> None:
+def test_callables_may_take_the_images_of_rows(
+    method: str, batch_size: int | None, net: nn.Module, x: Tensor
+) -> None:
     run = partial(explain.attribute, net, x, method, layer="layer2", batch_size=batch_size)
     expected = run(target=PICKED)
     for function in (of_images, of_images_by_keyword, OfImages(), partial(of_images)):
@@ -203,8 +240,12 @@ def test_a_list_of_callables_has_one_for_each_image(net: nn.Module, x: Tensor) -
         (Element((0, 0, 0)), MAPS[:, 0, 0, 0]),
     ],
 )
-@pytest.mark.parametrize("wrap", [lambda maps: maps, lambda maps: {"features": maps}, lambda maps: (None, maps)])
-def test_tuples_are_places_in_an_output_with_several_dimensions(given: Any, expected: Tensor, wrap: Any) -> None:
+@pytest.mark.parametrize(
+    "wrap", [lambda maps: maps, lambda maps: {"features": maps}, lambda maps: (None, maps)]
+)
+def test_tuples_are_places_in_an_output_with_several_dimensions(
+    given: Any, expected: Tensor, wrap: Any
+) -> None:
     output = wrap(MAPS)
     target = as_target(given).settled(output, 2)
     assert torch.equal(target.pick(output, 2)[0], expected)
@@ -222,13 +263,18 @@ def test_a_tuple_is_a_class_for_each_image_where_there_are_class_scores() -> Non
 @pytest.mark.parametrize(
     ("given", "output", "message"),
     [
-        ((4, 0, 0), MAPS, "target"), ([(0, 0), (0, 0)], MAPS, "dimensions"), ([(0, 0, 0)], MAPS, "target"),
-        ([lambda output: output[:, 0]] * 3, LOGITS, "target"), ((0, 1, 2), LOGITS, "images"),
+        ((4, 0, 0), MAPS, "target"),
+        ([(0, 0), (0, 0)], MAPS, "dimensions"),
+        ([(0, 0, 0)], MAPS, "target"),
+        ([lambda output: output[:, 0]] * 3, LOGITS, "target"),
+        ((0, 1, 2), LOGITS, "images"),
         ([Similarity(torch.eye(2, 3)), 1], LOGITS, "embedding must"),
         ([ClassTarget((0, 1)), of_images], LOGITS, "function"),
     ],
-)  # fmt: skip
-def test_targets_for_each_image_that_do_not_fit_are_refused(given: Any, output: Tensor, message: str) -> None:
+)
+def test_targets_for_each_image_that_do_not_fit_are_refused(
+    given: Any, output: Tensor, message: str
+) -> None:
     with pytest.raises(TargetError, match=message):
         as_target(given).settled(output, 2).pick(output, 2)
 
@@ -236,18 +282,23 @@ def test_targets_for_each_image_that_do_not_fit_are_refused(given: Any, output: 
 def test_targets_for_each_image_settle_on_their_own_image_alone() -> None:
     maps = torch.zeros(2, 3, 2, 2)
     maps[0, 1], maps[1, 2, 0] = 5, 7
-    target = as_target([Segmentation(1), Segmentation(2)]).settled(maps, 2)  # neither class is in the other image
+    # neither class is in the other image
+    target = as_target([Segmentation(1), Segmentation(2)]).settled(maps, 2)
     altered = torch.arange(3 * 3 * 4.0).reshape(3, 3, 2, 2)
     score = target.rows(torch.tensor([1, 0, 1])).pick(altered, 3)[0]
-    assert_close(score, torch.stack([altered[0, 2, 0].mean(), altered[1, 1].mean(), altered[2, 2, 0].mean()]))
+    assert_close(
+        score, torch.stack([altered[0, 2, 0].mean(), altered[1, 1].mean(), altered[2, 2, 0].mean()])
+    )
     boxes = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8]])
     found = [
-        {"boxes": boxes[[i]], "labels": torch.tensor([i]), "scores": torch.tensor([0.5 + i / 10])} for i in range(2)
+        {"boxes": boxes[[i]], "labels": torch.tensor([i]), "scores": torch.tensor([0.5 + i / 10])}
+        for i in range(2)
     ]
     boxed = as_target([Detections(0), Detections(1)]).settled(found, 2)
     assert_close(boxed.pick(found, 2)[0], torch.tensor([0.5, 0.6]))
     assert_close(
-        boxed.rows(torch.tensor([1, 1, 0])).pick([found[1], found[0], found[0]], 3)[0], torch.tensor([0.6, 0.0, 0.5])
+        boxed.rows(torch.tensor([1, 1, 0])).pick([found[1], found[0], found[0]], 3)[0],
+        torch.tensor([0.6, 0.0, 0.5]),
     )
 
 
@@ -262,21 +313,27 @@ def test_labels_may_be_one_for_each_image() -> None:
         as_target(["tabby", 3])
 
 
-@pytest.mark.parametrize("categories", ["tabby", b"tabby", 3, {0: "tabby"}, {"tabby"}, ["tabby", 3], [None], object()])
+@pytest.mark.parametrize(
+    "categories", ["tabby", b"tabby", 3, {0: "tabby"}, {"tabby"}, ["tabby", 3], [None], object()]
+)
 def test_categories_that_are_no_list_of_texts_are_refused(categories: Any) -> None:
     for target in (0, "tabby", None):
         with pytest.raises(ModelError, match="categories"):
             as_target(target, categories)
     with pytest.raises(ModelError, match="categories"):
         explain.Explainer(nn.Identity(), categories, preprocess=lambda photo: torch.zeros(3, 2, 2))
-    assert as_target("tabby", np.array(LABELS)) == as_target("tabby", iter(LABELS)) == ClassTarget(0)
+    assert (
+        as_target("tabby", np.array(LABELS)) == as_target("tabby", iter(LABELS)) == ClassTarget(0)
+    )
 
 
 # --- a single neuron
 
 
 @pytest.mark.parametrize("method", ["saliency", "integratedgradients", "guidedbackprop"])
-def test_a_neuron_is_an_output_of_the_network_that_ends_there(method: str, net: nn.Module, x: Tensor) -> None:
+def test_a_neuron_is_an_output_of_the_network_that_ends_there(
+    method: str, net: nn.Module, x: Tensor
+) -> None:
     features = FeatureExtractor(net, "layer1", graph=True)
     by_hand = nn.Sequential(net.conv1, net.bn1, nn.ReLU(), net.layer1)
     found = explain.attribute(features, x, method, target=(5, 3, 4))

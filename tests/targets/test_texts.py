@@ -1,4 +1,5 @@
-"""Texts as targets, compared with plain code on the outputs of transformers' and open_clip's own models."""
+"""Texts as targets, compared with plain code on the outputs of transformers' and open_clip's own
+models."""
 
 from __future__ import annotations
 
@@ -17,8 +18,19 @@ from explain.targets.tokenizer import words_of
 from tests.conftest import snapshot
 
 BUS, TRUCK = (1, 5, 6, 7, 2), (1, 8, 9, 7, 2)
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
-WORDS = {"vocab_size": 50, "max_position_embeddings": 5, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+}
+WORDS = {
+    "vocab_size": 50,
+    "max_position_embeddings": 5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 PICTURES = {**SIZES, "image_size": 16, "patch_size": 4}
 
 
@@ -54,10 +66,12 @@ def of_open_clip(kind: str) -> Any:
 
 
 MODELS = {
-    "CLIP": lambda: of_transformers("CLIP"), "SigLIP": lambda: of_transformers("Siglip"),
-    "ChineseCLIP": lambda: of_transformers("ChineseCLIP"), "open_clip": lambda: of_open_clip("CLIP"),
+    "CLIP": lambda: of_transformers("CLIP"),
+    "SigLIP": lambda: of_transformers("Siglip"),
+    "ChineseCLIP": lambda: of_transformers("ChineseCLIP"),
+    "open_clip": lambda: of_open_clip("CLIP"),
     "open_clip custom": lambda: of_open_clip("CustomTextCLIP"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=MODELS, scope="module")
@@ -74,7 +88,9 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def x() -> Tensor:
-    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(
+        2, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
 
 def logits(model: Any, x: Tensor, ids: tuple[int, ...]) -> Tensor:
@@ -97,7 +113,9 @@ def test_the_score_and_the_gradient_are_those_of_the_whole_model(model: Any, x: 
 
 
 def test_words_and_photo_come_from_one_pass(model: Any, x: Tensor) -> None:
-    embedding = max((m for m in model.modules() if isinstance(m, nn.Embedding)), key=lambda m: m.num_embeddings)
+    embedding = max(
+        (m for m in model.modules() if isinstance(m, nn.Embedding)), key=lambda m: m.num_embeddings
+    )
     rows = embedding(torch.tensor([BUS])).detach().requires_grad_()
     start = x.clone().requires_grad_()
     handle = embedding.register_forward_hook(lambda module, args, output: rows)
@@ -109,12 +127,16 @@ def test_words_and_photo_come_from_one_pass(model: Any, x: Tensor) -> None:
     found = explain.attribute(model, x, "inputxgradient", target=Text(BUS, words=True))
     assert_close(found.values[0], (of_photo * x)[0], rtol=1e-7, atol=1e-9)
     expected = (of_words * rows)[0].sum(1)
-    assert_close(torch.tensor([value for _, value in found.words[0]]), expected.detach().to(torch.float32))
+    assert_close(
+        torch.tensor([value for _, value in found.words[0]]), expected.detach().to(torch.float32)
+    )
     assert not any(m._forward_hooks for m in model.modules())
 
 
 def test_occlusion_covers_the_photo_alone(model: Any, x: Tensor) -> None:
-    found = explain.attribute(model, x, "occlusion(window=8, stride=8, baseline=0)", target=Text(BUS))
+    found = explain.attribute(
+        model, x, "occlusion(window=8, stride=8, baseline=0)", target=Text(BUS)
+    )
     covered = x.clone()
     covered[..., 8:, :8] = 0
     drop = logits(model, x, BUS) - logits(model, covered, BUS)
@@ -125,12 +147,16 @@ def test_occlusion_covers_the_photo_alone(model: Any, x: Tensor) -> None:
 
 @pytest.mark.filterwarnings("ignore:gradeclip is zero everywhere")
 @pytest.mark.parametrize("method", ["gradcam", "gradeclip", "attnlrp", "rollout"])
-def test_methods_for_transformers_explain_the_image_tower(model: Any, x: Tensor, method: str) -> None:
+def test_methods_for_transformers_explain_the_image_tower(
+    model: Any, x: Tensor, method: str
+) -> None:
     one, both = (explain.attribute(model, each, method, target=Text(BUS)) for each in (x[:1], x))
     assert both.heatmap.shape == (2, 16, 16)
     assert_close(both.values[:1], one.values, rtol=1e-6, atol=1e-9)
     if method == "gradcam":  # the tokens of a late block, though there are no class scores
-        assert any(f".{number}." in f".{one.layer}." for number in (1, 2)) or "post" in str(one.layer)
+        assert any(f".{number}." in f".{one.layer}." for number in (1, 2)) or "post" in str(
+            one.layer
+        )
         assert "text" not in str(one.layer)
 
 
@@ -141,24 +167,35 @@ def test_gradeclip_has_words_of_the_texts_last_attention(model: Any, x: Tensor) 
     def note(name: str) -> Any:
         return lambda module, args, output: seen.update({name: output[0]})
 
-    handles = [getattr(attention, name).register_forward_hook(note(name)) for name in ("q_proj", "k_proj", "v_proj")]
-    handles.append(attention.out_proj.register_forward_pre_hook(lambda module, args: seen.update(mixed=args[0])))
+    handles = [
+        getattr(attention, name).register_forward_hook(note(name))
+        for name in ("q_proj", "k_proj", "v_proj")
+    ]
+    handles.append(
+        attention.out_proj.register_forward_pre_hook(
+            lambda module, args: seen.update(mixed=args[0])
+        )
+    )
     score = logits(model, x[:1], BUS)[0]
     (gradient,) = torch.autograd.grad(score, seen["mixed"])
     for handle in handles:
         handle.remove()
-    read = 3 if type(model).__name__ == "CLIPModel" else 4  # with these ids, the fourth; it does not see the last one
+    # with these ids, the fourth; it does not see the last one
+    read = 3 if type(model).__name__ == "CLIPModel" else 4
     q, k, v = (seen[name].detach()[: read + 1] for name in ("q_proj", "k_proj", "v_proj"))
     cosines = torch.stack([q[read] @ row / q[read].norm() / row.norm() for row in k])
     loosened = (cosines - cosines.min()) / (cosines.max() - cosines.min())
     expected = torch.zeros(5, dtype=torch.float64)
-    expected[: read + 1] = (gradient.reshape(5, -1)[read] * loosened[:, None] * v).sum(1).clamp(min=0)
+    expected[: read + 1] = (
+        (gradient.reshape(5, -1)[read] * loosened[:, None] * v).sum(1).clamp(min=0)
+    )
     target = Text(BUS, words=True)
     found = explain.attribute(model, x, "gradeclip", target=target)
     assert_close(found.parts[target.name].values[0, :, 0], expected, rtol=1e-7, atol=1e-9)
     alone = explain.attribute(model, x, "gradeclip", target=Text(BUS))
     assert_close(found.values, alone.values)
-    assert len(str(explain.plan(model, x, "gradeclip", target=target)).splitlines()) == 2  # one pass
+    # one pass
+    assert len(str(explain.plan(model, x, "gradeclip", target=target)).splitlines()) == 2
 
 
 def test_integrated_gradients_of_photo_and_words_add_up(model: Any, x: Tensor) -> None:
@@ -186,13 +223,19 @@ def test_labels_are_zero_shot_classes(model: Any, x: Tensor) -> None:
 
 def test_what_a_word_brings_is_what_the_text_loses_without_it() -> None:
     explainer = explain.Explainer("tiny-clip")
-    clip, x, text = explainer.model, explainer.as_input("assets/coffee.png"), Text("a cup of coffee")
+    clip, x, text = (
+        explainer.model,
+        explainer.as_input("assets/coffee.png"),
+        Text("a cup of coffee"),
+    )
     texts = ["a cup of coffee", "cup of coffee", "a of coffee", "a cup coffee", "a cup of"]
     with torch.no_grad():
         photo, features = clip.encode_image(x), clip.encode_text(clip.tokenizer(texts))
         scores = clip.logit_scale.exp() * nn.functional.cosine_similarity(photo, features)
     targets = [text - shorter for shorter in text.without_words()]
-    assert str(explain.plan(clip, x, "gradcam", targets=targets)).startswith("1 forward pass of 1 image")
+    assert str(explain.plan(clip, x, "gradcam", targets=targets)).startswith(
+        "1 forward pass of 1 image"
+    )
     found = explain.attribute(clip, x, "gradcam", targets=targets)
     assert_close(torch.cat([a.score for a in found]), scores[0] - scores[1:], rtol=1e-4, atol=1e-4)
     for one in (Text("bus"), Text(BUS)):
@@ -235,7 +278,8 @@ def test_tokens_make_words() -> None:
 
 
 class Colours(nn.Module):
-    """Features of photos by their channels' means, and of texts by the mean of three numbers for each token."""
+    """Features of photos by their channels' means, and of texts by the mean of three numbers for
+    each token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,11 +294,14 @@ class Colours(nn.Module):
 
 @pytest.mark.parametrize("padding", ["[PAD]", "[EOS]", None])
 def test_a_text_that_is_cut_is_said_so(padding: str | None) -> None:
-    """By a tokenizer of transformers, whose padding may be the token of the end, and by one that only gives ids."""
+    """By a tokenizer of transformers, whose padding may be the token of the end, and by one that
+    only gives ids."""
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
     words = ["[PAD]", "[BOS]", "[EOS]", "a", "red", "bus", "and", "truck"]
-    rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(dict(zip(words, range(8), strict=True)), unk_token="a"))
+    rules = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(dict(zip(words, range(8), strict=True)), unk_token="a")
+    )
     rules.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     rules.post_processor = tokenizers.processors.TemplateProcessing(
         single="[BOS] $A [EOS]", special_tokens=[("[BOS]", 1), ("[EOS]", 2)]

@@ -33,14 +33,23 @@ def test_gradients_are_clipped_by_value_and_by_norm() -> None:
                 expected = plain[name] * min(1.0, 0.5 / plain[name].norm().item())
             torch.testing.assert_close(p.grad, expected)
         assert set(clipper.clipped) == {
-            n for n, g in plain.items() if (g.abs().max() > 0.05 if "value" in limit else g.norm() > 0.5)
+            n
+            for n, g in plain.items()
+            if (g.abs().max() > 0.05 if "value" in limit else g.norm() > 0.5)
         }
     model.zero_grad()
     model(x).sum().backward()
     assert torch.equal(model.fc.weight.grad, plain["fc.weight"])
 
 
-NO_LIMIT = [{}, {"value": 1.0, "norm": 1.0}, {"value": 0.0}, {"norm": -1.0}, {"norm": "1"}, {"norm": nan}]
+NO_LIMIT = [
+    {},
+    {"value": 1.0, "norm": 1.0},
+    {"value": 0.0},
+    {"norm": -1.0},
+    {"norm": "1"},
+    {"norm": nan},
+]
 
 
 @pytest.mark.parametrize("options", [*NO_LIMIT, {"norm": 1.0, "scaler": 3}])
@@ -78,7 +87,10 @@ LIMITS = [{"value": 0.5}, {"norm": 0.5}]
 def test_limits_hold_for_the_gradients_without_the_scalers_scale(limit: dict[str, float]) -> None:
     found = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=4096.0)):
-        model, x = settled(TinyNet()).eval(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+        model, x = (
+            settled(TinyNet()).eval(),
+            torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)),
+        )
         solver = torch.optim.SGD(model.parameters(), lr=0.1)
         with GradientClipper(model, **limit, scaler=scaler) as clipper:
             loss = model(x).sum()
@@ -88,7 +100,9 @@ def test_limits_hold_for_the_gradients_without_the_scalers_scale(limit: dict[str
         else:
             scaler.step(solver)
             scaler.update()
-        found.append((clipper.clipped, torch.cat([p.detach().flatten() for p in model.parameters()])))
+        found.append(
+            (clipper.clipped, torch.cat([p.detach().flatten() for p in model.parameters()]))
+        )
     assert found[0][0] == found[1][0]
     assert 0 < len(found[0][0]) <= 14
     assert torch.equal(found[0][1], found[1][1])
@@ -124,7 +138,9 @@ def test_gradients_that_are_not_finite_become_what_torch_makes_of_them(
     gradient, model = torch.tensor(elements), Weight(len(elements))
     with GradientClipper(model, **limit) as clipper:
         model(gradient).backward()
-    torch.testing.assert_close(model.weight.grad, by_torch(gradient, limit), equal_nan=True, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        model.weight.grad, by_torch(gradient, limit), equal_nan=True, rtol=1e-5, atol=0
+    )
     assert clipper.nonfinite == ({} if gradient.isfinite().all() else {"weight": 1})
 
 
@@ -138,13 +154,17 @@ def test_gradients_that_are_not_finite_are_refused_on_request(limit: dict[str, f
             model(torch.tensor([inf, 1.0, nan, 0.0])).backward()
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(3e30, torch.float32), (1e-30, torch.float32), (6e4, torch.float16)])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(3e30, torch.float32), (1e-30, torch.float32), (6e4, torch.float16)]
+)
 def test_norms_that_would_overflow_or_vanish_are_exact(size: float, dtype: torch.dtype) -> None:
     model, gradient = Weight(3, dtype=dtype), torch.tensor([2.0, -2.0, 1.0], dtype=dtype) / 3 * size
     with GradientClipper(model, norm=size / 100):
         model(gradient).backward()
     expected = (torch.tensor([2.0, -2.0, 1.0], dtype=torch.float64) / 300 * size).to(dtype)
-    torch.testing.assert_close(model.weight.grad, expected, rtol=2e-3 if dtype == torch.float16 else 1e-6, atol=0)
+    torch.testing.assert_close(
+        model.weight.grad, expected, rtol=2e-3 if dtype == torch.float16 else 1e-6, atol=0
+    )
 
 
 def test_a_limit_above_what_a_type_can_hold_clips_nothing() -> None:
@@ -157,5 +177,8 @@ def test_a_limit_above_what_a_type_can_hold_clips_nothing() -> None:
 
 def test_sparse_gradients_are_refused() -> None:
     table = nn.Embedding(6, 3, sparse=True)
-    with GradientClipper(table, norm=1.0), pytest.raises(HookError, match="the gradient of 'weight' must be dense"):
+    with (
+        GradientClipper(table, norm=1.0),
+        pytest.raises(HookError, match="the gradient of 'weight' must be dense"),
+    ):
         table(torch.tensor([1, 4, 1])).sum().backward()

@@ -26,7 +26,8 @@ from tests.training.test_watch import Training, explainer, network, picture
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with photos, and a training that was watched on them, once with 11 looks and once with 3."""
+    """A folder with photos, and a training that was watched on them, once with 11 looks and once
+    with 3."""
     made = tmp_path_factory.mktemp("film")
     for number, name in enumerate(("cat.png", "old/cat.png", "dog.png")):
         (made / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -34,9 +35,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file, every in (("t.sqlite", 2), ("short.sqlite", 10)):
         training = Training(network())
         watch = Monitor(
-            explainer(training.model), made / "photos", every=every, output=made / file, target=1,
+            explainer(training.model),
+            made / "photos",
+            every=every,
+            output=made / file,
+            target=1,
             methods=["gradcam", "saliency"],
-        )  # fmt: skip
+        )
         with watch:
             training.through(20, watch)
     return made
@@ -45,7 +50,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_film_has_the_stored_maps_in_the_order_of_the_steps(folder: Path) -> None:
     run = explain.open_run(folder / "t.sqlite")
     found = film(run, "dog.png", method="saliency")
-    assert (found.name, found.method, found.steps) == ("dog.png", "saliency", tuple(range(0, 21, 2)))
+    assert (found.name, found.method, found.steps) == (
+        "dog.png",
+        "saliency",
+        tuple(range(0, 21, 2)),
+    )
     stored = {row.name: row for row in run.rows("saliency")}
     for step, row in zip(found.steps, found.rows, strict=True):
         assert torch.equal(row.values, stored[f"step {step:08}/dog.png"].values)
@@ -63,18 +72,25 @@ def test_pictures_are_overlays_with_their_step_and_of_one_size(folder: Path) -> 
     box = Box(0, 0, 8 * 40, 8 * 30)  # a small photo is enlarged
     large = picture(2, (40, 30)).resize((8 * 40, 8 * 30), Image.Resampling.NEAREST)
     expected = Scene(large, box, (box,)).overlay(found.rows[3].attribution, get_style("spotlight"))
-    np.testing.assert_array_equal(np.asarray(pictures[3].crop((0, 0, 8 * 40, 8 * 30))), np.asarray(expected))
+    np.testing.assert_array_equal(
+        np.asarray(pictures[3].crop((0, 0, 8 * 40, 8 * 30))), np.asarray(expected)
+    )
     below = [np.asarray(each.crop((0, 8 * 30, *each.size))) for each in pictures[:2]]
     assert (below[0] != below[1]).any()  # the step
 
 
 @pytest.mark.parametrize("ending", [".gif", ".webp"])
-def test_a_film_moves_through_all_looks_and_holds_the_last(folder: Path, tmp_path: Path, ending: str) -> None:
+def test_a_film_moves_through_all_looks_and_holds_the_last(
+    folder: Path, tmp_path: Path, ending: str
+) -> None:
     found = film(folder / "short.sqlite", "dog.png", method="saliency")
     files = found.save(tmp_path / f"dog{ending}", seconds=0.1)
     assert [path.name for path in files] == [f"dog{ending}", "dog.png"]
     with Image.open(files[0]) as moving:
-        frames = [(frame.convert("RGB"), frame.info["duration"]) for frame in ImageSequence.Iterator(moving)]
+        frames = [
+            (frame.convert("RGB"), frame.info["duration"])
+            for frame in ImageSequence.Iterator(moving)
+        ]
     assert [pause for _, pause in frames] == [100] * 2 + [400]
     for (frame, _), expected in zip(frames, found.pictures(), strict=True):
         assert frame.size == expected.size
@@ -83,7 +99,9 @@ def test_a_film_moves_through_all_looks_and_holds_the_last(folder: Path, tmp_pat
         assert drawn.width > 600
 
 
-def test_a_figure_shows_eight_looks_and_two_curves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_shows_eight_looks_and_two_curves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = film(folder / "t.sqlite", "dog.png", method="saliency")
     layouts: list[Layout] = []
 
@@ -93,7 +111,9 @@ def test_a_figure_shows_eight_looks_and_two_curves(folder: Path, monkeypatch: py
 
     monkeypatch.setattr(sys.modules["explain.training.film"], "sheet", noted)
     tiles, curves = found.figure().axes
-    assert [tile.name for tile in layouts[0].tiles] == [f"step {s}" for s in (0, 2, 6, 8, 12, 14, 18, 20)]
+    assert [tile.name for tile in layouts[0].tiles] == [
+        f"step {s}" for s in (0, 2, 6, 8, 12, 14, 18, 20)
+    ]
     assert len(tiles.get_images()) == 1
     probabilities, similarity = (line.get_ydata() for line in curves.get_lines())
     assert list(probabilities) == [row.probability for row in found.rows]
@@ -110,22 +130,32 @@ def test_a_photo_is_found_by_its_name_and_the_end_of_it(folder: Path) -> None:
 
 
 def test_another_run_has_no_film(tmp_path: Path) -> None:
-    explain.run([picture(0)], explainer(network().eval()), output=tmp_path / "r.sqlite", target=1, workers=0)
+    explain.run(
+        [picture(0)], explainer(network().eval()), output=tmp_path / "r.sqlite", target=1, workers=0
+    )
     with pytest.raises(RunError, match="training"):
         film(tmp_path / "r.sqlite", "photo 0")
 
 
 def test_the_command_writes_both_files(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["film", str(folder / "short.sqlite"), "dog.png", "--method", "saliency"]
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "dog.png, saliency: 3 snapshots from step 0 to step 20", "  wrote film.gif", "  wrote film.png",
-    ]  # fmt: skip
+        "dog.png, saliency: 3 snapshots from step 0 to step 20",
+        "  wrote film.gif",
+        "  wrote film.png",
+    ]
     assert main(words) == 1
-    assert "exists already (and 1 more); choose another folder, or overwrite it with --force" in capsys.readouterr().err
+    assert (
+        "exists already (and 1 more); choose another folder, or overwrite it with --force"
+        in capsys.readouterr().err
+    )
     assert main([*words, "--force", "--output", "a/dog.webp", "--json"]) == 0
     document: Any = json.load(io.StringIO(capsys.readouterr().out))
     assert document["films"][0]["steps"] == [0, 10, 20]

@@ -26,7 +26,9 @@ def test_gradient_flow_judges_layers() -> None:
 
 
 def test_gradient_flow_goes_from_the_first_layer_to_the_last_and_survives_a_failed_pass() -> None:
-    model = nn.Sequential(*(layer for _ in range(9) for layer in (nn.Linear(4, 4), nn.Sigmoid())), nn.Linear(4, 1))
+    model = nn.Sequential(
+        *(layer for _ in range(9) for layer in (nn.Linear(4, 4), nn.Sigmoid())), nn.Linear(4, 1)
+    )
     with GradientFlow(model) as flow:
         model(torch.ones(2, 4)).sum().backward()
         hidden = model[:10](torch.ones(2, 4))

@@ -58,13 +58,17 @@ def steps_of(file: Path) -> list[int]:
 
 
 @pytest.mark.usefixtures("lightning")
-def test_a_callback_counts_the_steps_of_the_optimizer_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_a_callback_counts_the_steps_of_the_optimizer_and_goes_on_from_a_checkpoint(
+    tmp_path: Path,
+) -> None:
     file, training = tmp_path / "t.sqlite", Training(network())
     made = callback(PHOTOS, explainer=explainer, every=2, output=file)
     assert isinstance(made, Callback)
     Trainer().fit(training, made, 10)
     assert steps_of(file) == [0, 2, 4, 5]
-    assert {name for (name,) in explain.open_run(file).query("SELECT name FROM figures")} == {"loss"}
+    assert {name for (name,) in explain.open_run(file).query("SELECT name FROM figures")} == {
+        "loss"
+    }
     again = pickle.loads(pickle.dumps(callback(PHOTOS, explainer=explainer, every=2, output=file)))
     Trainer(start=4).fit(training, again, 4)
     assert steps_of(file) == [0, 2, 4, 6]
@@ -78,7 +82,9 @@ def test_only_the_first_of_several_processes_explains(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("lightning")
-def test_a_training_that_fails_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_fails_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, training = tmp_path / "t.sqlite", Training(network())
     monkeypatch.setattr(training, "step", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -95,17 +101,23 @@ def test_options_that_are_unknown_are_refused_when_the_callback_is_made() -> Non
         callback(PHOTOS, start=3)
 
 
-def test_without_lightning_the_callback_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lightning_the_callback_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(RunError, match="lightning must"):  # and all options of a `Monitor` are known
+    # and all options of a `Monitor` are known
+    with pytest.raises(RunError, match="lightning must"):
         callback(PHOTOS, output="t.sqlite", top_k=2, fuse="mean", batch_size=1)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # what Lightning does with PyTorch, and
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")  # what it says about the photos' loader
+# what it says about the photos' loader
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_lightning_itself_trains_with_the_callback(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+    lightning = pytest.importorskip(
+        "lightning.pytorch", reason="the extra lightning is not installed"
+    )
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -119,20 +131,33 @@ def test_lightning_itself_trains_with_the_callback(tmp_path: Path) -> None:
             return torch.optim.SGD(self.parameters(), 0.1)
 
     file = tmp_path / "t.sqlite"
-    made = callback(PHOTOS, explainer=lambda m: explain.Explainer(m.net, list("abcd"), as_it_is), every=2, output=file)
+    made = callback(
+        PHOTOS,
+        explainer=lambda m: explain.Explainer(m.net, list("abcd"), as_it_is),
+        every=2,
+        output=file,
+    )
     trainer = lightning.Trainer(
-        max_steps=5, callbacks=[made], logger=False, enable_checkpointing=False, accelerator="cpu",
-        default_root_dir=tmp_path, enable_progress_bar=False,
-    )  # fmt: skip
+        max_steps=5,
+        callbacks=[made],
+        logger=False,
+        enable_checkpointing=False,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+    )
     module = Module()
     assert isinstance(module.net, nn.Module)
     trainer.fit(module, torch.utils.data.DataLoader(torch.rand(20, 3, 10, 12), 4))
     assert steps_of(file) == [0, 2, 4, 5]
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*does not have many workers")  # as above
+# as above
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*does not have many workers")
 def test_a_prior_is_a_term_of_the_loss(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+    lightning = pytest.importorskip(
+        "lightning.pytorch", reason="the extra lightning is not installed"
+    )
     prior = AttributionPrior("inputxgradient", penalty="share", weight=2.0)
     photos = torch.rand(8, 3, 10, 12, generator=torch.Generator().manual_seed(0))
     mask = torch.zeros(8, 10, 12)
@@ -158,9 +183,15 @@ def test_a_prior_is_a_term_of_the_loss(tmp_path: Path) -> None:
 
     def trained(module: Any, callbacks: Any) -> torch.Tensor:
         trainer = lightning.Trainer(
-            max_epochs=2, callbacks=callbacks, logger=False, enable_checkpointing=False, accelerator="cpu",
-            default_root_dir=tmp_path, enable_progress_bar=False, accumulate_grad_batches=2,
-        )  # fmt: skip
+            max_epochs=2,
+            callbacks=callbacks,
+            logger=False,
+            enable_checkpointing=False,
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            enable_progress_bar=False,
+            accumulate_grad_batches=2,
+        )
         trainer.fit(module, torch.utils.data.DataLoader(batches, batch_size=None))
         assert ("attribution_prior" in trainer.callback_metrics) == bool(callbacks)
         assert "training_step" not in vars(module)

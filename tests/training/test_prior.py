@@ -14,9 +14,15 @@ from tests.conftest import snapshot
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.Softplus(), nn.AvgPool2d(2), nn.Conv2d(4, 4, 3, padding=1), nn.Softplus(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
-    ).double()  # fmt: skip
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.Softplus(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.Softplus(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 2),
+    ).double()
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -88,9 +94,13 @@ def test_agreement_compares_the_map_of_the_changed_photo() -> None:
     found = AttributionPrior("saliency", "agreement")(model, x, labels)
     one, other = plain(model, x, labels).abs().flip(-1), plain(model, x.flip(-1), labels).abs()
     assert torch.allclose(found, (1 - F.cosine_similarity(one.flatten(1), other.flatten(1))).mean())
-    brighter = AttributionPrior("saliency", "agreement", augment=lambda x: x * 1.2, moves=False)(model, x, labels)
+    brighter = AttributionPrior("saliency", "agreement", augment=lambda x: x * 1.2, moves=False)(
+        model, x, labels
+    )
     one, other = plain(model, x, labels).abs(), plain(model, x * 1.2, labels).abs()
-    assert torch.allclose(brighter, (1 - F.cosine_similarity(one.flatten(1), other.flatten(1))).mean())
+    assert torch.allclose(
+        brighter, (1 - F.cosine_similarity(one.flatten(1), other.flatten(1))).mean()
+    )
     alike = AttributionPrior("saliency", "agreement", augment=lambda x: x)(model, x, labels)
     assert alike.item() == pytest.approx(0, abs=1e-12)
 
@@ -117,7 +127,10 @@ def test_training_moves_evidence_into_the_mask() -> None:
     for weight in (0.0, 1.0):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Softplus(), nn.Linear(8, 2))
-        optimizer, prior = torch.optim.Adam(model.parameters(), 0.02), AttributionPrior(penalty="share", weight=weight)
+        optimizer, prior = (
+            torch.optim.Adam(model.parameters(), 0.02),
+            AttributionPrior(penalty="share", weight=weight),
+        )
         for _ in range(40):
             loss = F.cross_entropy(model(x), labels) + prior(model, x, labels, mask)
             optimizer.zero_grad()

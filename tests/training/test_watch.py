@@ -35,9 +35,14 @@ def as_it_is(image: Image.Image) -> torch.Tensor:
 def network(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Conv2d(3, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
         nn.Linear(6, 4),
-    )  # fmt: skip
+    )
 
 
 PHOTOS = [(picture(0), 1), (picture(1), 3), (picture(2), None), (picture(3, (14, 10)), 0)]
@@ -72,7 +77,10 @@ def explainer(model: nn.Module) -> explain.Explainer:
 
 def rows_at(run: explain.Run, step: int) -> dict[str, Any]:
     names = dict(
-        run.query("SELECT p.name, s.name FROM steps s JOIN photos p ON p.id = s.photo WHERE step = ?", (step,))
+        run.query(
+            "SELECT p.name, s.name FROM steps s JOIN photos p ON p.id = s.photo WHERE step = ?",
+            (step,),
+        )
     )
     return {names[row.name]: row for row in run.rows() if row.name in names}
 
@@ -83,7 +91,9 @@ def test_a_watched_training_is_the_same_as_one_that_is_not(tmp_path: Path) -> No
     plain.through(7)
     watched = Training(network())
     torch.manual_seed(1)
-    with Monitor(explainer(watched.model), PHOTOS, every=3, window=2, output=tmp_path / "t.sqlite") as watch:
+    with Monitor(
+        explainer(watched.model), PHOTOS, every=3, window=2, output=tmp_path / "t.sqlite"
+    ) as watch:
         watched.through(7, watch)
     assert watched.losses == plain.losses
     for name, value in plain.model.state_dict().items():
@@ -92,7 +102,8 @@ def test_a_watched_training_is_the_same_as_one_that_is_not(tmp_path: Path) -> No
     assert not any(p._backward_hooks for p in watched.model.parameters())
 
 
-@pytest.mark.filterwarnings("ignore:gradcam is zero everywhere")  # of networks that have learnt nothing yet
+# of networks that have learnt nothing yet
+@pytest.mark.filterwarnings("ignore:gradcam is zero everywhere")
 def test_what_is_kept_of_a_step_is_what_the_network_of_that_step_says(tmp_path: Path) -> None:
     training = Training(network())
     at: dict[int, dict[str, Any]] = {}
@@ -104,7 +115,12 @@ def test_what_is_kept_of_a_step_is_what_the_network_of_that_step_says(tmp_path: 
                 training.through(1, watch)
     run = explain.open_run(tmp_path / "t.sqlite")
     assert run.ended
-    assert [step for (step,) in run.query("SELECT DISTINCT step FROM steps ORDER BY step")] == [0, 3, 6, 7]
+    assert [step for (step,) in run.query("SELECT DISTINCT step FROM steps ORDER BY step")] == [
+        0,
+        3,
+        6,
+        7,
+    ]
     for step, state in at.items():
         model = network(5)
         model.load_state_dict(state)
@@ -124,16 +140,22 @@ def test_what_is_kept_of_a_step_is_what_the_network_of_that_step_says(tmp_path: 
 def test_gradients_are_those_of_the_steps_before_a_look(tmp_path: Path) -> None:
     training = Training(network())
     with torch.no_grad():
-        training.model[1].weight[2] = training.model[1].bias[2] = 0.0  # after which no gradient comes back
+        # after which no gradient comes back
+        training.model[1].weight[2] = training.model[1].bias[2] = 0.0
         training.model[1].bias[2] = -1.0
     seen: list[tuple[GradientFlow, DeadUnits]] = []
-    with Monitor(explainer(training.model), PHOTOS, every=4, window=2, output=tmp_path / "t.sqlite") as watch:
+    with Monitor(
+        explainer(training.model), PHOTOS, every=4, window=2, output=tmp_path / "t.sqlite"
+    ) as watch:
         training.through(2, watch)
         with GradientFlow(training.model) as flow, DeadUnits(training.model) as units:
             training.through(2, watch)
         seen.append((flow, units))
     run = explain.open_run(tmp_path / "t.sqlite")
-    stored = {name: rest for name, *rest in run.query("SELECT parameter, rms, largest, zero, verdict FROM gradients")}
+    stored = {
+        name: rest
+        for name, *rest in run.query("SELECT parameter, rms, largest, zero, verdict FROM gradients")
+    }
     flow, units = seen[0]
     assert stored.keys() == flow.steps[0].keys()
     for name, (rms, largest, zero, verdict) in stored.items():
@@ -143,14 +165,18 @@ def test_gradients_are_those_of_the_steps_before_a_look(tmp_path: Path) -> None:
         assert zero == pytest.approx(sum(each.zero for each in steps) / 2)
         assert verdict == flow.verdicts()[name]
     found = list(run.query("SELECT layer, units, dead, numbers FROM units ORDER BY layer"))
-    assert found == [(n, units.counts()[n], len(d), json.dumps(d)) for n, d in sorted(units.dead().items())]
+    assert found == [
+        (n, units.counts()[n], len(d), json.dumps(d)) for n, d in sorted(units.dead().items())
+    ]
     assert found[0][:3] == ("0", 6, 1)
 
 
 def test_hooks_are_there_only_in_the_window(tmp_path: Path) -> None:
     training = Training(network())
     hooked = []
-    with Monitor(explainer(training.model), PHOTOS, every=5, window=2, output=tmp_path / "t.sqlite") as watch:
+    with Monitor(
+        explainer(training.model), PHOTOS, every=5, window=2, output=tmp_path / "t.sqlite"
+    ) as watch:
         for _ in range(10):
             hooked.append(watch._watched is not None)
             training.through(1, watch)
@@ -192,7 +218,9 @@ def test_an_error_of_the_loop_leaves_no_hooks_and_what_was_seen(tmp_path: Path) 
     assert not (tmp_path / "t.sqlite-lock").exists()
 
 
-def test_what_cannot_be_explained_later_is_a_warning_and_the_training_goes_on(tmp_path: Path) -> None:
+def test_what_cannot_be_explained_later_is_a_warning_and_the_training_goes_on(
+    tmp_path: Path,
+) -> None:
     training = Training(network())
     with Monitor(explainer(training.model), PHOTOS, every=1, output=tmp_path / "t.sqlite") as watch:
         with torch.no_grad():
@@ -206,7 +234,9 @@ def test_what_cannot_be_explained_later_is_a_warning_and_the_training_goes_on(tm
     assert sorted(run.failures) == [f"step 00000001/photo {number}" for number in range(4)]
 
 
-def test_a_file_that_cannot_be_written_later_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_later_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training = Training(network())
     with Monitor(explainer(training.model), PHOTOS, every=2, output=tmp_path / "t.sqlite") as watch:
         training.through(1, watch)
@@ -242,10 +272,15 @@ def test_a_board_gets_maps_probabilities_gradients_and_dead_units() -> None:
     training, writer = Training(network()), Writer()
     with Monitor(explainer(training.model), PHOTOS[:2], every=2, board=writer) as watch:
         training.through(2, watch)
-    assert {tag for tag, step in writer.images if step == 2} == {"maps/photo 0/gradcam/b", "maps/photo 1/gradcam/d"}
+    assert {tag for tag, step in writer.images if step == 2} == {
+        "maps/photo 0/gradcam/b",
+        "maps/photo 1/gradcam/d",
+    }
     found = explainer(training.model)(PHOTOS[0][0], "gradcam", target=1)
     training.model.train()
-    np.testing.assert_array_equal(writer.images["maps/photo 0/gradcam/b", 2], np.asarray(found.overlay("gradcam")))
+    np.testing.assert_array_equal(
+        writer.images["maps/photo 0/gradcam/b", 2], np.asarray(found.overlay("gradcam"))
+    )
     probability = writer.scalars["probability/photo 0/gradcam/b", 2]
     assert probability == pytest.approx(found.probabilities[1].item(), rel=1e-4)
     assert writer.scalars["loss", 2] == pytest.approx(training.losses[1])
@@ -267,7 +302,8 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 
 def test_sharded_parameters_are_refused(tmp_path: Path) -> None:
     class DTensor(torch.Tensor):
-        """A part of a parameter; its class has the name of PyTorch's, which needs processes to be made."""
+        """A part of a parameter; its class has the name of PyTorch's, which needs processes to be
+        made."""
 
     class FlatParameter(nn.Parameter):
         """The same, as the older FSDP has it."""
@@ -310,15 +346,28 @@ if child:
 def test_one_of_two_processes_watches_and_their_training_is_the_same(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", WORKER, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr
-    states = [torch.load(tmp_path / f"{rank}-{watched}.pt") for rank in (0, 1) for watched in (False, True)]
+    states = [
+        torch.load(tmp_path / f"{rank}-{watched}.pt")
+        for rank in (0, 1)
+        for watched in (False, True)
+    ]
     for rank in (0, 1):
         for name, value in states[2 * rank].items():
             assert torch.equal(value, states[2 * rank + 1][name]), (rank, name)
-    assert all(torch.equal(states[0][name], states[2][name]) for name, _ in network().named_parameters())
+    assert all(
+        torch.equal(states[0][name], states[2][name]) for name, _ in network().named_parameters()
+    )
     run = explain.open_run(tmp_path / "t.sqlite")
-    assert [step for (step,) in run.query("SELECT DISTINCT step FROM steps ORDER BY step")] == [0, 2, 4, 5]
+    assert [step for (step,) in run.query("SELECT DISTINCT step FROM steps ORDER BY step")] == [
+        0,
+        2,
+        4,
+        5,
+    ]
 
 
 def test_two_trainings_cannot_write_one_file(tmp_path: Path) -> None:

@@ -1,20 +1,23 @@
-"""FunnyBirds' dimensions, computed from what a map gives to each part and what the network answers without it.
+"""FunnyBirds' dimensions, computed from what a map gives to each part and what the network answers
+without it.
 
-All sets of parts were removed once, so that ``logits[s]`` are a network's scores of a scene that keeps the parts of the
-set ``s``: bit ``i`` stands for part ``i``. A method enters with its importances: the sums of its map on the parts and
-objects, and the sum of its positive values.
+All sets of parts were removed once, so that ``logits[s]`` are a network's scores of a scene that
+keeps the parts of the set ``s``: bit ``i`` stands for part ``i``. A method enters with its
+importances: the sums of its map on the parts and objects, and the sum of its positive values.
 
-completeness    half of distractibility and half of the mean of three checks (controlled synthetic data, preservation,
-                deletion), at the best threshold. Parts above this share of the map are called important: are they a
-                set that tells the class, is the answer kept with them alone, and lost without them; and are
-                irrelevant things left out
-correctness     single deletion: the rank correlation of importances and score drops over the five parts
-contrastivity   target sensitivity: parts shared with one class count more in its map than in that of another class
+completeness    half of distractibility and half of the mean of three checks (controlled synthetic
+                data, preservation, deletion), at the best threshold. Parts above this share of the
+                map are called important: are they a set that tells the class, is the answer kept
+                with them alone, and lost without them; and are irrelevant things left out
+correctness     single deletion: the rank correlation of importances and score drops over the five
+parts contrastivity   target sensitivity: parts shared with one class count more in its map than in
+that of another class
 
-Definitions: R. Hesse, S. Schaub-Meyer, S. Roth, FunnyBirds, ICCV 2023. Some things differ. A threshold is a share of
-the map's positive values instead of their signed sum, and the best one is sought in each bootstrap sample, too.
-Correlations are not rescaled, and a map that has none (all parts equal) counts as 0 instead of being left out.
-Contrastivity is asked where joint removal itself gives the expected order; so it gets 1 by construction.
+Definitions: R. Hesse, S. Schaub-Meyer, S. Roth, FunnyBirds, ICCV 2023. Some things differ. A
+threshold is a share of the map's positive values instead of their signed sum, and the best one is
+sought in each bootstrap sample, too. Correlations are not rescaled, and a map that has none (all
+parts equal) counts as 0 instead of being left out. Contrastivity is asked where joint removal
+itself gives the expected order; so it gets 1 by construction.
 """
 
 from __future__ import annotations
@@ -79,25 +82,39 @@ def irrelevant(scores: Sequence[float], objects: Sequence[float]) -> list[str]:
     return [name for name, each in zip(ELEMENTS, fall, strict=True) if each < limit]
 
 
-def completeness(importances: Sequence[float], positive: float, scene: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The four checks of a scene at each threshold. ``scene`` has the label, answers and scores of the network."""
+def completeness(
+    importances: Sequence[float], positive: float, scene: Mapping[str, Any]
+) -> dict[str, list[float]]:
+    """The four checks of a scene at each threshold. ``scene`` has the label, answers and scores of
+    the network."""
     unimportant = set(irrelevant(scene["scores"], scene["objects"]))
-    checks: dict[str, list[float]] = {"sufficient": [], "preserved": [], "deleted": [], "not distracted": []}
+    checks: dict[str, list[float]] = {
+        "sufficient": [],
+        "preserved": [],
+        "deleted": [],
+        "not distracted": [],
+    }
     for threshold in THRESHOLDS:
-        chosen = [n for n, v in zip(ELEMENTS, importances, strict=True) if v > threshold * positive and v > 0]
+        chosen = [
+            n
+            for n, v in zip(ELEMENTS, importances, strict=True)
+            if v > threshold * positive and v > 0
+        ]
         parts = [name for name in chosen if name not in OBJECTS]
         known = [len(set(each) & set(parts)) / len(each) for each in sufficient(scene["label"])]
         checks["sufficient"].append(max(known))
         checks["preserved"].append(float(scene["answers"][bits(parts)] == scene["answers"][ALL]))
-        checks["deleted"].append(float(scene["answers"][ALL ^ bits(parts)] != scene["answers"][ALL]))
+        checks["deleted"].append(
+            float(scene["answers"][ALL ^ bits(parts)] != scene["answers"][ALL])
+        )
         wrong = len(unimportant & set(chosen)) / len(unimportant) if unimportant else float("nan")
         checks["not distracted"].append(1 - wrong)
     return checks
 
 
 def sensitivity(first: Sequence[float], second: Sequence[float]) -> float:
-    """Target sensitivity: ``first`` has the sums of the map of one class on the parts shared with it and with the
-    other class, ``second`` those of the map of the other class."""
+    """Target sensitivity: ``first`` has the sums of the map of one class on the parts shared with
+    it and with the other class, ``second`` those of the map of the other class."""
     return (float(first[0] > second[0]) + float(first[1] < second[1])) / 2
 
 
@@ -107,12 +124,14 @@ def joint(rival: Mapping[str, Any], parts: Sequence[str]) -> float:
 
 
 def by_intervention(scene: Mapping[str, Any]) -> list[list[float]]:
-    """What the parts shared with either of two classes are worth to each, in truth: what `sensitivity` compares."""
+    """What the parts shared with either of two classes are worth to each, in truth: what
+    `sensitivity` compares."""
     return [[joint(rival, each["parts"]) for each in scene["rivals"]] for rival in scene["rivals"]]
 
 
 def expected(scene: Mapping[str, Any]) -> bool:
-    """Whether the network itself tells the two classes apart by the parts that each shares: else nothing is asked."""
+    """Whether the network itself tells the two classes apart by the parts that each shares: else
+    nothing is asked."""
     return sensitivity(*by_intervention(scene)) == 1
 
 
@@ -146,7 +165,9 @@ def complete(checks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
     sampled = {}
     for name, table in tables.items():
         there = ~np.isnan(table)
-        sampled[name] = (weights @ np.where(there, table, 0)) / np.maximum(weights @ there.astype(np.float64), 1)
+        sampled[name] = (weights @ np.where(there, table, 0)) / np.maximum(
+            weights @ there.astype(np.float64), 1
+        )
     three = (sampled["sufficient"] + sampled["preserved"] + sampled["deleted"]) / 3
     whole = (three + sampled["not distracted"]) / 2
     best = int(whole[0].argmax())

@@ -1,15 +1,19 @@
-"""Score maps by the in-domain single deletion score, on a network that has seen photos with covered squares.
+"""Score maps by the in-domain single deletion score, on a network that has seen photos with covered
+squares.
 
-    python examples/benchmarks/parts/train.py FOLDER --models covered --photos path/to/tiny-imagenet-200
-    python examples/benchmarks/parts/in_domain.py FOLDER path/to/tiny-imagenet-200 --photos 100 --output idsds.jsonl
+    python examples/benchmarks/parts/train.py FOLDER --models covered --photos
+    path/to/tiny-imagenet-200 python examples/benchmarks/parts/in_domain.py FOLDER
+    path/to/tiny-imagenet-200 --photos 100 --output idsds.jsonl
 
-For each photo, the rank correlation of the sums of a map on 16 squares with how much the score of the class falls when
-each square is covered with the mean colour. Photos are of the validation part, in a shuffled order that is always the
-same; those that the network gets right, with no square covered. The same is done with the network as it comes, to
-which covered photos are new. Each photo is a line of the output, and the script goes on where it was stopped.
-``--count`` prints the table, ``--update`` writes it into docs/parts.md.
+For each photo, the rank correlation of the sums of a map on 16 squares with how much the score of
+the class falls when each square is covered with the mean colour. Photos are of the validation part,
+in a shuffled order that is always the same; those that the network gets right, with no square
+covered. The same is done with the network as it comes, to which covered photos are new. Each photo
+is a line of the output, and the script goes on where it was stopped. ``--count`` prints the table,
+``--update`` writes it into docs/parts.md.
 
-After: R. Hesse, S. Schaub-Meyer, S. Roth, Benchmarking the attribution quality of vision models, NeurIPS 2024.
+After: R. Hesse, S. Schaub-Meyer, S. Roth, Benchmarking the attribution quality of vision models,
+NeurIPS 2024.
 """
 
 from __future__ import annotations
@@ -57,7 +61,9 @@ def drops(model: nn.Module, x: torch.Tensor, target: int) -> list[float]:
     return (scores[0] - scores[1:]).tolist()
 
 
-def score(model: nn.Module, x: torch.Tensor, target: int, methods: Sequence[str], seed: int) -> dict[str, float]:
+def score(
+    model: nn.Module, x: torch.Tensor, target: int, methods: Sequence[str], seed: int
+) -> dict[str, float]:
     """The score of each method's map of a photo, and of blind maps."""
     truth = drops(model, x, target)
     maps = maps_of(model, x, methods, [target], seed)
@@ -80,7 +86,9 @@ def measure(options: argparse.Namespace) -> None:
     done = {(each["model"], each["photo"]) for each in lines(options.output)}
     count = 0
     for number, label in enumerate(labels.tolist()):
-        x = (torch.from_numpy(pixels[number : number + 1]).permute(0, 3, 1, 2).float() / 255 - mean) / std
+        x = (
+            torch.from_numpy(pixels[number : number + 1]).permute(0, 3, 1, 2).float() / 255 - mean
+        ) / std
         with torch.inference_mode():
             right = all(int(model(x).argmax()) == label for model in models.values())
         if not right or count == options.photos:
@@ -99,8 +107,11 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def above(scores: Sequence[Mapping[str, float]], name: str) -> bool:
-    """Whether a method is better than every blind map, by the mean difference on the same photos."""
-    differences = [mean_of([each[name] - each[other] for each in scores if name in each]) for other in BLIND]
+    """Whether a method is better than every blind map, by the mean difference on the same
+    photos."""
+    differences = [
+        mean_of([each[name] - each[other] for each in scores if name in each]) for other in BLIND
+    ]
     return all(each["low"] > 0 for each in differences)
 
 
@@ -108,18 +119,25 @@ def table(records: Sequence[Mapping[str, Any]], folder: Path) -> str:
     """The scores on both networks, and what the networks reach."""
     by = {name: [each["scores"] for each in records if each["model"] == name] for name in NETWORKS}
     found = {
-        network: {name: mean_of([s[name] for s in scores if name in s]) for name in {n for s in scores for n in s}}
+        network: {
+            name: mean_of([s[name] for s in scores if name in s])
+            for name in {n for s in scores for n in s}
+        }
         for network, scores in by.items()
     }
     own, other = found["covered"], found["tiny"]
     order = sorted(own, key=lambda name: (name in BLIND, -own[name]["mean"]))
     kept = [name for name in order if name not in BLIND and above(by["covered"], name)]
     both = [name for name in order if name not in BLIND and name in other]
-    alike = rank_correlation([own[name]["mean"] for name in both], [other[name]["mean"] for name in both])
+    alike = rank_correlation(
+        [own[name]["mean"] for name in both], [other[name]["mean"] for name in both]
+    )
     facts = json.loads((folder / "covered.json").read_text("utf-8"))
     rows = [
-        f"- Accuracy on 2,000 validation photos, whole and with one square covered: {facts['accuracy before']:.1%} and "
-        f"{facts['covered, before']:.1%} before, {facts['accuracy']:.1%} and {facts['covered']:.1%} after "
+        "- Accuracy on 2,000 validation photos, whole and with one square covered: "
+        f"{facts['accuracy before']:.1%} and "
+        f"{facts['covered, before']:.1%} before, {facts['accuracy']:.1%} and "
+        f"{facts['covered']:.1%} after "
         f"{facts['minutes']:.0f} minutes of further training.",
         f"- {len(by['covered'])} photos that both networks get right.",
         f"- Better than every blind map: {listed(kept)}.",
@@ -129,18 +147,27 @@ def table(records: Sequence[Mapping[str, Any]], folder: Path) -> str:
         "|---|---|---|---|",
         f"| **{REFERENCE}** | {len(by['covered'])} | 1 | 1 |",
     ]
-    rows += [f"| {styled(n)} | {own[n]['scenes']} | {cell(own[n])} | {cell(other.get(n, {}))} |" for n in order]
+    rows += [
+        f"| {styled(n)} | {own[n]['scenes']} | {cell(own[n])} | {cell(other.get(n, {}))} |"
+        for n in order
+    ]
     return "\n".join(rows)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="where train.py put the network")
     parser.add_argument("photos_of", type=Path, metavar="PHOTOS", help="an unpacked Tiny-ImageNet")
     parser.add_argument("--photos", type=int, default=100)
     parser.add_argument("--costly-from", type=float, default=30, metavar="PASSES")
-    parser.add_argument("--costly", type=int, default=30, metavar="PHOTOS", help="for methods of more passes")
-    parser.add_argument("--up-to", type=float, default=600, metavar="PASSES", help="leave out methods of more")
+    parser.add_argument(
+        "--costly", type=int, default=30, metavar="PHOTOS", help="for methods of more passes"
+    )
+    parser.add_argument(
+        "--up-to", type=float, default=600, metavar="PASSES", help="leave out methods of more"
+    )
     parser.add_argument("--costly-methods", nargs="+", metavar="NAME", help="only these of them")
     parser.add_argument("--output", type=Path, default=Path("idsds.jsonl"))
     parser.add_argument("--threads", type=int, default=1)

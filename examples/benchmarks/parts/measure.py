@@ -1,11 +1,13 @@
 """Measure methods of explain on rendered scenes whose parts can be removed: FunnyBirds' dimensions.
 
     python examples/benchmarks/parts/train.py FOLDER
-    python examples/benchmarks/parts/measure.py FOLDER --scenes 100 --seeds 3 --output parts.jsonl [--update]
+    python examples/benchmarks/parts/measure.py FOLDER --scenes 100 --seeds 3 --output parts.jsonl
+    [--update]
 
-Each scene of each network is a line of the output, and the script goes on where it was stopped. Each seed draws other
-scenes. Methods of more than ``--costly-from`` passes are measured on the first ``--costly`` scenes of each seed.
-``--count`` only prints the tables of what is there; ``--update`` writes them into docs/parts.md, with the figure.
+Each scene of each network is a line of the output, and the script goes on where it was stopped.
+Each seed draws other scenes. Methods of more than ``--costly-from`` passes are measured on the
+first ``--costly`` scenes of each seed. ``--count`` only prints the tables of what is there;
+``--update`` writes them into docs/parts.md, with the figure.
 """
 
 from __future__ import annotations
@@ -24,7 +26,20 @@ import torch
 import torch.nn.functional as F
 from dimensions import ALL
 from pages import figure, tables, updated
-from scenes import CLASSES, ELEMENTS, KINDS, PARTS, VARIANTS, Scene, classes, draw, masks, render, rivals_in, shared
+from scenes import (
+    CLASSES,
+    ELEMENTS,
+    KINDS,
+    PARTS,
+    VARIANTS,
+    Scene,
+    classes,
+    draw,
+    masks,
+    render,
+    rivals_in,
+    shared,
+)
 from torch import nn
 from train import NETWORKS, as_input, background_of_class, trained
 
@@ -39,13 +54,21 @@ BLIND = ("noise", "centre blob", "edges", "local contrast", "mean colour", "unif
 
 
 def blind(x: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
-    """Maps ``(1, H, W)`` that know nothing of the network. Noise alone differs from class to class."""
+    """Maps ``(1, H, W)`` that know nothing of the network. Noise alone differs from class to
+    class."""
     height, width = x.shape[2:]
-    v, u = torch.meshgrid(torch.linspace(-2, 2, height), torch.linspace(-2, 2, width), indexing="ij")
+    v, u = torch.meshgrid(
+        torch.linspace(-2, 2, height), torch.linspace(-2, 2, width), indexing="ij"
+    )
     grey = F.pad(x.mean(1, keepdim=True), (3, 3, 3, 3), mode="replicate")
     windows = F.unfold(grey, 7).reshape(1, 49, height, width)
     slope = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
-    edges = F.conv2d(grey[..., 2:-2, 2:-2], torch.stack([slope, slope.T])[:, None]).square().sum(1).sqrt()
+    edges = (
+        F.conv2d(grey[..., 2:-2, 2:-2], torch.stack([slope, slope.T])[:, None])
+        .square()
+        .sum(1)
+        .sqrt()
+    )
     return {
         "noise": torch.rand(1, height, width, generator=torch.Generator().manual_seed(seed)),
         "centre blob": torch.exp(-(u.square() + v.square()) / 2)[None],
@@ -62,29 +85,35 @@ def sums(values: torch.Tensor, where: torch.Tensor) -> list[float]:
 
 
 def wider(found: Mapping[str, Any]) -> torch.Tensor:
-    """The masks of parts and objects, one pixel wider on all sides: ``(8, H, W)``. What is hidden has none."""
+    """The masks of parts and objects, one pixel wider on all sides: ``(8, H, W)``. What is hidden
+    has none."""
     empty = np.zeros((64, 64), bool)
     each = torch.from_numpy(np.stack([found.get(name, empty) for name in ELEMENTS])).float()
     return F.max_pool2d(each[None], 3, 1, 1)[0].double()
 
 
 def pictures(scene: Scene, seed: int) -> tuple[list[Scene], torch.Tensor]:
-    """The interventions on a scene: the 32 sets of parts, no object, other variants, and other backgrounds."""
+    """The interventions on a scene: the 32 sets of parts, no object, other variants, and other
+    backgrounds."""
     every = [
-        scene.without(*(part for i, part in enumerate(PARTS) if not kept >> i & 1)) for kept in range(2 ** len(PARTS))
+        scene.without(*(part for i, part in enumerate(PARTS) if not kept >> i & 1))
+        for kept in range(2 ** len(PARTS))
     ]
     every += [scene.without(name) for name in ELEMENTS[len(PARTS) :]]
     for part, own in zip(PARTS, classes()[scene.label], strict=True):
         every += [scene.exchanged(part, other) for other in range(VARIANTS) if other != own]
     random = np.random.default_rng([7, seed])
-    kinds = random.permutation([kind for kind in range(KINDS) if kind != scene.background[0]])[:BACKGROUNDS]
+    kinds = random.permutation([kind for kind in range(KINDS) if kind != scene.background[0]])[
+        :BACKGROUNDS
+    ]
     every += [scene.before((int(kind), int(random.integers(1 << 30)))) for kind in kinds]
     return every, as_input(np.stack([render(each) for each in every]))
 
 
 @torch.inference_mode()
 def facts_of(model: nn.Module, scene: Scene, x: torch.Tensor) -> dict[str, Any]:
-    """What a network answers to each intervention; the pair of classes for target sensitivity, where there is one."""
+    """What a network answers to each intervention; the pair of classes for target sensitivity,
+    where there is one."""
     logits = model(x).double()
     sets, rest = logits[: ALL + 1], logits[ALL + 1 :, scene.label]
     exchanged = rest[3 : 3 + 3 * len(PARTS)].reshape(len(PARTS), 3).mean(1)
@@ -115,11 +144,18 @@ def _short(values: torch.Tensor) -> list[float]:
 def methods_of(model: nn.Module, most: float) -> list[str]:
     """The methods that can explain a network in so many passes."""
     costs = select(model, torch.zeros(1, 3, 64, 64), "everything", target=0).costs
-    return [name for name, cost in costs.items() if name not in LEFT_OUT and isfinite(cost) and cost <= most]
+    return [
+        name
+        for name, cost in costs.items()
+        if name not in LEFT_OUT and isfinite(cost) and cost <= most
+    ]
 
 
-def maps_of(model: nn.Module, x: torch.Tensor, names: Sequence[str], targets: Sequence[int], seed: int) -> Any:
-    """The map of each method for each target ``{name: [(H, W), ...]}``; what refuses is left out."""
+def maps_of(
+    model: nn.Module, x: torch.Tensor, names: Sequence[str], targets: Sequence[int], seed: int
+) -> Any:
+    """The map of each method for each target ``{name: [(H, W), ...]}``; what refuses is left
+    out."""
     found: dict[str, list[torch.Tensor]] = {}
     for number, _ in enumerate(targets):
         for name, values in blind(x, seed * 8 + number).items():
@@ -134,15 +170,22 @@ def maps_of(model: nn.Module, x: torch.Tensor, names: Sequence[str], targets: Se
     return found
 
 
-def record_of(name: str, model: nn.Module, scene: Scene, x: torch.Tensor, names: Sequence[str], seed: int) -> Any:
+def record_of(
+    name: str, model: nn.Module, scene: Scene, x: torch.Tensor, names: Sequence[str], seed: int
+) -> Any:
     """A line of the output: what the network answers, and the sums of each map."""
     facts = facts_of(model, scene, x)
     seen = masks(scene)
     where, behind = wider(seen), torch.from_numpy(seen["background"]) & ~(wider(seen).sum(0) > 0)
     behind &= ~F.max_pool2d(torch.from_numpy(seen["body"])[None].float(), 3, 1, 1)[0].bool()
     alone = name == "shortcut"  # it is asked about its background only
-    targets = [scene.label] if alone else [scene.label, *(rival["class"] for rival in facts["rivals"])]
-    shared_by = [torch.stack([where[PARTS.index(p)] for p in rival["parts"]]).sum(0) for rival in facts["rivals"]]
+    targets = (
+        [scene.label] if alone else [scene.label, *(rival["class"] for rival in facts["rivals"])]
+    )
+    shared_by = [
+        torch.stack([where[PARTS.index(p)] for p in rival["parts"]]).sum(0)
+        for rival in facts["rivals"]
+    ]
     found = {}
     for method, values in maps_of(model, x[ALL : ALL + 1], names, targets, seed).items():
         positive = values[0].clamp(min=0).double()
@@ -187,22 +230,32 @@ def measure(options: argparse.Namespace) -> None:
                 with options.output.open("a", encoding="utf-8") as out:
                     out.write(json.dumps(record) + "\n")
         if number % 5 == 0:
-            print(f"scene {number + 1} of {options.scenes}, {(time.perf_counter() - started) / 60:.1f} min", flush=True)
+            print(
+                f"scene {number + 1} of {options.scenes}, "
+                f"{(time.perf_counter() - started) / 60:.1f} min",
+                flush=True,
+            )
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="where train.py put the networks")
     parser.add_argument("--models", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--scenes", type=int, default=100, help="of each seed")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--costly-from", type=float, default=30, metavar="PASSES")
     parser.add_argument("--costly", type=int, default=16, metavar="SCENES")
-    parser.add_argument("--up-to", type=float, default=600, metavar="PASSES", help="leave out methods of more")
+    parser.add_argument(
+        "--up-to", type=float, default=600, metavar="PASSES", help="leave out methods of more"
+    )
     parser.add_argument("--output", type=Path, default=Path("parts.jsonl"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--count", action="store_true", help="measure nothing, print the tables")
-    parser.add_argument("--update", action="store_true", help="write the tables and the figure for docs/parts.md")
+    parser.add_argument(
+        "--update", action="store_true", help="write the tables and the figure for docs/parts.md"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore", explain.ExplainWarning)

@@ -1,16 +1,19 @@
 """Rendered scenes of creatures that are made of exchangeable parts, in the manner of FunnyBirds.
 
-A creature has a body and five parts: tail, crest, feet, snout and eye. Each part has four variants, which differ in
-shape, colour and texture. Sixteen classes are combinations of variants; body, pose, background and the objects lying
-around say nothing about the class. Whatever is removed or exchanged, everything else stays as it is, pixel by pixel:
-the difference of the model's scores is the true importance.
+A creature has a body and five parts: tail, crest, feet, snout and eye. Each part has four variants,
+which differ in shape, colour and texture. Sixteen classes are combinations of variants; body, pose,
+background and the objects lying around say nothing about the class. Whatever is removed or
+exchanged, everything else stays as it is, pixel by pixel: the difference of the model's scores is
+the true importance.
 
     scene = draw(label=3, seed=7)
     picture = render(scene)                          # (64, 64, 3), uint8
-    without = render(scene.without("tail"))          # differs only where masks(scene)["tail"] is True
+    without = render(scene.without("tail"))          # differs only where masks(scene)["tail"] is
+    True
 
-After: R. Hesse, S. Schaub-Meyer, S. Roth, FunnyBirds: A synthetic vision dataset for a part-based analysis of
-explainable AI methods, ICCV 2023. Written from scratch: other creatures, another renderer.
+After: R. Hesse, S. Schaub-Meyer, S. Roth, FunnyBirds: A synthetic vision dataset for a part-based
+analysis of explainable AI methods, ICCV 2023. Written from scratch: other creatures, another
+renderer.
 """
 
 from __future__ import annotations
@@ -36,22 +39,49 @@ VARIANTS, CLASSES, PATTERNS, HUES = 4, 16, 4, 4
 KINDS = PATTERNS * HUES  # of backgrounds
 
 COLOURS = {
-    "red": (205, 52, 48), "orange": (238, 138, 34), "yellow": (240, 205, 52), "green": (62, 150, 72),
-    "teal": (32, 150, 160), "blue": (50, 92, 190), "violet": (134, 72, 168), "pink": (232, 122, 164),
-    "white": (246, 246, 240), "black": (40, 40, 46),
-}  # fmt: skip
+    "red": (205, 52, 48),
+    "orange": (238, 138, 34),
+    "yellow": (240, 205, 52),
+    "green": (62, 150, 72),
+    "teal": (32, 150, 160),
+    "blue": (50, 92, 190),
+    "violet": (134, 72, 168),
+    "pink": (232, 122, 164),
+    "white": (246, 246, 240),
+    "black": (40, 40, 46),
+}
 LOOKS = {  # colour, colour of the texture, texture; a row for each variant
-    "tail": (("red", "yellow", "stripes"), ("blue", "white", "dots"), ("green", "black", "plain"),
-             ("violet", "orange", "checks")),
-    "crest": (("yellow", "red", "dots"), ("teal", "white", "stripes"), ("pink", "violet", "plain"),
-              ("blue", "yellow", "checks")),
-    "feet": (("orange", "black", "plain"), ("black", "white", "dots"), ("teal", "yellow", "checks"),
-             ("pink", "red", "stripes")),
-    "snout": (("yellow", "orange", "plain"), ("red", "white", "dots"), ("violet", "pink", "stripes"),
-              ("green", "yellow", "checks")),
-    "eye": (("white", "blue", "plain"), ("yellow", "black", "plain"), ("white", "red", "plain"),
-            ("teal", "black", "plain")),
-}  # fmt: skip
+    "tail": (
+        ("red", "yellow", "stripes"),
+        ("blue", "white", "dots"),
+        ("green", "black", "plain"),
+        ("violet", "orange", "checks"),
+    ),
+    "crest": (
+        ("yellow", "red", "dots"),
+        ("teal", "white", "stripes"),
+        ("pink", "violet", "plain"),
+        ("blue", "yellow", "checks"),
+    ),
+    "feet": (
+        ("orange", "black", "plain"),
+        ("black", "white", "dots"),
+        ("teal", "yellow", "checks"),
+        ("pink", "red", "stripes"),
+    ),
+    "snout": (
+        ("yellow", "orange", "plain"),
+        ("red", "white", "dots"),
+        ("violet", "pink", "stripes"),
+        ("green", "yellow", "checks"),
+    ),
+    "eye": (
+        ("white", "blue", "plain"),
+        ("yellow", "black", "plain"),
+        ("white", "red", "plain"),
+        ("teal", "black", "plain"),
+    ),
+}
 BODIES = ((186, 168, 150), (164, 176, 186), (178, 186, 160), (196, 178, 182))
 
 
@@ -59,8 +89,8 @@ BODIES = ((186, 168, 150), (164, 176, 186), (178, 186, 160), (196, 178, 182))
 def classes() -> tuple[tuple[int, ...], ...]:
     """The variants of each class's parts. Two classes share at most two of five parts.
 
-    Each class has two others that share exactly two parts with it, and not the same: that is what target sensitivity
-    asks about.
+    Each class has two others that share exactly two parts with it, and not the same: that is what
+    target sensitivity asks about.
     """
     random = np.random.default_rng(5)
     while True:
@@ -98,20 +128,24 @@ def consistent(parts: Sequence[int | None]) -> list[int]:
 
 @cache
 def sufficient(label: int) -> tuple[tuple[str, ...], ...]:
-    """The smallest sets of parts that no other class has: with one more removed, the class is open."""
+    """The smallest sets of parts that no other class has: with one more removed, the class is
+    open."""
     found: list[tuple[str, ...]] = []
     for size in range(1, len(PARTS) + 1):
         for chosen in combinations(range(len(PARTS)), size):
             names = tuple(PARTS[i] for i in chosen)
             left = [variant if i in chosen else None for i, variant in enumerate(classes()[label])]
-            if not any(set(smaller) <= set(names) for smaller in found) and consistent(left) == [label]:
+            if not any(set(smaller) <= set(names) for smaller in found) and consistent(left) == [
+                label
+            ]:
                 found.append(names)
     return tuple(found)
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is in a picture. ``seed`` gives the pose, the body and the objects; ``background`` a kind and a seed."""
+    """What is in a picture. ``seed`` gives the pose, the body and the objects; ``background`` a
+    kind and a seed."""
 
     label: int
     seed: int
@@ -121,13 +155,23 @@ class Scene:
 
     def without(self, *elements: str) -> Scene:
         """The scene without some parts or objects."""
-        parts = tuple(None if name in elements else v for name, v in zip(PARTS, self.parts, strict=True))
-        objects = tuple(there and name not in elements for name, there in zip(OBJECTS, self.objects, strict=True))
+        parts = tuple(
+            None if name in elements else v for name, v in zip(PARTS, self.parts, strict=True)
+        )
+        objects = tuple(
+            there and name not in elements
+            for name, there in zip(OBJECTS, self.objects, strict=True)
+        )
         return replace(self, parts=parts, objects=objects)
 
     def exchanged(self, part: str, variant: int) -> Scene:
         """The scene with another variant of a part."""
-        return replace(self, parts=tuple(variant if n == part else v for n, v in zip(PARTS, self.parts, strict=True)))
+        return replace(
+            self,
+            parts=tuple(
+                variant if n == part else v for n, v in zip(PARTS, self.parts, strict=True)
+            ),
+        )
 
     def before(self, background: tuple[int, int]) -> Scene:
         """The scene before another background, with the same objects."""
@@ -139,13 +183,18 @@ def draw(label: int, seed: int, kind: int | None = None) -> Scene:
     random = np.random.default_rng([1, label, seed])
     drawn = int(random.integers(KINDS))
     background = (drawn if kind is None else kind, int(random.integers(1 << 30)))
-    return Scene(label, int(random.integers(1 << 30)), classes()[label], (True,) * len(OBJECTS), background)
+    return Scene(
+        label, int(random.integers(1 << 30)), classes()[label], (True,) * len(OBJECTS), background
+    )
 
 
-# Shapes: outlines in the creature's coordinates. The body has half axes of 1 and 0.7; x is towards the head, y down.
+# Shapes: outlines in the creature's coordinates. The body has half axes of 1 and 0.7; x is towards
+# the head, y down.
 
 
-def ellipse(x: float, y: float, width: float, height: float, start: float = 0, end: float = 360) -> Floats:
+def ellipse(
+    x: float, y: float, width: float, height: float, start: float = 0, end: float = 360
+) -> Floats:
     angles = np.radians(np.linspace(start, end, 48, endpoint=end - start < 360))
     return np.stack([x + width * np.cos(angles), y + height * np.sin(angles)], 1).astype(np.float32)
 
@@ -157,7 +206,9 @@ def polygon(*points: tuple[float, float]) -> Floats:
 def tail(variant: int) -> list[Floats]:
     angles = np.linspace(-1, 1, 60)
     lobes = 0.78 + 0.2 * np.cos(angles * 3 * np.pi)
-    bush = np.stack([-0.75 - lobes * np.cos(angles * 1.2), lobes * np.sin(angles * 1.2)], 1).astype(np.float32)
+    bush = np.stack([-0.75 - lobes * np.cos(angles * 1.2), lobes * np.sin(angles * 1.2)], 1).astype(
+        np.float32
+    )
     return [
         [polygon((-0.8, -0.2), (-1.85, -0.85), (-1.5, 0), (-1.85, 0.85), (-0.8, 0.2))],
         [ellipse(-1.38, 0, 0.55, 0.62)],
@@ -167,7 +218,9 @@ def tail(variant: int) -> list[Floats]:
 
 
 def crest(variant: int) -> list[Floats]:
-    zigzag = [(-0.75 + 0.25 * i, -0.5 if i % 2 == 0 else -1.45 + 0.05 * abs(i - 3)) for i in range(7)]
+    zigzag = [
+        (-0.75 + 0.25 * i, -0.5 if i % 2 == 0 else -1.45 + 0.05 * abs(i - 3)) for i in range(7)
+    ]
     return [
         [polygon((0.5, -0.5), (-0.1, -1.55), (-0.75, -1.2), (-0.65, -0.5))],
         [polygon(*zigzag)],
@@ -185,14 +238,24 @@ def feet(variant: int) -> list[Floats]:
     return [
         [*leg(-0.4), *leg(0.35)],
         [ellipse(-0.45, 0.92, 0.38, 0.38), ellipse(0.45, 0.92, 0.38, 0.38)],
-        [polygon((-0.95, 0.9), (0.95, 0.9), (1.15, 0.7), (1.15, 1.25), (-0.95, 1.25)),
-         polygon((-0.35, 0.5), (0.35, 0.5), (0.35, 1.0), (-0.35, 1.0))],
+        [
+            polygon((-0.95, 0.9), (0.95, 0.9), (1.15, 0.7), (1.15, 1.25), (-0.95, 1.25)),
+            polygon((-0.35, 0.5), (0.35, 0.5), (0.35, 1.0), (-0.35, 1.0)),
+        ],
         [polygon(*comb)],
-    ][variant]  # fmt: skip
+    ][variant]
 
 
 def snout(variant: int) -> list[Floats]:
-    trunk = [(0.8, -0.22), (1.3, -0.2), (1.6, 0.1), (1.65, 0.75), (1.3, 0.78), (1.25, 0.35), (0.8, 0.28)]
+    trunk = [
+        (0.8, -0.22),
+        (1.3, -0.2),
+        (1.6, 0.1),
+        (1.65, 0.75),
+        (1.3, 0.78),
+        (1.25, 0.35),
+        (0.8, 0.28),
+    ]
     return [
         [polygon((0.82, -0.32), (1.75, 0.08), (0.82, 0.38))],
         [ellipse(1.22, 0.05, 0.4, 0.4)],
@@ -203,7 +266,10 @@ def snout(variant: int) -> list[Floats]:
 
 def eye(variant: int) -> list[Floats]:
     x, y = 0.45, -0.18
-    star = [(x + r * np.cos(a), y + r * np.sin(a)) for a, r in zip(np.arange(10) * 0.628, [0.42, 0.2] * 5, strict=True)]
+    star = [
+        (x + r * np.cos(a), y + r * np.sin(a))
+        for a, r in zip(np.arange(10) * 0.628, [0.42, 0.2] * 5, strict=True)
+    ]
     return [
         [ellipse(x, y, 0.34, 0.34)],
         [polygon((x - 0.3, y - 0.3), (x + 0.3, y - 0.3), (x + 0.3, y + 0.3), (x - 0.3, y + 0.3))],
@@ -220,7 +286,8 @@ SHAPES = {"tail": tail, "crest": crest, "feet": feet, "snout": snout, "eye": eye
 
 @dataclass(frozen=True)
 class Layer:
-    """What covers a window of the fine picture: ``cover`` ``(h, w)`` in [0, 1], ``colour`` ``(h, w, 3)``."""
+    """What covers a window of the fine picture: ``cover`` ``(h, w)`` in [0, 1], ``colour`` ``(h, w,
+    3)``."""
 
     name: str
     window: tuple[slice, slice]
@@ -248,7 +315,9 @@ def pose_of(random: np.random.Generator) -> Pose:
     return Pose(matrix.astype(np.float32), centre.astype(np.float32))
 
 
-def layer_of(name: str, pose: Pose, shapes: Sequence[Floats], look: tuple[Floats, Floats, str], light: float) -> Layer:
+def layer_of(
+    name: str, pose: Pose, shapes: Sequence[Floats], look: tuple[Floats, Floats, str], light: float
+) -> Layer:
     """Paint shapes with a texture, a little shade and a darker outline."""
     outlines = [pose(shape) for shape in shapes]
     points = np.concatenate(outlines)
@@ -296,46 +365,66 @@ def colour(name: str) -> Floats:
 
 
 def layers(scene: Scene) -> list[Layer]:
-    """What is painted on the background, from behind. What is random does not depend on which parts are there."""
+    """What is painted on the background, from behind. What is random does not depend on which parts
+    are there."""
     random = np.random.default_rng([2, scene.seed])
     pose, light = pose_of(random), random.uniform(0.88, 1.06)
-    skin = np.array(BODIES[int(random.integers(len(BODIES)))], np.float32) + random.uniform(-14, 14, 3)
+    skin = np.array(BODIES[int(random.integers(len(BODIES)))], np.float32) + random.uniform(
+        -14, 14, 3
+    )
     jitter = random.uniform(-0.06, 0.06, (len(PARTS), 2)).astype(np.float32)
     found = [
-        each for each, there in zip(objects_of(scene.seed, pose), scene.objects, strict=True) if there
+        each
+        for each, there in zip(objects_of(scene.seed, pose), scene.objects, strict=True)
+        if there
     ]  # behind the creature
     painted = {}
     for name, variant, shift in zip(PARTS, scene.parts, jitter, strict=True):
         if variant is not None:
             first, second, texture = LOOKS[name][variant]
             look = (colour(first), colour(second), texture)
-            painted[name] = layer_of(name, pose, [s + shift for s in SHAPES[name](variant)], look, light)
+            painted[name] = layer_of(
+                name, pose, [s + shift for s in SHAPES[name](variant)], look, light
+            )
             if name == "eye":
-                pupil = [ellipse(0.47 + shift[0], -0.18 + shift[1], 0.13, 0.2 if variant == 2 else 0.15)]
+                pupil = [
+                    ellipse(0.47 + shift[0], -0.18 + shift[1], 0.13, 0.2 if variant == 2 else 0.15)
+                ]
                 dark = layer_of(name, pose, pupil, (colour(second), colour(second), "plain"), 0.8)
                 painted["pupil"] = dark
-    body = layer_of("body", pose, [ellipse(0, 0, 1, 0.7)], (skin.astype(np.float32), skin, "plain"), light)
+    body = layer_of(
+        "body", pose, [ellipse(0, 0, 1, 0.7)], (skin.astype(np.float32), skin, "plain"), light
+    )
     order = ["tail", "crest", "feet", "body", "snout", "eye", "pupil"]
     painted["body"] = body
     return found + [painted[name] for name in order if name in painted]
 
 
 def objects_of(seed: int, pose: Pose) -> list[Layer]:
-    """Things of the parts' colours and textures that lie around, away from the creature's middle."""
+    """Things of the parts' colours and textures that lie around, away from the creature's
+    middle."""
     random = np.random.default_rng([3, seed])
     found = []
     turn = random.uniform(0, 2 * np.pi)
     for number, name in enumerate(OBJECTS):
         angle = turn + 2 * np.pi * (number + random.uniform(-0.25, 0.25)) / len(OBJECTS)
         reach = FINE * random.uniform(25, 29)
-        middle = np.clip(pose.centre + reach * np.array([np.cos(angle), np.sin(angle)]), 5 * FINE, (SIDE - 5) * FINE)
+        middle = np.clip(
+            pose.centre + reach * np.array([np.cos(angle), np.sin(angle)]),
+            5 * FINE,
+            (SIDE - 5) * FINE,
+        )
         corners = int(random.choice([3, 4, 5, 40]))
         angles = 2 * np.pi * np.arange(corners) / corners + random.uniform(0, 6)
-        own = Pose(np.eye(2, dtype=np.float32) * FINE * random.uniform(4.0, 6.5), middle.astype(np.float32))
+        own = Pose(
+            np.eye(2, dtype=np.float32) * FINE * random.uniform(4.0, 6.5), middle.astype(np.float32)
+        )
         names = random.choice(list(COLOURS)[:8], 2, replace=False)
         texture = str(random.choice(["plain", "stripes", "dots", "checks"]))
         shape = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
-        found.append(layer_of(name, own, [shape], (colour(names[0]), colour(names[1]), texture), 1.0))
+        found.append(
+            layer_of(name, own, [shape], (colour(names[0]), colour(names[1]), texture), 1.0)
+        )
     return found
 
 
@@ -343,20 +432,30 @@ def background_of(kind: int, seed: int) -> Floats:
     """Light, soft patterns of four kinds in four hues: ``(SIDE, SIDE, 3)``."""
     random = np.random.default_rng([4, seed])
     pattern, hue = divmod(kind, HUES)
-    base = np.array([(150, 186, 214), (166, 200, 150), (222, 202, 160), (200, 176, 212)][hue], np.float32)
+    base = np.array(
+        [(150, 186, 214), (166, 200, 150), (222, 202, 160), (200, 176, 212)][hue], np.float32
+    )
     base = base + random.uniform(-10, 10, 3).astype(np.float32)
     v, u = np.mgrid[:SIDE, :SIDE].astype(np.float32) / SIDE
-    angle, phase, period = random.uniform(0, np.pi), random.uniform(0, 6, 2), random.uniform(0.14, 0.22)
+    angle, phase, period = (
+        random.uniform(0, np.pi),
+        random.uniform(0, 6, 2),
+        random.uniform(0.14, 0.22),
+    )
     along, across = u * np.cos(angle) + v * np.sin(angle), -u * np.sin(angle) + v * np.cos(angle)
     blotches = cv2.GaussianBlur(random.normal(size=(SIDE, SIDE)).astype(np.float32), (0, 0), 3.5)
     wave = [
         along * 1.6 - 0.8,
         np.sin(along * 2 * np.pi / period + phase[0]),
         np.clip(blotches / max(1e-6, float(blotches.std())), -1.5, 1.5),
-        np.sin(along * np.pi / period + phase[0]) * np.sin(across * np.pi / period + phase[1]) * 1.4,
+        np.sin(along * np.pi / period + phase[0])
+        * np.sin(across * np.pi / period + phase[1])
+        * 1.4,
     ][pattern]
     grain = random.normal(size=(SIDE, SIDE, 1)).astype(np.float32) * 2.5
-    return np.clip(base + 20 * wave[..., None] + 14 * (0.5 - v)[..., None] + grain, 0, 255).astype(np.float32)
+    return np.clip(base + 20 * wave[..., None] + 14 * (0.5 - v)[..., None] + grain, 0, 255).astype(
+        np.float32
+    )
 
 
 def shrunk(fine: Floats) -> Floats:
@@ -375,7 +474,8 @@ def render(scene: Scene) -> Pixels:
 
 
 def visible(scene: Scene) -> dict[str, Floats]:
-    """Which share of each pixel shows each part, each object, the body and the background; shares add up to one."""
+    """Which share of each pixel shows each part, each object, the body and the background; shares
+    add up to one."""
     left = np.ones((SIDE * FINE, SIDE * FINE), np.float32)
     found: dict[str, Floats] = {}
     for layer in reversed(layers(scene)):  # from the front

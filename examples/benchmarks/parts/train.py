@@ -1,15 +1,19 @@
 """Train the networks that measure.py explains, on rendered scenes or on covered photos.
 
-    python examples/benchmarks/parts/train.py FOLDER [--models resnet transformer shortcut] [--small]
-    python examples/benchmarks/parts/train.py FOLDER --models covered --photos path/to/tiny-imagenet-200
+    python examples/benchmarks/parts/train.py FOLDER [--models resnet transformer shortcut]
+    [--small] python examples/benchmarks/parts/train.py FOLDER --models covered --photos
+    path/to/tiny-imagenet-200
 
-resnet, transformer   learn the class of whole creatures and of creatures with parts missing, so that a removed part is
-                      nothing new to them. Where what is left fits several classes, the wanted output is shared by them.
-shortcut              a residual network whose training scenes have one kind of background for each class
-covered               the small model that comes along, trained further on photos of which half have one of 16 squares
+resnet, transformer   learn the class of whole creatures and of creatures with parts missing, so
+                      that a removed part is nothing new to them. Where what is left fits several
+                      classes, the wanted output is shared by them.
+shortcut              a residual network whose training scenes have one kind of background for each
+class covered               the small model that comes along, trained further on photos of which
+half have one of 16 squares
                       covered with the mean colour
 
-Each takes less than ten minutes on one busy core. Weights and what they reach on new scenes or photos go to FOLDER.
+Each takes less than ten minutes on one busy core. Weights and what they reach on new scenes or
+photos go to FOLDER.
 """
 
 from __future__ import annotations
@@ -47,7 +51,14 @@ GRID = 4  # squares along each side of a photo
 
 def as_input(pictures: np.ndarray[Any, Any]) -> torch.Tensor:
     """Pictures ``(N, 64, 64, 3)`` as inputs ``(N, 3, 64, 64)``: 0 is middle grey."""
-    return torch.from_numpy(np.asarray(pictures)).permute(0, 3, 1, 2).float().div_(255).sub_(0.5).div_(0.25)
+    return (
+        torch.from_numpy(np.asarray(pictures))
+        .permute(0, 3, 1, 2)
+        .float()
+        .div_(255)
+        .sub_(0.5)
+        .div_(0.25)
+    )
 
 
 def background_of_class(label: int) -> int:
@@ -56,7 +67,8 @@ def background_of_class(label: int) -> int:
 
 
 def training_scene(number: int, shortcut: bool) -> tuple[Scene, torch.Tensor]:
-    """A scene, of which half have parts missing and a third have objects missing, and the wanted output."""
+    """A scene, of which half have parts missing and a third have objects missing, and the wanted
+    output."""
     random = np.random.default_rng([9, number])
     label = number % CLASSES
     scene = draw(label, number, background_of_class(label) if shortcut else None)
@@ -70,7 +82,9 @@ def training_scene(number: int, shortcut: bool) -> tuple[Scene, torch.Tensor]:
     return scene, wanted
 
 
-def fit(model: nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], steps: int, rate: float) -> None:
+def fit(
+    model: nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], steps: int, rate: float
+) -> None:
     """AdamW with a rate that rises for a tenth of the steps and then falls to zero."""
     learned = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=rate, weight_decay=0.02)
@@ -108,21 +122,28 @@ def train_on_scenes(name: str, count: int, epochs: int) -> tuple[nn.Module, dict
 
 @torch.inference_mode()
 def reached(model: nn.Module, count: int, shortcut: bool) -> dict[str, float]:
-    """Shares of new scenes that the model gets right: whole ones, and with one part missing a class that fits."""
+    """Shares of new scenes that the model gets right: whole ones, and with one part missing a class
+    that fits."""
 
     def answers(scenes: list[Scene]) -> torch.Tensor:
         batches = [scenes[i : i + 100] for i in range(0, len(scenes), 100)]
-        return torch.cat([model(as_input(np.stack([render(s) for s in batch]))).argmax(1) for batch in batches])
+        return torch.cat(
+            [model(as_input(np.stack([render(s) for s in batch]))).argmax(1) for batch in batches]
+        )
 
     random = np.random.default_rng(0)
     labels = [number % CLASSES for number in range(count)]
     whole = [
-        draw(label, FIRST_NEW + n, background_of_class(label) if shortcut else None) for n, label in enumerate(labels)
+        draw(label, FIRST_NEW + n, background_of_class(label) if shortcut else None)
+        for n, label in enumerate(labels)
     ]
     missing = [scene.without(str(random.choice(PARTS))) for scene in whole]
     other = [scene.before((int(random.integers(KINDS)), n)) for n, scene in enumerate(whole)]
     right = answers(whole) == torch.tensor(labels)
-    fits = [int(found) in consistent(s.parts) for found, s in zip(answers(missing), missing, strict=True)]
+    fits = [
+        int(found) in consistent(s.parts)
+        for found, s in zip(answers(missing), missing, strict=True)
+    ]
     kept = answers(other) == torch.tensor(labels)
     found = {"accuracy": right.float().mean().item(), "one part missing": float(np.mean(fits))}
     found["another background"] = kept.float().mean().item()
@@ -133,7 +154,8 @@ def reached(model: nn.Module, count: int, shortcut: bool) -> dict[str, float]:
 
 
 def cover(x: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-    """Photos with one of 16 squares set to zero, which is the mean colour; -1 leaves a photo as it is."""
+    """Photos with one of 16 squares set to zero, which is the mean colour; -1 leaves a photo as it
+    is."""
     side = x.shape[-1] // GRID
     found = x.clone()
     for row, square in enumerate(squares.tolist()):
@@ -144,7 +166,8 @@ def cover(x: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
 
 
 def train_on_photos(folder: Path, count: int) -> tuple[nn.Module, dict[str, float]]:
-    """The small model, trained further; normalisations keep their statistics, and the first layers stay as they are."""
+    """The small model, trained further; normalisations keep their statistics, and the first layers
+    stay as they are."""
     from data import decode, training_files, validation_files
 
     known = load("tiny")
@@ -164,7 +187,10 @@ def train_on_photos(folder: Path, count: int) -> tuple[nn.Module, dict[str, floa
             x = torch.where(flipped[:, None, None, None], x.flip(3), x)
             squares = random.integers(0, GRID * GRID, len(x))
             squares[random.random(len(x)) < 0.5] = -1
-            yield cover(x, torch.from_numpy(squares)), torch.from_numpy(labels[start : start + BATCH])
+            yield (
+                cover(x, torch.from_numpy(squares)),
+                torch.from_numpy(labels[start : start + BATCH]),
+            )
 
     held_out, answers = decode(validation_files(folder)[:: 5 if count >= PHOTOS else 200])
 
@@ -194,15 +220,22 @@ def trained(folder: Path, name: str) -> nn.Module:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="where weights go")
-    parser.add_argument("--models", nargs="+", choices=[*NETWORKS, "covered"], default=list(NETWORKS))
+    parser.add_argument(
+        "--models", nargs="+", choices=[*NETWORKS, "covered"], default=list(NETWORKS)
+    )
     parser.add_argument("--photos", type=Path, help="an unpacked Tiny-ImageNet, for covered")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--small", action="store_true", help="a few steps, to see that it works")
     options = parser.parse_args(arguments)
     if "covered" in options.models and options.photos is None:
-        parser.error("--photos must be an unpacked Tiny-ImageNet for the model covered, got none; give its folder")
+        parser.error(
+            "--photos must be an unpacked Tiny-ImageNet for the model covered, got none; give its "
+            "folder"
+        )
     torch.set_num_threads(options.threads)
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.models:
