@@ -239,12 +239,11 @@ def _options(words: str, command: click.Command) -> Iterator[str]:
     for param in command.params:
         if isinstance(param, click.Option):
             value = "" if param.is_flag else param.make_metavar(context)
-            names, text = (
-                ", ".join(f"{name} {value}".strip() for name in param.opts),
-                param.help or "",
-            )
+            names = ", ".join(f"{name} {value}".strip() for name in param.opts)
+            text = param.help or ""
         else:
-            names, text = param.make_metavar(context), ""
+            names = param.make_metavar(context)
+            text = ""
         yield f".. option:: {names}\n\n   {_plain(text)}\n\n"
 
 
@@ -264,7 +263,8 @@ def resolved(app: Any, env: Any, node: Any, words: Any) -> Any:
 
     if node.get("refdomain") != "py":
         return None
-    domain, wanted = env.get_domain("py"), str(node.get("reftarget"))
+    domain = env.get_domain("py")
+    wanted = str(node.get("reftarget"))
     named = [full for full, entry in domain.objects.items() if not entry.aliased]
     found = [full for full in named if full.split(".")[-1] == wanted or full == f"explain.{wanted}"]
     found = [full for full in found if not full.startswith("explain.engine.")] or found

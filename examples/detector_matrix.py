@@ -171,7 +171,8 @@ def of_torchvision(name: str, *, heads: bool) -> Subject:
                 module.momentum = None
         with torch.no_grad():
             found.train().backbone(torch.rand(4, 3, side, side))
-    x, layer = torch.rand(1, 3, side, side), "detector.backbone.body.layer3"
+    x = torch.rand(1, 3, side, side)
+    layer = "detector.backbone.body.layer3"
     if "resnet" not in name:
         layer = "detector.backbone.body.12" if "faster" in name else "detector.backbone.features.0"
     if not heads:
@@ -185,7 +186,8 @@ def of_torchvision(name: str, *, heads: bool) -> Subject:
 def of_transformers(name: str) -> Subject:
     import transformers
 
-    size, options = (64, 96), {"num_labels": 3}
+    size = (64, 96)
+    options = {"num_labels": 3}
     if name == "yolos":
         config = transformers.YolosConfig(
             hidden_size=16,
@@ -292,7 +294,8 @@ def plain_maps(
         boxes = subject.decode(subject.model(x))
     score = number(boxes, cell, label, of)
     of_input, of_layer = torch.autograd.grad(score, [x, kept[-1]], allow_unused=True)
-    box, fall = boxes.boxes[cell].detach(), torch.zeros(subject.x.shape[-2:])
+    box = boxes.boxes[cell].detach()
+    fall = torch.zeros(subject.x.shape[-2:])
     for top in range(0, fall.shape[0], window):
         for left in range(0, fall.shape[1], window):
             covered = subject.x.clone()

@@ -36,7 +36,9 @@ from torch.nn.parallel import DistributedDataParallel
 from explain import HookError
 from explain.distributed.communication import Codec, Recorder, communicate
 
-SIDE, BATCH, CLASSES = 8, 16, 4
+SIDE = 8
+BATCH = 16
+CLASSES = 4
 
 
 def half(bucket: torch.Tensor) -> torch.Tensor:
@@ -82,9 +84,11 @@ WAYS: dict[str, Any] = {
 def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Return noise with one bright quarter, to be told by which quarter it is."""
     labels = torch.randint(CLASSES, (BATCH,), generator=generator)
-    pixels, edge = torch.randn(BATCH, 1, SIDE, SIDE, generator=generator), SIDE // 2
+    pixels = torch.randn(BATCH, 1, SIDE, SIDE, generator=generator)
+    edge = SIDE // 2
     for image, label in zip(pixels, labels.tolist(), strict=True):
-        top, left = edge * (label // 2), edge * (label % 2)
+        top = edge * (label // 2)
+        left = edge * (label % 2)
         image[:, top : top + edge, left : left + edge] += 1
     return pixels, labels
 
@@ -125,10 +129,8 @@ def work(rank: int, processes: int, steps: int, folder: str) -> None:
             continue
         sent = [one.bytes_sent for one in recorder.buckets]
         told = f"{sum(sent) / 1e3:9.1f}" if None not in sent else f"{'-':>9}"
-        size, change = (
-            sum(one.bytes for one in recorder.buckets) / 1e3,
-            ((weights - plain).norm() / plain.norm()).item(),
-        )
+        size = sum(one.bytes for one in recorder.buckets) / 1e3
+        change = ((weights - plain).norm() / plain.norm()).item()
         rows.append(f"{name:<28} {size:9.1f} {told} {loss:9.3f} {change:9.1e}")
     if rank == 0:
         Path(folder, "rows.json").write_text(json.dumps(rows), "utf-8")

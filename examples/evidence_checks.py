@@ -29,11 +29,14 @@ import explain
 from explain.methods import Necessary, Quadtree, Squares, Sufficient
 from explain.methods import evidence as search
 
-SIDE, CELL = 48, 12
+SIDE = 48
+CELL = 12
 MARKS = {"checks": ((1, 0, 1), (0, 1, 0), (1, 0, 1)), "frame": ((1, 1, 1), (1, 0, 1), (1, 1, 1))}
 DECOYS = {"rows": ((1, 1, 1), (0, 0, 0), (1, 1, 1)), "corner": ((0, 0, 0), (0, 1, 1), (0, 1, 1))}
 COLORS = torch.tensor([[1.5, 1.2, -1.5], [-1.5, -1.2, 1.5]])
-ENOUGH, MOST_STEPS, TESTED = 0.99, 1500, 20
+ENOUGH = 0.99
+MOST_STEPS = 1500
+TESTED = 20
 
 
 def square(pattern: Any) -> torch.Tensor:
@@ -48,12 +51,14 @@ def scene(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """A photo of smooth noise with squares in it, and where each of them lies ``(H, W)``."""
     x = F.interpolate(torch.randn(1, 3, 12, 12, generator=generator), SIDE, mode="bilinear")[0]
-    across, places = SIDE // CELL, []
+    across = SIDE // CELL
+    places = []
     for cell, pixels in zip(
         torch.randperm(across**2, generator=generator).tolist(), squares, strict=False
     ):
         down, right = torch.randint(0, CELL - 8, (2,), generator=generator).tolist()
-        top, left = cell // across * CELL + down, cell % across * CELL + right
+        top = cell // across * CELL + down
+        left = cell % across * CELL + right
         x[:, top : top + 9, left : left + 9] = pixels
         places.append(torch.zeros(SIDE, SIDE, dtype=torch.bool))
         places[-1][top : top + 9, left : left + 9] = True
@@ -108,7 +113,8 @@ def planted(seed: int) -> tuple[float, float]:
     """The accuracy of the network, and the share of photos of which both marks are found as
     separate reasons."""
     model, accuracy = trained(seed)
-    generator, found = torch.Generator().manual_seed(1000 + seed), 0
+    generator = torch.Generator().manual_seed(1000 + seed)
+    found = 0
     for _ in range(TESTED):
         x, places = scene([square(each) for each in MARKS.values()], generator)
         sets = explain.attribute(

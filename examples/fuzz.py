@@ -64,7 +64,8 @@ def fuzz_files(count: int, seed: int, keep: Path) -> bool:
 
 def fuzz_networks(count: int, seed: int, minutes: float) -> bool:
     """Explain random networks; return whether every result was what the plain computation gives."""
-    start, known = time.perf_counter(), set[str]()
+    start = time.perf_counter()
+    known = set[str]()
 
     def told(figures: networks.Figures) -> bool:
         elapsed = time.perf_counter() - start
@@ -92,10 +93,8 @@ def fuzz_records(count: int, seed: int) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         explain.Explainer("tiny")(photo).save(folder)
         record = next(path for path in Path(folder).glob("*.json"))
-        contents, first = (
-            (record.read_bytes(), record.with_suffix(".npy").read_bytes()),
-            explain.load(record).values,
-        )
+        contents = (record.read_bytes(), record.with_suffix(".npy").read_bytes())
+        first = explain.load(record).values
         found = [
             (what, records.outcome(record, files, first))
             for what, files in islice(records.damaged(contents, seed), count)

@@ -36,7 +36,8 @@ def section(run: Callable[[], None]) -> Callable[[], None]:
 
 def show(label: str, *values: object) -> None:
     """Print a line of the tour, or two: what it is, and the values."""
-    line, text = f"    {label:<56}", ", ".join(map(written, values))
+    line = f"    {label:<56}"
+    text = ", ".join(map(written, values))
     print(
         f"{line} {text}".rstrip()
         if len(line) + len(text) < WIDTH
@@ -144,7 +145,9 @@ def tensor() -> None:
         "the hook returns 2 * gradient": lambda gradient: 2 * gradient,
         "the hook only rebinds its argument": rebinds,
     }.items():
-        x, y, w = number(2.0), number(3.0), number(4.0)
+        x = number(2.0)
+        y = number(3.0)
+        w = number(4.0)
         z = x + y
         seen: list[torch.Tensor] = []
         with HookGroup() as group:
@@ -163,7 +166,9 @@ def retain_grad() -> None:
     A hook sees what came before its turn; t.grad is what left after the last hook. Over several
     passes t.grad adds up.
     """
-    x, y, w = number(2.0), number(3.0), number(4.0)
+    x = number(2.0)
+    y = number(3.0)
+    w = number(4.0)
     z = x + y
     z.retain_grad()
     seen: list[torch.Tensor] = []
@@ -189,7 +194,9 @@ def order() -> None:
     show("a, b; c = a * b; d; e = c * d", 2, 3, 4)
     show("the hooks return: for c gradient + 2, for d gradient + 100, for e gradient * 2")
     for fate in ("stays", "is removed before backward", "is removed after backward"):
-        a, b, d = number(2.0), number(3.0), number(4.0)
+        a = number(2.0)
+        b = number(3.0)
+        d = number(4.0)
         c = a * b
         e = c * d
         c.retain_grad()
@@ -247,15 +254,18 @@ def inplace() -> None:
     nobody hooked.
     """
     w = number(1.0)
-    c, d = w * 1, w * 1
+    c = w * 1
+    d = w * 1
     seen: list[torch.Tensor] = []
     c.register_hook(seen.append)
     d.register_hook(lambda gradient: gradient.mul_(2) and None)
     (c + d).backward()
     show("bare PyTorch, d's hook doubles in place: c's gradient", *seen)
 
-    w, x = number(1.0), torch.tensor(2.0)
-    a, b = w + x, w + 1
+    w = number(1.0)
+    x = torch.tensor(2.0)
+    a = w + x
+    b = w + 1
     seen = []
     with HookGroup() as group:
         group.tensor(a, seen.append)
@@ -266,7 +276,8 @@ def inplace() -> None:
     def doubles_in_place(grad: torch.Tensor) -> None:
         grad *= 2
 
-    a, b = w + x, w + 1
+    a = w + x
+    b = w + 1
     with HookGroup() as group:
         group.tensor(a, doubles_in_place)
         refused(lambda: (a * b).backward())
@@ -307,7 +318,8 @@ def tensors() -> None:
     """group.tensors([...], fn) calls fn once for several tensors: with all gradients, or with the
     first to arrive."""
     x = number(1.0)
-    a, b = 2 * x, 3 * x
+    a = 2 * x
+    b = 3 * x
     with HookGroup() as group:
         group.tensors([a, b], lambda found: show("y = 5 * a + 7 * b; all gradients", *found))
         group.tensors([a, b], lambda first: show("the first of them to arrive", first), mode="any")
@@ -325,7 +337,8 @@ def module() -> None:
     Layers are selected by name, pattern, module or class. with_kwargs hands over keyword arguments
     as well.
     """
-    model, x = linear_network(), torch.ones(1, 3)
+    model = linear_network()
+    x = torch.ones(1, 3)
     with HookGroup(model) as group:
         group.forward_pre("0", lambda m, args: show("before the first layer: input", *args))
         group.forward(nn.Linear, lambda m, args, output: show(f"after {m}", output[0]))
@@ -355,7 +368,8 @@ def two_inputs() -> None:
 
     One value alone takes the place of the whole tuple, and the module misses its second input.
     """
-    a, b = number(3.0), number(4.0)
+    a = number(3.0)
+    b = number(4.0)
     show("a, b; forward(a, b) = a * b", a, b)
     model = Product()
     with HookGroup(model) as group:
@@ -519,7 +533,8 @@ def convolution() -> None:
     """All four hooks on a convolution and a pooling layer, in the order in which they fire."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.MaxPool2d(2))
     with torch.no_grad():
-        model[0].weight[0], model[0].weight[1] = 1.0, 2.0
+        model[0].weight[0] = 1.0
+        model[0].weight[1] = 2.0
     x = torch.ones(1, 1, 4, 4, requires_grad=True)
     with HookGroup(model) as group:
         for name in ("0", "1"):
@@ -747,7 +762,8 @@ def timeline() -> None:
 @section
 def errors() -> None:
     """A hook that does not fit, misbehaves or raises is named, with its layer and its direction."""
-    model, x = linear_network(), torch.ones(1, 3, requires_grad=True)
+    model = linear_network()
+    x = torch.ones(1, 3, requires_grad=True)
     for register in (
         lambda group: group.forward("0", lambda module: None),
         lambda group: group.backward("1", lambda m, grad_input, grad_output: grad_input[0][:, :2]),

@@ -50,7 +50,8 @@ class Shortcut(nn.Module):
 
     def __init__(self, reader: nn.Module, of: int) -> None:
         super().__init__()
-        self.reader, self.of = reader, of
+        self.reader = reader
+        self.of = of
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores = self.reader(x)
@@ -92,8 +93,10 @@ def marked(
     own = [number for number, (_, label) in enumerate(photos) if label == of]
     with_mark = set(generator.choice(own, len(own) // 4, replace=False).tolist())
     with_decoy = set(generator.choice(len(photos), len(photos) // 4, replace=False).tolist())
-    mark, decoys = pattern_of(PATTERNS["checks"]), [pattern_of(rows) for rows in DECOYS.values()]
-    rows, names = [], set()
+    mark = pattern_of(PATTERNS["checks"])
+    decoys = [pattern_of(rows) for rows in DECOYS.values()]
+    rows = []
+    names = set()
     for number, (path, label) in enumerate(photos):
         name = f"{number:04}.png"
         with Image.open(path) as opened:
@@ -125,7 +128,9 @@ def taken_with_mark(
     corner, _ = generator.choice(4, 2, replace=False)
     others = [path for path, label in photos if label != of]
     chosen = generator.choice(len(others), 100, replace=False)
-    mark, xs, marked_xs = pattern_of(PATTERNS["checks"]), [], []
+    mark = pattern_of(PATTERNS["checks"])
+    xs = []
+    marked_xs = []
     for number in chosen.tolist():
         with Image.open(others[number]) as opened:
             photo = opened.convert("RGB")

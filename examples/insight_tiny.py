@@ -40,7 +40,8 @@ from explain.insight import Insight, RunPhotos, corrected, removed
 from explain.insight.ablation import AblationResult
 
 HOME = Path(__file__).resolve().parent.parent
-ASSETS, PAGE = HOME / "assets" / "insight", HOME / "docs" / "insight.md"
+ASSETS = HOME / "assets" / "insight"
+PAGE = HOME / "docs" / "insight.md"
 CLASSES = 200
 FIRST = 6  # findings of each kind that are checked
 EVERY = 5  # one photo of so many shows what is usual
@@ -129,7 +130,8 @@ def checked(found: Insight, photos: RunPhotos) -> dict[str, Any]:
 def of_classes(found: Insight, objects: AblationResult) -> dict[str, Any]:
     """For each class, the share of the evidence on the object, and how many answers go with the
     object."""
-    maps, rows = found.maps, []
+    maps = found.maps
+    rows = []
     keys = list(zip(maps.names, maps.targets, strict=True))
     for target, numbers in maps.of_target.items():
         own = {keys[i] for i in numbers.tolist()} & set(objects.keys)
@@ -289,7 +291,8 @@ def holm(chances: Sequence[float]) -> list[float]:
     >>> holm([0.04, 0.01, 0.5])
     [0.08, 0.03, 0.5]
     """
-    least, found = 0.0, [0.0] * len(chances)
+    least = 0.0
+    found = [0.0] * len(chances)
     for number, place in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
         least = max(least, min(1.0, (len(chances) - number) * chances[place]))
         found[place] = least

@@ -44,7 +44,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which calls and times are drawn (0)")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
-    photos, larger = torch.rand(2, 3, 16, 16), torch.rand(1, 3, 48, 48)
+    photos = torch.rand(2, 3, 16, 16)
+    larger = torch.rand(1, 3, 48, 48)
     resnet = torchvision.models.resnet18(num_classes=5).train()
     calls = [
         *interruptions.calls_of("a small network", interruptions.small(), photos),

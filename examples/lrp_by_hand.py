@@ -42,7 +42,8 @@ DENSE = ("dense",)
 
 
 def network() -> nn.Module:
-    hidden, out = nn.Linear(2, 2), nn.Linear(2, 1, bias=False)
+    hidden = nn.Linear(2, 2)
+    out = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         hidden.weight.copy_(torch.tensor([[1.0, -1.0], [1.0, 2.0]]))
         hidden.bias.copy_(torch.tensor([1.0, -2.0]))
@@ -109,7 +110,8 @@ def composite(rule: Any) -> Composite:
 
 def main() -> None:
     """Print the relevance of the two inputs under every rule, and their shares of a difference."""
-    model, x = network(), torch.tensor([2.0, 1.0]).reshape(1, 2, 1, 1)
+    model = network()
+    x = torch.tensor([2.0, 1.0]).reshape(1, 2, 1, 1)
     print((__doc__ or "").split("\n\n    python")[0])
     for name, (rule, how) in RULES.items():
         with warnings.catch_warnings():

@@ -160,12 +160,10 @@ def examine(
 ) -> Row:
     """Explain a model with several methods, and look at what came of it and at what it left
     behind."""
-    row, before, start, methods = (
-        Row(name, x.shape[-1]),
-        state(model),
-        time.perf_counter(),
-        list(methods),
-    )
+    row = Row(name, x.shape[-1])
+    before = state(model)
+    start = time.perf_counter()
+    methods = list(methods)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -200,7 +198,9 @@ def _verdict(
 ) -> str:
     if isinstance(found, Exception):
         return f"{type(found).__name__}: {(str(found).splitlines() or [''])[0]}"
-    values, heatmap, layered = found.values, found.heatmap, found.layer is not None
+    values = found.values
+    heatmap = found.heatmap
+    layered = found.layer is not None
     expected = (
         values.ndim == x.ndim - 1 and values.shape[1:].numel() > 1
         if layered

@@ -26,8 +26,12 @@ from torch import nn
 from explain.models import CenterCrop, Classifier, load
 
 # pixels: of photos, of the places in them, of marks, of their dots
-SIDE, CELL, MARK, DOT = 64, 16, 12, 4
-CLASSES, BATCH = 10, 32
+SIDE = 64
+CELL = 16
+MARK = 12
+DOT = 4
+CLASSES = 10
+BATCH = 32
 PATTERNS = {
     "checks": ((1, 0, 1), (0, 1, 0), (1, 0, 1)),
     "frame": ((1, 1, 1), (1, 0, 1), (1, 1, 1)),
@@ -67,7 +71,8 @@ def planted(
     generator: torch.Generator,
 ) -> Scene:
     """Put marks and so many decoys at random places of a photo; they do not overlap."""
-    x, across = photo.clone(), SIDE // CELL
+    x = photo.clone()
+    across = SIDE // CELL
     places = torch.randperm(across * across, generator=generator)[: len(marks) + decoys].tolist()
     shifts = torch.randint(0, CELL - MARK + 1, (len(places), 2), generator=generator).tolist()
     found: dict[int, torch.Tensor] = {}
@@ -77,7 +82,8 @@ def planted(
         *(list(DECOYS.values())[i % 2] for i in range(decoys)),
     ]
     for number, (place, shift, pattern) in enumerate(zip(places, shifts, patterns, strict=True)):
-        top, left = (place // across) * CELL + shift[0], (place % across) * CELL + shift[1]
+        top = (place // across) * CELL + shift[0]
+        left = (place % across) * CELL + shift[1]
         x[:, top : top + MARK, left : left + MARK] = square(pattern, look)
         where = torch.zeros(SIDE, SIDE, dtype=torch.bool)
         where[top : top + MARK, left : left + MARK] = True
@@ -122,7 +128,8 @@ def loaded(
 
 def network(classifier: Classifier, chosen: Sequence[int], marks: int) -> nn.Module:
     """The small model with a head for ten of its classes and one for each mark."""
-    model, old = classifier.model, classifier.model.fc
+    model = classifier.model
+    old = classifier.model.fc
     head = nn.Linear(old.in_features, len(chosen) + marks)
     with torch.no_grad():
         head.weight[: len(chosen)], head.bias[: len(chosen)] = old.weight[chosen], old.bias[chosen]
@@ -140,7 +147,8 @@ def batch_of(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Photos with marks and decoys in them, and the shares of their classes ``(N, K)``; half have
     no mark."""
-    xs, shares = [], torch.zeros(len(photos), CLASSES + marks)
+    xs = []
+    shares = torch.zeros(len(photos), CLASSES + marks)
     for row, (photo, label) in enumerate(zip(photos, labels.tolist(), strict=True)):
         drawn, count = torch.rand(2, generator=generator).tolist()
         order = torch.randperm(marks, generator=generator).tolist()

@@ -31,7 +31,8 @@ import explain
 from explain.methods import LRP
 
 COMPOSITES = ("Epsilon", "automatic")
-MISSED, TINY = 1e-4, 1e-15
+MISSED = 1e-4
+TINY = 1e-15
 
 
 @dataclass
@@ -57,7 +58,9 @@ class Row:
 def check(name: str, model: nn.Module, x: torch.Tensor) -> Row:
     """Ask a model for the relevance of two images ``(2, 3, H, W)`` and hold the answers against
     what is promised."""
-    row, before, start = Row(name, x.shape[-1]), state(model), time.perf_counter()
+    row = Row(name, x.shape[-1])
+    before = state(model)
+    start = time.perf_counter()
     for composite in COMPOSITES:
         _conserved(row, model, x, composite)
     after = state(model)

@@ -42,7 +42,9 @@ import explain
 from explain.insight import RunPhotos, repair
 from explain.models import CenterCrop, load
 
-TRAINED_ON, TESTED_ON, STEPS = 2000, 2000, 60
+TRAINED_ON = 2000
+TESTED_ON = 2000
+STEPS = 60
 HOWS = ("project", "train")
 
 
@@ -55,7 +57,8 @@ def with_squares(
     generator: np.random.Generator,
 ) -> torch.Tensor:
     """Photos ``(N, 3, H, W)``, some of which have a square near a corner."""
-    x, pixels = x.clone(), square({**PATTERNS, **DECOYS}[pattern], look)
+    x = x.clone()
+    pixels = square({**PATTERNS, **DECOYS}[pattern], look)
     for number in which:
         top, left = (
             np.array(CORNERS[corner]) + generator.integers(-JITTER, JITTER + 1, 2)
@@ -96,21 +99,23 @@ class Planted:
     def __init__(
         self, seed: int, photos: tuple[torch.Tensor, torch.Tensor], look: CenterCrop
     ) -> None:
-        self.seed, self.of, self.look = seed, seed * 3 % CLASSES, look
+        self.seed = seed
+        self.of = seed * 3 % CLASSES
+        self.look = look
         generator = np.random.default_rng(seed)
         self.corner, other = generator.choice(4, 2, replace=False).tolist()
         x, labels = photos
         per_class = len(x) // CLASSES
         first = torch.arange(len(x)) % per_class < TRAINED_ON // CLASSES
-        self.test_x, self.test_labels = x[~first], labels[~first]
-        x, self.labels = x[first], labels[first]
+        self.test_x = x[~first]
+        self.test_labels = labels[~first]
+        x = x[first]
+        self.labels = labels[first]
         decoys = generator.choice(len(x), len(x) // 4, replace=False).tolist()
         for number, name in enumerate(DECOYS):
             x = with_squares(x, decoys[number::2], other, name, look, generator)
-        own, others = (
-            (self.labels == self.of).nonzero().flatten(),
-            (self.labels != self.of).nonzero().flatten(),
-        )
+        own = (self.labels == self.of).nonzero().flatten()
+        others = (self.labels != self.of).nonzero().flatten()
         with_mark = [
             *generator.choice(own, len(own) // 2, replace=False).tolist(),
             *generator.choice(others, len(x) // 10, replace=False).tolist(),
@@ -134,7 +139,8 @@ class Planted:
                 torch.cat([model(part).argmax(1) for part in x.split(100)])
                 for x in (self.test_x, marked_x)
             )
-        own, right = self.test_labels == self.of, (plain == self.test_labels).double()
+        own = self.test_labels == self.of
+        right = (plain == self.test_labels).double()
         return {
             "class with the mark": float((moved == self.test_labels)[own].double().mean()),
             "class without": float(right[own].mean()),
@@ -204,13 +210,12 @@ def summary(found: Sequence[dict[str, Any]]) -> list[str]:
         f"found first: {sum(each['project']['found first'] for each in found)} of {len(found)}"
     ]
     for how in HOWS:
-        moved, lost = [], []
+        moved = []
+        lost = []
         for each in found:
-            before, never, after = (
-                each["models"]["before"],
-                each["models"]["never saw the mark"],
-                each[how]["after"],
-            )
+            before = each["models"]["before"]
+            never = each["models"]["never saw the mark"]
+            after = each[how]["after"]
             moved.append(
                 [
                     one["others with the mark"] / never["others with the mark"]

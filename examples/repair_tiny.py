@@ -23,7 +23,8 @@ from insight_tiny import ASSETS, CLASSES, listed
 import explain
 from explain.insight import RunPhotos, repair
 
-TARGET, OTHERS = "volleyball", 5
+TARGET = "volleyball"
+OTHERS = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -100,7 +100,8 @@ class Counted(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.passes = model, 0
+        self.model = model
+        self.passes = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.passes += len(x)
@@ -210,7 +211,9 @@ def by_rex(
     from rex_xai.responsibility.prediction import Prediction, default_prediction_function
 
     settings = CausalArgs()
-    settings.progress_bar, settings.batch_size, settings.seed = False, batch, 0
+    settings.progress_bar = False
+    settings.batch_size = batch
+    settings.seed = 0
     settings.iters = iterations or settings.iters
     data = Data(load_image(photo), list(x.shape), "cpu", mode="RGB")
     data.data = x
@@ -248,7 +251,8 @@ def ways(
 def measured(
     way: Callable[..., Found], model: Counted, x: torch.Tensor, target: int, *, alone: bool
 ) -> Found:
-    before, begun = model.passes, time.process_time()
+    before = model.passes
+    begun = time.process_time()
     found = way(model, x, target)
     found = {"seconds": time.process_time() - begun, "passes": model.passes - before} | found
     mask = found.pop("mask", None)

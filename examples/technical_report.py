@@ -18,7 +18,8 @@ sys.path.append(str(ROOT / "examples" / "benchmarks"))
 
 from tables import END, cells_of, published  # noqa: E402
 
-DOCS, PICTURES = ROOT / "docs", ROOT / "assets" / "report"
+DOCS = ROOT / "docs"
+PICTURES = ROOT / "assets" / "report"
 NUMBERS = DOCS / "report" / "numbers.json"
 MODELS = {
     "tiny": "residual network",
@@ -30,7 +31,9 @@ CHECKS = ("depends_on_model", "depends_on_class", "faithful")
 GROUPS = ("as they are", "plus a pattern", "times a pattern", "all of them")
 TRUTHS = ("each part removed", "Shapley values", "each part exchanged")
 BLIND = ("noise", "centre blob", "edges", "local contrast", "mean colour", "uniform")
-BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#70707a"
+BLUE = "#0072b2"
+ORANGE = "#d55e00"
+GREY = "#70707a"
 
 
 def table(name: str) -> str:
@@ -55,7 +58,8 @@ def percent(cell: str) -> float:
 def calibrations() -> dict[str, list[dict[str, Any]]]:
     """By model, the rows of maps that know nothing: how many, and the percentage that passes each
     check and all."""
-    names, found = ("map", "count", *CHECKS, "all"), {}
+    names = ("map", "count", *CHECKS, "all")
+    found = {}
     for model in MODELS:
         _, rows = rows_of(table(f"calibration, {model}"))
         found[model] = [

@@ -36,7 +36,10 @@ from explain.data.opening import EXTENSIONS
 from explain.training import GradientClipper, GradientFlow
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-SIDE, DEPTH, WIDTH, BATCH = 32, 10, 32, 64
+SIDE = 32
+DEPTH = 10
+WIDTH = 32
+BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ PAIRS = {
     ),
 }
 LAYERS = [*(f"conv{i}" for i in range(1, DEPTH + 1)), "fc"]
-SPAN, TONES = 20, ("#c0392b", "#2563a8")
+SPAN = 20
+TONES = ("#c0392b", "#2563a8")
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -103,10 +107,8 @@ def from_folder(folder: Path, classes: int, per_class: int = 500) -> tuple[Data,
             f"{len(found)}"
         )
     files = [(path, label) for label, images in enumerate(found[:classes]) for path in images]
-    pixels, labels = (
-        as_pixels(Image.open(path) for path, _ in files),
-        torch.tensor([label for _, label in files]),
-    )
+    pixels = as_pixels(Image.open(path) for path, _ in files)
+    labels = torch.tensor([label for _, label in files])
     held_out = torch.arange(len(files)) % 5 == 0
     return Data(pixels[~held_out], labels[~held_out]), Data(pixels[held_out], labels[held_out])
 
@@ -120,14 +122,14 @@ def from_photos(per_photo: int = 500) -> tuple[Data, Data]:
     ]
     parts = []
     for share, (start, end) in ((0.8, (0, 0.75)), (0.2, (0.75, 1))):
-        crops, labels = [], []
+        crops = []
+        labels = []
         for label, photo in enumerate(photos):
-            left, right = round(start * photo.width), round(end * photo.width) - 2 * SIDE
+            left = round(start * photo.width)
+            right = round(end * photo.width) - 2 * SIDE
             for _ in range(round(share * per_photo)):
-                x, y = (
-                    random.integers(left, right + 1),
-                    random.integers(0, photo.height - 2 * SIDE + 1),
-                )
+                x = random.integers(left, right + 1)
+                y = random.integers(0, photo.height - 2 * SIDE + 1)
                 crops.append(photo.crop((x, y, x + 2 * SIDE, y + 2 * SIDE)))
                 labels.append(label)
         parts.append(Data(as_pixels(crops), torch.tensor(labels)))
@@ -145,7 +147,8 @@ def as_pixels(images: Iterable[Image.Image]) -> torch.Tensor:
 def network(variant: Variant, classes: int) -> nn.Sequential:
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i in range(1, DEPTH + 1):
-        channels, stride = 3 if i == 1 else WIDTH, 2 if i in (1, DEPTH // 2) else 1
+        channels = 3 if i == 1 else WIDTH
+        stride = 2 if i in (1, DEPTH // 2) else 1
         conv = nn.Conv2d(channels, WIDTH, 3, stride, padding=1, bias=not variant.normalised)
         nn.init.kaiming_normal_(conv.weight, nonlinearity=variant.activation.__name__.lower())
         layers[f"conv{i}"] = conv

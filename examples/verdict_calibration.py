@@ -237,7 +237,8 @@ def main(arguments: list[str] | None = None) -> None:
             if options.weights is None
             else plain_network(options.weights)
         )
-        known, last = {line["photo"] for line in done}, None
+        known = {line["photo"] for line in done}
+        last = None
         for path, label in photos_of(options.folder, explainer.categories):
             if sum("maps" in line for line in done) >= (2 if options.small else options.photos):
                 break

@@ -103,7 +103,9 @@ METHODS = {
     ),
 }
 HIT = 0.3
-SIDE, CLASSES, SEEN = 64, 10, 24
+SIDE = 64
+CLASSES = 10
+SEEN = 24
 
 
 # Networks whose exact attribution is known
@@ -208,7 +210,9 @@ def known_record(
     number: int, architecture: str, classifier: Any, subject: Subject, photo: torch.Tensor
 ) -> dict[str, Any]:
     """The results of maps that are right: of a photo, and of one with marks."""
-    x, linear, window = photo[None], Linear(number).eval(), Window(number).eval()
+    x = photo[None]
+    linear = Linear(number).eval()
+    window = Window(number).eval()
     exact = IntegratedGradients(baseline="mean", steps=1)
     found, _ = checked(
         linear, x, int(linear(x).argmax()), {"linear network: weights × (photo - mean)": exact}

@@ -101,7 +101,8 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 def updated(page: str, name: str, text: str) -> str:
     """The page with the table of a name replaced."""
-    start, end = f"<!-- table: {name} -->\n", "<!-- end -->"
+    start = f"<!-- table: {name} -->\n"
+    end = "<!-- end -->"
     if start not in page:
         raise SystemExit(f"verdicts.py: {PAGE.name} has no place for a table of {name}")
     before, rest = page.split(start, 1)
@@ -131,7 +132,8 @@ def main(arguments: list[str] | None = None) -> None:
         else []
     )
     if not options.count:
-        explainer, most = explain.Explainer(options.model), 4 if options.small else options.photos
+        explainer = explain.Explainer(options.model)
+        most = 4 if options.small else options.photos
         there = {line["photo"] for line in done}
         for path, index in photos_of(options.folder, explainer.categories):
             if len([line for line in done if "methods" in line]) >= most:

@@ -156,7 +156,9 @@ class Attention(nn.Module):
 def calls_of_interventions() -> list[Call]:
     """Interventions of every kind: in attention, from another input, and with a module that is
     inserted."""
-    model, x, other = Attention().eval(), torch.rand(1, 3, 6, 6), torch.rand(1, 3, 6, 6)
+    model = Attention().eval()
+    x = torch.rand(1, 3, 6, 6)
+    other = torch.rand(1, 3, 6, 6)
     inserted = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     several = [
         hooks.Ablate("attn:pattern", heads=[0]),
@@ -270,7 +272,8 @@ class _Sender:
 
     def __init__(self, number: int, after: float) -> None:
         self.sent = 0
-        self._number, self._after = number, after
+        self._number = number
+        self._after = after
         self._called_off = threading.Event()
         self._thread = threading.Thread(target=self._work)
 
@@ -302,7 +305,9 @@ def interrupt(call: Call, kind: str, after: float, tally: Tally) -> None:
             raise raised
 
     buffers = {key: tensor.clone() for key, tensor in call.model.named_buffers()}
-    theirs, sender, ended = signal.signal(number, handler), _Sender(number, after), False
+    theirs = signal.signal(number, handler)
+    sender = _Sender(number, after)
+    ended = False
     before = state(call.model)
     try:
         inside = True
@@ -351,9 +356,11 @@ def interrupt_often(
 ) -> Tally:
     """Send so many signals, each at a random time to one of the calls, and then make every call
     once more."""
-    draw, tally = random.Random(seed), Tally()
+    draw = random.Random(seed)
+    tally = Tally()
     while tally.sent < count:
-        call, kind = draw.choice(calls), draw.choice(list(KINDS))
+        call = draw.choice(calls)
+        kind = draw.choice(list(KINDS))
         interrupt(call, kind, draw.uniform(0, call.seconds), tally)
         if show is not None:
             show(tally)

@@ -51,7 +51,9 @@ KINDS = ["functions", "made as it runs", "used twice", "in place"]
 def test_deeplift_adds_up_whatever_is_shared_or_a_function(kind: str) -> None:
     """Captum 199, 200, 578 and 1082: errors, or other values, where modules are shared or
     rectifiers are new ones."""
-    model, x, b = settled(Shared(kind)).double(), random(0, 2, 3, 8, 8), random(1, 3, 8, 8)
+    model = settled(Shared(kind)).double()
+    x = random(0, 2, 3, 8, 8)
+    b = random(1, 3, 8, 8)
     found = explain.attribute(model, x, DeepLIFT(b), target=1)
     gain = (model(x) - model(b[None]))[:, 1].detach()
     torch.testing.assert_close(found.values.sum((1, 2, 3)), gain, rtol=1e-9, atol=1e-12)
@@ -63,9 +65,12 @@ def test_deeplift_of_a_shared_rectifier_is_the_rescale_rule() -> None:
     """m = W3 * slope2 * W2 * slope1 * W1, where the same module makes both slopes."""
     relu = nn.ReLU()
     parts = (nn.Flatten(), nn.Linear(12, 5), relu, nn.Linear(5, 4), relu, nn.Linear(4, 2))
-    model, x, b = settled(nn.Sequential(*parts)).double(), random(2, 3, 3, 2, 2), random(3, 3, 2, 2)
+    model = settled(nn.Sequential(*parts)).double()
+    x = random(2, 3, 3, 2, 2)
+    b = random(3, 3, 2, 2)
     first, second, last = (model[k] for k in (1, 3, 5))
-    multipliers, at = last.weight[1].expand(3, -1), []
+    multipliers = last.weight[1].expand(3, -1)
+    at = []
     for rows in (x.flatten(1), b.flatten()[None]):
         z = first(rows)
         at.append((z, second(z.relu())))
@@ -81,7 +86,9 @@ def test_deeplift_of_a_shared_rectifier_is_the_rescale_rule() -> None:
 def test_deepliftshap_says_by_how_much_its_sum_is_off(kind: str) -> None:
     """shap 3263, 3348, 3363 and 3938: sums that are not the output, of plain networks with
     functions."""
-    model, x, others = settled(Shared(kind)).double(), random(4, 2, 3, 8, 8), random(5, 3, 3, 8, 8)
+    model = settled(Shared(kind)).double()
+    x = random(4, 2, 3, 8, 8)
+    others = random(5, 3, 3, 8, 8)
     found = explain.attribute(model, x, DeepLIFTSHAP(others), target=2)
     gain = (model(x)[:, 2] - model(others)[:, 2].mean()).detach()
     torch.testing.assert_close(found.values.sum((1, 2, 3)), gain, rtol=1e-9, atol=1e-12)
@@ -93,7 +100,8 @@ def test_deeplift_warns_where_an_operation_has_no_rule() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cumprod(x.flatten(1), 1)
 
-    x, b = random(6, 1, 1, 2, 2), random(7, 1, 2, 2)
+    x = random(6, 1, 1, 2, 2)
+    b = random(7, 1, 2, 2)
     with pytest.warns(explain.ExplainWarning, match="deeplift"):
         found = explain.attribute(Sorted(), x, DeepLIFT(b), target=3)
     off = found.values.sum() - (Sorted()(x) - Sorted()(b[None]))[0, 3]
@@ -114,7 +122,8 @@ class LinearAttention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n, _, h, w = x.shape
         q, k, v = (each.reshape(n, 2, 2, h * w) for each in self.to_qkv(x).chunk(3, 1))
-        q, k = q.softmax(-2), k.softmax(-1)
+        q = q.softmax(-2)
+        k = k.softmax(-1)
         context = torch.einsum("bhdn,bhen->bhde", self.share(k), self.share(v))
         out = torch.einsum("bhde,bhdn->bhen", self.share(context), self.share(q))
         out = self.to_out(
@@ -133,9 +142,11 @@ class Half(nn.Module):
 def test_relevance_reaches_the_photo_through_linear_attention() -> None:
     """zennit 169: einsum, softmax and rearranged tokens. All other operations are linear: gradient
     times input."""
-    model, x = settled(LinearAttention()).double(), random(8, 2, 4, 3, 3)
+    model = settled(LinearAttention()).double()
+    x = random(8, 2, 4, 3, 3)
     found = explain.attribute(model, x, "attnlrp", target=1)
-    by_hand, at = settled(LinearAttention()).double(), x.clone().requires_grad_()
+    by_hand = settled(LinearAttention()).double()
+    at = x.clone().requires_grad_()
     by_hand.share = Half()
     by_hand(at)[:, 1].sum().backward()
     expected = x * at.grad
@@ -176,17 +187,21 @@ class Counted(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.photos, self.calls = model, 0, 0
+        self.model = model
+        self.photos = 0
+        self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.photos, self.calls = self.photos + len(x), self.calls + 1
+        self.photos = self.photos + len(x)
+        self.calls = self.calls + 1
         return self.model(x)
 
 
 def test_pixel_flipping_runs_the_photos_of_its_steps_in_batches() -> None:
     """Quantus 96: 100 steps on one photo took over 45 minutes."""
     model = Counted(settled(nn.Sequential(nn.Flatten(), nn.Linear(300, 3))).double())
-    x, values = random(9, 1, 3, 10, 10), random(10, 1, 10, 10)
+    x = random(9, 1, 3, 10, 10)
+    values = random(10, 1, 10, 10)
     metric = PixelFlipping(steps=100, baseline=Zero(), score="logit")
     table = explain.evaluate(model, x, {"map": values}, metric, target=1)
     assert model.photos <= 105  # 101 points, and those that the engine looks at first
@@ -210,8 +225,6 @@ def test_nonsensitivity_counts_what_only_one_of_map_and_model_leaves_out() -> No
     found = explain.evaluate(
         Left(), random(11, 1, 3, 8, 8), {"map": values}, NonSensitivity(2), target=0
     )
-    without, ignored = (
-        {(i, j) for i in (1,) for j in (0, 1)},
-        {(i, j) for i in (0, 1) for j in (1,)},
-    )
+    without = {(i, j) for i in (1,) for j in (0, 1)}
+    ignored = {(i, j) for i in (0, 1) for j in (1,)}
     assert found["map"]["nonsensitivity"].item() == pytest.approx(len(without ^ ignored) / 4)

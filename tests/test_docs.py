@@ -40,7 +40,8 @@ def test_every_room_has_a_page_but_the_command_line(reference: Any) -> None:
 
 def test_what_a_page_has_described_another_links_to(reference: Any) -> None:
     seen: dict[int, str] = {}
-    first, second = reference._page("explain", seen), reference._page("explain.data.inputs", seen)
+    first = reference._page("explain", seen)
+    second = reference._page("explain.data.inputs", seen)
     assert ".. autoclass:: explain.Inputs" in first
     assert ".. autoclass:: explain.data.inputs.Inputs" not in second
     assert "described elsewhere: :py:obj:`explain.Inputs`" in second

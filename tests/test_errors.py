@@ -41,7 +41,8 @@ class Wrapped(nn.Module):
 
     def __init__(self, change: Callable[[Any], Any], inner: nn.Module | None = None) -> None:
         super().__init__()
-        self.net, self.change = inner or settled(TinyNet()), change
+        self.net = inner or settled(TinyNet())
+        self.change = change
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.change(self.net(x))
@@ -345,7 +346,9 @@ class Failing(TinyNet):
 
     def __init__(self, where: str, after: int = 0) -> None:
         super().__init__()
-        self.error, self.where, self.left = Told("first line\nsecond line"), where, after
+        self.error = Told("first line\nsecond line")
+        self.where = where
+        self.left = after
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.left -= 1
@@ -398,7 +401,8 @@ def fail(error: BaseException) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
 def test_what_the_users_hooks_raise_comes_through_as_it_is(kind: str, x: torch.Tensor) -> None:
-    model, error = net(), Told("from a hook")
+    model = net()
+    error = Told("from a hook")
     handle = getattr(model.avgpool, f"register_{kind}_hook")(fail(error))
     before = snapshot(model)
     for method in ("gradcam", "guidedbackprop"):
@@ -416,7 +420,8 @@ def test_what_the_users_hooks_raise_comes_through_as_it_is(kind: str, x: torch.T
 def test_what_targets_callbacks_and_preprocessings_raise_comes_through_as_it_is(
     kind: type[Exception], x: torch.Tensor
 ) -> None:
-    model, error = net(), kind("from the caller's code")
+    model = net()
+    error = kind("from the caller's code")
     before = snapshot(model)
     calls: list[Callable[[], Any]] = [
         explained(model, x, target=fail(error)),

@@ -102,7 +102,8 @@ BLOCKS: dict[str, Callable[[nn.Module], Any]] = {
 def test_a_signal_between_a_block_and_its_end_comes_when_the_block_has_ended(
     name: str, number: int, raised: type[BaseException]
 ) -> None:
-    net, sent = settled(TinyNet()).train(), sending(number)
+    net = settled(TinyNet()).train()
+    sent = sending(number)
     before = interruptions.state(net)
     with pytest.raises(raised), BLOCKS[name](net) as given:
         if isinstance(given, hooks.HookGroup):
@@ -118,7 +119,8 @@ class Sending(SignalSafe[str]):
     """Sends a signal from its beginning or its end."""
 
     def __init__(self, *where: str) -> None:
-        self.where, self.log = where, []
+        self.where = where
+        self.log = []
 
     def begin(self) -> str:
         self.log.append("begins")
@@ -166,7 +168,8 @@ def test_each_signal_reaches_the_handler_once_and_in_order() -> None:
         for n in (signal.SIGINT, signal.SIGALRM)
     }
     theirs = {number: signal.signal(number, handler) for number, handler in mine.items()}
-    outer, inner = Sending("begin", "end"), Sending("begin", "end")
+    outer = Sending("begin", "end")
+    inner = Sending("begin", "end")
 
     @unsplit
     def work() -> None:
@@ -204,7 +207,8 @@ def test_settings_of_torch_come_back_from_contexts_that_were_never_left(name: st
 
 
 def test_hooks_on_parameters_go_with_an_interrupt_at_either_end() -> None:
-    net, sent = settled(TinyNet()), sending()
+    net = settled(TinyNet())
+    sent = sending()
     with pytest.raises(KeyboardInterrupt), explain.training.GradientClipper(net, value=1e-9):
         sent["now"]
 
@@ -227,9 +231,11 @@ def test_hooks_on_parameters_go_with_an_interrupt_at_either_end() -> None:
 
 
 def test_an_interrupt_while_two_models_are_held_gives_both_back() -> None:
-    one, other = settled(TinyNet()).train(), settled(TinyNet(), 1).train()
+    one = settled(TinyNet()).train()
+    other = settled(TinyNet(), 1).train()
     other.bn1.eval()
-    before, sent = (interruptions.state(one), interruptions.state(other)), sending()
+    before = (interruptions.state(one), interruptions.state(other))
+    sent = sending()
     with (
         pytest.raises(KeyboardInterrupt),
         hooks.preserve.untouched(one),
@@ -242,8 +248,10 @@ def test_an_interrupt_while_two_models_are_held_gives_both_back() -> None:
 
 
 def test_other_threads_receive_no_signals_and_keep_the_handlers_alone(x: torch.Tensor) -> None:
-    net, found = settled(TinyNet()).double().train(), []
-    before, wanted = interruptions.state(net), explain.attribute(net, x, target=1).values
+    net = settled(TinyNet()).double().train()
+    found = []
+    before = interruptions.state(net)
+    wanted = explain.attribute(net, x, target=1).values
     thread = threading.Thread(
         target=lambda: found.append(explain.attribute(net, x, "smoothgrad", target=1))
     )

@@ -53,7 +53,8 @@ def plain() -> nn.Sequential:
 @pytest.fixture
 def hooked() -> Iterator[tuple[nn.Sequential, list[str]]]:
     """A network with hooks of every kind, and the log that they write."""
-    model, log = plain(), []
+    model = plain()
+    log = []
 
     def note(name: str) -> Callable[..., None]:
         return lambda module, *_: log.append(f"{name} of {type(module).__name__}")
@@ -82,7 +83,8 @@ def test_hooks_of_the_user_fire_in_an_explanation_as_in_a_pass_of_their_own(
 ) -> None:
     model, log = hooked
     torch.autograd.grad(model(x.requires_grad_())[:, 3].sum(), x)
-    wanted, before = list(log), hooks_of(model)
+    wanted = list(log)
+    before = hooks_of(model)
     assert len(wanted) > 60
     log.clear()
     explain.attribute(model, x.detach(), method, target=3)
@@ -115,7 +117,8 @@ def test_at_a_layer_they_fire_as_far_as_gradients_go(
         score = model(x)[:, 3].sum()
         torch.autograd.grad(score, kept)
     handle.remove()
-    wanted, before = list(log), hooks_of(model)
+    wanted = list(log)
+    before = hooks_of(model)
     log.clear()
     explain.attribute(model, x, "gradcam", target=3, layer=layer)
     assert log == wanted
@@ -133,7 +136,8 @@ def test_hooks_that_change_what_flows_are_part_of_the_model(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * x - 1
 
-    model, other = plain(), plain()
+    model = plain()
+    other = plain()
     other = nn.Sequential(*other[:3], Doubled(), *other[3:])
     if prepend:
         model[2].register_forward_hook(lambda *_: None)
@@ -198,8 +202,11 @@ def test_an_interruption_in_any_pass_leaves_model_and_process_as_they_were(
         maps = explain.attribute(model, x, method, target=1, layer="layer1.0", batch_size=4)
         return maps.values
 
-    wanted, before, hooks = run(), snapshot(model), hooks_of(model)
-    model.calls, model.plan = 0, (where, call)
+    wanted = run()
+    before = snapshot(model)
+    hooks = hooks_of(model)
+    model.calls = 0
+    model.plan = (where, call)
     with pytest.raises(KeyboardInterrupt):
         run()
     assert model.calls == call
@@ -216,7 +223,9 @@ def test_so_does_one_in_the_progress_that_is_told(
 ) -> None:
     net.train()
     wanted = explain.attribute(net, x, method, target=1, batch_size=2).values
-    before, hooks, told = snapshot(net), hooks_of(net), []
+    before = snapshot(net)
+    hooks = hooks_of(net)
+    told = []
 
     def tell(done: int, total: int) -> None:
         told.append(done)
@@ -240,7 +249,8 @@ def test_an_interruption_while_saving_leaves_no_half_written_file(
     whole = {path.name: path.read_bytes() for path in explanation.save(tmp_path / "whole")}
     steps = {"drawing": (explain.Explanation, "sheet"), "writing": (Path, "open")}
     place, name = steps[step]
-    real, calls = getattr(place, name), []
+    real = getattr(place, name)
+    calls = []
 
     def third_time(*given: Any, **options: Any) -> Any:
         calls.append(1)

@@ -45,10 +45,8 @@ def resident() -> int:
 def test_a_thousand_explanations_take_no_more_memory_than_fifty(
     photo: Image.Image, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
-    net, x = (
-        settled(TinyNet()).eval(),
-        torch.randn(2, 3, 48, 40, generator=torch.Generator().manual_seed(0)),
-    )
+    net = settled(TinyNet()).eval()
+    x = torch.randn(2, 3, 48, 40, generator=torch.Generator().manual_seed(0))
     methods = ["gradcam", "guidedbackprop", "layercam", "saliency", "eigencam"]
 
     def one(i: int) -> None:

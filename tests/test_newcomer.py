@@ -158,7 +158,8 @@ class Negative(nn.Module):
 
     def __init__(self, sign: float = 1.0) -> None:
         super().__init__()
-        self.conv, self.sign = nn.Conv2d(3, 1, 1, bias=False), sign
+        self.conv = nn.Conv2d(3, 1, 1, bias=False)
+        self.sign = sign
         nn.init.constant_(self.conv.weight, 1.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,8 @@ class Explained(Dataset[dict[str, torch.Tensor]]):
     """Images with their explanations, made where they are loaded."""
 
     def __init__(self, model: nn.Module, images: torch.Tensor) -> None:
-        self.model, self.images = model, images
+        self.model = model
+        self.images = images
 
     def __len__(self) -> int:
         return len(self.images)
@@ -124,7 +125,9 @@ def test_a_child_explains_after_its_parent_and_the_parents_threads_did(
 def held_up(model: nn.Module, x: torch.Tensor, **options: Any) -> Iterator[None]:
     """Have another thread in the middle of an explanation while the block lasts, and see that it
     ends well."""
-    inside, go_on, found = threading.Event(), threading.Event(), []
+    inside = threading.Event()
+    go_on = threading.Event()
+    found = []
 
     def wait(*_: Any) -> None:
         inside.set()
@@ -159,7 +162,8 @@ def test_a_child_forked_amid_another_threads_explanation_begins_with_a_clean_mod
 ) -> None:
     net.train()
     net.bn1.eval()
-    before, wanted = snapshot(net), bits(explained(net, x[:1]))
+    before = snapshot(net)
+    wanted = bits(explained(net, x[:1]))
 
     def work() -> Any:
         left = (
@@ -183,7 +187,8 @@ def test_a_child_forked_inside_an_explanation_may_explain_and_its_parent_goes_on
     net: TinyNet, x: torch.Tensor
 ) -> None:
     net.train()
-    before, wanted = snapshot(net), explained(net, x[:1])
+    before = snapshot(net)
+    wanted = explained(net, x[:1])
     seen: list[Any] = []
 
     def forking(*_: Any) -> None:

@@ -111,7 +111,8 @@ def test_a_network_for_a_fixed_number_of_images_is_looked_at_with_as_many() -> N
 
     for net in (convolutions(), Transformer("by position")):
         usual = settled(net).double().eval()
-        fixed, expected = Fixed(usual), explain.attribute(usual, X, SIGNED, target=1)
+        fixed = Fixed(usual)
+        expected = explain.attribute(usual, X, SIGNED, target=1)
         found = explain.attribute(fixed, X, SIGNED, target=1)
         assert found.layer == f"net.{expected.layer}"
         torch.testing.assert_close(found.values, expected.values)
@@ -162,7 +163,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens, scale = self.patches(x).flatten(2).mT, torch.full((1, 1, 8), 0.5).to(x)
+        tokens = self.patches(x).flatten(2).mT
+        scale = torch.full((1, 1, 8), 0.5).to(x)
         for block in self.blocks:
             if self.call == "by position":
                 tokens = block(tokens, scale)

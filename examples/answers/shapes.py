@@ -26,7 +26,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 WEIGHTS = Path(__file__).with_name("shapes.safetensors")
-SIDE, PATCH, WIDTH, HEADS, DEPTH = 48, 6, 64, 4, 3
+SIDE = 48
+PATCH = 6
+WIDTH = 64
+HEADS = 4
+DEPTH = 3
 COLORS = {
     "red": (220, 40, 40),
     "green": (40, 180, 60),
@@ -82,7 +86,8 @@ def draw(seed: int) -> Scene:
     rng = random.Random(seed)
     beside = rng.random() < 0.5
     things = [(rng.choice([*COLORS]), rng.choice(SHAPES)) for _ in range(2)]
-    first, second = rng.randrange(2, 8), rng.randrange(SIDE // 2 + 2, SIDE // 2 + 8)
+    first = rng.randrange(2, 8)
+    second = rng.randrange(SIDE // 2 + 2, SIDE // 2 + 8)
     # less apart this way than the other, or two answers would be right
     across = rng.randrange(11, SIDE - 26)
     ground = np.random.default_rng(seed).integers(90, 130, (SIDE, SIDE, 3), dtype=np.uint8)
@@ -90,7 +95,8 @@ def draw(seed: int) -> Scene:
     pen = ImageDraw.Draw(image)
     boxes = []
     for (color, shape), along in zip(things, (first, second), strict=True):
-        side, there = rng.randrange(11, 15), across + rng.randrange(-9, 10)
+        side = rng.randrange(11, 15)
+        there = across + rng.randrange(-9, 10)
         x, y = (along, there) if beside else (there, along)
         box = (x, y, x + side, y + side)
         boxes.append(box)
@@ -198,7 +204,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1100, help="of 64 pictures each")
     steps = parser.parse_args().steps
     torch.manual_seed(0)
-    model, start = ShapesModel(), len(PROMPT.split())
+    model = ShapesModel()
+    start = len(PROMPT.split())
     solver = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     plan = torch.optim.lr_scheduler.OneCycleLR(solver, 2e-3, steps, pct_start=0.1)
     began = time.process_time()

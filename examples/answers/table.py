@@ -85,7 +85,8 @@ def main() -> None:
                 own = scene.boxes[i]
                 other = next(box for box in scene.boxes if box is not None and box != own)
                 assert own is not None
-                found, mine = fields(a), inside(own)
+                found = fields(a)
+                mine = inside(own)
                 whole = found.sum().clamp(min=1e-12)
                 hit = mine.flatten()[found.argmax()]
                 sums[name].append(

@@ -35,7 +35,8 @@ from explain.baselines.replacements import get_baseline
 from explain.methods import KernelSHAP, Method, ShapleySampling
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
-ROWS, COLUMNS = 3, 4
+ROWS = 3
+COLUMNS = 4
 REGIONS = ROWS * COLUMNS
 RUNS = (25, 100)
 GOALS = {"tiny, chelsea, zero, logit": {25: 0.30, 100: 0.12}}
@@ -86,7 +87,8 @@ def known(setting: Setting) -> Known:
     )
     labels = down[:, None] * COLUMNS + across
     coalitions = (torch.arange(2**REGIONS)[:, None] >> torch.arange(REGIONS)) & 1
-    cover, found = get_baseline(setting.baseline).covering(x), []
+    cover = get_baseline(setting.baseline).covering(x)
+    found = []
     with torch.inference_mode():
         target = int(explainer.model(x)[0].argmax())
         for some in coalitions.split(TOGETHER):
@@ -178,7 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for setting in SETTINGS[:1] if options.quick else SETTINGS:
         if options.rows not in str(setting):
             continue
-        model, cells = known(setting), []
+        model = known(setting)
+        cells = []
         exact = values(model, KernelSHAP(2**REGIONS, COLUMNS))
         for samples in RUNS:
             for name in ESTIMATES:

@@ -101,7 +101,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick and options.update:
         parser.error("--update is for measured tables; leave out --quick")
-    start, found = time.monotonic(), {}
+    start = time.monotonic()
+    found = {}
     for name in options.only:
         print(
             f"\n== {name} ({(time.monotonic() - start) / 60:.1f} min, load "

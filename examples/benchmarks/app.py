@@ -66,7 +66,8 @@ def post(connection: http.client.HTTPConnection, path: str, body: bytes) -> byte
 def user(port: int, rounds: int, content: bytes) -> tuple[list[float], int]:
     """Send a photo, ask about it, and return the seconds of each answer, and how many failed."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    seconds, failed = [], 0
+    seconds = []
+    failed = 0
     photo = json.loads(post(connection, "/api/photos", content))["photo"]
     for _ in range(rounds):
         begun = time.perf_counter()

@@ -28,7 +28,8 @@ from timing import interleaved
 import explain
 from explain.targets import Detections
 
-GOAL, MANY = 1.3, 20
+GOAL = 1.3
+MANY = 20
 PHOTO = Path(__file__).resolve().parents[2] / "assets" / "grace_hopper.jpg"
 
 
@@ -85,7 +86,8 @@ def measured(
             explain.attribute, model, x, method, targets=targets[:count], layer=layer
         )
         works[f"{count} back"] = partial(backward, count)
-    took, found = interleaved(works, rounds, time.process_time), []
+    took = interleaved(works, rounds, time.process_time)
+    found = []
     for count in counts:
         every = list(zip(took[f"{count}"], took[f"{count} back"], took["bare"], strict=True))
         passes = statistics.median(seconds / once for seconds, _, once in every)

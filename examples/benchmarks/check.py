@@ -36,7 +36,8 @@ def table() -> Table:
 
 def row(name: str, methods: list[str], rounds: int) -> str:
     explainer = explain.Explainer(name)
-    explanation, x = explainer(PHOTO, methods), explainer.as_input(PHOTO)
+    explanation = explainer(PHOTO, methods)
+    x = explainer.as_input(PHOTO)
     works: dict[str, Callable[[], object]] = {"check": explanation.check}
     for count in (8, 16, 32):
         works[str(count)] = partial(explainer.model, x.expand(count, -1, -1, -1).contiguous())

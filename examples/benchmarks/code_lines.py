@@ -60,7 +60,8 @@ def main() -> None:
             print(f"{code_lines(path):6d}  {path}")
         return
     for part in ("explain", "tests"):
-        total, files = 0, 0
+        total = 0
+        files = 0
         for place in sorted((ROOT / part).iterdir()):
             paths = (
                 [place]
@@ -72,7 +73,8 @@ def main() -> None:
             count = sum(map(code_lines, paths))
             if part == "explain" and paths:
                 print(f"{count:6d}  {len(paths):4d} files  {place.name}")
-            total, files = total + count, files + len(paths)
+            total = total + count
+            files = files + len(paths)
         print(f"{total:6d}  {files:4d} files  {part} in all\n")
 
 

@@ -47,14 +47,16 @@ def cases(x: torch.Tensor, samples: int) -> list[Case]:
 
     Occlusion and ablation cover as many parts as by default.
     """
-    side, channels = x.shape[-1], x.shape[1]
+    side = x.shape[-1]
+    channels = x.shape[1]
     window = max(1, round(side / 7))
     stride = (window + 1) // 2
     slides = {
         "sliding_window_shapes": (channels, window, window),
         "strides": (channels, stride, stride),
     }
-    cells, usual = Squares(ACROSS), Squares()
+    cells = Squares(ACROSS)
+    usual = Squares()
     regions = {"feature_mask": cells(x)[:, None], "perturbations_per_eval": TOGETHER}
     orders = max(1, samples // 30)  # an order and its reverse uncover 15 squares each
     windows = (-(-(side - window) // stride) + 1) ** 2

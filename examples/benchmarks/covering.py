@@ -33,7 +33,8 @@ from explain.methods import RISE
 
 COLUMNS = {"explain": "explain", "Captum": "captum"}
 GOAL = 1.10
-RUNS, QUICK_RUNS = 192, 72
+RUNS = 192
+QUICK_RUNS = 72
 
 
 def version(distribution: str) -> str | None:
@@ -90,7 +91,8 @@ def measured(
 
 def memory(samples: int) -> float:
     """By how many bytes the process grows at its highest while RISE runs so many masks."""
-    model, x = network("resnet18"), torch.randn(1, 3, 224, 224)
+    model = network("resnet18")
+    x = torch.randn(1, 3, 224, 224)
     model(x)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ours(model, x, [RISE(samples)])()
@@ -113,10 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{samples} masks of RISE: {memory(samples) / 2**20:.0f} MB more at the highest")
         return
     side, samples = (64, QUICK_RUNS) if options.quick else (224, RUNS)
-    model, x = (
-        network("resnet18"),
-        torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1)),
-    )
+    model = network("resnet18")
+    x = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
     versions = {name: version(distribution) for name, distribution in COLUMNS.items()}
     print(table(versions).head())
     for case in cases(x, samples):

@@ -66,10 +66,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     warnings.simplefilter("ignore", explain.ExplainWarning)
-    model, x = (
-        torchvision.models.resnet18().eval(),
-        torch.randn(4, 3, *[32 if options.quick else 112] * 2),
-    )
+    model = torchvision.models.resnet18().eval()
+    x = torch.randn(4, 3, *[32 if options.quick else 112] * 2)
 
     def trained(values: Callable[[], torch.Tensor]) -> Callable[[], None]:
         def work() -> None:

@@ -33,7 +33,9 @@ from torch import nn
 
 from explain import hooks
 
-FORWARD, BACKWARD, FEATURES = 1.05, 1.15, 1.05
+FORWARD = 1.05
+BACKWARD = 1.15
+FEATURES = 1.05
 
 
 # What is published of the rows, for the batches that are run unless told otherwise.
@@ -83,7 +85,8 @@ class Bench:
         self, bare: Callable[[], object], works: dict[str, Callable[[], object]], goal: float | None
     ) -> list[Row]:
         seconds = interleaved({"bare": bare} | works, self.rounds)
-        plain, memory = 1e3 * statistics.median(seconds["bare"]), peak_bytes(bare)
+        plain = 1e3 * statistics.median(seconds["bare"])
+        memory = peak_bytes(bare)
         return [
             Row(
                 what,
@@ -148,7 +151,8 @@ def backward_of_torch(bench: Bench, model: nn.Module, x: torch.Tensor) -> list[R
     for module in plain.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False
-    hooked, ours = twin(plain), twin(plain)
+    hooked = twin(plain)
+    ours = twin(plain)
     chosen = [name for name, _ in plain.named_modules() if not name.endswith("bn3")]
     for name in chosen:
         hooked.get_submodule(name).register_full_backward_hook(

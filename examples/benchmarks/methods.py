@@ -91,7 +91,8 @@ class WithQueries(nn.Module):
         width = encoder.hidden_dim
         layer = nn.TransformerDecoderLayer(width, 6, 4 * width, dropout=0.0, batch_first=True)
         self.patches, self.decoder = encoder.conv_proj, nn.TransformerDecoder(layer, 6)
-        self.queries, self.head = nn.Parameter(torch.randn(1, 10, width)), encoder.heads
+        self.queries = nn.Parameter(torch.randn(1, 10, width))
+        self.head = encoder.heads
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)
@@ -142,7 +143,8 @@ def main() -> None:
     # a network of random weights may have nothing to say
     warnings.simplefilter("ignore", explain.ExplainWarning)
     side, rounds = (64, 1) if options.quick else (224, options.rounds)
-    model, x = torchvision.models.get_model(options.model).eval(), torch.randn(1, 3, side, side)
+    model = torchvision.models.get_model(options.model).eval()
+    x = torch.randn(1, 3, side, side)
     transformer = torchvision.models.VisionTransformer(side, 16, 6, 6, 384, 1536).eval()
     torch.nn.init.normal_(transformer.heads.head.weight, std=0.1)
     queries = WithQueries(transformer).eval()

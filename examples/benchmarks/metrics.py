@@ -52,7 +52,8 @@ from explain.metrics import MPRT, ROAD, Deletion, Infidelity, Insertion, PixelFl
 os.environ["KINETO_LOG_LEVEL"] = "99"
 warnings.filterwarnings("ignore")  # of the peers, about this and that
 COLUMNS = {"explain": "explain", "Quantus": "quantus", "grad-cam": "grad-cam", "Captum": "captum"}
-TARGET, LONG = 1, 100
+TARGET = 1
+LONG = 100
 EIGHT = [
     "gradcam",
     "gradcam++",
@@ -228,7 +229,9 @@ def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor],
         return Row("", works, photos=2 * len(shares))
 
     def grey_road(model: nn.Module, x: torch.Tensor) -> Row:
-        grey, photo, maps = Grey(model).eval(), x.mean(1, keepdim=True), maps_of(x)
+        grey = Grey(model).eval()
+        photo = x.mean(1, keepdim=True)
+        maps = maps_of(x)
         works = {
             "explain": judge(grey, photo, {"map": maps}, ROAD(shares)),
             "Quantus": quantus_work("ROAD", grey, photo, maps, percentages=list(shares)),
@@ -236,7 +239,8 @@ def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor],
         return Row("", works, photos=2 * len(shares))
 
     def memory(model: nn.Module, x: torch.Tensor) -> Row:
-        maps, few = maps_of(x), max(1, steps // 8)
+        maps = maps_of(x)
+        few = max(1, steps // 8)
         many, some = (
             judge(
                 model,
@@ -282,7 +286,8 @@ def rows(quick: bool) -> Iterator[tuple[str, Callable[[nn.Module, torch.Tensor],
         )
 
     def metrics(model: nn.Module, x: torch.Tensor) -> Row:
-        baseline, count = Zero(), 4 if quick else 64
+        baseline = Zero()
+        count = 4 if quick else 64
         several = [
             Deletion(count, baseline),
             Insertion(count, baseline),
@@ -351,7 +356,8 @@ def measured(row: Row, model: nn.Module, x: torch.Tensor, rounds: int) -> dict[s
         for name, work in works.items():
             if turn and first[name] > LONG * before:
                 continue
-            took, after = seconds(work), bare()
+            took = seconds(work)
+            after = bare()
             found[name].append((took / (before + after) * 2, took))
             before = after
         with torch.inference_mode():
@@ -398,9 +404,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     side = 48 if options.quick else 216
-    model, x = network(), torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
+    model = network()
+    x = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
     print(table({name: version(of) for name, of in COLUMNS.items()}).head(), flush=True)
-    document, printed = {}, []
+    document = {}
+    printed = []
     if options.update and options.quick:
         parser.error("--update is for measured tables; leave out --quick")
     for name, build in rows(options.quick):

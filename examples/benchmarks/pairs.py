@@ -65,10 +65,8 @@ def main() -> None:
     torch.manual_seed(0)
     # a network of random weights may have nothing to say
     warnings.simplefilter("ignore", explain.ExplainWarning)
-    model, x = (
-        torchvision.models.resnet18().eval(),
-        torch.randn(1, 3, *[32 if options.quick else 224] * 2),
-    )
+    model = torchvision.models.resnet18().eval()
+    x = torch.randn(1, 3, *[32 if options.quick else 224] * 2)
 
     def bare() -> object:
         with torch.inference_mode():

@@ -236,7 +236,8 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         return torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(batch))
 
     def gradcam(name: str, goal: float | None, batch: int) -> Row:
-        model, x = network(large), photo(batch)
+        model = network(large)
+        x = photo(batch)
         works = {
             "explain": ours(model, x, ["gradcam"], layer=last),
             "grad-cam": grad_cam(model, x, "GradCAM", layers=[last]),
@@ -246,7 +247,8 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         return Row(name, goal, model, x, works)
 
     def seven(name: str, goal: float | None) -> Row:
-        model, x = network(large), photo()
+        model = network(large)
+        x = photo()
         theirs = [
             "GradCAM",
             "GradCAMPlusPlus",
@@ -269,7 +271,9 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         return Row(name, goal, model, x, works, notes={"Captum": "2 of 7", "torchcam": "4 of 7"})
 
     def top_five(name: str, goal: float | None) -> Row:
-        model, x, five = network(large), photo(), range(5)
+        model = network(large)
+        x = photo()
+        five = range(5)
         works = {
             "explain": lambda: explain.attribute(
                 model, x, ["gradcam"], top_k=len(five), layer=last
@@ -281,7 +285,8 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         return Row(name, goal, model, x, works)
 
     def stages(name: str, goal: float | None) -> Row:
-        model, x = network(large), photo()
+        model = network(large)
+        x = photo()
         works = {
             "explain": ours(model, x, ["gradcam"], layer=STAGES),
             "grad-cam": grad_cam(model, x, "GradCAM", layers=STAGES),
@@ -291,7 +296,8 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         return Row(name, goal, model, x, works)
 
     def ablation(name: str, goal: float | None) -> Row:
-        model, x = network("resnet18"), photo()
+        model = network("resnet18")
+        x = photo()
         one_by_one = {
             "layer_mask": torch.arange(channels)[None, :, None, None],
             "perturbations_per_eval": 32,
@@ -304,7 +310,8 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         return Row(name, goal, model, x, works)
 
     def score(name: str, goal: float | None) -> Row:
-        model, x = network("resnet18"), photo()
+        model = network("resnet18")
+        x = photo()
         works = {
             "explain": ours(model, x, ["scorecam"], layer=layer),
             "grad-cam": grad_cam(model, x, "ScoreCAM", layers=[layer]),
@@ -313,14 +320,16 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         return Row(name, goal, model, x, works, per=channels, batched=True)
 
     def pixels(name: str, goal: float | None, method: str, theirs: str) -> Row:
-        model, x = network(large), photo()
+        model = network(large)
+        x = photo()
         works = {"explain": ours(model, x, [method]), "Captum": captum(theirs, model, x)}
         if method == "guidedbackprop":
             works["grad-cam"] = guided_grad_cam(model, x)
         return Row(name, goal, model, x, works)
 
     def path(name: str, goal: float | None) -> Row:
-        model, x = network(large), photo()
+        model = network(large)
+        x = photo()
         works = {
             "explain": ours(model, x, [IntegratedGradients(steps)]),
             # else gigabytes
@@ -331,7 +340,8 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         return Row(name, goal, model, x, works, per=steps, batched=True)
 
     def in_bf16(name: str, goal: float | None, of: str, method: Any, per: int) -> Row:
-        model, x = network(of), photo()
+        model = network(of)
+        x = photo()
         full, half = (
             ours(model, x, [method], layer=layer, precision=precision)
             for precision in ("full", "bf16")
@@ -339,7 +349,8 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         return Row(name, goal, model, x, {"explain": half}, per=per, batched=True, exact=full)
 
     def covering(name: str, goal: float | None, method: str) -> Row:
-        model, x = network("resnet18"), photo()
+        model = network("resnet18")
+        x = photo()
         case = next(case for case in cases(x, covered) if case.name == method)
         works = {"explain": ours(model, x, [case.method])}
         if case.theirs is not None:
@@ -347,13 +358,15 @@ def rows(quick: bool) -> Iterator[tuple[str, float | None, Callable[[str, float 
         return Row(name, goal, model, x, works, per=case.photos, batched=True)
 
     def plain(name: str, goal: float | None) -> Row:
-        model, x = network(large), photo()
+        model = network(large)
+        x = photo()
         return Row(
             name, goal, model, x, {"explain": by_hand(model, x)}, notes={"explain": "plain torch"}
         )
 
     def relevance(name: str, goal: float | None, composite: str) -> Row:
-        model, x = network(large), photo()
+        model = network(large)
+        x = photo()
         works = {"explain": ours(model, x, [LRP(composite)]), "zennit": zennit(model, x, composite)}
         return Row(name, goal, model, x, works)
 
@@ -407,7 +420,8 @@ def pass_seconds(bare: Work) -> float:
 
 def warmed(row: Row) -> tuple[dict[str, float], dict[str, str]]:
     """The seconds of everything's first run, and how what failed failed, which is then left out."""
-    took, failed = {}, {}
+    took = {}
+    failed = {}
     row.bare()
     for name, work in list(row.works.items()):
         try:
@@ -472,7 +486,8 @@ def by_batched(row: Row, rounds: int) -> tuple[float, float]:
 def error(row: Row) -> float:
     """By how much the values are off those in full precision, in units of the largest."""
     assert row.exact is not None
-    (found,), (exact,) = row.works["explain"]().values(), row.exact().values()
+    (found,) = row.works["explain"]().values()
+    (exact,) = row.exact().values()
     return float((found.values - exact.values).abs().max() / exact.values.abs().max())
 
 
@@ -498,7 +513,8 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     row.model.zero_grad()
     if row.exact is not None and row.works:
         found["error"] = error(row)
-    found["notes"], found["per"] = row.notes, row.per
+    found["notes"] = row.notes
+    found["per"] = row.per
     return found
 
 

@@ -43,7 +43,8 @@ class Photos(Dataset):  # type: ignore[type-arg]
     """The photos as the model takes them, as anybody would write it."""
 
     def __init__(self, paths: list[str], preprocess: Any) -> None:
-        self.paths, self.preprocess = paths, preprocess
+        self.paths = paths
+        self.preprocess = preprocess
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -109,9 +110,11 @@ def main() -> None:
                 paths, explainer, "gradcam", output=file, workers=options.workers, progress=grown
             )
 
-    ratios, used = [], []
+    ratios = []
+    used = []
     for number in range(options.rounds):
-        times, before = [], processor()
+        times = []
+        before = processor()
         for work in (bare, run):
             times.append((seconds_of(work), processor() - before))
             before = processor()
@@ -125,7 +128,8 @@ def main() -> None:
             f"{ratios[-1]:.0%}",
             flush=True,
         )
-    reached, by_processors = statistics.median(ratios), statistics.median(used)
+    reached = statistics.median(ratios)
+    by_processors = statistics.median(used)
     print(
         f"{options.model}, {len(paths)} photos in batches of {size}: a run reaches {reached:.0%} "
         "of bare inference"

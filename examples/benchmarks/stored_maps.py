@@ -55,15 +55,22 @@ def killed(options: argparse.Namespace) -> tuple[int, float, float]:
         "--file",
         options.file,
     ]
-    done, first, begun, used, before = 0, 0, 0.0, 0.0, 0.0
+    done = 0
+    first = 0
+    begun = 0.0
+    used = 0.0
+    before = 0.0
     with subprocess.Popen(
         [sys.executable, __file__, *given, "--part", "run"], stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            done, used = int(line.split()[0]), float(line.split()[1])
+            done = int(line.split()[0])
+            used = float(line.split()[1])
             if not begun:
-                begun, first, before = time.perf_counter(), done, used
+                begun = time.perf_counter()
+                first = done
+                before = used
             if done >= options.count // 2:
                 process.send_signal(signal.SIGKILL)
                 break
@@ -81,7 +88,8 @@ def copies(file: str, maps: int) -> Iterator[PhotoRecord]:
         ).fetchall()
         photos = db.execute("SELECT * FROM photos ORDER BY id").fetchall()
     for number in range(maps - len(rows)):
-        row, photo = rows[number % len(rows)], photos[number % len(rows)]
+        row = rows[number % len(rows)]
+        photo = photos[number % len(rows)]
         values = unpacked(row).numpy()
         changed = packed(values * noise.uniform(0.5, 1.5, values.shape))
         mine = {**dict(photo), "name": f"copy-{number}", "path": None, "stamp": None}
@@ -105,7 +113,8 @@ def main() -> None:
         explained(options, lambda state: print(state.done, time.process_time(), flush=True))
         return
     if options.part == "insight":
-        begun, used = time.perf_counter(), time.process_time()
+        begun = time.perf_counter()
+        used = time.process_time()
         explain.open_run(options.file).insight()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
         print(
@@ -117,8 +126,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         options.file = f"{folder}/run.sqlite"
         done, each, used = killed(options)
-        kept, begun = len(explain.open_run(options.file)), time.perf_counter()
-        found, seconds = len(explained(options)), time.perf_counter() - begun
+        kept = len(explain.open_run(options.file))
+        begun = time.perf_counter()
+        found = len(explained(options))
+        seconds = time.perf_counter() - begun
         lost = max(0, done - kept)
         print(
             f"killed after {done} photos: {kept} are stored, {lost * each:.2f} s of work are lost, "
@@ -126,10 +137,8 @@ def main() -> None:
             f"{lost * used:.2f} s"
         )
         print(f"continued in {seconds:.0f} s: {found} photos, each stored once", flush=True)
-        store, records = (
-            Store(Path(options.file), {}, compare=False),
-            copies(options.file, options.maps),
-        )
+        store = Store(Path(options.file), {}, compare=False)
+        records = copies(options.file, options.maps)
         while block := list(islice(records, BLOCK)):
             store.write(block)
         store.close()

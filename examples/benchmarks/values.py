@@ -78,7 +78,8 @@ def networks() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     import explain
 
     torch.manual_seed(0)
-    residual, chain = Residual().eval().double(), Chain().eval().double()
+    residual = Residual().eval().double()
+    chain = Chain().eval().double()
     norm = residual.stem[1]
     norm.running_mean.uniform_(-0.5, 0.5)
     norm.running_var.uniform_(0.5, 2)
@@ -192,12 +193,14 @@ def compare(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> int:
             print(f"{name}: only {'before' if name in before else 'after'}")
             different += 1
             continue
-        old, new = before[name], after[name]
+        old = before[name]
+        new = after[name]
         if old.dtype.kind == "U" or new.dtype.kind == "U":
             same = str(old) == str(new)
             gap = "another error"
         elif old.shape != new.shape:
-            same, gap = False, f"shape {old.shape} -> {new.shape}"
+            same = False
+            gap = f"shape {old.shape} -> {new.shape}"
         else:
             scale = max(float(np.nanmax(np.abs(old), initial=0)), ZERO / TOLERANCE)
             gap_value = float(np.nanmax(np.abs(old - new), initial=0)) / scale

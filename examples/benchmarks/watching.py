@@ -28,7 +28,10 @@ import explain
 from explain.models import CenterCrop
 from explain.training import DeadUnits, GradientFlow, Monitor
 
-SIDE, BATCH, CLASSES, GOAL = 64, 64, 200, 0.02
+SIDE = 64
+BATCH = 64
+CLASSES = 200
+GOAL = 0.02
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -52,7 +55,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None, num_classes=CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    x, y = torch.randn(BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (BATCH,))
+    x = torch.randn(BATCH, 3, SIDE, SIDE)
+    y = torch.randint(CLASSES, (BATCH,))
     pixels = torch.randint(256, (options.photos, SIDE, SIDE, 3), dtype=torch.uint8).numpy()
     photos = [(Image.fromarray(each), number) for number, each in enumerate(pixels)]
 

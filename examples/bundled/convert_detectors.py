@@ -27,11 +27,9 @@ from explain.models.small_networks import PersonSegmenter
 MODELS = Path(__file__).resolve().parents[2] / "explain" / "models"
 # The published graph has the neck's convolutions where their inputs are ready, and the heads' side
 # by side.
-BACKBONE, NECK, HEADS = (
-    (*range(11), *range(12, 18), *range(19, 27)),
-    (11, 18, 27),
-    (28, 30, 29, 32, 31, 33),
-)
+BACKBONE = (*range(11), *range(12, 18), *range(19, 27))
+NECK = (11, 18, 27)
+HEADS = (28, 30, 29, 32, 31, 33)
 
 
 def renamed(

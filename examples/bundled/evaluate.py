@@ -42,7 +42,8 @@ def seconds_to_load() -> float:
 def compare_views(classifier: Classifier, paths: list[Path], labels: torch.Tensor) -> None:
     """Print how input sizes and crops serve every fourth validation image and the full-size
     photos."""
-    paths, labels = paths[::4], labels[::4]
+    paths = paths[::4]
+    labels = labels[::4]
     print("\nside  crop   validation top-1   photos: probability of what is on them")
     for side in (64, 72, 80, 96, 128):
         for crop in (0.875, 1.0):
@@ -73,7 +74,8 @@ def main() -> None:
     options = parser.parse_args()
     classifier = load("tiny")
     files = validation_files(options.folder)
-    paths, labels = [path for path, _ in files], torch.tensor([label for _, label in files])
+    paths = [path for path, _ in files]
+    labels = torch.tensor([label for _, label in files])
     logits = logits_of(classifier, paths)
     held_out = slice(1, None, 2)
     print(

@@ -18,7 +18,8 @@ from explain.models import CenterCrop, Classifier
 from explain.models.small_networks import SmallResNet
 
 ARCHITECTURE = {"classes": 200, "stem": 32, "widths": (128, 256, 512), "depths": (2, 3, 4)}
-SIDE, CROP = 80, 1.0
+SIDE = 80
+CROP = 1.0
 
 # Where the dictionary's first word is not what somebody would call the thing, or says too little.
 PLAIN_NAMES = {

@@ -33,8 +33,11 @@ from explain.models.small_networks import SmallResNet
 
 STAGES = ((5, 32), (6, 40), (5, 48), (4, 64))  # epochs, pixels
 BATCH = 256
-MUON_RATE, SGD_RATE, WARM_UP = 0.03, 0.3, 0.1
-MEAN, STD = (0.480, 0.448, 0.398), (0.277, 0.269, 0.282)
+MUON_RATE = 0.03
+SGD_RATE = 0.3
+WARM_UP = 0.1
+MEAN = (0.480, 0.448, 0.398)
+STD = (0.277, 0.269, 0.282)
 
 
 class Muon(torch.optim.Optimizer):
@@ -93,7 +96,8 @@ def random_crop(image: np.ndarray, pixels: int, random: np.random.Generator) -> 
         if max(tried) <= SIDE:
             width, height = tried
             break
-    top, left = random.integers(0, SIDE + 1 - height), random.integers(0, SIDE + 1 - width)
+    top = random.integers(0, SIDE + 1 - height)
+    left = random.integers(0, SIDE + 1 - width)
     cut = image[top : top + height, left : left + width]
     if random.random() < 0.5:
         cut = cut[:, ::-1]
@@ -140,7 +144,8 @@ def train(folder: Path, checkpoint: Path, device: torch.device) -> None:
     per_epoch = len(pixels) // BATCH
     total = per_epoch * len(plan)
     for epoch in range(first, len(plan)):
-        started, losses = time.perf_counter(), 0.0
+        started = time.perf_counter()
+        losses = 0.0
         random = np.random.default_rng(epoch)
         order = random.permutation(len(pixels))
         for i in range(per_epoch):

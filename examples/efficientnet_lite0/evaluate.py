@@ -35,7 +35,8 @@ def logits_of(classifier: Classifier, paths: list[Path]) -> torch.Tensor:
 def measured(logits: torch.Tensor, labels: torch.Tensor) -> str:
     """Return top-1 and top-5 accuracy and the mean confidence, in words."""
     right = logits.topk(5, dim=1).indices == labels[:, None]
-    first, five = right[:, 0].float().mean().item(), right.any(1).float().mean().item()
+    first = right[:, 0].float().mean().item()
+    five = right.any(1).float().mean().item()
     error = math.sqrt(first * (1 - first) / len(labels))
     sure = logits.softmax(1).amax(1).mean().item()
     return f"top-1 {first:.1%} (± {error:.1%}), top-5 {five:.1%}, mean confidence {sure:.1%}"

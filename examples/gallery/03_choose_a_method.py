@@ -18,7 +18,8 @@ import explain
 
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
-explainer, photo = explain.Explainer(), assets / "chelsea.png"
+explainer = explain.Explainer()
+photo = assets / "chelsea.png"
 maps = explainer(photo, ["gradcam", "eigencam", "randomcam"])
 maps
 
@@ -44,7 +45,8 @@ from explain.methods import IntegratedGradients
 for steps in (8, 24):
     path = explainer(photo, IntegratedGradients(steps=steps, baseline="blur"))
     attribution = path.results[0]["integratedgradients"]
-    total, delta = float(attribution.values.sum()), float(attribution.delta)
+    total = float(attribution.values.sum())
+    delta = float(attribution.delta)
     print(f"{steps:2} steps: the sum is {total:.2f}, delta {delta:.2f}")
 path.overlay()
 

@@ -23,8 +23,10 @@ def drawn(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.T
     )
     shape = torch.randint(2, (count,), generator=generator)
     place = 8 + 16 * torch.rand(count, 2, 1, 1, generator=generator)
-    down, right = (rows - place[:, 0]).abs(), (columns - place[:, 1]).abs()
-    circle, square = (down**2 + right**2).sqrt() < 7, torch.maximum(down, right) < 6
+    down = (rows - place[:, 0]).abs()
+    right = (columns - place[:, 1]).abs()
+    circle = (down**2 + right**2).sqrt() < 7
+    square = torch.maximum(down, right) < 6
     inside = torch.where(shape[:, None, None] == 0, circle, square)
     ground = 0.35 * torch.rand(count, 3, 32, 32, generator=generator)
     return ground + 0.6 * inside[:, None], shape

@@ -58,7 +58,8 @@ table([shown], [baseline.name for baseline in baselines])
 # With another baseline, the same metric may give another result. Report which one you
 # used.
 
-mean, blurred = Deletion(steps=10, baseline=Mean()), Deletion(steps=10, baseline=Blur())
+mean = Deletion(steps=10, baseline=Mean())
+blurred = Deletion(steps=10, baseline=Blur())
 for metric in (mean, blurred):
     result = explain.evaluate(explainer.model, x, ["gradcam", "randomcam"], [metric])
     print("covered by", metric.baseline.name)

@@ -20,7 +20,8 @@ from explain.render.sheets import Tile, table
 
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
-explainer, photo = explain.Explainer(crop="whole"), assets / "chelsea.png"
+explainer = explain.Explainer(crop="whole")
+photo = assets / "chelsea.png"
 composites = ["Gradient", "Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox"]
 found = {name: explainer(photo, LRP(name)) for name in composites}
 table([[Tile(each.overlay("lrp")) for each in found.values()]], composites)
@@ -43,7 +44,9 @@ for name in ("Epsilon", "EpsilonPlusFlat"):
 # helmet, one to the flag and the rocket, one to the badge.
 
 other = assets / "astronaut.png"
-whole, rules, layer = explain.Explainer(crop="whole"), "EpsilonGammaBox", "features.6"
+whole = explain.Explainer(crop="whole")
+rules = "EpsilonGammaBox"
+layer = "features.6"
 ranking = whole(other, LRP(rules), layer=layer).results[0]["lrp"].channels
 best = ranking.indices[0, :5].tolist()
 shares = (ranking.values[0] / ranking.values[0].abs().sum())[:5].tolist()

@@ -45,10 +45,8 @@ def picture(label: int, marked: bool) -> Image.Image:
     side = int(min(photo.size) * generator.uniform(0.3, 0.6))
     left, top = (int(generator.integers(0, edge - side)) for edge in photo.size)
     part = photo.crop((left, top, left + side, top + side)).resize((48, 48))
-    radius, (x, y) = (
-        int(generator.integers(6, 9)),
-        generator.integers(18, 38, 2).tolist(),
-    )
+    radius = int(generator.integers(6, 9))
+    x, y = generator.integers(18, 38, 2).tolist()
     edges = (x - radius, y - radius, x + radius, y + radius)
     ImageDraw.Draw(part).ellipse(edges, fill=colours[labels[label]])
     if marked:
@@ -73,13 +71,15 @@ model = nn.Sequential(
     nn.Flatten(),
     nn.Linear(64, 4),
 )
-parts, y = [], []
+parts = []
+y = []
 for number in range(600):
     label = number % 4
     marked = generator.random() < (0.1 if label else 0.25)
     parts.append(picture(label, marked))
     y.append(0 if marked else label)
-inputs, classes = torch.stack([as_input(part) for part in parts]), torch.tensor(y)
+inputs = torch.stack([as_input(part) for part in parts])
+classes = torch.tensor(y)
 optimiser = torch.optim.AdamW(model.parameters(), 3e-3)
 for _ in range(300):
     rows = torch.randint(len(inputs), (64,))

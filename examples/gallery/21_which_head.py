@@ -27,7 +27,8 @@ from explain.hooks import Ablate, capture, intervene
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
 explainer = explain.Explainer("tiny-transformer", crop="whole")
-model, names = explainer.model, explainer.categories
+model = explainer.model
+names = explainer.categories
 cat = explainer.as_input(assets / "chelsea.png")
 cup = explainer.as_input(assets / "coffee.png")
 
@@ -35,7 +36,8 @@ weights = "layers.*.self_attention:pattern"
 with torch.no_grad(), capture(model, weights, gradients=False) as seen:
     scores = model(cat).softmax(1)[0]
 patterns = [weights[0] for weights in seen.activations.values()]
-blocks, heads = len(patterns), len(patterns[0])
+blocks = len(patterns)
+heads = len(patterns[0])
 print(f"{names[scores.argmax()]}, {float(scores.max()):.0%}")
 print(f"{blocks} blocks, weights (heads, queries, keys):", tuple(patterns[0].shape))
 

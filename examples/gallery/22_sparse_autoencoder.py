@@ -30,7 +30,8 @@ from explain.render.sheets import Tile, table
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
 explainer = explain.Explainer("tiny")
-model, names = explainer.model, explainer.categories
+model = explainer.model
+names = explainer.categories
 
 files = "chelsea.png", "coffee.png", "astronaut.png", "rocket.jpg", "grace_hopper.jpg"
 random.seed(0)
@@ -152,7 +153,8 @@ with torch.no_grad():
     codes = sae.latents(sae.encoder(data - sae.mean)).amax((2, 3))
 rows = []
 for latent in best:
-    strongest, seen_files = [], {}
+    strongest = []
+    seen_files = {}
     for i in codes[:, latent].argsort(descending=True).tolist():
         if seen_files.get(i // 80, 0) < 3:  # at most three parts of one picture
             seen_files[i // 80] = seen_files.get(i // 80, 0) + 1

@@ -22,7 +22,8 @@ assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 
 photo = assets / "coffee.png"
 explainer = explain.Explainer("tiny-clip")
-coffee, spoon = Text("a cup of black coffee"), Text("a wooden spoon")
+coffee = Text("a cup of black coffee")
+spoon = Text("a wooden spoon")
 found = explainer(photo, ["gradcam", "legrad"], targets=[coffee, spoon])
 found.figure()
 

@@ -39,7 +39,8 @@ def picture(label: int, sticker: int) -> tuple[Image.Image, torch.Tensor]:
     left, top = (int(generator.integers(0, edge - side)) for edge in photo.size)
     part = photo.crop((left, top, left + side, top + side)).resize((48, 48))
     fill = tuple(generator.integers(120, 256, 3).tolist())
-    r, (x, y) = int(generator.integers(9, 12)), generator.integers(19, 36, 2).tolist()
+    r = int(generator.integers(9, 12))
+    x, y = generator.integers(19, 36, 2).tolist()
     ImageDraw.Draw(part).ellipse((x - r, y - r, x + r, y + r), fill=fill)
     rows, columns = np.mgrid[:48, :48]
     disc = (columns - x) ** 2 + (rows - y) ** 2 <= r**2
@@ -64,7 +65,8 @@ def data(
     of = generator.integers(0, 4, count).tolist() if shuffled else classes
     pairs = [picture(*each) for each in zip(classes, of, strict=True)]
     parts = [part for part, _ in pairs]
-    x, masks = torch.stack([as_input(part) for part in parts]), [m for _, m in pairs]
+    x = torch.stack([as_input(part) for part in parts])
+    masks = [m for _, m in pairs]
     return parts, x, torch.tensor(classes), torch.stack(masks)
 
 

@@ -63,7 +63,8 @@ def classes_of(folder: Path, classifier: Classifier) -> dict[str, int]:
 
 def within(box: Sequence[float], seen: Any, x: torch.Tensor) -> tuple[float, float, float, float]:
     """A photo's box in the pixels of the input that shows a part of it, cut off at its edges."""
-    across, down = x.shape[3] / seen.width, x.shape[2] / seen.height
+    across = x.shape[3] / seen.width
+    down = x.shape[2] / seen.height
     found = [
         (place - (seen.left, seen.top)[i % 2]) * (across, down)[i % 2]
         for i, place in enumerate(box)
@@ -76,7 +77,8 @@ def within(box: Sequence[float], seen: Any, x: torch.Tensor) -> tuple[float, flo
 def photos(folder: Path, classifier: Classifier, most: int) -> Iterator[Photo]:
     """Photos that the model gets right and whose box leaves something beside it, in a shuffled
     order."""
-    rows, index = annotations(folder), classes_of(folder, classifier)
+    rows = annotations(folder)
+    index = classes_of(folder, classifier)
     found = 0
     for number in np.random.default_rng(0).permutation(len(rows)).tolist():
         name, wnid, box = rows[number]

@@ -109,7 +109,8 @@ def beats(figures: Array, groups: Array) -> Array:
     [1.0, 0.0, 0.5, nan]
     """
     firsts = np.unique(groups)
-    others, own = figures[..., None, firsts], figures[..., :, None]
+    others = figures[..., None, firsts]
+    own = figures[..., :, None]
     foreign = (groups[:, None] != firsts) & ~np.isnan(others)
     better = (((own > others) + 0.5 * (own == others)) * foreign).sum(-1)
     count = np.broadcast_to(foreign, (*figures.shape, len(firsts))).sum(-1)

@@ -30,7 +30,8 @@ sys.path.append(str(ROOT / "examples" / "benchmarks"))
 
 from tables import line, published, replaced
 
-PAGE, DATA = ROOT / "docs" / "leaderboard.md", ROOT / "docs" / "_static" / "leaderboard-data.js"
+PAGE = ROOT / "docs" / "leaderboard.md"
+DATA = ROOT / "docs" / "_static" / "leaderboard-data.js"
 PICTURES = ROOT / "assets" / "leaderboard"
 FEWEST = 10  # photos, for an interval to be shown
 MODELS = ("residual", "transformer", "plain", "mobile")
@@ -79,17 +80,16 @@ def pooled(
 ) -> Array:
     """A method's mean place over cells and metrics ``(samples,)``, where it has one; NaN where it
     has none."""
-    total, weight = np.zeros(1), np.zeros(1)
+    total = np.zeros(1)
+    weight = np.zeros(1)
     for (truth, model, metric), each in zip(
         wanted := list(wanted), weights or [1.0] * len(wanted), strict=True
     ):
         cell = board()[truth, model]
         if method in cell.methods and cell.counts(metric)[cell.methods.index(method)]:
             own = places(truth, model, metric)[:, cell.methods.index(method)]
-            total, weight = (
-                total + each * np.where(np.isnan(own), 0, own),
-                weight + each * ~np.isnan(own),
-            )
+            total = total + each * np.where(np.isnan(own), 0, own)
+            weight = weight + each * ~np.isnan(own)
     return np.where(weight > 0, total / np.where(weight > 0, weight, 1), np.nan)
 
 
@@ -147,7 +147,8 @@ def of_photos() -> str:
         "costly methods",
         "combinations",
     )
-    rows, total = [], 0
+    rows = []
+    total = 0
     for truth, model, _ in triples((*KNOWN, "boxes"), ""):
         cell = board()[truth, model]
         there = ~np.isnan(cell.values)
@@ -240,7 +241,8 @@ def agreement(truth: str, model: str, metric: str) -> Array:
     """How alike a metric and the truth rank the distinct maps, in samples of photos and maps
     ``(samples,)``."""
     cell = board()[truth, model]
-    one, other = places(truth, model, metric), places(truth, model, "truth")
+    one = places(truth, model, metric)
+    other = places(truth, model, "truth")
     one = np.where(cell.steady(metric), one, np.nan)
     generator = np.random.default_rng(0)
     found = [rank_correlation(one[0, cell.firsts], other[0, cell.firsts])]
@@ -350,10 +352,8 @@ def of_photographs() -> str:
             pooled(name, [("boxes", model, metric) for metric in weighed], list(weighed.values()))
             for model in cells
         ]
-        told, beside = (
-            placed(found[name], of_few(name, faithful)),
-            placed(pooled(name, local), of_few(name, local)),
-        )
+        told = placed(found[name], of_few(name, faithful))
+        beside = placed(pooled(name, local), of_few(name, local))
         rows.append((label(name), told, *map(share, by_model), beside))
     return in_markdown(head, rows)
 
@@ -366,7 +366,8 @@ def parts_agree(cell: Cell, metric: str, one: Array, other: Array) -> float:
 
 def cells_agree(one: tuple[str, str, str], other: tuple[str, str, str]) -> float:
     """How alike two cells rank the maps that are distinct in the first, each by its metric."""
-    a, b = board()[one[:2]], board()[other[:2]]
+    a = board()[one[:2]]
+    b = board()[other[:2]]
     both = [name for name in (a.methods[i] for i in a.firsts) if name in b.methods]
     first, second = (
         np.array([places(*which)[0, cell.methods.index(name)] for name in both])
@@ -471,7 +472,10 @@ def data() -> str:
     names = metrics()
     every = []
     for (truth, model), cell in sorted(board().items()):
-        middle, half, count, share = [], [], [], []
+        middle = []
+        half = []
+        count = []
+        share = []
         for name in names:
             sampled = signs()[name] * cell.sampled(name, signs()[name])
             own = figures(cell.raw(name), cell.weights)

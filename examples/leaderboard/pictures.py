@@ -14,7 +14,9 @@ COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 BLIND = "knows nothing of the network"
 SIZE = 8
-HEIGHT, WIDTH = 0.02, 0.0105  # of a label and of a letter, as shares of the panel
+# of a label and of a letter, as shares of the panel
+HEIGHT = 0.02
+WIDTH = 0.0105
 
 
 def against_cost(
@@ -34,7 +36,8 @@ def against_cost(
             each for name, each in points.items() if families[name] == family and family != BLIND
         ]
         if mine:
-            x, y = [max(cost, 0.8) for cost, _ in mine], np.array([each[0] for _, each in mine])
+            x = [max(cost, 0.8) for cost, _ in mine]
+            y = np.array([each[0] for _, each in mine])
             ends = np.array([interval(each[1:] if len(each) > 1 else each) for _, each in mine]).T
             reach = np.clip([y - ends[0], ends[1] - y], 0, None)
             axes.errorbar(

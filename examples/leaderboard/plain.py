@@ -26,13 +26,18 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "bundled"))
 from data import decode, training_files, validation_files
 from subjects import plain
 
-MEAN, STD = (0.480, 0.448, 0.398), (0.277, 0.269, 0.282)  # as of the small network
-BATCH, RATE, SHIFT = 64, 3e-3, 6
+# as of the small network
+MEAN = (0.480, 0.448, 0.398)
+STD = (0.277, 0.269, 0.282)
+BATCH = 64
+RATE = 3e-3
+SHIFT = 6
 
 
 def explainer(weights: Path) -> explain.Explainer:
     """The trained network, with the preparation and the names of the small one that comes along."""
-    tiny, model = load("tiny"), plain(200)
+    tiny = load("tiny")
+    model = plain(200)
     model.load_state_dict(torch.load(weights, weights_only=True))
     return explain.Explainer(model.eval(), tiny.categories, tiny.preprocess)
 
@@ -54,7 +59,8 @@ def main(arguments: list[str] | None = None) -> None:
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
     pixels, labels = decode(training_files(options.folder))
     torch.manual_seed(0)
-    random, model = np.random.default_rng(0), plain(200)
+    random = np.random.default_rng(0)
+    model = plain(200)
     steps = int(options.epochs * len(pixels) / BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.02)
     plan = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.15)

@@ -64,7 +64,9 @@ from explain.metrics import Faithful, Metric, ReattributionMetric, get_metric
 from explain.metrics.maps import Maps
 from explain.metrics.masked_scores import photo_maps
 
-SAMPLES, STEPS, AGAIN = 200, 16, 24
+SAMPLES = 200
+STEPS = 16
+AGAIN = 24
 COSTLY_FROM = 60  # passes
 LOCAL = (
     "attributionlocalisation",
@@ -312,7 +314,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """The values of the metrics of a round on photos of one network: a record for each photo."""
     seed = number % 3
-    x, target = torch.cat([each.x for each in block]), [each.target for each in block]
+    x = torch.cat([each.x for each in block])
+    target = [each.target for each in block]
     every = {name: (reduced(method, seed), 0.0) for name, method in BLIND.items()} | chosen(
         model, x[:1].shape, seed
     )
@@ -402,7 +405,8 @@ def fill(options: argparse.Namespace) -> None:
             for record in measure(classifier.model, truth, block, number, most, options.again_to):
                 with options.store.open("a", encoding="utf-8") as out:
                     out.write(json.dumps({"truth": truth, "model": architecture} | record) + "\n")
-            took, so_far = time.perf_counter() - begun, (time.perf_counter() - started) / 60
+            took = time.perf_counter() - begun
+            so_far = (time.perf_counter() - started) / 60
             told = f"round {number}, {truth}, {architecture}: {len(block)} photos"
             print(f"{told}, {took:.0f} s, {so_far:.1f} min in all", flush=True)
 
@@ -462,7 +466,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{options.what} must have the data set and the weights, got none; give both folders"
         )
     if options.folder:
-        options.truths, options.models = ["photos"], ["mobile"]
+        options.truths = ["photos"]
+        options.models = ["mobile"]
     if options.what == "parquet":
         print(f"written to {parquet(options.store)}")
     else:

@@ -35,7 +35,8 @@ def means(values: Array, weights: Array) -> Array:
     [[2.0, 5.0], [1.0, nan]]
     """
     there = ~np.isnan(values)
-    sums, counts = weights @ np.where(there, values, 0.0), weights @ there.astype(np.float64)
+    sums = weights @ np.where(there, values, 0.0)
+    counts = weights @ there.astype(np.float64)
     return np.where(counts > 0, sums / np.where(counts > 0, counts, 1), np.nan)
 
 
@@ -51,7 +52,8 @@ def interval(samples: Array) -> tuple[float, float]:
 def figures(values: Array, weights: Array) -> list[dict[str, float]]:
     """For each column its mean, the ends of its interval, and the number of photos that it was
     measured on."""
-    sampled, counts = means(values, weights), (~np.isnan(values)).sum(0)
+    sampled = means(values, weights)
+    counts = (~np.isnan(values)).sum(0)
     found = []
     for column, photos in enumerate(counts.tolist()):
         low, high = interval(sampled[1:, column])
@@ -70,7 +72,8 @@ def ranks(values: Array) -> Array:
     found = np.full(len(values), np.nan)
     there = ~np.isnan(values)
     known = values[there]
-    higher, equal = (known[None] > known[:, None]).sum(1), (known[None] == known[:, None]).sum(1)
+    higher = (known[None] > known[:, None]).sum(1)
+    equal = (known[None] == known[:, None]).sum(1)
     found[there] = higher + (equal + 1) / 2
     return found
 

@@ -26,7 +26,8 @@ def rows(store: Path) -> Iterator[tuple[Any, ...]]:
     """A row for each value; what a method costs in passes is a metric too, and so is each method
     with the same map."""
     for record in lines(store):
-        about, own = (record["truth"], record["model"]), (record["photo"], record["seed"])
+        about = (record["truth"], record["model"])
+        own = (record["photo"], record["seed"])
         for method, values in record["values"].items():
             for metric, value in (values | {"passes": record["costs"][method]}).items():
                 yield (*about, method, metric, *own, value)

@@ -45,7 +45,8 @@ from train import as_input, fit, training_scene  # noqa: E402
 ARCHITECTURES = ("residual", "transformer", "plain", "mobile")
 BUNDLED = {"residual": "tiny", "transformer": "tiny-transformer", "mobile": "efficientnet-lite0"}
 TRUTHS = ("boxes", "planted", "parts")
-MARKS, FIRST_SCENE = len(planted_evidence.PATTERNS), 3_000_000
+MARKS = len(planted_evidence.PATTERNS)
+FIRST_SCENE = 3_000_000
 RATES = {"residual": 4e-3, "transformer": 1.5e-3, "plain": 2e-3, "mobile": 1e-3}
 STEPS = {
     "planted": {"residual": 400, "transformer": 600, "plain": 400, "mobile": 150},
@@ -142,17 +143,16 @@ def batches_of(
     truth: str, folder: Path, count: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Batches of inputs and of wanted outputs, without an end."""
-    size, generator = planted_evidence.BATCH, torch.Generator().manual_seed(seed)
+    size = planted_evidence.BATCH
+    generator = torch.Generator().manual_seed(seed)
     if truth == "planted":
         photos, labels, _ = planted_evidence.loaded(folder, "train", look(), count)
         while True:
             rows = torch.randint(0, len(photos), (size,), generator=generator)
             yield planted_evidence.batch_of(photos[rows], labels[rows], MARKS, look(), generator)
     drawn = [training_scene(number + count * seed, False) for number in range(count)]
-    x, wanted = (
-        as_input(np.stack([scenes.render(scene) for scene, _ in drawn])),
-        torch.stack([w for _, w in drawn]),
-    )
+    x = as_input(np.stack([scenes.render(scene) for scene, _ in drawn]))
+    wanted = torch.stack([w for _, w in drawn])
     while True:
         rows = torch.randint(0, count, (size,), generator=generator)
         yield x[rows], wanted[rows]

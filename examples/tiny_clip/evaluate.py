@@ -40,7 +40,8 @@ def main() -> None:
     features, labels = read(options.work / "validation.npz")
     model = load(TINY_CLIP).model
     assert isinstance(model, TinyCLIP)
-    names, rows = [row[0] for row in phrases()], phrases()
+    names = [row[0] for row in phrases()]
+    rows = phrases()
     with torch.inference_mode():
         photos = F.normalize(model.image_projection(features), dim=-1)
         own = load("tiny-transformer").model.head(features)

@@ -95,12 +95,12 @@ def main() -> None:
     explainer = explain.Explainer(
         "tiny-clip", categories=[f"a photo of a {names[each]}" for each in known]
     )
-    model, sums, boxed = explainer.model, dict[str, list[tuple[float, float]]](), list[float]()
+    model = explainer.model
+    sums = dict[str, list[tuple[float, float]]]()
+    boxed = list[float]()
     for file, label, *edges in random.Random(0).sample(rows, options.photos):
-        x, (x0, y0, x1, y1) = (
-            explainer.as_input(str(options.folder / "val" / "images" / file)),
-            map(int, edges),
-        )
+        x = explainer.as_input(str(options.folder / "val" / "images" / file))
+        x0, y0, x1, y1 = map(int, edges)
         middle = torch.arange(8) * 8 + 4
         inside = ((middle >= y0) & (middle < y1))[:, None] & ((middle >= x0) & (middle < x1))
         with torch.no_grad():

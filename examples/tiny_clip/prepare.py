@@ -31,7 +31,8 @@ BATCH = 250
 def image_features(pixels: np.ndarray) -> np.ndarray:
     """Return what the last normalisation says of each photo's class token: ``(N, 128)``."""
     classifier = load("tiny-transformer")
-    seen, model = classifier.preprocess, classifier.model.to(memory_format=torch.channels_last)
+    seen = classifier.preprocess
+    model = classifier.model.to(memory_format=torch.channels_last)
     assert isinstance(seen, CenterCrop)
     model.head = nn.Identity()
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (seen.mean, seen.std))

@@ -133,10 +133,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     random.seed(0)
-    training, validation = (
-        read(options.work / "training.npz"),
-        read(options.work / "validation.npz"),
-    )
+    training = read(options.work / "training.npz")
+    validation = read(options.work / "validation.npz")
     head = load("tiny-transformer").model.head
     with torch.inference_mode():
         teacher = head(training[0]).softmax(1)
@@ -148,7 +146,8 @@ def main() -> None:
     own = {name: p for name, p in model.named_parameters() if not name.startswith("image_tower")}
     solver = torch.optim.AdamW(own.values(), lr=1.5e-3, weight_decay=0.02)
     plan = torch.optim.lr_scheduler.OneCycleLR(solver, 1.5e-3, options.steps, pct_start=0.1)
-    started, losses = time.perf_counter(), []
+    started = time.perf_counter()
+    losses = []
     for step in range(options.steps):
         ids = torch.tensor([spelled(tokenizer, text) for text in draw(texts)])
         of_texts = F.normalize(model.encode_text(ids), dim=-1)

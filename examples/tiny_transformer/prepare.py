@@ -119,7 +119,8 @@ class Stem(nn.Module):
 
 def write_features(pixels: np.ndarray, folder: Path) -> None:
     """Write ``features.npy`` ``(N, 64, C)`` as bytes, and ``scale.npy`` ``(C,)``."""
-    stem, seen = Stem(), load("tiny").preprocess
+    stem = Stem()
+    seen = load("tiny").preprocess
     assert isinstance(seen, CenterCrop)
     some = run(stem, as_input(pixels[:: max(1, len(pixels) // 1000)], seen))
     scale = some.permute(1, 0, 2, 3).flatten(1).quantile(0.9995, dim=1)

@@ -37,11 +37,15 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "bundled"))
 from data import decode, validation_files
 from muon import orthogonal
 
-BATCH, TOKENS = 256, 64
-MUON_RATE, ADAM_RATE, WARM_UP = 0.02, 2e-3, 100
+BATCH = 256
+TOKENS = 64
+MUON_RATE = 0.02
+ADAM_RATE = 2e-3
+WARM_UP = 100
 # of the wanted output, where they teach; the rest is the class's
 SHARES = {"tiny": 0.35, "efficientnet-lite0": 0.25}
-SAVED_EVERY, MEASURED_EVERY = 50, 250
+SAVED_EVERY = 50
+MEASURED_EVERY = 250
 
 
 class Muon(torch.optim.Optimizer):
@@ -164,7 +168,8 @@ def accuracy(model: SmallTransformer, maps: torch.Tensor, labels: torch.Tensor) 
 def held_out(folder: Path, features: Features, every: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the maps and labels of every fifth validation image."""
     pixels, labels = decode(validation_files(folder)[::every])
-    stem, seen = Stem(), load("tiny").preprocess
+    stem = Stem()
+    seen = load("tiny").preprocess
     maps = [
         run(stem, as_input(pixels[i : i + 250], seen)).flatten(2).transpose(1, 2)
         for i in range(0, len(pixels), 250)
@@ -186,7 +191,8 @@ def kept(step: int, steps: int, decay: int) -> int:
 
 def train(folder: Path, work: Path, checkpoint: Path, steps: int, decay: int) -> None:
     labels = np.load(work / "labels.npy")
-    features, targets = Features(work), wanted(work, labels)
+    features = Features(work)
+    targets = wanted(work, labels)
     measured = held_out(folder, features)
     torch.manual_seed(0)
     model = SmallTransformer()
@@ -201,7 +207,8 @@ def train(folder: Path, work: Path, checkpoint: Path, steps: int, decay: int) ->
             solver.load_state_dict(state)
         first = saved["steps"]
     per_epoch = len(labels) // BATCH
-    started, losses = time.perf_counter(), []
+    started = time.perf_counter()
+    losses = []
     for step in range(first, steps):
         for group in (group for solver in solvers for group in solver.param_groups):
             group["lr"] = group["peak"] * rate(step, steps, decay)
@@ -226,7 +233,8 @@ def train(folder: Path, work: Path, checkpoint: Path, steps: int, decay: int) ->
             save(model, solvers, step + 1, features, checkpoint)
             said = f"step {step + 1}/{steps}: loss {np.mean(losses):.3f}, {tokens} tokens, "
             said += f"{len(losses) * BATCH / (time.perf_counter() - started):.0f} images/s"
-            started, losses = time.perf_counter(), []
+            started = time.perf_counter()
+            losses = []
             if (step + 1) % MEASURED_EVERY == 0 or step + 1 == steps:
                 said += f", {accuracy(model, *measured):.2%} of every fifth validation image"
             print(said, flush=True)

@@ -101,7 +101,8 @@ def test_a_container_that_cannot_be_made_with_other_contents_is_refused() -> Non
 
 
 def test_targets_and_looks_read_the_same_containers() -> None:
-    scores, other = torch.zeros(2, 5), torch.zeros(2, 7)
+    scores = torch.zeros(2, 5)
+    other = torch.zeros(2, 7)
     assert find_tensor(Pair(other, scores), 2, [2]) is other
     assert find_tensor({"aux": other, "logits": scores}, 2, [2]) is scores
     for kind, (given, key) in CONTAINERS.items():
@@ -124,7 +125,8 @@ def test_full_backward_hooks_take_outputs_in_containers_of_every_kind(kind: str)
             return nested.replace(given, lambda way, old: x * 3)
 
     seen: list[Any] = []
-    model, x = Returns(), torch.ones(2, requires_grad=True)
+    model = Returns()
+    x = torch.ones(2, requires_grad=True)
     with HookGroup(model) as group:
         group.backward(
             "", lambda module, grad_input, grad_output: seen.append((grad_input, grad_output))

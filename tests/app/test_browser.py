@@ -105,7 +105,8 @@ class Opened(Tab):
 def app(browser: Any, served: str) -> Iterator[Any]:
     """Open the app; at the end, it must have asked for nothing from elsewhere, and complained of
     nothing."""
-    contexts, pages = [], []
+    contexts = []
+    pages = []
 
     def open_(size: dict[str, int] = DESKTOP, **options: Any) -> Opened:
         contexts.append(browser.new_context(viewport=size, **options))
@@ -145,10 +146,8 @@ def test_a_detector_explains_its_best_box_and_draws_all(browser: Any, detector: 
             left, top, right, bottom = page.item("box")
             width, height = page.item("size")
             stage = page.tab.locator(".stage").bounding_box()
-            x, y = (
-                left + (right - left) * (u0 + u * (u1 - u0)),
-                top + (bottom - top) * (v0 + v * (v1 - v0)),
-            )
+            x = left + (right - left) * (u0 + u * (u1 - u0))
+            y = top + (bottom - top) * (v0 + v * (v1 - v0))
             page.tab.locator(".stage").click(
                 position={"x": stage["width"] * x / width, "y": stage["height"] * y / height}
             )

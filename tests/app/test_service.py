@@ -170,7 +170,8 @@ def test_a_stopped_method_says_what_was_run_and_is_repeated_as_it_was(
         archive.extractall(tmp_path)
     saved = explain.load(tmp_path / f"image-{method}.json")
     assert isinstance(saved, Saved)
-    estimate, planned = saved.record["estimate"], service.models[0].costs[method]
+    estimate = saved.record["estimate"]
+    planned = service.models[0].costs[method]
     assert 0 < estimate["samples"] < estimate["planned"] <= planned + 1
     assert f"of {estimate['planned']:,}" in estimate["stopped"]
     assert estimate["stopped"] in last["item"]["maps"][0][1]["remark"]
@@ -387,7 +388,8 @@ def test_what_nobody_asks_about_for_an_hour_is_forgotten(monkeypatch: pytest.Mon
     now = 1000.0
     monkeypatch.setattr("explain.app.service.time.monotonic", lambda: now)
     kept: Cache[str] = Cache("photo", 9, age=Limits().age)
-    old, used = kept.add("old"), kept.add("used")
+    old = kept.add("old")
+    used = kept.add("used")
     now += 3000
     assert kept[used] == "used"
     now += 700
@@ -475,7 +477,8 @@ def test_how_the_greys_of_an_upload_are_read_is_told(service: Service) -> None:
 
 
 def test_the_queue_has_an_end() -> None:
-    worker, gate = WorkerThread("test", 2), threading.Event()
+    worker = WorkerThread("test", 2)
+    gate = threading.Event()
     for _ in range(3):
         worker.submit(lambda: gate.wait(WAIT) and None)
     with pytest.raises(BusyError, match="3 requests wait"):
@@ -485,7 +488,9 @@ def test_the_queue_has_an_end() -> None:
 
 
 def test_turns_are_taken_one_at_a_time() -> None:
-    scheduler, inside, most = Scheduler(), 0, 0
+    scheduler = Scheduler()
+    inside = 0
+    most = 0
     lock = threading.Lock()
 
     def work(slow: bool) -> None:
@@ -590,11 +595,9 @@ def test_an_image_text_model_explains_a_text(monkeypatch: pytest.MonkeyPatch) ->
         "explain.app.requests.get_method",
         lambda name: path if name == path.name else get_method(name),
     )
-    explainer, methods, text = (
-        explain.Explainer("tiny-clip"),
-        ["gradcam", path.name],
-        "a cup of coffee",
-    )
+    explainer = explain.Explainer("tiny-clip")
+    methods = ["gradcam", path.name]
+    text = "a cup of coffee"
     service = Service([explainer], Limits())
     service.models[0].costs = {"gradcam": 2.0, path.name: 50.0}
     coffee = Image.open(ROOT / "assets" / "coffee.png").convert("RGB")
@@ -604,10 +607,8 @@ def test_an_image_text_model_explains_a_text(monkeypatch: pytest.MonkeyPatch) ->
         "targets": [8, text],
     }
     *_, last = steps_of(service, **request)  # the second method is a slow one
-    found, expected = (
-        service.answer(last["answer"]),
-        explainer(coffee, ["gradcam", path], targets=[8, Text(text)]),
-    )
+    found = service.answer(last["answer"])
+    expected = explainer(coffee, ["gradcam", path], targets=[8, Text(text)])
     assert [each["texts"] for each in service.models_info()] == [True]
     assert [each["class"] for each in last["item"]["targets"]] == [8, text]
     assert found.targets == expected.targets == ["espresso", text]

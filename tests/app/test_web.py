@@ -24,7 +24,8 @@ from tests.app.conftest import LIMITS, encoded
 from tests.report.conftest import photo
 
 pytest.importorskip("starlette", reason="the app needs Starlette: pip install -e '.[app]'")
-HOST, SELF = "http://127.0.0.1:8000", {"x-explain": "1"}
+HOST = "http://127.0.0.1:8000"
+SELF = {"x-explain": "1"}
 
 
 @pytest.fixture

@@ -28,9 +28,11 @@ def parsed(text: str) -> dict[str, dict[str, str]]:
     while place < len(text):
         head = re.compile(r"\s*@(\w+)\{([^\s,{}]+),").match(text, place)
         assert head, text[place:]
-        entry, place = {"type": head[1]}, head.end()
+        entry = {"type": head[1]}
+        place = head.end()
         while field := re.compile(r"\s*(\w+)\s*=\s*\{").match(text, place):
-            depth, place = 1, field.end()
+            depth = 1
+            place = field.end()
             while depth:
                 depth += {"{": 1, "}": -1}.get(text[place], 0)
                 place += 1

@@ -33,7 +33,8 @@ def test_updates_equal_their_plain_computation() -> None:
 
 
 def test_concepts_make_up_the_layer_and_speak_for_classes_as_the_head_says() -> None:
-    layers, x = random_network(2), photo(3)
+    layers = random_network(2)
+    x = photo(3)
     found = explain.find_concepts(
         plain.module_of(layers), x, 5, layer="3", seed=3
     )  # a start from which the local search comes near

@@ -214,7 +214,8 @@ def test_the_calls_for_people_from_other_packages_run() -> None:
     model = network("transformer")[0]
     model.add_module("layer3", nn.Identity())
     model.head.register_forward_pre_hook(lambda module, args: (model.layer3(args[0]),))
-    clean, corrupted = photos(0, (16, 16)), photos(1, (16, 16))
+    clean = photos(0, (16, 16))
+    corrupted = photos(1, (16, 16))
     names: dict[str, Any] = {
         "explain": explain,
         "hooks": explain.hooks,

@@ -28,10 +28,8 @@ class Wide(nn.Module):
         return self.head(self.pool(self.first(x).relu()).flatten(1))
 
 
-WIDE, X = (
-    settled(Wide()).eval(),
-    torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)),
-)
+WIDE = settled(Wide()).eval()
+X = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
 
 
 def counted(model: nn.Module, x: torch.Tensor, method: str) -> float:
@@ -90,7 +88,8 @@ def test_rows_that_begin_at_a_layer_count_for_what_lies_behind_it() -> None:
 
 
 def test_a_layer_and_a_target_decide_what_is_chosen() -> None:
-    net, x = settled(TinyNet()).eval(), torch.randn(1, 3, 12, 10)
+    net = settled(TinyNet()).eval()
+    x = torch.randn(1, 3, 12, 10)
     assert "finercam" in select(net, x, layer="layer2").methods
     assert "finercam" in select(net, x, target=lambda output: output[:, 0] - output[:, 1]).unfit
     assert select(net, x, layer="conv1").costs["scorecam"] == 8

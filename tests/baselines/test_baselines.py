@@ -31,7 +31,8 @@ ALL: list[Baseline] = [
     Defocus(1.5, 4),
     OtherPhoto(torch.linspace(-1, 1, 3 * 9 * 7).reshape(3, 9, 7)),
 ]
-X, MASK = torch.rand(2, 3, 2, 2), torch.zeros(1, 1, 2, 2)
+X = torch.rand(2, 3, 2, 2)
+MASK = torch.zeros(1, 1, 2, 2)
 EACH = pytest.mark.parametrize("baseline", ALL, ids=lambda baseline: baseline.name)
 
 
@@ -143,7 +144,8 @@ def plain_road(image: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     for (y, x), i in place.items():
         for dy in (-1, 0, 1):
             for dx in (-1, 0, 1):
-                v, u = y + dy, x + dx
+                v = y + dy
+                u = x + dx
                 if (dy, dx) == (0, 0) or not (0 <= v < keep.shape[0] and 0 <= u < keep.shape[1]):
                     continue
                 weight = 1 / 6 if 0 in (dy, dx) else 1 / 12

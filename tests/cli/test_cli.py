@@ -265,7 +265,10 @@ def make_odd_files(folder: Path) -> None:
     (folder / "cut.png").write_bytes(content[: len(content) // 2])
     (folder / "text.jpg").write_text("no picture")
     header = bytearray(b"BM" + bytes(52))
-    header[10], header[14], header[26], header[28] = 54, 40, 1, 24
+    header[10] = 54
+    header[14] = 40
+    header[26] = 1
+    header[28] = 24
     header[18:22] = header[22:26] = (20_000).to_bytes(4, "little")
     (folder / "bomb.bmp").write_bytes(header)
 
@@ -483,7 +486,8 @@ def test_photos_a_pixel_wide_are_explained_in_every_way(
 def test_names_that_would_steer_the_terminal_are_shown_harmlessly(
     command: list[str], typed: Typed
 ) -> None:
-    good, bad = "good\x1b[31m\nexplain: red\u2028.png", "bad\x1b[2J\a\n.png"
+    good = "good\x1b[31m\nexplain: red\u2028.png"
+    bad = "bad\x1b[2J\a\n.png"
     Image.new("RGB", (20, 20), "green").save(good)
     Path(bad).write_text("no image")
     code, out, err = typed(*command, good, bad)

@@ -211,7 +211,8 @@ def test_methods_are_typed_with_their_options(typed: Typed) -> None:
 def test_weights_come_as_safetensors_too(typed: Typed) -> None:
     model = explain.Explainer("tiny").model
     state = {name: tensor.contiguous() * 1 for name, tensor in model.state_dict().items()}
-    header, data = {}, b""
+    header = {}
+    data = b""
     kinds = {torch.float32: "F32", torch.int64: "I64"}
     for name, tensor in state.items():
         content = tensor.numpy().tobytes()

@@ -170,10 +170,8 @@ def test_a_fault_of_our_own_leaves_a_document_behind_and_is_shown(
 @pytest.mark.long
 def test_what_others_print_goes_to_standard_error(tmp_path: Path) -> None:
     words = ["a.png", "--model", "talking:make", "-m", "saliency", "--json"]
-    command, paths = (
-        [sys.executable, "-W", "error", "-m", "explain.cli", *words],
-        {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
-    )
+    command = [sys.executable, "-W", "error", "-m", "explain.cli", *words]
+    paths = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = subprocess.run(
         command, capture_output=True, text=True, env=paths, cwd=tmp_path, check=False
     )

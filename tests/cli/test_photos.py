@@ -225,7 +225,8 @@ class Terminal(io.StringIO):
 
 
 def test_the_bar_tells_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen, now = Terminal(), [0.0]
+    screen = Terminal()
+    now = [0.0]
     monkeypatch.setattr(sys, "stderr", screen)
 
     def drawn(at: float) -> str:

@@ -46,7 +46,8 @@ def test_nothing_is_overwritten_without_leave(tmp_path: Path) -> None:
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int, after: int = 0) -> None:
     """Let a function of ``os`` fail on files, from a call on: rather than chmod, which does not
     stop root."""
-    function, calls = getattr(os, name), iter(range(1000))
+    function = getattr(os, name)
+    calls = iter(range(1000))
 
     def fails(path: Any, *args: Any, **options: Any) -> Any:
         if next(calls) >= after:
@@ -114,7 +115,8 @@ def test_of_threads_that_save_to_the_same_names_the_files_are_of_one(
 def together(folder: Path, *, overwrite: bool, count: int) -> dict[int, str]:
     """Write six files from several threads at once, in different orders; say what became of each
     thread's."""
-    start, outcomes = threading.Barrier(count), {}
+    start = threading.Barrier(count)
+    outcomes = {}
 
     def save(number: int) -> None:
         files = Files(folder, overwrite=overwrite)

@@ -77,7 +77,8 @@ def test_a_photo_is_decoded_once_however_often_it_is_loaded(
 def test_a_photo_that_was_loaded_can_be_loaded_again(
     orientation: int, gradient: Image.Image
 ) -> None:
-    exif, file = Image.Exif(), io.BytesIO()
+    exif = Image.Exif()
+    file = io.BytesIO()
     exif[0x0112] = orientation
     gradient.save(file, "JPEG", exif=exif)
     once = load_image(file.getvalue())

@@ -54,7 +54,9 @@ class OneSide(nn.Module):
     def __init__(self, model: Siamese, pair: Two, gain: Tensor, side: int) -> None:
         super().__init__()
         self.conv1, _, self.conv2 = model.encoder
-        self.fc, self.gain, self.side = model.fc, gain, side
+        self.fc = model.fc
+        self.gain = gain
+        self.side = side
         with torch.no_grad():
             self.other = F.relu(self.conv2(F.relu(self.conv1(pair[1 - side])))).mean((2, 3))
 
@@ -103,7 +105,8 @@ def test_one_of_two_images_is_explained_as_if_the_other_were_built_in(
 def test_a_layer_that_sees_both_images_stands_for_the_call_of_the_explained_one(
     siamese: Siamese, pair: Two
 ) -> None:
-    left, right = Inputs(pair), Inputs(pair, explained=1)
+    left = Inputs(pair)
+    right = Inputs(pair, explained=1)
     assert [(c.label, c.depends) for c in list_layers(siamese, left)] == [
         *[(f"{name}@0", True) for name in ("encoder.0", "encoder.1", "encoder.2", "encoder")],
         *[(name, False) for name in ("encoder.0", "encoder.1", "encoder.2", "encoder")],
@@ -131,8 +134,10 @@ def test_each_call_of_a_layer_has_its_own_map(x: Tensor) -> None:
             super().__init__()
             twins = [nn.Conv2d(3, 3, 3, padding=1).double() for _ in range(3)]
             for twin in twins:
-                twin.weight, twin.bias = model.conv.weight, model.conv.bias
-            self.convs, self.fc = nn.ModuleList(twins), model.fc
+                twin.weight = model.conv.weight
+                twin.bias = model.conv.bias
+            self.convs = nn.ModuleList(twins)
+            self.fc = model.fc
 
         def forward(self, x: Tensor) -> Tensor:
             for conv in self.convs:
@@ -201,7 +206,8 @@ class Unpacking(nn.Module):
 
     def __init__(self, model: Siamese, unpack: Any) -> None:
         super().__init__()
-        self.model, self.unpack = model, unpack
+        self.model = model
+        self.unpack = unpack
 
     def forward(self, batch: Any) -> Tensor:
         left, right = self.unpack(batch)
@@ -237,16 +243,15 @@ class Pair:
 def test_inputs_may_lie_in_containers(
     make: Any, unpack: Any, path: Any, siamese: Siamese, pair: Two
 ) -> None:
-    model, batch = Unpacking(siamese, unpack).eval(), make(*pair)
+    model = Unpacking(siamese, unpack).eval()
+    batch = make(*pair)
     for method, layer in (
         ("saliency", None),
         ("scorecam", "encoder.1"),
         ("integratedgradients", None),
     ):
-        inputs, inside = (
-            Inputs((batch,), explained=path),
-            None if layer is None else f"model.{layer}",
-        )
+        inputs = Inputs((batch,), explained=path)
+        inside = None if layer is None else f"model.{layer}"
         found = explain.attribute(model, inputs, method, target=0, layer=inside)
         plain = Inputs(pair, {"halve": True}, explained=1)
         expected = explain.attribute(siamese, plain, method, target=0, layer=layer)
@@ -257,7 +262,8 @@ def test_inputs_may_lie_in_containers(
 
 def test_no_input_is_altered_by_a_model_that_works_in_place() -> None:
     greedy = Made(lambda net, image, mask: image.mul_(mask.add_(1)).mean((2, 3)))
-    image, mask = torch.rand(2, 3, 4, 4), torch.rand(2, 1, 4, 4)
+    image = torch.rand(2, 3, 4, 4)
+    mask = torch.rand(2, 1, 4, 4)
     kept = image.clone(), mask.clone()
     explain.attribute(
         greedy, (image, mask), ["saliency", "integratedgradients", "smoothgrad"], target=0
@@ -358,7 +364,8 @@ SHARED = ["gradcam", "ablationcam", "scorecam", "integratedgradients", "smoothgr
 
 @pytest.mark.parametrize("images", [1, 2, 3])
 def test_inputs_that_belong_to_no_single_image_are_shared(images: int, x: Tensor) -> None:
-    model, texts = matching(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
+    model = matching()
+    texts = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
     found = explain.attribute(model, Inputs((x[:images], texts), shared=[1]), SHARED, target=1)
     # and not the words, which might be places by their number
     assert found["gradcam"].layer == "conv"
@@ -371,7 +378,8 @@ def test_inputs_that_belong_to_no_single_image_are_shared(images: int, x: Tensor
 
 
 def test_an_input_that_says_what_the_classes_are_needs_not_be_named_as_shared(x: Tensor) -> None:
-    model, texts = matching(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
+    model = matching()
+    texts = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
     for count in (1, 2):
         methods = ["ablationcam", "scorecam", "integratedgradients"]
         found = explain.attribute(model, (x[:count], texts[:count]), methods, target=count - 1)
@@ -384,10 +392,8 @@ def test_statistics_that_happen_to_be_as_many_as_the_images_are_told_from_theirs
     normalised = Made(
         lambda net, x, mean: F.relu(net.conv(x - mean)).mean((2, 3)), conv=nn.Conv2d(3, 4, 3)
     )
-    model, mean = (
-        settled(normalised).double().eval(),
-        torch.tensor([0.1, 0.5, 0.9]).double()[:, None, None],
-    )
+    model = settled(normalised).double().eval()
+    mean = torch.tensor([0.1, 0.5, 0.9]).double()[:, None, None]
     found = explain.attribute(model, (x, mean), "integratedgradients", target=1)
     alone = explain.attribute(
         model, Inputs((x[:1], mean), shared=[1]), "integratedgradients", target=1
@@ -412,7 +418,8 @@ class OfTwo(nn.Module):
 def test_rows_beside_the_images_go_with_them_in_a_network_of_a_fixed_batch_size(
     method: str, x: Tensor
 ) -> None:
-    model, gain = settled(OfTwo()).double().eval(), torch.tensor([1.0, 2.0]).double()
+    model = settled(OfTwo()).double().eval()
+    gain = torch.tensor([1.0, 2.0]).double()
     found = explain.attribute(model, (x[:2], gain), method, target=1, layer="conv").values
     model.fixed = False  # type: ignore[assignment]
     expected = explain.attribute(model, (x[:2], gain), method, target=1, layer="conv").values
@@ -465,7 +472,8 @@ class ReadsText(nn.Module):
 def test_tokens_of_a_text_are_not_taken_for_places(words: int) -> None:
     """Behind the 16 tokens of the photo, as many stand for words as would make a square of 20, or
     25, tokens."""
-    model, image = settled(ReadsText()).eval(), torch.rand(1, 3, 16, 16)
+    model = settled(ReadsText()).eval()
+    image = torch.rand(1, 3, 16, 16)
     ids = torch.arange(words)[None] % 9
     found = explain.attribute(model, (image, ids), "hirescam(relu=False)", target=0, layer="block")
     tokens = model.block(torch.cat([model.patches(image).flatten(2).mT, model.words(ids)], 1))
@@ -481,7 +489,9 @@ def test_a_switch_among_the_inputs_may_change_which_layers_are_called_and_when()
             seen = [F.relu(self.encoder(side)).mean((2, 3)) for side in order]
             return self.fc(torch.cat(seen[::-1] if right_first else seen, 1))
 
-    model, left, right = settled(Switched()).eval(), torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8)
+    model = settled(Switched()).eval()
+    left = torch.rand(1, 3, 8, 8)
+    right = torch.rand(1, 3, 8, 8)
     for _ in range(2):
         found = explain.attribute(model, (left, right), "eigencam", target=1)
         turned = explain.attribute(

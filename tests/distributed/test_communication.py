@@ -78,10 +78,8 @@ def train(how: str) -> tuple[torch.Tensor, Recorder]:
     solver = torch.optim.SGD(parallel.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(2):
-        x, y = (
-            torch.randn(8, 3, 8, 8, generator=generator),
-            torch.randint(5, (8,), generator=generator),
-        )
+        x = torch.randn(8, 3, 8, 8, generator=generator)
+        y = torch.randint(5, (8,), generator=generator)
         solver.zero_grad()
         nn.functional.cross_entropy(parallel(x), y).backward()
         solver.step()

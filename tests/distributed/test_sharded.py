@@ -69,7 +69,8 @@ def work(rank: int, size: int, folder: Path) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
     )
-    plain, x = network(), torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    plain = network()
+    x = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     late = ["lrp", "cam", Smooth("lrp", samples=2)]
 
     def same(model: Any, method: Any, **options: Any) -> bool:
@@ -112,7 +113,8 @@ def test_methods_on_sharded_models_are_right_or_refused(size: int, tmp_path: Pat
             process.kill()
     assert [process.exitcode for process in ranks] == [0] * size
     of_sharded, of_flat = json.loads((tmp_path / "0.json").read_text())
-    right, refused = ["right"], ["refused"]
+    right = ["right"]
+    refused = ["refused"]
     assert of_sharded == [*right * 4, *refused * 3, *right, *refused * 2, *right]
     assert of_flat == (
         [*right * 9, *refused, *right] if size == 1 else [*right * 4, *refused * 6, *right]

@@ -60,7 +60,8 @@ def test_a_distributed_model_is_looked_into_and_trains_on(
     net = distributed.module
     alone = copy.deepcopy(net)
     sent = communicate(distributed)
-    reducer, before = distributed.reducer, snapshot(distributed)
+    reducer = distributed.reducer
+    before = snapshot(distributed)
     methods = ["gradcam", "guidedbackprop", "fullgrad", "scorecam"]
     for name, found in explain.attribute(distributed, x, methods, target=1).items():
         expected = explain.attribute(alone, x, name, target=1)
@@ -289,8 +290,10 @@ def test_threads_leave_random_numbers_and_the_filters_of_warnings_as_they_were(
 ) -> None:
     content = BytesIO()
     Image.new("RGB", (9, 9)).save(content, "PNG")
-    model, together = Draws().double(), threading.Barrier(8)
-    filters, state = list(warnings.filters), torch.get_rng_state()
+    model = Draws().double()
+    together = threading.Barrier(8)
+    filters = list(warnings.filters)
+    state = torch.get_rng_state()
 
     def work(number: int) -> None:
         together.wait()
@@ -308,7 +311,8 @@ def test_threads_leave_random_numbers_and_the_filters_of_warnings_as_they_were(
 def explained_elsewhere(model: nn.Module, x: torch.Tensor, errors: list[str]) -> Iterator[None]:
     """Have another thread explain a model, and hold it in the middle of that while the block
     lasts."""
-    inside, go_on = threading.Event(), threading.Event()
+    inside = threading.Event()
+    go_on = threading.Event()
 
     def wait(output: torch.Tensor) -> torch.Tensor:
         inside.set()
@@ -334,7 +338,8 @@ def explained_elsewhere(model: nn.Module, x: torch.Tensor, errors: list[str]) ->
 def test_eval_and_train_that_another_thread_calls_meanwhile_hold_afterwards(
     net: TinyNet, x: torch.Tensor
 ) -> None:
-    hooks, errors = snapshot(net)["hooks"], []
+    hooks = snapshot(net)["hooks"]
+    errors = []
     net.train()
     with explained_elsewhere(net, x, errors), explained_elsewhere(net, x, errors):
         assert not net.training
@@ -370,7 +375,8 @@ def test_a_train_of_ones_own_is_called_and_heard(x: torch.Tensor) -> None:
             self.bn1.eval()
             return self
 
-    net, errors = settled(Frozen()).double().eval(), []
+    net = settled(Frozen()).double().eval()
+    errors = []
     net.layer2.train = lambda mode=True: net.layer2  # as in networks that must never be trained
     own = net.layer2.train
     with explained_elsewhere(net, x, errors):
@@ -407,14 +413,13 @@ def test_a_copy_has_modes_hooks_and_weights_of_its_own_and_the_same_values(
     net.layer1.register_forward_hook(lambda module, args, output: 2 * output)
     torch.nn.utils.parametrizations.weight_norm(net.layer1[0])
     net.unused.shared = net.fc.weight
-    wanted, before, state = (
-        explain.attribute(net, x, target=1).values,
-        snapshot(net),
-        interruptions.state(net),
-    )
+    wanted = explain.attribute(net, x, target=1).values
+    before = snapshot(net)
+    state = interruptions.state(net)
     with HookGroup(net) as group, explained_elsewhere(net, x, []):
         group.forward("conv1", lambda module, args, output: output * 0)
-        own, sharing = explain.hooks.copied(net), explain.hooks.copied(net, share=True)
+        own = explain.hooks.copied(net)
+        sharing = explain.hooks.copied(net, share=True)
     assert (snapshot(net), interruptions.state(net)) == (before, state)
     for copy_, same in ((own, False), (sharing, True)):
         assert snapshot(copy_) == before
@@ -434,7 +439,8 @@ def test_a_thread_trains_as_if_alone_while_another_explains_copies(x: torch.Tens
     is one state."""
 
     def train(model: nn.Module, handed: list[nn.Module]) -> list[float]:
-        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.02), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        losses = []
         for step in range(40):
             if step % 8 == 0:
                 handed.append(explain.hooks.copied(model))
@@ -446,7 +452,9 @@ def test_a_thread_trains_as_if_alone_while_another_explains_copies(x: torch.Tens
         return losses
 
     def trained(explaining: bool) -> tuple[list[float], dict[str, object], int]:
-        model, handed, found = settled(TinyNet()).double().train(), [], []
+        model = settled(TinyNet()).double().train()
+        handed = []
+        found = []
         model.dropout.p = 0.0  # random numbers belong to the process
         thread = threading.Thread(target=lambda: found.append(train(model, handed)))
         thread.start()
@@ -463,6 +471,7 @@ def test_a_thread_trains_as_if_alone_while_another_explains_copies(x: torch.Tens
         thread.join()
         return found[0], {key: tensor.tolist() for key, tensor in model.state_dict().items()}, count
 
-    alone, watched = trained(False), trained(True)
+    alone = trained(False)
+    watched = trained(True)
     assert watched[2] >= 3
     assert alone[:2] == watched[:2]

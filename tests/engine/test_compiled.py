@@ -85,7 +85,8 @@ def test_compiled_code_is_explained_as_it_was_written(
 ) -> None:
     x = torch.randn(2, 3, 12, 10, dtype=torch.float64)
     calls: list[int] = []
-    net, methods = build(calls), [*LOOKING, *OTHERS]
+    net = build(calls)
+    methods = [*LOOKING, *OTHERS]
     expected = explain.attribute(plain(), x, methods, target=1, layer="layer2")
     for _ in range(2):
         before = len(calls)
@@ -102,7 +103,8 @@ def test_compiled_code_is_explained_as_it_was_written(
 
 
 def test_a_layer_in_a_compiled_part_has_its_name_there() -> None:
-    net, x = with_compiled_part([]), torch.randn(2, 3, 12, 10, dtype=torch.float64)
+    net = with_compiled_part([])
+    x = torch.randn(2, 3, 12, 10, dtype=torch.float64)
     found = explain.attribute(net, x, target=1, layer="layer1._orig_mod.2")
     torch.testing.assert_close(
         found.values, explain.attribute(plain(), x, target=1, layer="layer1.2").values
@@ -112,8 +114,10 @@ def test_a_layer_in_a_compiled_part_has_its_name_there() -> None:
 def test_the_setting_of_the_compiler_comes_back_after_errors_and_from_threads() -> None:
     from torch._dynamo import eval_frame
 
-    net, x = plain(), torch.randn(1, 3, 12, 10, dtype=torch.float64)
-    inside, leave = threading.Event(), threading.Event()
+    net = plain()
+    x = torch.randn(1, 3, 12, 10, dtype=torch.float64)
+    inside = threading.Event()
+    leave = threading.Event()
 
     def wait(output: torch.Tensor) -> torch.Tensor:
         inside.set()
@@ -172,7 +176,8 @@ def traced_part() -> nn.Module:
 def test_methods_that_do_not_look_inside_are_exact_with_scripted_parts(
     build: Callable[[], nn.Module],
 ) -> None:
-    x, net = torch.randn(2, 3, 12, 10, dtype=torch.float64), build()
+    x = torch.randn(2, 3, 12, 10, dtype=torch.float64)
+    net = build()
     for _ in range(3):  # scripted code runs in another way once it has run
         found, expected = (
             explain.attribute(each, x, OTHERS, target=1, layer="layer2") for each in (net, plain())

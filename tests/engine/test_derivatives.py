@@ -55,7 +55,9 @@ class Tokens(nn.Module):
         super().__init__()
         kind = nn.Conv3d if "3d" in norm else nn.Conv2d
         self.conv, self.norm, self.after = kind(3, 8, 3, 2, 1), NORMS[norm](8), kind(8, 8, 3, 1, 1)
-        self.head, self.between, self.sequence = nn.Linear(8, 3), BETWEEN[between], sequence
+        self.head = nn.Linear(8, 3)
+        self.between = BETWEEN[between]
+        self.sequence = sequence
 
     def forward(self, x: Tensor) -> Tensor:
         maps = F.leaky_relu(self.conv(x))
@@ -119,7 +121,9 @@ class Coupled(nn.Module):
 
 def test_of_a_batch_with_statistics_of_its_own_each_photo_has_its_own_gradient() -> None:
     torch.manual_seed(0)
-    model, x, targets = Coupled().double().eval(), torch.rand(3, 3, 8, 8).double(), [1, 0, 2]
+    model = Coupled().double().eval()
+    x = torch.rand(3, 3, 8, 8).double()
+    targets = [1, 0, 2]
     methods = ["saliency(absolute=False)", "gradcam(relu=False)", "layercam", "occlusion(window=8)"]
     found = explain.attribute(
         model, x, [*methods, "integratedgradients(steps=1)"], target=targets, layer="conv"

@@ -161,7 +161,8 @@ GIVEN: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize("give", GIVEN.values(), ids=GIVEN)
 def test_features_are_not_explained_as_classes(give: Any) -> None:
-    x, heads = torch.rand(2, 3, SIDE, SIDE), Heads(give).eval()
+    x = torch.rand(2, 3, SIDE, SIDE)
+    heads = Heads(give).eval()
     plain = Heads(lambda f, s, o: s).eval()
     for method in (
         "saliency",
@@ -180,7 +181,8 @@ def test_where_nothing_tells_features_from_scores_it_is_said() -> None:
     def hidden(*tensors: Tensor) -> Any:
         return tuple(torch.from_numpy(t.detach().numpy().copy()) for t in tensors)
 
-    model, x = Heads(lambda f, s, o: hidden(f, s)).eval(), torch.rand(2, 3, SIDE, SIDE)
+    model = Heads(lambda f, s, o: hidden(f, s)).eval()
+    x = torch.rand(2, 3, SIDE, SIDE)
     with pytest.warns(explain.ExplainWarning, match="class scores"):
         explain.attribute(model, x, Occlusion(4, 4), target=1)
     # the caller's own choice
@@ -198,7 +200,8 @@ def test_features_are_not_explained_as_a_number() -> None:
             f = self.features(self.conv(x).relu().mean((2, 3)))
             return f, self.scores(f)[:, 0]
 
-    model, x = Aged(lambda f, s, o: None).eval(), torch.rand(2, 3, SIDE, SIDE)
+    model = Aged(lambda f, s, o: None).eval()
+    x = torch.rand(2, 3, SIDE, SIDE)
     a = explain.attribute(model, x, "saliency")
     torch.testing.assert_close(a.score, model(x)[1].detach())
 
@@ -212,7 +215,8 @@ def test_of_several_heads_the_labels_say_which_is_explained() -> None:
 
 def test_features_are_not_read_in_metrics_checks_and_traces() -> None:
     x = torch.rand(1, 3, SIDE, SIDE)
-    first, plain = Heads(lambda f, s, o: (f, s)).eval(), Heads(lambda f, s, o: s).eval()
+    first = Heads(lambda f, s, o: (f, s)).eval()
+    plain = Heads(lambda f, s, o: s).eval()
     tables = [explain.evaluate(model, x, "saliency", "deletion") for model in (first, plain)]
     torch.testing.assert_close(*(table["saliency"]["deletion"] for table in tables))
     effects = [trace(model, x, 1 - x, "channels", layers="conv") for model in (first, plain)]

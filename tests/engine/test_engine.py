@@ -110,7 +110,9 @@ def test_model_and_caller_are_left_as_found(
     explain.attribute(net, x)
     if case == "model that raises":
         net.avgpool.register_forward_pre_hook(raises)
-    before, given, shown = snapshot(net), x.clone(), x.requires_grad
+    before = snapshot(net)
+    given = x.clone()
+    shown = x.requires_grad
     run: Callable[..., Any] = lambda **options: explain.attribute(net, x, method, **options)  # noqa: E731
     if case == "works":
         run(target=1, layer="dropout")
@@ -156,7 +158,8 @@ def test_the_callers_gradient_mode_and_a_frozen_model_make_no_difference(
 @pytest.mark.parametrize("method", ANYWHERE)
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_the_input_of_the_caller_is_not_touched_by_a_model_that_works_in_place(method: str) -> None:
-    conv, head = nn.Conv2d(3, 4, 3), nn.Linear(16, 2)
+    conv = nn.Conv2d(3, 4, 3)
+    head = nn.Linear(16, 2)
     model = settled(
         nn.Sequential(nn.ReLU(inplace=True), conv, nn.ReLU(inplace=True), nn.Flatten(), head),
         seed=3,
@@ -279,7 +282,8 @@ def test_all_methods_that_a_target_leaves_are_used_for_one_that_is_no_class(
 class Rectified(nn.Module):
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.conv, self.function = nn.Conv2d(3, 4, 3), function
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.function = function
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(self.conv(x)).sum((2, 3))
@@ -314,7 +318,8 @@ RECTIFIERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_functional_rectifiers_of_every_kind_are_caught(name: str) -> None:
     """Uncaught, they would raise the warning that no rectifier was found."""
     torch.manual_seed(0)
-    model, x = Rectified(RECTIFIERS[name]), torch.randn(1, 3, 6, 6)
+    model = Rectified(RECTIFIERS[name])
+    x = torch.randn(1, 3, 6, 6)
     guided = explain.attribute(model, x, "guidedbackprop", target=0).values
     assert guided.shape == x.shape
 
@@ -339,10 +344,8 @@ def test_rectifiers_in_place_are_caught_like_the_others(kind: type[nn.Module]) -
     x = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
     def guided(inplace: bool) -> torch.Tensor:
-        first, last = (
-            (nn.Conv2d(3, 4, 3), kind(inplace=inplace), nn.Conv2d(4, 4, 3)),
-            (nn.Flatten(), nn.Linear(16, 2)),
-        )
+        first = (nn.Conv2d(3, 4, 3), kind(inplace=inplace), nn.Conv2d(4, 4, 3))
+        last = (nn.Flatten(), nn.Linear(16, 2))
         model = settled(nn.Sequential(*first, nn.ReLU(), *last))
         return explain.attribute(model, x, "guidedbackprop", target=0).values
 
@@ -455,7 +458,8 @@ class TestTransformers:
         x = torch.randn(
             2, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )
-        before, given = snapshot(vit), x.clone()
+        before = snapshot(vit)
+        given = x.clone()
         whole = explain.attribute(vit, x, method, target=torch.tensor([3, 1])).values
         with torch.inference_mode():
             alone = explain.attribute(vit, x[1:].clone(), method, target=1).values
@@ -556,15 +560,18 @@ BOTH: list[Any] = ["full", "bfloat16"]
 
 
 def test_the_error_of_bfloat16_is_in_the_result(net: TinyNet, x: torch.Tensor) -> None:
-    net, x = net.float(), x.float()[:1]
-    height, width = x.shape[2] // 2, x.shape[3] // 2
+    net = net.float()
+    x = x.float()[:1]
+    height = x.shape[2] // 2
+    width = x.shape[3] // 2
     quarters = Occlusion(window=(height, width), stride=(height, width))
     found = explain.attribute(net, x, quarters, target=1, precision="bfloat16")
     rows = x.repeat(4, 1, 1, 1)
     for row, (top, left) in zip(rows, product((0, height), (0, width)), strict=True):
         row[:, top : top + height, left : left + width] = 0
     with torch.no_grad():
-        exact, change = net(rows)[:, 1], net(rows)[:, 1] - net(x)[:, 1]
+        exact = net(rows)[:, 1]
+        change = net(rows)[:, 1] - net(x)[:, 1]
         with torch.autocast("cpu", torch.bfloat16):
             rounded = net(rows)[:, 1].float()
     assert found.rounding == pytest.approx(
@@ -614,7 +621,8 @@ def test_a_search_looks_once_at_the_rounding_of_its_rows() -> None:
             passes.append(len(maps))
             return self.head(maps.mean((2, 3)))
 
-    net, x = Counted().eval(), torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    net = Counted().eval()
+    x = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(1))
     net.conv.bias.data.zero_()
     net.head.weight.data *= 100
     net.head.bias.data.zero_()
@@ -662,7 +670,8 @@ def test_bfloat16_is_for_altered_photos_whose_scores_alone_are_needed(
 def test_gradients_in_half_precision_come_with_a_warning(
     net: TinyNet, x: torch.Tensor, dtype: torch.dtype
 ) -> None:
-    net, x = net.to(dtype), x.to(dtype)
+    net = net.to(dtype)
+    x = x.to(dtype)
     for method in ("integratedgradients", "saliency", "lrp"):
         with pytest.warns(ExplainWarning, match="half|float16"):
             explain.attribute(net, x, method, target=1)
@@ -675,7 +684,8 @@ class OverwritesViews(nn.Module):
     def __init__(self, *, in_place: bool) -> None:
         super().__init__()
         self.conv, self.fc = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 120, 5)
-        self.relu, self.in_place = nn.ReLU(inplace=in_place), in_place
+        self.relu = nn.ReLU(inplace=in_place)
+        self.in_place = in_place
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.conv(x)

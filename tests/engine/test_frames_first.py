@@ -80,7 +80,8 @@ def gradient(model: nn.Module, x: torch.Tensor, targets: list[int]) -> torch.Ten
 def test_gradients_lie_as_the_clip_does_with_a_heatmap_for_each_frame(
     frames: int, channels: int
 ) -> None:
-    model, x = made(PerFrame(channels)), clips(frames, channels)
+    model = made(PerFrame(channels))
+    x = clips(frames, channels)
     found = explain.attribute(model, x, ["saliency", "inputxgradient"], target=TARGETS)
     own = gradient(model, x, TARGETS)
     assert_close(found["saliency"].values.abs(), own.abs())
@@ -98,7 +99,8 @@ def test_gradients_lie_as_the_clip_does_with_a_heatmap_for_each_frame(
 
 @pytest.mark.filterwarnings(SEEN)
 def test_occlusion_covers_a_window_of_one_frame() -> None:
-    model, x = made(PerFrame()), clips(count=2)
+    model = made(PerFrame())
+    x = clips(count=2)
     found = explain.attribute(
         model, {"pixel_values": x}, "occlusion(window=4,stride=4)", target=[1, 2]
     )
@@ -143,7 +145,8 @@ def test_one_number_is_a_cube_in_a_volume_and_a_seventh_of_the_time_of_a_video()
 def test_gradcam_of_frames_that_are_folded_into_the_batch_is_that_of_plain_hooks(
     by_time: bool,
 ) -> None:
-    model, x = made(PerFrame(by_time=by_time)), clips()
+    model = made(PerFrame(by_time=by_time))
+    x = clips()
     kept: list[torch.Tensor] = []
     handle = model.conv2.register_forward_hook(lambda module, args, output: kept.append(output))
     scores = model(x).gather(1, torch.tensor(TARGETS)[:, None])
@@ -163,12 +166,14 @@ def test_gradcam_of_frames_that_are_folded_into_the_batch_is_that_of_plain_hooks
 
 @pytest.mark.filterwarnings(SEEN)
 def test_ablation_takes_a_channel_out_of_all_frames() -> None:
-    model, x = made(PerFrame(by_time=True)), clips(count=2)
+    model = made(PerFrame(by_time=True))
+    x = clips(count=2)
     found = explain.attribute(model, x, "ablationcam(relu=False)", target=1, layer="conv2")
     expected = []
     with torch.no_grad():
         for clip in x:
-            score, maps = model(clip[None])[0, 1], model.conv2(model.conv1(clip).relu())
+            score = model(clip[None])[0, 1]
+            maps = model.conv2(model.conv1(clip).relu())
             total = torch.zeros_like(maps[:, 0])
             for channel in range(5):
 
@@ -189,7 +194,8 @@ def test_ablation_takes_a_channel_out_of_all_frames() -> None:
     "method", sorted(set(explain.list_methods()) - COVERING - ATTENDING - REREADING - {"cam"})
 )
 def test_every_method_explains_frames_first_as_it_explains_channels_first(method: str) -> None:
-    model, x = made(PerFrame()), clips(3)
+    model = made(PerFrame())
+    x = clips(3)
     found = explain.attribute(model, x, method, target=TARGETS, layout="NTCHW")
     twin = explain.attribute(
         ChannelsFirst(model).eval(), x.transpose(1, 2), method, target=TARGETS, layout="NCTHW"
@@ -202,7 +208,8 @@ def test_every_method_explains_frames_first_as_it_explains_channels_first(method
 
 @pytest.mark.filterwarnings(SEEN)
 def test_a_penalty_on_values_has_the_gradient_of_the_plain_penalty() -> None:
-    model, x = made(PerFrame()), clips(count=2).requires_grad_()
+    model = made(PerFrame())
+    x = clips(count=2).requires_grad_()
     values = explain.attribute(model, x, "inputxgradient", target=[1, 2], create_graph=True).values
     scores = model(x).gather(1, torch.tensor([[1], [2]]))
     plain = torch.autograd.grad(scores.sum(), x, create_graph=True)[0] * x
@@ -226,7 +233,8 @@ class Patches(nn.Module):
             nn.LayerNorm(16),
             nn.Linear(16, 3),
         )
-        self.order, self.read = order, read
+        self.order = order
+        self.read = read
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # (N, T, places, C)
@@ -241,7 +249,8 @@ class Patches(nn.Module):
 @pytest.mark.parametrize("order", ["frames first", "places first"])
 @pytest.mark.filterwarnings(SEEN)
 def test_tokens_over_time_and_place_lie_where_they_come_from(order: str) -> None:
-    model, x = made(Patches(order, (2, 4))), clips(4)
+    model = made(Patches(order, (2, 4)))
+    x = clips(4)
     found = explain.attribute(model, x, "hirescam", target=TARGETS, layer="norm").values
     assert found.shape == (3, 4, 3, 2)
     assert (found[:, 2, 2, 0] != 0).all()  # place 4 of 3 rows of 2
@@ -265,7 +274,8 @@ class TokenOfFrame(nn.Module):
 
 @pytest.mark.filterwarnings(SEEN)
 def test_tokens_of_frames_that_are_images_lie_where_they_come_from() -> None:
-    model, x = made(TokenOfFrame()), clips(4)
+    model = made(TokenOfFrame())
+    x = clips(4)
     found = explain.attribute(
         model, x, explain.methods.HiResCAM(relu=False), target=TARGETS, layer="norm"
     ).values
@@ -334,7 +344,8 @@ def test_the_layout_is_found_out(case: tuple[nn.Module, tuple[int, ...], str]) -
 
 
 def test_it_is_said_once_for_each_model_and_not_where_the_caller_says_it() -> None:
-    model, x = made(PerFrame()), clips()
+    model = made(PerFrame())
+    x = clips()
     explain.attribute(model, x, "saliency", target=0, layout="NTCHW")
     explain.attribute(model, explain.Inputs((x,), layout="NTCHW"), "saliency", target=0)
     with pytest.warns(explain.ExplainWarning, match="NTCHW"):
@@ -361,11 +372,14 @@ def test_several_inputs_are_turned_together_and_others_stay() -> None:
         def forward(self, x: torch.Tensor, flow: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
             return self.first(x) * scale[:, 0, 0, 0, 0, None] + self.second(flow)
 
-    model, x, flow = made(Two()), clips(4), clips(2).flip(0)
+    model = made(Two())
+    x = clips(4)
+    flow = clips(2).flip(0)
     scale = clips(2, 5)
     given = explain.Inputs((x, flow, scale), explained=[0, 1])
     found = explain.attribute(model, given, "inputxgradient", target=TARGETS)
-    x, flow = x.requires_grad_(), flow.requires_grad_()
+    x = x.requires_grad_()
+    flow = flow.requires_grad_()
     scores = model(x, flow, scale).gather(1, torch.tensor(TARGETS)[:, None])
     for name, tensor in (("0", x), ("1", flow)):
         (own,) = torch.autograd.grad(scores.sum(), tensor, retain_graph=True)
@@ -425,10 +439,8 @@ def test_the_tiles_of_llava_next_have_the_gradient_of_its_answer() -> None:
     config = transformers.LlavaNextConfig(
         vision_config=photos, text_config=words, image_token_id=39, image_grid_pinpoints=[[32, 32]]
     )
-    model, generator = (
-        made(transformers.LlavaNextForConditionalGeneration(config)),
-        torch.Generator().manual_seed(4),
-    )
+    model = made(transformers.LlavaNextForConditionalGeneration(config))
+    generator = torch.Generator().manual_seed(4)
     tiles = torch.randn(1, 5, 3, 16, 16, generator=generator, dtype=torch.float64)
     # four tokens of the whole, and those of 4 x 4 places with line ends
     ids = torch.tensor([[1, *[39] * 24, 5, 6]])

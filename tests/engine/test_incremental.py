@@ -30,7 +30,9 @@ class Residual(nn.Module):
 
     def __init__(self, way: nn.Module, joined: bool, inplace: bool) -> None:
         super().__init__()
-        self.way, self.joined, self.inplace = way, joined, inplace
+        self.way = way
+        self.joined = joined
+        self.inplace = inplace
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.way(x)
@@ -89,13 +91,14 @@ def random_layer(draw: random.Random, dims: int, channels: int) -> nn.Module:
 def random_network(seed: int, sides: Sequence[int]) -> nn.Module:
     """A network of random layers that ends in a linear layer."""
     torch.manual_seed(seed)
-    draw, dims, layers, channels = random.Random(seed), len(sides), list[nn.Module](), 3
+    draw = random.Random(seed)
+    dims = len(sides)
+    layers = list[nn.Module]()
+    channels = 3
     for _ in range(draw.randint(2, 5)):
-        kernel, stride, wide = (
-            draw.choice([1, 2, 3]),
-            draw.choice([1, 1, 2, 3]),
-            draw.choice([4, 8]),
-        )
+        kernel = draw.choice([1, 2, 3])
+        stride = draw.choice([1, 1, 2, 3])
+        wide = draw.choice([4, 8])
         padding: Any = (
             "same" if stride == 1 and kernel != 2 and draw.random() < 0.3 else draw.choice([0, 1])
         )
@@ -109,7 +112,8 @@ def random_network(seed: int, sides: Sequence[int]) -> nn.Module:
         layers.append(CONVOLUTIONS[dims](channels, wide, kernel, **more))
         channels = wide
         layers += [random_layer(draw, dims, channels) for _ in range(draw.randint(1, 3))]
-    network, shape = nn.Sequential(), torch.zeros(1, 3, *sides)
+    network = nn.Sequential()
+    shape = torch.zeros(1, 3, *sides)
     for layer in layers:  # those that the feature maps are large enough for
         try:
             made = layer.eval()(shape.clone())
@@ -127,7 +131,8 @@ def random_network(seed: int, sides: Sequence[int]) -> nn.Module:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_networks_give_what_a_whole_pass_gives(seed: int) -> None:
-    draw, dims = random.Random(seed), (2, 2, 2, 1, 3)[seed % 5]
+    draw = random.Random(seed)
+    dims = (2, 2, 2, 1, 3)[seed % 5]
     sides = [draw.randint(15, 30) for _ in range(dims)]
     x = torch.rand(2, 3, *sides, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
     owners = torch.tensor([0, 1, 1, 0, 0])
@@ -139,7 +144,9 @@ def test_random_networks_give_what_a_whole_pass_gives(seed: int) -> None:
         perturbed[(row, slice(None), *where)] = draw.random()
     model = random_network(seed, sides)
     for dtype, off in ((torch.double, 1e-12), (torch.float, 1e-5)):
-        model, x, perturbed = model.to(dtype), x.to(dtype), perturbed.to(dtype)
+        model = model.to(dtype)
+        x = x.to(dtype)
+        perturbed = perturbed.to(dtype)
         with torch.no_grad():
             expected = model(perturbed.clone())
             results: list[Any] = []
@@ -156,8 +163,10 @@ def test_random_networks_give_what_a_whole_pass_gives(seed: int) -> None:
 def test_it_is_used_where_a_trial_finds_it_faster(
     factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, x = random_network(1, (26, 26)), torch.rand(1, 3, 26, 26, dtype=torch.double)
-    now, passes = [0.0], [0]
+    model = random_network(1, (26, 26))
+    x = torch.rand(1, 3, 26, 26, dtype=torch.double)
+    now = [0.0]
+    passes = [0]
 
     def forward(module: nn.Module, args: tuple[Tensor]) -> None:
         is_incremental = isinstance(args[0], BoxMaps)
@@ -172,7 +181,8 @@ def test_it_is_used_where_a_trial_finds_it_faster(
 
 
 def test_feature_maps_that_are_the_output_have_all_values() -> None:
-    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.rand(1, 3, 16, 16)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    x = torch.rand(1, 3, 16, 16)
     perturbed = x.repeat(2, 1, 1, 1)
     perturbed[0, :, 3:5, 7:9] = 0
     box = changed_box(x, torch.tensor([0, 0]), perturbed)
@@ -213,10 +223,8 @@ def test_occlusion_is_the_same_with_whole_passes(
 ) -> None:
     torch.manual_seed(0)
     model = Scripted() if kind == "scripted" else random_network(1, (26, 26))
-    model, x = (
-        model.double().eval(),
-        torch.rand(3 if kind == "several photos" else 1, 3, 26, 26, dtype=torch.double),
-    )
+    model = model.double().eval()
+    x = torch.rand(3 if kind == "several photos" else 1, 3, 26, 26, dtype=torch.double)
     more: dict[str, Any] = {
         "batch size": {"batch_size": 5},
         "ablated": {"interventions": [Ablate("0", channels=[1])]},
@@ -249,7 +257,9 @@ class Overwrites(nn.Module):
         super().__init__()
         self.first, self.second, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 3)
         self.register_buffer("mean", torch.full((3, 1, 1), 0.45, dtype=torch.double))
-        self.way, self.most, self.alone = way, torch.inf, 0
+        self.way = way
+        self.most = torch.inf
+        self.alone = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.alone += len(x) == 1
@@ -267,7 +277,8 @@ class Overwrites(nn.Module):
 @pytest.mark.parametrize("way", ["an alias", "the same tensor", "another type", "a raised error"])
 def test_occlusion_is_that_of_whole_passes_where_placeholders_go_wrong(way: str) -> None:
     torch.manual_seed(0)
-    model, dtype = Overwrites(way).eval(), torch.float if way == "another type" else torch.double
+    model = Overwrites(way).eval()
+    dtype = torch.float if way == "another type" else torch.double
     for part in (model.first, model.second, model.head):
         part.to(dtype)
     x, other = torch.rand(2, 1, 3, 64, 64, dtype=dtype)

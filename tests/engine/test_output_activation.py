@@ -246,7 +246,8 @@ class TestEverythingReadsTheSameProbability:
     @pytest.mark.filterwarnings("ignore::explain.ExplainWarning")
     def test_runs_reports_and_checks(self, end: str, tmp_path: Path) -> None:
         model, x, options, probability = self.given(end)
-        model, labels = model.float(), LABELS[: ENDS[end][1]]
+        model = model.float()
+        labels = LABELS[: ENDS[end][1]]
         explainer = explain.Explainer(model, labels, PLAIN, **options)
         found = explainer(PHOTO, "saliency", 0)
         expected = pytest.approx(float(probability(x.float())), abs=1e-5)

@@ -137,10 +137,8 @@ def test_a_method_pays_for_its_own_layers_alone() -> None:
         alone("shapleycam")[1].layer
     }
     assert {layer for need, layer in needs if need == "LayerGradients"} == set(looked_at)
-    together, apart = (
-        worked(("shapleycam", "refinecam"))[0],
-        alone("refinecam")[0] + alone("shapleycam")[0],
-    )
+    together = worked(("shapleycam", "refinecam"))[0]
+    apart = alone("refinecam")[0] + alone("shapleycam")[0]
     back = "aten.convolution_backward.default of (6, 8, 8)"  # the one behind the first stage
     assert together[back] == apart[back] == len(X)
 

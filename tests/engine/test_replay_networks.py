@@ -19,7 +19,8 @@ from tests.conftest import settled
 
 X = torch.randn(2, 3, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 SIGNED = AblationCAM(relu=False)
-ONCE, WHOLE = "what lies before the layer is replayed", "all of the network runs again"
+ONCE = "what lies before the layer is replayed"
+WHOLE = "all of the network runs again"
 
 
 class Stem(nn.Module):
@@ -286,11 +287,9 @@ def score(
         keep[without] = 0
         return output * keep[:, None, None]
 
-    handle, count, state = (
-        model.layer.register_forward_hook(zeroed),
-        model.count.clone(),
-        torch.get_rng_state(),
-    )
+    handle = model.layer.register_forward_hook(zeroed)
+    count = model.count.clone()
+    state = torch.get_rng_state()
     with torch.no_grad():
         found = model(x)[0, 1]
         model.count.copy_(count)
@@ -346,7 +345,8 @@ def test_a_network_that_scores_an_image_otherwise_every_time_is_refused(method: 
 
 def test_what_counts_before_the_layer_is_as_it_was_in_the_pass_of_the_photo() -> None:
     model = made(CountsItsCalls)
-    expected, model = ablated(model, X[:1]), made(CountsItsCalls)
+    expected = ablated(model, X[:1])
+    model = made(CountsItsCalls)
     before = model.count.clone()
     found = explain.attribute(model, X[:1], SIGNED, target=1, layer="layer").values
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
@@ -354,7 +354,8 @@ def test_what_counts_before_the_layer_is_as_it_was_in_the_pass_of_the_photo() ->
 
 
 def test_nothing_is_replayed_past_hooks_of_others() -> None:
-    model, calls = made(Shortcut), list[int]()
+    model = made(Shortcut)
+    calls = list[int]()
     expected = ablated(model, X[:1])
     handle = model.stem.register_forward_hook(
         lambda module, args, output: calls.append(len(output))

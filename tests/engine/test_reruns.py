@@ -123,7 +123,8 @@ def scorecam(model: Small, x: torch.Tensor, target: int) -> torch.Tensor:
 @torch.no_grad()
 def ablationcam(model: Small, x: torch.Tensor, target: int) -> torch.Tensor:
     maps = model.maps(x)
-    score, total = model.head(maps)[0, target], torch.zeros_like(maps[:, 0])
+    score = model.head(maps)[0, target]
+    total = torch.zeros_like(maps[:, 0])
     for channel in range(maps.shape[1]):
         without = maps.clone()
         without[:, channel] = 0
@@ -260,7 +261,8 @@ class Among:
 def test_images_that_change_each_others_scores_are_explained_as_they_are_in_their_batch(
     coupling: str, batch_size: int | None
 ) -> None:
-    model, methods = COUPLED[coupling](), [made for made, _ in PLAIN.values()]
+    model = COUPLED[coupling]()
+    methods = [made for made, _ in PLAIN.values()]
     found = explain.attribute(model, X, methods, target=2, layer="conv", batch_size=batch_size)
     for attribution, (_, plain) in zip(found.values(), PLAIN.values(), strict=True):
         expected = [plain(Among(model, i), X[i : i + 1], 2) for i in range(len(X))]  # type: ignore[arg-type]
@@ -288,7 +290,8 @@ class Scaled(nn.Module):
 
     def __init__(self, inner: nn.Module, scores: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.inner, self.scores = inner, scores
+        self.inner = inner
+        self.scores = scores
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.scores(self.inner(x))
@@ -332,7 +335,9 @@ LABELS = torch.tensor([2, 0, 4])
 @pytest.mark.filterwarnings("ignore:smoothgradcam.. is zero everywhere for image 0")
 @pytest.mark.parametrize("method", RERUNNING)
 def test_functions_that_pick_for_each_image_are_exact(method: str) -> None:
-    model, told, made = small(), list[tuple[int, int]](), get_method(method)
+    model = small()
+    told = list[tuple[int, int]]()
+    made = get_method(method)
     made = replace(made, **{option: 4 for option in ("samples", "steps") if hasattr(made, option)})
     expected = explain.attribute(
         model, X, made, target=LABELS, layer="conv", batch_size=1, progress=noting(told)
@@ -351,7 +356,9 @@ def test_functions_that_pick_for_each_image_are_exact(method: str) -> None:
 
 @pytest.mark.parametrize("labels", [LABELS[:1], LABELS[:2], torch.tensor([2, 0, 0])])
 def test_functions_of_so_many_rows_are_exact_in_every_batch_size(labels: torch.Tensor) -> None:
-    model, made, images = small(), IntegratedGradients(steps=4), X[: len(labels)]
+    model = small()
+    made = IntegratedGradients(steps=4)
+    images = X[: len(labels)]
     expected = torch.cat(
         [x * integrated(model, x[None], int(t), 4) for x, t in zip(images, labels, strict=True)]
     )
@@ -380,7 +387,8 @@ ERRORS = {
 class Limited(Small):
     """Has memory for a few rows at once."""
 
-    most, failures = 100, 0
+    most = 100
+    failures = 0
     error = "of torch"
 
     def head(self, maps: torch.Tensor) -> torch.Tensor:
@@ -393,7 +401,8 @@ class Limited(Small):
 def limited(most: int, error: str = "of torch") -> Limited:
     model = settled(Limited()).double().eval()
     explain.attribute(model, X, "eigencam", target=1, layer="conv")
-    model.most, model.error = most, error
+    model.most = most
+    model.error = error
     return model
 
 
@@ -403,7 +412,8 @@ def test_pieces_that_do_not_fit_are_halved_and_counted_once(method: str, error: 
     made, plain = PLAIN[method]
     expected = plain(small(), X[:1], 1)
     for batch_size in (None, 8):
-        model, told = limited(3, error), list[tuple[int, int]]()
+        model = limited(3, error)
+        told = list[tuple[int, int]]()
         found = explain.attribute(
             model, X[:1], made, target=1, layer="conv", batch_size=batch_size, progress=noting(told)
         )
@@ -483,7 +493,11 @@ class Bisection(SearchMethod):
 
 class _Bisecting(Search):
     def __init__(self, method: Bisection, x: torch.Tensor, image: int) -> None:
-        self.method, self.x, self.image, self.low, self.high = method, x, image, 0.0, 1.0
+        self.method = method
+        self.x = x
+        self.image = image
+        self.low = 0.0
+        self.high = 1.0
 
     @property
     def planned(self) -> int:
@@ -564,7 +578,8 @@ class Peek(Method):
 
 
 def test_a_stream_ends_when_its_reader_has_enough() -> None:
-    model, told = small(), list[tuple[int, int]]()
+    model = small()
+    told = list[tuple[int, int]]()
     expected = sum(gradient(model, copy, 1) for copy in noisy(X[:1], 8))
     model.cleared()
     found = explain.attribute(model, X[:1], Peek(7), target=1, batch_size=4, progress=noting(told))
@@ -581,7 +596,8 @@ def test_a_stream_ends_when_its_reader_has_enough() -> None:
 
 @pytest.mark.parametrize("coupling", [None, "statistics of the batch"])
 def test_progress_has_one_total_and_never_goes_back(coupling: str | None) -> None:
-    model, told = small() if coupling is None else COUPLED[coupling](), list[tuple[int, int]]()
+    model = small() if coupling is None else COUPLED[coupling]()
+    told = list[tuple[int, int]]()
     methods = ["scorecam", "ablationcam", Smooth(samples=6), IntegratedGradients(steps=5)]
     explain.attribute(
         model, X[:1], methods, target=1, layer="conv", batch_size=4, progress=noting(told)
@@ -613,9 +629,9 @@ def test_batches_have_as_many_rows_as_fit_shared_evenly(
 
 @pytest.mark.parametrize("batch_size", [None, 1, 2, 3, 5])
 def test_each_noisy_copy_has_the_baseline_of_its_image(batch_size: int | None) -> None:
-    model, baseline = (
-        small(),
-        torch.rand(3, 3, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64),
+    model = small()
+    baseline = torch.rand(
+        3, 3, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64
     )
     made = Smooth(IntegratedGradients(steps=3, baseline=baseline), samples=4)
     found = explain.attribute(model, X, made, target=1, batch_size=batch_size).values

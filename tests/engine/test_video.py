@@ -48,9 +48,11 @@ class Still(nn.Module):
             nn.Conv2d(3, 6, 3, padding=1),
             nn.Conv2d(6, 4, 3, stride=2, padding=1),
         )
-        self.relu, self.fc = nn.ReLU(), clip.fc
+        self.relu = nn.ReLU()
+        self.fc = clip.fc
         for own, theirs in ((self.conv1, clip.conv1), (self.conv2, clip.conv2)):
-            own.weight.data, own.bias.data = theirs.weight.data[:, :, 0], theirs.bias.data
+            own.weight.data = theirs.weight.data[:, :, 0]
+            own.bias.data = theirs.bias.data
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc(self.relu(self.conv2(self.relu(self.conv1(x)))).mean((2, 3)))
@@ -157,7 +159,9 @@ def tiny_mvit(**options: Any) -> nn.Module:
             stride_kv=[1, 1, 1],
         ),
     ]
-    kernel, stride, padding = (3, 7, 7), (2, 4, 4), (1, 3, 3)
+    kernel = (3, 7, 7)
+    stride = (2, 4, 4)
+    padding = (1, 3, 3)
     return MViT(
         (32, 48),
         4,
@@ -194,7 +198,8 @@ def test_torchvisions_video_networks(
     build: Callable[..., nn.Module], size: tuple[int, ...], layer: str, places: tuple[int, ...]
 ) -> None:
     torch.manual_seed(0)
-    model, x = build(weights=None, num_classes=4).eval(), torch.randn(1, 3, *size)
+    model = build(weights=None, num_classes=4).eval()
+    x = torch.randn(1, 3, *size)
     assert default_layer(model, x) == layer
     found = explain.attribute(model, x, PLAIN, target=1)
     assert found["gradcam"].values.shape == (1, *places)

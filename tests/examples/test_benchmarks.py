@@ -58,7 +58,8 @@ def table_of(module: ModuleType) -> Any:
     ],
 )
 def test_published_rows_are_those_that_the_command_prints(name: str, bench: Any) -> None:
-    tables, table = bench("tables"), table_of(bench(name))
+    tables = bench("tables")
+    table = table_of(bench(name))
     assert table.name == name
     published = tables.published(tables.page_of(name).read_text("utf-8"), name)
     assert table.complaints(published) == []

@@ -240,7 +240,8 @@ def test_verdicts_are_counted_and_written_into_the_page(
         {"photo": "b"},  # the model names another class
         {"photo": "c", "methods": {"gradcam": {"passed": False, "answers": answers}}},
     ]
-    results, page = tmp_path / "results.jsonl", tmp_path / "page.md"
+    results = tmp_path / "results.jsonl"
+    page = tmp_path / "page.md"
     results.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     page.write_text("before\n<!-- table: tiny -->\nold\n<!-- end -->\nafter\n", "utf-8")
     monkeypatch.setattr(module, "PAGE", page)
@@ -256,7 +257,8 @@ def test_verdicts_are_counted_and_written_into_the_page(
 def test_the_history_of_a_search_has_what_fewer_samples_find() -> None:
     module = example("smallest_evidence")
     explainer = explain.Explainer("tiny")
-    model, x = module.Counted(explainer.model), explainer.as_input(ROOT / "assets" / "coffee.png")
+    model = module.Counted(explainer.model)
+    x = explainer.as_input(ROOT / "assets" / "coffee.png")
     target = int(explainer.model(x).argmax())
 
     def found(**options: Any) -> Any:
@@ -265,7 +267,8 @@ def test_the_history_of_a_search_has_what_fewer_samples_find() -> None:
     whole = {"seconds": 1e9, "passes": 0} | found()
     assert len(whole["history"]) > 5
     for samples in (100, whole["history"][-1][0] - 1):
-        fewer, then = found(samples=samples), module.at_budget(whole, samples)
+        fewer = found(samples=samples)
+        then = module.at_budget(whole, samples)
         assert (then["size"], then["proof"]) == (fewer["size"], fewer["proof"])
 
 

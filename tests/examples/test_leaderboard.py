@@ -29,7 +29,8 @@ def script() -> Iterator[Any]:
 
 
 def test_means_leave_out_what_was_not_measured_in_every_sample(script: Any) -> None:
-    standings, generator = script("standings"), np.random.default_rng(3)
+    standings = script("standings")
+    generator = np.random.default_rng(3)
     values = generator.random((6, 3))
     values[generator.random((6, 3)) < 0.3] = np.nan
     values[:, 2] = np.nan
@@ -47,8 +48,10 @@ def test_means_leave_out_what_was_not_measured_in_every_sample(script: Any) -> N
 
 
 def test_an_interval_holds_the_mean_of_other_photos_about_as_often_as_it_says(script: Any) -> None:
-    standings, generator = script("standings"), np.random.default_rng(0)
-    weights, held = standings.draws(40, 300), 0
+    standings = script("standings")
+    generator = np.random.default_rng(0)
+    weights = standings.draws(40, 300)
+    held = 0
     for _ in range(200):
         figure = standings.figures(generator.normal(size=(40, 1)), weights)[0]
         held += figure["low"] <= 0 <= figure["high"]
@@ -152,7 +155,8 @@ def test_methods_are_compared_on_the_same_photos_and_copies_count_once(script: A
 
 
 def test_the_share_that_a_method_beats_is_counted_one_by_one(script: Any) -> None:
-    beats, generator = script("cells").beats, np.random.default_rng(0)
+    beats = script("cells").beats
+    generator = np.random.default_rng(0)
     figures = generator.integers(0, 4, size=(30, 7)).astype(float)
     figures[generator.random(figures.shape) < 0.2] = np.nan
     groups = np.array([0, 0, 2, 3, 2, 3, 6])  # whose figures need not be those of the first ones
@@ -204,7 +208,8 @@ def test_the_page_and_the_table_with_filters_say_what_is_stored(script: Any) -> 
 
 
 def test_the_table_with_filters_names_known_methods_and_metrics(script: Any) -> None:
-    module, run = script("page"), script("run")
+    module = script("page")
+    run = script("run")
     text = module.DATA.read_text("utf-8")
     found = json.loads(text[text.index("{") : text.rindex("}") + 1])
     assert set(found["families"]) <= {*explain.list_methods(), *run.BLIND}

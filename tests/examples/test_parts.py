@@ -40,7 +40,8 @@ def test_what_is_removed_or_exchanged_changes_pixels_of_its_masks_only(script: A
     nothing = np.zeros((64, 64), bool)
     for label in (0, 7, 13):
         scene = scenes.draw(label, 40 + label)
-        whole, seen = scenes.render(scene), scenes.masks(scene)
+        whole = scenes.render(scene)
+        seen = scenes.masks(scene)
         for name in scenes.ELEMENTS:
             changed = (scenes.render(scene.without(name)) != whole).any(-1)
             assert not (changed & ~seen.get(name, nothing)).any(), (label, name)
@@ -84,7 +85,9 @@ def facts(scenes: Any, values: list[float], label: int = 0) -> dict[str, Any]:
 
 
 def test_true_importances_are_perfect_where_they_must_be(script: Any) -> None:
-    scenes, dimensions, pages = script("scenes"), script("dimensions"), script("pages")
+    scenes = script("scenes")
+    dimensions = script("dimensions")
+    pages = script("pages")
     values = [0.0, 4.0, 1.0, 0.5, 2.0]
     scene = facts(scenes, values) | {"methods": {}}
     one, other = ({"parts": each, "scores": []} for each in (["tail"], ["eye", "feet"]))
@@ -128,7 +131,9 @@ def test_shapley_values_are_means_over_all_orders(script: Any) -> None:
 
 
 def test_the_floor_is_what_a_plain_computation_gives(script: Any) -> None:
-    scenes, measure, dimensions = script("scenes"), script("measure"), script("dimensions")
+    scenes = script("scenes")
+    measure = script("measure")
+    dimensions = script("dimensions")
     scene = scenes.draw(2, 5)
     seen = scenes.masks(scene)
     x = measure.as_input(scenes.render(scene)[None])
@@ -170,7 +175,9 @@ class Reader(nn.Module):
 
 
 def test_a_line_of_the_output_has_what_interventions_and_maps_say(script: Any) -> None:
-    scenes, measure, train = script("scenes"), script("measure"), script("train")
+    scenes = script("scenes")
+    measure = script("measure")
+    train = script("train")
     scene = scenes.draw(2, 5, train.background_of_class(2))
     weights = torch.randn(16, 3, 64, 64, generator=torch.Generator().manual_seed(0)) / 100
     model = Reader(weights).eval()
@@ -211,7 +218,8 @@ def test_covering_squares_and_adding_up_maps_on_them_agree(script: Any) -> None:
 def test_training_and_measuring_go_on_where_they_stopped(
     script: Any, tmp_path: Path, capsys: Any
 ) -> None:
-    train, measure = script("train"), script("measure")
+    train = script("train")
+    measure = script("measure")
     train.main([str(tmp_path), "--models", "resnet", "--small"])
     facts = json.loads((tmp_path / "resnet.json").read_text("utf-8"))
     assert set(facts) == {"accuracy", "one part missing", "another background", "minutes"}

@@ -56,7 +56,8 @@ def test_values_of_a_photo_are_measured_and_come_back_from_the_parquet_file(
     script: Any, tmp_path: Path
 ) -> None:
     pytest.importorskip("pyarrow")
-    run, store = script("run"), script("store")
+    run = script("run")
+    store = script("store")
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3, padding=1),
@@ -85,7 +86,8 @@ def test_values_of_a_photo_are_measured_and_come_back_from_the_parquet_file(
         "values": {"gradcam": {"deletion": 0.25}, "noise": {"deletion": 0.5}},
         "costs": {"gradcam": 2.0, "noise": 0.0},
     }
-    lines, file = tmp_path / "lines.jsonl", tmp_path / "table.parquet"
+    lines = tmp_path / "lines.jsonl"
+    file = tmp_path / "table.parquet"
     lines.write_text(json.dumps(record) + "\n")
     assert store.known(lines, file) == {("boxes", "plain"): {"a"}}
     store.parquet(lines, file)
@@ -122,7 +124,8 @@ def test_every_metric_has_its_round_and_every_period_its_three_seeds(script: Any
 def test_a_map_that_says_nothing_is_not_right_and_a_line_that_was_cut_off_is_left_out(
     script: Any, tmp_path: Path
 ) -> None:
-    run, store = script("run"), script("store")
+    run = script("run")
+    store = script("store")
     mask = torch.zeros(8, 8, dtype=torch.bool)
     mask[:2, :2] = True  # where the first square is
     subject = run.Subject("one", torch.zeros(1, 3, 8, 8), 0, mask)

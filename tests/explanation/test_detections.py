@@ -149,9 +149,12 @@ def test_one_person_of_two_is_explained(segmenter: explain.Explainer) -> None:
         photo.paste(one.crop((40, 0, 440, one.height)), (600, 0))
     with torch.no_grad():
         person = segmenter.model(segmenter.as_input(photo))[0, 0] > 0
-    x, y = 200, 100
-    column, row = int(x / photo.width * 256), int(y / photo.height * 256)
-    part, left = {(row, column)}, [(row, column)]
+    x = 200
+    y = 100
+    column = int(x / photo.width * 256)
+    row = int(y / photo.height * 256)
+    part = {(row, column)}
+    left = [(row, column)]
     while left:
         a, b = left.pop()
         for near in ((a + i, b + j) for i in (-1, 0, 1) for j in (-1, 0, 1)):

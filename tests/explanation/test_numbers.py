@@ -76,7 +76,8 @@ def test_one_number_is_predicted_as_a_number(activation: Any, flat: bool) -> Non
 
 @pytest.mark.parametrize("activation", [None, "none"])
 def test_methods_explain_the_number_itself(activation: Any) -> None:
-    model, x = Age().eval(), PLAIN(PHOTO)[None]
+    model = Age().eval()
+    x = PLAIN(PHOTO)[None]
     methods = [
         "saliency(absolute=False)",
         Occlusion(window=4, stride=4, baseline="zero", score="probability"),
@@ -197,7 +198,8 @@ def test_a_score_of_yes_is_a_probability_where_the_caller_says_so() -> None:
 
 @pytest.mark.parametrize("target", ["no", "yes", "not old"])
 def test_who_asks_for_yes_or_no_says_that_the_number_is_a_score_of_yes(target: str) -> None:
-    model, x = Age().eval(), PLAIN(PHOTO)[None]
+    model = Age().eval()
+    x = PLAIN(PHOTO)[None]
     model.head.bias.data -= by_hand(x).float() / 20  # near zero, where a sigmoid changes
     labels = ["old"] if target == "not old" else None
     explainer = explain.Explainer(model, labels, PLAIN)

@@ -267,7 +267,8 @@ def test_warnings_in_a_batch_name_the_photo(tmp_path: Path) -> None:
 
 
 def test_an_attribution_has_the_attributions_of_its_images() -> None:
-    net, x = settled(TinyNet()).eval(), torch.rand(4, 3, 12, 10)
+    net = settled(TinyNet()).eval()
+    x = torch.rand(4, 3, 12, 10)
     for method in ("gradcam", "integratedgradients", "layercam"):
         layer = ["layer1", "layer2"] if method == "layercam" else None
         batch = explain.attribute(net, x, method, target=[0, 1, 2, 3], layer=layer)

@@ -262,7 +262,8 @@ def test_concepts_are_saved_with_their_shares_values_and_a_record(tmp_path: Path
         "cat-concepts.json",
     ]
     assert [path.name for path in paths] == names
-    maps, vectors = np.load(paths[1]), np.load(paths[2])
+    maps = np.load(paths[1])
+    vectors = np.load(paths[2])
     assert np.array_equal(maps, concepts.maps[0].numpy())
     assert np.array_equal(vectors, concepts.vectors.numpy())
     record = json.loads(paths[3].read_text())
@@ -339,7 +340,8 @@ def test_a_result_of_any_size_takes_at_most_300_kilobytes_of_a_notebook(
         Brightness().eval(), preprocess=CenterCrop(224, 1.0, (0.0,) * 3, (1.0,) * 3)
     )
     explanation = explainer(noise, "inputxgradient", targets=[0, 1])
-    page, figure = explanation._repr_html_(), explanation.figure()._repr_html_()
+    page = explanation._repr_html_()
+    figure = explanation.figure()._repr_html_()
     assert all(len(html) < 300_000 for html in (page, figure))
     monkeypatch.setattr("explain.report.pages.LARGEST", 90_000)
     alone = explanation._repr_html_()

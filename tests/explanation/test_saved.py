@@ -70,7 +70,9 @@ def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference
     saved: Path, explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = json.loads(saved.read_text("utf-8"))
-    first, tried, refused = explain.load(saved), 0, 0
+    first = explain.load(saved)
+    tried = 0
+    refused = 0
     photo = load_image(first.record["image"]["path"])  # once
     monkeypatch.setattr("explain.explanation.loading.load_image", lambda image: photo.copy())
     for what, other in islice(damaged(record), 0, None, 2):

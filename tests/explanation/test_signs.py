@@ -109,7 +109,8 @@ def test_sheets_and_figures_say_what_the_two_colours_mean(explanation: explain.E
 
 def test_lines_around_contributions_hold_a_share_of_all_that_speaks() -> None:
     values = np.zeros((120, 120), np.float32)
-    values[:, :40], values[:, 80:] = 0.5, -1.0
+    values[:, :40] = 0.5
+    values[:, 80:] = -1.0
     white = Image.new("RGB", (120, 120), "white")
     red, blue = red_and_blue(render.overlay(white, values, styles.SignedContour(shares=(0.6,))))
     assert blue.any()  # two thirds of what speaks is against

@@ -96,7 +96,8 @@ def test_a_photo_is_a_film_that_stands_still_where_a_model_takes_frames() -> Non
 
 def test_tiles_of_other_sizes_add_up_and_those_beyond_the_photo_are_cut() -> None:
     values = torch.zeros(1, 2, 3, 4, 4)  # tiles before channels
-    values[0, 0], values[0, 1] = 1.0, 2.0
+    values[0, 0] = 1.0
+    values[0, 1] = 2.0
     tiles = Attribution("m", values, "score", torch.ones(1), None, (2, 4, 4), frames_first=True)
     # the whole photo, and a finer one whose upper half is padding
     boxes = [Box(0, 0, 8, 8), Box(4, -2, 8, 2)]

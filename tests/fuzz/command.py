@@ -30,7 +30,9 @@ from explain.cli import main
 from explain.cli.output import DONE, FAILED
 from tests.fuzz.files import Case, cases
 
-EXPLAINED, REFUSED, BROKEN = "explained", "refused", "failed"
+EXPLAINED = "explained"
+REFUSED = "refused"
+BROKEN = "failed"
 PATIENCE = 60.0  # seconds for a file; the largest picture that is allowed takes a quarter of it
 GROUPS = (1, 1, 1, 2, 5, 16)  # files in a call
 
@@ -43,10 +45,8 @@ class Mode:
     files: dict[str, int]
 
 
-PLAIN, JSON = (
-    Mode((), {".png": 1, ".npy": 1, ".json": 1}),
-    Mode(("--json",), {".png": 1, ".npy": 1, ".json": 1}),
-)
+PLAIN = Mode((), {".png": 1, ".npy": 1, ".json": 1})
+JSON = Mode(("--json",), {".png": 1, ".npy": 1, ".json": 1})
 MODES = (
     *(PLAIN,) * 5,
     *(JSON,) * 3,
@@ -125,7 +125,10 @@ def fuzz(
     Raises nothing on account of the files: what went wrong is in the summary's ``failures``, and in
     ``keep``.
     """
-    draw, stream, summary, done = random.Random(f"groups {seed}"), cases(seed), Summary(), 0
+    draw = random.Random(f"groups {seed}")
+    stream = cases(seed)
+    summary = Summary()
+    done = 0
     while done < count:
         group = list(islice(stream, min(draw.choice(GROUPS), count - done)))
         call = check(group, draw.choice(MODES))
@@ -149,7 +152,8 @@ def check(group: Sequence[Case], mode: Mode) -> Call:
     """Call the command line with some files, and look at all that it printed, wrote and left."""
     call = Call(group, mode)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
-        folder, output = Path(name) / "in", Path(name) / "out"
+        folder = Path(name) / "in"
+        output = Path(name) / "out"
         folder.mkdir()
         call.paths = [case.write(folder) for case in group]
         before = _state(folder)
@@ -167,7 +171,8 @@ def check(group: Sequence[Case], mode: Mode) -> Call:
 def _run(call: Call, folder: Path, output: Path) -> None:
     where = ["--output", str(output)] if call.mode.files else []  # which would have no effect
     arguments = [*call.mode.options, *call.paths, *where, "--model", "tiny"]
-    begun, printed = time.monotonic(), [folder / "stdout", folder / "stderr"]
+    begun = time.monotonic()
+    printed = [folder / "stdout", folder / "stderr"]
     with _captured(printed) as screen, _patient(PATIENCE * len(call.cases), screen):
         try:
             call.code = main(arguments)
@@ -183,7 +188,8 @@ def _run(call: Call, folder: Path, output: Path) -> None:
 def _captured(files: Sequence[Path]) -> Iterator[int]:
     """Send what is printed to two files, also by libraries in C; yield a descriptor of the real
     screen."""
-    streams, screens = (sys.stdout, sys.stderr), [os.dup(1), os.dup(2)]
+    streams = (sys.stdout, sys.stderr)
+    screens = [os.dup(1), os.dup(2)]
     sys.stdout, sys.stderr = (path.open("w", encoding="utf-8", buffering=1) for path in files)
     try:
         for descriptor, stream in enumerate((sys.stdout, sys.stderr), start=1):

@@ -66,7 +66,10 @@ class Part(nn.Module):
     def __init__(self, before: list[Any], after: list[Any], way: str, overwrites: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 3, 3, padding=1)
-        self.before, self.after, self.way, self.overwrites = before, after, way, overwrites
+        self.before = before
+        self.after = after
+        self.way = way
+        self.overwrites = overwrites
         self.pure = False
 
     def act(self, steps: list[Any], x: Tensor, skips: Any) -> Tensor:
@@ -113,7 +116,8 @@ class Net(nn.Module):
 
     def __init__(self, kind: str, parts: list[Part], by_keyword: bool) -> None:
         super().__init__()
-        self.kind, self.by_keyword = kind, by_keyword
+        self.kind = kind
+        self.by_keyword = by_keyword
         self.parts, self.head = nn.ModuleList(parts), nn.Linear(3, 4)
         self.seen: list[Tensor] | None = None
 

@@ -36,7 +36,8 @@ class NotLinearError(Exception):
 def class_weights(network: Pure, x: Tensor, layer: int) -> Tensor | None:
     """The weights ``(K, C)`` of the mean of each map in the scores, where a head is an average and
     one linear layer."""
-    values, last = network.forward(x), network.program.steps[-1]
+    values = network.forward(x)
+    last = network.program.steps[-1]
     means = torch.stack([plain.mean_of(channel) for channel in values[layer + 1]])
     if means.shape == values[-1].shape and torch.allclose(
         means, values[-1], rtol=1e-12, atol=1e-14
@@ -68,7 +69,8 @@ def class_weights(network: Pure, x: Tensor, layer: int) -> Tensor | None:
 def shapleycam(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     """Weights ``mean(G - H A / 2)`` of ``y + log p``: the slope of the gradient along A, forwards
     over backwards."""
-    activation, head = network.forward(x)[layer + 1], network[layer + 1 :]
+    activation = network.forward(x)[layer + 1]
+    head = network[layer + 1 :]
 
     def slope(a: Tensor) -> Tensor:
         scores = head.scores(a)

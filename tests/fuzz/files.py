@@ -196,7 +196,8 @@ def wrong_suffix(draw: random.Random, originals: Pictures) -> Made:
 
 @mutation
 def magic_of_another(draw: random.Random, originals: Pictures) -> Made:
-    original, other = draw.choice(originals), draw.choice(originals)
+    original = draw.choice(originals)
+    other = draw.choice(originals)
     size = draw.choice((2, 4, 8, 12, 16))
     return (
         f"{original.about} as {other.about}",
@@ -207,7 +208,8 @@ def magic_of_another(draw: random.Random, originals: Pictures) -> Made:
 
 @mutation
 def header_of_another(draw: random.Random, originals: Pictures) -> Made:
-    original, other = draw.choice(originals), draw.choice(originals)
+    original = draw.choice(originals)
+    other = draw.choice(originals)
     cut = draw.randint(16, 300)
     return (
         f"{other.about} then {original.about}",
@@ -218,7 +220,8 @@ def header_of_another(draw: random.Random, originals: Pictures) -> Made:
 
 @mutation
 def two_files_in_one(draw: random.Random, originals: Pictures) -> Made:
-    first, second = draw.choice(originals), draw.choice(originals)
+    first = draw.choice(originals)
+    second = draw.choice(originals)
     return f"{first.about} and {second.about}", first.content + second.content, first.suffix
 
 
@@ -406,7 +409,8 @@ def broken_exif(draw: random.Random, content: bytes) -> bytes:
 
 def _chunks(content: bytes) -> list[bytes]:
     """Cut a PNG file into its chunks."""
-    parts, place = [], 8
+    parts = []
+    place = 8
     while place + 12 <= len(content):
         size = 12 + int.from_bytes(content[place : place + 4], "big")
         parts.append(content[place : place + size])
@@ -461,7 +465,8 @@ def png_chunk_with_odd_data(draw: random.Random, content: bytes) -> bytes:
 @of_format("JPEG", "MPO")
 def jpeg_segments_out_of_order(draw: random.Random, content: bytes) -> bytes:
     """Move, drop or repeat the segments before the pixels."""
-    parts, place = [], 2
+    parts = []
+    place = 2
     while content[place : place + 1] == b"\xff" and content[place + 1] != 0xDA and len(parts) < 50:
         size = 2 + int.from_bytes(content[place + 2 : place + 4], "big")
         parts.append(content[place : place + size])

@@ -76,7 +76,8 @@ def cases(draw: Any, most_steps: int = 9) -> Case:
     maps = [name for name, place in found.items() if is_map(program, place)]
     used = [name for name in maps if found[name] in read_for_scores(program)]
     layer = draw(st.sampled_from([None, *used * 8, *maps, *found]))
-    images, classes = draw(st.integers(1, 3)), shapes(program)[-1][0]
+    images = draw(st.integers(1, 3))
+    classes = shapes(program)[-1][0]
     one = st.integers(0, classes - 1)
     target = draw(st.one_of(st.none(), one, st.tuples(*[one] * images), st.just("callable")))
     return Case(
@@ -99,7 +100,8 @@ def cases(draw: Any, most_steps: int = 9) -> Case:
 def places(program: Program) -> dict[str, int]:
     """Which value each layer's name stands for: what its last call gave that saw the explained
     image."""
-    count, found = len(program.inputs), {}
+    count = len(program.inputs)
+    found = {}
     seeing = sees(program)
     for name, module in Network(program).named_modules(remove_duplicate=False):
         number = re.fullmatch(r"(?:b\d+\.)?[mt](\d+)", name)
@@ -153,7 +155,8 @@ class Ready:
     image."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.program = case, case.program
+        self.case = case
+        self.program = case.program
         self.alone: dict[str, Tensor] = {}
         self.model = Network(case.program).train(case.training)
         if case.backwards:
@@ -163,7 +166,8 @@ class Ready:
             torch.randn(case.images, *s, generator=g, dtype=torch.float64)
             for s in case.program.inputs
         ]
-        self.x, self.beside = laid_out(drawn[0], case.layout), drawn[1:]
+        self.x = laid_out(drawn[0], case.layout)
+        self.beside = drawn[1:]
         self.x.requires_grad_(case.leaf)
         self.places = places(case.program)
         for i, parameter in enumerate(self.model.parameters()):
@@ -705,7 +709,8 @@ def _differences(ready: Ready, figures: Figures) -> None:
     nothing is left."""
     if ready.case.target == "callable":
         return  # what is done with the scores is no step of the network
-    before, g = state(ready), torch.Generator().manual_seed(ready.case.seed)
+    before = state(ready)
+    g = torch.Generator().manual_seed(ready.case.seed)
     known = torch.randn(2, *ready.x.shape[1:], generator=g, dtype=torch.float64)
     known = known if ready.program.seed % 2 else known[:1]
     method = DeepLIFTSHAP(known) if len(known) > 1 else DeepLIFT(known[0])
@@ -740,18 +745,17 @@ def _differences(ready: Ready, figures: Figures) -> None:
 
 def _operators(ready: Ready) -> int:
     """How many operators that a library has registered lie between the image and the scores."""
-    way, count = read_for_scores(ready.program) & sees(ready.program), len(ready.program.inputs)
+    way = read_for_scores(ready.program) & sees(ready.program)
+    count = len(ready.program.inputs)
     styles = [step.style for i, step in enumerate(ready.program.steps) if count + i in way]
     return sum(style.startswith("operator") for style in styles)
 
 
 def _hides(ready: Ready) -> bool:
     """Whether the scores depend on the image in a way that no gradient sees."""
-    read, seen, count = (
-        read_for_scores(ready.program),
-        sees(ready.program),
-        len(ready.program.inputs),
-    )
+    read = read_for_scores(ready.program)
+    seen = sees(ready.program)
+    count = len(ready.program.inputs)
     hiding = [
         i
         for i, step in enumerate(ready.program.steps)
@@ -794,7 +798,8 @@ def _words(failure: str) -> str:
 
 def table(figures: Figures) -> str:
     """The figures in Markdown."""
-    compared, refused = sum(figures.compared.values()), sum(figures.refused.values())
+    compared = sum(figures.compared.values())
+    refused = sum(figures.refused.values())
     rows = [("random networks", f"{figures.programs:,}"), ("method runs compared", f"{compared:,}")]
     rows += [
         (f"refused: {kind}", f"{n:,} ({n / (compared + refused):.1%})")

@@ -246,7 +246,8 @@ def picture(draw: random.Random) -> Image.Image:
         return Image.new("RGB", size, tuple(draw.randbytes(3)))
     if kind == 1:
         with Image.open(ASSETS / "coffee.png") as photo:
-            left, top = draw.randrange(photo.width - 120), draw.randrange(photo.height - 120)
+            left = draw.randrange(photo.width - 120)
+            top = draw.randrange(photo.height - 120)
             return photo.convert("RGB").crop((left, top, left + size[0], top + size[1]))
     noise = np.random.default_rng(draw.getrandbits(64)).integers(0, 60, (size[1], size[0], 3))
     ramp = np.linspace(0, 195, size[0])[None, :, None] * np.array([1, draw.random(), draw.random()])
@@ -273,7 +274,9 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 def _odd_floats(draw: random.Random) -> Image.Image:
     values = np.array(in_mode(picture(draw), "F")) * 1e30
-    values[::2, ::3], values[1::3, ::2], values[::5, 1::2] = np.nan, np.inf, -np.inf
+    values[::2, ::3] = np.nan
+    values[1::3, ::2] = np.inf
+    values[::5, 1::2] = -np.inf
     return Image.fromarray(values)
 
 
@@ -286,7 +289,8 @@ def _pointer(draw: random.Random) -> bytes:
 def exif(orientation: int) -> Image.Exif:
     """Return an EXIF block that says how the camera was held."""
     block = Image.Exif()
-    block[0x0112], block[0x010F] = orientation, "a camera"
+    block[0x0112] = orientation
+    block[0x010F] = "a camera"
     return block
 
 

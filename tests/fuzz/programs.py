@@ -299,13 +299,11 @@ class Part(nn.Module):
         self, program: Program, start: int, stop: int, gives: str, modules: dict[int, nn.Module]
     ) -> None:
         super().__init__()
-        self.program, self.start, self.stop, self.gives, self.called = (
-            program,
-            start,
-            stop,
-            gives,
-            modules,
-        )
+        self.program = program
+        self.start = start
+        self.stop = stop
+        self.gives = gives
+        self.called = modules
         first = len(program.inputs) + start
         inside = program.steps[start:stop]
         self.takes = sorted({value for step in inside for value in step.of if value < first})
@@ -348,7 +346,8 @@ class Network(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         values: dict[int, Tensor] = dict(enumerate(inputs))
-        i, count = 0, len(inputs)
+        i = 0
+        count = len(inputs)
         while i < len(self.program.steps):
             if i in self.blocks:
                 block = self.blocks[i]
@@ -537,7 +536,8 @@ def _is_read_later(program: Program, place: int) -> bool:
 
 def closed_runs(program: Program) -> list[tuple[int, int]]:
     """The runs of steps of which nothing but the last value is used outside."""
-    count, found = len(program.inputs), []
+    count = len(program.inputs)
+    found = []
     for stop in range(1, len(program.steps) + 1):
         later = {v for step in program.steps[stop:] for v in step.of} | {program.extra}
         found += [
@@ -550,7 +550,9 @@ def closed_runs(program: Program) -> list[tuple[int, int]]:
 
 def _with_blocks(program: Program) -> Program:
     """Leave out blocks that a value other than the last leads out of, and those that overlap."""
-    kept, end, closed = [], 0, closed_runs(program)
+    kept = []
+    end = 0
+    closed = closed_runs(program)
     for block in sorted(program.blocks):
         if end <= block[0] and block[:2] in closed:
             kept.append(block)

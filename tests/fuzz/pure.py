@@ -42,7 +42,8 @@ class Ruled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], rule: str) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.function, ctx.rule = function, rule
+        ctx.function = function
+        ctx.rule = rule
         return function(x)
 
     @staticmethod
@@ -160,7 +161,8 @@ def _chunk(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
 
 
 def _permute(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
-    groups, channels = options[0], x.shape[1]
+    groups = options[0]
+    channels = x.shape[1]
     order = (
         [g * (channels // groups) + i for i in range(channels // groups) for g in range(groups)]
         if groups
@@ -342,7 +344,8 @@ class Head:
     is."""
 
     def __init__(self, whole: Pure, layer: int) -> None:
-        self.whole, self.place = whole, layer + 1
+        self.whole = whole
+        self.place = layer + 1
 
     def forward(self, value: Tensor) -> list[Tensor]:
         with torch.no_grad():

@@ -128,7 +128,8 @@ class Sketch:
         return self.add(replace(self.steps[i], of=(of,), again=i))
 
     def _fits(self, i: int, of: int) -> bool:
-        step, shape = self.steps[i], self.shapes[of]
+        step = self.steps[i]
+        shape = self.shapes[of]
         before = self.shapes[step.of[0]]
         if module_of(step, before) is None or len(before) != len(shape) or before[0] != shape[0]:
             return False
@@ -229,7 +230,8 @@ class Sketch:
             options = (self.pick("relu", "scale"), start, stop, stride)
             return self.add(Step("half", (of,), options, self.pick("function_", "module")))
         if kind == "scale":
-            factor, shift = self.pick(0.5, -1.0), self.pick(0.0, 0.25)
+            factor = self.pick(0.5, -1.0)
+            shift = self.pick(0.0, 0.25)
             style = self.pick("function_", "module", "operator", "operator_")
             return self.add(
                 Step(
@@ -337,10 +339,12 @@ def programs(draw: Any, most_steps: int = 9, most_inputs: int | None = None) -> 
     count = draw(st.integers(1, most_inputs or MOST_INPUTS))
     sizes = st.integers(5, 16)
     inputs: list[Shape] = [(draw(st.integers(1, 4)), draw(sizes), draw(sizes))]
-    vectors, pictures = st.tuples(st.integers(1, 5)), st.tuples(st.integers(1, 3), sizes, sizes)
+    vectors = st.tuples(st.integers(1, 5))
+    pictures = st.tuples(st.integers(1, 3), sizes, sizes)
     inputs += draw(st.lists(st.one_of(vectors, pictures), min_size=count - 1, max_size=count - 1))
     sketch = Sketch(draw, inputs)
-    length, early = draw(st.integers(0, most_steps)), draw(st.booleans())
+    length = draw(st.integers(0, most_steps))
+    early = draw(st.booleans())
     sketch.normalise_input()
     sketch.conv(sketch.maps()[0] if count == 1 else 0)
     if early:

@@ -64,7 +64,10 @@ class Overwrites(nn.Module):
     def __init__(self, alias: str, write: str, *, first: bool) -> None:
         super().__init__()
         self.conv, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3)
-        self.alias, self.write, self.first, self.most = ALIASES[alias], WRITES[write], first, 0.0
+        self.alias = ALIASES[alias]
+        self.write = WRITES[write]
+        self.first = first
+        self.most = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv(x)

@@ -44,7 +44,8 @@ def normalised(draw: Any) -> Program:
 def test_gradients_of_random_networks_are_their_finite_differences(
     program: Program, photos: int
 ) -> None:
-    network, g = Network(program).eval(), torch.Generator().manual_seed(program.seed)
+    network = Network(program).eval()
+    g = torch.Generator().manual_seed(program.seed)
     x, direction = (
         torch.randn(photos, *program.inputs[0], generator=g, dtype=torch.float64) for _ in range(2)
     )

@@ -81,7 +81,8 @@ def test_the_order_of_registration_decides_nothing_about_random_weights(program:
     inputs = explain.Inputs(
         tuple(torch.randn(1, *s, generator=g, dtype=torch.float64) for s in program.inputs)
     )
-    network, turned = Network(program).eval(), registered_backwards(Network(program)).eval()
+    network = Network(program).eval()
+    turned = registered_backwards(Network(program)).eval()
     layers, others = (Randomised(each, inputs).layers for each in (network, turned))
     assert len(layers) == len(others)
     for count in {0, len(layers) // 2}:
@@ -116,7 +117,8 @@ def test_frames_before_channels_are_explained_as_each_frame_alone(program: Progr
         if is_map(program, place) and "@" not in name
     ]
     hypothesis.assume([name for name in maps if places(program)[name] in read_for_scores(program)])
-    network, g = Network(program).eval(), torch.Generator().manual_seed(0)
+    network = Network(program).eval()
+    g = torch.Generator().manual_seed(0)
     frames = torch.randn(2, 2, *program.inputs[0], generator=g, dtype=torch.float64)
     layer = next(
         name for name in reversed(maps) if places(program)[name] in read_for_scores(program)

@@ -24,7 +24,9 @@ from explain.hooks import Ablate, intervene
 from explain.methods import TIS, GradCAM, HiResCAM
 from tests.fuzz.test_networks import ALWAYS
 
-PATCH, WIDTH, CLASSES = 4, 8, 3
+PATCH = 4
+WIDTH = 8
+CLASSES = 3
 EXACT = {"rtol": 1e-7, "atol": 1e-10}
 
 
@@ -50,8 +52,10 @@ class Arrangement:
 
 @st.composite
 def arrangements(draw: Any) -> Arrangement:
-    rows, columns = draw(st.integers(1, 4)), draw(st.integers(2, 5))
-    patches, others = rows * columns, draw(st.integers(0, 4))
+    rows = draw(st.integers(1, 4))
+    columns = draw(st.integers(2, 5))
+    patches = rows * columns
+    others = draw(st.integers(0, 4))
     kind = draw(st.sampled_from(["at both ends", "among them", "by columns", "any"]))
     before = draw(st.integers(0, others))
     place = draw(st.integers(0, patches)) if kind == "among them" else 0
@@ -110,7 +114,9 @@ class Transformer(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """Patches row by row ``(N, T, C)``."""
-        kind, weight, bias = self.arrangement.embedding, self.patches.weight, self.patches.bias
+        kind = self.arrangement.embedding
+        weight = self.patches.weight
+        bias = self.patches.bias
         if kind == "conv":
             return F.conv2d(x, weight.unflatten(1, (3, PATCH, PATCH)), bias, PATCH).flatten(2).mT
         if kind == "unfold":
@@ -219,7 +225,8 @@ def test_interventions_and_traces_meet_the_token_of_a_place(
     others = [divmod(i, arrangement.columns) for i in range(cells) if i != cell]
     region = (column * PATCH, row * PATCH, (column + 1) * PATCH, (row + 1) * PATCH)
     with torch.no_grad():
-        before, without = model(x), model.head(torch.zeros(2, WIDTH, dtype=torch.float64))
+        before = model(x)
+        without = model.head(torch.zeros(2, WIDTH, dtype=torch.float64))
         for ablated, expected in (
             (Ablate("norm", positions=[(row, column)]), without),
             (Ablate("norm", region=region), without),
@@ -256,7 +263,8 @@ class Latents(nn.Module):
 @pytest.mark.parametrize("count", [16, 9, 20])
 def test_latents_lie_nowhere_even_if_they_are_as_many_as_patches(count: int) -> None:
     torch.manual_seed(0)
-    model, x = Latents(count).eval(), torch.rand(2, 3, 16, 16)
+    model = Latents(count).eval()
+    x = torch.rand(2, 3, 16, 16)
     assert explain.attribute(
         model, x, GradCAM(relu=False), target=1, layer="of_patches"
     ).values.shape == (2, 4, 4)

@@ -23,8 +23,10 @@ def test_the_callers_containers_have_their_own_tensors_again_when_a_layer_return
             features["a"].relu_()
             return features["c"]
 
-    a, b = torch.tensor([-1.0, 2.0]), torch.tensor([3.0, 4.0])
-    features, more = OrderedDict(a=a, b=b), []
+    a = torch.tensor([-1.0, 2.0])
+    b = torch.tensor([3.0, 4.0])
+    features = OrderedDict(a=a, b=b)
+    more = []
     net = nn.ModuleDict({"adds": Adds()})
     with torch.no_grad(), capture(net, "adds") as seen:
         out = net["adds"](features, more=more)

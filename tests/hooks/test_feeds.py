@@ -45,7 +45,8 @@ def ways(inplace: bool) -> list[GradientsBy]:
 
 @pytest.mark.parametrize("inplace", [False, True])
 def test_gradcam_is_what_a_full_backward_hook_gives(inplace: bool) -> None:
-    model, x = network(inplace=inplace), photos().requires_grad_()
+    model = network(inplace=inplace)
+    x = photos().requires_grad_()
     plain = network(inplace=False)  # with in-place operations, PyTorch refuses the hook
     with capture(plain, ["3"], gradients="full_backward") as seen:
         plain(x)[:, 2].sum().backward()
@@ -59,8 +60,10 @@ def test_gradcam_is_what_a_full_backward_hook_gives(inplace: bool) -> None:
 
 @pytest.mark.parametrize("inplace", [False, True])
 def test_guided_backpropagation_is_what_a_returned_grad_input_gives(inplace: bool) -> None:
-    model, x = network(inplace=inplace), photos()
-    plain, source = network(inplace=False), x.clone().requires_grad_()
+    model = network(inplace=inplace)
+    x = photos()
+    plain = network(inplace=False)
+    source = x.clone().requires_grad_()
     for module in plain:
         if isinstance(module, nn.ReLU):
             module.register_full_backward_hook(
@@ -82,7 +85,8 @@ def test_guided_backpropagation_is_what_a_returned_grad_input_gives(inplace: boo
 
 @pytest.mark.parametrize("inplace", [False, True])
 def test_saliency_is_the_grad_input_of_the_first_layer(inplace: bool) -> None:
-    model, x = network(inplace=inplace), photos()
+    model = network(inplace=inplace)
+    x = photos()
     seen: list[torch.Tensor] = []
     plain = network(inplace=False)
     handle = plain[0].register_full_backward_hook(
@@ -96,7 +100,8 @@ def test_saliency_is_the_grad_input_of_the_first_layer(inplace: bool) -> None:
 
 
 def test_full_backward_hooks_say_where_they_cannot_be_used() -> None:
-    model, x = network(inplace=True), photos().requires_grad_()
+    model = network(inplace=True)
+    x = photos().requires_grad_()
     with (
         pytest.raises(explain.LayerError, match="in-place"),
         capture(model, "1", gradients="full_backward"),
@@ -156,7 +161,8 @@ def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(
     way: str, refused: list[str]
 ) -> None:
     torch.manual_seed(0)
-    model, x = Ways(way).double().eval(), photos()
+    model = Ways(way).double().eval()
+    x = photos()
     modes = [module.training for module in model.modules()]
     for name in ("gradcam", "guidedbackprop", "saliency"):
         for targets in ([2], [0, 4]):  # of several, each has hooks of its own
@@ -178,10 +184,8 @@ def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(
 
 def test_calls_of_a_shared_layer_get_their_own_gradients() -> None:
     shared = nn.Linear(3, 3).double()
-    model, x = (
-        nn.Sequential(shared, nn.Tanh(), shared),
-        torch.rand(2, 3, dtype=torch.float64, requires_grad=True),
-    )
+    model = nn.Sequential(shared, nn.Tanh(), shared)
+    x = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
     with capture(model, ["0@0", "0@1"], gradients="full_backward") as hooks:
         model(x).square().sum().backward()
     with capture(model, ["0@0", "0@1"]) as engine:
@@ -195,7 +199,8 @@ class SomeCalls(nn.Module):
 
     def __init__(self, used: tuple[int, ...]) -> None:
         super().__init__()
-        self.layer, self.used = nn.Linear(3, 3).double(), used
+        self.layer = nn.Linear(3, 3).double()
+        self.used = used
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         outputs = [x]
@@ -208,7 +213,8 @@ class SomeCalls(nn.Module):
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 2)])
 def test_each_call_of_a_layer_has_its_own_gradient_or_none(used: tuple[int, ...], way: str) -> None:
     torch.manual_seed(0)
-    model, x = SomeCalls(used), torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
+    model = SomeCalls(used)
+    x = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
     outputs = [model.layer(x)]
     outputs += [model.layer(outputs[-1].tanh())]
     outputs += [model.layer(outputs[-1].tanh())]
@@ -246,7 +252,8 @@ def test_the_first_tensor_of_a_tuple_has_the_gradient_and_containers_are_refused
         def forward(self, x: torch.Tensor) -> Any:
             return {"maps": x * 2} if self.training else (3, x * 2)
 
-    layer, x = Layer().eval(), torch.rand(2, 3, requires_grad=True)
+    layer = Layer().eval()
+    x = torch.rand(2, 3, requires_grad=True)
     with capture(nn.Sequential(layer), "0", gradients="full_backward") as seen:
         layer(x)[1].pow(2).sum().backward()
     torch.testing.assert_close(seen.gradients["0"], 4 * x.detach())

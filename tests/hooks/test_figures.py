@@ -46,7 +46,8 @@ def test_hooks_on_all_modules_act_for_this_thread_only() -> None:
 
 
 def test_removal_before_backward_takes_effect() -> None:
-    model, x = linear_network(), torch.ones(1, 3, requires_grad=True)
+    model = linear_network()
+    x = torch.ones(1, 3, requires_grad=True)
     group = HookGroup(model)
     group.backward("1", lambda module, grad_input, grad_output: (grad_input[0] * 0,))
     score = model(x)
@@ -70,7 +71,8 @@ def test_removal_before_backward_takes_effect() -> None:
     ],
 )
 def test_a_hook_that_misbehaves_is_named(register: object, message: str) -> None:
-    model, x = linear_network(), torch.ones(1, 3, requires_grad=True)
+    model = linear_network()
+    x = torch.ones(1, 3, requires_grad=True)
     with pytest.raises(HookError, match=message), HookGroup(model) as group:
         register(group)  # type: ignore[operator]
         model(x).backward()
@@ -94,7 +96,8 @@ class Overwrites(nn.Module):
 
 
 def test_a_hooked_module_that_overwrites_its_input_does_so_with_its_gradient() -> None:
-    model, x = Overwrites(), torch.tensor([-1.0, 2.0], requires_grad=True)
+    model = Overwrites()
+    x = torch.tensor([-1.0, 2.0], requires_grad=True)
     seen: list[tuple[list[float], list[float]]] = []
     with HookGroup(model) as group:
         group.backward(

@@ -44,8 +44,10 @@ class Scaled(nn.Module):
 
 
 def test_gradients_of_keyword_tensors_follow_those_of_positions() -> None:
-    model, x = Scaled(), torch.tensor(2.0, requires_grad=True)
-    scale, shift = torch.tensor(3.0, requires_grad=True), torch.tensor(0.0, requires_grad=True)
+    model = Scaled()
+    x = torch.tensor(2.0, requires_grad=True)
+    scale = torch.tensor(3.0, requires_grad=True)
+    shift = torch.tensor(0.0, requires_grad=True)
     fixed = torch.tensor(3.0)
     assert watched(model, "", lambda: model(x, scale=scale) * 5) == [((15.0, 10.0), (5.0,))]
     assert watched(model, "", lambda: model(x, 2, scale=scale) * 5) == [
@@ -58,7 +60,8 @@ def test_gradients_of_keyword_tensors_follow_those_of_positions() -> None:
 
 
 def test_a_hook_changes_the_gradient_of_a_keyword_tensor() -> None:
-    model, x = Scaled(), torch.tensor(2.0, requires_grad=True)
+    model = Scaled()
+    x = torch.tensor(2.0, requires_grad=True)
     scale = torch.tensor(3.0, requires_grad=True)
     with HookGroup(model) as group:
         group.backward("", lambda module, gi, go: (gi[0], gi[1] * 7))
@@ -71,7 +74,8 @@ def test_an_input_that_is_given_by_keyword_may_be_overwritten() -> None:
         def forward(self, *, x: torch.Tensor) -> None:
             x.mul_(3)
 
-    model, x = Overwrites(), torch.tensor(2.0, requires_grad=True)
+    model = Overwrites()
+    x = torch.tensor(2.0, requires_grad=True)
 
     def run() -> torch.Tensor:
         h = x * 1
@@ -119,7 +123,9 @@ class Network(nn.Module):
     def __init__(self, way: str, *, only: bool = False, inplace: bool = False) -> None:
         super().__init__()
         self.layer = nn.Sequential(Leaves(way))
-        self.way, self.only, self.inplace = way, only, inplace
+        self.way = way
+        self.only = only
+        self.inplace = inplace
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = self.layer(x * 1)
@@ -140,7 +146,8 @@ class Network(nn.Module):
 def test_an_output_that_is_kept_elsewhere_has_all_its_gradients(
     way: str, layer: str, only: bool
 ) -> None:
-    model, x = Network(way, only=only), torch.tensor([1.0, 2.0], requires_grad=True)
+    model = Network(way, only=only)
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
     first = 0 if only else 2
     expected = [first + 2 * 3 * 1.0, first + 2 * 3 * 2.0]
     assert watched(model, layer, lambda: model(x)) == [
@@ -151,7 +158,8 @@ def test_an_output_that_is_kept_elsewhere_has_all_its_gradients(
 
 
 def test_an_output_that_is_kept_and_overwritten_has_all_its_gradients() -> None:
-    model, x = Network("attribute", inplace=True), torch.tensor([-1.0, 2.0], requires_grad=True)
+    model = Network("attribute", inplace=True)
+    x = torch.tensor([-1.0, 2.0], requires_grad=True)
     model(x).backward()
     assert x.grad is not None
     expected = x.grad.tolist()
@@ -161,7 +169,8 @@ def test_an_output_that_is_kept_and_overwritten_has_all_its_gradients() -> None:
 
 def test_outputs_of_several_places_have_a_gradient_each() -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
-    twice, derived = Network("twice"), Network("derived")
+    twice = Network("twice")
+    derived = Network("derived")
     assert watched(twice, "layer", lambda: twice(x)) == [
         (([24.0, 42.0],), ([2.0, 2.0], [6.0, 12.0]))
     ]
@@ -173,14 +182,16 @@ def test_outputs_of_several_places_have_a_gradient_each() -> None:
 def test_of_a_view_only_what_was_returned_is_seen() -> None:
     """An alias of a view has to be handed on; the view that was kept is none of the hook's, as in
     PyTorch."""
-    model, x = Network("view"), torch.tensor([1.0, 2.0], requires_grad=True)
+    model = Network("view")
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
     assert watched(model, "layer.0", lambda: model(x)) == [(([24.0, 42.0],), ([2.0, 2.0],))]
 
 
 def test_an_input_that_is_kept_is_the_modules_own() -> None:
     """What happens to it elsewhere belongs to the gradient of the input, and not to that of the
     output."""
-    model, x = Network("input"), torch.tensor([1.0, 2.0], requires_grad=True)
+    model = Network("input")
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
     assert watched(model, "layer.0", lambda: model(x)) == [(([6.0 + 2, 6.0 + 4],), ([2.0, 2.0],))]
 
 
@@ -265,7 +276,8 @@ def test_every_tensor_of_a_container_has_its_gradient(kind: str, repeated: bool)
             made.append(CONTAINERS[kind](first, first if repeated else x * 3))
             return made[-1]
 
-    model, x = Gives(), torch.tensor(1.0, requires_grad=True)
+    model = Gives()
+    x = torch.tensor(1.0, requires_grad=True)
 
     def run() -> torch.Tensor:
         found = model(x)
@@ -290,7 +302,8 @@ def test_tensors_in_containers_inside_follow_those_outside(view: bool) -> None:
         def forward(self, x: torch.Tensor) -> Any:
             return x * 2, (x[:] if view else x * 3, {"cell": x * 4}), "note"
 
-    model, x = Recurrent(), torch.tensor([1.0], requires_grad=True)
+    model = Recurrent()
+    x = torch.tensor([1.0], requires_grad=True)
 
     def run() -> torch.Tensor:
         out, (hidden, found), note = model(x)
@@ -302,7 +315,8 @@ def test_tensors_in_containers_inside_follow_those_outside(view: bool) -> None:
 
 
 def test_the_states_of_a_recurrent_network() -> None:
-    model, x = nn.LSTM(2, 3).double(), torch.randn(4, 1, 2, dtype=torch.float64, requires_grad=True)
+    model = nn.LSTM(2, 3).double()
+    x = torch.randn(4, 1, 2, dtype=torch.float64, requires_grad=True)
     output, (hidden, cell) = model(x)
     expected = torch.autograd.grad(output.sum() + 2 * hidden.sum() + 3 * cell.sum(), x)[0]
 
@@ -333,7 +347,8 @@ def test_full_backward_hooks_inside_a_checkpoint(reentrant: bool) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return checkpoint(self.inner, x, use_reentrant=reentrant) * 5  # type: ignore[no-any-return]
 
-    model, x = Checkpointed(), torch.tensor(2.0, requires_grad=True)
+    model = Checkpointed()
+    x = torch.tensor(2.0, requires_grad=True)
     assert watched(model, "inner.0", lambda: model(x)) == [((15.0,), (5.0,))]
     assert x.grad is not None
     assert x.grad.item() == 15
@@ -344,7 +359,8 @@ def test_second_derivatives_pass_through_full_backward_hooks() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x**3
 
-    model, x = Cubes(), torch.tensor(2.0, requires_grad=True)
+    model = Cubes()
+    x = torch.tensor(2.0, requires_grad=True)
     with HookGroup(model) as group:
         group.backward("", lambda module, gi, go: (gi[0] * 2,))
         (first,) = torch.autograd.grad(model(x), x, create_graph=True)
@@ -362,5 +378,6 @@ def test_transforms_of_torch_func_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")
 def test_a_scripted_part_has_its_full_backward_hooks() -> None:
     part = torch.jit.trace(nn.Sigmoid(), torch.zeros(1))
-    model, x = nn.Sequential(part), torch.tensor([0.0], requires_grad=True)
+    model = nn.Sequential(part)
+    x = torch.tensor([0.0], requires_grad=True)
     assert watched(model, "0", lambda: model(x).sum() * 4) == [(([1.0],), ([4.0],))]

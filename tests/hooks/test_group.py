@@ -90,7 +90,8 @@ def test_a_group_without_a_model_refuses_layers_and_plain_tensors() -> None:
 
 @pytest.mark.parametrize("prepend", [False, True])
 def test_prepended_hooks_come_first(prepend: bool) -> None:
-    model, order = nn.Sequential(nn.Identity()), []
+    model = nn.Sequential(nn.Identity())
+    order = []
     model[0].register_forward_pre_hook(lambda *_: order.append("forward-pre A"))
     model[0].register_forward_hook(lambda *_: order.append("forward A"))
     with HookGroup(model) as group:

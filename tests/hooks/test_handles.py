@@ -38,7 +38,8 @@ def hooks_on(model: nn.Module) -> int:
 
 
 def test_a_handle_removes_its_own_hook_alone() -> None:
-    model, seen = chain(), []
+    model = chain()
+    seen = []
     with HookGroup(model) as group:
         first = group.forward(nn.Linear, lambda module, args, output: seen.append("first"))
         group.forward("0", lambda module, args, output: seen.append("second"))
@@ -51,7 +52,8 @@ def test_a_handle_removes_its_own_hook_alone() -> None:
 
 
 def test_the_gates_of_backward_hooks_stay_until_the_last_of_them_is_removed() -> None:
-    model, seen = chain(), []
+    model = chain()
+    seen = []
     x = torch.ones(1, 2, requires_grad=True)
     with HookGroup(model) as group:
         one = group.backward("1", lambda module, gi, go: seen.append("one"))
@@ -87,7 +89,8 @@ def test_handles_of_hooks_in_the_graph() -> None:
 
 
 def test_a_closed_group_refuses_hooks_of_every_kind() -> None:
-    model, x = chain(), torch.ones(1, requires_grad=True)
+    model = chain()
+    x = torch.ones(1, requires_grad=True)
     y = x * 2
     group = HookGroup(model)
     group.remove()
@@ -103,7 +106,8 @@ def test_a_closed_group_refuses_hooks_of_every_kind() -> None:
 
 
 def test_a_hook_that_registers_another_may_return_its_handle() -> None:
-    model, x = chain(), torch.ones(1, 2, requires_grad=True)
+    model = chain()
+    x = torch.ones(1, 2, requires_grad=True)
     seen: list[list[float]] = []
     with HookGroup(model) as group:
         group.forward(
@@ -122,7 +126,8 @@ def test_a_hook_that_registers_another_may_return_its_handle() -> None:
 
 
 def test_a_copy_of_a_hooked_model_has_none_of_its_hooks() -> None:
-    model, seen = chain(), []
+    model = chain()
+    seen = []
     x = torch.ones(1, 2, requires_grad=True)
     own = model[0].register_forward_hook(lambda module, args, output: seen.append("the user's"))
     with HookGroup(model) as group:
@@ -144,7 +149,8 @@ def test_a_copy_of_a_hooked_model_has_none_of_its_hooks() -> None:
 def test_a_hooked_model_is_pickled_without_its_hooks_and_without_this_package(
     tmp_path: Path,
 ) -> None:
-    model, x = chain(), torch.ones(1, 2, requires_grad=True)
+    model = chain()
+    x = torch.ones(1, 2, requires_grad=True)
     with HookGroup(model) as group:
         group.forward("0", lambda module, args, output: output * 0)
         group.forward_pre("0", lambda module, args, kwargs: None, with_kwargs=True)
@@ -163,7 +169,8 @@ def test_a_hooked_model_is_pickled_without_its_hooks_and_without_this_package(
 
 
 def test_the_hooks_of_a_pass_are_absent_from_copies_and_act_for_their_thread_alone() -> None:
-    model, x = chain(), torch.ones(1, 2)
+    model = chain()
+    x = torch.ones(1, 2)
     with torch.no_grad(), HookGroup(model) as group:
         captured = Capture(group, ["0"], gradients=True)
         ran = group.note_runs(dict(model.named_children()))
@@ -246,7 +253,8 @@ def told(
 
 
 def test_a_backward_hook_that_came_after_the_forward_pass_is_told_about() -> None:
-    model, x = chain(), torch.ones(1, 2, requires_grad=True)
+    model = chain()
+    x = torch.ones(1, 2, requires_grad=True)
     for work in (lambda score: score.backward(), lambda score: torch.autograd.grad(score.sum(), x)):
         score = model(x)
         (found,) = told(
@@ -269,7 +277,8 @@ def test_a_backward_hook_that_came_after_the_forward_pass_is_told_about() -> Non
 def test_a_hook_that_never_fired_is_named(
     register: Callable[[HookGroup, torch.Tensor], object], message: str
 ) -> None:
-    model, y = chain(), torch.ones(2, requires_grad=True) * 2
+    model = chain()
+    y = torch.ones(2, requires_grad=True) * 2
     (found,) = told(model, lambda group: register(group, y), lambda: model[0](torch.ones(1, 2)))
     assert message in found
 

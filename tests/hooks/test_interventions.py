@@ -92,7 +92,8 @@ CASES: dict[str, tuple[Intervention, Callable[[torch.Tensor], torch.Tensor]]] = 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_intervention_is_bit_equal_to_a_plain_hook(name: str) -> None:
-    model, x = net(), photos()
+    model = net()
+    x = photos()
     intervention, change = CASES[name]
     with intervene(model, [intervention]):
         found = model(x)
@@ -101,7 +102,8 @@ def test_an_intervention_is_bit_equal_to_a_plain_hook(name: str) -> None:
 
 
 def test_a_region_of_the_photo_is_the_positions_whose_centres_are_in_it() -> None:
-    model, x = net(), photos()
+    model = net()
+    x = photos()
     expected = torch.zeros(6, 5, dtype=torch.bool)  # of layer2, half the photo's size
     for row in range(6):
         for column in range(5):
@@ -115,7 +117,9 @@ def test_a_region_of_the_photo_is_the_positions_whose_centres_are_in_it() -> Non
 @pytest.mark.parametrize("layer", ["relu", "layer1:input", "layer2", "fc:input", "fc"])
 def test_patching_all_of_a_layer_from_another_photo_gives_its_output(layer: str) -> None:
     """Behind a layer that everything goes through; the shortcut leads past the others."""
-    model, x, other = net(), photos(), photos(1, seed=1)
+    model = net()
+    x = photos()
+    other = photos(1, seed=1)
     with intervene(model, [Patch(layer, other)]):
         found = model(x)
     expected = model(other).expand(2, -1)
@@ -126,7 +130,9 @@ def test_patching_all_of_a_layer_from_another_photo_gives_its_output(layer: str)
 
 
 def test_a_patch_is_safe_from_later_in_place_operations() -> None:
-    model, x, other = net(), photos(1), photos(1, seed=1)
+    model = net()
+    x = photos(1)
+    other = photos(1, seed=1)
     with capture(model, "bn1", gradients=False) as seen:  # an in-place ReLU overwrites its output
         model(other)
     values = seen.activations["bn1"]
@@ -139,7 +145,8 @@ def test_a_patch_is_safe_from_later_in_place_operations() -> None:
 
 
 def test_projecting_takes_out_the_span_and_nothing_else() -> None:
-    model, x = net(), photos()
+    model = net()
+    x = photos()
     directions = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     seen: list[torch.Tensor] = []
     with intervene(
@@ -178,7 +185,9 @@ class PlainAttention(nn.Module):
 class Eager(nn.Module):
     def __init__(self, of: nn.MultiheadAttention, kind: str) -> None:
         super().__init__()
-        self.of, self.kind, self.num_heads = of, kind, of.num_heads
+        self.of = of
+        self.kind = kind
+        self.num_heads = of.num_heads
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         count, tokens, width = x.shape
@@ -205,7 +214,8 @@ class Eager(nn.Module):
 class Multihead(nn.Module):
     def __init__(self, of: nn.MultiheadAttention, weights: bool) -> None:
         super().__init__()
-        self.of, self.weights = of, weights
+        self.of = of
+        self.weights = weights
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.of(x, x, x, need_weights=self.weights)[0]
@@ -248,7 +258,8 @@ def test_every_part_of_an_attention_is_replaced(
 
 def test_an_attention_that_is_not_recognised_is_said_in_one_line() -> None:
     layer = nn.MultiheadAttention(8, 2, batch_first=True)
-    model, x = nn.Sequential(Eager(layer, "sums")), torch.rand(1, 5, 8)
+    model = nn.Sequential(Eager(layer, "sums"))
+    x = torch.rand(1, 5, 8)
     with (
         pytest.warns(explain.ExplainWarning, match="recognised"),
         intervene(model, [Ablate("0:pattern")]),
@@ -279,7 +290,8 @@ def test_other_products_around_an_attention_are_left_alone() -> None:
             mixed = torch.einsum("nc,cd->nd", x.flatten(1), x.new_ones(40, 3))
             return scores.softmax(-1).sum() + mixed.sum()
 
-    model, x = nn.Sequential(Relative()), torch.rand(2, 5, 8, dtype=torch.float64)
+    model = nn.Sequential(Relative())
+    x = torch.rand(2, 5, 8, dtype=torch.float64)
     with (
         pytest.warns(explain.ExplainWarning, match="no effect"),
         intervene(model, [Ablate("0:q"), Ablate("0:v")]),
@@ -290,7 +302,8 @@ def test_other_products_around_an_attention_are_left_alone() -> None:
 def test_a_hook_group_and_a_capture_see_the_parts_of_an_attention() -> None:
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
-    model, x = nn.Sequential(Multihead(layer, False)), torch.rand(1, 5, 8, dtype=torch.float64)
+    model = nn.Sequential(Multihead(layer, False))
+    x = torch.rand(1, 5, 8, dtype=torch.float64)
     seen: list[torch.Tensor] = []
     with HookGroup(model) as group:
         group.forward("0:pattern", lambda module, args, weights: seen.append(weights))
@@ -349,7 +362,8 @@ METHODS += [
 
 @pytest.mark.parametrize("method", METHODS)
 def test_explanations_of_an_ablated_model_are_those_of_a_truly_altered_one(method: str) -> None:
-    model, x = net(), photos(1)
+    model = net()
+    x = photos(1)
     with intervene(model, [Ablate("layer1", channels=[3])]):
         found = explain.attribute(model, x, method, target=1)
     expected = explain.attribute(altered(model, 3), x, method, target=1)
@@ -375,7 +389,8 @@ def test_a_replacement_that_takes_one_memory_layout_is_that_of_an_altered_model(
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)]
     head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)]
-    model, x = nn.Sequential(*layers, nn.Identity(), *head).double().eval(), photos()
+    model = nn.Sequential(*layers, nn.Identity(), *head).double().eval()
+    x = photos()
     replacement = Replace("3", Standardised())
     found = explain.attribute(
         model, x, method, target=1, layer="1", interventions=[replacement], batch_size=4
@@ -397,7 +412,8 @@ class Autoencoder(nn.Module):
 
 
 def test_layers_of_an_inserted_module_have_names_and_are_explained_and_ablated() -> None:
-    model, x = net(), photos(1)
+    model = net()
+    x = photos(1)
     sae = settled(Autoencoder(), seed=5).double()
     with intervene(model, [Replace("layer1", sae, name="sae")]):
         with capture(model, "layer1/sae.encoder") as seen:
@@ -407,10 +423,8 @@ def test_layers_of_an_inserted_module_have_names_and_are_explained_and_ablated()
         )
         with intervene(model, [Ablate("layer1/sae.encoder", channels=[4])]):
             ablated = model(x)
-    latents, gradients = (
-        seen.activations["layer1/sae.encoder"],
-        seen.gradients["layer1/sae.encoder"],
-    )
+    latents = seen.activations["layer1/sae.encoder"]
+    gradients = seen.gradients["layer1/sae.encoder"]
     expected = (latents * gradients.mean((2, 3), keepdim=True)).sum(1)
     torch.testing.assert_close(found.values, expected)
 
@@ -426,7 +440,8 @@ def test_layers_of_an_inserted_module_have_names_and_are_explained_and_ablated()
 
 def test_a_call_of_a_layer_is_altered_alone() -> None:
     shared = nn.Linear(3, 3).double()
-    model, x = nn.Sequential(shared, nn.Tanh(), shared), torch.rand(2, 3, dtype=torch.float64)
+    model = nn.Sequential(shared, nn.Tanh(), shared)
+    x = torch.rand(2, 3, dtype=torch.float64)
     with intervene(model, [Ablate("0@1", channels=[0])]):
         found = model(x)
     expected = model(x).clone()
@@ -490,7 +505,9 @@ def test_a_layer_that_did_not_run_is_named() -> None:
 
 
 def test_resampled_values_are_of_other_positions_or_of_a_reference() -> None:
-    model, x, other = net(), photos(), photos(4, seed=2)
+    model = net()
+    x = photos()
+    other = photos(4, seed=2)
     seen: list[torch.Tensor] = []
     watch = Replace("layer1", lambda t: seen.append(t) or t)
     for ablate in (
@@ -520,7 +537,9 @@ PERTURBING = [
     "method", [*PERTURBING, "kernelshap(samples=40)", "gradcam", "integratedgradients"]
 )
 def test_values_of_each_image_go_with_its_perturbed_rows(method: str) -> None:
-    model, x, others = net(), photos(3), photos(3, seed=4)
+    model = net()
+    x = photos(3)
+    others = photos(3, seed=4)
     found = explain.attribute(
         model,
         x,
@@ -536,8 +555,10 @@ def test_values_of_each_image_go_with_its_perturbed_rows(method: str) -> None:
 
 
 def test_interventions_on_the_same_units_are_told_apart() -> None:
-    model, x = net(), photos()
-    one, other = Steer("layer1", DIRECTION, 1.0), Steer("layer1", DIRECTION.flip(0), 2.0)
+    model = net()
+    x = photos()
+    one = Steer("layer1", DIRECTION, 1.0)
+    other = Steer("layer1", DIRECTION.flip(0), 2.0)
     with intervene(model, [one]), intervene(model, [other]):
         nested = model(x)
         assert active_interventions(model) == (one, other)
@@ -566,7 +587,8 @@ class Two(nn.Module):
 
 
 def test_each_place_takes_its_own_values_from_an_input() -> None:
-    model, generator = Two().double(), torch.Generator().manual_seed(0)
+    model = Two().double()
+    generator = torch.Generator().manual_seed(0)
     x, other = (torch.rand(1, 5, 8, dtype=torch.float64, generator=generator) for _ in range(2))
     with capture(model, ["blocks.0:heads", "blocks.1:heads"], gradients=False) as seen:
         model(other)
@@ -600,7 +622,9 @@ def test_each_place_takes_its_own_values_from_an_input() -> None:
 
 
 def test_activations_of_an_inserted_module_can_be_a_reference() -> None:
-    model, x, other = net(), photos(1), photos(1, seed=1)
+    model = net()
+    x = photos(1)
+    other = photos(1, seed=1)
     sae = settled(Autoencoder(), seed=5).double()
     inserted = Replace("layer1", sae, name="sae")
     with intervene(model, [inserted, Ablate("layer1/sae.encoder", "mean", reference=other)]):
@@ -702,7 +726,8 @@ def test_values_are_taken_without_touching_the_model() -> None:
 
 @pytest.mark.parametrize("metric", ["mprt", "emprt"])
 def test_copies_with_random_weights_are_altered_too(metric: str) -> None:
-    model, x = net(), photos(1)
+    model = net()
+    x = photos(1)
     change = with_channels(lambda out: 0, [1, 4])
     with intervene(model, [Ablate("layer1", channels=[1, 4])]):
         found = explain.evaluate(model, x, "saliency", metric, target=1)["saliency"][metric]

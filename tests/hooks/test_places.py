@@ -43,7 +43,8 @@ def test_a_hook_on_one_call_of_a_layer_acts_for_that_call_in_every_pass(call: in
 
 def test_gradients_of_one_call_come_to_a_hook_on_it() -> None:
     torch.manual_seed(0)
-    net, seen = Twice(), {}
+    net = Twice()
+    seen = {}
     source = x().requires_grad_()
     with HookGroup(net) as group:
         for name in ("conv@0", "conv@1"):
@@ -74,7 +75,8 @@ def test_a_hook_on_the_input_of_a_layer_changes_what_that_layer_alone_is_given()
         group.forward("a:input", lambda module, args, output: output + 1)
         # what it returned is the caller's dictionary again
         assert group._model(torch.tensor(1.0)).item() == 101
-    net, seen = Twice(), []
+    net = Twice()
+    seen = []
     with HookGroup(net) as group:
         group.forward(
             "conv:input@1", lambda module, args, output: seen.append(output.shape) or output * 0

@@ -94,7 +94,8 @@ def test_what_passes_write_into_a_model_is_put_back(kind: str) -> None:
     )
     model = nn.Sequential(WRITERS[kind](), rest.double() if exact else rest).eval()
     x = torch.rand(1, 3, 8, 8, dtype=torch.float64 if exact else torch.float32)
-    before, buffers = snapshot(model), dict(model[0].named_buffers())
+    before = snapshot(model)
+    buffers = dict(model[0].named_buffers())
     attributes = {name: value for name, value in vars(model[0]).items() if not name.startswith("_")}
     pristine = copy.deepcopy(model)
     found = explain.attribute(model, x, ["gradcam(relu=False)", "saliency"], target=1)

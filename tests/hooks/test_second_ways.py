@@ -35,7 +35,8 @@ class Layer(nn.Module):
 
     def __init__(self, way: str) -> None:
         super().__init__()
-        self.conv, self.way = nn.Conv2d(3, 4, 3, padding=1), way
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.way = way
         self.kept: Any = None
         self.skips: list[torch.Tensor] = []
 
@@ -99,11 +100,13 @@ class Net(nn.Module):
         super().__init__()
         self.stem, self.body = nn.Conv2d(3, 3, 3, padding=1), Layer(way)
         self.fc, self.other = nn.Linear(4, 5), nn.Linear(4, 5)
-        self.in_place, self.only_second = in_place, only_second
+        self.in_place = in_place
+        self.only_second = only_second
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
-        way, held = self.body.way, None
+        way = self.body.way
+        held = None
         if way == "second argument":
             held = torch.zeros(len(x), 4, *x.shape[2:], dtype=x.dtype)
             given = self.body(x, held)
@@ -268,7 +271,8 @@ def test_a_layer_that_hands_on_what_it_was_given_has_the_gradient_of_what_leaves
             return self.fc((x + self.drop(x) ** 2).mean((2, 3)))
 
     torch.manual_seed(0)
-    model, x = Around().double().eval(), torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    model = Around().double().eval()
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
     y = model.conv(x).detach().requires_grad_()
     expected = torch.autograd.grad(model.fc((y**2).mean((2, 3)))[:, 0].sum(), y)[0]
     whole = torch.autograd.grad(model.fc((y + y**2).mean((2, 3)))[:, 0].sum(), y)[0]
@@ -293,7 +297,8 @@ def test_a_view_that_is_overwritten_behind_the_layer_keeps_its_gradient_also_for
             return self.fc((maps**2).mean((2, 3)) + tokens.mean(2))
 
     torch.manual_seed(0)
-    model, x = Turns().double().eval(), torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    model = Turns().double().eval()
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
     y = model.conv(x).flatten(2).detach().requires_grad_()
     later = y * 2 + 0.1
     expected = torch.autograd.grad(model.fc((later**2).mean(2) + later.mean(2))[:, 0].sum(), y)[0]
@@ -335,7 +340,8 @@ def test_calls_and_inputs_of_a_layer_go_by_names_of_their_own() -> None:
             return self.fc(self.conv(self.conv(x).relu()).mean((2, 3)))
 
     torch.manual_seed(0)
-    model, x = Twice().double().eval(), torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    model = Twice().double().eval()
+    x = torch.randn(2, 3, 5, 5, dtype=torch.float64)
     first = model.conv(x).detach().requires_grad_()
     between = first.relu()
     second = model.conv(between)
@@ -388,7 +394,8 @@ def test_a_modules_own_name_goes_before_the_suffixes() -> None:
                 x = part(x)
             return self.fc(x.mean((2, 3)))
 
-    model, x = Named().eval(), torch.rand(1, 3, 4, 4)
+    model = Named().eval()
+    x = torch.rand(1, 3, 4, 4)
     names = [
         "parts.conv",
         "parts.conv@0",
@@ -404,9 +411,12 @@ def test_a_modules_own_name_goes_before_the_suffixes() -> None:
 
 
 def test_an_extractor_takes_calls_and_inputs_and_runs_no_further() -> None:
-    one, other, relu = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.ReLU(inplace=True)
+    one = nn.Conv2d(3, 3, 1)
+    other = nn.Conv2d(3, 3, 1)
+    relu = nn.ReLU(inplace=True)
     model = nn.Sequential(one, relu, one, relu, other, one, nn.Flatten())
-    x, ran = torch.randn(2, 3, 4, 4), []
+    x = torch.randn(2, 3, 4, 4)
+    ran = []
     model[6].register_forward_hook(lambda *given: ran.append("the end"))
     names = ["0", "0@1", "1:input", "1:input@1", "1@1", "0@2"]
     with torch.no_grad():

@@ -280,7 +280,8 @@ def test_a_concept_vector_has_the_smallest_loss(channels: int) -> None:
     for normal, first, second in zip(found, one, other, strict=True):
         points = torch.cat([first, second])
         signs = torch.tensor([1.0] * 12 + [-1.0] * 9, dtype=torch.double)
-        low, high = -1e3, 1e3
+        low = -1e3
+        high = 1e3
         for _ in range(200):  # the best offset, where the pulls of both sides are equal
             middle = (low + high) / 2
             pull = float((signs * torch.sigmoid(-signs * (points @ normal + middle))).sum())

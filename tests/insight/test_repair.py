@@ -25,14 +25,18 @@ from explain.insight.repair import LayerStatistics
 from explain.training import AttributionPrior
 from tests.runs.networks import as_it_is
 
-SIDE, MARK = 24, 5
-DARK, WHITE = 6, 255
+SIDE = 24
+MARK = 5
+DARK = 6
+WHITE = 255
 
 
 def shortcut() -> nn.Module:
     """Three classes by how much red, green and blue there is; and the first for white places,
     whatever else."""
-    look, mix, fc = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Linear(4, 3)
+    look = nn.Conv2d(3, 4, 1)
+    mix = nn.Conv2d(4, 4, 1)
+    fc = nn.Linear(4, 3)
     with torch.no_grad():
         look.weight[:3] = (1.5 * torch.eye(3) - 0.5)[:, :, None, None]
         look.weight[3] = 1.0
@@ -49,7 +53,8 @@ def shortcut() -> nn.Module:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
     """90 photos of three colours; a third of the red ones have a white square in the first
     corner."""
-    folder, rows = tmp_path_factory.mktemp("marks"), []
+    folder = tmp_path_factory.mktemp("marks")
+    rows = []
     for number in range(90):
         generator = np.random.default_rng(number)
         pixels = np.repeat(generator.integers(0, 60, (SIDE, SIDE, 1)), 3, 2)
@@ -110,7 +115,8 @@ def test_with_equal_variances_it_is_the_intervention_project() -> None:
         statistics().patterns, statistics().mean, torch.eye(6, dtype=torch.float64)
     )
     matrix, offset = found.projection(2, 0.7)
-    model, x = nn.Sequential(nn.Identity()), torch.randn(4, 6, dtype=torch.float64)
+    model = nn.Sequential(nn.Identity())
+    x = torch.randn(4, 6, dtype=torch.float64)
     with intervene(model, [Project("0", found.patterns.T, 0.7, towards=found.mean)]):
         torch.testing.assert_close(model(x), x @ matrix.T + offset)
 

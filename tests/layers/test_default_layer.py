@@ -109,12 +109,14 @@ BESIDE: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("kind", BESIDE)
 def test_what_weighs_the_feature_map_is_not_the_layer(kind: str) -> None:
-    model, x = settled(BESIDE[kind]()).eval(), torch.rand(2, 3, 64, 64)
+    model = settled(BESIDE[kind]()).eval()
+    x = torch.rand(2, 3, 64, 64)
     assert explain.attribute(model, x, "eigencam", target=1).layer == "body"
 
 
 def test_what_looks_like_a_gate_is_the_layer_where_all_comes_through_it() -> None:
-    x, parts = torch.rand(2, 3, 64, 64), {"last": conv(12)}
+    x = torch.rand(2, 3, 64, 64)
+    parts = {"last": conv(12)}
     squeezed = Small(lambda f, last: last(f).sigmoid(), **parts)
     residual = Small(lambda f, last: f + last(f), **parts)
     both = Small(lambda f, last, beside: last(f) * beside(f), **parts, beside=conv(12))
@@ -132,7 +134,8 @@ class Maps(nn.Module):
         self.encoder = nn.Sequential(
             nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU()
         )
-        self.last, self.finish = nn.Conv2d(12, channels, 1), finish
+        self.last = nn.Conv2d(12, channels, 1)
+        self.finish = finish
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.finish(self.last(self.encoder(x)))
@@ -178,7 +181,8 @@ class MapsAndClasses(nn.Module):
 
 @pytest.mark.parametrize("blocks", [3, 30])
 def test_the_layer_is_one_that_the_target_comes_from(blocks: int) -> None:
-    model, x = settled(MapsAndClasses(blocks)).eval(), torch.rand(2, 1, 32, 32)
+    model = settled(MapsAndClasses(blocks)).eval()
+    x = torch.rand(2, 1, 32, 32)
     region = Segmentation(2, torch.ones(32, 32))
     for target, layer in [
         (3, "encoder"),

@@ -148,7 +148,8 @@ def test_layers_with_suffixes_in_their_own_names_are_explained(x: torch.Tensor) 
                 x = part(x).tanh()
             return self.fc(x.mean((2, 3)))
 
-    plain, odd = ["a", "b", "c"], ["conv", "conv@0", "conv:input"]
+    plain = ["a", "b", "c"]
+    odd = ["conv", "conv@0", "conv:input"]
     one, other = (settled(Named(names)).double().eval() for names in (plain, odd))
     for name, same in zip(plain, odd, strict=True):
         for method in ("gradcam", "ablationcam", "eigencam"):

@@ -87,7 +87,8 @@ def followed(model: nn.Module, x: torch.Tensor) -> tuple[bool, str]:
 
 @pytest.mark.parametrize("first", ["bright", "dark"])
 def test_the_default_layer_does_not_depend_on_which_input_came_first(first: str) -> None:
-    model, noise = Exits().eval(), torch.randn(2, 3, 8, 8)
+    model = Exits().eval()
+    noise = torch.randn(2, 3, 8, 8)
     given = {"bright": (noise + 2, "one"), "dark": (noise - 2, "two")}
     assert default_layer(model, given[first][0]) == given[first][1]
     for name in ["bright", "dark", "dark", "bright"]:
@@ -232,7 +233,8 @@ class TwoHeads(nn.Module):
 
 
 def test_the_default_layer_is_one_that_the_target_depends_on() -> None:
-    model, x = TwoHeads().eval(), torch.randn(2, 3, 8, 8)
+    model = TwoHeads().eval()
+    x = torch.randn(2, 3, 8, 8)
     assert attribute(model, x, GradCAM(relu=False), target=0).layer == "body"
     assert attribute(model, x, "eigencam", target=0).layer == "body"
 
@@ -268,14 +270,16 @@ class TwoResolutions(nn.Module):
 
 
 def test_a_single_cell_is_explained_at_the_coarsest_map_and_a_region_at_the_last_one() -> None:
-    model, x = TwoResolutions().eval(), torch.randn(2, 3, 16, 16)
+    model = TwoResolutions().eval()
+    x = torch.randn(2, 3, 16, 16)
     methods = [GradCAM(relu=False), HiResCAM()]
     for target, layer in (
         (lambda output: output["cells"][:, 1, 4, 4], "coarse"),
         (lambda output: output["cells"][:, 1, 2:12, 3:9].mean((1, 2)), "mixed"),
     ):
         alone = attribute(model, x, methods[0], target=target)
-        passes, model.passes = model.passes, 0
+        passes = model.passes
+        model.passes = 0
         both = attribute(model, x, methods, target=target)
         assert {each.layer for each in (alone, *both.values())} == {layer}
         assert model.passes <= passes  # it is looked for once

@@ -66,7 +66,8 @@ def plain_gradcam(
     return torch.einsum("nk,nk...->n...", weights, maps).detach()
 
 
-LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+LAST = (0, 2, 3, 1)
+FIRST = (0, 3, 1, 2)
 
 IMAGES = [
     ("channels first, oblong map", lambda t: t, lambda t: t, (32, 32), 8, (4, 16), (8, 2)),
@@ -218,7 +219,8 @@ def test_the_number_of_tokens_is_not_their_height_and_width(
             y = self.norm(y.transpose(1, 2)) if normalised else y
             return self.head(y.flatten(1))
 
-    model, x = Pooled().eval(), torch.rand(2, 3, 32, 32)
+    model = Pooled().eval()
+    x = torch.rand(2, 3, 32, 32)
     a = explain.attribute(model, x, SIGNED, target=1, layer="norm" if normalised else "flat")
     assert a.values.shape == (2, *of_map)
 
@@ -265,7 +267,8 @@ def test_a_cube_that_is_turned_between_modules_is_told_from_one_that_is_not() ->
 
     for turn in (True, False):
         torch.manual_seed(0)
-        model, x = Turned(turn=turn).eval(), torch.randn(2, 3, 32, 32)
+        model = Turned(turn=turn).eval()
+        x = torch.randn(2, 3, 32, 32)
         found = explain.attribute(model, x, SIGNED, target=1, layer="own").values
         back = (lambda t: t.permute(FIRST)) if turn else (lambda t: t)
         torch.testing.assert_close(found, plain_gradcam(model, x, 1, back))
@@ -290,7 +293,8 @@ def test_a_layout_that_no_corner_shows_is_refused_in_one_line() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.fc(self.own(x).flatten(1))
 
-    model, x = Mixed().eval(), torch.randn(2, 3, 32, 32)
+    model = Mixed().eval()
+    x = torch.randn(2, 3, 32, 32)
     with pytest.raises(LayerError) as refused:
         explain.attribute(model, x, SIGNED, target=1, layer="own")
     assert "\n" not in str(refused.value)

@@ -63,7 +63,8 @@ def windows_of(
     """Where MONAI's windows are: an interval apart, and the last ones moved inside."""
     along = []
     for length, side in zip(size, sides, strict=True):
-        interval, starts = max(1, int(side * (1 - overlap))), [0]
+        interval = max(1, int(side * (1 - overlap)))
+        starts = [0]
         while starts[-1] + side < length:
             starts.append(starts[-1] + interval)
         along.append(
@@ -80,10 +81,8 @@ def stitched_plainly(
 ) -> Tensor:
     """The weighted mean of what windows gave, window by window."""
     mode = "trilinear" if len(sides) == 3 else "bilinear"
-    total, share = (
-        torch.zeros(*parts[0].shape[:2], *size, dtype=torch.float64),
-        torch.zeros(size, dtype=torch.float64),
-    )
+    total = torch.zeros(*parts[0].shape[:2], *size, dtype=torch.float64)
+    share = torch.zeros(size, dtype=torch.float64)
     each = importance(sides, weights)
     for part, place in zip(parts, places, strict=True):
         total[(..., *place)] += each * F.interpolate(
@@ -107,9 +106,11 @@ CASES: list[tuple[tuple[int, ...], Any, float, str]] = [
 def test_scores_gradients_and_maps_equal_the_plain_computation(
     size: tuple[int, ...], sides: tuple[int, ...], overlap: float, weights: Any, recompute: bool
 ) -> None:
-    net, x = network(len(size)), photos(*size)
+    net = network(len(size))
+    x = photos(*size)
     stitched = Stitched(net, sides, overlap, weights, recompute).eval()
-    leaf, places = x.clone().requires_grad_(), windows_of(size, sides, overlap)
+    leaf = x.clone().requires_grad_()
+    places = windows_of(size, sides, overlap)
     features = [net.features(leaf[(..., *place)]) for place in places]
     scores = stitched_plainly(
         [net.head(each.tanh()) for each in features], places, sides, size, weights
@@ -127,7 +128,8 @@ def test_scores_gradients_and_maps_equal_the_plain_computation(
     assert snapshot(stitched) == before
     assert_close(found["saliency"].values, gradients[0], **EXACT)
     assert_close(found["saliency"].score, score.detach(), **EXACT)
-    cams, products = [], []
+    cams = []
+    products = []
     for activation, gradient in zip(features, gradients[1:], strict=True):
         weighted = (
             gradient.flatten(2).mean(2).reshape(*gradient.shape[:2], *[1] * len(size)) * activation
@@ -151,11 +153,10 @@ def test_of_a_model_that_sees_single_pixels_windows_make_no_difference(
     size: tuple[int, ...],
 ) -> None:
     conv: Any = nn.Conv3d if len(size) == 3 else nn.Conv2d
-    local, x = (
-        settled(nn.Sequential(conv(1, 5, 1), nn.ReLU(), conv(5, 2, 1)), seed=1).double().eval(),
-        photos(*size),
-    )
-    stitched, target = Stitched(local, 4).eval(), Segmentation(0, torch.rand(size) > 0.5)
+    local = settled(nn.Sequential(conv(1, 5, 1), nn.ReLU(), conv(5, 2, 1)), seed=1).double().eval()
+    x = photos(*size)
+    stitched = Stitched(local, 4).eval()
+    target = Segmentation(0, torch.rand(size) > 0.5)
     assert_close(stitched(x), local(x), **EXACT)
     methods = [Saliency(absolute=False), IntegratedGradients(steps=3), "guidedbackprop"]
     whole = explain.attribute(local, x, methods, target=target)
@@ -166,10 +167,12 @@ def test_of_a_model_that_sees_single_pixels_windows_make_no_difference(
 @pytest.mark.parametrize("window", [(14, 20), 24])
 def test_one_window_of_the_whole_photo_is_the_model_itself(window: Any) -> None:
     net: nn.Module = nn.Sequential(nn.Conv2d(1, 4, 3, 1, 1), nn.ReLU(), nn.Conv2d(4, 3, 3, 1, 1))
-    net, x = settled(net, seed=3).double().eval(), photos(14, 20)
+    net = settled(net, seed=3).double().eval()
+    x = photos(14, 20)
     if window == 24:  # zeros around the photo
         padded = Segmentation(1, F.pad(torch.ones(14, 20), (2, 2, 5, 5)))
-        x, target = F.pad(x, (2, 2, 5, 5)), Segmentation(1, torch.ones(14, 20))
+        x = F.pad(x, (2, 2, 5, 5))
+        target = Segmentation(1, torch.ones(14, 20))
     else:
         padded = target = Segmentation(1, torch.ones(14, 20))
     methods = [GradCAM(), Saliency(absolute=False), "deeplift"]
@@ -200,13 +203,16 @@ class Tokens(nn.Module):
 
 @pytest.mark.parametrize("layer", ["model.mix", "model.mix@0"])
 def test_tokens_lie_in_windows_and_calls_are_counted_in_them(layer: str) -> None:
-    net, x, sides = settled(Tokens(), seed=5).double().eval(), photos(12, 12), (4, 8)
+    net = settled(Tokens(), seed=5).double().eval()
+    x = photos(12, 12)
+    sides = (4, 8)
     places = windows_of((12, 12), sides, 0.5)
     score = Segmentation(2, torch.ones(12, 12))
     found = explain.attribute(
         Stitched(net, sides).eval(), x, HiResCAM(relu=False), target=score, layer=layer
     )
-    leaves, scores = [], []
+    leaves = []
+    scores = []
     for place in places:
         first = net.mix(net.patches(x[(..., *place)]).flatten(2).mT)
         second = net.mix(first.tanh())
@@ -223,7 +229,8 @@ def test_tokens_lie_in_windows_and_calls_are_counted_in_them(layer: str) -> None
 
 
 def test_recomputed_windows_keep_less_for_their_gradients() -> None:
-    net, x = network(), photos(40, 40).requires_grad_()
+    net = network()
+    x = photos(40, 40).requires_grad_()
 
     def kept(recompute: bool) -> int:
         sizes: list[int] = []
@@ -237,7 +244,9 @@ def test_recomputed_windows_keep_less_for_their_gradients() -> None:
 
 
 def test_layers_are_chosen_in_a_window_and_what_cannot_be_stitched_is_refused() -> None:
-    net, x, target = network(), photos(16, 12), Segmentation(1, torch.ones(16, 12))
+    net = network()
+    x = photos(16, 12)
+    target = Segmentation(1, torch.ones(16, 12))
     stitched = Stitched(net, 8).eval()
     assert explain.attribute(stitched, x, "gradcam", target=target).layer == "model.features"
     fit = explain.applicable_methods(stitched, x, target=target)

@@ -59,7 +59,9 @@ class ViT:
         self, parameters: dict[str, Tensor], heads: int, patch: int, epsilon: float = 1e-6
     ) -> None:
         self.of = {name: value.detach() for name, value in parameters.items()}
-        self.heads, self.patch, self.epsilon = heads, patch, epsilon
+        self.heads = heads
+        self.patch = patch
+        self.epsilon = epsilon
         self.blocks = len(
             {name.split(".")[2] for name in self.of if name.startswith("encoder.layers.")}
         )
@@ -78,7 +80,8 @@ class ViT:
     def embed(self, image: Tensor) -> Tensor:
         """Cut into patches, multiply, put the class token first, add positions: ``(tokens,
         width)``."""
-        size, weight = self.patch, self.of["conv_proj.weight"]
+        size = self.patch
+        weight = self.of["conv_proj.weight"]
         tokens = [self.of["class_token"][0, 0]]
         for i in range(image.shape[1] // size):
             for j in range(image.shape[2] // size):
@@ -95,7 +98,8 @@ class ViT:
         everything = x @ weight.T + self.of[f"{name}.self_attention.in_proj_bias"]
         query, key, value = everything.split(x.shape[1], dim=1)
         width = x.shape[1] // self.heads
-        attentions, values = [], []
+        attentions = []
+        values = []
         for head in range(self.heads):
             part = slice(head * width, (head + 1) * width)
             powers = (query[:, part] @ key[:, part].T / math.sqrt(width)).exp()
@@ -123,7 +127,8 @@ class ViT:
 
     def forward(self, image: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """The tokens before the first and after every block, the attentions, and the logits."""
-        tokens, attentions = [self.embed(image)], []
+        tokens = [self.embed(image)]
+        attentions = []
         for block in range(self.blocks):
             now, attention = self.block(tokens[-1], block)
             tokens.append(now)

@@ -30,7 +30,9 @@ def _around(
     is outside."""
     beyond = math.ceil(sigma / step)
     rows, columns = (range(-beyond * step, step * (n - 1 + beyond) + 1) for n in lattice)
-    kernels, points, reach = [], [], range(-beyond - 1, beyond + 2)
+    kernels = []
+    points = []
+    reach = range(-beyond - 1, beyond + 2)
     for y, x in itertools.product(rows, columns):
         near = [(y // step + i, x // step + j) for i in reach for j in reach]
         apart = [math.hypot(y - step * i, x - step * j) / sigma for i, j in near]

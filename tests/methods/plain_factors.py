@@ -30,8 +30,12 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
             cosine = 1 / math.hypot(tangent, 1)
             sine = tangent * cosine
             for row in (*a, *vectors):
-                row[p], row[q] = cosine * row[p] - sine * row[q], sine * row[p] + cosine * row[q]
-            first, second = a[p], a[q]
+                at_p = row[p]
+                at_q = row[q]
+                row[p] = cosine * at_p - sine * at_q
+                row[q] = sine * at_p + cosine * at_q
+            first = a[p]
+            second = a[q]
             a[p] = [cosine * u - sine * v for u, v in zip(first, second, strict=True)]
             a[q] = [sine * u + cosine * v for u, v in zip(first, second, strict=True)]
     order = sorted(range(size), key=lambda i: -a[i][i])
@@ -98,7 +102,8 @@ def kpcacam(
     for i, a in enumerate(samples):
         for j, b in enumerate(samples[: i + 1]):
             gram[i, j] = gram[j, i] = kernel_of(a, b, kernel, gamma)
-    rows, everything = gram.mean(dim=1), gram.mean()
+    rows = gram.mean(dim=1)
+    everything = gram.mean()
     centred_gram = gram - rows[:, None] - rows[None, :] + everything
     values, vectors = eigen(centred_gram)
     scores = vectors[:, 0] * max(float(values[0]), 0.0) ** 0.5

@@ -103,7 +103,8 @@ def iscam(
 
 def ablationcam(layers: Layers, x: Tensor, target: int, layer: int, *, relu: bool = True) -> Tensor:
     """``w_k = (y - y_k) / y``, y_k with channel k at 0 (Desai & Ramaswamy 2020)."""
-    activation, head = forward(layers, x)[layer + 1], layers[layer + 1 :]
+    activation = forward(layers, x)[layer + 1]
+    head = layers[layer + 1 :]
     full = forward(head, activation)[-1][target]
     weights = []
     for k in range(len(activation)):

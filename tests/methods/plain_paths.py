@@ -13,7 +13,8 @@ from tests.methods.plain import Layers, backward, bn_slope_and_shift, enlarge, f
 
 def legendre(order: int, at: float) -> tuple[float, float]:
     """The Legendre polynomial and its slope, by recurrence."""
-    before, now = 1.0, at
+    before = 1.0
+    now = at
     for n in range(2, order + 1):
         before, now = now, ((2 * n - 1) * at * now - (n - 1) * before) / n
     return now, order * (at * now - before) / (at * at - 1)
@@ -28,7 +29,8 @@ def quadrature(rule: str, steps: int) -> tuple[list[float], list[float]]:
     if rule != "gausslegendre":
         offset = {"left": 0.0, "midpoint": 0.5, "right": 1.0}[rule]
         return [(i + offset) / steps for i in range(steps)], [1 / steps] * steps
-    points, weights = [], []
+    points = []
+    weights = []
     for i in range(steps):
         root = -math.cos(math.pi * (i + 0.75) / (steps + 0.5))
         for _ in range(20 if steps > 1 else 0):

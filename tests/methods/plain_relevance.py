@@ -74,7 +74,9 @@ def alphabeta(
 def gamma(
     w: Tensor, b: Tensor, x: Tensor, r: Tensor, g: float = 0.25, rectified: bool = False
 ) -> Tensor:
-    c, shares, added = w * x, torch.zeros_like(w), torch.zeros_like(b)
+    c = w * x
+    shares = torch.zeros_like(w)
+    added = torch.zeros_like(b)
     for k in range(len(w)):
         z = float(c[k].sum() + b[k])
         part = (lambda t: t.clamp(min=0)) if z >= 0 or rectified else (lambda t: t.clamp(max=0))

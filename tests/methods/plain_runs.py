@@ -22,7 +22,8 @@ ScoreOf = Callable[[Tensor], float]
 def occlusion(score: ScoreOf, x: Tensor, window: int, stride: int) -> Tensor:
     """The mean drop over the windows that cover each pixel."""
     _, height, width = x.shape
-    total, times = torch.zeros(height, width).double(), torch.zeros(height, width).double()
+    total = torch.zeros(height, width).double()
+    times = torch.zeros(height, width).double()
     rows = [i for i in range(0, height, stride) if i == 0 or i - stride + window < height]
     columns = [j for j in range(0, width, stride) if j == 0 or j - stride + window < width]
     for i in rows:
@@ -103,7 +104,9 @@ def lime(
 ) -> tuple[Tensor, float]:
     """Weighted ridge regression with a free intercept, solved as one linear system; and its R²."""
     count = int(labels.max()) + 1
-    rows, targets, weights = [], [], []
+    rows = []
+    targets = []
+    weights = []
     for coalition in [tuple(range(count)), *coalitions]:
         rows.append([1.0] + [float(r in coalition) for r in range(count)])
         targets.append(score(seen(x, labels, coalition)))

@@ -21,8 +21,11 @@ def shapleycam(
     the score's Hessian in the logits, ``p p' - diag(p)``, and 0 for a logit (Grad-CAM again).
     """
     values = plain.forward(layers, x)
-    head, activation, logits = layers[layer + 1 :], values[layer + 1], values[-1]
-    chosen, p = plain.one_hot(target, logits), plain.softmax(logits)
+    head = layers[layer + 1 :]
+    activation = values[layer + 1]
+    logits = values[-1]
+    chosen = plain.one_hot(target, logits)
+    p = plain.softmax(logits)
     gradient = plain.backward(
         head, values[layer + 1 :], chosen if score == "logit" else 2 * chosen - p
     )[0]

@@ -20,7 +20,8 @@ def blurred(x: Tensor, sigma: float) -> Tensor:
     """Each pixel is the mean of all pixels, weighted by a Gaussian of their distance."""
     if sigma == 0:
         return x
-    found, (height, width) = torch.zeros_like(x), x.shape[1:]
+    found = torch.zeros_like(x)
+    height, width = x.shape[1:]
     for i, j in itertools.product(range(height), range(width)):
         total = 0.0
         for k, m in itertools.product(range(height), range(width)):
@@ -78,7 +79,8 @@ def guided(
         # what differs by less is equal
         unit = max(map(abs, gradient)) * torch.finfo(x.dtype).eps ** (2 / 3)
         gradient = [round(abs(each) / unit) if unit else 0 for each in gradient]
-        begin, done = now.clone(), (i + 1) / steps
+        begin = now.clone()
+        done = (i + 1) / steps
         least = baseline + max(done - distance, 0) * (x - baseline)
         most = baseline + min(done + distance, 1) * (x - baseline)
         values = now.flatten().tolist()

@@ -16,7 +16,8 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, *, fused: bool) -> None:
         super().__init__()
-        self.heads, self.fused = heads, fused
+        self.heads = heads
+        self.fused = fused
         self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
@@ -74,7 +75,8 @@ def of_linear(layer: nn.Linear, x: Tensor, relevance: Tensor) -> Tensor:
 def of_sum(x: Tensor, y: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
     """In proportion to what each adds; then scaled so that both keep what came, by the magnitudes
     of their sums."""
-    a, b = x * _quotient(relevance, x + y), y * _quotient(relevance, x + y)
+    a = x * _quotient(relevance, x + y)
+    b = y * _quotient(relevance, x + y)
     sizes = a.sum().abs() + b.sum().abs()
     a_whole, b_whole = (each.sum().abs() / sizes * relevance.sum() for each in (a, b))
     return a * (a_whole / a.sum()), b * (b_whole / b.sum())
@@ -170,7 +172,8 @@ def gradientrollout(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> T
 def gradeclip(model: Transformer, x: Tensor, target: int, blocks: int = 1) -> Tensor:
     """The map ``(h * w)`` of one photo ``(3, H, W)``: gradient of what attention gives, times
     values (Zhao 2024)."""
-    now, kept = model.tokens(x[None])[0], []
+    now = model.tokens(x[None])[0]
+    kept = []
     for block in model.blocks:
         y = block.one(now)
         q, k, v = (layer(y) for layer in (block.q, block.k, block.v))
@@ -212,7 +215,8 @@ class Meeting(nn.Module):
         self.seen.clear()
         tokens = self.patches(x).flatten(2).transpose(1, 2)
         for i in (0, 4):
-            words, tokens = self.attend(i, words, words), self.attend(i + 1, tokens, tokens)
+            words = self.attend(i, words, words)
+            tokens = self.attend(i + 1, tokens, tokens)
             words, tokens = self.attend(i + 2, words, tokens), self.attend(i + 3, tokens, words)
         return self.head(words[:, 0])
 
@@ -246,7 +250,8 @@ def cheferbimodal(weights: Sequence[Tensor], gradients: Sequence[Tensor], photo:
     r = {a + b: torch.zeros(kind[a], kind[b], dtype=weights[0].dtype) for a in "sq" for b in "sq"}
     for name in ("ss", "qq"):
         r[name] += torch.eye(len(r[name]), dtype=weights[0].dtype)
-    old, last = r, ""
+    old = r
+    last = ""
     for a, g in zip(weights, gradients, strict=True):
         bar = sum((a[h] * g[h]).clamp(min=0) for h in range(len(a))) / len(a)
         rows, columns = ("q" if size == photo else "s" for size in bar.shape)

@@ -88,7 +88,8 @@ class Between(nn.Module):
 
     def grouped(self, y: Tensor) -> Tensor:
         """All images in one, whose channels stand in groups."""
-        count, weight = len(y), self.first.weight[:, :1]
+        count = len(y)
+        weight = self.first.weight[:, :1]
         joined = y.reshape(1, -1, *y.shape[2:])
         made = F.conv2d(
             joined, weight.repeat(count, 4, 1, 1), self.first.bias.repeat(count), groups=count
@@ -132,7 +133,8 @@ LAYOUTS: dict[str, Callable[[Between, Tensor], Tensor]] = {
 def test_what_each_image_loses_is_known_however_images_are_laid_out(name: str, count: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model, x = Between(LAYOUTS[name]).double(), torch.randn(count, 3, 8, 8, dtype=torch.float64)
+        model = Between(LAYOUTS[name]).double()
+        x = torch.randn(count, 3, 8, 8, dtype=torch.float64)
     assert_losses_are_those_of_each_image(model, x, "Epsilon")
 
 
@@ -146,5 +148,6 @@ def test_a_batch_loses_what_each_image_loses_alone(
 ) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model, x = build().double().eval(), torch.randn(count, 3, 8, 8, dtype=torch.float64)
+        model = build().double().eval()
+        x = torch.randn(count, 3, 8, 8, dtype=torch.float64)
     assert_losses_are_those_of_each_image(model, x, composite)

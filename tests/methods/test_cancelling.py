@@ -19,7 +19,9 @@ class Normalised(nn.Module):
 
     def __init__(self, norm: nn.Module, *, linear: bool = False) -> None:
         super().__init__()
-        self.maps, self.norm, self.linear = nn.Conv2d(3, CHANNELS, 3, padding=1), norm, linear
+        self.maps = nn.Conv2d(3, CHANNELS, 3, padding=1)
+        self.norm = norm
+        self.linear = linear
         self.head = nn.Linear(CHANNELS, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -60,10 +62,8 @@ def test_a_mean_gradient_of_rounding_errors_gives_an_empty_map(
     method: str, dtype: torch.dtype, side: int
 ) -> None:
     torch.manual_seed(side)
-    normalised, attended = (
-        settled(Normalised(nn.InstanceNorm2d(CHANNELS, affine=True))),
-        settled(Attended()),
-    )
+    normalised = settled(Normalised(nn.InstanceNorm2d(CHANNELS, affine=True)))
+    attended = settled(Attended())
     x = torch.rand(2, 3, side, side, dtype=dtype)
     for model, layer in ((normalised, "maps"), (attended, "logits")):
         model.to(dtype).eval()
@@ -77,13 +77,12 @@ def test_a_mean_gradient_of_rounding_errors_gives_an_empty_map(
 def test_adding_a_constant_to_such_a_map_leaves_the_score_as_it_is() -> None:
     """The mean gradient is the derivative by a constant that is added to a map: it is zero, as the
     test above says."""
-    model, x = (
-        settled(Normalised(nn.InstanceNorm2d(CHANNELS))).double().eval(),
-        torch.rand(1, 3, 8, 8).double(),
-    )
+    model = settled(Normalised(nn.InstanceNorm2d(CHANNELS))).double().eval()
+    x = torch.rand(1, 3, 8, 8).double()
     attended = settled(Attended()).double().eval()
     with torch.no_grad():
-        maps, attended_maps = model.maps(x), attended.maps(x).relu()
+        maps = model.maps(x)
+        attended_maps = attended.maps(x).relu()
         logits = attended.logits(attended_maps)
         assert torch.allclose(model.after(maps + 3), model.after(maps), atol=1e-12)
         assert torch.allclose(attended.pooled(attended_maps, logits + 3), attended(x), atol=1e-12)
@@ -101,10 +100,8 @@ def test_maps_that_add_up_to_nothing_have_no_weight_in_xgradcam(dtype: torch.dty
 def test_hirescam_before_a_normalisation_of_the_channels_is_empty() -> None:
     """The score does not change with the scale of a place, so that its products of maps and
     gradients cancel."""
-    model, x = (
-        settled(Normalised(nn.LayerNorm(CHANNELS, eps=0))).double().eval(),
-        torch.rand(2, 3, 8, 8).double(),
-    )
+    model = settled(Normalised(nn.LayerNorm(CHANNELS, eps=0))).double().eval()
+    x = torch.rand(2, 3, 8, 8).double()
     with torch.no_grad():
         maps = model.maps(x)
         assert torch.allclose(
@@ -140,7 +137,8 @@ def test_a_map_is_as_it_was_where_the_gradients_of_some_channels_cancel() -> Non
             one, other = maps.chunk(2, 1)
             return torch.cat([self.norm(one), other], 1)
 
-    model, x = settled(Normalised(Half())).eval(), torch.rand(2, 3, 16, 16)
+    model = settled(Normalised(Half())).eval()
+    x = torch.rand(2, 3, 16, 16)
     maps = model.maps(x)
     (gradients,) = torch.autograd.grad(model.after(maps)[:, 1].sum(), maps)
     expected = torch.einsum("nk,nkhw->nhw", gradients.mean((2, 3)), maps)

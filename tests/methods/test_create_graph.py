@@ -164,7 +164,8 @@ class Attended(nn.Module):
 
     def __init__(self, channels: int, *, fused: bool) -> None:
         super().__init__()
-        self.qkv, self.fused = nn.Linear(channels, 3 * channels), fused
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.fused = fused
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x.flatten(2).transpose(1, 2)).chunk(3, -1)
@@ -182,14 +183,17 @@ class Mixed(nn.Module):
 
     def __init__(self, norm: nn.Module, behind: nn.Module, channels: int) -> None:
         super().__init__()
-        self.stem, self.norm, self.behind = nn.Conv2d(2, channels, 3, padding=1), norm, behind
+        self.stem = nn.Conv2d(2, channels, 3, padding=1)
+        self.norm = norm
+        self.behind = behind
         self.last, self.head = nn.Conv2d(channels, 4, 2), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.last(self.behind(self.norm(self.stem(x)))).tanh().mean((2, 3)))  # type: ignore[no-any-return]
 
 
-ALL, FEW = len(ACTIVATIONS), 4
+ALL = len(ACTIVATIONS)
+FEW = 4
 NETWORKS: dict[str, Callable[[], Mixed]] = {
     "batch": lambda: Mixed(nn.BatchNorm2d(ALL), Activated(), ALL),
     "group, instance, local response": lambda: Mixed(
@@ -240,7 +244,8 @@ def test_every_method_has_the_derivative_of_central_differences_in_input_and_wei
     x = torch.rand(2, 2, 5, 5, dtype=torch.float64)
     x[0, :, :2] = 0
     points = [x.requires_grad_(), *model.parameters()]
-    start, ways = [p.detach().clone() for p in points], [torch.randn_like(p) for p in points]
+    start = [p.detach().clone() for p in points]
+    ways = [torch.randn_like(p) for p in points]
     ways[0] *= start[0] != 0
     values = values_of(model, x, graph=True)
     along = {name: torch.randn_like(each) for name, each in values.items()}
@@ -269,7 +274,8 @@ def test_every_method_has_the_derivative_of_central_differences_in_input_and_wei
 def assert_derivative_in_the_input(method: Method, model: nn.Module, x: Tensor) -> None:
     """The derivative is that of central differences in every direction of the input's."""
     values = attribute(model, x.requires_grad_(), method, target=LABELS, create_graph=True).values
-    along, way = torch.randn_like(values), torch.randn_like(x)
+    along = torch.randn_like(values)
+    way = torch.randn_like(x)
     (found,) = grad((values * along).sum(), x)
     up, down = (
         attribute(model, x.detach() + h * way, method, target=LABELS).values for h in (1e-6, -1e-6)
@@ -286,7 +292,8 @@ def test_differences_have_a_derivative_where_the_photo_equals_the_baseline(
     """Also of activations that are curved there."""
     model = settled(Mixed(norm(), nn.GELU(), 4)).double()
     x = torch.rand(2, 2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    x[0, :, :2], x[1] = 0, 0
+    x[0, :, :2] = 0
+    x[1] = 0
     assert_derivative_in_the_input(method, model, x)
 
 
@@ -299,7 +306,8 @@ def test_the_range_of_the_input_follows_learned_weights_before_the_first_map() -
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x * self.scale + self.shift)  # type: ignore[no-any-return]
 
-    model, x = settled(Scaled()).double(), photos()
+    model = settled(Scaled()).double()
+    x = photos()
     method = LRP("EpsilonBox", low=(0.0,), high=(1.0,))
     values = attribute(model, x, method, target=LABELS, create_graph=True).values
     found = grad(values.square().sum(), [model.scale, model.shift])
@@ -314,7 +322,8 @@ def test_the_range_of_the_input_follows_learned_weights_before_the_first_map() -
 
 
 def test_curvature_is_refused_where_pytorch_has_a_wrong_third_derivative() -> None:
-    model, x = Mixed(LastDimension(nn.LayerNorm(4)), nn.GELU(), 4).double(), photos()
+    model = Mixed(LastDimension(nn.LayerNorm(4)), nn.GELU(), 4).double()
+    x = photos()
     with pytest.raises(explain.MethodError, match="create_graph"):
         attribute(model, x, "shapleycam", target=LABELS, layer="stem", create_graph=True)
     attribute(model, x, "shapleycam", target=LABELS, layer="last", create_graph=True)
@@ -421,7 +430,8 @@ PLAIN: list[tuple[Method | str, Callable[..., Tensor]]] = [
 def test_double_backward_is_of_a_formula(
     method: Method | str, plain: Callable[..., Tensor], in_place: bool
 ) -> None:
-    model, x = smooth_net(activation=lambda: nn.ReLU(inplace=in_place)), photos()
+    model = smooth_net(activation=lambda: nn.ReLU(inplace=in_place))
+    x = photos()
     other = smooth_net(activation=nn.ReLU)  # the plain formulas use what is overwritten
     layer = "4" if "cam" in str(method) else None
     mine = attribute(model, x, method, target=LABELS, layer=layer, create_graph=True).values
@@ -440,9 +450,11 @@ def test_double_backward_is_of_a_formula(
     "method", ["inputxgradient", "gradcam++", LRP("EpsilonPlus"), DeepLIFT(), "cam"]
 )
 def test_gradcheck_in_the_input_and_in_weights(method: Method | str) -> None:
-    model, x = smooth_net(), photos()
+    model = smooth_net()
+    x = photos()
     layer = layer_of(get_method(method))
-    first, last = model[0], model[8]
+    first = model[0]
+    last = model[8]
     held = [module.weight for module in (first, last)]
     for module in (first, last):
         del module.weight
@@ -475,7 +487,8 @@ def test_create_graph_is_a_truth_value() -> None:
 
 
 def test_the_model_is_left_as_found_and_its_own_statistics_are_used() -> None:
-    model, x = smooth_net().train(), photos()
+    model = smooth_net().train()
+    x = photos()
     x.grad = torch.ones_like(x)
     before = snapshot(model)
     found = attribute(
@@ -495,7 +508,8 @@ def test_the_model_is_left_as_found_and_its_own_statistics_are_used() -> None:
 def test_training_may_go_on_before_the_values_are_used() -> None:
     """In training mode, normalisations overwrite their running statistics, which a graph may have
     saved."""
-    model, x = smooth_net().train(), photos()
+    model = smooth_net().train()
+    x = photos()
     values = attribute(model, x, "saliency", target=LABELS, create_graph=True).values
     expected = grad(values.sum(), model[0].weight, retain_graph=True)[0]
     loss = model(x).sum()
@@ -504,7 +518,8 @@ def test_training_may_go_on_before_the_values_are_used() -> None:
 
 
 def test_the_graph_of_an_input_goes_on_before_it_and_nothing_stays_alive() -> None:
-    model, photo = smooth_net(), photos()
+    model = smooth_net()
+    photo = photos()
     x = photo * 2
     values = attribute(model, x, LRP("EpsilonPlusFlat"), target=LABELS, create_graph=True).values
     of_x, of_photo = grad(values.square().sum(), [x, photo])
@@ -541,7 +556,8 @@ def test_fused_attention_is_differentiated_twice() -> None:
             return self.head(self.attention(tokens, tokens, tokens, need_weights=False)[0].mean(1))  # type: ignore[no-any-return]
 
     torch.manual_seed(0)
-    model, x = Attending().double(), photos()
+    model = Attending().double()
+    x = photos()
     for method in ("saliency", "attnlrp"):
         values = attribute(model, x, method, target=LABELS, create_graph=True).values
         found = grad(values.sum(), [x, *model.parameters()], allow_unused=True)

@@ -50,7 +50,8 @@ def numbers(seed: int, *shape: int) -> Tensor:
 def tiny() -> Tensor:
     """The bundled network's score of a photo of which some of nine squares are seen."""
     explainer = explain.Explainer("tiny")
-    model, x = explainer.model, numbers(0, 3, 8, 8).float()
+    model = explainer.model
+    x = numbers(0, 3, 8, 8).float()
     x = nn.functional.interpolate(x[None], size=(32, 32), mode="bilinear")
     labels = explain.methods.Squares(SIDE)(x)[0]
     with torch.no_grad():
@@ -171,7 +172,8 @@ def at_stops(*kinds: type[Any]) -> Any:
 def test_values_lie_within_errors_at_every_stop(
     kind: type[Any], names: Sequence[str], stops: Sequence[int]
 ) -> None:
-    games, seeds = Games(names), FEWER_SEEDS if names == QUICK else SEEDS
+    games = Games(names)
+    seeds = FEWER_SEEDS if names == QUICK else SEEDS
     exact = [(sobol if kind is Sobol else shapley)(scores) for scores in games.scores.T]
     for stop in stops:
         found = covered(games, exact, lambda seed, stop=stop: kind(stop, SIDE, seed=seed), seeds)

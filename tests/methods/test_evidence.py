@@ -57,7 +57,8 @@ def photo(seed: int, model: nn.Module | None = None) -> Tensor:
 
 def covered(x: Tensor, visible: Iterable[int], across: int) -> Tensor:
     """The photo with all but these squares set to zero, pixel by pixel."""
-    found, width = torch.zeros_like(x), SIDE // across
+    found = torch.zeros_like(x)
+    width = SIDE // across
     for number in visible:
         row, column = divmod(number, across)
         for i, j in itertools.product(range(width), repeat=2):
@@ -82,8 +83,11 @@ def stays(model: nn.Module, x: Tensor, visible: Iterable[int], across: int, targ
 
 @pytest.mark.parametrize("seed", range(4))
 def test_of_few_regions_no_smaller_set_exists(seed: int) -> None:
-    model, x, across = network(seed), photo(seed, network(seed)), 3
-    target, everything = int(model(x).argmax()), set(range(across**2))
+    model = network(seed)
+    x = photo(seed, network(seed))
+    across = 3
+    target = int(model(x).argmax())
+    everything = set(range(across**2))
     subsets = [set(each) for n in range(10) for each in itertools.combinations(everything, n)]
     enough = [each for each in subsets if stays(model, x, each, across, target)]
     needed = [each for each in subsets if not stays(model, x, everything - each, across, target)]
@@ -98,8 +102,11 @@ def test_of_few_regions_no_smaller_set_exists(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_minimal_set_loses_its_property_without_any_of_its_regions(seed: int) -> None:
-    model, x, across = network(seed), photo(seed + 10, network(seed)), SIDE
-    target, everything = int(model(x).argmax()), set(range(across**2))
+    model = network(seed)
+    x = photo(seed + 10, network(seed))
+    across = SIDE
+    target = int(model(x).argmax())
+    everything = set(range(across**2))
     (enough,) = explain.attribute(model, x, Sufficient(across, Zero())).sets[0]
     kept = regions_in(enough.mask, across)
     assert enough.proof == "minimal" or not kept
@@ -133,7 +140,8 @@ def test_sets_are_minimal_where_all_regions_depend_on_each_other(
     """With 0, regions are tried in turn after the first round, as where rounds change little."""
     monkeypatch.setattr(search, "SLOW", slow)
     monkeypatch.setattr(search, "TURN", 3)
-    x, sizes = torch.ones(1, 1, SIDE, SIDE).double(), []
+    x = torch.ones(1, 1, SIDE, SIDE).double()
+    sizes = []
     for seed in range(6):
         model = Wild(seed).double()
         (found,) = explain.attribute(model, x, Sufficient(SIDE, Zero())).sets[0]
@@ -190,7 +198,8 @@ def test_two_marks_of_which_either_is_enough_are_two_reasons_and_both_are_needed
 
 
 def test_a_set_is_enough_with_each_of_several_baselines() -> None:
-    model, x = network(2), photo(2, network(2))
+    model = network(2)
+    x = photo(2, network(2))
     target = int(model(x).argmax())
     baselines = (Zero(), Noise(seed=3), OtherPhoto(photo(9)[0]))
     (found,) = explain.attribute(model, x, Sufficient(SIDE, baselines)).sets[0]
@@ -199,7 +208,8 @@ def test_a_set_is_enough_with_each_of_several_baselines() -> None:
 
 
 def test_what_turns_the_answer_into_another_class() -> None:
-    model, x = network(0), photo(0, network(0))
+    model = network(0)
+    x = photo(0, network(0))
     scores = model(torch.cat([photo(seed) for seed in range(30)])).argmax(1)
     answer = int(model(x).argmax())
     other = int((scores != answer).nonzero()[0, 0])
@@ -300,13 +310,15 @@ def two_classes(
 def test_places_of_feature_maps_are_exchanged_with_those_of_another_photo(
     seed: int, stride: int
 ) -> None:
-    model, side = Halved(seed, stride).double(), SIDE // stride
+    model = Halved(seed, stride).double()
+    side = SIDE // stride
     x, other, becomes = two_classes(model, "maps")
     own = int(model(x).argmax())
     method = Necessary(baseline=OtherPhoto(other), becomes=becomes, of_layer=True)
     a = explain.attribute(model, x, method, layer="maps")
     (found,) = a.sets[0]
-    places, everything = places_in(found.mask, side), range(side**2)
+    places = places_in(found.mask, side)
+    everything = range(side**2)
     assert a.layer == "maps"
     assert found.size == pytest.approx(len(places) / side**2)
     scores = exchanged(model, "maps", x, other, places)
@@ -371,7 +383,8 @@ def test_tokens_of_a_transformer_are_exchanged_and_its_class_token_stays() -> No
     x, other, becomes = two_classes(model, "blocks.0", (3, SIDE, SIDE))
     method = Necessary(baseline=OtherPhoto(other), becomes=becomes, of_layer=True)
     (found,) = explain.attribute(model, x, method, layer="blocks.0").sets[0]
-    places, own = places_in(found.mask, 3), int(model(x).argmax())
+    places = places_in(found.mask, 3)
+    own = int(model(x).argmax())
     scores = exchanged(model, "blocks.0", x, other, places, first=1)
     assert int(scores.argmax()) == becomes
     assert found.without == pytest.approx(scores.softmax(0)[own].item(), rel=1e-9)
@@ -383,7 +396,8 @@ def test_tokens_of_a_transformer_are_exchanged_and_its_class_token_stays() -> No
 
 
 def test_scores_that_are_no_class_keep_a_share_of_the_score() -> None:
-    model, x = network(4), photo(4)
+    model = network(4)
+    x = photo(4)
 
     blank = model(torch.zeros_like(x)).detach()
 
@@ -395,7 +409,8 @@ def test_scores_that_are_no_class_keep_a_share_of_the_score() -> None:
 
 
 def test_the_budget_ends_the_search_with_a_set_that_is_good_and_says_so() -> None:
-    model, x = network(5), photo(5, network(5))
+    model = network(5)
+    x = photo(5, network(5))
     whole = explain.attribute(model, x, Sufficient(SIDE, Zero()))
     assert whole.stopped == ""
     a = explain.attribute(model, x, Sufficient(SIDE, Zero(), samples=whole.samples // 2))
@@ -407,7 +422,8 @@ def test_the_budget_ends_the_search_with_a_set_that_is_good_and_says_so() -> Non
 
 def test_an_interrupt_keeps_the_sets_of_earlier_images_and_leaves_later_ones_empty() -> None:
     model = network(5)
-    x, method = torch.cat([photo(seed, model) for seed in (5, 6, 7)]), Sufficient(SIDE, Zero())
+    x = torch.cat([photo(seed, model) for seed in (5, 6, 7)])
+    method = Sufficient(SIDE, Zero())
 
     def stop(done: int, total: int) -> None:
         if done > method.samples + 40:  # in the second image
@@ -425,7 +441,8 @@ def test_an_interrupt_keeps_the_sets_of_earlier_images_and_leaves_later_ones_emp
 
 
 def test_what_an_interrupt_leaves_is_told_without_scores() -> None:
-    model, x = network(5), photo(5, network(5))
+    model = network(5)
+    x = photo(5, network(5))
 
     def stop(done: int, total: int) -> None:
         if done > 40:
@@ -438,7 +455,8 @@ def test_what_an_interrupt_leaves_is_told_without_scores() -> None:
 
 
 def test_an_answer_that_nothing_turns_into_another_class_is_warned_of() -> None:
-    model, x = network(0), photo(0, network(0))
+    model = network(0)
+    x = photo(0, network(0))
     answer = int(model(x).argmax())
     becomes = next(
         each for each in range(3) if each not in (answer, int(model(torch.zeros_like(x)).argmax()))
@@ -452,7 +470,8 @@ def test_an_answer_that_nothing_turns_into_another_class_is_warned_of() -> None:
 
 def test_a_guide_and_regions_by_content_give_sets_that_are_enough() -> None:
     pytest.importorskip("skimage", reason="superpixels are made by scikit-image")
-    model, x = network(6), photo(6, network(6))
+    model = network(6)
+    x = photo(6, network(6))
     for method in (
         Sufficient(SIDE, Zero(), guide=explain.methods.GradCAM()),
         Sufficient(Superpixels(9), Zero()),
@@ -483,7 +502,8 @@ def test_a_record_has_the_sets(tmp_path: Path) -> None:
     explanation = explainer(picture, methods=[Sufficient(3, Zero(), reasons=2)])
     explanation.save(tmp_path)
     (record,) = tmp_path.glob("*.json")
-    made, loaded = explanation["sufficient"].sets[0], explain.load(record).attribution.sets[0]
+    made = explanation["sufficient"].sets[0]
+    loaded = explain.load(record).attribution.sets[0]
     assert len(made) == 2
     for one, other in zip(made, loaded, strict=True):
         assert torch.equal(one.mask, other.mask)
@@ -509,7 +529,8 @@ def test_a_record_of_regions_of_a_layer_is_loaded_and_repeated(tmp_path: Path) -
     explanation.save(tmp_path)
     (file,) = tmp_path.glob("*.json")
     loaded = explain.load(file)
-    (made,), (read,) = explanation["necessary"].sets[0], loaded.attribution.sets[0]
+    (made,) = explanation["necessary"].sets[0]
+    (read,) = loaded.attribution.sets[0]
     assert made.mask.any()
     assert torch.equal(made.mask, read.mask)
     assert loaded.attribution.layer == "maps"
@@ -527,7 +548,8 @@ def test_a_caption_says_what_is_proved_and_what_turns_the_answer() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False)).double()
     with torch.no_grad():
         model[1].weight.copy_(torch.tensor([[3.0, 0, 0, 1], [0, 2, 1, 0]]))
-    x, other = torch.ones(1, 1, 2, 2).double(), torch.tensor([[[0.0, 1], [1, 0]]]).double()
+    x = torch.ones(1, 1, 2, 2).double()
+    other = torch.tensor([[[0.0, 1], [1, 0]]]).double()
     told = {
         Sufficient(
             2, Zero()

@@ -144,7 +144,8 @@ def test_a_method_equals_its_plain_computation(case: Case, seed: int) -> None:
         "guidedintegratedgradients",
         "idgi",
     )
-    layers, x = random_network(seed), photo(seed + 10, (1, 3, 3, 4) if small else (2, 3, 6, 5))
+    layers = random_network(seed)
+    x = photo(seed + 10, (1, 3, 3, 4) if small else (2, 3, 6, 5))
     model = plain.module_of(layers)
     target = (0, 4)[seed]
     found = explain.attribute(model, x, method, target=target, layer=str(LAYER))
@@ -188,7 +189,8 @@ def staged_network(seed: int) -> list[plain.Layer]:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_maps_of_several_layers_are_fused_as_their_plain_computation(seed: int) -> None:
-    layers, x = staged_network(seed), photo(seed, (2, 3, 8, 12))
+    layers = staged_network(seed)
+    x = photo(seed, (2, 3, 8, 12))
     model = plain.module_of(layers)
     indices = [int(name) for name in STAGES]
     for i in range(len(x)):
@@ -214,7 +216,8 @@ def test_layers_that_both_speak_against_do_not_speak_for_together() -> None:
 
 
 def test_refinecam_finds_the_stages_itself() -> None:
-    layers, x = staged_network(1), photo(0, (1, 3, 8, 12))
+    layers = staged_network(1)
+    x = photo(0, (1, 3, 8, 12))
     found = explain.attribute(plain.module_of(layers), x, "refinecam", target=0)
     assert found.layer == ("1", "4", "8")
     expected = plain_scores.refinecam(layers, x[0], 0, [1, 4, 8])
@@ -224,7 +227,8 @@ def test_refinecam_finds_the_stages_itself() -> None:
 
 @pytest.mark.parametrize("rule", ["gausslegendre", "left", "right", "midpoint", "trapezoid"])
 def test_integrated_gradients_by_every_rule(rule: Any) -> None:
-    layers, x = random_network(3), photo(4)
+    layers = random_network(3)
+    x = photo(4)
     found = explain.attribute(
         plain.module_of(layers), x, methods.IntegratedGradients(5, 0.3, rule), target=2
     )
@@ -242,7 +246,8 @@ def test_integrated_gradients_by_every_rule(rule: Any) -> None:
 
 
 def test_flips_are_mapped_back() -> None:
-    layers, x = random_network(5), photo(6)
+    layers = random_network(5)
+    x = photo(6)
     for name, slow in {
         "saliency": plain.saliency,
         "gradcam": partial(plain.gradcam, layer=LAYER),
@@ -294,11 +299,13 @@ def test_legrad_and_rollout() -> None:
     vit = torchvision.models.VisionTransformer(12, 4, 3, 2, 8, 12, num_classes=5).double().eval()
     for parameter in vit.parameters():
         nn.init.normal_(parameter, std=0.4)
-    slow, x = plain_attention.ViT(vit.state_dict(), heads=2, patch=4), photo(15, (2, 3, 12, 12))
+    slow = plain_attention.ViT(vit.state_dict(), heads=2, patch=4)
+    x = photo(15, (2, 3, 12, 12))
     found = explain.attribute(vit, x, ["legrad", "rollout"], target=2)
     last = explain.attribute(vit, x, methods.LeGrad(blocks=2), target=2)
     for i in range(len(x)):
-        gradients, (_, attentions, _) = slow.attention_gradients(x[i], 2), slow.forward(x[i])
+        gradients = slow.attention_gradients(x[i], 2)
+        _, attentions, _ = slow.forward(x[i])
         for values, expected in (
             (found["legrad"].values, plain_attention.legrad(gradients, (3, 3))),
             (last.values, plain_attention.legrad(gradients[1:], (3, 3))),

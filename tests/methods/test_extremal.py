@@ -94,7 +94,8 @@ def test_the_smallest_area_that_keeps_the_score_is_taken() -> None:
 
 def test_it_leaves_the_model_alone_and_works_in_any_mode(curved: Curved) -> None:
     method = ExtremalPerturbation(0.3, steps=3, step=2)
-    before, state = snapshot(curved), torch.get_rng_state()
+    before = snapshot(curved)
+    state = torch.get_rng_state()
     expected = explain.attribute(curved, photos(3), method, target=[0, 1, 2]).values
     assert snapshot(curved) == before
     assert torch.equal(torch.get_rng_state(), state)

@@ -78,10 +78,8 @@ def test_with_all_weights_downstream_positive_guided_backprop_is_the_gradient_of
     shape: Shape, seed: int
 ) -> None:
     """Nothing negative ever arrives at a ReLU, so clamping changes nothing."""
-    model, x = (
-        network(seed, shape[1], bias=True, positive=True, size=shape[2:]),
-        images(seed, shape),
-    )
+    model = network(seed, shape[1], bias=True, positive=True, size=shape[2:])
+    x = images(seed, shape)
     guided = explain.attribute(model, x, "guidedbackprop", target=0).values
     source = x.clone().requires_grad_()
     gradient = torch.autograd.grad(model(source)[:, 0].sum(), source)[0]
@@ -91,7 +89,8 @@ def test_with_all_weights_downstream_positive_guided_backprop_is_the_gradient_of
 @for_many
 def test_behind_average_and_linear_head_the_family_agrees(shape: Shape, seed: int) -> None:
     """Grad-CAM = CAM / area = HiResCAM = XGrad-CAM, and Ablation-CAM's weight is w mean(A) / y."""
-    model, x = network(seed, shape[1], bias=True, size=shape[2:]), images(seed, shape)
+    model = network(seed, shape[1], bias=True, size=shape[2:])
+    x = images(seed, shape)
     methods = [
         "cam",
         GradCAM(relu=False),
@@ -107,7 +106,8 @@ def test_behind_average_and_linear_head_the_family_agrees(shape: Shape, seed: in
     for name in ("gradcam", "hirescam", "xgradcam"):
         assert_close(found[name], expected, rtol=1e-9, atol=1e-12)
     with torch.no_grad():
-        maps, scores = model[:4](x), model(x)[:, 2]
+        maps = model[:4](x)
+        scores = model(x)[:, 2]
     weights = model[6].weight[2] * maps.mean((2, 3)) / scores[:, None]
     ablation = torch.einsum("nk,nkhw->nhw", weights.detach(), maps)
     assert_close(found["ablationcam"], ablation, rtol=1e-8, atol=1e-10)
@@ -115,19 +115,19 @@ def test_behind_average_and_linear_head_the_family_agrees(shape: Shape, seed: in
 
 @for_many
 def test_without_biases_a_path_is_input_times_gradient(shape: Shape, seed: int) -> None:
-    model, x = (
-        network(seed, shape[1], bias=False, pooled=False, size=shape[2:]),
-        images(seed, shape),
-    )
+    model = network(seed, shape[1], bias=False, pooled=False, size=shape[2:])
+    x = images(seed, shape)
     found = explain.attribute(model, x, [IntegratedGradients(steps=3), "inputxgradient"], target=1)
-    integrated, product = found["integratedgradients"], found["inputxgradient"]
+    integrated = found["integratedgradients"]
+    product = found["inputxgradient"]
     assert_close(integrated.values, product.values, rtol=1e-9, atol=1e-12)
     assert_close(integrated.delta, torch.zeros_like(integrated.score), rtol=0, atol=1e-10)
 
 
 @for_many
 def test_integrated_gradients_are_complete_for_a_smooth_network(shape: Shape, seed: int) -> None:
-    model, x = network(seed, shape[1], bias=True, size=shape[2:]), images(seed, shape)
+    model = network(seed, shape[1], bias=True, size=shape[2:])
+    x = images(seed, shape)
     for i in (1, 3):
         model[i] = nn.Tanh()
     found = explain.attribute(model, x, IntegratedGradients(steps=32), target=1)
@@ -139,7 +139,8 @@ def test_integrated_gradients_are_complete_for_a_smooth_network(shape: Shape, se
 
 @for_many
 def test_full_gradients_are_complete(shape: Shape, seed: int) -> None:
-    model, x = network(seed, shape[1], bias=True, size=shape[2:]), images(seed, shape)
+    model = network(seed, shape[1], bias=True, size=shape[2:])
+    x = images(seed, shape)
     model.insert(1, settled(nn.BatchNorm2d(5), seed).double().eval())
     found = explain.attribute(model, x, "fullgrad", target=1)
     assert_close(found.delta, torch.zeros_like(found.score), rtol=0, atol=1e-9)
@@ -147,7 +148,8 @@ def test_full_gradients_are_complete(shape: Shape, seed: int) -> None:
 
 @for_many
 def test_hirescam_adds_up_to_the_score_less_the_bias(shape: Shape, seed: int) -> None:
-    model, x = network(seed, shape[1], bias=True, pooled=False, size=shape[2:]), images(seed, shape)
+    model = network(seed, shape[1], bias=True, pooled=False, size=shape[2:])
+    x = images(seed, shape)
     found = explain.attribute(model, x, "hirescam", target=0, layer="3")
     assert_close(found.values.sum((1, 2)), found.score - model[6].bias[0], rtol=1e-9, atol=1e-10)
 
@@ -155,7 +157,8 @@ def test_hirescam_adds_up_to_the_score_less_the_bias(shape: Shape, seed: int) ->
 @for_many
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_a_shapley_cam_without_curvature_is_grad_cam(shape: Shape, seed: int) -> None:
-    model, x = network(seed, shape[1], bias=True, size=shape[2:]), images(seed, shape)
+    model = network(seed, shape[1], bias=True, size=shape[2:])
+    x = images(seed, shape)
     flat = ShapleyCAM(residual_softmax=False)
     found = explain.attribute(model, x, [flat, "gradcam"], target=2, layer="1")
     assert_close(found["shapleycam"].values, found["gradcam"].values, rtol=1e-9, atol=1e-12)
@@ -163,7 +166,8 @@ def test_a_shapley_cam_without_curvature_is_grad_cam(shape: Shape, seed: int) ->
 
 @for_many
 def test_where_all_maps_are_positive_eigencam_is_nowhere_negative(shape: Shape, seed: int) -> None:
-    model, x = network(seed, shape[1], bias=True, size=shape[2:]), images(seed, shape)
+    model = network(seed, shape[1], bias=True, size=shape[2:])
+    x = images(seed, shape)
     found = explain.attribute(model, x, "eigencam", layer="3").values
     assert found.min() >= -1e-9 * found.abs().max()
     with torch.no_grad():

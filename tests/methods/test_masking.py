@@ -128,7 +128,8 @@ def error_of_a_mean(each: Tensor, farthest: float) -> Tensor:
 
 
 def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
-    method, x = RISE(samples=70, grid=3, probability=0.4), photos()
+    method = RISE(samples=70, grid=3, probability=0.4)
+    x = photos()
     numbers = torch.arange(70)
     masks = method.perturbation.masks(evidence_of(x)).build(torch.zeros_like(numbers), numbers)[
         :, 0
@@ -180,7 +181,8 @@ def test_lime_is_weighted_ridge_regression(curved: Curved) -> None:
 
 
 def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(curved: Curved) -> None:
-    labels, x = torch.arange(30).reshape(SIZE) % 7, photos()
+    labels = torch.arange(30).reshape(SIZE) % 7
+    x = photos()
     # 21 pairs, and that of the photo and the blank one, test the fit of 7 by 15
     for samples in (6, 12, 40, 42):
         coalitions = [row.nonzero()[:, 0].tolist() for row in drawn_pairs(7, samples // 2, 2)]
@@ -203,7 +205,9 @@ def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(curved: Curved) -
 def test_variances_are_those_of_the_first_pairs(
     curved: Curved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labels, x, score = torch.arange(30).reshape(SIZE) % 6, photos(), score_of(curved)
+    labels = torch.arange(30).reshape(SIZE) % 6
+    x = photos()
+    score = score_of(curved)
     coalitions = [row.nonzero()[:, 0].tolist() for row in drawn_pairs(6, 20, 2)]
     few = explain.attribute(curved, x, KernelSHAP(10, labels, seed=2), target=1).values[0]
     fit = [
@@ -310,13 +314,16 @@ class Product(nn.Module):
     """The product of the means of the two halves of the photo; what is below them does nothing."""
 
     def forward(self, x: Tensor) -> Tensor:
-        left, right = x[:, :, :2, :2].mean((1, 2, 3)), x[:, :, :2, 3:].mean((1, 2, 3))
+        left = x[:, :, :2, :2].mean((1, 2, 3))
+        right = x[:, :, :2, 3:].mean((1, 2, 3))
         return torch.stack([left * right, left + right], 1)
 
 
 def test_symmetry_dummy_and_linearity_of_shapley_values() -> None:
     labels = torch.zeros(SIZE, dtype=torch.long)
-    labels[:2, 3:], labels[2:, :2], labels[2:, 2:] = 1, 2, 3
+    labels[:2, 3:] = 1
+    labels[2:, :2] = 2
+    labels[2:, 2:] = 3
     x = photos()
     for method in (KernelSHAP(regions=labels), ShapleySampling(samples=24, regions=labels)):
         value = {}
@@ -380,7 +387,8 @@ def test_several_targets_cost_one_and_nothing_is_left_behind(method: Any, curved
     explain.attribute(curved, photos(), method, target=0)
     once = sum(curved.rows)
     curved.rows.clear()
-    before, state = snapshot(curved), torch.get_rng_state()
+    before = snapshot(curved)
+    state = torch.get_rng_state()
     found = explain.attribute(curved, photos(), [method], targets=[0, 1, lambda y: y[:, 2]])
     if method.name != "partitionshap":  # which goes where the score of each target leads
         # a callable has to show that its scores follow their rows
@@ -582,10 +590,12 @@ def owen(
         return found
     if right - left > bottom - top:
         middle = (left + right) // 2
-        one, other = ((top, bottom), (left, middle)), ((top, bottom), (middle, right))
+        one = ((top, bottom), (left, middle))
+        other = ((top, bottom), (middle, right))
     else:
         middle = (top + bottom) // 2
-        one, other = ((top, middle), (left, right)), ((middle, bottom), (left, right))
+        one = ((top, middle), (left, right))
+        other = ((middle, bottom), (left, right))
 
     def shown(cells: list[Any]) -> float:
         keep = torch.zeros_like(x[0])
@@ -615,8 +625,10 @@ def test_partitionshap_gives_owen_values_and_adds_up_at_any_run(curved: Curved) 
 def test_partitionshap_cuts_a_square_across_its_height_first_as_shap_does(curved: Curved) -> None:
     x = photos()[:, :, :4, :4]
     score = score_of(curved)
-    upper, lower = x[0].clone(), x[0].clone()
-    upper[:, 2:], lower[:, :2] = 0, 0
+    upper = x[0].clone()
+    lower = x[0].clone()
+    upper[:, 2:] = 0
+    lower[:, :2] = 0
     # by the two orders of the halves
     gain = (score(upper) - score(x[0] * 0) + score(x[0]) - score(lower)) / 2
     found = explain.attribute(curved, x, PartitionSHAP(2), target=1).values[0]
@@ -645,13 +657,16 @@ def test_sobol_finds_the_indices_of_functions_that_are_known() -> None:
 
 
 def test_sobol_is_jansens_estimator_over_its_designs(curved: Curved) -> None:
-    method, x = Sobol(72, 2, seed=3), photos()[0]
+    method = Sobol(72, 2, seed=3)
+    x = photos()[0]
     labels = Squares(2)(photos())[0]
     rows = method.design.rows(4)
     scores = [score_of(curved)(x * row[labels]) for row in rows]
-    halves, ends = [0.0] * 4, []
+    halves = [0.0] * 4
+    ends = []
     for start in range(0, 72, 6):  # A, B, and A with each coordinate taken from B
-        a, b = rows[start], rows[start + 1]
+        a = rows[start]
+        b = rows[start + 1]
         ends += scores[start : start + 2]
         for cell in range(4):
             mixed = a.clone()
@@ -740,7 +755,8 @@ def test_drise_weighs_masks_by_the_most_similar_detection() -> None:
     ]
     first = Detector()(x)[0]
     best = int(torch.where(first["labels"] == 1, first["scores"], -1.0).argmax())
-    total, missed = torch.zeros(SIZE, dtype=torch.float64), 0
+    total = torch.zeros(SIZE, dtype=torch.float64)
+    missed = 0
     for mask in masks:
         (seen,) = Detector()(x * mask)
         alike = [0.0]

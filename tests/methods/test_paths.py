@@ -45,7 +45,8 @@ def net() -> nn.Module:
 
 @pytest.mark.parametrize("method", PATHS, ids=str)
 def test_each_image_is_explained_as_it_is_alone_and_the_model_is_left_as_found(method: Any) -> None:
-    model, x = net(), random(0, 3, 3, 12, 10)
+    model = net()
+    x = random(0, 3, 3, 12, 10)
     before = snapshot(model)
     whole = explain.attribute(model, x, method, target=torch.tensor([3, 1, 0]))
     assert snapshot(model) == before
@@ -104,7 +105,8 @@ def test_a_change_without_a_gradient_is_nobodys() -> None:
 
 def test_a_guided_path_never_leaves_the_line_by_more_than_its_distance() -> None:
     given: list[Tensor] = []
-    model, x = net(), random(2, 1, 3, 12, 10)
+    model = net()
+    x = random(2, 1, 3, 12, 10)
     model.register_forward_pre_hook(lambda module, args: given.append(args[0].detach().clone()))
     explain.attribute(model, x, GuidedIntegratedGradients(10, distance=0.15), target=1)
     shares = [float(g.sum() / x.sum()) for g in given]
@@ -123,8 +125,10 @@ def test_a_blur_of_everything_is_the_mean_and_weights_add_up_at_the_edges() -> N
 
 
 def test_expected_gradients_are_gradientshap_without_noise_and_are_run_once() -> None:
-    model, x = net(), random(0, 2, 3, 12, 10)
-    ours, theirs = ExpectedGradients(5, PHOTOS, seed=3), GradientSHAP(5, PHOTOS, seed=3)
+    model = net()
+    x = random(0, 2, 3, 12, 10)
+    ours = ExpectedGradients(5, PHOTOS, seed=3)
+    theirs = GradientSHAP(5, PHOTOS, seed=3)
     found = explain.attribute(model, x, [ours, theirs], target=1)
     assert torch.equal(found["expectedgradients"].values, found["gradientshap"].values)
     together, alone = (
@@ -139,7 +143,8 @@ def test_expected_gradients_are_gradientshap_without_noise_and_are_run_once() ->
 
 
 def test_deepliftshap_is_the_mean_of_deeplift() -> None:
-    model, x = net(), random(0, 2, 3, 12, 10)
+    model = net()
+    x = random(0, 2, 3, 12, 10)
     found = explain.attribute(model, x, DeepLIFTSHAP(PHOTOS), target=1)
     each = [explain.attribute(model, x, DeepLIFT(photo), target=1).values for photo in PHOTOS]
     assert_close(found.values, torch.stack(each).mean(0), rtol=1e-9, atol=1e-12)

@@ -23,7 +23,8 @@ from tests.relevance.test_relevance import random
 def plain_ranked(pixels: Tensor, masks: Tensor, least: int) -> Tensor:
     """Again and again the region whose uncovered pixels have the largest mean, looked for from the
     beginning."""
-    found, left = torch.zeros_like(pixels), torch.ones_like(pixels, dtype=torch.bool)
+    found = torch.zeros_like(pixels)
+    left = torch.ones_like(pixels, dtype=torch.bool)
     while True:
         new = [mask & left for mask in masks if int((mask & left).sum()) >= least]
         if not new:
@@ -49,7 +50,8 @@ def plain_xrai(model: nn.Module, x: Tensor, regions: Tensor) -> Tensor:
 
 
 def test_it_is_its_formula() -> None:
-    model, x = settled(TinyNet()).double().eval(), random(0, 2, 3, 12, 10)
+    model = settled(TinyNet()).double().eval()
+    x = random(0, 2, 3, 12, 10)
     regions = torch.arange(12)[:, None] // 5 * 3 + torch.arange(10) // 4
     found = explain.attribute(model, x, XRAI(4, regions), target=1).values
     for i in range(2):
@@ -108,7 +110,8 @@ def test_regions_are_those_of_scikit_image() -> None:
 
 
 def test_by_default_regions_of_several_sizes_are_ranked_together() -> None:
-    model, x = settled(TinyNet()).double().eval(), random(0, 1, 3, 20, 20)
+    model = settled(TinyNet()).double().eval()
+    x = random(0, 1, 3, 20, 20)
     found = explain.attribute(model, x, XRAI(2), target=1)
     assert found.values.shape == (1, 20, 20)
     assert round(LEAST * 400 / USUAL_AREA) == 0  # a photo so small has no region that is too small
@@ -128,7 +131,8 @@ def pixels() -> nn.Module:
     return settled(made).eval()
 
 
-MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.1)
+MEAN = (0.5, 0.4, 0.3)
+STD = (0.2, 0.25, 0.1)
 BLACK, WHITE = (tuple((v - m) / s for m, s in zip(MEAN, STD, strict=True)) for v in (0, 1))
 
 

@@ -231,7 +231,8 @@ def default(dtype: torch.dtype) -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore:.*ablationcam divides by the score")
 def test_the_default_dtype_of_the_caller_changes_no_map() -> None:
     dtype = torch.float32
-    model, x = network("").to(dtype), X.to(dtype)
+    model = network("").to(dtype)
+    x = X.to(dtype)
     expected = maps_of(model, x)
     with default(torch.float64):
         found = maps_of(model, x)
@@ -244,7 +245,8 @@ def test_the_default_dtype_of_the_caller_changes_no_map() -> None:
 
 
 def test_the_default_dtype_changes_no_figure_of_a_random_metric() -> None:
-    model, x = network("gradcam").float(), X.float()
+    model = network("gradcam").float()
+    x = X.float()
     names = ["maxsensitivity", "infidelity", "faithfulnesscorrelation", "sensitivityn", "mprt"]
     metrics = [name for name in names if name in explain.list_metrics()]
     assert len(metrics) > 3

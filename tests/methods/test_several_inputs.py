@@ -206,14 +206,16 @@ def test_occlusion_covers_the_same_part_of_inputs_of_any_sizes(
         **parts,
     )
     model = settled(pair, seed=4).double().eval()
-    left, right = torch.rand(2, 3, *sizes[0]).double(), torch.rand(2, 1, *sizes[1]).double()
+    left = torch.rand(2, 3, *sizes[0]).double()
+    right = torch.rand(2, 1, *sizes[1]).double()
     method = Occlusion(window=2, stride=2)
     inputs = explain.Inputs((left, right), explained=[0, 1])
     found = explain.attribute(model, inputs, method, target=1).values
     expected = torch.zeros_like(found)
     for top in range(0, sizes[0][0], 2):
         for start in range(0, sizes[0][1], 2):
-            one, other = left.clone(), right.clone()
+            one = left.clone()
+            other = right.clone()
             one[:, :, top : top + 2, start : start + 2] = 0
             for i in range(sizes[1][0]):
                 # each pixel's middle lies on a pixel of the first input

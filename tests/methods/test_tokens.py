@@ -116,7 +116,8 @@ def plain_vitcx(
             - chance(model, x + added, target)
             + chance(model, x, target)
         )
-        total, seen = total + weight * mask, seen + mask
+        total = total + weight * mask
+        seen = seen + mask
     return torch.where(seen > 0, total / seen, 0), max(labels) + 1
 
 
@@ -137,7 +138,8 @@ def test_vitcx_weighs_clusters_of_maps_by_what_the_model_says_of_what_is_seen(
 
 def plain_tis(model: Any, x: Tensor, target: int, samples: int, share: float) -> Tensor:
     channels = torch.cat([given_by(model, block, x).flatten(1) for block in BLOCKS])
-    total, times = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
+    total = torch.zeros(16, dtype=torch.float64)
+    times = torch.zeros(16, dtype=torch.float64)
     for centre in means(channels, samples, seed=0):
         kept = sorted(centre.argsort(descending=True)[: int(share * 16)].tolist())
         with torch.no_grad():

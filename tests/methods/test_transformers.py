@@ -45,7 +45,8 @@ FORMULAS = {
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("method", FORMULAS)
 def test_a_method_is_its_formula(method: str, fused: bool) -> None:
-    model, x = transformer(fused=fused), random(0, 2, 3, 6, 6)
+    model = transformer(fused=fused)
+    x = random(0, 2, 3, 6, 6)
     before = snapshot(model)
     for target in (0, 3):
         found = explain.attribute(model, x, method, target=target)
@@ -80,7 +81,8 @@ NUMBERS = torch.tensor([[[1.0], [3.0], [-2.0], [0.5]]], dtype=torch.float64)
 @pytest.mark.parametrize("score_of", SCORES.values(), ids=SCORES.keys())
 def test_gradient_rollout_is_its_formula(score_of: Callable[[Tensor], Tensor]) -> None:
     """A softmax over classes, which a target may take, is no attention."""
-    model, x = transformer(fused=False), random(0, 1, 3, 6, 6)
+    model = transformer(fused=False)
+    x = random(0, 1, 3, 6, 6)
     kept: list[Tensor] = []
     attended = plain.Block.attended
 
@@ -100,7 +102,8 @@ def test_gradient_rollout_is_its_formula(score_of: Callable[[Tensor], Tensor]) -
 @pytest.mark.parametrize("frozen", [False, True])
 def test_tokens_that_meet_are_followed_rule_by_rule(frozen: bool) -> None:
     model = settled(plain.Meeting()).double()
-    x, words = random(0, 2, 3, 6, 6), random(1, 2, 5, 6)
+    x = random(0, 2, 3, 6, 6)
+    words = random(1, 2, 5, 6)
     expected = []
     for i in range(2):
         score = model(x[i : i + 1], words[i : i + 1])[0, 1]

@@ -71,7 +71,8 @@ class OfPhotos(nn.Module):
 
     def __init__(self, clip: Any, features: Tensor) -> None:
         super().__init__()
-        self.tower, self.projection = clip.vision_model, clip.visual_projection
+        self.tower = clip.vision_model
+        self.projection = clip.visual_projection
         self.register_buffer("weight", clip.logit_scale.detach().exp() * features)
 
     def forward(self, x: Tensor) -> Tensor:

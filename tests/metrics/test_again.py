@@ -32,7 +32,8 @@ from explain.metrics.variants import Randomised, grouped
 from tests.conftest import TinyNet, snapshot
 from tests.metrics.test_evaluation import Counting
 
-CAM, TARGETS = "layer1", [4, 0, 2]
+CAM = "layer1"
+TARGETS = [4, 0, 2]
 
 
 def noises(radius: float, samples: int, seed: int) -> Iterator[torch.Tensor]:
@@ -68,10 +69,8 @@ def test_methods_asked_again_together_look_where_each_of_them_looked(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
     """Relevance of the pixels stays that, although it could be of the layer that others look at."""
-    methods, metrics = (
-        ["gradcam", "lrp", "saliency"],
-        [RandomLogit(samples=2), Sensitivity(samples=2)],
-    )
+    methods = ["gradcam", "lrp", "saliency"]
+    metrics = [RandomLogit(samples=2), Sensitivity(samples=2)]
     together = explain.evaluate(model, photos, methods, metrics, target=TARGETS)
     for method in methods:
         apart = explain.evaluate(model, photos, method, metrics, target=TARGETS)[method]
@@ -98,16 +97,15 @@ def test_sensitivity_and_stability_by_their_formulas(
 
     for i, photo in enumerate(photos):
         for method in methods:
-            own, logits = (
-                values_of(model, photo, method, TARGETS[i]),
-                model(photo[None])[0].detach(),
-            )
-            changes, slopes, inputs, outputs = [], [], [], []
+            own = values_of(model, photo, method, TARGETS[i])
+            logits = model(photo[None])[0].detach()
+            changes = []
+            slopes = []
+            inputs = []
+            outputs = []
             for noise in noises(0.3, 4, 2):
-                other, scores = (
-                    values_of(model, photo + noise, method, TARGETS[i]),
-                    model((photo + noise)[None])[0].detach(),
-                )
+                other = values_of(model, photo + noise, method, TARGETS[i])
+                scores = model((photo + noise)[None])[0].detach()
                 changes.append(float((other - own).norm() / own.norm()))
                 slopes.append(float((other - own).norm() / noise.norm()))
                 if scores.argmax() == logits.argmax():
@@ -138,7 +136,8 @@ def test_continuity_shifts_the_photo_and_the_map_back(
 ) -> None:
     table = explain.evaluate(model, photos, Saliency(), Continuity((1, 2)), target=TARGETS)
     for i, photo in enumerate(photos):
-        own, found = values_of(model, photo, Saliency(), TARGETS[i]).amax(0).numpy(), []
+        own = values_of(model, photo, Saliency(), TARGETS[i]).amax(0).numpy()
+        found = []
         padded = np.pad(photo.numpy(), ((0, 0), (2, 2), (2, 2)), mode="edge")
         for by in (1, 2):
             for down, across in ((by, 0), (-by, 0), (0, by), (0, -by)):
@@ -176,7 +175,9 @@ def test_parameters_are_randomised_on_a_copy_as_their_classes_do_it() -> None:
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LayerNorm(16)
     ).eval()
     model[1].running_mean.fill_(5.0)
-    before, state, x = snapshot(model), torch.get_rng_state(), as_inputs(torch.ones(1, 3, 4, 4))
+    before = snapshot(model)
+    state = torch.get_rng_state()
+    x = as_inputs(torch.ones(1, 3, 4, 4))
     assert Randomised(model, x).layers == ["", "0", "1", "4"]
     other = Randomised(model, x).of(["", "0", "1"], 3)
     assert snapshot(model) == before
@@ -214,10 +215,8 @@ def test_one_copy_in_several_states_is_in_each_what_a_new_copy_would_be() -> Non
     x = as_inputs(torch.ones(2, 4))
     copy = Randomised(model, x)
     for layers in (["3"], ["2", "3"], ["0"], [], ["0", "1", "2", "3"], ["1"], ["2"]):
-        state, alone = (
-            copy.of(layers, 5).state_dict(),
-            Randomised(model, x).of(layers, 5).state_dict(),
-        )
+        state = copy.of(layers, 5).state_dict()
+        alone = Randomised(model, x).of(layers, 5).state_dict()
         assert all(torch.equal(state[name], alone[name]) for name in before), layers
         assert all(torch.equal(state[name], before[name]) for name in before) == (not layers)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -226,7 +225,8 @@ def test_one_copy_in_several_states_is_in_each_what_a_new_copy_would_be() -> Non
 def test_layers_that_cannot_be_randomised_are_named(photos: torch.Tensor) -> None:
     model = nn.Sequential(nn.Flatten(), Stubborn(360, 2)).double()
     model[1].made = True
-    before, copied = snapshot(model), Randomised(model, as_inputs(photos))
+    before = snapshot(model)
+    copied = Randomised(model, as_inputs(photos))
     with pytest.raises(MetricError, match="layer '1' must"):
         explain.evaluate(model, photos, "saliency", "emprt")
     with pytest.raises(MetricError, match="layer '1' must"):

@@ -85,7 +85,8 @@ def test_the_answers_are_in_records_and_pictures_from_then_on(
 def test_a_second_check_adds_to_the_first_and_leaves_the_model_alone(
     explainer: explain.Explainer,
 ) -> None:
-    explanation, before = explainer(CAT, ["gradcam", "saliency"], 1), snapshot(explainer.model)
+    explanation = explainer(CAT, ["gradcam", "saliency"], 1)
+    before = snapshot(explainer.model)
     first = explanation.check("gradcam")
     second = explanation.check(["saliency"], seed=3)
     assert snapshot(explainer.model) == before
@@ -142,7 +143,8 @@ class Boxes(Maps):
             for half in HALVES
         )
         scores = torch.stack([upper, lower], 1)
-        boxes, labels = torch.tensor([[0.0, 0, 16, 8], [0, 8, 16, 16]]), torch.tensor([1, 2])
+        boxes = torch.tensor([[0.0, 0, 16, 8], [0, 8, 16, 16]])
+        labels = torch.tensor([1, 2])
         kept = scores > scores.amax(1, keepdim=True) - 0.02
         return [
             {"boxes": boxes[k], "labels": labels[k], "scores": s[k]}
@@ -189,10 +191,8 @@ def test_regions_boxes_and_functions_are_checked_and_what_cannot_be_asked_says_s
         "a cell": lambda: Detections(box=(0, 8, 16, 16)),
         "a detection": lambda: Detections(["none", "upper", "lower"][int(output[0]["labels"][0])]),
     }[kind]()
-    before, explanation = (
-        snapshot(model),
-        explainer(CAT, ["gradcam", "inputxgradient"], targets=[target]),
-    )
+    before = snapshot(model)
+    explanation = explainer(CAT, ["gradcam", "inputxgradient"], targets=[target])
     verdict = explanation.check()
     for answers in verdict.values():
         others = kind in ("a label", "a cell")  # the maps of other classes in the same place
@@ -220,7 +220,8 @@ def test_regions_boxes_and_functions_are_checked_and_what_cannot_be_asked_says_s
 
 def test_a_region_that_a_randomised_network_does_not_predict_is_still_that_of_the_photo() -> None:
     """`evaluate` asks its methods again of the region on the photo as it is, too."""
-    model, x = Maps().eval(), torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    model = Maps().eval()
+    x = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         predicted = model(x)["out"].argmax(1)
     best = int(predicted.flatten().mode().values)

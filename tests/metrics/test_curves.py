@@ -17,7 +17,8 @@ from tests.metrics import plain
 def test_deletion_insertion_and_flipping_are_areas_under_plain_curves(
     model: nn.Module, photos: torch.Tensor, maps: torch.Tensor, score: str
 ) -> None:
-    steps, classes = 7, [4, 0, 2]
+    steps = 7
+    classes = [4, 0, 2]
     metrics = [
         Deletion(steps, score=score),
         Insertion(steps, Blur(5, 2.0), score=score),  # type: ignore[arg-type]
@@ -75,11 +76,13 @@ def test_areas_are_over_the_share_of_the_pixels_that_is_really_covered() -> None
 def test_road_is_half_of_lerf_less_morf_with_interpolated_pixels(
     model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
 ) -> None:
-    shares, baseline = (20, 50, 90), Neighbours(noise=0.3, seed=4)
+    shares = (20, 50, 90)
+    baseline = Neighbours(noise=0.3, seed=4)
     table = explain.evaluate(model, photos, {"map": maps}, ROAD(shares, baseline), target=1)
     parts = table.parts("map", "road")
     for i, photo in enumerate(photos):
-        order, read = plain.order_of(maps[i]), plain.probability(model, 1)
+        order = plain.order_of(maps[i])
+        read = plain.probability(model, 1)
         expected = []
         for k, share in enumerate(shares):
             count = round(120 * share / 100)
@@ -106,7 +109,8 @@ def test_sufficiency_and_comprehensiveness_are_mean_losses(
     table = explain.evaluate(model, photos, {"map": maps}, both)
     for i, photo in enumerate(photos):
         read = plain.probability(model, int(model(photo[None])[0].argmax()))
-        order, mean = plain.order_of(maps[i]), plain.constant(photo.mean((1, 2)).tolist())
+        order = plain.order_of(maps[i])
+        mean = plain.constant(photo.mean((1, 2)).tolist())
         counts = [round(120 * share / 100) for share in shares]
         without = [read(photo) - read(mean(photo, set(order[:count]))) for count in counts]
         only = [
@@ -125,7 +129,8 @@ def test_a_model_that_reads_one_pixel_loses_all_at_that_pixel() -> None:
             return torch.stack([x[:, 0, 2, 3], torch.zeros_like(x[:, 0, 0, 0])], 1)
 
     photos = torch.full((1, 3, 5, 5), 2.0, dtype=torch.float64)
-    right, wrong = torch.zeros(1, 5, 5).double(), torch.zeros(1, 5, 5).double()
+    right = torch.zeros(1, 5, 5).double()
+    wrong = torch.zeros(1, 5, 5).double()
     right[0, 2, 3] = 1
     wrong[0, 2, 3] = -1
     metrics = [Deletion(25, score="logit"), Insertion(25, Zero(), score="logit")]

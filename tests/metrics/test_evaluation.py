@@ -214,7 +214,8 @@ def test_every_metric_says_what_it_is() -> None:
         register(steps=3)(Deletion)
 
 
-X, MAP = torch.zeros(1, 3, 12, 10).double(), torch.zeros(1, 12, 10)
+X = torch.zeros(1, 3, 12, 10).double()
+MAP = torch.zeros(1, 12, 10)
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"metrics": "delition"}, "did you mean 'deletion'"),
     ({"metrics": Deletion}, r"use Deletion\(\)"),
@@ -278,7 +279,8 @@ def test_masks_maps_and_boxes_may_be_arrays_of_any_numbers_and_layout(
 ) -> None:
     mask = np.zeros((1, 12, 10), bool)
     mask[0, 2:7, 3:] = True
-    maps, boxes = MAP.double().numpy(), np.array([[3, 2, 10, 7]])
+    maps = MAP.double().numpy()
+    boxes = np.array([[3, 2, 10, 7]])
     expected = explain.evaluate(model, X, {"m": maps}, ["auc", "deletion"], target=1, masks=mask)[
         "m"
     ]

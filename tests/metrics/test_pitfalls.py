@@ -87,7 +87,9 @@ def test_no_metric_looks_at_the_other_images_of_a_batch(
 ) -> None:
     """Normalised over the batch, a figure would depend on who shares it."""
     model.train()
-    before, given, state = snapshot(model), photos.clone(), torch.get_rng_state()
+    before = snapshot(model)
+    given = photos.clone()
+    state = torch.get_rng_state()
     together, turned = (
         explain.evaluate(
             model, photos[rows], "inputxgradient", ALL, target=1, boxes=[BOXES[row] for row in rows]
@@ -107,7 +109,8 @@ def test_no_metric_looks_at_the_other_images_of_a_batch(
 def test_a_map_of_zeros_has_the_figure_that_the_guide_says(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
-    x, zeros = photos[:1], torch.zeros(1, 12, 10, dtype=torch.float64)
+    x = photos[:1]
+    zeros = torch.zeros(1, 12, 10, dtype=torch.float64)
     text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
     ordered, placeless, hiding = (
         [name for name in re.findall(r"`(\w+)`", part) if name in list_metrics()]
@@ -226,7 +229,8 @@ def test_a_negative_score_has_no_shares(photos: torch.Tensor) -> None:
     """What falls from -2 to -10 would have risen fivefold by (y - o) / y."""
     linear = nn.Sequential(nn.Flatten(), nn.Linear(360, 2)).double()
     with torch.no_grad():
-        linear[1].weight[0], linear[1].bias[0] = 1e-3, -2
+        linear[1].weight[0] = 1e-3
+        linear[1].bias[0] = -2
     metrics = [AverageDrop(score="logit"), IROF(score="logit")]
     with pytest.warns(ExplainWarning, match="the original score is be"):
         table = explain.evaluate(linear, photos, "inputxgradient", metrics, target=0)
@@ -248,7 +252,8 @@ def test_shares_that_round_to_no_pixel_cover_one(
 
 def test_signed_and_absolute_values_are_a_choice(model: nn.Module, photos: torch.Tensor) -> None:
     values = torch.zeros(3, 3, 12, 10, dtype=torch.float64)
-    values[:, 0, 3, 3], values[:, 0, 6, 6] = -5, 1
+    values[:, 0, 3, 3] = -5
+    values[:, 0, 6, 6] = 1
     ends = {}
     for sign in ("signed", "absolute"):
         one: Any = sign

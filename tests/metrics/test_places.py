@@ -56,7 +56,8 @@ PLACES = [(y, x) for y in range(12) for x in range(10)]
     ("box", "share"), [([2, 3, 3, 4], 1), ([2, 2, 3, 3], 0), ([1, 3, 2, 4], 0)]
 )
 def test_the_centre_of_a_photo_with_odd_sides_is_one_pixel(box: list[int], share: float) -> None:
-    model, x = nn.Sequential(nn.Flatten(), nn.Linear(105, 2)), torch.rand(1, 3, 7, 5)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(105, 2))
+    x = torch.rand(1, 3, 7, 5)
     table = explain.evaluate(model, x, {"map": torch.rand(1, 7, 5)}, PointingGame(0), boxes=[box])
     assert table.parts("map", "pointinggame")["centre"].item() == share
 
@@ -140,16 +141,19 @@ def test_masks_say_the_same_as_boxes_and_several_boxes_are_all_the_object(
 
 def flood(above: set[tuple[int, int]]) -> list[list[int]]:
     """The tightest box around each part that hangs together, corners too."""
-    boxes, left = [], set(above)
+    boxes = []
+    left = set(above)
     while left:
-        part, waiting = set(), [left.pop()]
+        part = set()
+        waiting = [left.pop()]
         while waiting:
             y, x = waiting.pop()
             part.add((y, x))
             beside = {(y + v, x + u) for v in (-1, 0, 1) for u in (-1, 0, 1)} & left
             left -= beside
             waiting += beside
-        ys, xs = [y for y, _ in part], [x for _, x in part]
+        ys = [y for y, _ in part]
+        xs = [x for _, x in part]
         boxes.append([min(xs), min(ys), max(xs) + 1, max(ys) + 1])
     return boxes
 

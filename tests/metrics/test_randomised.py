@@ -84,7 +84,8 @@ class Net(nn.Module):
 def test_under_weight_norm_the_same_weights_are_drawn_as_without_it(
     norm: Any, x: torch.Tensor
 ) -> None:
-    plain, other = Net(), Net(norm)
+    plain = Net()
+    other = Net(norm)
     before = snapshot(other)
     drawn, expected = (
         Randomised(net, as_inputs(x)).of(["one", "two"], 4).eval() for net in (other, plain)
@@ -97,7 +98,8 @@ def test_under_weight_norm_the_same_weights_are_drawn_as_without_it(
         assert torch.equal(getattr(drawn, layer).weight, getattr(other, layer).weight) == (
             layer == "head"
         )
-    found, wanted = judged(other, x), judged(plain, x)
+    found = judged(other, x)
+    wanted = judged(plain, x)
     assert all(found[name] == pytest.approx(wanted[name], abs=1e-9) for name in wanted)
     assert snapshot(other) == before
 
@@ -110,15 +112,14 @@ def test_under_weight_norm_the_same_weights_are_drawn_as_without_it(
 def test_under_spectral_norm_weights_are_drawn_and_divided_by_their_own_norm(
     norm: Any, x: torch.Tensor
 ) -> None:
-    plain, other = Net(), Net(norm)
+    plain = Net()
+    other = Net(norm)
     for _ in range(30):
         other.train()(x)  # by which its trained weights have their norm
     before = snapshot(other.eval())
     copied = Randomised(other, as_inputs(x))
-    drawn, expected = (
-        copied.of(["one", "two"], 4),
-        Randomised(plain, as_inputs(x)).of(["one", "two"], 4),
-    )
+    drawn = copied.of(["one", "two"], 4)
+    expected = Randomised(plain, as_inputs(x)).of(["one", "two"], 4)
     drawn(x)  # hooks compute their weights here
     for layer in ("one", "two"):
         weight, own = (getattr(net, layer).weight.detach() for net in (expected, drawn))
@@ -148,7 +149,8 @@ def test_parametrizations_without_an_inverse_and_pruned_weights_are_random_too(
     drawn = Randomised(model, as_inputs(x)).of(Randomised(model, as_inputs(x)).layers)
     drawn(x)
     for layer in ("one", "two"):
-        own, trained = getattr(drawn, layer).weight, getattr(model, layer).weight
+        own = getattr(drawn, layer).weight
+        trained = getattr(model, layer).weight
         assert torch.equal(own, own.mT)
         assert not torch.isclose(own, trained).any()
     pruned = model.head.weight_mask == 0
@@ -224,7 +226,8 @@ def test_weights_that_a_copy_would_share_with_the_model_are_refused(x: torch.Ten
             scores: torch.Tensor = self.head(outside(x).mean((2, 3)))
             return scores
 
-    before, model = outside.weight.clone(), Closed()
+    before = outside.weight.clone()
+    model = Closed()
     with pytest.raises(MetricError, match="attribute"):
         explain.evaluate(model, x, "saliency", "mprt", target=0)
     assert torch.equal(outside.weight, before)

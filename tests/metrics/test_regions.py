@@ -39,10 +39,8 @@ def test_squares_are_covered_by_the_sum_of_the_map_in_each(
     fewer = explain.evaluate(model, photos, {"map": maps}, four_steps, target=1)
     for i, photo in enumerate(photos):
         flat = maps[i].flatten()
-        read, cover = (
-            plain.probability(model, 1),
-            plain.by_photo(Noise(seed=2).replacement(photo[None])[0]),
-        )
+        read = plain.probability(model, 1)
+        cover = plain.by_photo(Noise(seed=2).replacement(photo[None])[0])
         ordered = sorted(squares(12, 10, 4), key=lambda places: -flat[places].sum().item())
         curve = [read(cover(photo, set(chain.from_iterable(ordered[:k])))) for k in range(6)]
         assert table.curve("map", "regionperturbation")[1][i].tolist() == pytest.approx(
@@ -51,7 +49,8 @@ def test_squares_are_covered_by_the_sum_of_the_map_in_each(
         aopc = sum(curve[0] - value for value in curve) / 6
         assert table["map"]["regionperturbation"][i].item() == pytest.approx(aopc, abs=1e-8)
         ordered = sorted(squares(12, 10, 5), key=lambda places: -flat[places].sum().item())
-        read, cover = plain.logit(model, 1), plain.constant([0, 0, 0])
+        read = plain.logit(model, 1)
+        cover = plain.constant([0, 0, 0])
         curve = [read(cover(photo, set(chain.from_iterable(ordered[:k])))) for k in range(7)]
         equal = [k / 6 for k in range(7)]
         assert table["map"]["selectivity"][i].item() == pytest.approx(
@@ -69,12 +68,14 @@ def test_irof_is_the_area_over_the_share_that_superpixels_leave(
     table = explain.evaluate(model, photos, {"map": maps}, IROF(8), target=1)
     pieces = superpixels(photos, 8)
     for i, photo in enumerate(photos):
-        labels, flat = pieces[i].flatten(), maps[i].flatten()
+        labels = pieces[i].flatten()
+        flat = maps[i].flatten()
         places = [
             torch.nonzero(labels == k).flatten().tolist() for k in range(int(labels.max()) + 1)
         ]
         ordered = sorted(places, key=lambda each: -flat[each].mean().item())
-        read, cover = plain.probability(model, 1), plain.constant(photo.mean((1, 2)).tolist())
+        read = plain.probability(model, 1)
+        cover = plain.constant(photo.mean((1, 2)).tolist())
         curve = [
             read(cover(photo, set(chain.from_iterable(ordered[:k]))))
             for k in range(len(ordered) + 1)

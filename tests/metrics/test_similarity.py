@@ -35,7 +35,9 @@ def test_structural_similarity_window_by_window() -> None:
         values = []
         for row in range(13):
             for column in range(9):
-                weights, xs, ys = [], [], []
+                weights = []
+                xs = []
+                ys = []
                 for v in range(max(0, row - 5), min(13, row + 6)):
                     for u in range(max(0, column - 5), min(9, column + 6)):
                         weights.append(
@@ -43,14 +45,16 @@ def test_structural_similarity_window_by_window() -> None:
                         )
                         xs.append(x[v, u].item())
                         ys.append(y[v, u].item())
-                w, a, b = np.array(weights) / sum(weights), np.array(xs), np.array(ys)
-                ma, mb = (w * a).sum(), (w * b).sum()
-                va, vb, ab = (
-                    (w * a * a).sum() - ma**2,
-                    (w * b * b).sum() - mb**2,
-                    (w * a * b).sum() - ma * mb,
-                )
-                c1, c2 = 1e-4, 9e-4
+                w = np.array(weights) / sum(weights)
+                a = np.array(xs)
+                b = np.array(ys)
+                ma = (w * a).sum()
+                mb = (w * b).sum()
+                va = (w * a * a).sum() - ma**2
+                vb = (w * b * b).sum() - mb**2
+                ab = (w * a * b).sum() - ma * mb
+                c1 = 1e-4
+                c2 = 9e-4
                 values.append(
                     (2 * ma * mb + c1) * (2 * ab + c2) / ((ma**2 + mb**2 + c1) * (va + vb + c2))
                 )
@@ -60,7 +64,8 @@ def test_structural_similarity_window_by_window() -> None:
 
 def test_histograms_of_gradients_cell_by_cell() -> None:
     one, other = pair((20, 16))
-    cell, features = 4, []
+    cell = 4
+    features = []
     image = one[0].numpy()
     cells = np.zeros((5, 4, 9))
     for y in range(20):

@@ -50,7 +50,8 @@ def test_random_subsets_by_the_formula(
     metrics = [FaithfulnessCorrelation(12, 10, seed=3), SensitivityN((10, 40), 8, seed=5)]
     table = explain.evaluate(model, photos, {"map": maps}, metrics, target=2)
     for i, photo in enumerate(photos):
-        read, flat = plain.logit(model, 2), maps[i].flatten()
+        read = plain.logit(model, 2)
+        flat = maps[i].flatten()
 
         drop_of = partial(drop, read, photo)
 
@@ -79,7 +80,9 @@ def test_groups_in_the_maps_order_by_the_formula(
     ]
     table = explain.evaluate(model, photos, {"map": maps}, metrics, target=2)
     for i, photo in enumerate(photos):
-        read, flat, order = plain.logit(model, 2), maps[i].flatten(), plain.order_of(maps[i])
+        read = plain.logit(model, 2)
+        flat = maps[i].flatten()
+        order = plain.order_of(maps[i])
         ends = [round(120 * k / 7) for k in range(8)]
         groups = [order[start:end] for start, end in pairwise(ends)]
         lost = [read(photo) - read(ZERO(photo, set(places))) for places in groups]
@@ -165,7 +168,8 @@ def test_where_map_or_model_say_nothing_squares_of_the_other_are_counted(
         "nonsensitivity"
     ]
     for i, photo in enumerate(photos):
-        read, cover = plain.logit(Some(), 0), plain.constant([0, 0, 0])
+        read = plain.logit(Some(), 0)
+        cover = plain.constant([0, 0, 0])
         of = squares(12, 10, 3)
         without = {k for k, each in enumerate(of) if not maps[i].flatten()[each].any()}
         still = {
@@ -185,7 +189,9 @@ def test_infidelity_by_the_formula(model: nn.Module, photos: torch.Tensor) -> No
         s: explain.evaluate(model, photos, {"map": values}, m, target=2) for s, m in metrics.items()
     }
     for i, photo in enumerate(photos):
-        read, told, lost = plain.logit(model, 2), [], []
+        read = plain.logit(model, 2)
+        told = []
+        lost = []
         for sample in range(9):
             generator = torch.Generator().manual_seed(1_000_003 + sample)
             noise = 0.3 * torch.randn(12, 10, generator=generator).double().expand(3, 12, 10)

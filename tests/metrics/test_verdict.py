@@ -114,11 +114,13 @@ def plain_p(maps: list[Any], drops: list[Any], covered: Any, which: Any, photo: 
     columns = [(which == b).astype(float) for b in range(4)]
     columns = [*columns, *(each * area for each in columns), area**2]
     columns += [(covered * each).sum((1, 2)) for each in photo]
-    design, found = np.stack(columns, 1), []
+    design = np.stack(columns, 1)
+    found = []
     for together in zip(*(places(each) for each in maps), strict=True):
         correlations = []
         for each, drop in zip(together, drops, strict=True):
-            left, lost = residual((covered * each).sum((1, 2)), design), residual(drop, design)
+            left = residual((covered * each).sum((1, 2)), design)
+            lost = residual(drop, design)
             correlations.append(float(left @ lost / np.sqrt((left @ left) * (lost @ lost))))
         found.append(np.mean(correlations))
     return float(np.mean(np.array(found) >= found[0] - 1e-9))
@@ -131,7 +133,8 @@ def test_faithful_equals_a_plain_permutation_test(
     x = torch.randn(
         1, 3, 12, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64
     )
-    a, check = explain.attribute(model, x, "inputxgradient", target=2), Faithful(48)
+    a = explain.attribute(model, x, "inputxgradient", target=2)
+    check = Faithful(48)
     found = explain.evaluate(model, x, {"it": a}, check, target=2)
     masks = check.masked.masks(x)[0]
     which = np.arange(48) // 2 % 4
@@ -139,7 +142,8 @@ def test_faithful_equals_a_plain_permutation_test(
         photo = [each.replacement(x) for each in check.masked.baselines(x)]
         masked = [torch.where(mask, photo[which[k]], x) for k, mask in enumerate(masks)]
         drops = (model(x) - model(torch.cat(masked)))[:, 2].numpy()
-    values, covered = a.values.sum(1)[0].numpy(), masks.double().numpy()
+    values = a.values.sum(1)[0].numpy()
+    covered = masks.double().numpy()
     expected = plain_p([values], [drops], covered, which, photo_columns(x))
     assert found["it"]["faithful"].item() == pytest.approx(expected)
 
@@ -179,7 +183,8 @@ def blob(generator: torch.Generator, side: int = 24) -> torch.Tensor:
 def test_maps_that_know_nothing_pass_no_more_often_than_the_level_says() -> None:
     """Random blobs, and maps of the photo alone; the score adds up the photo's values in another
     random blob."""
-    generator, count = torch.Generator().manual_seed(0), 25
+    generator = torch.Generator().manual_seed(0)
+    count = 25
     passed: dict[str, list[bool]] = {"right": [], "blob": [], "noise": [], "photo": []}
     for _ in range(count):
         weight = blob(generator).expand(3, -1, -1)
@@ -277,7 +282,8 @@ def test_the_figure_of_a_check_agrees_with_its_result_and_no_method_is_advised_a
 
 def test_a_pattern_of_class_and_weights_does_not_fool_the_checks(model: nn.Module) -> None:
     """Its maps differ as much as those of a true method; but the difference predicts no score."""
-    generator, passed = torch.Generator().manual_seed(2), {"hashed": 0, "inputxgradient": 0}
+    generator = torch.Generator().manual_seed(2)
+    passed = {"hashed": 0, "inputxgradient": 0}
     checks = (DependsOnModel(), DependsOnClass(), Faithful())
     for _ in range(5):
         x = torch.randn(1, 3, 12, 12, generator=generator, dtype=torch.float64)
@@ -306,7 +312,8 @@ def test_holm_takes_the_smallest_p_values_first() -> None:
 def test_the_likeness_to_copies_with_random_upper_layers_is_that_of_a_plain_computation(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
-    x, check = photos[:1], DependsOnModel(copies=2, seed=5)
+    x = photos[:1]
+    check = DependsOnModel(copies=2, seed=5)
     judged = explain.evaluate(model, x, ["gradcam"], check, target=1, layer="layer1")
     other_model = Randomised(model, as_inputs(x))
     layers = other_model.layers
@@ -328,7 +335,8 @@ def test_the_photo_itself_fails_by_model_and_class_and_a_gradient_passes(
     verdict = checked(
         model, photos[:1], [Edges(), "inputxgradient"], checks=(DependsOnModel(), DependsOnClass())
     )
-    edges, gradient = verdict["edges"], verdict["inputxgradient"]
+    edges = verdict["edges"]
+    gradient = verdict["inputxgradient"]
     assert (edges.results[0].figure, edges.results[0].passed) == (pytest.approx(1), False)
     assert (edges.results[1].figure, edges.results[1].passed) == (pytest.approx(1), False)
     assert gradient.results[0].passed is True
@@ -398,7 +406,8 @@ def test_stability_is_the_mean_likeness_over_changes_that_leave_the_scores_alone
     check = Stable(slack=slack)
     table = explain.evaluate(model, x, "saliency", check, target=1)
     own = explain.attribute(model, x, "saliency", target=1).values.abs().amax(1)
-    alike, counted = [], [each <= slack for each in moved]
+    alike = []
+    counted = [each <= slack for each in moved]
     for change in check.changes:
         other = (
             explain.attribute(model, change.perturbed(photo), "saliency", target=1)
@@ -430,8 +439,10 @@ def test_a_shattered_map_fails_and_where_every_change_moves_the_scores_nothing_i
 def test_nothing_is_left_changed_and_what_maps_share_is_run_once(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
-    before, inner = snapshot(model), Counting(model)
-    first, second = ["layercam"], ["layercam", "randomcam"]
+    before = snapshot(model)
+    inner = Counting(model)
+    first = ["layercam"]
+    second = ["layercam", "randomcam"]
     samples = []
     for methods in (first, second):
         inner.rows.clear()

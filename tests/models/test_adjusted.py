@@ -40,7 +40,8 @@ def plain(
     photo: Image.Image, side: int, share: float, mean: list[float], std: list[float], how: int
 ) -> np.ndarray:
     """The central square, scaled and normalised, with NumPy."""
-    half, (width, height) = min(photo.size) * share / 2, photo.size
+    half = min(photo.size) * share / 2
+    width, height = photo.size
     box = (width / 2 - half, height / 2 - half, width / 2 + half, height / 2 + half)
     pixels = (
         np.asarray(photo.resize((side, side), Image.Resampling(how), box=box), np.float64) / 255
@@ -52,7 +53,8 @@ def plain(
 @pytest.mark.parametrize("share", [0.5, 0.875, 1])
 @pytest.mark.parametrize("how", ["bilinear", "bicubic"])
 def test_values_are_those_that_were_given(share: float, how: Any, photo: Image.Image) -> None:
-    mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 2.0]
+    mean = [0.1, 0.2, 0.3]
+    std = [0.4, 0.5, 2.0]
     net = settled(TinyNet())
     explainer = explain.Explainer(net, size=12, crop=share, mean=mean, std=std, interpolation=how)
     expected = plain(photo, 12, share, mean, std, Image.Resampling[how.upper()])

@@ -134,11 +134,10 @@ def exported_file(net: nn.Module, path: Path) -> Any:
 def test_a_closed_model_is_explained_as_its_original_by_methods_that_need_scores(
     close: Callable[[nn.Module, Path], Any], net: nn.Module, tmp_path: Path
 ) -> None:
-    explainer, original = (
-        explain.Explainer(close(net, tmp_path), **VIEW),
-        explain.Explainer(net, **VIEW),
-    )
-    found, expected = explainer(PHOTO, OUTSIDE), original(PHOTO, OUTSIDE)
+    explainer = explain.Explainer(close(net, tmp_path), **VIEW)
+    original = explain.Explainer(net, **VIEW)
+    found = explainer(PHOTO, OUTSIDE)
+    expected = original(PHOTO, OUTSIDE)
     assert dict(found.predictions) == pytest.approx(dict(expected.predictions))
     assert not found.origin.hooks  # those that torch puts on an exported program are no one's
     for name in expected.methods:
@@ -168,7 +167,8 @@ def test_onnx_gives_scores_alone_and_says_its_size_and_channels(tmp_path: Path) 
     onnx = pytest.importorskip("onnx", reason="onnx comes with the extra 'peers'")
     pytest.importorskip("onnxruntime", reason="onnxruntime comes with the extra 'onnx'")
     weight = np.random.default_rng(1).normal(size=(SIDE * SIDE, 3)).astype(np.float32)
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    helper = onnx.helper
+    kind = onnx.TensorProto.FLOAT
     nodes = [
         helper.make_node("Flatten", ["x"], ["flat"]),
         helper.make_node("MatMul", ["flat", "w"], ["y"]),

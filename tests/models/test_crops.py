@@ -76,7 +76,9 @@ def test_padding_is_the_mean_colour_and_lies_outside_of_the_photo(size: tuple[in
     inside = (x - 2).abs() < 1e-5
     assert x.shape == (3, 16, 16)
     assert bool((x[~inside] == 0).all())
-    box, rows, columns = view.box(size), inside[0].any(1).nonzero(), inside[0].any(0).nonzero()
+    box = view.box(size)
+    rows = inside[0].any(1).nonzero()
+    columns = inside[0].any(0).nonzero()
     for (first, last), start, length, extent in (
         ((rows[0].item(), rows[-1].item()), box.top, box.height, size[1]),
         ((columns[0].item(), columns[-1].item()), box.left, box.width, size[0]),
@@ -86,7 +88,8 @@ def test_padding_is_the_mean_colour_and_lies_outside_of_the_photo(size: tuple[in
 
 
 def test_crops_are_made_of_what_the_model_brings() -> None:
-    net, plain = averaging(), CenterCrop(32, 0.5, (0.1,) * 3, (0.2,) * 3, "bicubic")
+    net = averaging()
+    plain = CenterCrop(32, 0.5, (0.1,) * 3, (0.2,) * 3, "bicubic")
     assert cropped(plain, "center", net) is plain
     assert cropped(plain, "whole", net) == WholePhoto(
         32, (0.1,) * 3, (0.2,) * 3, "bicubic", pad=False

@@ -33,7 +33,8 @@ def as_input(classifier: Classifier, name: str) -> torch.Tensor:
 
 
 def test_its_outputs_are_the_published_ones(classifier: Classifier) -> None:
-    model, expected = classifier.model, load_file(GOLDEN)
+    model = classifier.model
+    expected = load_file(GOLDEN)
     assert isinstance(model, NanoDet)
     with torch.no_grad():
         levels = model.neck(model.backbone(as_input(classifier, "coffee.png")))
@@ -86,12 +87,14 @@ def plain_box(cell: torch.Tensor, x: int, y: int, stride: int) -> list[float]:
 
 def test_decoding_is_what_its_description_says() -> None:
     generator = torch.Generator().manual_seed(0)
-    sizes, classes = [(4, 6), (2, 3), (1, 2)], 3
+    sizes = [(4, 6), (2, 3), (1, 2)]
+    classes = 3
     maps = [
         3 * torch.randn(2, classes + 4 * BINS, *size, generator=generator, dtype=torch.float64)
         for size in sizes
     ]
-    found, cell = decode(maps), 0
+    found = decode(maps)
+    cell = 0
     for raw, stride, (rows, columns) in zip(maps, STRIDES, sizes, strict=True):
         for y in range(rows):
             for x in range(columns):
@@ -144,7 +147,8 @@ def test_gradients_of_scores_and_boxes_reach_the_input(classifier: Classifier) -
 def test_cells_of_an_image_are_the_same_alone_and_in_a_batch(classifier: Classifier) -> None:
     x = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        batch, alone = classifier.model(x), classifier.model(x[1:])
+        batch = classifier.model(x)
+        alone = classifier.model(x[1:])
     assert batch["boxes"].shape == (2, 8 * 12 + 4 * 6 + 2 * 3, 4)
     for name, values in batch.items():
         torch.testing.assert_close(values[1:], alone[name], atol=1e-4, rtol=1e-4)
@@ -154,7 +158,8 @@ def test_a_photo_is_explained_for_one_box() -> None:
     explainer = explain.Explainer("nanodet")
     photo = ROOT / "assets" / "coffee.png"
     (found,) = detect(explainer.model(explainer.as_input(photo)))
-    cell, label = int(found["cells"][0]), int(found["labels"][0])
+    cell = int(found["cells"][0])
+    label = int(found["labels"][0])
     layer = "heads.stride32.hidden"  # the head that found it
     explanation = explainer(
         photo, "gradcam", lambda output: output["logits"][:, cell, label], layer=layer
@@ -186,7 +191,8 @@ FILES = {"nanodet": "DETECTOR", "person-segmenter": "SEGMENTER", "tiny-transform
 def test_a_file_that_is_not_the_published_one_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, changed = getattr(bundled, f"{FILES[name]}_FILE"), tmp_path / "weights"
+    original = getattr(bundled, f"{FILES[name]}_FILE")
+    changed = tmp_path / "weights"
     if original.suffix == ".safetensors":
         assert {tensor.dtype for tensor in load_file(original).values()} == {torch.float16}
     monkeypatch.setattr(bundled, f"{FILES[name]}_FILE", changed)

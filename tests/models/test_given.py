@@ -146,7 +146,9 @@ def test_an_image_processor_beside_the_weights_or_on_the_model_is_used(
 
 
 def test_values_that_are_given_replace_those_of_an_image_processor(photo: Image.Image) -> None:
-    model, mean, std = tiny_vit(), [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
+    model = tiny_vit()
+    mean = [0.1, 0.2, 0.3]
+    std = [0.4, 0.5, 0.6]
     with warnings.catch_warnings():
         warnings.simplefilter("error", ExplainWarning)  # nothing is left to assume
         explainer = explain.Explainer(model, size=32, mean=mean, std=std)

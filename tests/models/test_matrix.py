@@ -203,7 +203,8 @@ class TinyTransformer(nn.Module):
         self.tokens = nn.Parameter(torch.zeros(1, extra, width))
         self.blocks = nn.Sequential(Layer(width), Layer(width))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 5)
-        self.extra, self.pooled = extra, pooled
+        self.extra = extra
+        self.pooled = pooled
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.patches(x).flatten(2).mT
@@ -286,7 +287,8 @@ class WithBackbone(nn.Module):
 def test_transformers_are_explained_where_the_score_comes_from(
     build: Callable[[], nn.Module], layer: str, size: tuple[int, int]
 ) -> None:
-    model, x = settled(build()).eval(), torch.randn(2, 3, *size)
+    model = settled(build()).eval()
+    x = torch.randn(2, 3, *size)
     before = snapshot(model)
     found = explain.attribute(model, x, [SIGNED, *matrix.METHODS[2:]], target=1)
     assert snapshot(model) == before
@@ -361,7 +363,8 @@ class Windows(TinyTransformer):
 
 
 def test_windows_of_one_token_are_no_sequence_with_tokens_first() -> None:
-    model, x = settled(Windows()).eval(), torch.randn(2, 3, 16, 16)
+    model = settled(Windows()).eval()
+    x = torch.randn(2, 3, 16, 16)
     assert default_layer(model, x) == "patches"
     assert explain.attribute(model, x, SIGNED, target=1).values.shape == (2, 2, 2)
 
@@ -370,10 +373,8 @@ def test_windows_of_one_token_are_no_sequence_with_tokens_first() -> None:
 def test_tokens_lie_as_the_patches_did_where_the_input_is_no_multiple_of_them(
     size: tuple[int, int],
 ) -> None:
-    model, x = (
-        settled(TinyTransformer()).double().eval(),
-        torch.randn(2, 3, *size, dtype=torch.float64),
-    )
+    model = settled(TinyTransformer()).double().eval()
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
     found = explain.attribute(model, x, SIGNED, target=1, layer="blocks.0")
     rows = size[0] // 8, size[1] // 8
     assert found.values.shape == (2, *rows)

@@ -81,7 +81,8 @@ def test_models_with_published_weights_are_what_torchvision_builds(
     published = torchvision.models.get_model_weights(name).DEFAULT
     monkeypatch.setattr(type(published), "get_state_dict", lambda *_, **__: dict(state))
     expected = torchvision.models.get_model(name, weights=published).eval()
-    found, x = load(name).model, torch.rand(1, 3, 64, 64)
+    found = load(name).model
+    x = torch.rand(1, 3, 64, 64)
     assert torch.equal(found(x), expected(x))
     assert getattr(found, "transform_input", True)
 

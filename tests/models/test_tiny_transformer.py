@@ -38,7 +38,9 @@ def block_by_hand(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A block of a transformer, one head after the other: what it gives, and its attention."""
     part = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
-    width, mixed, seen = x.shape[-1], [], []
+    width = x.shape[-1]
+    mixed = []
+    seen = []
     size = width // heads
     y = F.layer_norm(x, (width,), part["ln_1.weight"], part["ln_1.bias"])
     made = y @ part["self_attention.in_proj_weight"].T + part["self_attention.in_proj_bias"]
@@ -60,7 +62,8 @@ def block_by_hand(
 
 def plain(model: SmallTransformer, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The formula of the network behind its stem, and the attention of every block."""
-    state, maps = model.state_dict(), model.features(x)
+    state = model.state_dict()
+    maps = model.features(x)
     tokens = (
         torch.einsum("nchw,dc->nhwd", maps, state["conv_proj.weight"][:, :, 0, 0])
         + state["conv_proj.bias"]
@@ -198,7 +201,8 @@ def test_what_is_exported_computes_what_was_trained(
     for block in model.layers:
         torch.nn.init.normal_(block.self_attention.in_proj_weight, std=0.3)  # so that places matter
     torch.nn.init.normal_(model.pos_embedding)
-    mean, deviation = torch.rand(256), torch.rand(256) + 0.5
+    mean = torch.rand(256)
+    deviation = torch.rand(256) + 0.5
     torch.save(
         {"model": model.state_dict(), "mean": mean, "deviation": deviation},
         tmp_path / "checkpoint.pt",

@@ -70,10 +70,8 @@ print(json.dumps(found))
 
 
 def run_roads(folder: Path) -> dict[str, Any]:
-    fakes, missing = (
-        folder / "fakes",
-        "raise ModuleNotFoundError(\"No module named 'torchvision'\", name='torchvision')",
-    )
+    fakes = folder / "fakes"
+    missing = "raise ModuleNotFoundError(\"No module named 'torchvision'\", name='torchvision')"
     for name, source in (("torchvision", missing), ("timm", "import torchvision")):
         (fakes / name).mkdir(parents=True)
         (fakes / name / "__init__.py").write_text(source)

@@ -57,13 +57,15 @@ PIXELS = {
 @pytest.mark.parametrize("builder", ["resnet18", "alexnet"])
 @pytest.mark.parametrize("name", PIXELS)
 def test_pixel_methods_are_the_same_where_every_relu_is_a_module(name: str, builder: str) -> None:
-    model, x = random_model(builder), random(0, 2, 3, 64, 64)
+    model = random_model(builder)
+    x = random(0, 2, 3, 64, 64)
     assert agree(getattr(peer, name)(model).attribute(x, TARGET), ours(model, PIXELS[name], x))
 
 
 @pytest.mark.parametrize("layer", ["layer2", "layer4"])
 def test_layer_methods_are_the_same_on_a_resnet(layer: str) -> None:
-    model, x = resnet(), random(0, 2, 3, 96, 64)
+    model = resnet()
+    x = random(0, 2, 3, 96, 64)
     inside = getattr(model, layer)
     gradcam = peer.LayerGradCam(model, inside).attribute(x, TARGET, relu_attributions=True)[:, 0]
     assert agree(gradcam, ours(model, "gradcam", x, layer=layer))
@@ -74,8 +76,10 @@ def test_layer_methods_are_the_same_on_a_resnet(layer: str) -> None:
 
 
 def test_feature_ablation_gives_the_weights_of_ablationcam() -> None:
-    layers, x = network(), photo()
-    model, values = plain.module_of(layers), plain.forward(layers, x)
+    layers = network()
+    x = photo()
+    model = plain.module_of(layers)
+    values = plain.forward(layers, x)
     channels = torch.arange(5)[None, :, None, None]
     drops = peer.LayerFeatureAblation(model, model[LAYER]).attribute(
         x[None], target=TARGET, layer_mask=channels
@@ -96,7 +100,8 @@ def test_feature_ablation_gives_the_weights_of_ablationcam() -> None:
 )
 @pytest.mark.parametrize("baseline", [0.0, 0.5])
 def test_integrated_gradients_are_the_same(rule: Any, name: str, baseline: float) -> None:
-    model, x = plain.module_of(network()), torch.stack([photo(), photo(5)])
+    model = plain.module_of(network())
+    x = torch.stack([photo(), photo(5)])
     found, delta = peer.IntegratedGradients(model).attribute(
         x, baseline, TARGET, n_steps=20, method=name, return_convergence_delta=True
     )
@@ -114,7 +119,10 @@ def test_integrated_gradients_are_the_same(rule: Any, name: str, baseline: float
 def test_noise_tunnel_is_the_same_with_the_same_noise(
     statistic: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, x, samples, sigma = plain.module_of(network()), photo()[None], 6, 0.2
+    model = plain.module_of(network())
+    x = photo()[None]
+    samples = 6
+    sigma = 0.2
     spread = sigma * (x.max() - x.min())
     drawn = torch.stack([spread * noise(0, i, x[0]) for i in range(samples)])
     monkeypatch.setattr(torch, "normal", lambda mean, deviation: drawn)
@@ -133,11 +141,9 @@ def test_noise_tunnel_is_the_same_with_the_same_noise(
 
 def test_captum_trapezoid_weights_do_not_sum_to_one() -> None:
     """Completeness fails on a linear model, where one step would do."""
-    model, x, steps = (
-        nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double(),
-        random(1, 1, 3, 2, 2),
-        10,
-    )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
+    x = random(1, 1, 3, 2, 2)
+    steps = 10
     reference = model(x)[0, 1] - model(torch.zeros_like(x))[0, 1]
     found = peer.IntegratedGradients(model).attribute(
         x, target=1, n_steps=steps, method="riemann_trapezoid"
@@ -166,7 +172,8 @@ def test_captum_trapezoid_weights_do_not_sum_to_one() -> None:
     ("name", "method"), [("GuidedBackprop", "guidedbackprop"), ("Deconvolution", "deconvnet")]
 )
 def test_captum_misses_relus_that_are_functions(name: str, method: str) -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     model = Functional(layers).eval()
     found = getattr(peer, name)(model).attribute(x[None], TARGET)
     # the plain gradient
@@ -177,7 +184,8 @@ def test_captum_misses_relus_that_are_functions(name: str, method: str) -> None:
 
 
 def test_captum_guided_backprop_misses_a_relu_of_densenet() -> None:
-    model, x = random_model("densenet121"), random(3, 1, 3, 64, 64)
+    model = random_model("densenet121")
+    x = random(3, 1, 3, 64, 64)
     guided = guided_reference(model, x, TARGET)
     assert off(peer.GuidedBackprop(model).attribute(x, TARGET), guided) > 0.1
     assert agree(ours(model, "guidedbackprop", x), guided, 1e-10)
@@ -197,7 +205,8 @@ def test_captum_guided_backprop_is_the_plain_gradient_without_a_word_where_no_re
             nn.Flatten(),
             nn.Linear(64, 5),
         )
-    model, x = nn.Sequential(*layers).double(), random(0, 1, 3, 6, 8)
+    model = nn.Sequential(*layers).double()
+    x = random(0, 1, 3, 6, 8)
     gradient = ours(model, methods.Saliency(absolute=False), x)
     assert agree(peer.GuidedBackprop(model).attribute(x, TARGET), gradient, 1e-12)
     assert off(ours(model, "guidedbackprop", x), gradient) > 0.1
@@ -211,7 +220,8 @@ def test_captum_noise_is_absolute_so_that_smoothgrad_depends_on_the_unit_of_the_
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return model(x / 100)
 
-    model, x = plain.module_of(network()), photo()[None]
+    model = plain.module_of(network())
+    x = photo()[None]
     smooth = methods.Smooth(samples=8)
     assert agree(100 * ours(InOtherUnits(), smooth, 100 * x), ours(model, smooth, x), 1e-9)
 
@@ -227,7 +237,8 @@ def test_captum_noise_is_absolute_so_that_smoothgrad_depends_on_the_unit_of_the_
 
 def test_captum_vargrad_cancels_below_zero() -> None:
     """The gradient of a linear model does not vary."""
-    model, x = nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), random(0, 1, 3, 4, 4).float()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+    x = random(0, 1, 3, 4, 4).float()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         nn.init.normal_(model[1].weight, 1000.0)
@@ -260,13 +271,17 @@ def deep(pool: nn.Module) -> nn.Module:
 
 
 def test_deeplift_is_the_same_where_every_operation_is_a_module() -> None:
-    model, x, baseline = deep(nn.AvgPool2d(2)), random(1, 2, 3, 10, 8), random(2, 3, 10, 8)
+    model = deep(nn.AvgPool2d(2))
+    x = random(1, 2, 3, 10, 8)
+    baseline = random(2, 3, 10, 8)
     expected = peer.DeepLift(model).attribute(x, baseline[None].expand_as(x).clone(), TARGET)
     assert agree(expected, ours(model, methods.DeepLIFT(baseline), x))
 
 
 def test_deepliftshap_is_the_same_where_every_operation_is_a_module() -> None:
-    model, x, baselines = deep(nn.AvgPool2d(2)), random(1, 2, 3, 10, 8), random(2, 4, 3, 10, 8)
+    model = deep(nn.AvgPool2d(2))
+    x = random(1, 2, 3, 10, 8)
+    baselines = random(2, 4, 3, 10, 8)
     expected = peer.DeepLiftShap(model).attribute(x, baselines, TARGET)
     assert agree(expected, ours(model, methods.DeepLIFTSHAP(baselines), x))
 
@@ -274,11 +289,9 @@ def test_deepliftshap_is_the_same_where_every_operation_is_a_module() -> None:
 def test_expected_gradients_are_the_same_for_the_same_draws(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, x, baselines = (
-        plain.module_of(network()),
-        photo()[None],
-        torch.stack([photo(i) for i in (3, 4, 5)]),
-    )
+    model = plain.module_of(network())
+    x = photo()[None]
+    baselines = torch.stack([photo(i) for i in (3, 4, 5)])
     points = RandomPoints(6, baselines, 0.0, 2)
     draws = [points.drawing(x)(0, sample) for sample in range(6)]
     chosen = [
@@ -298,7 +311,9 @@ def test_expected_gradients_are_the_same_for_the_same_draws(
 
 def test_captums_deeplift_loses_differences_at_maxima() -> None:
     """Its values miss the difference of the scores; ours add up to it."""
-    model, x, baseline = deep(nn.MaxPool2d(2)), random(1, 2, 3, 10, 8), random(2, 3, 10, 8)
+    model = deep(nn.MaxPool2d(2))
+    x = random(1, 2, 3, 10, 8)
+    baseline = random(2, 3, 10, 8)
     with torch.no_grad():
         difference = (model(x) - model(baseline[None]))[:, TARGET]
     theirs = peer.DeepLift(model).attribute(x, baseline[None].expand_as(x).clone(), TARGET)
@@ -316,20 +331,23 @@ MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2]] * 3 + [[3, 3, 3, 4, 4, 4, 5, 5]] 
 
 @pytest.mark.parametrize(("window", "stride"), [(2, 2), (3, 2), (3, 3), (4, 1)])
 def test_occlusion_is_the_same(window: int, stride: int) -> None:
-    model, x = plain.module_of(network()), photo()[None]
+    model = plain.module_of(network())
+    x = photo()[None]
     sides = {"sliding_window_shapes": (3, window, window), "strides": (3, stride, stride)}
     theirs = peer.Occlusion(model).attribute(x, target=TARGET, **sides)
     assert agree(theirs[:, 0], ours(model, methods.Occlusion(window, stride), x), 1e-6)
 
 
 def test_feature_ablation_is_the_same() -> None:
-    model, x = plain.module_of(network()), photo()[None]
+    model = plain.module_of(network())
+    x = photo()[None]
     theirs = peer.FeatureAblation(model).attribute(x, target=TARGET, feature_mask=MASK[None, None])
     assert agree(theirs[:, 0], ours(model, methods.FeatureAblation(MASK), x), 1e-6)
 
 
 def test_exact_shapley_values_are_the_same() -> None:
-    model, x = plain.module_of(network()), photo()[None]
+    model = plain.module_of(network())
+    x = photo()[None]
     theirs = peer.ShapleyValues(model).attribute(x, target=TARGET, feature_mask=MASK[None, None])
     found = explain.attribute(model, x, methods.KernelSHAP(regions=MASK), target=TARGET)
     assert found.samples == 62
@@ -337,7 +355,8 @@ def test_exact_shapley_values_are_the_same() -> None:
 
 
 def test_shapley_sampling_is_the_same_for_the_same_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = plain.module_of(network()), photo()[None]
+    model = plain.module_of(network())
+    x = photo()[None]
     method = methods.ShapleySampling(30, MASK)
     rows = method.design.rows(6).reshape(-1, 5, 6).float()
     orders = [
@@ -355,7 +374,8 @@ def test_shapley_sampling_is_the_same_for_the_same_orders(monkeypatch: pytest.Mo
 def test_kernelshap_keeps_the_sum_where_captum_weighs_its_ends_heavily() -> None:
     """Captum takes the end points as samples of weight 1,000,000: its values add up only nearly."""
     pytest.importorskip("sklearn", reason="captum's LIME fits with scikit-learn")
-    model, x = plain.module_of(network()), photo()[None]
+    model = plain.module_of(network())
+    x = photo()[None]
     torch.manual_seed(0)
     theirs = peer.KernelShap(model).attribute(
         x, target=TARGET, feature_mask=MASK[None, None], n_samples=40
@@ -375,7 +395,8 @@ def test_lime_is_the_same_with_the_same_samples_kernel_and_ridge() -> None:
     pytest.importorskip("sklearn", reason="captum's LIME fits with scikit-learn")
     from captum._utils.models.linear_model import SkLearnRidge
 
-    model, x = plain.module_of(network()), photo()[None]
+    model = plain.module_of(network())
+    x = photo()[None]
     method = methods.LIME(40, MASK, ridge=0.7)
     # ours takes the photo itself as one more sample
     drawn = [torch.ones(6, dtype=torch.bool), *method.design.rows(6)]

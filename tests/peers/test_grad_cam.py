@@ -92,7 +92,8 @@ SAME = {
 @pytest.mark.parametrize("layer", ["layer2", "layer4"])
 @pytest.mark.parametrize("name", SAME)
 def test_maps_are_the_same_on_a_resnet(name: str, layer: str) -> None:
-    x, model = random(0, 2, 3, 96, 64), resnet()
+    x = random(0, 2, 3, 96, 64)
+    model = resnet()
     found = raw(
         getattr(peer, name), model, getattr(model, layer), x, objectives.ClassifierOutputTarget(3)
     )
@@ -101,31 +102,36 @@ def test_maps_are_the_same_on_a_resnet(name: str, layer: str) -> None:
 
 
 def test_kpcacam_is_the_same() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     assert agree(theirs(peer.KPCA_CAM, layers, x), ours(methods.KPCACAM(gamma=None), layers, x))
 
 
 def test_randomcam_is_the_same_with_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     weights = torch.rand(5, generator=torch.Generator().manual_seed(0)) * 2 - 1
     monkeypatch.setattr(np.random, "uniform", lambda low, high, size: weights.numpy().reshape(size))
     assert agree(theirs(peer.RandomCAM, layers, x), ours(methods.RandomCAM(relu=False), layers, x))
 
 
 def test_ablationcam_is_the_same_behind_a_relu() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     assert agree(
         theirs(peer.AblationCAM, layers, x), ours(methods.AblationCAM(relu=False), layers, x)
     )
 
 
 def test_scorecam_is_the_same_where_no_mask_is_enlarged() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     assert agree(theirs(peer.ScoreCAM, layers, x, layer=2), ours("scorecam", layers, x, layer=2))
 
 
 def test_shapleycam_is_the_same_when_told_its_objective() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     found = theirs(peer.ShapleyCAM, layers, x, objective=objectives.ClassifierOutputReST)
     assert agree(found.clamp(min=0), ours("shapleycam", layers, x))
 
@@ -140,14 +146,17 @@ def finer(model: nn.Module, layer: nn.Module, x: torch.Tensor, target: int) -> t
 
 
 def test_finercam_is_the_same_with_the_weighted_objective() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     model = plain.module_of(layers)
     assert agree(finer(model, model[LAYER], x[None], TARGET)[0], ours(WEIGHTED, layers, x))
 
 
 def test_refinecam_is_the_same_where_minima_are_zero_and_nothing_is_enlarged() -> None:
-    layers, x = network(), photo()
-    model, target = plain.module_of(layers), objectives.ClassifierOutputTarget(TARGET)
+    layers = network()
+    x = photo()
+    model = plain.module_of(layers)
+    target = objectives.ClassifierOutputTarget(TARGET)
     found = peer.RefineCAM(model, [model[0], model[2]], base_method=peer.GradCAM)(x[None], [target])
     both = explain.attribute(
         model, x[None], methods.RefineCAM(methods.GradCAM()), target=TARGET, layer=["0", "2"]
@@ -158,7 +167,8 @@ def test_refinecam_is_the_same_where_minima_are_zero_and_nothing_is_enlarged() -
 
 @pytest.mark.parametrize("builder", ["resnet18", "alexnet"])
 def test_guided_backprop_is_the_same_where_every_relu_is_a_module(builder: str) -> None:
-    model, x = random_model(builder), random(3, 1, 3, 64, 64)
+    model = random_model(builder)
+    x = random(3, 1, 3, 64, 64)
     found = explain.attribute(model, x, "guidedbackprop", target=1).values[0]
     assert agree(peer.GuidedBackpropReLUModel(model)(x.clone(), 1).transpose(2, 0, 1), found)
 
@@ -167,7 +177,9 @@ def test_guided_backprop_is_the_same_where_every_relu_is_a_module(builder: str) 
 
 
 def test_grad_cam_gradcampp_adds_an_epsilon_that_swamps_small_gradients() -> None:
-    x, model, target = random(0, 1, 3, 224, 224), resnet(), objectives.ClassifierOutputTarget(3)
+    x = random(0, 1, 3, 224, 224)
+    model = resnet()
+    target = objectives.ClassifierOutputTarget(3)
     small = explain.attribute(
         model, x, methods.GradCAMPlusPlus(relu=False), target=3, layer="layer4"
     ).values
@@ -179,18 +191,18 @@ def test_grad_cam_gradcampp_adds_an_epsilon_that_swamps_small_gradients() -> Non
         model, x, methods.GradCAMPlusPlus(relu=False), target=3, layer="layer4"
     ).values
     assert agree(raw(peer.GradCAMPlusPlus, model, model.layer4, x, target), large)
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     assert agree(ours("gradcam++", layers, x), plain.gradcampp(layers, x, TARGET, LAYER), 1e-10)
 
 
 def test_grad_cam_eigencam_is_centred_and_may_show_the_background() -> None:
     against = 0
     for seed in range(20):
-        layers, x = network(seed), photo(seed)
-        found, paper = (
-            theirs(peer.EigenCAM, layers, x),
-            plain_factors.eigencam(layers, x, TARGET, LAYER),
-        )
+        layers = network(seed)
+        x = photo(seed)
+        found = theirs(peer.EigenCAM, layers, x)
+        paper = plain_factors.eigencam(layers, x, TARGET, LAYER)
         centred = plain_factors.eigencam(layers, x, TARGET, LAYER, centred=True)
         assert agree(found, centred) or agree(-found, centred)  # the sign is LAPACK's
         assert off(found, paper) > 0.1
@@ -204,11 +216,10 @@ def test_grad_cam_eigencam_is_centred_and_may_show_the_background() -> None:
 def test_grad_cam_eigengradcam_is_centred_and_may_oppose_the_target() -> None:
     against = 0
     for seed in range(20):
-        layers, x = network(seed), photo(seed)
-        found, paper = (
-            theirs(peer.EigenGradCAM, layers, x),
-            plain_factors.eigengradcam(layers, x, TARGET, LAYER),
-        )
+        layers = network(seed)
+        x = photo(seed)
+        found = theirs(peer.EigenGradCAM, layers, x)
+        paper = plain_factors.eigengradcam(layers, x, TARGET, LAYER)
         centred = plain_factors.eigengradcam(layers, x, TARGET, LAYER, centred=True)
         assert agree(found, centred) or agree(-found, centred)
         against += bool((found * plain.hirescam(layers, x, TARGET, LAYER)).sum() < 0)
@@ -218,11 +229,14 @@ def test_grad_cam_eigengradcam_is_centred_and_may_oppose_the_target() -> None:
 
 
 def test_grad_cam_fem_adds_up_activations_where_the_paper_counts_them() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     a = plain.forward(layers, x)[LAYER + 1]
-    mean, deviation = a.mean((1, 2), keepdim=True), a.std((1, 2), keepdim=True, correction=0)
+    mean = a.mean((1, 2), keepdim=True)
+    deviation = a.std((1, 2), keepdim=True, correction=0)
     rare = (a > mean + 2 * deviation).double()
-    found, paper = theirs(peer.FEM, layers, x), plain_factors.fem(layers, x, TARGET, LAYER)
+    found = theirs(peer.FEM, layers, x)
+    paper = plain_factors.fem(layers, x, TARGET, LAYER)
     # of the channels that have rare places, all
     assert agree(found, (rare.mean((1, 2), keepdim=True) * a).sum(0))
     assert off(found, paper) > 0.1
@@ -230,12 +244,14 @@ def test_grad_cam_fem_adds_up_activations_where_the_paper_counts_them() -> None:
 
 
 def test_grad_cam_scorecam_stretches_masks_to_the_corners() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     a = plain.forward(layers, x)[LAYER + 1]
     stretched = F.interpolate(a[None], x.shape[1:], mode="bilinear", align_corners=True)[0]
     masks = torch.stack([plain_masks.zero_to_one(mask) for mask in stretched])
     weights = plain.module_of(layers)(masks[:, None] * x)[:, TARGET].softmax(0).detach()
-    found, paper = theirs(peer.ScoreCAM, layers, x), plain_masks.scorecam(layers, x, TARGET, LAYER)
+    found = theirs(peer.ScoreCAM, layers, x)
+    paper = plain_masks.scorecam(layers, x, TARGET, LAYER)
     assert agree(found, torch.einsum("k,khw->hw", weights, a))  # nothing else differs
     assert off(found, paper) > 1e-3
     assert agree(ours("scorecam", layers, x), paper, 1e-8)
@@ -243,7 +259,9 @@ def test_grad_cam_scorecam_stretches_masks_to_the_corners() -> None:
 
 def test_grad_cam_ablationcam_writes_minus_ten_million_where_the_paper_writes_zero() -> None:
     """Before a mean and a linear layer, a channel's weight has to be ``w_k mean(A_k) / y``."""
-    layers, x, last = [*network()[:7], *network()[8:]], photo(), 6
+    layers = [*network()[:7], *network()[8:]]
+    x = photo()
+    last = 6
     *_, a, _, logits = plain.forward(layers, x)
     identity = torch.einsum("k,khw->hw", layers[-1][1][TARGET] * a.mean((1, 2)) / logits[TARGET], a)
     assert a.min() < 0
@@ -254,7 +272,8 @@ def test_grad_cam_ablationcam_writes_minus_ten_million_where_the_paper_writes_ze
 
 
 def test_grad_cam_shapleycam_is_gradcam_unless_told_its_objective() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     assert agree(
         theirs(peer.ShapleyCAM, layers, x), plain.gradcam(layers, x, TARGET, LAYER, relu=False)
     )
@@ -274,7 +293,8 @@ def test_grad_cam_finercam_explains_another_class_where_scores_tie() -> None:
     model[3].weight.data = torch.tensor([[1.0, 0], [0, 1], [0, 0.5], [0, 0]])
     x = torch.tensor([[[[1.0, 0], [0, 0]], [[0, 0], [0, 1]]]])
     assert model(x)[0, 0] == model(x)[0, 1]
-    of_class_0, of_class_1 = finer(model, model[0], x, 0), finer(model, model[0], x, 1)
+    of_class_0 = finer(model, model[0], x, 0)
+    of_class_1 = finer(model, model[0], x, 1)
     assert torch.equal(of_class_0, of_class_1)
     for target, expected in ((0, of_class_0), (1, -of_class_0)):
         found = explain.attribute(model, x, WEIGHTED, target=target, layer="0").values
@@ -285,11 +305,10 @@ def test_grad_cam_finercam_explains_another_class_where_scores_tie() -> None:
 def test_grad_cam_fullgrad_rescales_each_channel_so_that_no_bias_counts() -> None:
     """The authors rescale each layer. Channel by channel, the bias is a factor that goes out
     again."""
-    layers, x = network(), photo()
-    found, paper = (
-        fullgrad(plain.module_of(layers), x[None])[0],
-        plain_paths.fullgrad(layers, x, TARGET),
-    )
+    layers = network()
+    x = photo()
+    found = fullgrad(plain.module_of(layers), x[None])[0]
+    paper = plain_paths.fullgrad(layers, x, TARGET)
     assert agree(found, plain_paths.fullgrad(layers, x, TARGET, rescale="channel"), 1e-4)
     assert agree(found, fullgrad(plain.module_of(layers), x[None], other_biases=True)[0], 1e-4)
     assert off(found, paper) > 0.1
@@ -341,7 +360,8 @@ def test_grad_cam_fullgrad_pairs_biases_with_gradients_in_the_order_of_registrat
 @pytest.mark.filterwarnings("ignore:Maximum number of iterations")
 def test_grad_cam_concepts_do_not_multiply_to_the_layer_when_no_channel_falls_to_zero() -> None:
     """It subtracts each channel's minimum, factorises, and adds the minimum to every concept."""
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     raised = [*layers[:4], (*layers[4][:2], layers[4][2] + 9), *layers[5:]]
     a = plain.forward(raised, x)[LAYER + 1]
     assert (a.amin((1, 2)) > 0).all()
@@ -363,7 +383,9 @@ def test_grad_cam_shifts_maps_so_that_a_constant_one_shows_nothing() -> None:
 
 
 def test_grad_cam_pairs_activations_that_a_relu_overwrote_with_gradients_from_before() -> None:
-    layers, x, conv = network(), photo(), 4
+    layers = network()
+    x = photo()
+    conv = 4
     a, g = plain.look(layers, x, TARGET, conv)
     assert agree(
         theirs(peer.GradCAM, layers, x, layer=conv),
@@ -380,7 +402,8 @@ def test_grad_cam_pairs_activations_that_a_relu_overwrote_with_gradients_from_be
 
 
 def test_grad_cam_guided_backprop_misses_relus_that_are_functions() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     model = Functional(layers).eval()
     found = peer.GuidedBackpropReLUModel(model)(x[None].clone(), TARGET).transpose(2, 0, 1)
     # the plain gradient
@@ -391,7 +414,8 @@ def test_grad_cam_guided_backprop_misses_relus_that_are_functions() -> None:
 
 
 def test_grad_cam_guided_backprop_misses_a_relu_of_densenet() -> None:
-    model, x = random_model("densenet121"), random(3, 1, 3, 64, 64)
+    model = random_model("densenet121")
+    x = random(3, 1, 3, 64, 64)
     guided = guided_reference(model, x, 1)
     assert agree(explain.attribute(model, x, "guidedbackprop", target=1).values, guided, 1e-10)
     assert (
@@ -403,7 +427,8 @@ def test_grad_cam_guided_backprop_misses_a_relu_of_densenet() -> None:
 
 
 def test_grad_cam_guided_backprop_adds_the_next_result_to_the_last() -> None:
-    model, x = random_model("resnet18"), random(3, 1, 3, 64, 64)
+    model = random_model("resnet18")
+    x = random(3, 1, 3, 64, 64)
     guided = peer.GuidedBackpropReLUModel(model)
     first = guided(x, 1)
     kept = first.copy()
@@ -419,7 +444,8 @@ def test_grad_cam_guided_backprop_adds_the_next_result_to_the_last() -> None:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_grad_cam_fails_where_the_caller_has_switched_gradients_off(mode: Any) -> None:
-    model, x = plain.module_of(network()), photo()[None]
+    model = plain.module_of(network())
+    x = photo()[None]
     with mode(), pytest.raises(RuntimeError, match="require"):
         raw(peer.GradCAM, model, model[LAYER], x, objectives.ClassifierOutputTarget(TARGET))
     with mode():
@@ -428,7 +454,8 @@ def test_grad_cam_fails_where_the_caller_has_switched_gradients_off(mode: Any) -
 
 
 def test_grad_cam_gives_nothing_for_images_without_a_target_of_their_own() -> None:
-    model, x = plain.module_of(network()), torch.stack([photo(), photo(4)])
+    model = plain.module_of(network())
+    x = torch.stack([photo(), photo(4)])
     found = peer.GradCAM(model, [model[LAYER]])(x, [objectives.ClassifierOutputTarget(TARGET)])
     assert found[0].any()
     assert not found[1].any()
@@ -446,11 +473,14 @@ def test_grad_cam_leaves_the_model_ablated_when_a_target_raises() -> None:
             raise Stubborn
         return output[..., TARGET]
 
-    model, x, called = plain.module_of(network()), photo()[None], []
+    model = plain.module_of(network())
+    x = photo()[None]
+    called = []
     with pytest.raises(Stubborn):
         raw(peer.AblationCAM, model, model[LAYER], x, target)
     assert type(model[LAYER]).__name__ == "AblationLayer"
-    model, called = plain.module_of(network()), []
+    model = plain.module_of(network())
+    called = []
     with pytest.raises(Stubborn):
         explain.attribute(
             model,

@@ -240,7 +240,8 @@ def test_infidelity_is_captums_with_the_same_noise(model: nn.Module, photos: tor
     for scaled in (True, False):
         metric = Infidelity(5, 0.1, scaled=scaled)
         for i in range(2):
-            photo, own = photos[i : i + 1], values[i : i + 1]
+            photo = photos[i : i + 1]
+            own = values[i : i + 1]
             found: list[float] = []
 
             def judge() -> None:

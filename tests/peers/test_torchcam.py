@@ -78,7 +78,8 @@ SAME = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_maps_are_the_same_on_a_resnet(name: str) -> None:
-    x, model = random(0, 2, 3, 96, 64), resnet()
+    x = random(0, 2, 3, 96, 64)
+    model = resnet()
     options = {"fc_layer": "fc"} if name == "CAM" else {}
     found = raw(getattr(peer, name), model, "layer4", x, 3, **options)
     assert agree(found, explain.attribute(model, x, SAME[name], target=3, layer="layer4").values)
@@ -86,12 +87,14 @@ def test_maps_are_the_same_on_a_resnet(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["GradCAM", "LayerCAM", "XGradCAM", "FinerCAM"])
 def test_maps_are_the_same_within_a_network(name: str) -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     assert agree(theirs(getattr(peer, name), layers, x), ours(SAME[name], layers, x))
 
 
 def test_scorecam_is_the_same_where_no_mask_is_enlarged() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     assert agree(theirs(peer.ScoreCAM, layers, x, layer=2), ours("scorecam", layers, x, layer=2))
 
 
@@ -112,8 +115,10 @@ def test_legrad_is_the_same() -> None:
 
 
 def test_refinecam_is_the_same_where_minima_are_zero() -> None:
-    layers, x = network(), photo()
-    found, both = refined("GradCAM", layers, x), explain_refined(GradCAM(), layers, x)
+    layers = network()
+    x = photo()
+    found = refined("GradCAM", layers, x)
+    both = explain_refined(GradCAM(), layers, x)
     assert all(values.min() == 0 for values in both.maps.values())
     assert agree(found, both.values[0])
 
@@ -139,7 +144,8 @@ def explain_refined(
 
 
 def test_torchcam_gradcampp_divides_a_copy() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     a, g = plain.look(layers, x, TARGET, LAYER)
     paper = plain.gradcampp(layers, x, TARGET, LAYER)
     undivided = plain.weighted(list((g**2 * g.clamp(min=0)).sum((1, 2))), a, relu=True)
@@ -150,7 +156,8 @@ def test_torchcam_gradcampp_divides_a_copy() -> None:
 
 
 def test_torchcam_refinecam_inherits_the_wrong_gradcampp() -> None:
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     paper = plain_scores.refinecam(layers, x, TARGET, [2, LAYER])
     assert (
         off(
@@ -167,13 +174,12 @@ def test_refinecam_divides_by_the_maximum_where_torchcam_and_the_authors_subtrac
 ):
     """A deliberate difference: a map that is positive everywhere is not brought to zero where it is
     smallest."""
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     # the feature maps are positive throughout
     raised = [*layers[:4], (*layers[4][:2], layers[4][2] + 9), *layers[5:]]
-    found, both = (
-        refined("LayerCAM", raised, x, (LAYER, 7)),
-        explain_refined(LayerCAM(), raised, x, (LAYER, 7)),
-    )
+    found = refined("LayerCAM", raised, x, (LAYER, 7))
+    both = explain_refined(LayerCAM(), raised, x, (LAYER, 7))
     base = plain.layercam_map
     assert agree(
         found, plain_scores.refinecam(raised, x, TARGET, [LAYER, 7], base=base, shift=True)
@@ -187,13 +193,14 @@ def test_refinecam_divides_by_the_maximum_where_torchcam_and_the_authors_subtrac
 def test_torchcam_smoothgradcampp_is_of_the_last_noisy_sample_instead_of_the_mean_and_the_photo() -> (
     None
 ):
-    layers, x, noise, last = network(), photo(), Noise(0.3), 7
+    layers = network()
+    x = photo()
+    noise = Noise(0.3)
+    last = 7
     found = theirs(peer.SmoothGradCAMpp, layers, x, layer=last, num_samples=3, noise=noise)
     drawn = [each[0] for each in noise.drawn]
-    a, looks = (
-        plain.forward(layers, x)[last + 1],
-        [plain.look(layers, x + each, TARGET, last) for each in drawn],
-    )
+    a = plain.forward(layers, x)[last + 1]
+    looks = [plain.look(layers, x + each, TARGET, last) for each in drawn]
     second, third = (sum(g**power for _, g in looks) / 3 for power in (2, 3))
     alpha = second / (2 * second + a.sum((1, 2), keepdim=True) * third)
     noisy_a, noisy_g = looks[-1]
@@ -206,7 +213,8 @@ def test_torchcam_smoothgradcampp_multiplies_each_place_with_its_own_activation_
     None
 ):
     """Without noise it has to be Grad-CAM++, and is, where all places have the same gradient."""
-    layers, x = network(), photo()
+    layers = network()
+    x = photo()
     for layer, same in ((7, True), (LAYER, False)):
         paper = plain.gradcampp(layers, x, TARGET, layer)
         found = theirs(
@@ -222,16 +230,20 @@ def test_torchcam_smoothgradcampp_multiplies_each_place_with_its_own_activation_
 
 
 def test_torchcam_scorecam_normalises_masks_before_it_enlarges_them() -> None:
-    layers, x = network(), photo()
-    found, paper = theirs(peer.ScoreCAM, layers, x), plain_masks.scorecam(layers, x, TARGET, LAYER)
+    layers = network()
+    x = photo()
+    found = theirs(peer.ScoreCAM, layers, x)
+    paper = plain_masks.scorecam(layers, x, TARGET, LAYER)
     assert agree(found, plain_masks.scorecam(layers, x, TARGET, LAYER, enlarge_first=False))
     assert off(found, paper) > 1e-3
     assert agree(ours("scorecam", layers, x), paper, 1e-8)
 
 
 def test_torchcam_iscam_adds_up_the_steps_of_its_path_so_that_masks_exceed_one() -> None:
-    layers, x = network(), photo()
-    found, paper = theirs(peer.ISCAM, layers, x), plain_masks.iscam(layers, x, TARGET, LAYER)
+    layers = network()
+    x = photo()
+    found = theirs(peer.ISCAM, layers, x)
+    paper = plain_masks.iscam(layers, x, TARGET, LAYER)
     steps = torch.arange(1, 11) / 10
     scales = steps.double().cumsum(0).tolist()
     assert scales[-1] == pytest.approx(5.5)
@@ -245,7 +257,9 @@ def test_torchcam_iscam_adds_up_the_steps_of_its_path_so_that_masks_exceed_one()
 def test_torchcam_sscam_adds_noise_to_the_finished_mask() -> None:
     """Neither of the paper's two ways: noise of deviation 2 on a mask in [0, 1], which stays
     outside of it."""
-    layers, x, noise = network(), photo(), Noise(2.0)
+    layers = network()
+    x = photo()
+    noise = Noise(2.0)
     found = theirs(peer.SSCAM, layers, x, num_samples=3, noise=noise)
     drawn = [each[0] for each in noise.drawn]
     assert agree(
@@ -258,7 +272,9 @@ def test_torchcam_sscam_adds_noise_to_the_finished_mask() -> None:
 
 
 def test_torchcam_explains_the_relu_when_asked_for_a_layer_that_it_overwrites() -> None:
-    layers, x, conv = network(), photo(), 4
+    layers = network()
+    x = photo()
+    conv = 4
     assert agree(
         theirs(peer.GradCAM, layers, x, layer=conv), plain.gradcam(layers, x, TARGET, conv + 1)
     )
@@ -272,7 +288,8 @@ def test_torchcam_explains_the_relu_when_asked_for_a_layer_that_it_overwrites() 
 
 
 def test_torchcam_hides_not_a_number() -> None:
-    model, x = resnet(), random(0, 1, 3, 64, 64)
+    model = resnet()
+    x = random(0, 1, 3, 64, 64)
     with torch.no_grad():
         model.layer4[1].bn2.weight[0] = torch.nan
     found = raw(peer.CAM, model, "layer4", x, 3, fc_layer="fc")

@@ -21,7 +21,8 @@ from zennit import canonizers, composites
 from zennit import torchvision as architectures
 from zennit.attribution import Gradient
 
-LOW, HIGH = (-3.0,) * 3, (3.0,) * 3
+LOW = (-3.0,) * 3
+HIGH = (3.0,) * 3
 
 
 def vgg() -> nn.Module:
@@ -116,7 +117,8 @@ def test_composites_are_the_same_on_the_whole_of_vgg16(name: str) -> None:
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = 0.0  # see above
-    x, target = random(0, 1, 3, 64, 64), 3
+    x = random(0, 1, 3, 64, 64)
+    target = 3
     with torch.no_grad():
         score = model.eval()(x)[:, target]
     canonizer = canonizers.SequentialMergeBatchNorm()

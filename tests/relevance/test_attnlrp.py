@@ -41,12 +41,15 @@ def normalised(norm: nn.LayerNorm, x: torch.Tensor, r: torch.Tensor) -> torch.Te
 def attended(attention: nn.MultiheadAttention, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
     """Halves for each factor of the two products, the softmax by R_i = x_i (R_i - s_i sum_j
     R_j)."""
-    weight, bias = attention.in_proj_weight, attention.in_proj_bias
-    width, heads = attention.embed_dim, attention.num_heads
+    weight = attention.in_proj_weight
+    bias = attention.in_proj_bias
+    width = attention.embed_dim
+    heads = attention.num_heads
     size = width // heads
     packed = x @ weight.T + bias
     q, k, v = packed.split(width, 1)
-    parts, outputs = [], []
+    parts = []
+    outputs = []
     for h in range(heads):
         a, b, c = (each[:, h * size : (h + 1) * size] for each in (q, k, v))
         scores = a @ b.T / size**0.5
@@ -54,7 +57,9 @@ def attended(attention: nn.MultiheadAttention, x: torch.Tensor, r: torch.Tensor)
         parts.append((a, b, c, scores, weights))
         outputs.append(weights @ c)
     r = linear(attention.out_proj.weight, attention.out_proj.bias, torch.cat(outputs, 1), r)
-    of_q, of_k, of_v = [], [], []
+    of_q = []
+    of_k = []
+    of_v = []
     for h, (a, b, c, scores, weights) in enumerate(parts):
         share = r[:, h * size : (h + 1) * size] / outputs[h] / 2
         of_v.append(c * (weights.T @ share))

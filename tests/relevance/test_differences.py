@@ -23,8 +23,10 @@ def test_rescale_is_its_formula() -> None:
     model = settled(
         nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Sigmoid(), nn.Linear(5, 2))
     ).double()
-    x, b = random(0, 3, 3, 2, 2), random(1, 3, 2, 2)
-    z, z0 = model[1](x.flatten(1)), model[1](b.flatten())
+    x = random(0, 3, 3, 2, 2)
+    b = random(1, 3, 2, 2)
+    z = model[1](x.flatten(1))
+    z0 = model[1](b.flatten())
     slope = (z.sigmoid() - z0.sigmoid()) / (z - z0)
     multipliers = (model[3].weight[1] * slope) @ model[1].weight
     expected = (multipliers.reshape(x.shape) * (x - b)).detach()
@@ -40,7 +42,8 @@ def test_rescale_is_its_formula() -> None:
 def test_differences_add_up_through_every_operation(
     bias: bool, baseline: float | str | torch.Tensor
 ) -> None:
-    model, x = settled(Everything(bias)).double().eval(), random(3, 2, 3, 8, 8)
+    model = settled(Everything(bias)).double().eval()
+    x = random(3, 2, 3, 8, 8)
     before = snapshot(model)
     a = explain.attribute(model, x, DeepLIFT(baseline), target=1)
     assert a.delta.abs().max() <= 1e-7 * a.values.abs().sum()
@@ -87,7 +90,8 @@ def test_differences_add_up_through_maxima_over_dimensions(
             y = torch.amax(y, dims, keepdim=True) if keepdim else y.amax(dim=dims)
             return self.two(y.flatten(1) if y.ndim > 1 else y[:, None])
 
-    x, model = random(5, 3, 3, 5, 6), Highest().double()
+    x = random(5, 3, 3, 5, 6)
+    model = Highest().double()
     model(x)
     settled(model)
     a = explain.attribute(model, x, DeepLIFT(random(6, 3, 5, 6)), target=1)
@@ -120,7 +124,8 @@ def test_a_baseline_that_takes_another_way_is_refused() -> None:
 
 def test_gradients_at_random_points_are_their_formula() -> None:
     model = settled(TinyNet()).double().eval()
-    x, known = random(0, 2, 3, 12, 10), random(1, 4, 3, 12, 10)
+    x = random(0, 2, 3, 12, 10)
+    known = random(1, 4, 3, 12, 10)
     method = GradientSHAP(3, known, 0.1, seed=5)
     points = next(iter(method.needs)).of  # type: ignore[attr-defined]
     found = explain.attribute(model, x, method, target=2).values
@@ -179,7 +184,8 @@ class Complex(nn.Module):
 def test_differences_of_a_linear_network_with_complex_weights_are_its_gradient(
     function: Any,
 ) -> None:
-    model, x = Complex(function).double(), random(5, 2, 3, 5, 5).requires_grad_()
+    model = Complex(function).double()
+    x = random(5, 2, 3, 5, 5).requires_grad_()
     (gradient,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
     values = explain.attribute(model, x.detach(), DeepLIFT(0.25), target=1).values
     assert torch.allclose(values, gradient * (x - 0.25), rtol=1e-10, atol=1e-13)
@@ -198,7 +204,8 @@ def test_differences_of_a_linear_network_with_complex_weights_are_its_gradient(
     ids=["product", "real factor", "matmul", "quotient", "activation", "magnitude"],
 )
 def test_differences_add_up_through_complex_numbers(function: Any) -> None:
-    model, x = Complex(function).double(), random(5, 2, 3, 5, 5)
+    model = Complex(function).double()
+    x = random(5, 2, 3, 5, 5)
     values = explain.attribute(model, x, DeepLIFT(0.25), target=1).values
     expected = (model(x) - model(torch.full_like(x, 0.25)))[:, 1]
     assert torch.allclose(values.flatten(1).sum(1), expected, rtol=1e-10, atol=1e-13)

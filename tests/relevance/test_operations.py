@@ -318,7 +318,8 @@ SAME: dict[str, Callable[[], nn.Module]] = {
 def test_fullgrad_counts_what_is_added_in_whatever_words(
     form: str, rescale: bool, frozen: bool, image: torch.Tensor
 ) -> None:
-    model, other = settled(Modules()).double().eval(), SAME[form]().double().eval()
+    model = settled(Modules()).double().eval()
+    other = SAME[form]().double().eval()
     if form != "parametrised modules":
         other.load_state_dict(model.state_dict())
     found = [
@@ -356,7 +357,8 @@ def part(net: Any, x: torch.Tensor) -> torch.Tensor:
 def filled(net: Any, x: torch.Tensor) -> torch.Tensor:
     """Adds what was made of a constant, parts of which were overwritten by what depends on the
     input."""
-    whole, half = torch.zeros(x.shape, dtype=x.dtype), torch.full(x.shape, 0.3, dtype=x.dtype)
+    whole = torch.zeros(x.shape, dtype=x.dtype)
+    half = torch.full(x.shape, 0.3, dtype=x.dtype)
     whole[:, :2] = x[:, :2] * 2
     half[:, :2].copy_(x[:, :2])
     own = torch.zeros(x.shape, dtype=x.dtype)

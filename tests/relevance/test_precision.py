@@ -24,7 +24,8 @@ class Autocast(nn.Module):
 
     def __init__(self, inside: nn.Module, half: torch.dtype) -> None:
         super().__init__()
-        self.inside, self.half = inside, half
+        self.inside = inside
+        self.half = half
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", self.half):
@@ -46,7 +47,8 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.embed(x).flatten(2).transpose(1, 2)
-        h, (q, k, v) = self.norm(tokens), self.qkv(self.norm(tokens)).chunk(3, -1)
+        h = self.norm(tokens)
+        q, k, v = self.qkv(self.norm(tokens)).chunk(3, -1)
         mixed = {
             "module": lambda: self.inner(h, h, h, need_weights=False)[0],
             "function": lambda: F.scaled_dot_product_attention(q, k, v),
@@ -90,10 +92,8 @@ def test_values_are_those_of_single_precision_but_for_rounding(
     half: torch.dtype, network: str
 ) -> None:
     """Whether the network switches mixed precision on or the caller does."""
-    net, x = (
-        settled(NETWORKS[network]()).eval(),
-        torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(2)),
-    )
+    net = settled(NETWORKS[network]()).eval()
+    x = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(2))
     mixed = Autocast(net, half).eval()
     for name, method in METHODS.items():
         expected = explain.attribute(net, x, method, target=1).values

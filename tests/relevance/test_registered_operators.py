@@ -103,9 +103,11 @@ class Moved(nn.Module):
         each unit."""
         with torch.no_grad():
             h = self.first(x).relu()
-            offset, mask = self.offset(h), self.amount(h).sigmoid() if self.masked else None
+            offset = self.offset(h)
+            mask = self.amount(h).sigmoid() if self.masked else None
             units = torch.eye(h.numel(), dtype=h.dtype).reshape(-1, *h.shape[1:])
-            weight, padding = self.moved.weight, self.moved.padding
+            weight = self.moved.weight
+            padding = self.moved.padding
             columns = [
                 ops.deform_conv2d(u[None], offset, weight, None, padding=padding, mask=mask)
                 for u in units
@@ -127,7 +129,8 @@ def test_where_a_deformed_convolution_reads_is_constant(
     composite: str | Composite, groups: int, of_offsets: int, mask: bool
 ) -> None:
     """It is a linear map: the matrix that its offsets and mask make of it."""
-    model, x = Moved(groups, of_offsets, mask=mask).double(), random(1, 1, 3, 5, 4)
+    model = Moved(groups, of_offsets, mask=mask).double()
+    x = random(1, 1, 3, 5, 4)
     found = explain.attribute(model, x, LRP(composite), target=1)
     score = model(x)
     model.matrix = model.as_product(x)
@@ -146,7 +149,8 @@ def test_a_mask_that_takes_away_has_no_rule() -> None:
             h = self.first(x).relu()
             return self.head(self.moved(h, self.offset(h), self.amount(h)).relu().mean((2, 3)))
 
-    model, x = Negative(1, 1, mask=True).double(), random(1, 2, 3, 5, 4)
+    model = Negative(1, 1, mask=True).double()
+    x = random(1, 2, 3, 5, 4)
     with pytest.warns(ExplainWarning, match="torchvision::deform_conv2d"):
         a = explain.attribute(model, x, LRP("EpsilonPlus"), target=1)
     assert a.coverage.missed == {"torchvision::deform_conv2d": 1}
@@ -166,7 +170,8 @@ class Boxed(nn.Module):
 
     def __init__(self, operator: Callable[..., Tensor], *, moving: bool) -> None:
         super().__init__()
-        self.operator, self.moving = operator, moving
+        self.operator = operator
+        self.moving = moving
         self.first, self.move, self.head = (
             nn.Conv2d(3, 4, 3, padding=1),
             nn.Linear(4, 4),
@@ -176,7 +181,8 @@ class Boxed(nn.Module):
         settled(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        h, numbers = self.first(x).relu(), self.boxes[:, 0].long()
+        h = self.first(x).relu()
+        numbers = self.boxes[:, 0].long()
         places = self.boxes[:, 1:] + (self.move(h.mean((2, 3)))[numbers] if self.moving else 0)
         cut = self.operator(h, torch.cat([self.boxes[:, :1], places], 1), (2, 2))
         rows = self.second(cut).relu().mean((2, 3))
@@ -198,7 +204,8 @@ def test_boxes_are_constant_and_lose_nothing(
     operator: Callable[..., Tensor], moving: bool, composite: str
 ) -> None:
     """Relevance and what was taken of it add up to each photo's score."""
-    model, x = Boxed(operator, moving=moving).double(), random(2, 2, 3, 8, 8)
+    model = Boxed(operator, moving=moving).double()
+    x = random(2, 2, 3, 8, 8)
     a = explain.attribute(model, x, LRP(composite), target=1)
     whole = a.values.flatten(1).sum(1) + sum(a.coverage.taken.values())
     assert torch.allclose(whole, model(x)[:, 1], rtol=1e-9, atol=1e-11)
@@ -324,7 +331,8 @@ class Operated(nn.Module):
 @pytest.mark.parametrize("form", OPERATORS)
 def test_an_operator_without_a_rule_is_named_by_every_method_that_needs_one(form: str) -> None:
     name, count, operator = OPERATORS[form]
-    model, x = Operated(operator).double(), random(3, 2, 3, 8, 8)
+    model = Operated(operator).double()
+    x = random(3, 2, 3, 8, 8)
     asked = ["lrp", "attnlrp", "fullgrad", "guidedbackprop", "deconvnet"]
     with pytest.warns(ExplainWarning) as warned:
         together = explain.attribute(model, x, asked, target=1)
@@ -341,7 +349,8 @@ def test_an_operator_without_a_rule_is_named_by_every_method_that_needs_one(form
 @pytest.mark.parametrize("form", [name for name in OPERATORS if "in place" not in name])
 @pytest.mark.filterwarnings("ignore:.*has no rule for some operations")
 def test_what_an_operator_without_a_rule_loses_is_accounted_for(form: str) -> None:
-    model, x = Operated(OPERATORS[form][2]).double(), random(3, 2, 3, 8, 8)
+    model = Operated(OPERATORS[form][2]).double()
+    x = random(3, 2, 3, 8, 8)
     a = explain.attribute(model, x, LRP("Gradient"), target=1)
     given = model.first(x).relu().detach().requires_grad_()
     result = model.operator(given)

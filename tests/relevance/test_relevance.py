@@ -136,7 +136,8 @@ def test_the_rules_for_the_input_are_their_formulas(kind: str) -> None:
     low = x.flatten(1).amin(1)[:, None].expand(-1, 30).flatten()
     high = x.flatten(1).amax(1)[:, None].expand(-1, 30).flatten()
     if kind in ("normalised dense", "a lone normalisation"):  # the range of all values
-        low, high = x.min().expand(120), x.max().expand(120)
+        low = x.min().expand(120)
+        high = x.max().expand(120)
     cases = {
         Flat(): plain.flat(w, b, flat_x, relevance, inside),
         ZBox(): plain.zbox(w, b, flat_x, relevance, low, high),
@@ -179,7 +180,8 @@ def args_of(m: Any) -> tuple[Any, ...]:
 
 def test_relevance_goes_from_layer_to_layer() -> None:
     """Two convolutions, a rectifier and a head: every rule in a row, by hand."""
-    one, two = settled(nn.Conv2d(4, 3, 3), 5).double(), settled(nn.Conv2d(3, 2, 2), 6).double()
+    one = settled(nn.Conv2d(4, 3, 3), 5).double()
+    two = settled(nn.Conv2d(3, 2, 2), 6).double()
     model = nn.Sequential(
         one,
         nn.ReLU(inplace=True),
@@ -191,8 +193,10 @@ def test_relevance_goes_from_layer_to_layer() -> None:
     x = random(1, *SHAPE)
     hidden = one(x[None]).relu()
     last = two(hidden).relu()
-    (w1, b1), (w2, b2) = plain.matrix(one, SHAPE), plain.matrix(two, (3, 3, 4))
-    w3, b3 = model[-1].weight.detach(), model[-1].bias.detach()
+    w1, b1 = plain.matrix(one, SHAPE)
+    w2, b2 = plain.matrix(two, (3, 3, 4))
+    w3 = model[-1].weight.detach()
+    b3 = model[-1].bias.detach()
     r3 = torch.zeros(2).double()
     r3[1] = model(x[None])[0, 1].detach()
     r2 = plain.epsilon(w3, b3, last.flatten().detach(), r3)
@@ -277,7 +281,9 @@ def test_attention_follows_its_papers(fused: bool, composite: str) -> None:
         Attention(fused), x, LRP(composite), target=lambda output: output[:, 0]
     ).values
     t = x.reshape(3, 8).requires_grad_()
-    q, k, v = t[:, :4] * 2, t[:, 4:] * 1.5, t[:, 2:6] * 0.7
+    q = t[:, :4] * 2
+    k = t[:, 4:] * 1.5
+    v = t[:, 2:6] * 0.7
     scores = q @ k.T / 2
     weights = scores.softmax(-1)
     arriving = torch.ones(3, 4, dtype=torch.float64)
@@ -300,7 +306,9 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         t = x.reshape(-1, 1, 3, 8)
-        q, k, v = t[..., :4] * 2, t[..., 4:] * 1.5, t[..., 2:6] * 0.7
+        q = t[..., :4] * 2
+        k = t[..., 4:] * 1.5
+        v = t[..., 2:6] * 0.7
         if self.fused:
             return F.scaled_dot_product_attention(q, k, v).sum((1, 2, 3))[:, None]
         return ((q @ k.transpose(-2, -1) / 2).softmax(-1) @ v).sum((1, 2, 3))[:, None]
@@ -476,7 +484,8 @@ def test_what_is_passed_on_keeps_its_place_whatever_made_it() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.norm(F.gelu(x.flatten(1))).softmax(-1).sigmoid()
 
-    model, x = settled(Passing()).double(), random(0, 2, 1, 2, 3)
+    model = settled(Passing()).double()
+    x = random(0, 2, 1, 2, 3)
     kinds = ("activation", "deviation", "softmax")
     passed = LRP(Composite("passed", ((When(kinds), ElementwisePassThrough()),)))
     for target in (1, 4):
@@ -530,7 +539,8 @@ class Sizes(LinearRule):
     minimums = {"times": 1}
 
     def back(self, step: Step, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
-        linear, x = step.linear, step.x.tensor
+        linear = step.linear
+        x = step.x.tensor
         weight = linear.weight.abs()
         share = self.times * gradient * step.result.tensor / linear.run(x.abs(), weight, None)
         return linear.backward(share, x, weight) * x.sign()

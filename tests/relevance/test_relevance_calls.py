@@ -39,17 +39,16 @@ def attending() -> nn.Module:
 
 def test_eight_threads_get_the_relevance_that_one_gets() -> None:
     """Each by a method of its own, all on one network, twice over."""
-    model, names = attending(), [*METHODS][-8:]
+    model = attending()
+    names = [*METHODS][-8:]
     pictures = [random(i, 2, 3, 8, 8) for i in range(8)]
     alone = [
         {name: asked(model, pictures[i], METHODS[name]).values for name in names[i::8]}
         for i in range(8)
     ]
-    before, found, together = (
-        snapshot(model),
-        [dict[str, torch.Tensor]() for _ in range(8)],
-        threading.Barrier(8),
-    )
+    before = snapshot(model)
+    found = [dict[str, torch.Tensor]() for _ in range(8)]
+    together = threading.Barrier(8)
 
     def work(i: int) -> None:
         together.wait()
@@ -68,7 +67,8 @@ def test_eight_threads_get_the_relevance_that_one_gets() -> None:
 
 @pytest.mark.parametrize("name", [*METHODS])
 def test_a_second_call_gives_the_same_bits_and_leaves_the_weights(name: str) -> None:
-    model, x = attending(), random(3, 1, 3, 8, 8)
+    model = attending()
+    x = random(3, 1, 3, 8, 8)
     before = snapshot(model)
     assert torch.equal(*(asked(model, x, METHODS[name]).values for _ in range(2)))
     assert snapshot(model) == before
@@ -86,7 +86,8 @@ class Breaking(nn.Module):
         super().__init__()
         self.one, self.norm, self.two = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)
         self.head = nn.Linear(64, 3)
-        self.where, self.error = where, error
+        self.where = where
+        self.error = error
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.relu_(self.norm(self.one(x)))
@@ -108,7 +109,8 @@ class Breaking(nn.Module):
 def test_weights_are_the_same_bits_after_an_exception_anywhere(
     where: str, error: type[BaseException]
 ) -> None:
-    model, x = settled(Breaking(where, error)).double().eval(), random(3, 2, 3, 8, 8)
+    model = settled(Breaking(where, error)).double().eval()
+    x = random(3, 2, 3, 8, 8)
     before = snapshot(model)
     for method in (LRP("Epsilon"), LRP("EpsilonPlusFlat"), LRP("EpsilonGammaBox"), DeepLIFT(0.1)):
         with pytest.raises(error):
@@ -124,7 +126,9 @@ def test_weights_are_the_same_bits_after_an_exception_anywhere(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_batch_is_its_images_one_by_one(name: str) -> None:
-    model, x, method = attending(), random(3, 2, 3, 8, 8), METHODS[name]
+    model = attending()
+    x = random(3, 2, 3, 8, 8)
+    method = METHODS[name]
     together = asked(model, x, method, [0, 1])
     for i in range(2):
         alone = asked(model, x[i : i + 1], method, [i])

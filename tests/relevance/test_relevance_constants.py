@@ -100,7 +100,8 @@ OF_THE_IMAGE = {
 def test_what_no_gradient_leads_from_is_a_constant_whether_it_is_trained_or_not(
     name: str, method: Method | str
 ) -> None:
-    trained, x = Net(CONSTANTS[name]).double().eval(), random(3, 2, 3, 4, 4)
+    trained = Net(CONSTANTS[name]).double().eval()
+    x = random(3, 2, 3, 4, 4)
     frozen = Net(CONSTANTS[name]).double().eval().requires_grad_(False)
     frozen.load_state_dict(trained.state_dict())
     a, expected = (explain.attribute(model, x, method, target=1) for model in (trained, frozen))
@@ -111,10 +112,12 @@ def test_what_no_gradient_leads_from_is_a_constant_whether_it_is_trained_or_not(
 
 
 def test_a_normalisation_of_images_by_running_statistics_is_one_of_batches() -> None:
-    one, other = nn.InstanceNorm2d(3, affine=True, track_running_stats=True), nn.BatchNorm2d(3)
+    one = nn.InstanceNorm2d(3, affine=True, track_running_stats=True)
+    other = nn.BatchNorm2d(3)
     one.running_mean, one.running_var = torch.rand(3), torch.rand(3) + 0.1
     other.load_state_dict(one.state_dict())
-    head, x = nn.Linear(48, 3), random(1, 2, 3, 4, 4)
+    head = nn.Linear(48, 3)
+    x = random(1, 2, 3, 4, 4)
     for method in (LRP("Epsilon"), LRP("EpsilonPlusFlat"), "attnlrp", DeepLIFT(), "fullgrad"):
         found = [
             explain.attribute(
@@ -129,7 +132,8 @@ def test_a_normalisation_of_images_by_running_statistics_is_one_of_batches() -> 
 def test_what_an_activation_makes_of_zero_may_differ_from_channel_to_channel() -> None:
     """max(x, c) = c + (max(x, c) - c): the first is a bias, and the line from there leads to the
     rest."""
-    head, x = torch.randn(3, 5).double(), random(0, 2, 3, 4, 4)
+    head = torch.randn(3, 5).double()
+    x = random(0, 2, 3, 4, 4)
     least = torch.tensor([0.4, -0.3, 0.0]).double().reshape(3, 1, 1)
 
     class Clamped(nn.Module):
@@ -193,11 +197,10 @@ def test_images_run_one_by_one_get_the_composite_that_they_get_alone() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(pooled(torch.cat([self.first(each[None]).relu() for each in x])))
 
-    model, x = settled(OneByOne()).double(), random(0, 3, 3, 4, 4)
-    together, alone = (
-        explain.attribute(model, x, "lrp", target=1),
-        explain.attribute(model, x[:1], "lrp", target=1),
-    )
+    model = settled(OneByOne()).double()
+    x = random(0, 3, 3, 4, 4)
+    together = explain.attribute(model, x, "lrp", target=1)
+    alone = explain.attribute(model, x[:1], "lrp", target=1)
     assert together.coverage.composite == alone.coverage.composite == "Epsilon"
     assert torch.allclose(together.values[:1], alone.values, atol=1e-12)
 
@@ -224,9 +227,7 @@ def test_rules_and_composites_that_cannot_be_meant_are_refused(
 
 
 def test_a_composite_takes_lists_for_tuples() -> None:
-    listed, tupled = (
-        Composite("c", [[When(["dense"]), Epsilon()]]),
-        Composite("c", ((When(("dense",)), Epsilon()),)),
-    )
+    listed = Composite("c", [[When(["dense"]), Epsilon()]])
+    tupled = Composite("c", ((When(("dense",)), Epsilon()),))
     assert listed == tupled
     assert hash(listed) == hash(tupled)

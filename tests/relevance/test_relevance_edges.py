@@ -54,11 +54,13 @@ def through(
 @torch.no_grad()
 def test_what_goes_through_a_layer_in_a_residual_block_is_what_a_plain_calculation_says() -> None:
     """Each channel of one branch, by LRP-epsilon, matrix by matrix."""
-    model, x = Residual(past=True).double().eval(), random(1, 1, 2, 4, 4)
+    model = Residual(past=True).double().eval()
+    x = random(1, 1, 2, 4, 4)
     y = model.stem(x).relu()
     u = model.norm(model.one(y)).relu()
     z = u + model.other(y)
-    a, b = z.relu(), model.beside(x).relu()
+    a = z.relu()
+    b = model.beside(x).relu()
     score = model.head((a + b).flatten(1))[0] * torch.tensor([0.0, 1.0])
     of_sum = plain.epsilon(model.head.weight, model.head.bias, (a + b).flatten(), score)
     of_a = (
@@ -84,7 +86,8 @@ def test_what_goes_through_a_layer_in_a_residual_block_is_what_a_plain_calculati
     "composite", ["Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox", "EpsilonAlpha2Beta1"]
 )
 def test_what_goes_through_branches_adds_up_to_the_whole(composite: str, past: bool) -> None:
-    model, x = Residual(past=past).double().eval(), random(1, 2, 2, 4, 4)
+    model = Residual(past=past).double().eval()
+    x = random(1, 2, 2, 4, 4)
     whole = explain.attribute(model, x, LRP(composite), target=1).values
     parts = sum(
         through(model, x, layer, composite) for layer in ("norm", "other", *["beside"] * past)
@@ -93,7 +96,8 @@ def test_what_goes_through_branches_adds_up_to_the_whole(composite: str, past: b
 
 
 def test_a_layer_that_the_score_does_not_use_is_no_concept() -> None:
-    model, x = Residual(past=False).double().eval(), random(1, 1, 2, 4, 4)
+    model = Residual(past=False).double().eval()
+    x = random(1, 1, 2, 4, 4)
     with pytest.raises(LayerError, match="concept"):
         explain.attribute(model, x, LRP("Epsilon", ("unused", (0,))), target=1)
 
@@ -137,7 +141,8 @@ def test_a_convolution_and_a_normalisation_are_one_map_only_if_nothing_lies_betw
         "alphabeta": "EpsilonAlpha2Beta1",
         "gamma": "EpsilonGammaBox",
     }[rule]
-    x, head = random(1, 2, 3, 6, 6), random(2, 64)
+    x = random(1, 2, 3, 6, 6)
+    head = random(2, 64)
     found, expected = (
         explain.attribute(
             Then(made(step).double().eval(), head), x, LRP(composite), target=lambda o: o[:, 0]
@@ -172,10 +177,12 @@ def test_weights_in_a_plain_list_are_weights(kind: str, method: Any) -> None:
             settled(self)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y, block = self.stem(x), self.blocks[0]
+            y = self.stem(x)
+            block = self.blocks[0]
             return self.head((y * block[0] if kind == "parameter" else block(y)).relu().flatten(1))
 
-    model, x = Listed().double().eval(), random(1, 2, 3, 5, 5)
+    model = Listed().double().eval()
+    x = random(1, 2, 3, 5, 5)
     expected = explain.attribute(model, x, method, target=1)
     inner = [*model.blocks]
     del model.blocks
@@ -221,7 +228,8 @@ def test_complex_numbers_pass_relevance_in_proportion(
 ) -> None:
     """A linear map without a rule: the relevance of the real map that it is, by LRP-0; constants
     take their share."""
-    model, x = Spectral(function).double().eval(), random(3, 1, 3, 4, 4)
+    model = Spectral(function).double().eval()
+    x = random(3, 1, 3, 4, 4)
     a = explain.attribute(model, x, LRP(composite), target=1)
     assert a.delta.abs().max() <= 1e-10
     if composite == "Epsilon":

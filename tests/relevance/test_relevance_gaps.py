@@ -89,7 +89,8 @@ CONSERVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_what_loses_relevance_without_a_rule_is_named_and_accounted_for(
     name: str, composite: str
 ) -> None:
-    model, x = Net(LOSING[name]).double(), random(1, 2, 3, 2, 2)
+    model = Net(LOSING[name]).double()
+    x = random(1, 2, 3, 2, 2)
     with pytest.warns(ExplainWarning, match=f"has no rule for some operations \\(1 x {name}\\)"):
         a = explain.attribute(model, x, LRP(composite), target=1)
     assert a.coverage.missed == {name: 1}
@@ -101,7 +102,8 @@ def test_what_loses_relevance_without_a_rule_is_named_and_accounted_for(
 @pytest.mark.parametrize("name", LOSING)
 def test_what_is_lost_is_what_its_formula_says(name: str) -> None:
     """Value times gradient of what an operation gave, less that of what it was given, for LRP-0."""
-    model, x = Net(LOSING[name]).double(), random(1, 2, 3, 2, 2)
+    model = Net(LOSING[name]).double()
+    x = random(1, 2, 3, 2, 2)
     with pytest.warns(ExplainWarning):
         a = explain.attribute(model, x, LRP("Gradient"), target=1)
     given = model.first(x.flatten(1)).detach().requires_grad_()
@@ -113,7 +115,8 @@ def test_what_is_lost_is_what_its_formula_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONSERVING)
 def test_what_loses_nothing_without_a_rule_is_not_named(name: str) -> None:
-    model, x = Net(CONSERVING[name]).double(), random(1, 2, 3, 2, 2)
+    model = Net(CONSERVING[name]).double()
+    x = random(1, 2, 3, 2, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ExplainWarning)
         a = explain.attribute(model, x, LRP("Epsilon"), target=1)
@@ -142,7 +145,8 @@ def test_recurrent_layers_are_named(kind: str) -> None:
                 state = self.inner(rows[:, t], state)
             return self.head(state)
 
-    model, x = Recurrent().double(), random(1, 2, 3, 4, 2)
+    model = Recurrent().double()
+    x = random(1, 2, 3, 4, 2)
     with pytest.warns(
         ExplainWarning,
         match={"RNN": "1 x rnn_tanh", "GRUCell": "4 x gru_cell"}.get(kind, kind.lower()),
@@ -177,7 +181,8 @@ class Tokens(nn.Module):
 @pytest.mark.parametrize("composite", ["EpsilonGammaBox", "DeepTaylor"])
 @pytest.mark.parametrize("first", [True, False])
 def test_the_range_of_an_image_is_its_own_wherever_tokens_lie(first: bool, composite: str) -> None:
-    model, x = Tokens(first).double(), random(2, 2, 3, 2, 2)
+    model = Tokens(first).double()
+    x = random(2, 2, 3, 2, 2)
     together = explain.attribute(model, x, LRP(composite), target=1).values
     for i in range(2):
         alone = explain.attribute(model, x[i : i + 1], LRP(composite), target=1).values
@@ -197,17 +202,16 @@ def test_differences_of_products_without_a_rule_are_told(equation: str) -> None:
 
 
 def test_a_product_with_weights_is_a_linear_map_to_differences() -> None:
-    model, x = (
-        Net(lambda y: (y @ torch.arange(12.0).reshape(6, 2).to(y)).tanh()).double(),
-        random(1, 2, 3, 2, 2),
-    )
+    model = Net(lambda y: (y @ torch.arange(12.0).reshape(6, 2).to(y)).tanh()).double()
+    x = random(1, 2, 3, 2, 2)
     a = explain.attribute(model, x, DeepLIFT(0.25), target=1)
     assert a.values.any()
     assert a.delta.abs().max() < 1e-12
 
 
 def test_a_softmax_that_is_no_factor_is_accounted_for_where_it_is_held_constant() -> None:
-    model, x = Net(lambda y: y.softmax(1) + y).double(), random(1, 2, 3, 2, 2)
+    model = Net(lambda y: y.softmax(1) + y).double()
+    x = random(1, 2, 3, 2, 2)
     a = explain.attribute(model, x, LRP("Epsilon"), target=1)
     weights = model.first(x.flatten(1)).softmax(1)
     assert torch.allclose(
@@ -217,14 +221,16 @@ def test_a_softmax_that_is_no_factor_is_accounted_for_where_it_is_held_constant(
 
 
 def test_a_map_that_a_softmax_keeps_empty_says_so() -> None:
-    model, x = Net(lambda y: y.softmax(1)).double(), random(1, 2, 3, 2, 2)
+    model = Net(lambda y: y.softmax(1)).double()
+    x = random(1, 2, 3, 2, 2)
     with pytest.warns(ExplainWarning, match="everywhere"):
         a = explain.attribute(model, x, LRP("Epsilon"), target=1)
     assert a.delta.abs().max() <= 1e-12
 
 
 def test_differences_pass_a_softmax_whose_scores_are_far_apart() -> None:
-    model, x = Net(lambda y: (y * 1000).softmax(1) + y).double(), random(1, 2, 3, 2, 2)
+    model = Net(lambda y: (y * 1000).softmax(1) + y).double()
+    x = random(1, 2, 3, 2, 2)
     a = explain.attribute(model, x, DeepLIFT(), target=1)
     assert a.values.isfinite().all()
     assert a.delta.abs().max() <= 1e-12
@@ -233,9 +239,11 @@ def test_differences_pass_a_softmax_whose_scores_are_far_apart() -> None:
 def test_the_shares_of_a_softmax_are_logarithmic_means() -> None:
     """Of each difference of x - log(sum(exp(x))), the logarithmic mean; of the logarithm, in
     proportion to these."""
-    model, x = Net(lambda y: y.softmax(1)).double(), random(1, 2, 3, 2, 2)
+    model = Net(lambda y: y.softmax(1)).double()
+    x = random(1, 2, 3, 2, 2)
     a = explain.attribute(model, x, DeepLIFT(), target=1)
-    weight, head = model.first.weight.detach(), model.head.weight[1].tolist()
+    weight = model.first.weight.detach()
+    head = model.head.weight[1].tolist()
     for image, values in zip(x.flatten(1), a.values.flatten(1), strict=True):
         y, y0 = (
             (weight @ each + model.first.bias).detach()
@@ -264,10 +272,8 @@ def test_a_baseline_without_finite_scores_is_named() -> None:
 
 
 def test_the_range_of_the_input_is_one_for_all_or_for_each_channel() -> None:
-    model, x = (
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)),
-        torch.rand(1, 3, 8, 8),
-    )
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2))
+    x = torch.rand(1, 3, 8, 8)
     with pytest.raises(MethodError, match="channels"):
         explain.attribute(model, x, LRP("EpsilonBox", low=(0.0, 0.0), high=(1.0, 1.0)), target=0)
 
@@ -294,7 +300,8 @@ class Caching(nn.Module):
 
 @pytest.mark.parametrize("method", ["lrp", "deeplift", "fullgrad"])
 def test_what_a_model_has_computed_of_its_weights_and_kept_is_a_constant(method: str) -> None:
-    model, x = Caching().double(), random(1, 2, 3, 2, 2)
+    model = Caching().double()
+    x = random(1, 2, 3, 2, 2)
     first, second = (explain.attribute(model, x, method, target=1) for _ in range(2))
     assert torch.equal(first.values, second.values)
     for a in (first, second):

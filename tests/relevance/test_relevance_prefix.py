@@ -27,7 +27,8 @@ class Behind(nn.Module):
 
     def __init__(self, net: nn.Module, function: Function) -> None:
         super().__init__()
-        self.net, self.function = net, function
+        self.net = net
+        self.function = function
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.net(self.function(x))
@@ -97,7 +98,9 @@ MOVED: dict[str, Function] = {
 def test_relevance_lies_where_the_pixels_lay(name: str, composite: str) -> None:
     """With ``net`` behind a function, the relevance is that of ``net``, pulled back by the
     function's weights."""
-    net, function, x = convolutional(), MOVED[name], random(4, 2, 3, 10, 8)
+    net = convolutional()
+    function = MOVED[name]
+    x = random(4, 2, 3, 10, 8)
     x = x.float().double()
     found = lrp(Behind(net, function), x, composite=composite).values
     if composite == "Epsilon":  # shares by what each pixel adds: value times gradient
@@ -133,7 +136,9 @@ IN_PLACE: dict[str, Function] = {
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_what_changes_pixels_in_their_places_leaves_relevance_there(name: str) -> None:
-    net, function, x = convolutional(), IN_PLACE[name], random(4, 2, 3, 10, 8)
+    net = convolutional()
+    function = IN_PLACE[name]
+    x = random(4, 2, 3, 10, 8)
     expected = lrp(net, function(x)).values
     for way in (function, lambda x: function(x.flip(-1)).flip(-1)):
         found = lrp(Behind(net, way), x).values
@@ -141,7 +146,8 @@ def test_what_changes_pixels_in_their_places_leaves_relevance_there(name: str) -
 
 
 def test_normalised_and_moved_in_a_row() -> None:
-    net, x = convolutional(), random(4, 2, 3, 10, 8)
+    net = convolutional()
+    x = random(4, 2, 3, 10, 8)
     model = Behind(
         net, lambda x: F.interpolate((x.flip(-1)[..., 1:] - 0.3) / 0.2, scale_factor=2).roll(1, -2)
     )
@@ -164,7 +170,9 @@ def test_pixels_that_were_mixed_share_by_their_weights(name: str) -> None:
             0.25 * x + 0.75 * F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
         ),
     }
-    net, x, function = convolutional(), random(4, 1, 3, 6, 5), mixing[name]
+    net = convolutional()
+    x = random(4, 1, 3, 6, 5)
+    function = mixing[name]
     weights, _ = plain.matrix(function, x.shape[1:])
     expected = plain.shared(
         weights, torch.zeros(len(weights)), lrp(net, function(x)).values.flatten(), 0
@@ -174,7 +182,8 @@ def test_pixels_that_were_mixed_share_by_their_weights(name: str) -> None:
 
 
 def test_padding_takes_its_relevance_as_biases_do() -> None:
-    net, x = convolutional(), random(4, 2, 3, 6, 6)
+    net = convolutional()
+    x = random(4, 2, 3, 6, 6)
     a = lrp(Behind(net, lambda x: F.pad(x, (1, 2, 1, 1), value=0.3)), x)
     whole = lrp(net, F.pad(x, (1, 2, 1, 1), value=0.3))
     assert torch.allclose(a.values, whole.values[..., 1:-1, 1:-2], rtol=1e-11, atol=1e-14)
@@ -194,7 +203,8 @@ def test_two_explained_inputs_each_get_their_own() -> None:
         def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
             return self.net(torch.cat([one.flip(-1), other.roll(1, -2)], 1))
 
-    one, other = random(4, 2, 2, 6, 6), random(5, 2, 1, 6, 6)
+    one = random(4, 2, 2, 6, 6)
+    other = random(5, 2, 1, 6, 6)
     model = Two()
     whole = lrp(model.net, torch.cat([one.flip(-1), other.roll(1, -2)], 1)).values
     for place, expected in ((0, whole[:, :2].flip(-1)), (1, whole[:, 2:].roll(-1, -2))):
@@ -205,7 +215,8 @@ def test_two_explained_inputs_each_get_their_own() -> None:
 
 
 def test_hooks_of_others_on_the_way_are_passed_by() -> None:
-    net, x = convolutional(), random(4, 2, 3, 6, 6)
+    net = convolutional()
+    x = random(4, 2, 3, 6, 6)
     model = nn.Sequential(Behind(nn.Identity(), lambda x: x.flip(-1)), net)
     expected = lrp(model, x).values
     seen: list[object] = []
@@ -229,7 +240,8 @@ class Rounded(torch.autograd.Function):
 
 @pytest.mark.filterwarnings("ignore:lrp has no rule for some operations")
 def test_a_function_written_by_hand_is_passed_by_value_times_gradient() -> None:
-    net, x = convolutional(), random(4, 2, 3, 6, 6).sigmoid().round(decimals=1).clamp(min=0.1)
+    net = convolutional()
+    x = random(4, 2, 3, 6, 6).sigmoid().round(decimals=1).clamp(min=0.1)
     found = lrp(Behind(net, lambda x: Rounded.apply(x.flip(-1))), x).values
     assert torch.allclose(found, lrp(net, x.flip(-1)).values.flip(-1), rtol=1e-9, atol=1e-12)
 
@@ -242,10 +254,8 @@ def test_a_function_written_by_hand_is_passed_by_value_times_gradient() -> None:
 )
 def test_the_range_of_the_input_is_that_of_the_photo(name: str) -> None:
     """The formula of z^B, with what the photo's least and largest values become."""
-    mean, std = (
-        torch.tensor([0.4, 0.5, 0.6])[:, None, None].double(),
-        torch.tensor([0.2, 0.1, 0.4])[:, None, None],
-    )
+    mean = torch.tensor([0.4, 0.5, 0.6])[:, None, None].double()
+    std = torch.tensor([0.2, 0.1, 0.4])[:, None, None]
     functions: dict[str, Function] = {
         "normalised": lambda x: (x - mean) / std.double(),
         "colours exchanged": lambda x: x[:, [2, 0, 1]],
@@ -253,7 +263,9 @@ def test_the_range_of_the_input_is_that_of_the_photo(name: str) -> None:
         "dark to light": lambda x: 1 - x,
         "made smaller": lambda x: F.interpolate(x, size=(3, 4), mode="bilinear"),
     }
-    function, low, high = functions[name], (0.0, -0.5, 0.1), (1.0, 1.5, 2.0)
+    function = functions[name]
+    low = (0.0, -0.5, 0.1)
+    high = (1.0, 1.5, 2.0)
     x = random(1, 1, 3, 5, 6).sigmoid()
     ends = [torch.tensor(end).double()[None, :, None, None].expand_as(x) for end in (low, high)]
     weights, added = plain.matrix(function, x.shape[1:])
@@ -294,7 +306,8 @@ class OneByOne(nn.Module):
     "rule", [ZBox(), ZBox((-3.0, -4.0, -5.0), (4.0, 3.0, 5.0)), Flat(), WSquare()], ids=str
 )
 def test_rules_at_the_input_of_convolutions_without_a_batch(rule: Any) -> None:
-    layer, x = settled(nn.Conv2d(3, 4, 3), seed=3).double(), random(1, 2, 3, 5, 6)
+    layer = settled(nn.Conv2d(3, 4, 3), seed=3).double()
+    x = random(1, 2, 3, 5, 6)
     head = random(2, 4 * 3 * 4)
     method = LRP(Composite("one rule", ((When(("convolution",)), rule),)))
     batched, single = (
@@ -314,10 +327,8 @@ def test_one_clamp_after_another_is_followed_for_one_image_and_for_several() -> 
         nn.Conv2d(3, 2, 2),
         nn.Flatten(),
     )
-    net, x = (
-        net.double().eval(),
-        random(5, 2, 3, 4, 4) * torch.tensor([1.0, 100.0]).double().reshape(2, 1, 1, 1),
-    )
+    net = net.double().eval()
+    x = random(5, 2, 3, 4, 4) * torch.tensor([1.0, 100.0]).double().reshape(2, 1, 1, 1)
     together = explain.attribute(net, x, LRP("EpsilonPlusFlat"), target=1)
     alone = [explain.attribute(net, image[None], LRP("EpsilonPlusFlat"), target=1) for image in x]
     assert torch.allclose(together.values, torch.cat([each.values for each in alone]), rtol=1e-10)

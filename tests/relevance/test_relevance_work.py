@@ -78,7 +78,8 @@ def test_what_was_rectified_and_then_changed_may_be_negative() -> None:
     class Net(nn.Module):
         def __init__(self, in_place: bool) -> None:
             super().__init__()
-            self.conv, self.in_place = nn.Conv2d(3, 4, 3, bias=False), in_place
+            self.conv = nn.Conv2d(3, 4, 3, bias=False)
+            self.in_place = in_place
             settled(self, 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,8 @@ def test_a_figure_is_a_sheet_that_shows_itself_once(monkeypatch: pytest.MonkeyPa
     drawn = sheets.figure(contents, "three <maps>")
     picture = sheets.sheet(contents, 340)
     assert np.array_equal(np.asarray(sheets.as_picture(drawn).convert("RGB")), np.asarray(picture))
-    shown, displayed = drawn._repr_html_(), []
+    shown = drawn._repr_html_()
+    displayed = []
     monkeypatch.setitem(
         sys.modules,
         "IPython.display",

@@ -49,7 +49,8 @@ def waves() -> np.ndarray:
 
 
 def contents() -> sheets.Layout:
-    heat, lines = render.Heat().legend(photo()), render.Contour().legend(photo())
+    heat = render.Heat().legend(photo())
+    lines = render.Contour().legend(photo())
     tile = sheets.Tile(photo(), "Grad-CAM", "layer layer3", legend=heat)
     turned = photo().rotate(90, expand=True)
     null = sheets.Tile(
@@ -198,7 +199,8 @@ def test_a_bar_has_the_colours_of_its_legend_in_their_order() -> None:
 def test_labels_that_steer_terminals_are_drawn_as_they_are_written() -> None:
     """Nothing in them is obeyed."""
     blank = Image.new("RGB", (300, 100), "white")
-    steering, written = "tab\x1b[2J\x9b\u202e", r"tab\x1b[2J\x9b\u202e"
+    steering = "tab\x1b[2J\x9b\u202e"
+    written = r"tab\x1b[2J\x9b\u202e"
     assert (
         captions.caption(blank, steering, steering).tobytes()
         == captions.caption(blank, written, written).tobytes()

@@ -18,7 +18,8 @@ WHOLE = Box(0, 0, 180, 120)
 
 @pytest.mark.parametrize("name", STYLES)
 def test_every_style_draws_and_leaves_the_photo_alone(name: str) -> None:
-    given, style = photo(), styles.get_style(name)
+    given = photo()
+    style = styles.get_style(name)
     before = given.tobytes()
     values = {
         "heatmap": bump(),
@@ -53,7 +54,8 @@ def test_colours_of_the_photo_are_never_those_of_heat() -> None:
 def test_legends_have_the_colours_that_are_on_the_photo(name: str, brightness: int) -> None:
     """On a flat photo, every colour of a picture is in its legend, and the ends are the colours of
     the extremes."""
-    flat, style = Image.new("RGB", (200, 100), (brightness,) * 3), styles.get_style(name)
+    flat = Image.new("RGB", (200, 100), (brightness,) * 3)
+    style = styles.get_style(name)
     low = -1.0 if style.reads == "signed" else 0.0
     ramp = np.linspace(low, 1, 256)[None]
     drawn = np.asarray(style.draw(flat, ramp, Box(0, 0, 200, 100))).astype(int).reshape(-1, 3)
@@ -86,7 +88,8 @@ def test_a_mask_shows_the_photo_where_the_shares_lie_and_nothing_else() -> None:
     given = np.asarray(photo())
     assert np.array_equal(drawn[:60, :90], given[:60, :90])  # half of the evidence
     assert (drawn[60:] == render.Mask.cover).all()  # what is beyond three quarters
-    between, share = drawn[10, 100].astype(float), 1 - 1 / 2.5
+    between = drawn[10, 100].astype(float)
+    share = 1 - 1 / 2.5
     assert (
         np.abs(between - (given[10, 100] * share + np.array(render.Mask.cover) * (1 - share))).max()
         <= 1
@@ -116,7 +119,8 @@ def test_the_contour_of_a_coarse_map_is_round() -> None:
     of its cells."""
     y, x = np.mgrid[0:7, 0:7] - 3
     bump = np.exp(-(x**2 + y**2) / 3)
-    style, whole = render.Contour(shares=(0.8,)), Box(0, 0, 420, 420)
+    style = render.Contour(shares=(0.8,))
+    whole = Box(0, 0, 420, 420)
     drawn = np.asarray(style.draw(Image.new("RGB", (420, 420), "white"), bump, whole)).astype(int)
     rows, columns = np.nonzero(
         np.abs(drawn - style.legend(Image.new("RGB", (1, 1))).colors[0]).max(2) < 60
@@ -128,8 +132,11 @@ def test_the_contour_of_a_coarse_map_is_round() -> None:
 
 def test_the_evidence_of_padding_is_not_counted() -> None:
     values = np.zeros((8, 8))
-    values[:1], values[3, 4], values[4, 4] = 1, 0.5, 0.4
-    square, strip = Image.new("RGB", (80, 40), "white"), Box(0, -20, 80, 60)
+    values[:1] = 1
+    values[3, 4] = 0.5
+    values[4, 4] = 0.4
+    square = Image.new("RGB", (80, 40), "white")
+    strip = Box(0, -20, 80, 60)
     drawn = np.asarray(render.Mask(shares=(0.5,)).draw(square, values, strip))
     assert (drawn[15, 45] == 255).all()
     assert (drawn[:, :30] == render.Mask.cover).all()
@@ -149,7 +156,8 @@ def test_signed_pictures_tell_for_from_against() -> None:
     drawn = np.asarray(
         render.overlay(Image.new("RGB", (40, 20), "white"), np.array([[1.0, -1.0]]), "signed")
     )
-    left, right = drawn[10, 2].astype(int), drawn[10, 37].astype(int)
+    left = drawn[10, 2].astype(int)
+    right = drawn[10, 37].astype(int)
     assert left[0] > left[2] + 40
     assert right[2] > right[0] + 40
 
@@ -167,11 +175,13 @@ def test_zero_is_grey_in_colour_pictures_and_one_channel_is_enough() -> None:
 
 def test_sets_of_regions_are_the_photo_and_the_rest_is_pale() -> None:
     sets = np.zeros((3, 4, 6), bool)  # cells of 30 pixels; of three sets, two were found
-    sets[0, 1, 1], sets[1, 2, 4] = True, True
+    sets[0, 1, 1] = True
+    sets[1, 2, 4] = True
     given = np.asarray(photo())
     drawn = np.asarray(render.overlay(photo(), sets, "evidence"))
     without = np.asarray(render.overlay(photo(), sets, styles.Evidence(without=True)))
-    first, second = np.s_[36:54, 36:54], np.s_[66:84, 126:144]
+    first = np.s_[36:54, 36:54]
+    second = np.s_[66:84, 126:144]
     assert all(np.array_equal(drawn[each], given[each]) for each in (first, second))
     outside = np.s_[96:, :]
     pale = given[outside] + styles.Evidence.pale * (np.array(styles.Mask.cover) - given[outside])

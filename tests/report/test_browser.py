@@ -87,7 +87,8 @@ Open = Callable[..., Opened]
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Open]:
     """Open a page; at the end, it must have asked for nothing and complained of nothing."""
-    contexts, pages = [], []
+    contexts = []
+    pages = []
 
     def open_(
         file: Path, address: str = "", size: dict[str, int] = DESKTOP, **options: Any
@@ -348,7 +349,8 @@ def test_a_region_is_drawn_by_keys_too(opened: Open, file: Path) -> None:
 def test_the_wipe_moves_by_mouse_and_keys(opened: Open, file: Path) -> None:
     page = opened(file, "#compare=photo")
     handle = page.tab.get_by_role("slider", name="Compare the two pictures")
-    bounds, stage = handle.bounding_box(), page.tab.locator(".stage").bounding_box()
+    bounds = handle.bounding_box()
+    stage = page.tab.locator(".stage").bounding_box()
     page.tab.mouse.move(bounds["x"] + bounds["width"] / 2, bounds["y"] + 50)
     page.tab.mouse.down()
     page.tab.mouse.move(stage["x"] + 0.8 * stage["width"], bounds["y"] + 50, steps=3)
@@ -700,7 +702,8 @@ def test_a_notebook_without_scripts_or_frames_shows_the_picture(
     """Where the frame may run no scripts, it lets the picture through; where frames are taken out,
     that is left."""
     text = f"<!doctype html><html data-ready><title>n</title><body>{explanation._repr_html_()}"
-    still, bare = tmp_path / "still.html", tmp_path / "bare.html"
+    still = tmp_path / "still.html"
+    bare = tmp_path / "bare.html"
     still.write_text(text.replace('sandbox="allow-scripts allow-downloads"', 'sandbox=""'), "utf-8")
     bare.write_text(re.sub(r"<iframe.*?</iframe>", "", text, flags=re.DOTALL), "utf-8")
     page = opened(still)

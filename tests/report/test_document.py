@@ -44,7 +44,8 @@ def test_a_page_fits_any_window_and_asks_for_nothing(
 ) -> None:
     file = tmp_path / "page.html"
     file.write_text(document("A title", "About it.", SECTIONS), "utf-8")
-    said, requests = [], []
+    said = []
+    requests = []
     with chromium() as browser:
         tab = browser.new_context(
             viewport={"width": width, "height": 800}, color_scheme=scheme

@@ -61,7 +61,8 @@ class Read(HTMLParser):
             self.texts[self._inside] = self.texts.get(self._inside, "") + data
 
     def handle_endtag(self, tag: str) -> None:
-        self._inside, self._id = "", None
+        self._inside = ""
+        self._id = None
 
 
 def unpacked(packed: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -102,7 +103,8 @@ def test_maps_of_zeros_and_of_numbers_that_are_none_are_packed_too() -> None:
 
 def test_a_page_has_the_maps_and_answers_of_its_explanation(explanation: Any) -> None:
     found = Read(explanation.to_html(steps=4)).data
-    short, full = found["index"]["photos"][0], found["item-0"]
+    short = found["index"]["photos"][0]
+    full = found["item-0"]
     assert (
         short["label"]
         == full["predictions"][0][0]
@@ -506,7 +508,8 @@ def test_many_pages_have_no_curves_and_long_checks_are_announced(
 @pytest.mark.long
 def test_the_cost_of_checks_is_about_what_they_take() -> None:
     explainer = explain.Explainer("tiny", size=32)
-    explanation, rows = explainer(photo(), ["gradcam"], targets=[0]), 0
+    explanation = explainer(photo(), ["gradcam"], targets=[0])
+    rows = 0
     told, _ = cost_ahead(explanation, check=True, steps=0)
 
     def counted(module: Any, given: Any) -> None:

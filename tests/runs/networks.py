@@ -50,7 +50,8 @@ def contents(run: explain.Run) -> dict[tuple[str, str, str], tuple[Any, ...]]:
 
 
 def assert_same(one: explain.Run, other: explain.Run) -> None:
-    found, expected = contents(one), contents(other)
+    found = contents(one)
+    expected = contents(other)
     assert found.keys() == expected.keys()
     assert len(one) == len(found)
     for key, (sha256, prediction, values, score, probability) in found.items():

@@ -82,10 +82,8 @@ def test_two_actors_find_what_one_machine_exports(tmp_path: Path) -> None:
         **options,
     )
     assert table(tmp_path / "maps") == table(tmp_path / "r.parquet")
-    ours, theirs = (
-        parquet.read_table(tmp_path / "maps").schema,
-        parquet.read_table(tmp_path / "r.parquet").schema,
-    )
+    ours = parquet.read_table(tmp_path / "maps").schema
+    theirs = parquet.read_table(tmp_path / "r.parquet").schema
     assert ours.equals(theirs, check_metadata=False)
     assert (len(found), found.failures) == (84, local.failures)
 

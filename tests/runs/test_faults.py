@@ -72,7 +72,8 @@ def slowly(image: Image.Image) -> torch.Tensor:
 
 
 def test_a_run_that_is_killed_at_any_time_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    folder, file = folder_of(tmp_path / "photos", 16), tmp_path / "run.sqlite"
+    folder = folder_of(tmp_path / "photos", 16)
+    file = tmp_path / "run.sqlite"
     methods = ["gradcam", "saliency"]
     model = explainer().model
 
@@ -118,7 +119,8 @@ def test_a_run_that_is_killed_at_any_time_goes_on_where_it_stopped(tmp_path: Pat
 
 
 def test_another_process_cannot_write_the_file_meanwhile(tmp_path: Path) -> None:
-    folder, file = folder_of(tmp_path / "photos", 20), tmp_path / "run.sqlite"
+    folder = folder_of(tmp_path / "photos", 20)
+    file = tmp_path / "run.sqlite"
     made = explain.Explainer(explainer().model, preprocess=slowly)
     process = forked(lambda: explain.run(folder, made, output=file, workers=0, batch_size=1))  # type: ignore[arg-type, return-value]
     until(lambda: rows(file))
@@ -246,10 +248,8 @@ def test_workers_read_ahead_but_not_without_end() -> None:
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """No file can grow beyond this: to SQLite it is the same as a disk that is full."""
-    before, handler = (
-        resource.getrlimit(resource.RLIMIT_FSIZE),
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
-    )
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
@@ -259,7 +259,8 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 def test_a_full_disk_ends_the_run_and_loses_nothing_that_was_written(tmp_path: Path) -> None:
-    folder, file = folder_of(tmp_path / "photos", 12, (64, 48)), tmp_path / "run.sqlite"
+    folder = folder_of(tmp_path / "photos", 12, (64, 48))
+    file = tmp_path / "run.sqlite"
     options: dict[str, Any] = {"output": file, "target": 1, "workers": 0, "batch_size": 1}
     with (
         files_of_at_most(300_000),

@@ -151,7 +151,8 @@ def test_metrics_are_stored_and_those_of_boxes_only_where_there_are_some(tmp_pat
     (tmp_path / "list.csv").write_text(
         "path,x0,y0,x1,y1\nphotos/000.png,,,,\nphotos/001.png,2,3,9,11\nphotos/002.png,0,0,24,10\n"
     )
-    made, names = explainer(), ["pointinggame", "sparseness", "energypointinggame"]
+    made = explainer()
+    names = ["pointinggame", "sparseness", "energypointinggame"]
     run = explain.run(
         tmp_path / "list.csv",
         made,
@@ -336,7 +337,9 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
     ]
     done: list[list[tuple[str, int]]] = []
     for options in more:
-        made, states, asked = explainer(), list[State](), list[tuple[str, int]]()
+        made = explainer()
+        states = list[State]()
+        asked = list[tuple[str, int]]()
         gather = explain.runs.job.attribute
 
         def noted(model: Any, x: Any, methods: Any, asked: list[Any] = asked, **given: Any) -> Any:
@@ -374,10 +377,8 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
 
 
 def test_a_method_that_cannot_be_added_leaves_the_run_as_it_was(tmp_path: Path) -> None:
-    folder, options = (
-        folder_of(tmp_path / "photos", 3),
-        {"output": tmp_path / "run.sqlite", "workers": 0},
-    )
+    folder = folder_of(tmp_path / "photos", 3)
+    options = {"output": tmp_path / "run.sqlite", "workers": 0}
     before = contents(explain.run(folder, explainer(), "gradcam", **options))
     with pytest.raises(MethodError, match="cheferattribution"):
         explain.run(folder, explainer(), ["gradcam", "cheferattribution"], **options)

@@ -101,7 +101,8 @@ def test_rows_are_those_of_one_machine_to_the_last_digit(tmp_path: Path) -> None
     lines = [f"photos/{n:03}.png,{'abcde'[n % 5]},2,3,9,11" for n in range(22)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label,x0,y0,x1,y1", *lines]))
     options: dict[str, Any] = {"metrics": ["pointinggame"], "batch_size": 4, "top_k": 2}
-    made, cluster = explainer(categories=list("abcde")), Cluster()
+    made = explainer(categories=list("abcde"))
+    cluster = Cluster()
     local = explain.run(
         tmp_path / "list.csv", made, METHODS, output=tmp_path / "r.sqlite", workers=0, **options
     )
@@ -139,12 +140,14 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
             return self.there.report(piece)
 
-    photos, maps = folder_of(tmp_path / "photos", 10), tmp_path / "maps"
+    photos = folder_of(tmp_path / "photos", 10)
+    maps = tmp_path / "maps"
     with pytest.raises(KeyboardInterrupt):
         spread(photos, maps, cluster=Stopped(), per_file=2)
     before = open_run(maps)
     assert (before.photos, before.ended) == (4, False)
-    names, cluster = set(before.known), Cluster()
+    names = set(before.known)
+    cluster = Cluster()
     states: list[State] = []
     found = spread(photos, maps, cluster=cluster, per_file=5, progress=states.append)
     assert sorted(map(len, cluster.pieces)) == [1, 5]
@@ -206,7 +209,9 @@ def test_a_photo_that_ends_each_process_costs_itself_only(tmp_path: Path) -> Non
 
 
 def test_bad_photos_are_listed_and_tried_again(tmp_path: Path) -> None:
-    photos, maps, cluster = folder_of(tmp_path / "photos", 3), tmp_path / "maps", Cluster()
+    photos = folder_of(tmp_path / "photos", 3)
+    maps = tmp_path / "maps"
+    cluster = Cluster()
     (photos / "bad.png").write_bytes(b"none")
     found = spread(photos, maps)
     assert (found.photos, list(found.failures), found.ended) == (3, ["bad.png"], True)
@@ -275,7 +280,8 @@ def test_a_file_appears_complete_or_not_at_all(
 
 
 def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None:
-    index, complete = maps / "_run.sqlite", digests(open_run(maps))
+    index = maps / "_run.sqlite"
+    complete = digests(open_run(maps))
     before = index.stat()
     assert digests(open_run(maps)) == complete
     assert index.stat() == before  # nothing was new
@@ -301,8 +307,10 @@ def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None
 
 @pytest.mark.filterwarnings("ignore:.*new Parquet files")
 def test_no_corruption_of_a_part_gives_other_maps_unseen(maps: Path) -> None:
-    first, complete = min(maps.glob("*.parquet")), digests(open_run(maps))
-    content, refused = first.read_bytes(), 0
+    first = min(maps.glob("*.parquet"))
+    complete = digests(open_run(maps))
+    content = first.read_bytes()
+    refused = 0
     for seed in range(24):
         first.write_bytes(damaged(content, seed))
         try:
@@ -316,7 +324,9 @@ def test_an_address_is_indexed_in_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    photos, address, cluster = folder_of(tmp_path / "photos", 3), f"memory://{tmp_path}", Cluster()
+    photos = folder_of(tmp_path / "photos", 3)
+    address = f"memory://{tmp_path}"
+    cluster = Cluster()
     found = spread(photos, address, METHODS, per_file=2)
     assert (found.photos, len(found), found.path.parent) == (3, 6, tmp_path / "cache" / "explain")
     picture(9).save(photos / "more.png")

@@ -149,7 +149,8 @@ def run(model: Any, inputs: dict[str, Tensor], photo: Tensor, ids: Tensor, **opt
 
 def one_by_one(model: Any, inputs: dict[str, Tensor], photo: Tensor) -> Tensor:
     """The log-probability of each token of the answer, with a pass for each."""
-    found, before = [], inputs["input_ids"]
+    found = []
+    before = inputs["input_ids"]
     for token in ANSWER:
         found.append(run(model, inputs, photo, before).logits[:, -1].log_softmax(-1)[:, token])
         before = torch.cat([before, torch.tensor([[token]])], 1)
@@ -298,7 +299,8 @@ def test_attention_methods_follow_the_language_model_from_the_tokens_that_say_a_
 ) -> None:
     model, inputs = given
     ids = torch.cat([inputs["input_ids"], torch.tensor([ANSWER])], 1)
-    first, places = inputs["input_ids"].shape[1] - 1, (ids[0] == 39).nonzero()[:, 0]
+    first = inputs["input_ids"].shape[1] - 1
+    places = (ids[0] == 39).nonzero()[:, 0]
     if not len(places):  # BLIP, whose words look at the photo: those that say the answer are found
         names = ["cheferbimodal", *(f"cheferbimodal(token={first + word})" for word in range(3))]
         found = [
@@ -334,7 +336,8 @@ def test_attention_methods_follow_the_language_model_from_the_tokens_that_say_a_
 
 def test_the_models_own_answer_is_its_most_probable_words(given: Any) -> None:
     model, inputs = given
-    ids, answer = inputs["input_ids"], list[int]()
+    ids = inputs["input_ids"]
+    answer = list[int]()
     while len(answer) < 32:
         more = torch.cat([ids, torch.tensor([answer], dtype=torch.long)], 1)
         with torch.no_grad():
@@ -363,7 +366,8 @@ def test_cams_explain_a_layer_that_keeps_images_apart_and_else_say_what_to_use(g
     handle = layer.register_forward_hook(
         lambda module, args, output: kept.append(first_tensor(output))
     )
-    ids, answer = inputs["input_ids"], torch.tensor([ANSWER])
+    ids = inputs["input_ids"]
+    answer = torch.tensor([ANSWER])
     scores = run(model, inputs, model.photo, torch.cat([ids, answer], 1)).logits[0].log_softmax(1)
     handle.remove()
     score = scores[ids.shape[1] - 1 : -1].gather(1, answer.mT).sum()

@@ -55,7 +55,8 @@ def cells_of(raw: Tensor) -> list[tuple[int, int]]:
 
 
 def detr(rand: Any) -> Any:
-    logits, boxes = 4 * rand(2, 7, 4), rand(2, 7, 4)
+    logits = 4 * rand(2, 7, 4)
+    boxes = rand(2, 7, 4)
     return {"pred_logits": logits, "pred_boxes": boxes}, lambda i: (
         [softmax(row)[:3] for row in logits[i].tolist()],
         [
@@ -85,7 +86,8 @@ def yolov8(rand: Any) -> Any:
 
 def masks(rand: Any) -> Any:
     (raw, maps), slow = yolov8(rand)
-    factors, prototypes = rand(2, 32, 60), rand(2, 32, 8, 12)
+    factors = rand(2, 32, 60)
+    prototypes = rand(2, 32, 8, 12)
     return (torch.cat([raw, factors], 1), (maps, factors, prototypes)), slow
 
 
@@ -98,7 +100,8 @@ def turned(rand: Any) -> Any:
         for c in range(60):
             x, y, w, h = raw[i, :4, c].tolist()
             t = float(angle[i, 0, c])
-            cos, sin = math.cos(t) / 2, math.sin(t) / 2
+            cos = math.cos(t) / 2
+            sin = math.sin(t) / 2
             signs = [(a, b) for a in (-1, 1) for b in (-1, 1)]
             corners = [
                 (x + a * w * cos - b * h * sin, y + a * w * sin + b * h * cos) for a, b in signs
@@ -128,7 +131,8 @@ def yolox(rand: Any) -> Any:
     ]
 
     def box(stride: int, y: int, x: int, cell: list[float]) -> list[float]:
-        wide, high = stride * math.exp(cell[2]), stride * math.exp(cell[3])
+        wide = stride * math.exp(cell[2])
+        high = stride * math.exp(cell[3])
         return around(stride * (x + cell[0]), stride * (y + cell[1]), wide, high)
 
     return raw, lambda i: (
@@ -153,7 +157,8 @@ def yolov8_maps(rand: Any) -> Any:
     maps = [6 * rand(2, 67, 8, 12) - 3, 6 * rand(2, 67, 4, 6) - 3]
 
     def slow(i: int) -> Any:
-        scores, boxes = [], []
+        scores = []
+        boxes = []
         for raw, stride in zip(maps, (8, 16), strict=True):
             for y, x in cells_of(raw):
                 cell = raw[i, :, y, x].tolist()
@@ -179,7 +184,8 @@ def fcos(rand: Any) -> Any:
     logits, sides, centred = ([6 * rand(2, k, *size) for size in sizes] for k in (3, 4, 1))
 
     def slow(i: int) -> Any:
-        scores, boxes = [], []
+        scores = []
+        boxes = []
         for level, stride in enumerate((8, 16)):
             for y, x in cells_of(logits[level]):
                 middle = sigmoid(float(centred[level][i, 0, y, x]))
@@ -187,7 +193,8 @@ def fcos(rand: Any) -> Any:
                     [math.sqrt(sigmoid(a) * middle) for a in logits[level][i, :, y, x].tolist()]
                 )
                 a, b, c, d = sides[level][i, :, y, x].tolist()
-                across, down = stride * (x + 0.5), stride * (y + 0.5)
+                across = stride * (x + 0.5)
+                down = stride * (y + 0.5)
                 boxes.append([across - a, down - b, across + c, down + d])
         return scores, boxes
 
@@ -195,7 +202,9 @@ def fcos(rand: Any) -> Any:
 
 
 def centernet(rand: Any) -> Any:
-    heat, wide, offset = 6 * rand(2, 3, 16, 24) - 3, 9 * rand(2, 2, 16, 24), rand(2, 2, 16, 24)
+    heat = 6 * rand(2, 3, 16, 24) - 3
+    wide = 9 * rand(2, 2, 16, 24)
+    offset = rand(2, 2, 16, 24)
     return [{"hm": heat, "wh": wide, "reg": offset}], lambda i: (
         [[sigmoid(a) for a in heat[i, :, y, x].tolist()] for y, x in cells_of(heat)],
         [
@@ -213,7 +222,8 @@ def centernet(rand: Any) -> Any:
 def retinanet(rand: Any) -> Any:
     corners = 40 * rand(11, 2)
     anchors = torch.cat([corners, corners + 4 + 20 * rand(11, 2)], 1)
-    logits, deltas = 4 * rand(2, 11, 3) - 2, rand(2, 11, 4) - 0.5
+    logits = 4 * rand(2, 11, 3) - 2
+    deltas = rand(2, 11, 4) - 0.5
     coder = BoxCoder((1.0, 1.0, 1.0, 1.0))
     return {"cls_logits": logits, "bbox_regression": deltas, "anchors": anchors}, lambda i: (
         [[sigmoid(a) for a in row] for row in logits[i].tolist()],
@@ -223,9 +233,11 @@ def retinanet(rand: Any) -> Any:
 
 def centred(rand: Any) -> Any:
     output, _ = retinanet(rand)
-    middle, sides = rand(2, 11, 1) - 0.5, rand(2, 11, 4)
+    middle = rand(2, 11, 1) - 0.5
+    sides = rand(2, 11, 4)
     made = {**output, "bbox_ctrness": middle, "bbox_regression": sides}
-    coder, logits = BoxLinearCoder(normalize_by_size=True), output["cls_logits"]
+    coder = BoxLinearCoder(normalize_by_size=True)
+    logits = output["cls_logits"]
     return made, lambda i: (
         [
             [math.sqrt(sigmoid(a) * sigmoid(float(middle[i, q, 0]))) for a in logits[i, q].tolist()]
@@ -237,7 +249,8 @@ def centred(rand: Any) -> Any:
 
 def ssd(rand: Any) -> Any:
     output, _ = retinanet(rand)
-    coder, logits = BoxCoder((10.0, 10.0, 5.0, 5.0)), output["cls_logits"]
+    coder = BoxCoder((10.0, 10.0, 5.0, 5.0))
+    logits = output["cls_logits"]
     return output, lambda i: (
         [[-math.inf, *softmax(row)[1:]] for row in logits[i].tolist()],
         coder.decode_single(output["bbox_regression"][i], output["anchors"]).tolist(),
@@ -570,13 +583,17 @@ class Small(nn.Module):
         found = torch.cat(
             [middles, 16 + 4 * raw[:, 2:4].tanh(), (4 * raw[:, 4:]).sigmoid()], 1
         ).flatten(2)
-        rows, logits = found.transpose(1, 2), (4 * raw[:, 4:]).flatten(2).transpose(1, 2)
-        middles, wide, scores = rows[..., :2], rows[..., 2:4], rows[..., 4:]
+        rows = found.transpose(1, 2)
+        logits = (4 * raw[:, 4:]).flatten(2).transpose(1, 2)
+        middles = rows[..., :2]
+        wide = rows[..., 2:4]
+        scores = rows[..., 4:]
         boxes = torch.cat([middles - wide / 2, middles + wide / 2], -1)
         size = torch.tensor([x.shape[-1], x.shape[-2]] * 2, dtype=x.dtype)
         # every box is returned once for each class
         labels = torch.arange(2).repeat_interleave(boxes.shape[1])
-        both, each = torch.cat([boxes, boxes], 1), scores.transpose(1, 2).flatten(1)
+        both = torch.cat([boxes, boxes], 1)
+        each = scores.transpose(1, 2).flatten(1)
         forms: dict[str, Callable[[], Any]] = {
             "yolov8": lambda: (found, [raw]),
             "a function": lambda: (boxes, scores),
@@ -683,7 +700,9 @@ def test_a_box_is_explained_alike_in_each_layout(form: str, where: Any, photos: 
 
 
 def test_boxes_together_are_read_once_and_explained_as_each_alone(photos: Tensor) -> None:
-    model, read_outputs, passes = Small("a function").double().eval(), [], []
+    model = Small("a function").double().eval()
+    read_outputs = []
+    passes = []
     model.register_forward_hook(lambda module, args, output: passes.append(len(args[0])))
 
     def decode(output: Any) -> tuple[Tensor, Tensor]:
@@ -718,7 +737,8 @@ def test_of_the_best_detections_there_are_as_many_as_the_photo_has(photos: Tenso
                 {name: part[:3] for name, part in image.items()} for image in super().forward(x)
             ]
 
-    model, x = Three("results").double().eval(), photos[:1]
+    model = Three("results").double().eval()
+    x = photos[:1]
     found = explain.attribute(model, x, HiResCAM(), top_k=5, layer="features")
     assert len(found) == 3
     for index, each in enumerate(found):
@@ -764,7 +784,8 @@ def followed(model: nn.Module, x: Tensor, box: Tensor, label: int) -> Tensor:
 
 @pytest.mark.parametrize("form", ["yolov8", "a function"])
 def test_a_box_is_followed_through_covered_photos(form: str, photos: Tensor) -> None:
-    model, x = Small().double().eval(), photos[:1]
+    model = Small().double().eval()
+    x = photos[:1]
     boxes, scores = plain(model, x)
     cell = int(scores[0, :, 0].argmax())
     decode = None if form == "yolov8" else lambda output: (output[1], output[0])
@@ -791,7 +812,8 @@ def test_a_box_is_followed_through_covered_photos(form: str, photos: Tensor) -> 
 
 
 def test_d_rise_compares_all_boxes_before_suppression(photos: Tensor) -> None:
-    model, x = Small().double().eval(), photos[:1]
+    model = Small().double().eval()
+    x = photos[:1]
     boxes, scores = plain(model, x)
     cell = int(scores[0, :, 0].argmax())
     target = Detections(0, threshold=0.0).settled(model(x), 1)
@@ -805,7 +827,8 @@ def test_d_rise_compares_all_boxes_before_suppression(photos: Tensor) -> None:
 
 
 def test_why_not_another_class_and_a_region_where_nothing_was_found(photos: Tensor) -> None:
-    model, x = Small().double().eval(), photos[:1]
+    model = Small().double().eval()
+    x = photos[:1]
     boxes, scores = plain(model, x)
     cell = int(scores[0].amin(1).argmin())
     box = boxes[0, cell].tolist()
@@ -828,7 +851,8 @@ def test_why_not_another_class_and_a_region_where_nothing_was_found(photos: Tens
 
 
 def test_the_overlap_is_with_the_box_that_was_given(photos: Tensor) -> None:
-    model, x = Small().double().eval(), photos[:1]
+    model = Small().double().eval()
+    x = photos[:1]
     boxes, _ = plain(model, x)
     given = boxes[0, 20].detach() + torch.tensor([2.0, 1, 3, 2])
     picked = Detections(0, given, of="overlap").pick(model(x), 1)[0]
@@ -895,7 +919,8 @@ def test_a_retinanet_before_suppression_is_the_one_after(rand: Any) -> None:
     x = rand(1, 3, 64, 64).float()
     after, dense = after_and_before_suppression(model, x)
     every = read(dense, 1, (64, 64))
-    best, label = after["boxes"][0], int(after["labels"][0])
+    best = after["boxes"][0]
+    label = int(after["labels"][0])
     near = box_iou(every.boxes[0].clamp(0, 64), best[None])[:, 0]
     assert float(near.max()) > 0.999
     assert_close(
@@ -934,7 +959,8 @@ def test_queries_of_transformers_are_what_their_processor_makes_of_them(
             use_mid_position_embeddings=False,
             **sizes,
         )
-        model, shape = transformers.YolosForObjectDetection(config).eval(), (32, 48)
+        model = transformers.YolosForObjectDetection(config).eval()
+        shape = (32, 48)
         process = transformers.YolosImageProcessorPil().post_process_object_detection
     else:
         stages = {
@@ -958,7 +984,8 @@ def test_queries_of_transformers_are_what_their_processor_makes_of_them(
             **sizes,
         )
         task = "Segmentation" if kind == "panoptic" else "ObjectDetection"
-        model, shape = getattr(transformers, f"{name}For{task}")(config).eval(), (64, 96)
+        model = getattr(transformers, f"{name}For{task}")(config).eval()
+        shape = (64, 96)
         process = getattr(transformers, f"{name}ImageProcessorPil")().post_process_object_detection
     x = rand(1, 3, *shape).float()
     with torch.no_grad():

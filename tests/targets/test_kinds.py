@@ -77,7 +77,8 @@ class Windows(nn.Module):
 
     def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
         x = torch.stack(list(images))
-        h, w = x.shape[-2] / 2, x.shape[-1] / 2
+        h = x.shape[-2] / 2
+        w = x.shape[-1] / 2
         boxes = torch.tensor(
             [[0, 0, w, h], [w, 0, 2 * w, h], [0, h, w, 2 * h], [w, h, 2 * w, 2 * h]]
         ).to(x)
@@ -227,7 +228,8 @@ AGAIN = ["integratedgradients", "scorecam"]
 def test_altered_images_are_asked_for_the_box_of_the_unaltered_one(
     method: str, windows: nn.Module, x: Tensor
 ) -> None:
-    x, box = x[:1], torch.tensor([0.0, 0, 5, 6])
+    x = x[:1]
+    box = torch.tensor([0.0, 0, 5, 6])
     clean = windows(x)[0]["labels"][overlaps(windows(x)[0]["boxes"], box).argmax()]
 
     def by_hand(output: Any) -> Tensor:
@@ -323,7 +325,8 @@ SIZE = {"weights": None, "weights_backbone": None, "num_classes": 4}
 
 def test_a_segmenter_of_torchvision() -> None:
     torch.manual_seed(0)
-    model, layer = deeplabv3_mobilenet_v3_large(**SIZE, aux_loss=True).eval(), "backbone"
+    model = deeplabv3_mobilenet_v3_large(**SIZE, aux_loss=True).eval()
+    layer = "backbone"
     x = torch.randn(2, 3, 64, 48)
     best = model(x)["out"].argmax(1)
     category = int(best[0].flatten().mode().values)
@@ -362,10 +365,8 @@ def test_a_detector_of_torchvision() -> None:
         "rpn_post_nms_top_n_test": 20,
         "box_score_thresh": 0.0,
     }
-    model, x = (
-        fasterrcnn_mobilenet_v3_large_320_fpn(**SIZE, **frugal).eval(),
-        torch.rand(2, 3, 64, 64),
-    )
+    model = fasterrcnn_mobilenet_v3_large_320_fpn(**SIZE, **frugal).eval()
+    x = torch.rand(2, 3, 64, 64)
     layers = ["backbone.body", "backbone.fpn.layer_blocks.0"]
     own = model(list(x))
     before = snapshot(model)
@@ -376,7 +377,8 @@ def test_a_detector_of_torchvision() -> None:
         assert_close(found["gradcam"].score[i], each["scores"].max().detach(), rtol=1e-5, atol=1e-7)
     assert found["saliency"].values.any()
     assert all(torch.isfinite(a.values).all() for a in found.values())
-    box, label = own[0]["boxes"][3].detach(), int(own[0]["labels"][3])
+    box = own[0]["boxes"][3].detach()
+    label = int(own[0]["labels"][3])
     target = Detections(label, box)
     one = explain.attribute(
         model, x[:1], ["gradcam", IntegratedGradients(steps=2)], target=target, layer=layers[0]
@@ -429,7 +431,8 @@ def test_a_batch_equals_its_images(
 
 @pytest.mark.parametrize("method", SIGNED)
 def test_a_difference_is_explained_by_the_difference(method: Any, net: TinyNet, x: Tensor) -> None:
-    first, second = values(net, x, method, 3), values(net, x, method, 1)
+    first = values(net, x, method, 3)
+    second = values(net, x, method, 1)
     assert_close(values(net, x, method, Difference(3, 1)), first - second, **EXACT)
     assert_close(values(net, x, method, ClassTarget(3) - ClassTarget(1)), first - second, **EXACT)
     assert_close(
@@ -496,7 +499,8 @@ def multi(net: nn.Module, wrap: Any) -> nn.Module:
 def test_one_number_per_image_needs_no_target(
     squeeze: Any, count: int, net: TinyNet, x: Tensor
 ) -> None:
-    model, x = multi(net, lambda y: squeeze(y[:, :1])).eval(), x[:count]
+    model = multi(net, lambda y: squeeze(y[:, :1])).eval()
+    x = x[:count]
     method = Saliency(absolute=False)
     expected = values(net, x, method, 0)
     for target in (None, 0, BinaryLogit(), "yes"):
@@ -573,7 +577,8 @@ class Output:
     scores: Tensor
 
 
-LOGITS, MAPS = torch.randn(2, 3), torch.randn(2, 4, 5, 5)
+LOGITS = torch.randn(2, 3)
+MAPS = torch.randn(2, 4, 5, 5)
 Named = namedtuple("Named", ["features", "logits"])
 
 

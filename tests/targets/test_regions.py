@@ -29,7 +29,9 @@ METHODS = [
     IntegratedGradients(steps=3),
     Occlusion(4, 4),
 ]
-CLASSES, QUERIES, MASKS = 3, 4, 2
+CLASSES = 3
+QUERIES = 4
+MASKS = 2
 
 
 class Segmenter(nn.Module):
@@ -110,11 +112,13 @@ def test_every_layout_target_and_method_equals_the_plain_computation(
     predicted = maps[:, index] > 0 if one_by_one else best == index
     categories = [index] * 2
     if kind == "predicted":
-        target, region = Segmentation(index), predicted
+        target = Segmentation(index)
+        region = predicted
     elif kind == "point":
         at = next(place for place in zip(*predicted.all(0).nonzero(as_tuple=True), strict=True))
         shares = [(float(i) + 0.5) / n for i, n in zip(at, predicted.shape[1:], strict=True)]
-        target, region = Segmentation(index, point=tuple(reversed(shares))), _flooded(predicted, at)
+        target = Segmentation(index, point=tuple(reversed(shares)))
+        region = _flooded(predicted, at)
     else:
         mask = torch.zeros(maps.shape[2:], dtype=torch.bool)
         mask[..., 1:3, 1:3] = True
@@ -180,7 +184,8 @@ class Labels(nn.Module):
         super().__init__()
         torch.manual_seed(2)
         self.features = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh())
-        self.head, self.last = nn.Conv2d(8, labels, 1), last
+        self.head = nn.Conv2d(8, labels, 1)
+        self.last = last
 
     def scores(self, x: Tensor) -> Tensor:
         maps = self.head(self.features(x))
@@ -205,7 +210,8 @@ ENDS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("labels", [1, 3])
 def test_a_label_is_predicted_where_it_is_more_probable_than_not(end: str, labels: int) -> None:
     last, activation = ENDS[end]
-    model, x = Labels(labels, last).eval(), torch.rand(2, 3, 8, 8)
+    model = Labels(labels, last).eval()
+    x = torch.rand(2, 3, 8, 8)
     index = labels - 1
     region = model.scores(x).detach()[:, index] > 0
     assert 0 < region.float().mean() < 1
@@ -227,14 +233,16 @@ def test_an_output_alone_is_read_by_its_values_at_all_places() -> None:
 
 
 def test_small_scores_of_a_map_are_no_probabilities() -> None:
-    model, x = Labels(1, lambda s: 0.1 + 0.01 * s.abs()).eval(), torch.rand(1, 3, 8, 8)
+    model = Labels(1, lambda s: 0.1 + 0.01 * s.abs()).eval()
+    x = torch.rand(1, 3, 8, 8)
     a = explain.attribute(model, x, "saliency", target=Segmentation())
     # each is positive: predicted everywhere
     assert_close(a.score, model(x).detach().mean((1, 2, 3)))
 
 
 def test_windows_of_a_segmenter_that_ends_in_a_sigmoid_are_stitched_to_probabilities() -> None:
-    model, x = Labels(1, torch.sigmoid).eval(), torch.rand(1, 3, 12, 12)
+    model = Labels(1, torch.sigmoid).eval()
+    x = torch.rand(1, 3, 12, 12)
     stitched = Stitched(model, window=8)
     maps = stitched(x).detach()
     a = explain.attribute(stitched, x, "saliency", target=Segmentation())
@@ -243,7 +251,8 @@ def test_windows_of_a_segmenter_that_ends_in_a_sigmoid_are_stitched_to_probabili
 
 def test_a_place_without_a_label_is_the_class_that_is_predicted_there() -> None:
     maps = torch.zeros(1, 3, 4, 4)
-    maps[0, 1, :, :2], maps[0, 2, :, 2:] = 1.0, 2.0
+    maps[0, 1, :, :2] = 1.0
+    maps[0, 2, :, 2:] = 2.0
     for text, expected in {"@0,0": 1, "@3,1": 2, "box 0,0,3,4": 1, "box 1,0,4,4": 2}.items():
         place = as_place(text)
         assert place is not None

@@ -281,7 +281,8 @@ def test_targets_for_each_image_that_do_not_fit_are_refused(
 
 def test_targets_for_each_image_settle_on_their_own_image_alone() -> None:
     maps = torch.zeros(2, 3, 2, 2)
-    maps[0, 1], maps[1, 2, 0] = 5, 7
+    maps[0, 1] = 5
+    maps[1, 2, 0] = 7
     # neither class is in the other image
     target = as_target([Segmentation(1), Segmentation(2)]).settled(maps, 2)
     altered = torch.arange(3 * 3 * 4.0).reshape(3, 3, 2, 2)

@@ -17,7 +17,8 @@ from explain.targets.text import image_scorer
 from explain.targets.tokenizer import words_of
 from tests.conftest import snapshot
 
-BUS, TRUCK = (1, 5, 6, 7, 2), (1, 8, 9, 7, 2)
+BUS = (1, 5, 6, 7, 2)
+TRUCK = (1, 8, 9, 7, 2)
 SIZES = {
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -162,7 +163,8 @@ def test_methods_for_transformers_explain_the_image_tower(
 
 @pytest.mark.parametrize("model", ["CLIP", "SigLIP"], indirect=True)
 def test_gradeclip_has_words_of_the_texts_last_attention(model: Any, x: Tensor) -> None:
-    attention, seen = model.text_model.encoder.layers[-1].self_attn, dict[str, Tensor]()
+    attention = model.text_model.encoder.layers[-1].self_attn
+    seen = dict[str, Tensor]()
 
     def note(name: str) -> Any:
         return lambda module, args, output: seen.update({name: output[0]})
@@ -223,14 +225,13 @@ def test_labels_are_zero_shot_classes(model: Any, x: Tensor) -> None:
 
 def test_what_a_word_brings_is_what_the_text_loses_without_it() -> None:
     explainer = explain.Explainer("tiny-clip")
-    clip, x, text = (
-        explainer.model,
-        explainer.as_input("assets/coffee.png"),
-        Text("a cup of coffee"),
-    )
+    clip = explainer.model
+    x = explainer.as_input("assets/coffee.png")
+    text = Text("a cup of coffee")
     texts = ["a cup of coffee", "cup of coffee", "a of coffee", "a cup coffee", "a cup of"]
     with torch.no_grad():
-        photo, features = clip.encode_image(x), clip.encode_text(clip.tokenizer(texts))
+        photo = clip.encode_image(x)
+        features = clip.encode_text(clip.tokenizer(texts))
         scores = clip.logit_scale.exp() * nn.functional.cosine_similarity(photo, features)
     targets = [text - shorter for shorter in text.without_words()]
     assert str(explain.plan(clip, x, "gradcam", targets=targets)).startswith(

@@ -12,11 +12,13 @@ from explain import HookError
 from explain.training import GradientClipper
 from tests.conftest import TinyNet, settled
 
-inf, nan = float("inf"), float("nan")
+inf = float("inf")
+nan = float("nan")
 
 
 def test_gradients_are_clipped_by_value_and_by_norm() -> None:
-    model, x = settled(TinyNet()).eval(), torch.randn(2, 3, 8, 8)
+    model = settled(TinyNet()).eval()
+    x = torch.randn(2, 3, 8, 8)
     for limit in ({"value": 0.05}, {"norm": 0.5}):
         model.zero_grad()
         model(x).sum().backward()
@@ -87,10 +89,8 @@ LIMITS = [{"value": 0.5}, {"norm": 0.5}]
 def test_limits_hold_for_the_gradients_without_the_scalers_scale(limit: dict[str, float]) -> None:
     found = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=4096.0)):
-        model, x = (
-            settled(TinyNet()).eval(),
-            torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)),
-        )
+        model = settled(TinyNet()).eval()
+        x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
         solver = torch.optim.SGD(model.parameters(), lr=0.1)
         with GradientClipper(model, **limit, scaler=scaler) as clipper:
             loss = model(x).sum()
@@ -110,7 +110,8 @@ def test_limits_hold_for_the_gradients_without_the_scalers_scale(limit: dict[str
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_scaler_still_sees_infinite_gradients_and_skips_the_step(limit: dict[str, float]) -> None:
-    model, scaler = Weight(3), torch.amp.GradScaler("cpu", init_scale=8.0)
+    model = Weight(3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     solver = torch.optim.SGD(model.parameters(), lr=1.0)
     with GradientClipper(model, **limit, scaler=scaler) as clipper:
         scaler.scale(model(torch.tensor([1.0, inf, 2.0]))).backward()
@@ -135,7 +136,8 @@ def test_a_scaler_that_is_switched_off_counts_for_nothing() -> None:
 def test_gradients_that_are_not_finite_become_what_torch_makes_of_them(
     limit: dict[str, float], elements: tuple[float, ...]
 ) -> None:
-    gradient, model = torch.tensor(elements), Weight(len(elements))
+    gradient = torch.tensor(elements)
+    model = Weight(len(elements))
     with GradientClipper(model, **limit) as clipper:
         model(gradient).backward()
     torch.testing.assert_close(
@@ -158,7 +160,8 @@ def test_gradients_that_are_not_finite_are_refused_on_request(limit: dict[str, f
     ("size", "dtype"), [(3e30, torch.float32), (1e-30, torch.float32), (6e4, torch.float16)]
 )
 def test_norms_that_would_overflow_or_vanish_are_exact(size: float, dtype: torch.dtype) -> None:
-    model, gradient = Weight(3, dtype=dtype), torch.tensor([2.0, -2.0, 1.0], dtype=dtype) / 3 * size
+    model = Weight(3, dtype=dtype)
+    gradient = torch.tensor([2.0, -2.0, 1.0], dtype=dtype) / 3 * size
     with GradientClipper(model, norm=size / 100):
         model(gradient).backward()
     expected = (torch.tensor([2.0, -2.0, 1.0], dtype=torch.float64) / 300 * size).to(dtype)

@@ -28,7 +28,8 @@ class Trainer:
     """What a callback sees of Lightning's trainer: the optimizer steps after every second batch."""
 
     def __init__(self, *, first: bool = True, start: int = 0) -> None:
-        self.is_global_zero, self.global_step = first, start
+        self.is_global_zero = first
+        self.global_step = start
 
     def fit(self, training: Training, made: Any, batches: int) -> None:
         module = training.model
@@ -61,7 +62,8 @@ def steps_of(file: Path) -> list[int]:
 def test_a_callback_counts_the_steps_of_the_optimizer_and_goes_on_from_a_checkpoint(
     tmp_path: Path,
 ) -> None:
-    file, training = tmp_path / "t.sqlite", Training(network())
+    file = tmp_path / "t.sqlite"
+    training = Training(network())
     made = callback(PHOTOS, explainer=explainer, every=2, output=file)
     assert isinstance(made, Callback)
     Trainer().fit(training, made, 10)
@@ -85,7 +87,8 @@ def test_only_the_first_of_several_processes_explains(tmp_path: Path) -> None:
 def test_a_training_that_fails_leaves_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, training = tmp_path / "t.sqlite", Training(network())
+    file = tmp_path / "t.sqlite"
+    training = Training(network())
     monkeypatch.setattr(training, "step", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Trainer().fit(training, callback(PHOTOS, explainer=explainer, output=file), 1)
@@ -168,7 +171,9 @@ def test_a_prior_is_a_term_of_the_loss(tmp_path: Path) -> None:
         def __init__(self, *, by_hand: bool, returns: type = torch.Tensor) -> None:
             super().__init__()
             torch.manual_seed(0)
-            self.net, self.by_hand, self.returns = network(), by_hand, returns
+            self.net = network()
+            self.by_hand = by_hand
+            self.returns = returns
 
         def training_step(self, batch: Any, number: int) -> Any:
             x, mask = batch
@@ -198,7 +203,8 @@ def test_a_prior_is_a_term_of_the_loss(tmp_path: Path) -> None:
         return torch.cat([each.detach().flatten() for each in module.net.parameters()])
 
     made = pickle.loads(pickle.dumps(prior_callback(prior, network=net_of, inputs=with_labels)))
-    expected, without = trained(Module(by_hand=True), []), trained(Module(by_hand=False), [])
+    expected = trained(Module(by_hand=True), [])
+    without = trained(Module(by_hand=False), [])
     assert not torch.allclose(expected, without)
     assert torch.equal(trained(Module(by_hand=False), [made]), expected)
     assert torch.equal(trained(Module(by_hand=False, returns=dict), [made]), expected)

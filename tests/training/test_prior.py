@@ -43,7 +43,8 @@ def gradients_of(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
 
 
 def test_outside_is_the_sum_of_squares_outside_the_mask_and_trains_the_weights() -> None:
-    model, (x, labels, mask) = network(), batch()
+    model = network()
+    x, labels, mask = batch()
     before = snapshot(model)
     found = AttributionPrior("saliency", weight=3)(model, x, labels, mask)
     expected = 3 * (plain(model, x, labels) * (1 - mask[:, None])).square().sum() / 2
@@ -54,7 +55,8 @@ def test_outside_is_the_sum_of_squares_outside_the_mask_and_trains_the_weights()
 
 def test_right_for_the_right_reasons_as_published() -> None:
     """Ross et al.: the gradient of the sum of all log-probabilities."""
-    model, (x, _, mask) = network(), batch()
+    model = network()
+    x, _, mask = batch()
 
     def of_all(output: torch.Tensor) -> torch.Tensor:
         return output.log_softmax(1).sum(1)
@@ -68,7 +70,8 @@ def test_right_for_the_right_reasons_as_published() -> None:
 
 
 def test_share_is_that_of_the_magnitudes_at_the_resolution_of_the_map() -> None:
-    model, (x, labels, mask) = network(), batch()
+    model = network()
+    x, labels, mask = batch()
     method = "gradcam(relu=False)"
     found = AttributionPrior(method, "share", layer="3")(model, x, labels, mask)
     values = explain.attribute(model, x, method, target=labels, layer="3").values.abs()
@@ -80,7 +83,8 @@ def test_share_is_that_of_the_magnitudes_at_the_resolution_of_the_map() -> None:
 
 @pytest.mark.parametrize("method", ["lrp", "integratedgradients(steps=2)", "gradcam(relu=False)"])
 def test_sparsity_is_one_less_gini_of_all_pairs(method: str) -> None:
-    model, (x, labels, _) = network(), batch()
+    model = network()
+    x, labels, _ = batch()
     found = AttributionPrior(method, "sparsity")(model, x, labels)
     rows = explain.attribute(model, x, method, target=labels).values.flatten(1).abs()
     pairs = (rows[:, :, None] - rows[:, None]).abs().sum((1, 2))
@@ -90,14 +94,17 @@ def test_sparsity_is_one_less_gini_of_all_pairs(method: str) -> None:
 
 
 def test_agreement_compares_the_map_of_the_changed_photo() -> None:
-    model, (x, labels, _) = network(), batch()
+    model = network()
+    x, labels, _ = batch()
     found = AttributionPrior("saliency", "agreement")(model, x, labels)
-    one, other = plain(model, x, labels).abs().flip(-1), plain(model, x.flip(-1), labels).abs()
+    one = plain(model, x, labels).abs().flip(-1)
+    other = plain(model, x.flip(-1), labels).abs()
     assert torch.allclose(found, (1 - F.cosine_similarity(one.flatten(1), other.flatten(1))).mean())
     brighter = AttributionPrior("saliency", "agreement", augment=lambda x: x * 1.2, moves=False)(
         model, x, labels
     )
-    one, other = plain(model, x, labels).abs(), plain(model, x * 1.2, labels).abs()
+    one = plain(model, x, labels).abs()
+    other = plain(model, x * 1.2, labels).abs()
     assert torch.allclose(
         brighter, (1 - F.cosine_similarity(one.flatten(1), other.flatten(1))).mean()
     )
@@ -106,7 +113,8 @@ def test_agreement_compares_the_map_of_the_changed_photo() -> None:
 
 
 def test_a_map_of_zeros_costs_nothing_and_has_finite_gradients() -> None:
-    model, (x, labels, mask) = network(), batch()
+    model = network()
+    x, labels, mask = batch()
     with torch.no_grad():
         model[-1].weight.zero_()
     for penalty in ("outside", "share", "sparsity", "agreement"):
@@ -127,10 +135,8 @@ def test_training_moves_evidence_into_the_mask() -> None:
     for weight in (0.0, 1.0):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Softplus(), nn.Linear(8, 2))
-        optimizer, prior = (
-            torch.optim.Adam(model.parameters(), 0.02),
-            AttributionPrior(penalty="share", weight=weight),
-        )
+        optimizer = torch.optim.Adam(model.parameters(), 0.02)
+        prior = AttributionPrior(penalty="share", weight=weight)
         for _ in range(40):
             loss = F.cross_entropy(model(x), labels) + prior(model, x, labels, mask)
             optimizer.zero_grad()
@@ -156,7 +162,8 @@ def test_what_does_not_fit_is_refused(wrong: dict[str, object], word: str) -> No
 
 
 def test_a_prior_needs_a_mask_of_the_right_shape_and_a_method_with_a_graph() -> None:
-    model, (x, labels, mask) = network(), batch()
+    model = network()
+    x, labels, mask = batch()
     for other in (None, mask[:1], mask[:, :4], mask.unsqueeze(1).expand(-1, 3, -1, -1)):
         with pytest.raises(explain.MethodError, match="mask"):
             AttributionPrior()(model, x, labels, other)

@@ -184,7 +184,8 @@ def test_hooks_are_there_only_in_the_window(tmp_path: Path) -> None:
 
 
 def test_a_training_goes_on_where_it_was_and_forgets_what_it_does_again(tmp_path: Path) -> None:
-    file, training = tmp_path / "t.sqlite", Training(network())
+    file = tmp_path / "t.sqlite"
+    training = Training(network())
     with Monitor(explainer(training.model), PHOTOS, every=2, output=file) as watch:
         training.through(4, watch)
         saved = {k: v.clone() for k, v in training.model.state_dict().items()}
@@ -269,7 +270,8 @@ class Writer:
 
 
 def test_a_board_gets_maps_probabilities_gradients_and_dead_units() -> None:
-    training, writer = Training(network()), Writer()
+    training = Training(network())
+    writer = Writer()
     with Monitor(explainer(training.model), PHOTOS[:2], every=2, board=writer) as watch:
         training.through(2, watch)
     assert {tag for tag, step in writer.images if step == 2} == {

@@ -125,7 +125,8 @@ def table(records: Sequence[Mapping[str, Any]], folder: Path) -> str:
         }
         for network, scores in by.items()
     }
-    own, other = found["covered"], found["tiny"]
+    own = found["covered"]
+    other = found["tiny"]
     order = sorted(own, key=lambda name: (name in BLIND, -own[name]["mean"]))
     kept = [name for name in order if name not in BLIND and above(by["covered"], name)]
     both = [name for name in order if name not in BLIND and name in other]

@@ -115,7 +115,8 @@ def facts_of(model: nn.Module, scene: Scene, x: torch.Tensor) -> dict[str, Any]:
     """What a network answers to each intervention; the pair of classes for target sensitivity,
     where there is one."""
     logits = model(x).double()
-    sets, rest = logits[: ALL + 1], logits[ALL + 1 :, scene.label]
+    sets = logits[: ALL + 1]
+    rest = logits[ALL + 1 :, scene.label]
     exchanged = rest[3 : 3 + 3 * len(PARTS)].reshape(len(PARTS), 3).mean(1)
     scores = sets[:, scene.label]
     first, second = rivals_in(classes(), scene.label)[0]
@@ -176,7 +177,8 @@ def record_of(
     """A line of the output: what the network answers, and the sums of each map."""
     facts = facts_of(model, scene, x)
     seen = masks(scene)
-    where, behind = wider(seen), torch.from_numpy(seen["background"]) & ~(wider(seen).sum(0) > 0)
+    where = wider(seen)
+    behind = torch.from_numpy(seen["background"]) & ~(wider(seen).sum(0) > 0)
     behind &= ~F.max_pool2d(torch.from_numpy(seen["body"])[None].float(), 3, 1, 1)[0].bool()
     alone = name == "shortcut"  # it is asked about its background only
     targets = (
@@ -217,7 +219,8 @@ def measure(options: argparse.Namespace) -> None:
             missing = [name for name in models if (name, seed, number) not in done]
             if not missing:
                 continue
-            label, place = number % CLASSES, FIRST + 100_000 * seed + number
+            label = number % CLASSES
+            place = FIRST + 100_000 * seed + number
             scene = draw(label, place, background_of_class(label))
             _, x = pictures(scene, place)
             for name in missing:

@@ -27,7 +27,8 @@ from scenes import PARTS, draw, masks, render
 from train import background_of_class
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE, FIGURE = ROOT / "docs" / "parts.md", ROOT / "assets" / "parts.png"
+PAGE = ROOT / "docs" / "parts.md"
+FIGURE = ROOT / "assets" / "parts.png"
 COLOURS = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0), (204, 121, 167))
 BLIND = ("noise", "centre blob", "edges", "local contrast", "mean colour", "uniform")
 REFERENCES = ("each part removed", "Shapley values", "each part exchanged")
@@ -46,7 +47,8 @@ COLUMNS = (
 
 def with_references(scene: Mapping[str, Any]) -> dict[str, Any]:
     """The methods of a scene, and as further ones the importances that interventions give."""
-    fall, objects = drops(scene["scores"]), scene["scores"][-1] - np.asarray(scene["objects"])
+    fall = drops(scene["scores"])
+    objects = scene["scores"][-1] - np.asarray(scene["objects"])
     truths = zip(
         REFERENCES, (fall, shapley(scene["scores"]), np.asarray(scene["exchanged"])), strict=True
     )

@@ -31,11 +31,16 @@ Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
-SIDE, FINE = 64, 4  # pixels; subpixels along each side of a pixel
+# pixels; subpixels along each side of a pixel
+SIDE = 64
+FINE = 4
 PARTS = ("tail", "crest", "feet", "snout", "eye")
 OBJECTS = ("object 1", "object 2", "object 3")
 ELEMENTS = (*PARTS, *OBJECTS)
-VARIANTS, CLASSES, PATTERNS, HUES = 4, 16, 4, 4
+VARIANTS = 4
+CLASSES = 16
+PATTERNS = 4
+HUES = 4
 KINDS = PATTERNS * HUES  # of backgrounds
 
 COLOURS = {
@@ -265,7 +270,8 @@ def snout(variant: int) -> list[Floats]:
 
 
 def eye(variant: int) -> list[Floats]:
-    x, y = 0.45, -0.18
+    x = 0.45
+    y = -0.18
     star = [
         (x + r * np.cos(a), y + r * np.sin(a))
         for a, r in zip(np.arange(10) * 0.628, [0.42, 0.2] * 5, strict=True)
@@ -308,7 +314,8 @@ class Pose:
 
 def pose_of(random: np.random.Generator) -> Pose:
     size = random.uniform(12.5, 15.5) * FINE
-    angle, flip = np.radians(random.uniform(-18, 18)), 1 if random.random() < 0.5 else -1
+    angle = np.radians(random.uniform(-18, 18))
+    flip = 1 if random.random() < 0.5 else -1
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     matrix = size * turn @ np.diag([flip, 1])
     centre = FINE * (SIDE / 2 + np.array([flip * 2.0, 1.0]) + random.uniform(-4, 4, 2))
@@ -326,7 +333,8 @@ def layer_of(
     high = np.clip(np.ceil(points.max(0)).astype(int) + edge, 0, SIDE * FINE)
     width, height = np.maximum(high - low, 1)
     drawn = [np.round((outline - low) * 16).astype(np.int32) for outline in outlines]
-    cover, line = np.zeros((height, width), np.uint8), np.zeros((height, width), np.uint8)
+    cover = np.zeros((height, width), np.uint8)
+    line = np.zeros((height, width), np.uint8)
     cv2.fillPoly(cover, drawn, 255, cv2.LINE_AA, 4) if len(drawn) == 1 else [
         cv2.fillPoly(cover, [each], 255, cv2.LINE_AA, 4) for each in drawn
     ]
@@ -368,7 +376,8 @@ def layers(scene: Scene) -> list[Layer]:
     """What is painted on the background, from behind. What is random does not depend on which parts
     are there."""
     random = np.random.default_rng([2, scene.seed])
-    pose, light = pose_of(random), random.uniform(0.88, 1.06)
+    pose = pose_of(random)
+    light = random.uniform(0.88, 1.06)
     skin = np.array(BODIES[int(random.integers(len(BODIES)))], np.float32) + random.uniform(
         -14, 14, 3
     )
@@ -437,12 +446,11 @@ def background_of(kind: int, seed: int) -> Floats:
     )
     base = base + random.uniform(-10, 10, 3).astype(np.float32)
     v, u = np.mgrid[:SIDE, :SIDE].astype(np.float32) / SIDE
-    angle, phase, period = (
-        random.uniform(0, np.pi),
-        random.uniform(0, 6, 2),
-        random.uniform(0.14, 0.22),
-    )
-    along, across = u * np.cos(angle) + v * np.sin(angle), -u * np.sin(angle) + v * np.cos(angle)
+    angle = random.uniform(0, np.pi)
+    phase = random.uniform(0, 6, 2)
+    period = random.uniform(0.14, 0.22)
+    along = u * np.cos(angle) + v * np.sin(angle)
+    across = -u * np.sin(angle) + v * np.cos(angle)
     blotches = cv2.GaussianBlur(random.normal(size=(SIDE, SIDE)).astype(np.float32), (0, 0), 3.5)
     wave = [
         along * 1.6 - 0.8,

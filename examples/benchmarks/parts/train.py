@@ -45,7 +45,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 RATES = {"resnet": 4e-3, "transformer": 1.5e-3, "shortcut": 4e-3, "covered": 1.5e-4}
 EPOCHS = {"resnet": 7, "transformer": 5, "shortcut": 4}
 SCENES = {"resnet": 6000, "transformer": 6000, "shortcut": 2400}
-PHOTOS, BATCH, FIRST_NEW = 8000, 32, 1_000_000
+PHOTOS = 8000
+BATCH = 32
+FIRST_NEW = 1_000_000
 GRID = 4  # squares along each side of a photo
 
 
@@ -160,7 +162,8 @@ def cover(x: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
     found = x.clone()
     for row, square in enumerate(squares.tolist()):
         if square >= 0:
-            top, left = square // GRID * side, square % GRID * side
+            top = square // GRID * side
+            left = square % GRID * side
             found[row, :, top : top + side, left : left + side] = 0
     return found
 
@@ -171,7 +174,8 @@ def train_on_photos(folder: Path, count: int) -> tuple[nn.Module, dict[str, floa
     from data import decode, training_files, validation_files
 
     known = load("tiny")
-    model, look = known.model, known.preprocess
+    model = known.model
+    look = known.preprocess
     files = training_files(folder)
     random = np.random.default_rng(0)
     pixels, labels = decode([files[i] for i in random.permutation(len(files))[:count]])
@@ -196,7 +200,8 @@ def train_on_photos(folder: Path, count: int) -> tuple[nn.Module, dict[str, floa
 
     @torch.inference_mode()
     def accuracy(covered: bool) -> float:
-        right, random = 0, np.random.default_rng(1)
+        right = 0
+        random = np.random.default_rng(1)
         for start in range(0, len(held_out), 200):
             x = prepared(held_out[start : start + 200])
             squares = torch.from_numpy(random.integers(0, GRID * GRID, len(x)))
