@@ -101,7 +101,7 @@ class Uninformed(Method):
 
     kind: ClassVar[str] = ""
     pattern: ClassVar[str] = ""
-    about: ClassVar[str] = "a map that knows nothing of the model"
+    summary: ClassVar[str] = "a map that knows nothing of the model"
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 

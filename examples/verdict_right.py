@@ -159,7 +159,7 @@ class Given(Method):
     given: torch.Tensor = field(default_factory=lambda: torch.zeros(SIDE, SIDE), repr=False)
 
     name: ClassVar[str] = "given"
-    about: ClassVar[str] = "a map that is known"
+    summary: ClassVar[str] = "a map that is known"
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 

@@ -222,4 +222,4 @@ def test_the_table_of_methods_has_every_method_as_it_describes_itself() -> None:
         r"^\| `([^`]+)` \| (.+?) \| .+ \| ([\d.]+|not measured) \| (.+?) \|$", page, re.MULTILINE
     )
     shown = {name: (about, paper) for name, about, _, paper in rows}
-    assert shown == {m.name: (m.about, m.paper) for m in map(get_method, explain.list_methods())}
+    assert shown == {m.name: (m.summary, m.paper) for m in map(get_method, explain.list_methods())}

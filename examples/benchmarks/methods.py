@@ -166,7 +166,7 @@ def main() -> None:
             )
         shown = f"{figure:.0f}" if figure > 20 else f"{figure:.1f}"
         print(
-            line([f"`{method.name}`", method.about, needed(method), shown, method.paper]),
+            line([f"`{method.name}`", method.summary, needed(method), shown, method.paper]),
             flush=True,
         )
 

@@ -31,7 +31,7 @@ class PeakCAM(Method):
     relu: bool = True
 
     name: ClassVar[str] = "peakcam"
-    about: ClassVar[str] = "feature maps weighted by their largest gradient"
+    summary: ClassVar[str] = "feature maps weighted by their largest gradient"
     paper: ClassVar[str] = "this tutorial"
     needs: ClassVar[frozenset] = frozenset({Activations(), LayerGradients()})
 

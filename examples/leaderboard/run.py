@@ -141,7 +141,7 @@ CLONE = 0.999
 class Blind(Method):
     """A map that knows nothing of the network."""
 
-    about: ClassVar[str] = "knows nothing of the network"
+    summary: ClassVar[str] = "knows nothing of the network"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
     number: ClassVar[int | None] = None
     seed: int = 0

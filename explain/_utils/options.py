@@ -70,7 +70,7 @@ class Options:
     those of `register_reader`, and tuples and unions of these; what a type says nothing of is left
     alone.
 
-    ``about`` says in a list what it is: where it is not given, the first line of the docstring.
+    ``summary`` says in a list what it is: where it is not given, the first line of the docstring.
 
     >>> from explain.methods import GradCAM, Smooth
     >>> Smooth("gradcam", samples=np.int64(4)) == Smooth(GradCAM(), samples=4)
@@ -92,12 +92,12 @@ class Options:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if cls.__doc__ and "about" not in vars(cls):
+        if cls.__doc__ and "summary" not in vars(cls):
             first_paragraph = cls.__doc__.partition("\n\n")[0]
             word, *rest = first_paragraph.strip().removesuffix(".").split()
             if word.istitle() and "-" not in word:  # but not "Grad-CAM"
                 word = word.lower()
-            type.__setattr__(cls, "about", " ".join([word, *rest]))
+            type.__setattr__(cls, "summary", " ".join([word, *rest]))
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         known = _checked_fields(cls).names

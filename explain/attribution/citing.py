@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from explain._utils.errors import MethodError, keywords, shown
 from explain._utils.version import __version__
-from explain.methods import Method, Source
+from explain.methods import Citation, Method
 from explain.methods.base import MethodLike, get_method, options
 
 _TITLE = f"explain: attribution maps for PyTorch vision models, version {__version__}"
 
 
-PACKAGE = Source("explain", "{The explain authors}", _TITLE, 2026, "Python package", "misc")
+PACKAGE = Citation("explain", "{The explain authors}", _TITLE, 2026, "Python package", "misc")
 
 
 @keywords()
@@ -43,13 +43,13 @@ def cite(*methods: MethodLike) -> str:
     return "\n\n".join(source.bibtex() for source in dict.fromkeys(sources))
 
 
-def _sources(method: Method) -> Iterator[Source]:
+def _sources(method: Method) -> Iterator[Citation]:
     """Yield the source of a method, and those of the methods among its options."""
     source = getattr(method, "source", None)
-    if not isinstance(source, Source):
+    if not isinstance(source, Citation):
         raise MethodError(
-            f"source of {method.name} must be an explain.methods.Source, got {shown(source)}; set "
-            "it"
+            f"source of {method.name} must be an explain.methods.Citation, got {shown(source)}; "
+            "set it"
         )
     yield source
     for option in options(method).values():

@@ -33,7 +33,7 @@ class Baseline(Options):
     """
 
     name: ClassVar[str] = ""
-    about: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
     depends_on_mask: ClassVar[bool] = False
     error = BaselineError
 

@@ -36,10 +36,14 @@ def list_methods(answer: Output, pattern: str | None) -> None:
             answer.say(family)
         for method in members:
             values = {name: _plain(value) for name, value in options(method).items()}
-            document = {name: getattr(method, name) for name in ("name", "about", "paper")}
+            document: dict[str, Any] = {
+                "name": method.name,
+                "about": method.summary,
+                "paper": method.paper,
+            }
             document |= {"only_for": method.only_for or None, "family": family, "options": values}
             suffix = f"; for {method.only_for}" if method.only_for else ""
-            line = f"  {method.name:<{width}}  {method.about} ({method.paper}){suffix}"
+            line = f"  {method.name:<{width}}  {method.summary} ({method.paper}){suffix}"
             answer.add(document, [line, *_options_lines(pattern, values, width + 4)])
     answer.items.sort(key=lambda item: str(item["name"]))
     if pattern is None:
@@ -61,9 +65,13 @@ def list_metrics(answer: Output, pattern: str | None) -> None:
     for metric in map(get_metric, _matching(explain.list_metrics(), pattern, "metric")):
         values = {field.name: str(getattr(metric, field.name)) for field in fields(metric)}
         document = {
-            name: getattr(metric, name) for name in ("name", "about", "paper", "units", "better")
+            "name": metric.name,
+            "about": metric.summary,
+            "paper": metric.paper,
+            "units": metric.units,
+            "better": metric.better,
         }
-        line = f"{metric.name:<24} {ARROWS[metric.better]} {metric.about} ({metric.paper})"
+        line = f"{metric.name:<24} {ARROWS[metric.better]} {metric.summary} ({metric.paper})"
         answer.add({**document, "options": values}, [line, *_options_lines(pattern, values, 25)])
 
 

@@ -24,7 +24,7 @@ from explain.methods.attention import (
     GradientRollout,
     LeGrad,
 )
-from explain.methods.base import Method, Source, list_methods, register
+from explain.methods.base import Citation, Method, list_methods, register
 from explain.methods.cam import (
     CAM,
     FEM,
@@ -86,6 +86,7 @@ __all__ = [
     "BlurIntegratedGradients",
     "CheferAttribution",
     "CheferBimodal",
+    "Citation",
     "Deconvnet",
     "DeepLIFT",
     "DeepLIFTSHAP",
@@ -125,7 +126,6 @@ __all__ = [
     "Smooth",
     "SmoothGradCAMPlusPlus",
     "Sobol",
-    "Source",
     "Squares",
     "Sufficient",
     "Superpixels",

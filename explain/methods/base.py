@@ -25,7 +25,7 @@ _VENUE = {"inproceedings": "booktitle", "article": "journal", "misc": "howpublis
 
 
 @dataclass(frozen=True)
-class Source(Options):
+class Citation(Options):
     r"""A paper or a program, and how to cite it.
 
     Args:
@@ -42,7 +42,7 @@ class Source(Options):
         MethodError: the key, the authors or a brace would make no BibTeX entry.
 
     >>> print(
-    ...     Source(
+    ...     Citation(
     ...         "doe2020maps", "Doe, Jane", "Maps of Everything", 2020, "Journal of Maps", "article"
     ...     ).bibtex()
     ... )
@@ -91,25 +91,25 @@ class Source(Options):
 
 
 @cache
-def _bibliography() -> dict[str, Source]:
+def _bibliography() -> dict[str, Citation]:
     """The sources of all methods here, by key and by the names of the methods, from
     ``bibliography.bib``."""
     text = resources.files("explain.methods").joinpath("bibliography.bib").read_text("utf-8")
-    found: dict[str, Source] = {}
+    found: dict[str, Citation] = {}
     for kind, key, body in re.findall(r"@(\w+)\{([^,]+),\n(.*?)\n\}", text, re.DOTALL):
         entry = dict(re.findall(r"^  (\w+) = \{(.*)\},$", body, re.MULTILINE))
         title = entry["title"].strip("{}")
         year = int(entry["year"])
         venue = entry[_VENUE[kind]]
         numbers = entry.get("doi", ""), entry.get("eprint", "")
-        source = Source(
+        source = Citation(
             key, entry["author"], title, year, venue, kind, *numbers, entry["shorthand"]
         )
         found |= dict.fromkeys([key, *entry.get("methods", key).split(", ")], source)
     return found
 
 
-def cited(key: str) -> Source:
+def cited(key: str) -> Citation:
     """The source with this key, or of the method with this name, in ``bibliography.bib``.
 
     >>> cited("selvaraju2017gradcam").shorthand
@@ -168,7 +168,7 @@ class Method(Options):
 
     ``needs`` says which evidence the engine has to gather. Calling the method with that evidence
     gives the raw
-    attribution: ``(N, h, w)`` at the layer's resolution, or ``(N, C, H, W)`` in pixels. ``about``
+    attribution: ``(N, h, w)`` at the layer's resolution, or ``(N, C, H, W)`` in pixels. ``summary``
     and ``paper`` are what a list of methods prints, ``source`` what `explain.cite` gives, and
     ``style`` is how the map is drawn.
     """
@@ -199,7 +199,7 @@ class Method(Options):
         return type(self).__name__.lower()
 
     @property
-    def about(self) -> str:
+    def summary(self) -> str:
         return ""
 
     @property
@@ -207,7 +207,7 @@ class Method(Options):
         return "" if self.source is None else self.source.shorthand
 
     @property
-    def source(self) -> Source | None:
+    def source(self) -> Citation | None:
         # a subclass has that of what it changes
         names = (getattr(kind, "name", "") for kind in type(self).__mro__)
         return next(

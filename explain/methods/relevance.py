@@ -128,7 +128,7 @@ class LRP(Method):
         return "attnlrp" if self._rules.name == "AttnLRP" else "lrp"
 
     @property
-    def about(self) -> str:
+    def summary(self) -> str:
         plain = "relevance propagated back from layer to layer"
         return "relevance propagation with rules for attention" if self.name == "attnlrp" else plain
 

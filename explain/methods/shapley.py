@@ -285,7 +285,7 @@ class KernelSHAP(ShapleyMethod):
     (True, 14)
     """
 
-    about = "Shapley values of regions by weighted regression"
+    summary = "Shapley values of regions by weighted regression"
     minimums = {"samples": 2}
     designed_by = Pairs
 
@@ -358,7 +358,7 @@ class ShapleySampling(ShapleyMethod):
     True
     """
 
-    about = "Shapley values of regions by uncovering them in random orders"
+    summary = "Shapley values of regions by uncovering them in random orders"
     minimums = {"samples": 1}
     designed_by = Permutations
 
@@ -397,7 +397,7 @@ TOGETHER = 8  # cells that are cut in one go, so that their runs share full piec
 
 
 @dataclass(frozen=True)
-class Part:
+class ValuedCell:
     """A cell, what else is seen while it is valued, and the scores without and with it.
 
     ``share`` is the part that this setting has in the cell's value.
@@ -473,7 +473,7 @@ class PartitionSHAP(SearchMethod):
     score: Score = "logit"
     max_seconds: float | None = None
 
-    about = "Owen values along a hierarchy of cells, fine where it matters"
+    summary = "Owen values along a hierarchy of cells, fine where it matters"
     minimums = {"samples": 2}
     style = "signed"
 
@@ -502,7 +502,7 @@ class _Tree(Search):
         self._image = image
         self._like = evidence.inputs
         self._scores: dict[tuple[Cell, ...], float] = {}
-        self._parts = [Part(cell, (), blank, whole)]
+        self._parts = [ValuedCell(cell, (), blank, whole)]
 
     @property
     def planned(self) -> int:
@@ -536,9 +536,9 @@ class _Tree(Search):
             cut_now = {id(part) for part, _ in chosen}
             self._parts = [part for part in self._parts if id(part) not in cut_now] + halved
 
-    def _next(self, most: int) -> list[tuple[Part, tuple[Cell, Cell]]]:
+    def _next(self, most: int) -> list[tuple[ValuedCell, tuple[Cell, Cell]]]:
         """The cells to cut now, with their halves."""
-        chosen: list[tuple[Part, tuple[Cell, Cell]]] = []
+        chosen: list[tuple[ValuedCell, tuple[Cell, Cell]]] = []
         for part in sorted(self._parts, key=lambda part: -abs(part.value)):
             if len(chosen) >= most:
                 break
@@ -557,13 +557,13 @@ class _Tree(Search):
 
 
 def _halved(
-    part: Part, halves: tuple[Cell, Cell], scores: Mapping[tuple[Cell, ...], float]
-) -> list[Part]:
+    part: ValuedCell, halves: tuple[Cell, Cell], scores: Mapping[tuple[Cell, ...], float]
+) -> list[ValuedCell]:
     """Each half of a part, valued without and with the other."""
     parts = []
     for half, other in (halves, halves[::-1]):
         with_half = scores[*part.seen, half]
         with_other = scores[*part.seen, other]
-        parts.append(Part(half, part.seen, part.without, with_half, part.share / 2))
-        parts.append(Part(half, (*part.seen, other), with_other, part.within, part.share / 2))
+        parts.append(ValuedCell(half, part.seen, part.without, with_half, part.share / 2))
+        parts.append(ValuedCell(half, (*part.seen, other), with_other, part.within, part.share / 2))
     return parts

@@ -22,8 +22,8 @@ from explain.engine.needs import LayerGradients
 from explain.engine.perturbations import AnswerTo, SumOfRows, rows_of
 from explain.methods import cam, gradients
 from explain.methods.base import (
+    Citation,
     Method,
-    Source,
     Style,
     cited,
     over_all,
@@ -149,7 +149,7 @@ class Smooth(WrapperMethod):
         return f"{_PREFIX[self.statistic]}({self.method.name})"
 
     @property
-    def about(self) -> str:
+    def summary(self) -> str:
         inner = (
             "the gradient"
             if self.method == gradients.Saliency(absolute=False)
@@ -159,7 +159,7 @@ class Smooth(WrapperMethod):
         return f"{of} of {inner} over noisy copies"
 
     @property
-    def source(self) -> Source:
+    def source(self) -> Citation:
         return cited(_PUBLISHED[self.statistic])
 
     @property
@@ -391,7 +391,7 @@ class Augmented(WrapperMethod):
         return f"augmented({self.method.name})"
 
     @property
-    def about(self) -> str:
+    def summary(self) -> str:
         return f"{self.method.name} over flips and scales, mapped back"
 
     @property

@@ -143,7 +143,7 @@ class Metric(Options):
     which scores perturbed photos, or of `ReattributionMetric`, which runs the method again. Class
     attributes describe it:
 
-    - ``name``, ``about`` and ``paper``, as in a list of metrics: the class's name in lower case,
+    - ``name``, ``summary`` and ``paper``, as in a list of metrics: the class's name in lower case,
       the first line of its docstring, and the paper that this cites, where they are not given;
     - ``units`` of its figure, and whether more or less of it is ``better``;
     - ``needs_object``: whether it needs boxes or masks of the object;
@@ -152,7 +152,7 @@ class Metric(Options):
     """
 
     name: ClassVar[str] = ""
-    about: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     units: ClassVar[str] = "0 to 1"
     better: ClassVar[Better] = "more"

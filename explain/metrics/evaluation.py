@@ -115,7 +115,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         where not defined."""
         metrics = {
             name: {
-                "about": metric.about,
+                "about": metric.summary,
                 "units": metric.units,
                 "better": metric.better,
                 "paper": metric.paper,

@@ -169,8 +169,8 @@ class PixelFlipping(_RankedCurve):
         covers, which, better = (
             ("largest", "most", "less") if self.order == "morf" else ("smallest", "least", "more")
         )
-        about = f"area under the probability while pixels are flipped, the {which} relevant first"
-        return {"name": self.order, "about": about, "better": better, "covers": covers}
+        summary = f"area under the probability while pixels are flipped, the {which} relevant first"
+        return {"name": self.order, "summary": summary, "better": better, "covers": covers}
 
 
 @dataclass(frozen=True)

@@ -114,13 +114,13 @@ class MPRT(_MapSimilarity):
             "independent": "one group at a time",
         }
         smooth = " averaged over noise" if self.samples else ""
-        about = f"similarity of the map{smooth} while layers are randomised, {which[self.order]}"
+        summary = f"similarity of the map{smooth} while layers are randomised, {which[self.order]}"
         name = ("smprt" if self.samples else "mprt") + (
             "" if self.order == "top" else f"-{self.order}"
         )
         return {
             "name": name,
-            "about": about,
+            "summary": summary,
             "paper": "Hedström et al., 2024" if self.samples else self.paper,
         }
 

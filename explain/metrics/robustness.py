@@ -77,8 +77,8 @@ class Sensitivity(_NoisyCopies):
         name, which = (
             ("avgsensitivity", "mean") if self.of == "mean" else ("maxsensitivity", "largest")
         )
-        about = f"{which} change of the map, relative to its norm, over noisy copies of the photo"
-        return {"name": name, "about": about}
+        summary = f"{which} change of the map, relative to its norm, over noisy copies of the photo"
+        return {"name": name, "summary": summary}
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         value = numbers.amax(1) if self.of == "max" else numbers.mean(1)
@@ -148,10 +148,10 @@ class RelativeStability(_NoisyCopies):
 
     def described(self) -> Mapping[str, str]:
         what = "photo" if self.by == "input" else "class scores"
-        about = (
+        summary = (
             f"largest relative change of the map divided by that of the {what}, over noisy copies"
         )
-        return {"name": f"relative{self.by}stability", "about": about}
+        return {"name": f"relative{self.by}stability", "summary": summary}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         yield Variant()

@@ -400,16 +400,16 @@ def name_of(subject: Subject) -> str:
 
 def method_info(name: str, layer: str = "", passes: float | None = None) -> dict[str, Any]:
     """Return a method as a page has it: its name, family, description and cost."""
-    about = "a method of the caller's own"
+    summary = "a method of the caller's own"
     paper = ""
     with suppress(ExplainError):
-        about = get_method(name).about
+        summary = get_method(name).summary
         paper = get_method(name).paper
     return {
         "name": printable(name),
         "title": printable(title_of(name)),
         "family": innermost(name).family,
-        "about": about,
+        "about": summary,
         "paper": paper,
         "layer": layer,
         "passes": passes,

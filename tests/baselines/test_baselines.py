@@ -271,7 +271,7 @@ def test_baselines_are_values_and_have_names() -> None:
     assert len({Blur(), Blur(11, 5), Blur(3)}) == 2
     one, same, other = (OtherPhoto(torch.full((3, 2, 2), value)) for value in (0.0, 0.0, 1.0))
     assert (one == same, one == other, len({one, same, other})) == (True, False, 2)
-    assert all(baseline.about and isinstance(baseline.depends_on_mask, bool) for baseline in ALL)
+    assert all(baseline.summary and isinstance(baseline.depends_on_mask, bool) for baseline in ALL)
     with pytest.raises(BaselineError, match="already registered"):
         register(type("Other", (Blur,), {}))
 

@@ -559,7 +559,7 @@ class _FirstRows(Accumulator):
 class Peek(Method):
     most: int
     name: str = "peek"
-    about: ClassVar[str] = "the first rows"
+    summary: ClassVar[str] = "the first rows"
     style: ClassVar[Style] = "signed"
     found: Any = field(init=False)
 

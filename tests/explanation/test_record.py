@@ -205,7 +205,7 @@ class Constant(Method):
 
     level: float = 0.5
     name: ClassVar[str] = "constant"
-    about: ClassVar[str] = "the same everywhere"
+    summary: ClassVar[str] = "the same everywhere"
     needs: ClassVar[frozenset[Any]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> Tensor:

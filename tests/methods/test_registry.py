@@ -48,7 +48,7 @@ def test_every_method_is_a_frozen_value_that_describes_itself(name: str) -> None
     assert method == get_method(name)
     assert hash(method) == hash(get_method(name))
     assert method.name == name
-    assert method.about
+    assert method.summary
     assert method.paper
     assert method.needs
     assert "Returns:" in (type(method).__doc__ or "")

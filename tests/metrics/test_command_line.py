@@ -203,4 +203,4 @@ def test_the_page_about_metrics_has_every_one_as_it_describes_itself() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
     rows = re.findall(r"^\| `([^`]+)` \| (.) \| (.+?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
     metrics = map(get_metric, explain.list_metrics())
-    assert rows == [(m.name, ARROWS[m.better], m.about, m.units, m.paper) for m in metrics]
+    assert rows == [(m.name, ARROWS[m.better], m.summary, m.units, m.paper) for m in metrics]

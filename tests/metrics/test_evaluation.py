@@ -205,7 +205,7 @@ def test_every_metric_says_what_it_is() -> None:
         metric = get_metric(name)
         assert metric.name == name
         assert metric.better in ("more", "less")
-        assert len(metric.about) > 15, name
+        assert len(metric.summary) > 15, name
         assert len(metric.units) > 2, name
         assert any(character.isdigit() for character in metric.paper), name
         text = type(metric).__doc__ or ""

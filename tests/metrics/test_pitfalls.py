@@ -74,7 +74,7 @@ class Nothing(Method):
     """A method that says nothing."""
 
     name: ClassVar[str] = "nothing"
-    about: ClassVar[str] = "zeros"
+    summary: ClassVar[str] = "zeros"
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 

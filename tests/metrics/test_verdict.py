@@ -65,7 +65,7 @@ class Edges(Method):
     """A method that draws the photo's own channels and looks at no model."""
 
     name: ClassVar[str] = "edges"
-    about: ClassVar[str] = "the photo"
+    summary: ClassVar[str] = "the photo"
     style: ClassVar[Style] = "intensity"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
@@ -78,7 +78,7 @@ class Shattered(Method):
     """A method whose map has nothing to do with that of a photo that is hardly another."""
 
     name: ClassVar[str] = "shattered"
-    about: ClassVar[str] = "noise"
+    summary: ClassVar[str] = "noise"
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
@@ -243,7 +243,7 @@ class Hashed(Method):
     model."""
 
     name: ClassVar[str] = "hashed"
-    about: ClassVar[str] = "the photo and a pattern"
+    summary: ClassVar[str] = "the photo and a pattern"
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
