@@ -66,12 +66,19 @@ class NetworkGrids(Grids):
         return "" if call is None else call.doubt
 
     def of_tokens(self, length: int) -> Grid | None:
+        return self._places.of_tokens.get(length)
+
+    def of_constant(self, storage: int, length: int) -> set[Grid]:
+        return self._places.of_constant(storage, length)
+
+    @property
+    def _places(self) -> Places:
         summary = self._summary
         if PLACES not in summary.chosen:
             inputs = self._inputs.first() if summary.alone else self._inputs
             summary.chosen[PLACES] = locate(self._model, inputs.detached(), summary.calls)
         places: Places = summary.chosen[PLACES]
-        return places.of_tokens.get(length)
+        return places
 
     @cached_property
     def joint(self) -> JointTokens | None:

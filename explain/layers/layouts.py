@@ -406,6 +406,10 @@ class Grids:
         """How so many tokens lie."""
         return None
 
+    def of_constant(self, storage: int, length: int) -> set[Grid]:
+        """The grids on which sequences of so many tokens may lie that a constant is added to."""
+        return set()
+
     @property
     def joint(self) -> JointTokens | None:
         """Where the tokens of the photo are that a language model reads, if one reads it."""

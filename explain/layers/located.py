@@ -27,6 +27,8 @@ class Places:
     rows: int
     of_calls: Mapping[CallKey, tuple[Size, State]]
     sequences: Mapping[Size, Sequence[Positions]]
+    added: Mapping[int, Sequence[tuple[Size, Positions]]]
+    """Of the sequences that a constant is added to, by its storage."""
 
     @cached_property
     def of_tokens(self) -> dict[int, Grid | None]:
@@ -35,18 +37,32 @@ class Places:
         of_modules = [
             (shape, state) for shape, state in self.of_calls.values() if isinstance(state, tuple)
         ]
-        others = [
+        grids = self._grids(self._all_sequences) | self._grids(of_modules)
+        return {
+            length: alike.copy().pop() if len(alike) == 1 else None
+            for length, alike in grids.items()
+        }
+
+    @property
+    def _all_sequences(self) -> list[tuple[Size, Positions]]:
+        return [
             (shape, positions) for shape, several in self.sequences.items() for positions in several
         ]
-        return self._in_one_way(others) | self._in_one_way(of_modules)
 
-    def _in_one_way(self, sequences: Iterable[tuple[Size, Positions]]) -> dict[int, Grid | None]:
-        found: dict[int, set[Grid]] = {}
+    def _grids(self, sequences: Iterable[tuple[Size, Positions]]) -> dict[int, set[Grid]]:
+        """The grids on which sequences lie, by their number of tokens."""
+        grids: dict[int, set[Grid]] = {}
         for shape, positions in sequences:
             grid = layouts.token_grid(positions, shape, self.rows) if len(shape) == 3 else None
             if grid is not None:
-                found.setdefault(shape[grid.of_tokens], set()).add(replace(grid, layout="tokens"))
-        return {length: grids.pop() if len(grids) == 1 else None for length, grids in found.items()}
+                grids.setdefault(shape[grid.of_tokens], set()).add(replace(grid, layout="tokens"))
+        return grids
+
+    def of_constant(self, storage: int, length: int) -> set[Grid]:
+        """The grids on which sequences of so many tokens lie that a constant is added to; of one
+        that is not known, those of all sequences."""
+        added = self._grids(self.added.get(storage, ()))
+        return added.get(length) or self._grids(self._all_sequences).get(length, set())
 
     def as_long(self, shape: Size) -> Grid | None:
         """How the tokens of a tensor lie, if they lie as all others of their number."""
@@ -70,7 +86,7 @@ def locate(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]) -> Pla
         except Exception as error:  # it may take one image alone
             if came_by_signal(error):
                 raise
-    return Places(len(inputs), {}, {})
+    return Places(len(inputs), {}, {}, {})
 
 
 FOLDED = "calls with the first frames of all videos after each other"
@@ -126,7 +142,7 @@ def _follow(model: nn.Module, inputs: Inputs) -> Places:
 
     with PositionTracer(inputs.x, constants) as tracer:
         run_noting_calls(model, inputs.replaced(inputs.x), note)
-    return Places(len(inputs), found, tracer.sequences)
+    return Places(len(inputs), found, tracer.sequences, tracer.added)
 
 
 def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -> ModuleCall:

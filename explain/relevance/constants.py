@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.weak import WeakIdKeyDictionary
 
-from explain.relevance.calls import Call, along
+from explain.relevance.calls import Call, along, storage_of
 from explain.relevance.steps import Dependence, Step
 from explain.relevance.table import SCORE_NODES
 
@@ -31,7 +31,8 @@ class AddedConstant:
     it does no more.
 
     ``lies_on_input`` is False for numbers, and for what is added to scores of attention: they are
-    no maps. The channels of linear functions come last.
+    no maps. The channels of linear functions come last. ``storage`` is that of the tensor as the
+    network has it.
     """
 
     value: Tensor | float
@@ -40,6 +41,7 @@ class AddedConstant:
     call: int = 0
     lies_on_input: bool = True
     channels_last: bool = False
+    storage: int = 0
 
 
 class Influence(Dependence):
@@ -91,10 +93,20 @@ def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConsta
         elif row.has("adds") or row.has("adds to first"):
             constant = _term(step)
         if constant is not None:
-            constants.append(
-                replace(constant, lies_on_input=False) if step.node in of_attention else constant
-            )
+            on_input = constant.lies_on_input and step.node not in of_attention
+            storage = _storage_of_constant(step)
+            constants.append(replace(constant, lies_on_input=on_input, storage=storage))
     return constants
+
+
+def _storage_of_constant(step: Step) -> int:
+    """The storage of the last constant tensor that a step is given; 0 without one."""
+    tensors = [
+        value
+        for place, value in enumerate(step.call.flat)
+        if isinstance(value, Tensor) and place not in step.dependent
+    ]
+    return storage_of(tensors[-1]) if tensors else 0
 
 
 def _score_nodes(softmax: Step) -> list[Node]:

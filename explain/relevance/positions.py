@@ -17,8 +17,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from explain._utils.signals import came_by_signal
 from explain.hooks.tracer import Tracer
 from explain.relevance.batch_layout import compact, fits
-from explain.relevance.calls import Call, along, places
-from explain.relevance.table import operation_name
+from explain.relevance.calls import Call, along, places, storage_of
+from explain.relevance.table import ADDS, operation_name
 
 Positions: TypeAlias = tuple[Tensor, ...]
 """For each dimension of the photo, where along it the values of a tensor lie: from 0 to 1, the
@@ -104,6 +104,8 @@ class PositionTracer(Tracer):
         self._states[x] = tuple(_pixels(x, dim) for dim in range(2, x.ndim))
         self.sequences: dict[tuple[int, ...], list[Positions]] = {}
         """The positions of tensors ``(N, T, C)``, by their shape."""
+        self.added: dict[int, list[tuple[tuple[int, ...], Positions]]] = {}
+        """The shapes and positions of such tensors that a constant was added to, by its storage."""
 
     def of(self, tensor: Tensor) -> State:
         """Where the values of a tensor lie."""
@@ -121,7 +123,14 @@ class PositionTracer(Tracer):
         if tensors:
             for tensor, state in zip(tensors, self._states_of(call, tensors), strict=True):
                 self._note(tensor, state)
+                if isinstance(state, tuple) and tensor.ndim == 3 and call.info.traits & ADDS:
+                    self._note_constants(call, tuple(tensor.shape), state)
         return result
+
+    def _note_constants(self, call: Call, shape: tuple[int, ...], state: Positions) -> None:
+        for tensor in call.tensors:
+            if self.of(tensor) is NOWHERE:
+                self.added.setdefault(storage_of(tensor), []).append((shape, state))
 
     def _note(self, tensor: Tensor, state: State) -> None:
         self._states[tensor] = state

@@ -51,6 +51,10 @@ Trait = Literal[
 """
 
 
+ADDS = frozenset(["adds", "adds to first", "biased"])
+"""What operations do that may add a constant."""
+
+
 @dataclass(frozen=True)
 class OperationInfo:
     """One row: the kind of step in the words of composites, the arguments in order, and the traits.

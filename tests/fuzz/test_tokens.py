@@ -161,8 +161,13 @@ MAPS = [GradCAM(relu=False), HiResCAM(relu=False), "ablationcam(relu=False)", "f
 OF_ATTENTION = ["rollout", "gradientrollout", "legrad", "gradeclip", "cheferattribution"]
 
 
+BY_COLUMNS = Arrangement(4, 3, 0, (0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11), "written")
+
+
 @hypothesis.settings(ALWAYS, max_examples=6)
 @hypothesis.given(arrangements(), st.integers(0, 19))
+@hypothesis.example(BY_COLUMNS, 11)
+@hypothesis.example(replace(BY_COLUMNS, embedding="conv", tokens_first=True), 11)
 def test_maps_do_not_depend_on_where_tokens_stand(arrangement: Arrangement, number: int) -> None:
     cells = arrangement.rows * arrangement.columns
     cell = number % cells
