@@ -61,14 +61,14 @@ def rows_of(counts: Sequence[int], device: torch.device, build: Build) -> Pertur
     return PerturbedRows(images, numbers, build)
 
 
-def copies(x: Tensor, count: int, make: Callable[[int, int], Tensor]) -> PerturbedRows:
-    """``count`` rows for each image of ``x``; ``make(image, number)`` builds one of them."""
+def one_by_one(make: Callable[[int, int], Tensor]) -> Build:
+    """Builds rows of which ``make(image, number)`` makes a single one."""
 
     def build(images: Tensor, numbers: Tensor) -> Tensor:
         rows = zip(images.tolist(), numbers.tolist(), strict=True)
         return torch.stack([make(image, number) for image, number in rows])
 
-    return rows_of([count] * len(x), x.device, build)
+    return build
 
 
 class Perturbation(ABC):

@@ -3,7 +3,7 @@ becomes sharp, or random points."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -23,7 +23,15 @@ from explain.engine import (
     Reducer,
 )
 from explain.engine.needs import InputGradients
-from explain.engine.perturbations import OneForEach, Scores, SumOfRows, ZeroInput, copies
+from explain.engine.perturbations import (
+    Build,
+    OneForEach,
+    Scores,
+    SumOfRows,
+    ZeroInput,
+    one_by_one,
+    rows_of,
+)
 from explain.layers.layouts import Grids
 from explain.methods.base import GRADIENTS, Method, register, spatial_dims
 from explain.methods.gradients import Saliency
@@ -32,6 +40,7 @@ PathBaseline: TypeAlias = float | str | tuple[float, ...] | torch.Tensor | Basel
 Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
 
 
+@cache
 def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Points in [0, 1] and weights that add up to one.
 
@@ -104,10 +113,6 @@ class PathStart(OneForEach):
         return self.perturbed(Evidence(inputs, zero, None, "", Grids(tuple(inputs.shape[2:]))))
 
 
-Of = Callable[[int, int], torch.Tensor]
-"""From the numbers of an image and of a point on its path to a tensor."""
-
-
 class Path(Perturbation):
     """Points between a baseline and the photo, and the weight of the gradient at each."""
 
@@ -116,16 +121,17 @@ class Path(Perturbation):
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         return self.steps
 
-    def points(self, evidence: Evidence) -> Of:
-        """The points ``(C, H, W)``."""
+    def points(self, evidence: Evidence) -> Build:
+        """The points ``(b, C, H, W)``, from their images and their numbers on the paths."""
         raise NotImplementedError
 
-    def weights(self, evidence: Evidence) -> Of:
+    def weights(self, evidence: Evidence) -> Build:
         """What the gradients at the points are multiplied with, before they are added up."""
         raise NotImplementedError
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        return copies(evidence.inputs, self.steps, self.points(evidence))
+        x = evidence.inputs
+        return rows_of([self.steps] * len(x), x.device, self.points(evidence))
 
     @property
     def gradients(self) -> Attributions:
@@ -140,15 +146,11 @@ class WeightedSum(Reducer):
     path: Path
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        weight = self.path.weights(evidence)
-
-        def weigh(
-            images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor
-        ) -> torch.Tensor:
-            rows = zip(images.tolist(), numbers.tolist(), values, strict=True)
-            return torch.stack([value * weight(image, step) for image, step, value in rows])
-
-        return SumOfRows(len(evidence.inputs), weigh)
+        weights = self.path.weights(evidence)
+        return SumOfRows(
+            len(evidence.inputs),
+            lambda images, numbers, values: values * weights(images, numbers).to(values),
+        )
 
 
 @dataclass(frozen=True)
@@ -162,15 +164,19 @@ class StraightPath(Path):
 
     words = "points on the way from the baseline to the photo"
 
-    def points(self, evidence: Evidence) -> Of:
+    def points(self, evidence: Evidence) -> Build:
         x = evidence.inputs
         start = self.start.perturbed(evidence)
-        points = torch.from_numpy(quadrature(self.rule, self.steps)[0]).to(x)
-        return lambda image, step: torch.lerp(start[image], x[image], points[step])
+        points = self._for_rows(quadrature(self.rule, self.steps)[0], x)
+        return lambda images, numbers: torch.lerp(start[images], x[images], points[numbers])
 
-    def weights(self, evidence: Evidence) -> Of:
-        weights = torch.from_numpy(quadrature(self.rule, self.steps)[1])
-        return lambda image, step: weights[step]
+    def weights(self, evidence: Evidence) -> Build:
+        weights = self._for_rows(quadrature(self.rule, self.steps)[1], evidence.inputs)
+        return lambda images, numbers: weights[numbers]
+
+    def _for_rows(self, values: np.ndarray[Any, Any], x: torch.Tensor) -> torch.Tensor:
+        """A number for each step, in the shape and type of rows of ``x``."""
+        return torch.from_numpy(values).to(x).reshape(-1, *[1] * (x.ndim - 1))
 
 
 @dataclass(frozen=True)
@@ -338,18 +344,18 @@ class BlurPath(Path):
 
     words = "the photo, less and less blurred"
 
-    def points(self, evidence: Evidence) -> Of:
+    def points(self, evidence: Evidence) -> Build:
         x = evidence.inputs
         if x.ndim < 4:
             raise MethodError(
                 f"input must be a picture (N, C, H, W), got {tuple(x.shape)}; take "
                 "integratedgradients"
             )
-        return lambda image, step: self.at(x[image], step + self.middle / 2)
+        return one_by_one(lambda image, step: self.at(x[image], step + self.middle / 2))
 
-    def weights(self, evidence: Evidence) -> Of:
+    def weights(self, evidence: Evidence) -> Build:
         x = evidence.inputs
-        return lambda image, step: self.at(x[image], step + 1) - self.at(x[image], step)
+        return one_by_one(lambda image, step: self.at(x[image], step + 1) - self.at(x[image], step))
 
     def at(self, x: torch.Tensor, step: float) -> torch.Tensor:
         """The photo after so many steps; after all of them, it is sharp."""
@@ -416,23 +422,23 @@ class RandomPoints(Path):
 
     words = "random points between the photo and baselines"
 
-    def points(self, evidence: Evidence) -> Of:
+    def points(self, evidence: Evidence) -> Build:
         drawn = self.drawing(evidence.inputs)
 
         def point(image: int, sample: int) -> torch.Tensor:
             start, end, share = drawn(image, sample)
             return torch.lerp(start, end, share)
 
-        return point
+        return one_by_one(point)
 
-    def weights(self, evidence: Evidence) -> Of:
+    def weights(self, evidence: Evidence) -> Build:
         drawn = self.drawing(evidence.inputs)
 
         def weight(image: int, sample: int) -> torch.Tensor:
             start, end, _ = drawn(image, sample)
             return (end - start) / self.steps
 
-        return weight
+        return one_by_one(weight)
 
     def drawing(
         self, x: torch.Tensor
@@ -496,7 +502,7 @@ class Baselines(Perturbation):
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         starts = several(self.baselines, x[0])
-        return copies(x, len(starts), lambda image, number: starts[number])
+        return rows_of([len(starts)] * len(x), x.device, lambda images, numbers: starts[numbers])
 
 
 class SeveralBaselines(CompleteMethod):
