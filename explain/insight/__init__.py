@@ -1,16 +1,19 @@
 """Insight: statistics of all maps of a run.
 
-    maps              all maps on one grid, with what is known about their photos; figures as JSON
-    has them class_statistics  where the maps of each class lie clusters          clusters of the
-    maps of each class (SpRAy) mistakes          which classes are taken for which, and why;
-    evidence off the object drawing           pictures of these reattribution     the photos of a
-    run, explained again channels          the patches that activate the channels of a layer most
-    concepts          concepts that all photos share directions        concept vectors from examples
-    (TCAV) marks             the mark of a finding, which other photos can be given repaired
-    what a repair did to the answers, as a table and a page repair            a model without a
-    finding: a projection, or training ablation          the accuracy when the evidence is covered,
-    or the object, or the background result            `insight` and `Insight`: all of it, as tables
-    and pictures
+- ``maps``: all maps on one grid, with what is known about their photos; figures as JSON has them
+- ``class_statistics``: where the maps of each class lie
+- ``clusters``: clusters of the maps of each class (SpRAy)
+- ``mistakes``: which classes are taken for which, and why; evidence off the object
+- ``drawing``: pictures of these
+- ``reattribution``: the photos of a run, explained again
+- ``channels``: the patches that activate the channels of a layer most
+- ``concepts``: concepts that all photos share
+- ``directions``: concept vectors from examples (TCAV)
+- ``spurious_regions``: the region that photos of a finding share, which other photos can be given
+- ``repair``: a model without a finding: a projection, or training
+- ``repaired``: what a repair did to the answers, as a table and a page
+- ``ablation``: the accuracy when the evidence is covered, or the object, or the background
+- ``result``: `insight` and `Insight`: all of it, as tables and pictures
 
 `Run.insight` needs the stored maps alone, and the model for mistakes, channels, concepts and
 directions. These are there as functions too, of `RunPhotos`, a run and its explainer.

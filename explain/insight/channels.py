@@ -88,7 +88,7 @@ def receptive_field(
 
 
 @dataclass(frozen=True, eq=False)
-class Patch:
+class ChannelPatch:
     """A place that excites a channel: its activation, and the part of the photo that this place
     sees, in its pixels."""
 
@@ -119,7 +119,7 @@ class Channel:
 
     number: int
     weight: float
-    patches: tuple[Patch, ...] = field(repr=False)
+    patches: tuple[ChannelPatch, ...] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         return {"channel": self.number, **fields_of(self, "weight patches")}
@@ -263,7 +263,7 @@ def channels(
         for value, photo, place in peaks[:, :, channel].T.tolist():
             y, x = divmod(int(place), places[1])
             row = rows[int(photo)]
-            found.append(Patch(row, value, _part(row, y, x, places, seen)))
+            found.append(ChannelPatch(row, value, _part(row, y, x, places, seen)))
         reports.append(Channel(channel, float(weights[channel]), tuple(found)))
     field = (seen[2] - seen[0], seen[3] - seen[1])
     return ChannelReport(where, label, field, len(rows), tuple(reports))

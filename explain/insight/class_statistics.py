@@ -17,7 +17,7 @@ LEAST = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Mean:
+class MeanWithError:
     """A mean over photos, and its standard error; NaN where no photo has a figure, or a single one
     for the error."""
 
@@ -25,11 +25,11 @@ class Mean:
     error: float
 
     @classmethod
-    def of(cls, values: torch.Tensor) -> "Mean":
+    def of(cls, values: torch.Tensor) -> "MeanWithError":
         """The mean of those that are not NaN.
 
-        >>> Mean.of(torch.tensor([1.0, float("nan"), 3.0]))
-        Mean(value=2.0, error=1.0)
+        >>> MeanWithError.of(torch.tensor([1.0, float("nan"), 3.0]))
+        MeanWithError(value=2.0, error=1.0)
         """
         known = values[~values.isnan()].double()
         count = len(known)
@@ -54,9 +54,9 @@ class MapStatistics:
 
     target: str
     accuracy: float
-    on_object: Mean
-    at_border: Mean
-    entropy: Mean
+    on_object: MeanWithError
+    at_border: MeanWithError
+    entropy: MeanWithError
     mean: torch.Tensor = field(repr=False)
 
     @classmethod
@@ -64,10 +64,10 @@ class MapStatistics:
         """The statistics of some maps, and what else is known of them."""
         return cls(
             target=maps.targets[0],
-            accuracy=Mean.of(maps.correct).value,
-            on_object=Mean.of(maps.on_object),
-            at_border=Mean.of(maps.at_border),
-            entropy=Mean.of(maps.entropy),
+            accuracy=MeanWithError.of(maps.correct).value,
+            on_object=MeanWithError.of(maps.on_object),
+            at_border=MeanWithError.of(maps.at_border),
+            entropy=MeanWithError.of(maps.entropy),
             mean=maps.values.mean(0),
             **others,
         )
@@ -85,18 +85,18 @@ class ClassStatistics(MapStatistics):
     even map has, 1 has all on the object. Photos that the object fills (more than nine tenths) say
     nothing of that, and do not count for it. ``apart`` is how far the mean map lies from that of
     all other photos, beyond what chance alone would give: 0 to 1. ``striking`` is the figure that
-    classes are ordered by, see `looks`.
+    classes are ordered by, see `class_mean_maps`.
     """
 
     photos: int
     spread: torch.Tensor = field(repr=False)
-    object_size: Mean
-    excess: Mean
+    object_size: MeanWithError
+    excess: MeanWithError
     apart: float
     striking: float
 
 
-def looks(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
+def class_mean_maps(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
     """Say where each class looks, the most striking first.
 
     Where boxes are known, a class is the more striking, the less of its evidence is on the object:
@@ -112,7 +112,7 @@ def looks(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
     told = torch.where(maps.object_size <= FILLED, maps.object_size, math.nan)
     excess = (maps.on_object - told) / (1 - told)
     boxed = bool((~excess.isnan()).any())
-    usual = Mean.of(excess).value
+    usual = MeanWithError.of(excess).value
     total = maps.values.double().sum(0)
     squares = (maps.values.double() ** 2).sum(0)
     found = []
@@ -120,7 +120,7 @@ def looks(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
         if len(rows) < least:
             continue
         of_class = maps[rows]
-        beyond = Mean.of(excess[rows])
+        beyond = MeanWithError.of(excess[rows])
         apart = _apart(of_class.values.double(), total, squares, len(maps))
         below = usual - (beyond.value + SURE * beyond.error) if boxed else apart
         found.append(
@@ -128,7 +128,7 @@ def looks(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
                 of_class,
                 photos=len(rows),
                 spread=of_class.values.std(0),
-                object_size=Mean.of(of_class.object_size),
+                object_size=MeanWithError.of(of_class.object_size),
                 excess=beyond,
                 apart=apart,
                 striking=-math.inf if math.isnan(below) else below,

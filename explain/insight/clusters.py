@@ -144,7 +144,7 @@ class Cluster(MapStatistics):
     excess: torch.Tensor | None = field(default=None, repr=False)
 
 
-def reasons(
+def map_clusters(
     maps: RunMaps, *, least: int = LEAST_MAPS, most: int = MOST, seed: int = 0
 ) -> list[Cluster]:
     """Cluster the maps of each class, and rank all clusters by how much they stand out.

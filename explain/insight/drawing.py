@@ -73,7 +73,9 @@ class MeanMap:
         return get_style("intensity").draw(blank, values, Box(0, 0, float(SIDE), float(SIDE)))
 
 
-def draw_looks(looks: Sequence[ClassStatistics], maps: RunMaps, album: Album) -> Image.Image | None:
+def draw_class_means(
+    looks: Sequence[ClassStatistics], maps: RunMaps, album: Album
+) -> Image.Image | None:
     """Draw where classes look: the mean map, and the photos whose maps are the nearest to it."""
     means = []
     for look in looks[:GROUPS]:

@@ -16,9 +16,9 @@ from explain.hooks import FeatureExtractor
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import submodule
 from explain.insight.channels import Channel, feature_maps
-from explain.insight.marks import Finding, MarkedPhotos, marked_photos
 from explain.insight.reattribution import RunPhotos
 from explain.insight.repaired import Answers, Repair
+from explain.insight.spurious_regions import Finding, MarkedPhotos, marked_photos
 from explain.layers.default_layer import stage_layers
 from explain.targets.base import find_logits
 from explain.targets.outputs import Outputs
@@ -194,7 +194,7 @@ def _set(linear: Any, matrix: torch.Tensor, offset: torch.Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _ProjectionChoice:
     """A projection: its loss on the photos to choose by, and what it is."""
 
     loss: float
@@ -210,9 +210,9 @@ def _projected(
     choose: _Task,
     run: _BatchRunner,
     seed: int,
-) -> tuple[nn.Module, _Choice]:
+) -> tuple[nn.Module, _ProjectionChoice]:
     """The model with the projection of least loss on the photos to choose by."""
-    best: tuple[_Choice, nn.Module, nn.Module, LayerStatistics] | None = None
+    best: tuple[_ProjectionChoice, nn.Module, nn.Module, LayerStatistics] | None = None
     for layer in layers:
         statistics = _statistics(fit, model, run, layer, seed)
         new, linear = _inserted(model, layer, run.place(fit.hosts.x[:1]), len(statistics.mean))
@@ -220,7 +220,7 @@ def _projected(
             if rank > statistics.patterns.shape[1]:
                 break
             _set(linear, *statistics.projection(rank, 1.0))
-            choice = _Choice(choose.loss(run(new, choose.x)), layer, rank, 1.0)
+            choice = _ProjectionChoice(choose.loss(run(new, choose.x)), layer, rank, 1.0)
             if best is None or choice.loss < best[0].loss:
                 best = (choice, new, linear, statistics)
     assert best is not None
@@ -336,7 +336,7 @@ def repair(
     marks = marked_photos(finding, photos, layer=one, most=most, seed=seed)
     fit, choose, prove = marks.parts(seed)
     run = _BatchRunner(photos, marks.hosts.x[:BATCH])
-    choice: _Choice | None = None
+    choice: _ProjectionChoice | None = None
     with untouched(model, grad=True):
         chosen_by = _task(choose, model, run, seed)
         if how == "train":

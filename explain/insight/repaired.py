@@ -19,8 +19,8 @@ from explain.data.boxes import Box
 from explain.data.files import Files
 from explain.insight.ablation import sign_test
 from explain.insight.maps import fields_of, heated, percent, table_lines
-from explain.insight.marks import MarkedPhotos
 from explain.insight.reattribution import RunPhotos, method_in
+from explain.insight.spurious_regions import MarkedPhotos
 from explain.render.sheets import Group, Layout, Tile, as_picture, empty, sheet
 from explain.render.styles import Contour
 from explain.report.pages import Section, document
@@ -191,10 +191,10 @@ class Repair:
         of_answers = f"{self.about}\nAccuracies on photos that were not used to fit or choose it."
         chart = (bars(self), "Accuracies before and after the repair")
         sections = [
-            self._section("The mark", of_mark, marks),
+            self._section("The mark", of_mark, draw_regions),
             Section("The answers", of_answers, self.rows, [chart]),
             self._section(
-                "The maps", "What the old and the new model read their top class from.", maps
+                "The maps", "What the old and the new model read their top class from.", draw_maps
             ),
         ]
         done = "by training" if self.how == "train" else "by a projection"
@@ -210,7 +210,7 @@ class Repair:
             return Section(heading, f"{content}\nThere is no picture: {error}")
 
 
-def marks(repair: Repair) -> Image.Image:
+def draw_regions(repair: Repair) -> Image.Image:
     """Photos of the finding with the region of the mark, and others that were given it."""
     bearing = [
         Tile(_framed(_seen(repair, row), region), row.label or "")
@@ -240,7 +240,7 @@ def bars(repair: Repair) -> Image.Image:
     return as_picture(figure)
 
 
-def maps(repair: Repair) -> Image.Image:
+def draw_maps(repair: Repair) -> Image.Image:
     """What both models read their top class from, in photos of the finding and in others with its
     mark."""
     bearing = []

@@ -27,11 +27,10 @@ from explain.insight import class_statistics
 from explain.insight.channels import ChannelReport
 from explain.insight.channels import channels as find_channels
 from explain.insight.class_statistics import ClassStatistics
-from explain.insight.clusters import Cluster
-from explain.insight.clusters import reasons as find_clusters
+from explain.insight.clusters import Cluster, map_clusters
 from explain.insight.concepts import SharedConcepts, shared_concepts
 from explain.insight.directions import Direction, concept_direction
-from explain.insight.drawing import Album, draw_clusters, draw_looks, draw_mistakes
+from explain.insight.drawing import Album, draw_class_means, draw_clusters, draw_mistakes
 from explain.insight.maps import RunMaps, plain, read_maps, table_lines
 from explain.insight.mistakes import Confusion, OddEvidence, odd_evidence, with_reasons
 from explain.insight.mistakes import pairs as find_pairs
@@ -198,7 +197,7 @@ class Insight:
         """
         album = Album(RunPhotos(self.run, source=source), self.method, empty=not photos)
         pictures = {
-            "looks": draw_looks(self.looks, self.maps, album),
+            "looks": draw_class_means(self.looks, self.maps, album),
             "reasons": draw_clusters(self.reasons, album),
             "mistakes": draw_mistakes(self.pairs, album),
         }
@@ -313,8 +312,8 @@ def insight(
         run,
         maps.method,
         maps,
-        looks=class_statistics.looks(maps),
-        reasons=find_clusters(maps, seed=seed),
+        looks=class_statistics.class_mean_maps(maps),
+        reasons=map_clusters(maps, seed=seed),
         pairs=find_pairs(run),
         evidence=odd_evidence(run),
     )

@@ -118,7 +118,7 @@ class EffectiveComplexity(MapMetric):
         return MetricResult(data.undefined(self, value, most[:, 0] == 0, ZERO))
 
 
-class Shifted(nn.Module):
+class ShiftedModel(nn.Module):
     """A model that takes ``shift`` away from its photo first, so that it says of ``x + shift`` what
     it said of x.
 
@@ -156,7 +156,7 @@ class Shifting:
     prefix: ClassVar[str] = "inner."
 
     def __call__(self, context: ModelContext) -> nn.Module:
-        return Shifted(context.model, self.shift, context.inputs.path)
+        return ShiftedModel(context.model, self.shift, context.inputs.path)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from explain.baselines.replacements import to_unit
 from explain.methods import Smooth
 from explain.metrics.base import CONSTANT, MetricInput, MetricResult, register
 from explain.metrics.maps import Sign, Similarity, similarity
+from explain.metrics.randomised import grouped
 from explain.metrics.variants import (
     ModelContext,
     RandomWeights,
     ReattributionMetric,
     Variant,
     VariantResult,
-    grouped,
 )
 
 Order = Literal["top", "bottom", "independent"]

@@ -222,7 +222,7 @@ class Continuity(ReattributionMetric):
                 f"pixels of continuity must be less than half of the photo, got {got}; take fewer"
             )
         for shift in self._shifts:
-            yield Variant(Shifted(shift))
+            yield Variant(ShiftedPhotos(shift))
 
     @property
     def _shifts(self) -> list[tuple[int, int]]:
@@ -244,7 +244,7 @@ class Continuity(ReattributionMetric):
 
 
 @dataclass(frozen=True)
-class Shifted(OneForEach):
+class ShiftedPhotos(OneForEach):
     """Photos shifted down and to the right by so many pixels, with the edge repeated."""
 
     by: tuple[int, int]

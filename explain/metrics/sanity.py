@@ -130,7 +130,7 @@ class Check(Metric):
 
 
 @dataclass(frozen=True)
-class Difference(Check, ReattributionMetric):
+class Dependence(Check, ReattributionMetric):
     """A check that compares the map with the method's maps in other settings, and their difference
     with the scores.
 
@@ -211,7 +211,7 @@ class Difference(Check, ReattributionMetric):
 
 
 @dataclass(frozen=True)
-class DependsOnClass(Difference):
+class DependsOnClass(Dependence):
     """How similar the map is to those of classes far down the ranking, and whether what differs
     predicts the scores.
 
@@ -222,7 +222,7 @@ class DependsOnClass(Difference):
 
     Args:
         classes: how many.
-        most, level, similarity, sign: as for `Difference`.
+        most, level, similarity, sign: as for `Dependence`.
 
     Sixt et al., "When Explanations Lie", ICML 2020, for comparing the maps of classes.
 
@@ -284,7 +284,7 @@ def far_down(others: int, count: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class DependsOnModel(Difference):
+class DependsOnModel(Dependence):
     """How similar the map is to those of models with random upper layers, and whether what differs
     predicts the scores.
 
@@ -298,7 +298,7 @@ class DependsOnModel(Difference):
     Args:
         copies: how many.
         seed: of the weights.
-        most, level, similarity, sign: as for `Difference`.
+        most, level, similarity, sign: as for `Dependence`.
 
     Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, whose cascade from the output
     this is halfway.
@@ -438,7 +438,7 @@ class Brighter(OneForEach):
 
 
 @dataclass(frozen=True)
-class Contrast(OneForEach):
+class ScaledContrast(OneForEach):
     """Photos whose channels' distances from their means are multiplied by a factor."""
 
     factor: float
@@ -499,7 +499,7 @@ class Stable(Check, ReattributionMetric):
             NormalNoise(sigma, self.seed * 1009 + number)
             for number, sigma in enumerate(self.noises)
         ]
-        return [*noises, *map(Brighter, self.light), *map(Contrast, self.contrast)]
+        return [*noises, *map(Brighter, self.light), *map(ScaledContrast, self.contrast)]
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         for change in self.changes:

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import explain
 from explain.methods.base import get_method
-from explain.metrics.variants import Randomised
+from explain.metrics.randomised import Randomised
 from tests.conftest import COVERING, registered_backwards
 from tests.fuzz.expected import CHEAP, METHODS, RERUNS
 from tests.fuzz.networks import Case, cases, check, is_map, places, read_for_scores

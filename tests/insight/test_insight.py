@@ -16,12 +16,12 @@ from torch import nn
 
 import explain
 from explain import OutputError, RunError
-from explain.insight.class_statistics import Mean, looks
+from explain.insight.class_statistics import MeanWithError, class_mean_maps
 from explain.insight.clusters import (
     distances,
     grouped,
+    map_clusters,
     number_of_groups,
-    reasons,
     silhouettes,
     spectrum,
 )
@@ -106,7 +106,7 @@ def test_shares_on_the_object_are_those_of_the_metric(run: explain.Run, method: 
 
 def test_the_figures_of_a_class_are_those_of_its_maps() -> None:
     maps = maps_of({"a": random_places(6, 1), "b": random_places(7, 2), "c": random_places(2, 3)})
-    found = {look.target: look for look in looks(maps)}
+    found = {look.target: look for look in class_mean_maps(maps)}
     assert set(found) == {"a", "b"}  # there are too few of c
     rows = [number for number, target in enumerate(maps.targets) if target == "b"]
     own = [maps.values[number] for number in rows]
@@ -134,7 +134,7 @@ def test_an_even_map_has_known_figures() -> None:
     maps = maps_of({"a": random_places(5, 1)})
     even = torch.full((5, 16, 16), 1 / 256)
     object.__setattr__(maps, "values", even)
-    (look,) = looks(maps)
+    (look,) = class_mean_maps(maps)
     assert (look.at_border.value, look.entropy.value, look.apart) == pytest.approx(
         (7 / 16, 1, 0), abs=1e-6
     )
@@ -145,7 +145,7 @@ def test_an_even_map_has_known_figures() -> None:
 def test_the_class_that_looks_elsewhere_comes_first(seed: int) -> None:
     places = {name: random_places(20, 10 * seed + number) for number, name in enumerate("abcdef")}
     places["d"] = [(14.0, 14.0)] * 20
-    found = looks(maps_of(places, seed))
+    found = class_mean_maps(maps_of(places, seed))
     assert found[0].target == "d"
     assert found[0].apart > 3 * found[1].apart
 
@@ -156,7 +156,7 @@ def test_the_class_with_the_least_on_its_object_comes_first_unless_by_chance() -
     on_object = torch.tensor([0.6, 0.7] * 4 + [0.3, 0.4] * 4 + [0.0, 0.6] * 4)
     object.__setattr__(maps, "on_object", on_object)
     object.__setattr__(maps, "object_size", torch.full((24,), 0.5))
-    found = looks(maps)
+    found = class_mean_maps(maps)
     assert found[0].target == "b"
     assert found[0].excess.value == pytest.approx((0.35 - 0.5) / (1 - 0.5))
     assert found[0].striking > 0 > found[1].striking
@@ -166,7 +166,7 @@ def test_photos_that_the_object_fills_say_nothing_of_where_a_class_looks() -> No
     maps = maps_of({name: random_places(6, number) for number, name in enumerate("ab")})
     object.__setattr__(maps, "on_object", torch.tensor([0.97] * 6 + [0.6] * 6))
     object.__setattr__(maps, "object_size", torch.tensor([0.97] * 6 + [0.5] * 6))
-    first, second = looks(maps)
+    first, second = class_mean_maps(maps)
     assert (first.target, second.target) == ("b", "a")
     assert first.excess.value == pytest.approx(0.2)
     assert math.isnan(second.excess.value)
@@ -174,7 +174,7 @@ def test_photos_that_the_object_fills_say_nothing_of_where_a_class_looks() -> No
 
 
 def test_a_mean_leaves_out_what_is_not_known() -> None:
-    found = Mean.of(torch.tensor([float("nan"), 2.0]))
+    found = MeanWithError.of(torch.tensor([float("nan"), 2.0]))
     assert found.value == 2
     assert math.isnan(found.error)
     assert found.to_dict() == {"mean": 2.0, "error": None}
@@ -226,7 +226,7 @@ def test_the_shortcut_comes_out_first_without_being_told(seed: int) -> None:
     """A quarter of the photos of one class are told by a mark in a corner."""
     places = {name: random_places(40, 10 * seed + number) for number, name in enumerate("abcde")}
     places["c"][:10] = [(13.5, 2.0)] * 10
-    found = reasons(maps_of(places, seed, width=1.5), seed=seed)
+    found = map_clusters(maps_of(places, seed, width=1.5), seed=seed)
     first = found[0]
     assert first.target == "c"
     assert sorted(first.rows.tolist()) == list(range(80, 90))
@@ -247,7 +247,7 @@ def test_groups_that_show_the_same_places_have_no_reason_of_their_own() -> None:
         values = values / values.sum((1, 2), keepdim=True)
         maps = replace(maps_of({"a": [(5.0, 5.0)] * 40}), values=values)
         assert silhouettes(distances(values), torch.arange(40) // 20).mean() > 0.5
-        assert len(reasons(maps)) == expected
+        assert len(map_clusters(maps)) == expected
 
 
 def test_coarse_maps_are_said(run: explain.Run) -> None:
@@ -366,8 +366,8 @@ def test_what_stands_out_is_said_first_and_what_does_not_is_said_to(run: explain
     found = run.insight()
     places = {name: random_places(40, number) for number, name in enumerate("abc")}
     maps = maps_of(places, width=1.5)
-    weak = [replace(each, stands_out=0.6 * each.stands_out) for each in reasons(maps)]
-    plain = replace(found, maps=maps, looks=looks(maps), reasons=weak, pairs=[])
+    weak = [replace(each, stands_out=0.6 * each.stands_out) for each in map_clusters(maps)]
+    plain = replace(found, maps=maps, looks=class_mean_maps(maps), reasons=weak, pairs=[])
     (elsewhere, nothing) = plain.headlines
     first = plain.looks[0]
     assert elsewhere == (
@@ -383,7 +383,7 @@ def test_what_stands_out_is_said_first_and_what_does_not_is_said_to(run: explain
     maps = maps_of(places, width=1.5)
     # four photos are too few for a sentence
     few, many = (replace(found.pairs[0], of=count) for count in (4, 5))
-    marked = replace(found, maps=maps, looks=[], reasons=reasons(maps), pairs=[few, many])
+    marked = replace(found, maps=maps, looks=[], reasons=map_clusters(maps), pairs=[few, many])
     assert marked.headlines[0].startswith(
         "10 photos of c have a reason of their own (25% of the class): they stand"
     )
@@ -394,7 +394,7 @@ def test_what_stands_out_is_said_first_and_what_does_not_is_said_to(run: explain
         maps, "on_object", torch.tensor([0.6, 0.7] * 20 + [0.2, 0.3] * 20 + [0.6] * 40)
     )
     object.__setattr__(maps, "object_size", torch.full((120,), 0.5))
-    away = replace(found, maps=maps, looks=looks(maps), reasons=[], pairs=[])
+    away = replace(found, maps=maps, looks=class_mean_maps(maps), reasons=[], pairs=[])
     assert away.headlines == [
         "The maps of b are on the object least, relative to its size: 25% of the evidence is on "
         "it, and it covers "

@@ -28,7 +28,7 @@ from explain.metrics import (
     Sensitivity,
 )
 from explain.metrics.maps import spearman
-from explain.metrics.variants import Randomised, grouped
+from explain.metrics.randomised import Randomised, grouped
 from tests.conftest import TinyNet, snapshot
 from tests.metrics.test_evaluation import Counting
 

@@ -17,8 +17,8 @@ import explain
 from explain import MetricError
 from explain.data.inputs import as_inputs
 from explain.metrics import MPRT, EfficientMPRT
+from explain.metrics.randomised import Randomised
 from explain.metrics.sanity import DependsOnModel
-from explain.metrics.variants import Randomised
 from explain.metrics.verdict import check_maps
 from explain.targets import ClassTarget
 from tests.conftest import TinyNet, registered_backwards, snapshot

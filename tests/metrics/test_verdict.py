@@ -25,6 +25,7 @@ from explain.metrics import Faithful, Verdict
 from explain.metrics.base import MetricResult, digest_of
 from explain.metrics.maps import spearman
 from explain.metrics.masked_scores import photo_maps
+from explain.metrics.randomised import Randomised
 from explain.metrics.sanity import (
     CheckResult,
     DependsOnClass,
@@ -33,7 +34,6 @@ from explain.metrics.sanity import (
     Stable,
     far_down,
 )
-from explain.metrics.variants import Randomised
 from explain.metrics.verdict import CheckResults, Share, check_maps, with_fewer_samples
 from explain.targets import ClassTarget, Target
 from explain.targets.resolve import TargetLike

@@ -32,7 +32,7 @@ Finding = Cluster | ClassStatistics | Channel | Direction
 
 
 @dataclass(frozen=True, eq=False)
-class Photos:
+class PhotosWithRegions:
     """Photos as inputs ``(N, C, H, W)``, their classes ``(N,)``, and the region of a mark in each
     ``(N, 1, H, W)``."""
 
@@ -44,10 +44,10 @@ class Photos:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, which: torch.Tensor | slice) -> "Photos":
+    def __getitem__(self, which: torch.Tensor | slice) -> "PhotosWithRegions":
         """The photos with these numbers."""
         found = torch.arange(len(self))[which].tolist()
-        return Photos(
+        return PhotosWithRegions(
             [self.rows[i] for i in found], self.x[which], self.classes[which], self.regions[which]
         )
 
@@ -64,9 +64,9 @@ class MarkedPhotos:
     """
 
     target: int | None
-    carriers: Photos
-    own: Photos
-    hosts: Photos
+    carriers: PhotosWithRegions
+    own: PhotosWithRegions
+    hosts: PhotosWithRegions
     from_host: bool
     direction: tuple[str, torch.Tensor] | None = None
     """The layer and the vector ``(C,)`` of the mark, where the finding has one."""
@@ -184,7 +184,7 @@ def _of_cluster(
     )
 
 
-def _around_object(photos: Photos) -> Photos:
+def _around_object(photos: PhotosWithRegions) -> PhotosWithRegions:
     return _with(photos, torch.stack([~object_of(row) for row in photos.rows])[:, None])
 
 
@@ -239,7 +239,7 @@ def one_hot(number: int, count: int) -> torch.Tensor:
     return F.one_hot(torch.tensor(number), count)
 
 
-def _read(photos: RunPhotos, rows: Sequence[Row]) -> Photos:
+def _read(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
     """Read photos as inputs of one size."""
     batches = list(photos.batches(rows)) if rows else []
     if len({batch.x.shape[1:] for batch in batches}) > 1:
@@ -250,10 +250,12 @@ def _read(photos: RunPhotos, rows: Sequence[Row]) -> Photos:
     found = [row for batch in batches for row in batch.rows]
     x = torch.cat([batch.x.cpu() for batch in batches]) if batches else torch.zeros(0, 3, 1, 1)
     classes = torch.tensor([-1 if (number := class_of(row)) is None else number for row in found])
-    return Photos(found, x, classes, torch.zeros(len(found), 1, *x.shape[2:], dtype=torch.bool))
+    return PhotosWithRegions(
+        found, x, classes, torch.zeros(len(found), 1, *x.shape[2:], dtype=torch.bool)
+    )
 
 
-def _with(photos: Photos, regions: torch.Tensor) -> Photos:
+def _with(photos: PhotosWithRegions, regions: torch.Tensor) -> PhotosWithRegions:
     return replace(photos, regions=regions.expand_as(photos.regions))
 
 

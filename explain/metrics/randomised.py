@@ -1,0 +1,322 @@
+"""Copies of a model with reinitialised layers."""
+
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from explain._utils import nested
+from explain._utils.errors import MetricError, raised
+from explain.data.inputs import Inputs
+from explain.hooks import copied
+from explain.hooks.preserve import untouched
+from explain.hooks.tracer import running_modules
+from explain.hooks.unwrap import modules_of, sharded
+
+POWER_ITERATIONS = 15
+"""Of spectral normalisation after new weights: as many as torch makes when it is registered."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A module that is initialised as one, with its own parameters in the order of their first use.
+
+    The parametrizations of a module belong to it. A parameter in no module makes a layer of its
+    own.
+    """
+
+    name: str
+    module: nn.Module
+    parameters: tuple[torch.Tensor, ...]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The layer's own parameters and buffers."""
+        parts = _own_parts(self.module)
+        return [
+            each
+            for part in parts
+            for each in (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        ]
+
+    def write(self, values: Sequence[torch.Tensor]) -> None:
+        for own, value in zip(self.tensors, values, strict=True):
+            own.copy_(value)
+
+
+def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
+    """The layers with trained values that a forward pass uses, in the order in which it first uses
+    these.
+
+    It is independent of the order in which modules were registered. Modules in plain lists, which
+    are not registered at all, are found when they run. Of shared parameters, the module that comes
+    first counts.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    >>> [layer.name for layer in layers_with_weights(model, Inputs((torch.ones(1, 3, 4, 4),)))]
+    ['0', '3']
+    """
+    uses = _Uses()
+    with untouched(model), uses:
+        inputs.detached().call(model)
+    names = modules_of(model)
+    parts = dict.fromkeys(
+        part for module in uses.modules for part in module.modules() if part not in names
+    )
+    names |= {
+        part: f"unregistered {type(part).__name__} {number}" for number, part in enumerate(parts)
+    }
+    parametrizing = {part for module in names for part in _own_parts(module)[1:]}
+    layers: dict[tuple[int, ...], Layer] = {}  # by the numbers of the tensors that they use
+    for module, name in names.items():
+        tensors = uses.in_order(_trained(module))
+        if tensors and module not in parametrizing:
+            layers.setdefault(tuple(tensors), Layer(name, module, tuple(tensors.values())))
+    known = {number for numbers in layers for number in numbers}
+    loose = [each for each in uses.parameters.values() if known.isdisjoint(uses.in_order([each]))]
+    for number, parameter in enumerate(loose):
+        numbers = tuple(uses.in_order([parameter]))
+        layers[numbers] = Layer(
+            f"parameter {number} of no module", nn.ParameterList([parameter]), (parameter,)
+        )
+    return [layers[numbers] for numbers in sorted(layers)]
+
+
+def _trained(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters, and the statistics of normalisations, that a module holds itself."""
+    parameters = [each for part in _own_parts(module) for each in part.parameters(recurse=False)]
+    return [
+        *parameters,
+        *(module.buffers(recurse=False) if hasattr(module, "reset_running_stats") else ()),
+    ]
+
+
+def _own_parts(module: nn.Module) -> list[nn.Module]:
+    """The module, and all that parametrizes its tensors."""
+    return (
+        [module, *_parametrizations(module).modules()]
+        if parametrize.is_parametrized(module)
+        else [module]
+    )
+
+
+def _parametrizations(module: nn.Module) -> nn.ModuleDict:
+    return module.parametrizations if parametrize.is_parametrized(module) else nn.ModuleDict()  # type: ignore[return-value]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The address of a tensor, which its views from the first value on share (``.data``,
+    ``.T``)."""
+    return (tensor.data_ptr() if tensor.layout == torch.strided else 0) or id(tensor)
+
+
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the order in which this thread's operations first use tensors, and which of these are
+    parameters.
+
+    The modules that run them are read from Python's stack, where those in plain lists are too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.order: dict[int, int] = {}
+        self.parameters: dict[int, nn.Parameter] = {}
+        self.modules: dict[nn.Module, None] = {}
+
+    def in_order(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Those that are used, by their numbers in the order of first use."""
+        used = {self.order[_memory(each)]: each for each in tensors if _memory(each) in self.order}
+        return dict(sorted(used.items()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outermost_first = reversed(list(running_modules(sys._getframe(1))))
+        self.modules |= dict.fromkeys(outermost_first)
+        for _, tensor in nested.paths((args, kwargs or {})):
+            self.order.setdefault(_memory(tensor), len(self.order))
+            if isinstance(tensor, nn.Parameter):
+                self.parameters[id(tensor)] = tensor
+        return func(*args, **(kwargs or {}))
+
+
+def grouped(layers: Sequence[str], steps: int | None) -> list[list[str]]:
+    """Cut layers into so many groups of neighbours, of one size but for rounding; None makes each
+    one of its own.
+
+    >>> grouped(["a", "b", "c"], 2)
+    [['a', 'b'], ['c']]
+    """
+    count = len(layers) if steps is None else min(steps, len(layers))
+    ends = [-(-len(layers) * k // count) for k in range(count + 1)]
+    return [list(layers[start:end]) for start, end in pairwise(ends)]
+
+
+class Randomised:
+    """One copy of a model, some layers of which are initialised once more: `of` says which.
+
+    A layer is initialised as its class does it (``reset_parameters``), normalisations with their
+    statistics. Under weight or spectral normalisation, a parametrization or pruning, the plain
+    weight is initialised, and what it is computed from follows. Parameters that this leaves
+    unchanged, such as class tokens, are shuffled. The values of a layer depend on the seed and its
+    position in the forward pass only, whichever other layers are initialised.
+
+    Each layer is initialised once for a seed, and its values are stored for the next states. The
+    copy is the same object all the time, so a state ends when `of` is called again.
+
+    Raises:
+        MetricError: the model cannot be copied, or the copy uses weights of the model itself.
+
+    >>> model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    >>> other = Randomised(model, Inputs((torch.ones(1, 3),))).of(["1"])
+    >>> torch.equal(other[0].weight, model[0].weight), torch.equal(other[1].weight, model[1].weight)
+    (True, False)
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        freed = sharded(model)
+        if freed:
+            but = (
+                f"FSDP shards layer {next(iter(freed))!r}; evaluate a plain model with its full "
+                "state dict"
+            )
+            raise MetricError(f"model must hold whole weights for random ones, but {but}")
+        here = {
+            _memory(each)
+            for layer in layers_with_weights(model, inputs)
+            for each in layer.parameters
+        }
+        try:
+            self._copy = copied(model)
+        except Exception as error:
+            raise MetricError(
+                f"model must be one that copy.deepcopy can copy, but {raised(error)}"
+            ) from error
+        self._layers = {layer.name: layer for layer in layers_with_weights(self._copy, inputs)}
+        self._seed: int | None = None
+        self._trained: dict[str, list[torch.Tensor]] = {}
+        self._initial: dict[str, list[torch.Tensor]] = {}
+        for layer in self._layers.values():
+            if any(_memory(each) in here for each in layer.parameters):
+                raise MetricError(
+                    f"model must hold its weights in attributes, but {layer.name!r} is a global "
+                    "variable"
+                )
+        # their names, in the order in which a forward pass uses them
+        self.layers = list(self._layers)
+
+    def of(self, layers: Collection[str], seed: int = 0) -> nn.Module:
+        """Return the copy with these layers initialised, and all others as they were.
+
+        Raises:
+            MetricError: a layer cannot be initialised.
+        """
+        if seed != self._seed:
+            self._seed = seed
+            self._initial = {}
+        with torch.inference_mode(False), torch.no_grad():
+            for name, values in self._trained.items():
+                self._layers[name].write(values)
+            chosen = [layer for layer in self._layers.values() if layer.name in layers]
+            for layer in chosen:  # before any is initialised, since layers may share their weights
+                self._trained.setdefault(layer.name, _values(layer.tensors))
+            for layer in chosen:
+                if layer.name not in self._initial:
+                    number = self.layers.index(layer.name)
+                    self._initial[layer.name] = self._initialised(
+                        layer, (seed * 1_000_003 + number) % 2**63
+                    )
+            for layer in chosen:
+                layer.write(self._initial[layer.name])
+        return self._copy
+
+    def _initialised(self, layer: Layer, seed: int) -> list[torch.Tensor]:
+        """Initialise a layer, return its new values, and restore all that this changed."""
+        changed = [*layer.module.parameters(), *layer.module.buffers()]
+        before = _values(changed)
+        own = _values(layer.parameters)
+        devices = sorted(
+            {each.device.index or 0 for each in layer.tensors if each.device.type == "cuda"}
+        )
+        try:
+            with torch.random.fork_rng(devices=devices):
+                torch.manual_seed(seed)
+                _reset(layer)
+                for parameter, value in zip(layer.parameters, own, strict=True):
+                    if isinstance(parameter, nn.Parameter) and torch.equal(parameter, value):
+                        order = torch.randperm(parameter.numel(), device="cpu").to(parameter.device)
+                        parameter.copy_(value.flatten()[order].reshape(parameter.shape))
+                _iterate(layer.module)
+            return _values(layer.tensors)
+        finally:
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+            layer.write(self._trained[layer.name])
+
+
+def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [each.detach().clone() for each in tensors]
+
+
+def _reset(layer: Layer) -> None:
+    """Let a module initialise its weights where they are plain ones, and bring them back to what
+    they come from.
+
+    Raises:
+        MetricError: the module's own function fails.
+    """
+    module = layer.module
+    reset = "reset_parameters" if hasattr(module, "reset_parameters") else "_reset_parameters"
+    if not callable(getattr(module, reset, None)):
+        return
+    weights = {
+        name: nn.Parameter(getattr(module, name).detach().clone())
+        for name in _parametrizations(module)
+    }
+    plain: Any = module
+    if weights:
+        plain = object.__new__(parametrize.type_before_parametrizations(module))
+        plain.__dict__ |= {**vars(module), "_parameters": {**module._parameters, **weights}}
+    try:
+        getattr(plain, reset)()
+    except Exception as error:
+        raise MetricError(
+            f"layer {layer.name!r} must have a working {reset}, but it {raised(error)}"
+        ) from error
+    for name, weight in weights.items():
+        # a parametrization without an inverse: what it comes from is shuffled
+        with suppress(RuntimeError):
+            setattr(module, name, weight.detach())
+    # those of torch.nn.utils before parametrizations
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            weight = getattr(module, hook.name).detach()
+            getattr(module, f"{hook.name}_v").copy_(weight)
+            getattr(module, f"{hook.name}_g").copy_(torch.norm_except_dim(weight, 2, hook.dim))
+        elif isinstance(hook, (SpectralNorm, BasePruningMethod)):
+            name = hook.name if isinstance(hook, SpectralNorm) else hook._tensor_name
+            getattr(module, f"{name}_orig").copy_(getattr(module, name).detach())
+
+
+def _iterate(module: nn.Module) -> None:
+    """Let spectral normalisation, which goes on with every step of training, find the norm of new
+    weights."""
+    parts = {part: part.training for part in _own_parts(module)[1:]}
+    for part in parts:
+        part.training = True
+    for _ in range(POWER_ITERATIONS):
+        for name in _parametrizations(module):
+            getattr(module, name)
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                hook.compute_weight(module, do_power_iteration=True)
+    for part, training in parts.items():
+        part.training = training
