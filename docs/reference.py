@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,15 @@ import click
 import explain
 from explain.cli import main  # noqa: F401  # with all commands
 from explain.cli.commands import commands
+from explain.methods.base import FAMILIES, get_method, innermost
+from explain.metrics import get_metric
+from explain.metrics.evaluation import ARROWS
+
+COSTS = Path(__file__).resolve().parents[1] / "assets" / "tables" / "methods.md"
+sys.path.append(str(COSTS.parents[2] / "examples" / "benchmarks"))
+
+from tables import cells_of  # noqa: E402
+from tables import line as row_of  # noqa: E402
 
 USED = [
     "hooks",
@@ -100,8 +110,11 @@ def write(folder: Path) -> None:
     )
     inside += _toctree("Rooms", [room for room in rooms() if room not in USED])
     pages |= {"index": _index(), "inside": inside, "command-line": "".join(_command_line())}
-    for name, text in pages.items():
-        path = folder / f"{name}.rst"
+    files = {f"{name}.rst": text for name, text in pages.items()}
+    # what other pages include
+    files |= {"methods.txt": methods_table(), "metrics.txt": metrics_table()}
+    for name, text in files.items():
+        path = folder / name
         if not path.exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")
     for path in folder.glob("*.rst"):
@@ -144,6 +157,33 @@ def _table(names: list[str]) -> str:
         first = (inspect.getdoc(getattr(explain, name)) or "").split("\n\n")[0]
         rows.append(f"   * - :py:obj:`~explain.{name}`\n     - {' '.join(first.split())}\n")
     return f".. list-table::\n   :widths: 25 75\n\n{''.join(rows)}\n"
+
+
+def methods_table() -> str:
+    """All methods in Markdown, as their classes describe them, with the costs that were
+    measured."""
+    measured = map(cells_of, COSTS.read_text("utf-8").splitlines())
+    costs = {row[0]: row[1] for row in measured if len(row) == 2}
+    rows = [("name", "what it shows", "cost", "paper"), ("---",) * 4]
+    methods = [get_method(name) for name in explain.list_methods()]
+    for family in FAMILIES:
+        members = [method for method in methods if innermost(method).family == family]
+        if members:
+            rows.append((f"**{family}**", "", "", ""))
+        for method in members:
+            name = f"`{method.name}`"
+            limit = f"; for {method.only_for}" if method.only_for else ""
+            rows.append((name, method.summary + limit, costs.get(name, "–"), method.paper))
+    return "".join(f"{row_of(row)}\n" for row in rows)
+
+
+def metrics_table() -> str:
+    """All metrics in Markdown, as their classes describe them."""
+    rows = [("name", "better", "what it measures", "units", "paper"), ("---",) * 5]
+    for metric in map(get_metric, explain.list_metrics()):
+        arrow = ARROWS[metric.better]
+        rows.append((f"`{metric.name}`", arrow, metric.summary, metric.units, metric.paper))
+    return "".join(f"{row_of(row)}\n" for row in rows)
 
 
 def _toctree(caption: str, pages: list[str]) -> str:

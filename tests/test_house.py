@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import explain
-from explain.methods.base import get_method
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "explain"
@@ -214,12 +213,3 @@ def test_the_public_names_are_all_there() -> None:
         assert name in dir(explain)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         explain.nonsense  # noqa: B018
-
-
-def test_the_table_of_methods_has_every_method_as_it_describes_itself() -> None:
-    page = (ROOT / "docs" / "methods.md").read_text("utf-8")
-    rows = re.findall(
-        r"^\| `([^`]+)` \| (.+?) \| .+ \| ([\d.]+|not measured) \| (.+?) \|$", page, re.MULTILINE
-    )
-    shown = {name: (about, paper) for name, about, _, paper in rows}
-    assert shown == {m.name: (m.summary, m.paper) for m in map(get_method, explain.list_methods())}

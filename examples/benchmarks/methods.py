@@ -1,4 +1,6 @@
-"""What every method costs, in bare forward passes of the model: the table in docs/methods.md.
+"""What every method costs, in bare forward passes of the model: assets/tables/methods.md.
+
+The documentation's table of all methods takes its costs from there.
 
     python examples/benchmarks/methods.py [--rounds 5] [--model resnet18] [--methods "*cam"]
     [--quick]
@@ -24,46 +26,13 @@ from timing import interleaved, ratio
 from torch import nn
 
 import explain
-from explain.engine import Activations, Attributions, InputGradients, LayerGradients, Need
-from explain.engine.needs import (
-    Attention,
-    AttentionRelevance,
-    BiasTerms,
-    BlockAttention,
-    BlockTokens,
-    ClassWeights,
-    InputAttention,
-    LayerCurvature,
-    Multipliers,
-    Relevance,
-)
-from explain.engine.perturbations import Scores, Searches
 from explain.methods import Method, list_methods
 from explain.methods.base import get_method
-
-WORDS: dict[type, str] = {
-    Activations: "activations",
-    LayerGradients: "gradients of a layer",
-    LayerCurvature: "curvature",
-    ClassWeights: "the head's weights",
-    InputGradients: "gradients of the pixels",
-    BiasTerms: "gradients of all biases",
-    **dict.fromkeys((Attention, BlockAttention, InputAttention), "attention"),
-    BlockTokens: "tokens of all blocks",
-    **dict.fromkeys((Relevance, AttentionRelevance, Multipliers), "a rule for every operation"),
-    **dict.fromkeys((Searches, Attributions, Scores), "further runs"),
-}
-
-
-def needed(method: Method) -> str:
-    """The needs of a method in words, in the order of the table above."""
-    kinds: list[type[Need]] = [type(need) for need in method.needs]
-    return ", ".join(dict.fromkeys(word for kind, word in WORDS.items() if kind in kinds))
 
 
 def table() -> Table:
     rows = tuple((f"`{name}`",) for name in list_methods())
-    return Table("methods", ("name", "what it shows", "needs", "cost", "paper"), rows)
+    return Table("methods", ("name", "cost"), rows)
 
 
 class AsDetector(nn.Module):
@@ -165,10 +134,7 @@ def main() -> None:
                 suited, x.repeat(2, 1, 1, 1) if "batches" in only_for else x, method, rounds
             )
         shown = f"{figure:.0f}" if figure > 20 else f"{figure:.1f}"
-        print(
-            line([f"`{method.name}`", method.summary, needed(method), shown, method.paper]),
-            flush=True,
-        )
+        print(line([f"`{method.name}`", shown]), flush=True)
 
 
 if __name__ == "__main__":

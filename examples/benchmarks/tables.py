@@ -1,4 +1,5 @@
-"""Tables as they are published: in Markdown, between markers in the pages of docs/.
+"""Tables as they are published: in Markdown, between markers in the pages of docs/, or in
+assets/tables/ where nobody needs to read all of them.
 
 Every script that measures one says which rows it prints, as `Table`, without measuring; a test
 compares them with what is published.
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 END = "<!-- end -->"
-PAGES = sorted((Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "assets" / "tables").glob("*.md"))]
 
 
 def line(cells: Iterable[str]) -> str:
@@ -74,7 +76,7 @@ def page_of(name: str) -> Path:
     found = [page for page in PAGES if name in names(page.read_text("utf-8"))]
     if len(found) != 1:
         raise ValueError(
-            f"table {name!r} must have one place in docs/, got {len(found)}; see '<!-- table: "
+            f"table {name!r} must have one place in docs/ or assets/tables/, got {len(found)}; see '<!-- table: "
             f"{name} -->'"
         )
     return found[0]

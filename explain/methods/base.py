@@ -546,13 +546,19 @@ def _titles() -> dict[str, str]:
 
 
 def title_of(name: str) -> str:
-    """Return the name of a method as people write it; the name itself where ``titles.json`` has
-    none.
+    """Return the name of a method as people write it: as ``titles.json`` spells it, or as its class
+    is called; the name itself where there is neither.
 
-    >>> title_of("gradcam"), title_of("smooth(gradcam++)"), title_of("mine")
-    ('Grad-CAM', 'SmoothGrad(Grad-CAM++)', 'mine')
+    >>> title_of("gradcam"), title_of("smooth(layercam)"), title_of("mine")
+    ('Grad-CAM', 'SmoothGrad(LayerCAM)', 'mine')
     """
-    return re.sub(r"[a-z0-9+]+", lambda found: _titles().get(found[0], found[0]), name)
+    return re.sub(r"[a-z0-9+]+", lambda match: _title(match[0]), name)
+
+
+def _title(name: str) -> str:
+    class_name = type(_known[name]).__name__ if name in _known else name
+    spelled_as_class = class_name if class_name.lower() == name else name
+    return _titles().get(name, spelled_as_class)
 
 
 def innermost(method: str | Method) -> Method:

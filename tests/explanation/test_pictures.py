@@ -236,10 +236,10 @@ def test_every_method_has_a_title_of_its_own_letters_and_no_other_name_has() -> 
     # words, and a sign for square
     spelled = {"necessary", "sufficient", "smoothgrad2", "cheferbimodal"}
     for name in list_methods():
-        assert title_of(name) != name, name
         letters = re.sub(r"[^a-z+]", "", title_of(name).lower().replace("×", "x"))
         assert name in spelled or set(name) <= {*letters}, name
-    assert set(methods_base._titles()) == {*list_methods(), *methods_base._wrappers}
+    assert {title_of("layercam"), title_of("gradcam")} == {"LayerCAM", "Grad-CAM"}
+    assert set(methods_base._titles()) <= {*list_methods(), *methods_base._wrappers}
     assert title_of("smooth(augmented(gradcam))") == "SmoothGrad(augmented(Grad-CAM))"
 
 
