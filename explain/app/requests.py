@@ -190,7 +190,7 @@ class ExplainRequest(Options):
 
     ``targets`` are classes, names of detections, or texts. Without them, the best class is
     explained; without ``layer``, each method takes its own. A slow method may take ``seconds``.
-    ``cover`` is a region to cover first. ``before`` names an earlier answer: its maps are reused
+    ``cover`` is a region to cover first. ``earlier`` names an earlier answer: its maps are reused
     where they fit. Two requests are equal if their methods and targets can share an answer.
     """
 
@@ -201,7 +201,7 @@ class ExplainRequest(Options):
     layer: str | None = None
     seconds: float = 20.0
     cover: CoveredRegion | None = None
-    before: str = field(default="", compare=False)
+    earlier: str = field(default="", compare=False)
 
     name: ClassVar[str] = "request"
     error: ClassVar[type[ExplainError]] = ExplainError

@@ -14,17 +14,17 @@ from typing import Any, Generic, TypeVar
 from PIL import Image
 
 from explain._utils.errors import ExplainError, printable, shown
-from explain.app.jobs import (
-    Answer,
-    CheckJob,
-    ExplainJob,
-    Job,
+from explain.app.requests import CheckRequest, ExplainRequest, Limits, decode_upload, read_request
+from explain.app.tasks import (
+    CheckTask,
+    ExplainTask,
+    PageTask,
     SendStep,
     ServedModel,
+    ShownAnswer,
     WorkerThread,
     photo_name,
 )
-from explain.app.requests import CheckRequest, ExplainRequest, Limits, decode_upload, read_request
 from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
@@ -144,10 +144,10 @@ class Service:
             lambda photo: math.prod(photo.size),
             limits.age,
         )
-        self._answers: Cache[Answer] = Cache(
+        self._answers: Cache[ShownAnswer] = Cache(
             "answer", limits.explanations, limits.kept_values, attrgetter("size"), limits.age
         )
-        self._jobs: Cache[Job] = Cache("job", 10 * limits.waiting, age=limits.age)
+        self._jobs: Cache[PageTask] = Cache("job", 10 * limits.waiting, age=limits.age)
         self._closed = threading.Event()
         threading.Thread(target=self._clean_up, name="explain-cleanup", daemon=True).start()
 
@@ -234,17 +234,17 @@ class Service:
         `explain.app.requests.ExplainRequest`.
 
         Raises:
-            ExplainError: the request is not valid, or too many wait (`explain.app.jobs.BusyError`).
+            ExplainError: the request is not valid, or too many wait (`BusyError`).
         """
         request = ExplainRequest.of(values, len(self.models), self.limits)
         served = self.models[request.model]
         photo = self._photos[request.photo]
-        known = None
+        earlier = None
         with suppress(ExpiredError):
-            known = self._answers[request.before]
-        if known is not None and not known.fits(request):
-            known = None
-        job = ExplainJob(request, served, send, photo, self._answers.add, known)
+            earlier = self._answers[request.earlier]
+        if earlier is not None and not earlier.fits(request):
+            earlier = None
+        job = ExplainTask(request, served, send, photo, self._answers.add, earlier)
         return self._begin(job, served.quick)
 
     def check(self, values: Any, send: SendStep) -> str:
@@ -252,9 +252,9 @@ class Service:
         request = read_request(CheckRequest, values)
         answer = self._answers[request.answer]
         served = self.models[answer.request.model]
-        return self._begin(CheckJob(request, served, send, answer), served.slow)
+        return self._begin(CheckTask(request, served, send, answer), served.slow)
 
-    def _begin(self, job: ExplainJob | CheckJob, worker: WorkerThread) -> str:
+    def _begin(self, job: ExplainTask | CheckTask, worker: WorkerThread) -> str:
         name = self._jobs.add(job)
         job.send({"work": name, "before": worker.waiting})
         worker.submit(partial(job.attempt, job.begin))

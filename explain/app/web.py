@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 
 from explain._utils.errors import AppError, ExplainError, optional
 from explain.app import requests
-from explain.app.jobs import BusyError, SendStep
 from explain.app.service import ExpiredError, Service
+from explain.app.tasks import BusyError, SendStep
 from explain.data.files import slug
 from explain.explanation.explanation import Explanation
 from explain.report.pages import SCRIPTS, STYLES, PageTemplate, page, static
@@ -83,8 +83,8 @@ class Access:
                 403,
                 f"requests that change something must have the header {HEADER}: 1; use the page",
             )
-        given = (token or "").encode("utf-8", "replace")
-        if self.token is not None and not hmac.compare_digest(given, self.token.encode()):
+        sent_token = (token or "").encode("utf-8", "replace")
+        if self.token is not None and not hmac.compare_digest(sent_token, self.token.encode()):
             return 401, "a token is needed; open the address that explain serve has printed"
         return None
 
@@ -104,8 +104,8 @@ def name_of(host: str) -> str | None:
     >>> name_of("LocalHost:8000"), name_of("[::1]:8000"), name_of("a b"), name_of("x@127.0.0.1")
     ('localhost', '::1', None, None)
     """
-    found = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+))(?::\d{1,5})?", host.lower())
-    return found and (found[1] or found[2])
+    matched = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+))(?::\d{1,5})?", host.lower())
+    return matched and (matched[1] or matched[2])
 
 
 OWN_SCRIPTS = (
@@ -122,10 +122,10 @@ POLICY = "img-src 'self' data: blob:; media-src blob:; connect-src 'self'"
 
 def app_page(service: Service) -> str:
     """Return the page of the app; all that it loads later comes from the same address."""
-    own = resources.files("explain.app") / "static"
-    style = "\n".join([static(STYLES), (own / "app.css").read_text("utf-8")])
+    folder = resources.files("explain.app") / "static"
+    style = "\n".join([static(STYLES), (folder / "app.css").read_text("utf-8")])
     script = "\n".join(
-        [static(SCRIPTS), *((own / name).read_text("utf-8") for name in OWN_SCRIPTS)]
+        [static(SCRIPTS), *((folder / name).read_text("utf-8") for name in OWN_SCRIPTS)]
     )
     index = {
         "title": "explain",

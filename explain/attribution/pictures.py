@@ -42,7 +42,7 @@ class Scene:
 
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
         """Draw the map of one image, and the box of the target, if it is one."""
-        picture = overlays.drawn(
+        picture = overlays.draw_marked(
             self.photo, map_for(attribution, style), style, self.box, self.seen
         )
         box = self.boxes[target] if target < len(self.boxes) else None
@@ -166,7 +166,7 @@ def tiles_of(
 def without_set(attribution: Attribution, style: Style) -> Style | None:
     """The style for the photo without the first set of regions, or whole if none was found; None
     for other maps."""
-    if attribution.sets is None or not isinstance(style, styles.Evidence):
+    if attribution.sets is None or not isinstance(style, styles.RegionSets):
         return None
     return replace(style, without=True)
 

@@ -29,8 +29,8 @@ class Comparison:
     def picture(self) -> Image.Image:
         """The map of each model, and then the difference of each other from the first; targets and
         methods in rows."""
-        first, *others = self.summary["models"]
-        headings = [first, *others, *(f"{name} − {first}" for name in others)]
+        first, *later_models = self.summary["models"]
+        headings = [first, *later_models, *(f"{name} − {first}" for name in later_models)]
         return sheets.table(self.tiles, headings, tile=300)
 
     def to_html(self) -> str:
@@ -114,4 +114,4 @@ def _share(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _difference(photo: Image.Image, values: np.ndarray[Any, Any]) -> Image.Image:
     whole = Box(0, 0, *map(float, photo.size))
-    return overlays.drawn(photo, values, styles.get_style("signed"), whole, [whole])
+    return overlays.draw_marked(photo, values, styles.get_style("signed"), whole, [whole])

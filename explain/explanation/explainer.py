@@ -372,7 +372,7 @@ class Explainer:
         if len(photos) > 1:
             names = [photo.name for photo in photos]
             if request.of_each is not None:
-                targets = [as_target([own.targets[0] for own in requests])]
+                targets = [as_target([of_this_photo.targets[0] for of_this_photo in requests])]
         x = torch.cat([photo.x for photo in photos])
         methods: Any = request.methods
         with intervene(self.model, request.options["interventions"]):
@@ -409,7 +409,7 @@ class Explainer:
         }
         explanations = []
         for index, photo in enumerate(photos):
-            own = requests[index]
+            of_this_photo = requests[index]
             of_photo = results
             box = seen[index] if seen else Box(0.0, 0.0, *map(float, photo.image.size))
             if tiles:
@@ -420,7 +420,7 @@ class Explainer:
                 of_photo = _each(results, operator.itemgetter(index))
             places = located_targets[index]
             if places is not None:
-                own = replace(own, targets=list(places.targets))
+                of_this_photo = replace(of_this_photo, targets=list(places.targets))
                 of_photo = [
                     {name: replace(maps, target=label) for name, maps in of_target.items()}
                     for label, of_target in zip(places.names, of_photo, strict=True)
@@ -430,8 +430,8 @@ class Explainer:
                 source=photo.source,
                 box=box,
                 results=tuple(of_photo),
-                asked=tuple(map(encoding.encode_target, own.targets)),
-                request=own,
+                asked=tuple(map(encoding.encode_target, of_this_photo.targets)),
+                request=of_this_photo,
                 probabilities=None if probabilities is None else probabilities[index].clone(),
                 numbers=logits[index].clone()
                 if logits is not None and outputs.kind == "numbers"
@@ -450,8 +450,8 @@ class Explainer:
         seen = locate(self.preprocess, photo.image.size)
         size = tuple(photo.x.shape[2:])
         moved = [
-            each.on_photo(seen, size) if isinstance(each, Place) else each
-            for each in request.targets
+            target.on_photo(seen, size) if isinstance(target, Place) else target
+            for target in request.targets
         ]
         return replace(request, targets=moved)
 
@@ -478,9 +478,11 @@ class Explainer:
                 "preprocess must return one image (C, H, W) for concepts, got frames or tiles "
                 f"{got}"
             )
-        found = find_concepts(self.model, photo.x, count, layer=layer)
+        concepts = find_concepts(self.model, photo.x, count, layer=layer)
         box = locate(self.preprocess, photo.image.size)
-        return PhotoConcepts(found, photo.image, photo.source, self._origin, box, self.categories)
+        return PhotoConcepts(
+            concepts, photo.image, photo.source, self._origin, box, self.categories
+        )
 
     def inspect(self, image: ImageLike) -> inspection.Inspection:
         """Run the model on one photo and list the output of every layer; see
@@ -521,11 +523,11 @@ class Explainer:
     def _tiles(self, photo: Photo) -> tuple[Box, ...]:
         """Where the tiles of a photo lie in it; one that is repeated as the frames of a video is
         there often."""
-        made = self.preprocess(photo.image)
+        tiles = self.preprocess(photo.image)
         frames = photo.x.shape[2 if self.layout == "NCTHW" else 1]
-        if made.ndim == 4 and len(made) > 1:
+        if tiles.ndim == 4 and len(tiles) > 1:
             return tuple(locate_tiles(self.preprocess, photo.image.size, frames))
-        first = self.preprocess if made.ndim == 3 else lambda image: self.preprocess(image)[0]
+        first = self.preprocess if tiles.ndim == 3 else lambda image: self.preprocess(image)[0]
         return (locate(first, photo.image.size),) * frames
 
     def as_input(self, image: ImageLike) -> torch.Tensor:
@@ -540,14 +542,19 @@ class Explainer:
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
-        made = as_input(self.preprocess(load_image(image)))
+        preprocessed = as_input(self.preprocess(load_image(image)))
         config = huggingface.config_of(self.model)
-        if made.ndim == 4 and len(made) == 1 and self.layout is None and config is None:
+        if (
+            preprocessed.ndim == 4
+            and len(preprocessed) == 1
+            and self.layout is None
+            and config is None
+        ):
             remedy = "leave out the batch dimension, or give layout='NTCHW' for a single tile"
             raise ImageError(
-                f"preprocess must return a tensor (C, H, W), got {shown(made)}; {remedy}"
+                f"preprocess must return a tensor (C, H, W), got {shown(preprocessed)}; {remedy}"
             )
-        x = self._placed(made[None])
+        x = self._placed(preprocessed[None])
         if x.ndim == 4 and self.layout is None:
             return x
         x = x[:, None] if x.ndim == 4 else x

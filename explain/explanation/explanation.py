@@ -78,7 +78,7 @@ class Explanation(Reportable):
 
     def __getstate__(self) -> dict[str, Any]:
         results = tuple(
-            {name: each.converted(alone) for name, each in result.items()}
+            {name: attribution.converted(alone) for name, attribution in result.items()}
             for result in self.results
         )
         probabilities = None if self.probabilities is None else alone(self.probabilities)
@@ -146,7 +146,7 @@ class Explanation(Reportable):
         probability alone, yes and no. Of a detector, all detections. Of a model with one number,
         its name and the number itself.
         """
-        return [(each.label, each.value) for each in self.predicted]
+        return [(prediction.label, prediction.value) for prediction in self.predicted]
 
     @property
     def predicted(self) -> list[Prediction]:

@@ -78,7 +78,7 @@ class Saved:
         sets = None
         if record.sets is not None:
             sets = EvidenceSets.stored(
-                self.values, options["reasons"], [vars(each) for each in record.sets]
+                self.values, options["reasons"], [vars(region_set) for region_set in record.sets]
             )
         for name, value in options.items():
             # the caller's own, or no longer known: as the record has it

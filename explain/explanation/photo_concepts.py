@@ -17,6 +17,7 @@ from explain.attribution.pictures import Scene, array
 from explain.data.boxes import Box
 from explain.data.files import Files, slug
 from explain.render import captions, overlays
+from explain.targets.outputs import percent
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,31 +52,32 @@ class PhotoConcepts:
     def picture(self) -> Image.Image:
         """The photo with each place in the colour of its strongest concept; each one's share and
         classes below."""
-        found = self.concepts
+        concepts = self.concepts
         scene = Scene(self.photo, self.box, (self.box,)).enlarged(
             captions.enlargement(self.photo.size)
         )
-        detail = (
-            f"{self.origin.name.split(' ')[0]} · {found.error:.0%} of the layer left over".replace(
-                "%", " %"
-            )
-        )
-        about: Any = {"shares": found.shares, "title": self.title, "detail": detail}
+        model = self.origin.name.split(" ")[0]
         return overlays.concepts(
-            scene.photo, array(found.heatmaps[0]), scene.box, self.labels, **about
+            scene.photo,
+            array(concepts.heatmaps[0]),
+            scene.box,
+            self.labels,
+            shares=concepts.shares,
+            title=self.title,
+            detail=f"{model} · {percent(concepts.error)} of the layer left over",
         )
 
     def record(self) -> dict[str, Any]:
         """Return what was done, in plain values."""
-        found = self.concepts
-        maps = array(found.maps[0])
-        parts = zip(found.shares, found.classes(5).tolist(), self.labels, strict=True)
+        concepts = self.concepts
+        maps = array(concepts.maps[0])
+        parts = zip(concepts.shares, concepts.classes(5).tolist(), self.labels, strict=True)
         return {
             "format": records.FORMAT,
             "kind": "concepts",
-            **records.origin_of(self.photo, self.source, self.origin, self.box, found.size),
-            "layer": found.layer,
-            "error": found.error,
+            **records.origin_of(self.photo, self.source, self.origin, self.box, concepts.size),
+            "layer": concepts.layer,
+            "error": concepts.error,
             "concepts": [
                 {"share": share, "classes": best, "label": label} for share, best, label in parts
             ],

@@ -28,7 +28,7 @@ from explain.methods import Method
 from explain.targets import Target
 
 
-def on_photo(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> Attribution:
+def on_photo(attribution: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> Attribution:
     """Lay the maps of tiles where the tiles lie in their photo.
 
     Args:
@@ -45,22 +45,22 @@ def on_photo(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) ->
     >>> on_photo(tiles, [Box(0, 0, 2, 2), Box(2, 0, 4, 2)], (4, 2)).values.shape
     torch.Size([1, 2, 4])
     """
-    side = found.size[1:]
-    pixels = found.values.ndim == len(found.size) + 2
+    side = attribution.size[1:]
+    pixels = attribution.values.ndim == len(attribution.size) + 2
 
     def laid(values: torch.Tensor) -> torch.Tensor:
         if pixels:
-            tiles = values[0] if found.frames_first else values[0].transpose(0, 1)
+            tiles = values[0] if attribution.frames_first else values[0].transpose(0, 1)
             return _laid(tiles, side, boxes, size) * len(boxes)
         if len(values[0]) != len(boxes):  # a layer with fewer steps in time
             values = enlarge(values[:, None], (len(boxes), *values.shape[2:]))[:, 0]
         return _laid(values[0], side, boxes, size)
 
-    maps = {name: laid(values) for name, values in found.maps.items()}
+    maps = {name: laid(values) for name, values in attribution.maps.items()}
     canvas = _canvas(side, boxes, size)
     return replace(
-        found,
-        values=laid(found.values),
+        attribution,
+        values=laid(attribution.values),
         maps=maps,
         size=canvas,
         error=None,
@@ -291,7 +291,7 @@ def each_tried(photos: list[T], work: Callable[[list[T]], Iterable[R]]) -> list[
     return [result for photo in photos for result in each_tried([photo], work)]
 
 
-def collected(found: Iterable[Any]) -> list[Any]:
+def collected(outcomes: Iterable[Any]) -> list[Any]:
     """Return the results of all photos.
 
     Raises:
@@ -300,7 +300,7 @@ def collected(found: Iterable[Any]) -> list[Any]:
     >>> collected(iter(["a", "b"]))
     ['a', 'b']
     """
-    results = list(found)
+    results = list(outcomes)
     errors = {
         place: result for place, result in enumerate(results) if isinstance(result, PhotoError)
     }
@@ -308,12 +308,14 @@ def collected(found: Iterable[Any]) -> list[Any]:
         messages = "; ".join(map(str, list(errors.values())[:NAMED])) + (
             "; ..." if len(errors) > NAMED else ""
         )
-        told = (
+        message = (
             f"{len(errors)} of {len(results)} photos could not be explained ({messages}); its "
             "results has the others"
         )
         raise PhotosError(
-            told, [None if place in errors else each for place, each in enumerate(results)], errors
+            message,
+            [None if place in errors else result for place, result in enumerate(results)],
+            errors,
         )
     return results
 

@@ -227,7 +227,7 @@ def object_of(row: Row) -> torch.Tensor:
 
 def heated(photo: Image.Image, heatmap: torch.Tensor, box: Box, style: str = "heat") -> Image.Image:
     """Draw a heatmap on the part ``box`` of a photo."""
-    return overlays.drawn(photo, heatmap.cpu().numpy(), styles.get_style(style), box, [box])
+    return overlays.draw_marked(photo, heatmap.cpu().numpy(), styles.get_style(style), box, [box])
 
 
 WIDEST = 50  # letters of a column

@@ -181,7 +181,7 @@ class Insight:
         lines = [self.about, *(f"  {line}" for line in self.headlines)]
         for part in self.parts(most).values():
             lines += ["", part.heading]
-            lines += table_lines(part.table) if len(part.table) > 1 else [f"  {part.about}"]
+            lines += table_lines(part.table) if len(part.table) > 1 else [f"  {part.text}"]
         return lines
 
     def pictures(self, source: Any = None, *, photos: bool = True) -> dict[str, Image.Image]:

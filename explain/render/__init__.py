@@ -1,9 +1,9 @@
 """Pictures of maps, from arrays and PIL images.
 
-styles     where a map lies on a photo, and how it is drawn: heat, contour, mask, spotlight, colour
-maps by name overlays   a map, or several concepts, drawn on the photo; films of the frames of a
-video, or the slices of a volume captions   texts, legends and check marks below a picture sheets
-contact sheets and tables of pictures, also as matplotlib figures
+styles     where a map lies on a photo, and how it is drawn; colour maps by name
+overlays   a map, or several concepts, drawn on the photo; films of frames or slices
+captions   texts, legends and check marks below a picture
+sheets     contact sheets and tables of pictures, also as matplotlib figures
 """
 
 from explain.render.overlays import film, overlay

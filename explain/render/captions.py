@@ -82,7 +82,7 @@ def wrapped(text: str, width: float, size: int, most: int = 2) -> list[str]:
             lines.append(line.removesuffix(" ·"))
             longer = word
         line = longer
-    return [fit(each, width, size) for each in [*lines, line] if each]
+    return [fit(written_line, width, size) for written_line in [*lines, line] if written_line]
 
 
 def space(width: int, height: int) -> Image.Image:
@@ -102,9 +102,9 @@ def words(
     """Draw a text as a picture ``line`` times its size in height; ``top`` pixels above it stay
     empty."""
     face = font(size, bold)
-    drawn = space(ceil(face.getlength(text)), round(size * line))
-    ImageDraw.Draw(drawn).text((0, top), text, color, face)
-    return drawn
+    picture = space(ceil(face.getlength(text)), round(size * line))
+    ImageDraw.Draw(picture).text((0, top), text, color, face)
+    return picture
 
 
 def line_of(
@@ -173,34 +173,34 @@ class Legend:
     Args:
         colors: from the lowest to the highest value, or one for each label.
         labels: the two ends of a ramp; of steps, one for each colour.
-        about: what is shown, in a few words.
+        meaning: what is shown, in a few words.
         ramp: whether the colours pass into each other.
     """
 
     colors: tuple[RGB, ...] = field(repr=False)
     labels: tuple[str, ...]
-    about: str
+    meaning: str
     ramp: bool = True
 
 
-def bar(legend: Legend, width: int, size: int, *, about: bool = False) -> Image.Image:
+def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) -> Image.Image:
     """Draw a legend ``width`` pixels wide with text of ``size``: the colours above, the labels
     below.
 
-    With ``about``, what is shown is written too: between two labels of a ramp where there is room,
-    and else below.
+    With ``with_meaning``, what is shown is written too: between two labels of a ramp where there is
+    room, and else below.
 
     >>> bar(Legend(((0, 0, 0), (255, 0, 0)), ("0", "max"), "heat"), 80, 10).width
     80
     >>> steps = Legend(((0, 0, 0), (255, 0, 0)), ("50 %", "90 %"), "evidence inside", ramp=False)
-    >>> bar(steps, 120, 10, about=True).height - bar(steps, 120, 10).height
+    >>> bar(steps, 120, 10, with_meaning=True).height - bar(steps, 120, 10).height
     14
     """
     labels = [words(label, size, FAINT, line=1.4) for label in legend.labels]
-    named = words(legend.about, size, FAINT, line=1.4)
+    named = words(legend.meaning, size, FAINT, line=1.4)
     room = width - named.width - 2 * size
     between = legend.ramp and len(labels) == 2 and sum(label.width for label in labels) < room
-    if about and between:
+    if with_meaning and between:
         labels.insert(1, named)
     if legend.ramp:
         steps = max(1, len(labels) - 1)
@@ -213,9 +213,9 @@ def bar(legend: Legend, width: int, size: int, *, about: bool = False) -> Image.
     thick = max(6, round(size * 0.8))
     colors = _ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick)
     parts = [colors, space(width, max(2, size // 5)), below]
-    if about and not between:
+    if with_meaning and not between:
         parts.append(named)
-    return stacked(parts, max(width, named.width if about else 0), align=0.5)
+    return stacked(parts, max(width, named.width if with_meaning else 0), align=0.5)
 
 
 def _ramp(legend: Legend, width: int, height: int) -> Image.Image:
@@ -226,13 +226,13 @@ def _ramp(legend: Legend, width: int, height: int) -> Image.Image:
 
 
 def _steps(legend: Legend, width: int, height: int) -> Image.Image:
-    drawn = space(width, height)
-    each = width / len(legend.colors)
+    picture = space(width, height)
+    step = width / len(legend.colors)
     inset = height * 0.15
     for i, color in enumerate(legend.colors):
-        edges = (round(i * each + inset), 0, round((i + 1) * each - inset) - 1, height - 1)
-        ImageDraw.Draw(drawn).rectangle(edges, fill=color, outline=FAINT)
-    return drawn
+        edges = (round(i * step + inset), 0, round((i + 1) * step - inset) - 1, height - 1)
+        ImageDraw.Draw(picture).rectangle(edges, fill=color, outline=FAINT)
+    return picture
 
 
 GOOD = (0, 112, 96)
@@ -262,9 +262,9 @@ def row(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
     pairs = [
         beside([sign, _named(mark, size)], gap / 2) for mark, sign in zip(marks, signs, strict=True)
     ]
-    drawn = beside(pairs, gap * 1.5)
-    if drawn.width <= width:
-        return drawn
+    picture = beside(pairs, gap * 1.5)
+    if picture.width <= width:
+        return picture
     if size > SMALLEST_MARK:
         return row(marks, width, size - 1)
     return beside(signs, min(gap, width // len(signs) - signs[0].width))
@@ -284,8 +284,8 @@ STROKES: dict[bool | None, list[tuple[float, ...]]] = {
 
 def _sign(passed: bool | None, side: int) -> Image.Image:
     fine = side * FINER
-    drawn = space(fine, fine)
-    draw = ImageDraw.Draw(drawn)
+    picture = space(fine, fine)
+    draw = ImageDraw.Draw(picture)
     edges = (0, 0, fine - 1, fine - 1)
     thick = max(1, round(fine * 0.13))
     if passed is None:
@@ -297,7 +297,7 @@ def _sign(passed: bool | None, side: int) -> Image.Image:
     for stroke in STROKES[passed]:
         places = [share * fine for share in stroke]
         draw.line(places, fill=FAINT if passed is None else PAPER, width=thick, joint="curve")
-    return drawn.resize((side, side), Image.Resampling.LANCZOS)
+    return picture.resize((side, side), Image.Resampling.LANCZOS)
 
 
 NARROWEST = 260  # pixels that a strip needs for its words
@@ -344,14 +344,16 @@ def caption(
     colors = space(0, 0)
     room = width - 2 * pad
     if legend is not None:
-        colors = bar(legend, max(70, min(width // 4, 13 * small)), small, about=not legend.ramp)
+        colors = bar(
+            legend, max(70, min(width // 4, 13 * small)), small, with_meaning=not legend.ramp
+        )
         room -= colors.width + pad
     lines = [line_of(title, room, large, bold=True, end=end)]
     lines += [words(line, small, FAINT) for line in wrapped(detail, room, small, 3) or [""]]
     if marks:
         lines += [space(0, small // 2), row(marks, room, small)]
-    told = stacked(lines, room)
-    strip = space(width, max(told.height, colors.height) + 2 * pad)
-    strip.paste(told, (pad, pad))
+    words_of_caption = stacked(lines, room)
+    strip = space(width, max(words_of_caption.height, colors.height) + 2 * pad)
+    strip.paste(words_of_caption, (pad, pad))
     strip.paste(colors, (width - pad - colors.width, (strip.height - colors.height) // 2))
     return stacked([picture, strip], width, align=0.5)

@@ -83,10 +83,10 @@ def overlay(
     chosen = get_style(style, colormap=colormap, alpha=alpha)
     picture = load_image(photo)
     region = _checked_box((0, 0, *picture.size) if box is None else box)
-    return drawn(picture, _checked_map(heatmap, chosen), chosen, region, [region])
+    return draw_marked(picture, _checked_map(heatmap, chosen), chosen, region, [region])
 
 
-def drawn(
+def draw_marked(
     photo: Image.Image, values: Array, style: Style, region: Box, seen: Sequence[Box]
 ) -> Image.Image:
     """Draw a map where it lies on an RGB photo, and mark what lies in no seen part."""
@@ -95,9 +95,9 @@ def drawn(
 
 def outlined(photo: Image.Image, boxes: Mapping[str, Edges]) -> Image.Image:
     """Draw boxes (left, top, right, bottom) on a copy of a photo, each with its label."""
-    drawn = photo.copy()
+    picture = photo.copy()
     size = lettering(photo.size)
-    draw = ImageDraw.Draw(drawn)
+    draw = ImageDraw.Draw(picture)
     wide = max(1, round(min(photo.size) / 160))
     for color, (label, (x0, y0, x1, y1)) in zip(cycle(COLORS), boxes.items(), strict=False):
         left = max(x0, 0)
@@ -117,18 +117,18 @@ def outlined(photo: Image.Image, boxes: Mapping[str, Edges]) -> Image.Image:
                 (left, top, left + face.getlength(name) + size, top + 1.5 * size), fill=color
             )
             draw.text((left + size / 2, top + 0.1 * size), name, PAPER, face)
-    return drawn
+    return picture
 
 
 def _checked_box(box: Any) -> Box:
-    found = Box(0, 0, 0, 0)
+    region = Box(0, 0, 0, 0)
     with suppress(TypeError, ValueError):
-        found = box if isinstance(box, Box) else Box(*map(float, box))
-    if not (0 < found.width < np.inf and 0 < found.height < np.inf):
+        region = box if isinstance(box, Box) else Box(*map(float, box))
+    if not (0 < region.width < np.inf and 0 < region.height < np.inf):
         raise ImageError(
             f"box must be (left, top, right, bottom) in pixels, got {shown(box)}; mend it"
         )
-    return found
+    return region
 
 
 def _checked_map(heatmap: Any, style: Style) -> Array:
@@ -241,7 +241,7 @@ HELD = 4  # times as long as the others the last picture is shown
 
 
 @dataclass(frozen=True, eq=False)
-class Film:
+class MovingOverlay:
     """The overlays of frames in their order, with their names; a notebook shows the `sheet`."""
 
     pictures: tuple[Image.Image, ...] = field(repr=False)
@@ -271,7 +271,8 @@ class Film:
             OutputError: the file is there already, or cannot be written.
         """
         captioned = [
-            caption(each, name, "") for each, name in zip(self.pictures, self.names, strict=True)
+            caption(picture, name, "")
+            for picture, name in zip(self.pictures, self.names, strict=True)
         ]
         files = Files(Path(path).parent, overwrite=overwrite)
         files.add_bytes(Path(path).name, moving(captioned, Path(path).name, seconds))
@@ -291,7 +292,7 @@ def film(
     colormap: str | None = None,
     alpha: float | None = None,
     layout: InputLayout | None = None,
-) -> Film:
+) -> MovingOverlay:
     """Draw the heatmap of a video or volume on its frames or slices, or of tiles or a bag of
     patches on these.
 
@@ -317,7 +318,7 @@ def film(
     """
     chosen = get_style(style, colormap=colormap, alpha=alpha)
     maps = list(heatmap)
-    photos = [load_image(each) for each in _frames(frames, len(maps), check_layout(layout))]
+    photos = [load_image(frame) for frame in _frames(frames, len(maps), check_layout(layout))]
     if len(photos) != len(maps) or not photos:
         raise ImageError(
             f"heatmap must have a map for each of {len(photos)} frames, got {len(maps)}; take one "
@@ -325,11 +326,15 @@ def film(
         )
     times = enlargement(photos[0].size)
     large = [
-        each.resize((each.width * times, each.height * times), Image.Resampling.NEAREST)
-        for each in photos
+        frame.resize((frame.width * times, frame.height * times), Image.Resampling.NEAREST)
+        for frame in photos
     ]
-    pictures = tuple(overlay(photo, each, chosen) for photo, each in zip(large, maps, strict=True))
-    return Film(pictures, tuple(f"{unit} {i} of {len(maps)}" for i in range(1, len(maps) + 1)))
+    pictures = tuple(
+        overlay(photo, frame_map, chosen) for photo, frame_map in zip(large, maps, strict=True)
+    )
+    return MovingOverlay(
+        pictures, tuple(f"{unit} {i} of {len(maps)}" for i in range(1, len(maps) + 1))
+    )
 
 
 CHANNELS = (1, 3)
@@ -353,8 +358,8 @@ def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[Ima
     ):
         values = np.moveaxis(values, 1, -1)
     if values.ndim != 4 or values.shape[3] not in CHANNELS:
-        known = "(T, H, W), (C, T, H, W) or (T, C, H, W), C 1 or 3"
-        raise ImageError(f"frames must be {known}, got {shape}; take one video")
+        layouts = "(T, H, W), (C, T, H, W) or (T, C, H, W), C 1 or 3"
+        raise ImageError(f"frames must be {layouts}, got {shape}; take one video")
     if values.dtype != np.uint8:
         low = float(values.min())
         high = float(values.max())

@@ -127,7 +127,14 @@ class Layout:
                 for column, (_, tile) in row.items()
                 if tile.legend is not None
             }
-            legends.insert(0, {c: each[1] for c, each in shown.items() if below.get(c) != each})
+            legends.insert(
+                0,
+                {
+                    c: named_legend[1]
+                    for c, named_legend in shown.items()
+                    if below.get(c) != named_legend
+                },
+            )
             below = shown
         return legends
 
@@ -202,7 +209,10 @@ def table(
     drawing = _Sheet(tile, max(len(row) for row in rows))
     head = [drawing.names(columns)] if columns else []
     group = Group("", ())
-    places = [{column: (group, each) for column, each in enumerate(row)} for row in rows]
+    places = [
+        {column: (group, tile_of_column) for column, tile_of_column in enumerate(row)}
+        for row in rows
+    ]
     return drawing.spaced([*head, *(drawing.row(row, {}) for row in places)])
 
 
@@ -265,7 +275,8 @@ class _Sheet:
         if legends:
             size = max(9, round(self.text * 0.8))
             bars = {
-                column: bar(each, self.tile, size, about=True) for column, each in legends.items()
+                column: bar(legend, self.tile, size, with_meaning=True)
+                for column, legend in legends.items()
             }
             parts += [space(0, self.gap // 2), self.across(bars)]
         return stacked(parts, self.width)
@@ -275,8 +286,8 @@ class _Sheet:
         a row above."""
         headings = {}
         for _, cells in groupby(places.items(), lambda place: id(place[1][0])):
-            (column, (group, tile)), *others = cells
-            width = self.tile + len(others) * (self.tile + self.gap)
+            (column, (group, tile)), *later_places = cells
+            width = self.tile + len(later_places) * (self.tile + self.gap)
             color = INK if tile is group.tiles[0] else FAINT
             name = line_of(group.heading, width, self.text, color, bold=True)
             headings[column] = space(width, round(self.line * 1.5))
@@ -316,12 +327,12 @@ def figure(layout: Layout, alternative: str = "") -> "Figure":
     closed."""
     picture = sheet(layout, 340)
     dpi = max(DPI, max(picture.size) / LONGEST_SIDE)
-    drawn = empty((picture.width / dpi, picture.height / dpi), alternative, dpi)
-    drawn.set_layout_engine("none")
-    axis = drawn.add_axes((0, 0, 1, 1))
+    shown_figure = empty((picture.width / dpi, picture.height / dpi), alternative, dpi)
+    shown_figure.set_layout_engine("none")
+    axis = shown_figure.add_axes((0, 0, 1, 1))
     axis.imshow(np.asarray(picture), interpolation="none", aspect="auto")
     axis.set_axis_off()
-    return drawn
+    return shown_figure
 
 
 def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> "Figure":
@@ -331,10 +342,10 @@ def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> "Fig
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
-    made: Figure = _figure_class()(figsize=size, layout=spaced, dpi=dpi)
-    made.alternative = alternative  # type: ignore[attr-defined]
-    FigureCanvasAgg(made)
-    return made
+    shown_figure: Figure = _figure_class()(figsize=size, layout=spaced, dpi=dpi)
+    shown_figure.alternative = alternative  # type: ignore[attr-defined]
+    FigureCanvasAgg(shown_figure)
+    return shown_figure
 
 
 @cache
@@ -342,22 +353,22 @@ def _figure_class() -> Any:
     """The class of such figures; matplotlib is loaded when the first is made."""
     from matplotlib.figure import Figure
 
-    def as_html(drawn: Any) -> str:
-        return picture_html(as_picture(drawn), drawn.alternative)
+    def as_html(shown_figure: Any) -> str:
+        return picture_html(as_picture(shown_figure), shown_figure.alternative)
 
-    def display_once(drawn: Any) -> None:
+    def display_once(shown_figure: Any) -> None:
         # Only IPython calls this, which would store a PNG of every figure as well.
         display: Any = import_module("IPython.display").display
-        display({"text/plain": repr(drawn), "text/html": as_html(drawn)}, raw=True)
+        display({"text/plain": repr(shown_figure), "text/html": as_html(shown_figure)}, raw=True)
 
     members = {"_repr_html_": as_html, "_ipython_display_": display_once, "__module__": __name__}
     return type("ShownFigure", (Figure,), members)
 
 
-def as_picture(drawn: "Figure") -> Image.Image:
+def as_picture(shown_figure: "Figure") -> Image.Image:
     """Return the picture of a figure."""
     buffer = io.BytesIO()
-    drawn.savefig(buffer, format="png")
+    shown_figure.savefig(buffer, format="png")
     return Image.open(buffer)
 
 

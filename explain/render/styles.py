@@ -3,12 +3,12 @@
 Four of them draw a heatmap in [0, 1] of any method:
 
     Heat        colour over the photo in grey: the colours come from the map alone
-    Contour     lines around the places that hold 50, 75 and 90 % of the evidence, on the photo in
-    colour Mask        those places cut out, on pale paper Spotlight   the photo in colour where the
-    map is high, dark and grey elsewhere, without an edge between
+    Contour     lines around the places that hold 50, 75 and 90 % of the evidence
+    Mask        those places cut out, on pale paper
+    Spotlight   the photo in colour where the map is high, dark and grey elsewhere
 
 Three are the own styles of methods that give a value for each pixel: Intensity, Signed and Color.
-Evidence draws sets of regions. To add one, write a subclass of `Style` and enter it in `STYLES`.
+RegionSets draws sets of regions. To add one, write a subclass of `Style` and enter it in `STYLES`.
 """
 
 import json
@@ -61,10 +61,10 @@ def place(values: Array, size: tuple[int, int], region: Box, outside: int = 0) -
     ``outside`` fills what the region does not cover.
     """
     placed = np.full(size[::-1], outside, np.uint8)
-    inside, where = _resampled(values, size, region)
+    resampled, where = _resampled(values, size, region)
     # in place, which on a large photo is gigabytes less
-    np.rint(np.multiply(inside, 255, out=inside), out=inside)
-    placed[where] = np.clip(inside, 0, 255, out=inside)
+    np.rint(np.multiply(resampled, 255, out=resampled), out=resampled)
+    placed[where] = np.clip(resampled, 0, 255, out=resampled)
     return placed
 
 
@@ -72,8 +72,8 @@ def area(values: Array, threshold: float, size: tuple[int, int], region: Box) ->
     """Return where on a photo of ``size`` (width, height) a map is at least ``threshold``: bool
     ``(height, width)``."""
     placed = np.zeros(size[::-1], bool)
-    inside, where = _resampled(values, size, region)
-    placed[where] = inside >= threshold
+    resampled, where = _resampled(values, size, region)
+    placed[where] = resampled >= threshold
     return placed
 
 
@@ -119,10 +119,13 @@ def _resampled(
         if error.code != cv2.Error.StsNoMem:
             raise
         raise MemoryError(error.err) from None
-    inside = covered[max(0, -top) : size[1] - top, max(0, -left) : size[0] - left]
+    on_photo_part = covered[max(0, -top) : size[1] - top, max(0, -left) : size[0] - left]
     y = max(0, top)
     x = max(0, left)
-    return inside, (slice(y, y + inside.shape[0]), slice(x, x + inside.shape[1]))
+    return on_photo_part, (
+        slice(y, y + on_photo_part.shape[0]),
+        slice(x, x + on_photo_part.shape[1]),
+    )
 
 
 PALE = (203, 205, 210)
@@ -153,9 +156,9 @@ def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -
         Image.new("RGB", photo.size, PALE), photo.convert("L").convert("RGB"), CONTRAST
     )
     ground.paste(HATCH, mask=_stripes(photo.size))
-    drawn = Image.composite(picture, ground, seen_mask)
-    drawn.paste((255, 255, 255), mask=_rim(seen_mask, line))
-    return drawn
+    marked = Image.composite(picture, ground, seen_mask)
+    marked.paste((255, 255, 255), mask=_rim(seen_mask, line))
+    return marked
 
 
 def _stripes(size: tuple[int, int]) -> Image.Image:
@@ -172,9 +175,9 @@ def _rim(seen_mask: Image.Image, line: int) -> Image.Image:
     no border."""
     import cv2
 
-    inside: Array = np.asarray(seen_mask)
-    core = cv2.erode(inside, np.ones((2 * line + 1, 2 * line + 1), np.uint8), borderValue=255)
-    return Image.fromarray(np.ascontiguousarray(inside - core))
+    seen: Array = np.asarray(seen_mask)
+    core = cv2.erode(seen, np.ones((2 * line + 1, 2 * line + 1), np.uint8), borderValue=255)
+    return Image.fromarray(np.ascontiguousarray(seen - core))
 
 
 FINE = 100  # cells along the longer side
@@ -271,8 +274,8 @@ class Style(Options):
         be said of them."""
         ramp = np.linspace(-1 if self.reads == "signed" else 0, 1, STEPS)[None]
         flat = Image.new("RGB", (STEPS, 1), _mean(photo))
-        drawn = self.draw(flat, ramp, Box(0, 0, STEPS, 1))
-        return Legend(_rgb(np.asarray(drawn)[0]), self.ends, self.shows)
+        picture = self.draw(flat, ramp, Box(0, 0, STEPS, 1))
+        return Legend(_rgb(np.asarray(picture)[0]), self.ends, self.shows)
 
 
 StyleLike: TypeAlias = str | Style
@@ -343,8 +346,8 @@ class SignedContour(Contour):
 
     def legend(self, photo: Image.Image) -> Legend:
         against_and_for = (self._colors[1], self._colors[0])
-        about = f"lines hold {', '.join(_percents(self.shares))}"
-        return Legend(against_and_for, ("against", "for"), about, ramp=False)
+        description = f"lines hold {', '.join(_percents(self.shares))}"
+        return Legend(against_and_for, ("against", "for"), description, ramp=False)
 
     @property
     def _colors(self) -> tuple[RGB, ...]:
@@ -467,7 +470,7 @@ class Color(Style):
 
 
 @dataclass(frozen=True)
-class Evidence(Style):
+class RegionSets(Style):
     """The photo where sets of regions lie, each with a line around it in its own colour, and the
     rest pale.
 
@@ -504,7 +507,7 @@ class Evidence(Style):
 
 STYLES: dict[str, type[Any]] = {
     style.name: style
-    for style in (Heat, Contour, Mask, Spotlight, Intensity, Signed, Color, Evidence)
+    for style in (Heat, Contour, Mask, Spotlight, Intensity, Signed, Color, RegionSets)
 }
 CHOICES = ("heat", "contour", "mask", "spotlight")
 """The styles that every method's heatmap can be drawn in."""
@@ -541,7 +544,9 @@ def get_style(
         if value is not None and hasattr(style, name):
             options[name] = value
         elif value is not None and strict:
-            having = ", ".join(each for each in CHOICES if hasattr(STYLES[each], name))
+            having = ", ".join(
+                style_name for style_name in CHOICES if hasattr(STYLES[style_name], name)
+            )
             raise ExplainError(
                 f"{option(name)} is for the style {having}, got {style.name!r}; leave it out"
             )
@@ -559,27 +564,27 @@ def _areas(
     both signs."""
     values = fine(values)
     least = thresholds(np.abs(on_photo(values, size, region)), shares)
-    return [area(side * values, each, size, region) for each in least for side in sides]
+    return [area(side * values, threshold, size, region) for threshold in least for side in sides]
 
 
 def _outlined(photo: Image.Image, colors: Sequence[RGB], areas: Sequence[Array]) -> Image.Image:
     """Draw lines around areas ``(height, width)``, the first on top."""
     import cv2
 
-    drawn = np.array(photo)
+    outlined = np.array(photo)
     line = max(1, round(max(photo.size) / 220))
     outlines = []
     for within in areas:
         borders, _ = cv2.findContours(within.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         outlines.append(
-            [np.rint(16 * _rounded(each, 2 * line + 1)).astype(np.int32) for each in borders]
+            [np.rint(16 * _rounded(border, 2 * line + 1)).astype(np.int32) for border in borders]
         )
     rims = [(places, INK, line + 2 * max(1, line // 2)) for places in outlines]
     lines = [(places, color, line) for places, color in zip(outlines, colors, strict=True)]
     for places, color, thick in rims + lines[::-1]:
         # in sixteenths of a pixel
-        cv2.polylines(drawn, places, True, color, thick, cv2.LINE_AA, shift=4)
-    return Image.fromarray(drawn)
+        cv2.polylines(outlined, places, True, color, thick, cv2.LINE_AA, shift=4)
+    return Image.fromarray(outlined)
 
 
 def _rounded(outline: Array, count: int) -> Array:

@@ -318,7 +318,7 @@ def item(
     *,
     figures: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
-    made: Reproduction | None = None,
+    repeated_by: Reproduction | None = None,
     address: str | None = None,
 ) -> dict[str, Any]:
     """Return a photo, its maps, and all that is known of them.
@@ -326,7 +326,7 @@ def item(
     Args:
         figures: the values of metrics, for each target by method: ``{method: {metric: value}}``.
         progress: called with the passes done and their total, for the curves.
-        made: how to repeat the explanation, where the subject itself does not say it.
+        repeated_by: how to repeat the explanation, where the subject itself does not say it.
         address: where the photo is, if it is not part of the page.
     """
     live = detail.live and subject.explainer is not None
@@ -358,21 +358,24 @@ def item(
         "zero": _zero(subject),
         "predictions": [
             [
-                printable(each.label),
-                each.probability,
-                *([each.amount] if each.probability is None else []),
+                printable(prediction.label),
+                prediction.probability,
+                *([prediction.amount] if prediction.probability is None else []),
             ]
-            for each in subject.predicted
+            for prediction in subject.predicted
         ],
         "boxes": [
-            _shares(each.box, subject.box) for each in subject.detections if each.box is not None
+            _shares(detection.box, subject.box)
+            for detection in subject.detections
+            if detection.box is not None
         ],
         "targets": [_target(subject, index, live) for index in targets],
         "methods": [
-            method_info(k, layer_of(each), passes.get(k)) for k, each in subject.results[0].items()
+            method_info(k, layer_of(attribution), passes.get(k))
+            for k, attribution in subject.results[0].items()
         ],
         "maps": maps,
-        "again": asdict(reproduction(subject) if made is None else made),
+        "again": asdict(reproduction(subject) if repeated_by is None else repeated_by),
         "records": records,
     }
 
@@ -400,16 +403,16 @@ def name_of(subject: Subject) -> str:
 
 def method_info(name: str, layer: str = "", passes: float | None = None) -> dict[str, Any]:
     """Return a method as a page has it: its name, family, description and cost."""
-    summary = "a method of the caller's own"
+    description = "a method of the caller's own"
     paper = ""
     with suppress(ExplainError):
-        summary = get_method(name).summary
+        description = get_method(name).summary
         paper = get_method(name).paper
     return {
         "name": printable(name),
         "title": printable(title_of(name)),
         "family": innermost(name).family,
-        "about": summary,
+        "about": description,
         "paper": paper,
         "layer": layer,
         "passes": passes,
@@ -417,8 +420,8 @@ def method_info(name: str, layer: str = "", passes: float | None = None) -> dict
     }
 
 
-def map_info(kind: str, drawn: Mapping[str, Any], **values: Any) -> dict[str, Any]:
-    """Return a map as a page has it; ``drawn`` is what `plane` returns."""
+def map_info(kind: str, quantised: Mapping[str, Any], **values: Any) -> dict[str, Any]:
+    """Return a map as a page has it; ``quantised`` is what `plane` returns."""
     empty: dict[str, Any] = {
         "layers": [],
         "remark": "",
@@ -428,7 +431,7 @@ def map_info(kind: str, drawn: Mapping[str, Any], **values: Any) -> dict[str, An
     }
     return {
         "kind": kind,
-        "plane": drawn,
+        "plane": quantised,
         **empty,
         "curve": None,
         "figures": {},
@@ -460,7 +463,7 @@ def _sets(attribution: Attribution, subject: Subject, index: int) -> dict[str, A
     sentence."""
     if attribution.sets is None:
         return {}
-    sizes = [{"size": each.size} for each in attribution.sets[0]]
+    sizes = [{"size": region_set.size} for region_set in attribution.sets[0]]
     named = None if subject.explainer is None else subject.explainer.categories
     words = printable(sentence(attribution, subject.targets[index], named))
     return {"reasons": attribution.sets.masks.shape[1], "sets": sizes, "words": words}

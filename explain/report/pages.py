@@ -40,22 +40,22 @@ FIGURE = re.compile(r"[-+±]?[\d.,]+(e[-+]?\d+)?%?|–")
 class Section:
     """A part of a document.
 
-    The lines of ``about`` are paragraphs. The first row of ``table`` has the headings. ``pictures``
+    The lines of ``text`` are paragraphs. The first row of ``table`` has the headings. ``pictures``
     have alternative texts.
     """
 
     heading: str
-    about: str = ""
+    text: str = ""
     table: Sequence[Sequence[str]] = ()
     pictures: Sequence[tuple[Image.Image, str]] = field(default=(), repr=False)
 
 
-def document(title: str, about: str, sections: Sequence[Section]) -> str:
+def document(title: str, introduction: str, sections: Sequence[Section]) -> str:
     """Return a page as one text.
 
     Args:
         title: the heading.
-        about: a sentence below it.
+        introduction: a sentence below it.
         sections: the parts.
 
     Nothing in the texts can become markup, and the page loads nothing: its pictures are in it.
@@ -68,7 +68,12 @@ def document(title: str, about: str, sections: Sequence[Section]) -> str:
     style = static(("look.css", "document.css"))
     policy = _policy("img-src data:", f"style-src {_hash(style)}")
     return _filled(
-        "document.html", title=title, about=about, sections=sections, style=style, policy=policy
+        "document.html",
+        title=title,
+        introduction=introduction,
+        sections=sections,
+        style=style,
+        policy=policy,
     )
 
 
@@ -173,7 +178,7 @@ def page(
     policy = _policy(
         sources, f"style-src {_hash(front.style)}", f"script-src {_hash(front.script)}"
     )
-    about = {
+    shared = {
         "format": FORMAT,
         "version": __version__,
         "colormaps": _colormaps(),
@@ -188,7 +193,7 @@ def page(
         kind=front.kind,
         style=front.style,
         script=front.script,
-        index={**about, **index},
+        index={**shared, **index},
         items=items,
         rows=[["photo", "prediction"], *photos],
     )
@@ -398,8 +403,8 @@ def sheet(
         else list(metrics)
     )
     entries = [
-        entry(subject, list(map(figures_in, tables_of(subject, chosen))), known, steps=steps)
-        for subject, known in zip(subjects, truth or [None] * len(subjects), strict=True)
+        entry(subject, list(map(figures_in, tables_of(subject, chosen))), true_class, steps=steps)
+        for subject, true_class in zip(subjects, truth or [None] * len(subjects), strict=True)
     ]
     return written(sheet_of(entries, title), path, overwrite=overwrite)
 
@@ -417,27 +422,32 @@ def entry(
     truth: int | str | None = None,
     *,
     steps: int | None = 0,
-    made: Reproduction | None = None,
+    repeated_by: Reproduction | None = None,
 ) -> Entry:
     """Return the line of a sheet about a photo (its prediction, whether that is right, metrics),
     and the photo's page.
 
-    ``made`` says how to repeat the explanation, where the subject itself does not.
+    ``repeated_by`` says how to repeat the explanation, where the subject itself does not.
     """
     first = figures[0] if figures else {}
-    short = {**summary(subject), "figures": {name: dict(each) for name, each in first.items()}}
+    short = {**summary(subject), "figures": {name: dict(values) for name, values in first.items()}}
     if truth is not None:
-        known = list(subject.categories or ())
-        index = find_label(truth, known) if isinstance(truth, str) and known else truth
-        label = index if isinstance(index, str) else class_label(known, index)
+        labels = list(subject.categories or ())
+        index = find_label(truth, labels) if isinstance(truth, str) and labels else truth
+        label = index if isinstance(index, str) else class_label(labels, index)
         short |= {"truth": printable(label), "right": printable(label) == short["label"]}
-    return short, item(subject, replace(SHEET, steps=steps), figures=figures, made=made)
+    return short, item(
+        subject, replace(SHEET, steps=steps), figures=figures, repeated_by=repeated_by
+    )
 
 
 def figures_in(table: "Table") -> dict[str, dict[str, float | None]]:
     """Return the metrics of one photo's maps as ``{method: {metric: value}}``."""
     values = table.to_dict()["values"]
-    return {name: {metric: each[0] for metric, each in row.items()} for name, row in values.items()}
+    return {
+        name: {metric: of_images[0] for metric, of_images in row.items()}
+        for name, row in values.items()
+    }
 
 
 def tables_of(

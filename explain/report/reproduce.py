@@ -100,16 +100,16 @@ def reproduction(subject: Subject) -> Reproduction:
     }
     if arguments.get("crop") == "center":
         del arguments["crop"]
-    own = {part: origin.name if part == "model" else "own" for part in origin.own}
+    callers_parts = {part: origin.name if part == "model" else "own" for part in origin.own}
     labels = arguments.get("categories")
     if isinstance(labels, list) and len(labels) > LONG:
-        own["categories"] = f"{len(labels)} labels"
+        callers_parts["categories"] = f"{len(labels)} labels"
     attributions = list(subject.results[0].values())
     typed = [_typed_method(attribution) for attribution in attributions]
     values = {
         "source": subject.source,
         "model": origin.name,
-        "own": own,
+        "own": callers_parts,
         "arguments": arguments,
         "flags": FLAGS,
         "typed": typed,
@@ -157,15 +157,17 @@ def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
     The layer is left out where methods had different layers, or where it would move a method that
     had none.
     """
-    of_layers = [each for each in attributions if each.layer is not None]
-    others = [each for each in attributions if each.layer is None]
-    would_move = any(method_or_unknown(each.method).layer_optional for each in others)
-    if len({each.layer for each in of_layers}) != 1 or would_move:
+    of_layers = [attribution for attribution in attributions if attribution.layer is not None]
+    of_pixels = [attribution for attribution in attributions if attribution.layer is None]
+    would_move = any(
+        method_or_unknown(attribution.method).layer_optional for attribution in of_pixels
+    )
+    if len({attribution.layer for attribution in of_layers}) != 1 or would_move:
         return {}
     layer = of_layers[0].layer
     if isinstance(layer, str):
         return {"layer": layer}
-    fuses = {each.fuse for each in of_layers}
+    fuses = {attribution.fuse for attribution in of_layers}
     return {"layer": list(layer or ()), **({"fuse": fuses.pop()} if len(fuses) == 1 else {})}
 
 
@@ -211,7 +213,7 @@ def written(value: Any, *, as_python: bool) -> str:
     """
     kind = type(value)
     if isinstance(value, tuple | list):
-        items = "".join(f"{written(each, as_python=as_python)}, " for each in value)
+        items = "".join(f"{written(part, as_python=as_python)}, " for part in value)
         return f"({items.rstrip(' ')})" if kind is tuple else f"[{items.rstrip(', ')}]"
     if is_dataclass(kind):
         options = []

@@ -6,9 +6,10 @@
     manifest        identification of a model with its preprocessing
     job             what is asked of every photo of a source, and the answers as they are stored
     exporting       a run as one table: Parquet, CSV and JSON lines
-    parts           a folder of Parquet files that several machines write, imported into one SQLite
-    file result          `Run`, and what can be made of it: overlays and pages of some photos;
-    `open_run` runner          `run` cluster         `run_on_ray`: on the machines of a Ray cluster
+    parts           Parquet files that several machines write, imported into one SQLite file
+    result          `Run`, and what can be made of it: overlays and pages of photos; `open_run`
+    runner          `run`
+    cluster         `run_on_ray`: on the machines of a Ray cluster
 
 Sources of photos and the file of a run are in `explain.store`.
 """

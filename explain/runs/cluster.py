@@ -208,7 +208,7 @@ def _missing(call: RunCall) -> Iterator[Entry]:
         RunError: one has changed.
     """
     for entry in call.entries():
-        photo = call.job.preparer(entry) if entry.name in call.known else None
+        photo = call.job.preparer(entry) if entry.name in call.stored_photos else None
         if photo is None:
             yield entry
         elif not isinstance(photo, Failed) and not call.has(photo):

@@ -28,11 +28,13 @@ class Labels:
     def __post_init__(self) -> None:
         self._known: dict[str, int | None] = {}
         for exact in (False, True):  # a complete label counts more than a part of one
-            own: dict[str, int | None] = {}
+            classes_of_words: dict[str, int | None] = {}
             for index, category in enumerate(self.categories or ()):
                 for word in [category] if exact else category.split(","):
-                    own[_plain(word)] = None if _plain(word) in own else index
-            self._known.update(own)
+                    classes_of_words[_plain(word)] = (
+                        None if _plain(word) in classes_of_words else index
+                    )
+            self._known.update(classes_of_words)
         self._by_name = any(
             self._known.get(_plain(name)) is not None for name in self.classes or ()
         )

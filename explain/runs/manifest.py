@@ -38,7 +38,7 @@ def identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
     model = explainer.model
     structure = re.sub(r" at 0x[0-9a-f]+", "", str(model))  # places in memory, of functions
     inputs = [_result(explainer.preprocess, picture) for picture in _pictures()]
-    found = {
+    properties = {
         "model": origin.name,
         "network": type(model).__name__,
         "structure": hashlib.sha256(structure.encode()).hexdigest(),
@@ -51,15 +51,15 @@ def identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
         "test_inputs": [_summary(x) for x in inputs],
     }
     if explainer.interventions:
-        found["interventions"] = encode(list(explainer.interventions))
+        properties["interventions"] = encode(list(explainer.interventions))
     if not trained:
         x = next((x for x in inputs if isinstance(x, torch.Tensor)), torch.zeros(3, 224, 224))
         with untouched(model), torch.no_grad():
             output = _result(model, explainer._placed(x[None]))
-        found["test_scores"] = [_summary(each) for _, each in nested.paths(output)] or [
+        properties["test_scores"] = [_summary(tensor) for _, tensor in nested.paths(output)] or [
             _summary(output)
         ]
-    return found
+    return properties
 
 
 def _result(function: Callable[[Any], Any], argument: Any) -> Any:

@@ -64,14 +64,14 @@ class Storage:
         """The names of the files in their order, each with a text that changes with its content."""
         with self._translated():
             self._files.invalidate_cache(self.path)
-            found = self._files.ls(self.path, detail=True) if self._files.isdir(self.path) else []
-        files = {
-            os.path.basename(about["name"]): about for about in found if about["type"] == "file"
-        }
-        return {
-            name: f"{about['size']} {next((about[key] for key in VERSIONS if key in about), '')}"
-            for name, about in sorted(files.items())
-        }
+            listed = self._files.ls(self.path, detail=True) if self._files.isdir(self.path) else []
+        stamps = {}
+        for file_info in listed:
+            if file_info["type"] == "file":
+                version = next((file_info[key] for key in VERSIONS if key in file_info), "")
+                name = os.path.basename(file_info["name"])
+                stamps[name] = f"{file_info['size']} {version}"
+        return dict(sorted(stamps.items()))
 
     def read(self, name: str) -> bytes | None:
         """The content of a file; None if it is not there."""
@@ -151,11 +151,11 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
         )
     try:
         table = parquet.read_table(io.BytesIO(part))
-        others = table.schema.metadata[b"explain"]
-        if int(table.schema.metadata[b"digest"]) != content_digest(others):
+        content_text = table.schema.metadata[b"explain"]
+        if int(table.schema.metadata[b"digest"]) != content_digest(content_text):
             raise ValueError("its metadata has changed since it was written")
         maps = iter(table["map"])
-        content = json.loads(others)
+        content = json.loads(content_text)
         photos = []
         for photo in content["photos"]:
             results = tuple(_with_map(result, next(maps)) for result in photo["results"])
@@ -189,8 +189,8 @@ def describe(folder: Storage, store: Store, names: Iterable[str]) -> None:
     file."""
     run = StoredRun(store.file)
     failures = list(run.query("SELECT name, path, reason FROM failures"))
-    about = {"manifest": run.manifest, "failures": failures}
-    folder.write(ABOUT, json.dumps(about, ensure_ascii=False, indent=1).encode())
+    description = {"manifest": run.manifest, "failures": failures}
+    folder.write(ABOUT, json.dumps(description, ensure_ascii=False, indent=1).encode())
     stamps = folder.stamps()
     with store.transaction():
         for name in (*names, ABOUT):
@@ -220,30 +220,30 @@ def imported(folder: Storage) -> tuple[Path, int]:
     Raises:
         RunError: the folder holds no run, or cannot be read.
     """
-    about = _about(folder)
-    ended = about["manifest"].pop("ended", None)
+    description = _about(folder)
+    ended = description["manifest"].pop("ended", None)
     stamps = {
         name: stamp
         for name, stamp in folder.stamps().items()
         if name.endswith(ENDING) or name == ABOUT
     }
     file = index_file(folder)
-    before = _stamps_in(file)
-    parts = before.items() - {(ABOUT, before.get(ABOUT))}
+    imported_stamps = _stamps_in(file)
+    parts = imported_stamps.items() - {(ABOUT, imported_stamps.get(ABOUT))}
     if not parts <= stamps.items():
         parts = set()
     new = dict(stamps.items() - parts)
     new.pop(ABOUT, None)
-    if before != stamps:
+    if imported_stamps != stamps:
         if not parts:
             _remove(file)
-        with closing(Store(file, about["manifest"], compare=False)) as store:
+        with closing(Store(file, description["manifest"], compare=False)) as store:
             for name in sorted(new):
                 methods, photos = read_part(folder, name)
                 store.enter_methods(methods)
                 store.write(photos)
             with store.transaction():
-                for name, path, reason in about["failures"]:
+                for name, path, reason in description["failures"]:
                     store.insert("failures", {"name": name, "path": path, "reason": reason})
                 for name, stamp in stamps.items():
                     store.insert("parts", {"file": name, "stamp": stamp})
@@ -272,8 +272,11 @@ def _about(folder: Storage) -> dict[str, Any]:
             "none"
         )
     try:
-        about = json.loads(content)
-        return {"manifest": dict(about["manifest"]), "failures": list(about["failures"])}
+        description = json.loads(content)
+        return {
+            "manifest": dict(description["manifest"]),
+            "failures": list(description["failures"]),
+        }
     except (ValueError, LookupError, TypeError, RecursionError):
         got = "is damaged; copy it again, or give another folder"
         raise RunError(f"file {ABOUT!r} of run {text(folder.name)!r} {got}") from None

@@ -39,10 +39,9 @@ def choice(which: str) -> tuple[str, int | None]:
     """
     order, _, count = which.partition(":") if isinstance(which, str) else ("", "", "")
     if order not in ORDERS or not (which == order or re.fullmatch(r"0*[1-9]\d*", count)):
-        known = ", ".join(ORDERS)
+        choices = ", ".join(ORDERS)
         raise RunError(
-            f"pictures must be one of {known}, as in 'worst:50', got {shown(which)}; choose one of "
-            "them"
+            f"pictures must be one of {choices}, as in 'worst:50', got {shown(which)}; choose one"
         )
     return order, int(count) if count else None
 
@@ -120,7 +119,7 @@ def to_html(
     for _, rows, photo in _shown(run, which, source, failures):
         first = rows[0]
         figures = {row.method: dict(row.metrics) for row in rows if row.target == first.target}
-        short, full = entry(_as_explanation(rows, photo, origin), [figures], made=code)
+        short, full = entry(_as_explanation(rows, photo, origin), [figures], repeated_by=code)
         if first.correct is not None:
             short = {**short, "truth": printable(first.label), "right": first.correct}
         items.append((short, full))

@@ -21,7 +21,7 @@ from explain.runs.job import TIME, Job
 from explain.runs.preparing import Prepared, Ready
 from explain.runs.result import Run
 from explain.runs.workers import default_workers, read_ahead
-from explain.store.reading import KnownPhoto
+from explain.store.reading import StoredPhoto
 from explain.store.sources import (
     Corners,
     Entry,
@@ -184,7 +184,7 @@ class RunCall:
         methods = [method.name for method in job.methods or ()]
         self.job = job
         self.store = store
-        self.known = stored.known
+        self.stored_photos = stored.identified
         self.lacking = stored.lacking(methods, [metric.name for metric in job.metrics])
         self._progress = progress
         self._done = 0
@@ -232,7 +232,7 @@ class RunCall:
                 self.store.enter_methods(map(method_row, self.job.methods or ()))
                 self.store.enter_in_manifest({name: self.job.manifest[name] for name in names})
             self._done += len(batch) - len(failures)
-            if not self._done and self.known.keys() <= self.lacking.keys():
+            if not self._done and self.stored_photos.keys() <= self.lacking.keys():
                 for failure in failures:
                     if failure.general is not None:
                         raise failure.general
@@ -250,7 +250,7 @@ class RunCall:
                 none: the source is another one.
         """
         entry = photo.entry
-        stored = self.known.get(entry.name)
+        stored = self.stored_photos.get(entry.name)
         if stored is None:
             return False
         if (photo.sha256, *photo.size) != (stored.sha256, stored.width, stored.height):
@@ -267,14 +267,14 @@ class RunCall:
 
     def _has_file(self, entry: Entry) -> bool:
         """Whether a photo is stored with all its results, judging by the stamp of its file."""
-        stored = self.known.get(entry.name)
+        stored = self.stored_photos.get(entry.name)
         if stored is None or entry.stamp is None or entry.stamp != stored.stamp:
             return False
         if entry.name in self.lacking or not self.job.source.by_file:
             return False
         return self._is_labelled(stored, entry.label, entry.boxes)
 
-    def _is_labelled(self, stored: KnownPhoto, label: Label, boxes: tuple[Corners, ...]) -> bool:
+    def _is_labelled(self, stored: StoredPhoto, label: Label, boxes: tuple[Corners, ...]) -> bool:
         labels = labels_as_text(self.job.labels.of(label))
         return stored.labels == labels and stored.boxes == boxes_as_text(boxes)
 

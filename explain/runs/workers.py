@@ -201,14 +201,14 @@ def _in_time(loaded: Iterator[bytes], timeout: float) -> Iterator[bytes]:
 def _deaths_are_awaited() -> Iterator[None]:
     """Once a loader of torch was used, a dead worker raises an error wherever the main thread is:
     keep it from that."""
-    before = None
+    handler = None
     if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
     finally:
-        if before is not None:
-            signal.signal(signal.SIGCHLD, before)
+        if handler is not None:
+            signal.signal(signal.SIGCHLD, handler)
 
 
 def _begin(number: int) -> None:

@@ -70,19 +70,19 @@ class PhotoList(Source):
     @cached_property
     def _listed(self) -> dict[str, Entry]:
         """The photos by name; several lines about one photo are joined."""
-        found: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         for number, row in enumerate(self._rows(), 1):
             try:
                 entry = self._entry(row)
-                before = found.get(entry.name, entry)
-                labels = dict.fromkeys((*each_label(before.label), *each_label(entry.label)))
-                boxes = dict.fromkeys((*before.boxes, *entry.boxes))
-                found[entry.name] = replace(
-                    before, label=as_label(list(labels)), boxes=tuple(boxes)
+                earlier = entries.get(entry.name, entry)
+                labels = dict.fromkeys((*each_label(earlier.label), *each_label(entry.label)))
+                boxes = dict.fromkeys((*earlier.boxes, *entry.boxes))
+                entries[entry.name] = replace(
+                    earlier, label=as_label(list(labels)), boxes=tuple(boxes)
                 )
             except (ExplainError, ValueError, RecursionError) as error:  # of JSON among the boxes
                 raise RunError(f"source {str(self.file)!r}, photo {number}: {error}") from None
-        return found
+        return entries
 
     def _entry(self, row: Any) -> Entry:
         if not isinstance(row, (str, Mapping)):
@@ -214,16 +214,18 @@ def shard_names(pattern: str) -> list[str] | None:
     >>> shard_names("train-{008..010}.tar")
     ['train-008.tar', 'train-009.tar', 'train-010.tar']
     """
-    found = _RANGE.search(pattern)
-    if found is None:
+    numbered = _RANGE.search(pattern)
+    if numbered is None:
         return (
             sorted(glob.glob(pattern))
             if glob.has_magic(pattern) and pattern.endswith(".tar")
             else None
         )
     names: list[str] = []
-    for number in range(int(found[1]), int(found[2]) + 1):
-        name = f"{pattern[: found.start()]}{number:0{len(found[1])}}{pattern[found.end() :]}"
+    for number in range(int(numbered[1]), int(numbered[2]) + 1):
+        name = (
+            f"{pattern[: numbered.start()]}{number:0{len(numbered[1])}}{pattern[numbered.end() :]}"
+        )
         names += shard_names(name) or [name]
     return names
 
@@ -249,9 +251,9 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, Any]]:
 def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
     """The entry with its label and boxes, or with a problem if they cannot be read."""
     try:
-        about = json.loads(files["json"]) if "json" in files else {}
+        listed = json.loads(files["json"]) if "json" in files else {}
         content = content_of(
-            {**about, "path": entry.name} if isinstance(about, dict) else entry.name
+            {**listed, "path": entry.name} if isinstance(listed, dict) else entry.name
         )
         label = content.label
         if "cls" in files:
@@ -273,7 +275,7 @@ def _check_exists(path: str | os.PathLike[str], kind: str) -> None:
         )
 
 
-def source_of(given: Any) -> Source:
+def source_of(source: Any) -> Source:
     """Return the source for a path, a data set or a list of photos.
 
     Args:
@@ -288,29 +290,29 @@ def source_of(given: Any) -> Source:
     >>> source_of([b"one photo", b"another"]).count
     2
     """
-    if isinstance(given, Source):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        return _of_name(given)
-    if isinstance(given, Mapping):
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return _of_name(source)
+    if isinstance(source, Mapping):
         raise RunError(
-            f"source must be one split of a data set, got several: {', '.join(map(str, given))}; "
+            f"source must be one split of a data set, got several: {', '.join(map(str, source))}; "
             "choose one"
         )
     if (
-        hasattr(given, "features")
-        and hasattr(given, "column_names")
-        and not hasattr(given, "__len__")
+        hasattr(source, "features")
+        and hasattr(source, "column_names")
+        and not hasattr(source, "__len__")
     ):
         # it only streams
-        return Photos(given, Columns.of(given.features) if given.features else None)
-    by_number = hasattr(given, "__getitem__") and hasattr(given, "__len__")
-    if by_number and not isinstance(given, (bytes, list, tuple)):
-        return DataSet(given)
-    if isinstance(given, Iterable) and not isinstance(given, bytes):
-        return Photos(given)
+        return Photos(source, Columns.of(source.features) if source.features else None)
+    by_number = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+    if by_number and not isinstance(source, (bytes, list, tuple)):
+        return DataSet(source)
+    if isinstance(source, Iterable) and not isinstance(source, bytes):
+        return Photos(source)
     raise RunError(
-        f"source must be a folder, a list of photos or a data set, got {shown(given)}; see "
+        f"source must be a folder, a list of photos or a data set, got {shown(source)}; see "
         "explain.run"
     )
 
@@ -338,9 +340,9 @@ def _of_name(name: str | os.PathLike[str]) -> Source:
     _check_exists(path, "a folder, a list, a shard or a photo")
     if ending in EXTENSIONS:
         return Photos([path])
-    known = ", ".join([*ENDINGS, ".tar"])
+    choices = ", ".join([*ENDINGS, ".tar"])
     got = ending or "a file without ending"
     raise RunError(
-        f"source {text(path)!r} must be a folder, a photo or one of {known}, got {got}; name one "
+        f"source {text(path)!r} must be a folder, a photo or one of {choices}, got {got}; name one "
         "of these"
     )

@@ -29,12 +29,12 @@ def alike(key: str, one: Any, other: Any) -> bool:
     """
     if key not in TOLERANCES or not one or not other:
         return bool(one == other)
-    if [each["shape"] for each in one] != [each["shape"] for each in other]:
+    if [summary["shape"] for summary in one] != [summary["shape"] for summary in other]:
         return False
-    numbers = np.array([each["numbers"] for each in one])
-    others = np.array([each["numbers"] for each in other])
-    size = np.maximum(numbers, others)[:, :1]
-    return bool((np.abs(numbers - others) <= TOLERANCES[key] * size).all())
+    numbers = np.array([summary["numbers"] for summary in one])
+    other_numbers = np.array([summary["numbers"] for summary in other])
+    size = np.maximum(numbers, other_numbers)[:, :1]
+    return bool((np.abs(numbers - other_numbers) <= TOLERANCES[key] * size).all())
 
 
 def digest_of(model: nn.Module) -> str:
@@ -46,16 +46,16 @@ def digest_of(model: nn.Module) -> str:
     ... )
     (True, False)
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, value in model.state_dict().items():
         kind = (
             f"{value.dtype} {tuple(value.shape)}"
             if isinstance(value, torch.Tensor)
             else type(value).__name__
         )
-        found.update(f"{name} {kind}\n".encode())
-        found.update(tensor_bytes(value))
-    return found.hexdigest()
+        sha256.update(f"{name} {kind}\n".encode())
+        sha256.update(tensor_bytes(value))
+    return sha256.hexdigest()
 
 
 def tensor_bytes(value: Any) -> Any:
@@ -74,7 +74,7 @@ def described_method(method: Method) -> dict[str, Any]:
 
 
 def must_agree(
-    before: Mapping[str, Any], now: Mapping[str, Any], file: str, *, more: bool = False
+    stored: Mapping[str, Any], now: Mapping[str, Any], file: str, *, more: bool = False
 ) -> None:
     """Refuse to continue a run that was begun with other options, or with some that cannot be
     compared.
@@ -85,13 +85,13 @@ def must_agree(
         RunError: the first thing that differs is named, with both values.
     """
     for key, value in now.items():
-        own = unknown(value)
-        if own:
+        callers_parts = unknown(value)
+        if callers_parts:
             raise RunError(
-                f"run {file!r} cannot be continued: {own[0]} in its {key} is your own; give "
-                "another output"
+                f"run {file!r} cannot be continued: {callers_parts[0]} in its {key} is your own; "
+                "give another output"
             )
-    old = dict(_leaves("", before))
+    old = dict(_leaves("", stored))
     new = dict(_leaves("", now))
     for key in {**new, **old}:
         first, *rest = key.split(", ")
@@ -109,7 +109,7 @@ def must_agree(
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The values inside of nested dictionaries, by all keys that lead there."""
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _leaves(f"{key}, {name}" if key else name, each)
+        for name, nested_value in value.items():
+            yield from _leaves(f"{key}, {name}" if key else name, nested_value)
     else:
         yield key, value

@@ -151,7 +151,7 @@ class Row:
         return Scene(load_image(photo), self.box, (self.box,)).overlay(self.attribution, style)
 
 
-class KnownPhoto(NamedTuple):
+class StoredPhoto(NamedTuple):
     """The columns of ``photos`` that identify a photo; ``labels`` and ``boxes`` as JSON."""
 
     stamp: str | None
@@ -252,10 +252,10 @@ class StoredRun:
         return any(self.query("SELECT 1 FROM manifest WHERE key = 'ended'"))
 
     @property
-    def known(self) -> dict[str, KnownPhoto]:
+    def identified(self) -> dict[str, StoredPhoto]:
         """What identifies each photo when the run is continued, by their names."""
-        rows = self.query(f"SELECT name, {', '.join(KnownPhoto._fields)} FROM photos")
-        return {name: KnownPhoto(*rest) for name, *rest in rows}
+        rows = self.query(f"SELECT name, {', '.join(StoredPhoto._fields)} FROM photos")
+        return {name: StoredPhoto(*rest) for name, *rest in rows}
 
     def lacking(
         self, methods: Collection[str], metrics: Collection[str]
@@ -478,10 +478,10 @@ class PhotoReader:
         Raises:
             ExplainError: it cannot be read, or its source has a tensor.
         """
-        found = self.read(row)
-        if isinstance(found, torch.Tensor):
+        image = self.read(row)
+        if isinstance(image, torch.Tensor):
             raise RunError(
                 f"photo {row.name!r} must be an image to be drawn, but its source has a tensor; "
                 "give images"
             )
-        return load_image(found)
+        return load_image(image)

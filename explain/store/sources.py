@@ -170,10 +170,10 @@ def stamp(path: str | os.PathLike[str]) -> str | None:
     Programs can set the time of a file's content, but not that of its inode, which any change sets.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def text(name: str | os.PathLike[str]) -> str:
@@ -285,7 +285,7 @@ def as_label(value: Any) -> Label:
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
         return _as_one_label(value)
-    labels = tuple(label for each in value if (label := _as_one_label(each)) is not None)
+    labels = tuple(label for item in value if (label := _as_one_label(item)) is not None)
     return labels if len(labels) > 1 else next(iter(labels), None)
 
 
@@ -328,15 +328,15 @@ def as_boxes(value: Any) -> tuple[Corners, ...]:
         return ()
     rows = value if isinstance(value, Sequence) and isinstance(value[0], (list, tuple)) else [value]
     try:
-        found = [tuple(float(edge) for edge in row) for row in rows]
+        boxes = [tuple(float(edge) for edge in row) for row in rows]
     except (TypeError, ValueError, OverflowError):
-        found = [()]
-    for row in found:
+        boxes = [()]
+    for row in boxes:
         if len(row) != 4 or not (np.isfinite(row).all() and row[0] < row[2] and row[1] < row[3]):
             raise ImageError(
                 f"boxes must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, got {shown(value)}; mend them"
             )
-    return tuple(found)  # type: ignore[arg-type]  # of four each, as was checked
+    return tuple(boxes)  # type: ignore[arg-type]  # of four each, as was checked
 
 
 def labels_as_text(labels: Sequence[tuple[int | None, str]]) -> str | None:
@@ -368,7 +368,7 @@ def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[C
     height, width = size
     across = width / seen.width
     down = height / seen.height
-    found = []
+    clipped = []
     for x0, y0, x1, y1 in boxes:
         left, right = ((x - seen.left) * across for x in (x0, x1))
         top, bottom = ((y - seen.top) * down for y in (y0, y1))
@@ -379,8 +379,8 @@ def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[C
             min(bottom, float(height)),
         )
         if round(edges[0]) < round(edges[2]) and round(edges[1]) < round(edges[3]):
-            found.append(edges)
-    return found
+            clipped.append(edges)
+    return clipped
 
 
 def check_count(name: str, value: Any, least: int, *, optional: bool = True) -> None:
@@ -498,10 +498,14 @@ class DataSet(Source):
         self.is_hugging_face = hasattr(items, "features") and hasattr(items, "column_names")
         self.columns = Columns.of(dict(items.features or {})) if self.is_hugging_face else Columns()
         self.classes = self.columns.classes
-        known = getattr(self.inner, "classes", None)
-        if not self.classes and isinstance(known, (list, tuple, np.ndarray)) and len(known):
+        class_names = getattr(self.inner, "classes", None)
+        if (
+            not self.classes
+            and isinstance(class_names, (list, tuple, np.ndarray))
+            and len(class_names)
+        ):
             # ImageNet of torchvision has several names for each class.
-            names = (name if isinstance(name, (tuple, list)) else [name] for name in known)
+            names = (name if isinstance(name, (tuple, list)) else [name] for name in class_names)
             self.classes = [", ".join(map(str, name)) for name in names]
 
     @property
@@ -528,10 +532,10 @@ class DataSet(Source):
     def identity(self) -> dict[str, Any]:
         root = getattr(self.inner, "root", None)
         kind = f"{type(self.inner).__module__}.{type(self.inner).__qualname__}"
-        about = {"kind": self.kind, "type": kind, "length": self.count}
+        properties = {"kind": self.kind, "type": kind, "length": self.count}
         if self.is_hugging_face:
-            about["fingerprint"] = getattr(self.items, "_fingerprint", None)
-        return about if root is None else {**about, "root": text(os.path.realpath(root))}
+            properties["fingerprint"] = getattr(self.items, "_fingerprint", None)
+        return properties if root is None else {**properties, "root": text(os.path.realpath(root))}
 
 
 def innermost(items: Any, place: int) -> tuple[Any, int]:

@@ -194,8 +194,8 @@ class Store:
                 is_new = self._begin(manifest)
                 if compare and not is_new:
                     rows = self._db.execute("SELECT key, value FROM manifest")
-                    before = {key: json.loads(value) for key, value in rows}
-                    must_agree(before, manifest, text(file), more=more)
+                    stored = {key: json.loads(value) for key, value in rows}
+                    must_agree(stored, manifest, text(file), more=more)
                 for setting in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
                     self._db.execute(f"PRAGMA {setting}")
                 self._db.execute("DELETE FROM manifest WHERE key = 'ended'")

@@ -21,7 +21,6 @@ from PIL import Image
 
 import explain
 from explain._utils.errors import ExplainError, ImageError, printable
-from explain.app.jobs import BusyError, Scheduler, WorkerThread
 from explain.app.requests import (
     FILLS,
     CoveredRegion,
@@ -31,6 +30,7 @@ from explain.app.requests import (
     decode_upload,
 )
 from explain.app.service import Cache, Service
+from explain.app.tasks import BusyError, Scheduler, WorkerThread
 from explain.app.web import Access
 from explain.data.boxes import Box
 from explain.explanation.loading import Saved
@@ -204,7 +204,7 @@ def test_a_method_more_takes_the_maps_that_are_there(
 
     monkeypatch.setattr(service.models[0], "explainer", Asked())
     classes = [target["class"] for target in first["item"]["targets"]]
-    again = {"photo": name, "seconds": 60, "targets": classes, "before": first["answer"]}
+    again = {"photo": name, "seconds": 60, "targets": classes, "earlier": first["answer"]}
     [item] = items(steps_of(service, methods=["saliency", "rise"], **again))
     assert asked == [["saliency"]]
     assert [method["name"] for method in item["methods"]] == ["saliency", "rise"]
@@ -243,7 +243,7 @@ def test_the_curves_of_a_map_are_those_of_the_report(
         [False, True],
     ]
     [again] = items(
-        steps_of(service, photo=name, targets=[1, 3], methods=["saliency"], before=answer)
+        steps_of(service, photo=name, targets=[1, 3], methods=["saliency"], earlier=answer)
     )
     assert again["maps"][1][0]["curve"] == expected
 
@@ -589,7 +589,7 @@ def test_models_that_find_nothing_in_an_empty_photo_have_methods(
 
 
 def test_an_image_text_model_explains_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explain.app.jobs.STEPS", 2)
+    monkeypatch.setattr("explain.app.tasks.STEPS", 2)
     path = explain.methods.IntegratedGradients(steps=3)
     monkeypatch.setattr(
         "explain.app.requests.get_method",

@@ -188,7 +188,7 @@ def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.
     assert told["Grad-CAM"] == ("layer light", "")
     assert told["Random CAM"] == ("layer light", "null map: random weights")
     assert told["Saliency"] == ("", "")
-    below = [legend.about for row in layout.legends() for legend in row.values()]
+    below = [legend.meaning for row in layout.legends() for legend in row.values()]
     assert sorted(below) == ["contribution", "evidence", "evidence", "evidence", "magnitude"]
     several = explainer(
         spot((90, 60), (50, 30)), ["gradcam"], targets=[0, 1], layer="light"

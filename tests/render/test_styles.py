@@ -179,12 +179,12 @@ def test_sets_of_regions_are_the_photo_and_the_rest_is_pale() -> None:
     sets[1, 2, 4] = True
     given = np.asarray(photo())
     drawn = np.asarray(render.overlay(photo(), sets, "evidence"))
-    without = np.asarray(render.overlay(photo(), sets, styles.Evidence(without=True)))
+    without = np.asarray(render.overlay(photo(), sets, styles.RegionSets(without=True)))
     first = np.s_[36:54, 36:54]
     second = np.s_[66:84, 126:144]
     assert all(np.array_equal(drawn[each], given[each]) for each in (first, second))
     outside = np.s_[96:, :]
-    pale = given[outside] + styles.Evidence.pale * (np.array(styles.Mask.cover) - given[outside])
+    pale = given[outside] + styles.RegionSets.pale * (np.array(styles.Mask.cover) - given[outside])
     assert np.abs(drawn[outside] - pale).max() <= 1
     assert (without[first] == styles.Mask.cover).all()
     assert np.array_equal(without[second], given[second])

@@ -146,7 +146,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         spread(photos, maps, cluster=Stopped(), per_file=2)
     before = open_run(maps)
     assert (before.photos, before.ended) == (4, False)
-    names = set(before.known)
+    names = set(before.identified)
     cluster = Cluster()
     states: list[State] = []
     found = spread(photos, maps, cluster=cluster, per_file=5, progress=states.append)

@@ -90,7 +90,7 @@ class App extends Page {
     const values = {
       photo: this.photo, model: this.model, methods: this.methods.chosen, targets: this.targets, layer: this.layer.value,
       seconds: Number(this.methods.seconds?.input.value ?? 20), cover: this.covering.asked,
-      before: this.answer ?? null,
+      earlier: this.answer ?? null,
     };
     await this.guarded(() => this.source.steps('explain', values, (step) => (this.waiting === waiting ? this.heard(step) : null), waiting.signal));
   }

@@ -1,4 +1,4 @@
-"""Jobs: requests that are answered step by step, quick methods first, then slow ones; curves and
+"""Tasks: requests that are answered step by step, quick methods first, then slow ones; curves and
 checks of a map."""
 
 import math
@@ -224,7 +224,7 @@ class AbandonedError(Exception):
     """Nobody waits for the answer any more."""
 
 
-class Job:
+class PageTask:
     """One request that is being answered.
 
     ``stopped`` ends slow methods with what they have, and ``dropped`` everything, since nobody
@@ -298,14 +298,14 @@ def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> d
     # the final offset is known only at the end; the mean is close to it
     if getattr(method, "centred", None) is False:
         values = values - values.mean()
-    drawn = plane(array(values), signed=method.style == "signed")
+    quantised = plane(array(values), signed=method.style == "signed")
     return map_info(
-        kind, drawn, remark=f"not finished: {done} of {total} perturbed photos", samples=done
+        kind, quantised, remark=f"not finished: {done} of {total} perturbed photos", samples=done
     )
 
 
 @dataclass(frozen=True)
-class Answer:
+class ShownAnswer:
     """An answer: the request, the explanation, and those curves of its maps that are known, by
     target and method."""
 
@@ -320,8 +320,8 @@ class Answer:
             attribution for result in self.explanation.results for attribution in result.values()
         ]
         return sum(
-            each.values.numel() + sum(one.numel() for one in each.maps.values())
-            for each in attributions
+            attribution.values.numel() + sum(one.numel() for one in attribution.maps.values())
+            for attribution in attributions
         )
 
     def fits(self, request: ExplainRequest) -> bool:
@@ -350,7 +350,7 @@ def photo_name(photo: Image.Image) -> str:
     return printable(getattr(photo, "filename", "") or "photo")
 
 
-class ExplainJob(Job):
+class ExplainTask(PageTask):
     """Answers one request for a photo; the maps of a ``known`` answer are reused.
 
     ``keep`` stores each answer, and returns its name.
@@ -362,8 +362,8 @@ class ExplainJob(Job):
         served: ServedModel,
         send: SendStep,
         photo: Image.Image,
-        keep: Callable[[Answer], str],
-        known: Answer | None,
+        keep: Callable[[ShownAnswer], str],
+        earlier: ShownAnswer | None,
     ) -> None:
         super().__init__(served, send)
         self.request = request
@@ -372,15 +372,15 @@ class ExplainJob(Job):
             self.photo = request.cover.apply(photo, locate(served.explainer.preprocess, photo.size))
         self.photo_name = photo_name(photo)
         self.keep = keep
-        self.curves = {} if known is None else known.curves
-        self.explanation = None if known is None else known.explanation
+        self.curves = {} if earlier is None else earlier.curves
+        self.explanation = None if earlier is None else earlier.explanation
         self.notes += getattr(photo, "notes", ())
 
     def begin(self) -> None:
         """Explain with the methods that take a few passes, and queue the others."""
         served = self.served
         chosen = self.request.chosen
-        known: Collection[str] = () if self.explanation is None else self.explanation.methods
+        finished: Collection[str] = () if self.explanation is None else self.explanation.methods
         start = time.perf_counter()
         quick = [method for name, method in chosen.items() if served.is_quick(name)] or [
             served.preview_method()
@@ -388,9 +388,9 @@ class ExplainJob(Job):
         slow = [
             method
             for name, method in chosen.items()
-            if not (served.is_quick(name) or name in known)
+            if not (served.is_quick(name) or name in finished)
         ]
-        new = [method for method in quick if method.name not in known]
+        new = [method for method in quick if method.name not in finished]
         if new:
             with served.scheduler.quick():
                 self._explain(new, self.request.targets)
@@ -458,7 +458,7 @@ class ExplainJob(Job):
     def _send_answer(self, start: float, *, last: bool) -> None:
         explanation = self.explanation
         assert explanation is not None
-        answer = Answer(self.request, explanation, self.curves)
+        answer = ShownAnswer(self.request, explanation, self.curves)
         covered = self.request.cover is not None
         values = answer.page_item(
             DETAIL, address=None if covered else f"photo/{self.request.photo}"
@@ -510,11 +510,11 @@ def classes_of(explanation: Explanation) -> list[Any]:
     return [target if isinstance(target, str) else int(target[0]) for target in chosen]
 
 
-class CheckJob(Job):
+class CheckTask(PageTask):
     """Computes the curve or the checks of a map, and adds them to the answer that has the map."""
 
     def __init__(
-        self, request: CheckRequest, served: ServedModel, send: SendStep, answer: Answer
+        self, request: CheckRequest, served: ServedModel, send: SendStep, answer: ShownAnswer
     ) -> None:
         super().__init__(served, send)
         self.request = request
@@ -543,8 +543,8 @@ class CheckJob(Job):
     def _curve(self) -> dict[str, Any]:
         target = self.request.target
         method = self.request.method
-        known = self._answer.curves
-        if (target, method) not in known:
+        computed_curves = self._answer.curves
+        if (target, method) not in computed_curves:
             explanation = self._answer.explanation
             maps = {method: explanation.results[target][method]}
             computed = curves(explanation, target, maps, STEPS, self.progress)
@@ -553,5 +553,5 @@ class CheckJob(Job):
                     "map must be of a class and one crop to have curves, got another; choose a "
                     "class"
                 )
-            known[target, method] = computed[method]
-        return {"curve": known[target, method]}
+            computed_curves[target, method] = computed[method]
+        return {"curve": computed_curves[target, method]}
