@@ -2,7 +2,8 @@
 changes.
 
     python examples/distributed.py                    two processes on this machine, 20 steps, a few
-    seconds python examples/distributed.py --processes 4
+                                                      seconds
+    python examples/distributed.py --processes 4
 
 Each process learns from images of its own; DistributedDataParallel averages their gradients, and
 `communicate` chooses how they travel. The same training is run with torch's own ways, with two

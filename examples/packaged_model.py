@@ -2,8 +2,10 @@
 installed.
 
     python examples/packaged_model.py                 write packaged.pt, then open and explain it in
-    another process python examples/packaged_model.py --output FILE   write another file python
-    examples/packaged_model.py --open FILE     only open and explain: this runs the code in the file
+                                                      another process
+    python examples/packaged_model.py --output FILE   write another file
+    python examples/packaged_model.py --open FILE     only open and explain: this runs the code in
+                                                      the file
 
 The model is the bundled classifier inside of a class of one's own, from a module that exists for
 this example only. It imports a module that sends statistics somewhere, which the archive replaces

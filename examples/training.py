@@ -2,8 +2,9 @@
 them alive.
 
     python examples/training.py                              crops of the photos in assets/, to be
-    told by photo python examples/training.py path/to/tiny-imagenet-200    the first classes of a
-    folder of labelled images
+                                                             told by photo
+    python examples/training.py path/to/tiny-imagenet-200    the first classes of a folder of
+                                                             labelled images
 
 A folder has one folder of images for each class, in itself or in ``train/``, as torchvision's
 ImageFolder takes them. Ten convolutions are trained four times, for 300 steps each: with sigmoids,

@@ -1,9 +1,9 @@
 """Baselines: what takes the place of covered pixels, for methods and metrics alike.
 
     base          what a baseline is; ``@register``; blending; many masks of the same photos; a
-    picture of a baseline replacements  baselines that do not depend on the mask, and a blur that is
-    the stronger, the less is kept;
-                  baselines by name, number or tensor
+                  picture of a baseline
+    replacements  baselines that do not depend on the mask, and a blur that is the stronger, the
+                  less is kept; baselines by name, number or tensor
     neighbours    a baseline from the pixels around what is covered
 
 A baseline is called with photos and how much of each pixel to keep. One that does not depend on the

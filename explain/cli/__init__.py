@@ -1,13 +1,17 @@
 """`explain image.jpg`: arguments in, printed lines and an exit code out.
 
     commands    the group of all commands, defaults from a file, errors in one line; options that
-    several commands have output      lines or one JSON document, errors, notes; exit codes; a bar
-    with the time that is left several     photos and models by the names that were typed; the same
-    work for each of several photos questions   methods, metrics, baselines and targets as they were
-    typed; options without effect photos      `explain PHOTO` views       `explain layers`,
-    `inspect`, `concepts`, `trace` runs        `explain run`, `export`, `insight`, `repair`, `film`
-    server      `explain serve` lists       `explain methods`, `metrics`, `models`, `version`,
-    `completion`
+                several commands have
+    output      lines or one JSON document, errors, notes; exit codes; a bar with the time that is
+                left
+    several     photos and models by the names that were typed; the same work for each of several
+                photos
+    questions   methods, metrics, baselines and targets as they were typed; options without effect
+    photos      `explain PHOTO`
+    views       `explain layers`, `inspect`, `concepts`, `trace`
+    runs        `explain run`, `export`, `insight`, `repair`, `film`
+    server      `explain serve`
+    lists       `explain methods`, `metrics`, `models`, `version`, `completion`
 
 A command is a function with its options above it. What is slow to load is imported within the
 function, so that ``--help`` does not wait for it.

@@ -1,21 +1,28 @@
 """The engine: plans and runs the passes that the methods need.
 
     needs             the kinds of evidence that a method may need, as values; and `Evidence`, which
-    a method is given perturbations     perturbed rows: a `Perturbation` makes them, a `Reducer`
-    adds up their results plan              which passes gather what is needed; prints itself
-    validation        what is refused before anything runs settings          precision, batch sizes,
-    progress ends              how an output comes about: whether a softmax or sigmoid made it, and
-    where in it the scores are forward           one forward pass: what was recorded, and what the
-    targets picked collectors        one answer for each kind of evidence: what is watched,
-    differentiated and computed blocks            transformer blocks, each read out on its own
-    derivative        whether a gradient is the derivative of the score hooked_gradients  the same
-    gradients by PyTorch's full-backward hooks rerun_context     what perturbed rows are made of;
-    how they can be run, found out by a probe reruns            all perturbed rows, in batches;
-    those of inputs layer_reruns      those of a layer's feature maps token_reruns      those of a
-    transformer's tokens searches          rows that are chosen by the scores of earlier ones, step
-    by step accumulators      where the results of perturbed rows add up replay            the
-    operations before a layer, recorded and replayed incremental       of perturbed inputs, what has
-    to be computed execution         a plan, run
+                      a method is given
+    perturbations     perturbed rows: a `Perturbation` makes them, a `Reducer` adds up their results
+    plan              which passes gather what is needed; prints itself
+    validation        what is refused before anything runs
+    settings          precision, batch sizes, progress
+    ends              how an output comes about: whether a softmax or sigmoid made it, and where in
+                      it the scores are
+    forward           one forward pass: what was recorded, and what the targets picked
+    collectors        one answer for each kind of evidence: what is watched, differentiated and
+                      computed
+    blocks            transformer blocks, each read out on its own
+    derivative        whether a gradient is the derivative of the score
+    hooked_gradients  the same gradients by PyTorch's full-backward hooks
+    rerun_context     what perturbed rows are made of; how they can be run, found out by a probe
+    reruns            all perturbed rows, in batches; those of inputs
+    layer_reruns      those of a layer's feature maps
+    token_reruns      those of a transformer's tokens
+    searches          rows that are chosen by the scores of earlier ones, step by step
+    accumulators      where the results of perturbed rows add up
+    replay            the operations before a layer, recorded and replayed
+    incremental       of perturbed inputs, what has to be computed
+    execution         a plan, run
 
 A method declares its needs and is otherwise a function of `Evidence`. A new kind of evidence is one
 frozen class in `needs` and one function in `collectors`.

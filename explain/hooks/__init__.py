@@ -4,26 +4,30 @@
     interventions  `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead
     intervening    `intervene`, which applies them
     capturing      `capture`: activations and gradients of layers, call by call, and where the graph
-    begins for them extraction     `FeatureExtractor`: a model cut off after the last layer of
-    interest inspection     `inspect` and `timeline`: a model as a table, and the order in which its
-    hooks fire
+                   begins for them
+    extraction     `FeatureExtractor`: a model cut off after the last layer of interest
+    inspection     `inspect` and `timeline`: a model as a table, and the order in which its hooks
+                   fire
 
 The kinds of hooks, and what they are made of:
 
     handles        their handles, and hooks as PyTorch stores them: for one thread, absent from
-    copies full_backward  full-backward hooks that survive in-place operations call_hooks
-    PyTorch's own full-backward hooks, each for one call of a module guard          the checks
-    around every hook: arity, shapes, in-place edits, errors with names
+                   copies
+    full_backward  full-backward hooks that survive in-place operations
+    call_hooks     PyTorch's own full-backward hooks, each for one call of a module
+    guard          the checks around every hook: arity, shapes, in-place edits, errors with names
 
 Models and graphs:
 
     tracer         the one `TorchFunctionMode` that all who record or replace the calls of a thread
-    extend layer_names    names, patterns and modules to layers, their calls and inputs units
-    channels, tokens, heads and places of a layer, and where they are in its values unwrap
-    the module inside DataParallel and the like, its modules and their hooks preserve       a model,
-    its caller and the settings of torch, left as they were; copies with modes of their own graph
-    Nodes, entrances where gradients are replaced, histories given to tensors attention,
-    attention_parts
+                   extend
+    layer_names    names, patterns and modules to layers, their calls and inputs
+    units          channels, tokens, heads and places of a layer, and where they are in its values
+    unwrap         the module inside DataParallel and the like, its modules and their hooks
+    preserve       a model, its caller and the settings of torch, left as they were; copies with
+                   modes of their own
+    graph          Nodes, entrances where gradients are replaced, histories given to tensors
+    attention, attention_parts
                    attention weights and their gradients, read from the graph; queries, keys,
                    values, weights and heads, while they are computed
 """

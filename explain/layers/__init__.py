@@ -5,9 +5,12 @@
     recording      what ran: the calls that a network makes of its modules, and what they return
     located        where in the photo values lie, where shapes leave it open
     summary        the calls for one image, kept as long as the network is the same; which of them a
-    name stands for grids          how the maps of a network's layers lie on its input costs
-    what share of a pass follows a layer frames         where videos have their channels stitched
-    a segmenter on windows of a photo default_layer  the layer to explain by default
+                   name stands for
+    grids          how the maps of a network's layers lie on its input
+    costs          what share of a pass follows a layer
+    frames         where videos have their channels
+    stitched       a segmenter on windows of a photo
+    default_layer  the layer to explain by default
 
 A feature map reaches a method as ``(N, C, h, w)``, of a video as ``(N, C, t, h, w)``, no matter how
 the network lays it

@@ -1,9 +1,11 @@
 """Methods: frozen dataclasses whose fields are the options and whose call is the mathematics.
 
     base             what a method is: metadata, defaults, papers to cite; methods by name,
-    ``@register`` options          each option checked against the type of its field cam, score_cam
-    class activation maps: by gradients, by statistics of feature maps, by masked inputs; token
-    masks gradients, path, path_variants
+                     ``@register``
+    options          each option checked against the type of its field
+    cam, score_cam   class activation maps: by gradients, by statistics of feature maps, by masked
+                     inputs; token masks
+    gradients, path, path_variants
                      gradients in the pixels, and along paths from a baseline
     occlusion, surrogate, shapley, extremal
                      scores of perturbed photos

@@ -1,17 +1,22 @@
 """Targets: from a model's output to the one number per image that is explained.
 
-    base       what a target is; sums of targets; class scores in an output
-    classes    one score for a whole image: a class, a yes or no, a similarity
-    regions    a class within a region
-    detections a detected box, found again in perturbed images; as text: "cup@2", "person@320,200",
-    "box 120,40,300,380" detector_outputs    what detectors return, in one form per_image  a target
-    of its own for each image; single numbers of an output text       the similarity of a photo and
-    a text answer     the log-probability of an answer in words tokenizer  tokens of texts, and the
-    words that they make up packed     photos that a processor has cut into patches functions  any
-    function of the output; other numbers to differentiate than the target's score resolve    what a
-    caller may pass as a target: an index, a label, a difference, a function labels     labels of
-    classes, their synonyms, and the class that a label stands for outputs    how a model's outputs
-    become probabilities
+    base              what a target is; sums of targets; class scores in an output
+    classes           one score for a whole image: a class, a yes or no, a similarity
+    regions           a class within a region
+    detections        a detected box, found again in perturbed images; as text: "cup@2",
+                      "person@320,200", "box 120,40,300,380"
+    detector_outputs  what detectors return, in one form
+    per_image         a target of its own for each image; single numbers of an output
+    text              the similarity of a photo and a text
+    answer            the log-probability of an answer in words
+    tokenizer         tokens of texts, and the words that they make up
+    packed            photos that a processor has cut into patches
+    functions         any function of the output; other numbers to differentiate than the target's
+                      score
+    resolve           what a caller may pass as a target: an index, a label, a difference, a
+                      function
+    labels            labels of classes, their synonyms, and the class that a label stands for
+    outputs           how a model's outputs become probabilities
 
 A target is a frozen value with a ``name`` and a ``pick`` that takes the model's output and gives
 the score ``(N,)`` and what was picked: the class indices ``(N,)``, or None for scores that are not
