@@ -236,7 +236,7 @@ def state(model: nn.Module) -> dict[str, Any]:
             len(signals._shared),
             len(preserve._held_modes),
             preserve.is_under_way(),
-            getattr(errors._here, "overheard", None) is None,
+            getattr(errors._here, "collect_warnings", None) is None,
             preserve._here.alone,
         ),
     }

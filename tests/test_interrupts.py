@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 import explain
 from explain import hooks
 from explain._utils.errors import muted, quiet
-from explain._utils.signals import SignalSafe, unsplit
+from explain._utils.signals import SignalSafe, deferring_signals
 from explain.hooks import Ablate, Replace, preserve
 from tests import interruptions
 from tests.conftest import TinyNet, settled
@@ -171,7 +171,7 @@ def test_each_signal_reaches_the_handler_once_and_in_order() -> None:
     outer = Sending("begin", "end")
     inner = Sending("begin", "end")
 
-    @unsplit
+    @deferring_signals
     def work() -> None:
         signal.raise_signal(signal.SIGALRM)
         with inner:

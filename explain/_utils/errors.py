@@ -172,7 +172,7 @@ class _Here(threading.local):
 
     images: Sequence[str | None] = ()
     typed = False
-    overheard: list[str] | None = None
+    collect_warnings: list[str] | None = None
 
 
 _here = _Here()
@@ -235,19 +235,19 @@ def option(name: str) -> str:
 
 def muted() -> AbstractContextManager[None]:
     """Keep the package's own warnings in this thread to itself."""
-    return overheard([])
+    return collect_warnings([])
 
 
-def overheard(messages: list[str]) -> AbstractContextManager[None]:
+def collect_warnings(messages: list[str]) -> AbstractContextManager[None]:
     """Enter the package's own warnings in this thread in a list, instead of showing them.
 
     >>> said: list[str] = []
-    >>> with overheard(said):
+    >>> with collect_warnings(said):
     ...     warn("the map is empty")
     >>> said
     ['the map is empty']
     """
-    return temporarily(_here, overheard=messages)
+    return temporarily(_here, collect_warnings=messages)
 
 
 def quiet() -> AbstractContextManager[None]:
@@ -276,8 +276,8 @@ def note(message: str) -> None:
 
 def warn(message: str) -> None:
     """Warn the caller of the package: the warning carries the line outside it that led here."""
-    if _here.overheard is not None:
-        _here.overheard.append(printable(message))
+    if _here.collect_warnings is not None:
+        _here.collect_warnings.append(printable(message))
         return
     frame = sys._getframe(1)
     level = 2
@@ -313,19 +313,21 @@ def keywords(
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        own = [
+        parameters = [
             name
-            for name, each in inspect.signature(function).parameters.items()
-            if each.kind in kinds
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.kind in kinds
         ]
-        known = dict.fromkeys([*own, *(name for each in more for name in each.__annotations__)])
-        known.pop("self", None)
+        accepted = dict.fromkeys(
+            [*parameters, *(name for typed_dict in more for name in typed_dict.__annotations__)]
+        )
+        accepted.pop("self", None)
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not kwargs.keys() <= known.keys():
-                wrong = next(name for name in kwargs if name not in known)
-                hint = (elsewhere or {}).get(wrong) or did_you_mean(wrong, known)
+            if not kwargs.keys() <= accepted.keys():
+                wrong = next(name for name in kwargs if name not in accepted)
+                hint = (elsewhere or {}).get(wrong) or did_you_mean(wrong, accepted)
                 # of a constructor, its class
                 name = re.sub(r"\.__\w+__$", "", function.__qualname__)
                 raise ArgumentError(f"{name} has no argument {wrong!r}; {hint}")
@@ -375,7 +377,7 @@ def optional(module: str, why: str, extra: str, error: type[ExplainError]) -> An
         ) from None
 
 
-def in_short(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Show a dataclass as it shows itself, but arrays and tensors as their kind and shape: a
     ``__repr__``.
 
@@ -383,13 +385,13 @@ def in_short(value: Any) -> str:
     >>> @dataclasses.dataclass
     ... class Point:
     ...     x: object
-    ...     __repr__ = in_short
+    ...     __repr__ = short_repr
     >>> Point(3), Point(numpy.zeros((2, 4)))
     (Point(x=3), Point(x=<ndarray of shape (2, 4)>))
     """
     options = []
     for field in fields(value):
-        each = getattr(value, field.name)
-        text = f"<{shown(each)}>" if isinstance(getattr(each, "shape", None), tuple) else repr(each)
+        item = getattr(value, field.name)
+        text = f"<{shown(item)}>" if isinstance(getattr(item, "shape", None), tuple) else repr(item)
         options += [f"{field.name}={text}"] if field.repr else []
     return f"{type(value).__name__}({', '.join(options)})"

@@ -27,9 +27,9 @@ def items(value: Any) -> list[tuple[Any, Any]]:
         return list(enumerate(value))
     if _is_data(value):
         return [
-            (each.name, getattr(value, each.name))
-            for each in fields(value)
-            if hasattr(value, each.name)
+            (part.name, getattr(value, part.name))
+            for part in fields(value)
+            if hasattr(value, part.name)
         ]
     return []
 
@@ -132,15 +132,15 @@ def _changed(
 ) -> Any:
     if isinstance(value, torch.Tensor):
         return change(path, value)
-    inside = items(value)
+    contents = items(value)
     writable = isinstance(value, (list, MutableMapping))
-    if not inside and not writable:
+    if not contents and not writable:
         return value
     if id(value) in done:  # a container that is there twice stays one
         return done[id(value)][1]
     values = []
     is_same = True
-    for key, inner in inside:
+    for key, inner in contents:
         is_tensor = isinstance(inner, torch.Tensor)
         new = (
             change((*path, key), inner)
@@ -181,23 +181,25 @@ def _made(like: Any, values: list[Any]) -> Any:
     default, an order."""
     if isinstance(like, (tuple, list)):
         return type(like)(*values) if hasattr(like, "_fields") else type(like)(values)
-    made = copy.copy(like)
-    before = items(like)
-    content = {key: value for (key, _), value in zip(before, values, strict=True)}
+    container = copy.copy(like)
+    old_items = items(like)
+    content = {key: value for (key, _), value in zip(old_items, values, strict=True)}
     if not isinstance(like, Mapping):
         for name, value in content.items():
-            object.__setattr__(made, name, value)  # a frozen one too
-        return made
+            object.__setattr__(container, name, value)  # a frozen one too
+        return container
     try:
         for key, value in content.items():
-            made[key] = value
+            container[key] = value
     except TypeError:  # one that does not change
         return content
-    if any(like[key] is not value for key, value in before):  # the copy writes into the same memory
-        for key, value in before:
-            made[key] = value
+    if any(
+        like[key] is not value for key, value in old_items
+    ):  # the copy writes into the same memory
+        for key, value in old_items:
+            container[key] = value
         return type(like)(content)  # type: ignore[call-arg]
-    return made
+    return container
 
 
 def _is_data(value: Any) -> bool:

@@ -60,7 +60,7 @@ def register_reader(
     _readers[kind] = words, plain, check
 
 
-class Options:
+class CheckedFields:
     """What has options: a frozen dataclass whose fields they are. Unknown ones are refused, in one
     line with a hint.
 
@@ -100,11 +100,11 @@ class Options:
             type.__setattr__(cls, "summary", " ".join([word, *rest]))
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        known = _checked_fields(cls).names
-        if not options.keys() <= known:
-            wrong = next(name for name in options if name not in known)
+        names = _checked_fields(cls).names
+        if not options.keys() <= names:
+            wrong = next(name for name in options if name not in names)
             raise ArgumentError(
-                f"{cls.__name__} has no option {wrong!r}; {did_you_mean(wrong, sorted(known))}"
+                f"{cls.__name__} has no option {wrong!r}; {did_you_mean(wrong, sorted(names))}"
             )
         return super().__new__(cls)
 
@@ -174,10 +174,10 @@ _fields_by_class: dict[Any, _CheckedFields] = {}
 def _checked_fields(of: Any) -> _CheckedFields:
     """What is known of the fields of a class, found out once (not by `lru_cache`: `torch.compile`
     warns of that)."""
-    known = _fields_by_class.get(of)
-    if known is None:
-        known = _fields_by_class[of] = _find_checked_fields(of)
-    return known
+    checked = _fields_by_class.get(of)
+    if checked is None:
+        checked = _fields_by_class[of] = _find_checked_fields(of)
+    return checked
 
 
 def _find_checked_fields(of: Any) -> _CheckedFields:
@@ -196,7 +196,7 @@ def _find_checked_fields(of: Any) -> _CheckedFields:
 
 
 def by_name(
-    given: Any,
+    wanted: Any,
     get: Callable[[Any], T],
     error: type[ExplainError],
     what: str,
@@ -211,18 +211,18 @@ def by_name(
             then.
     """
     chosen: dict[str, T] = {}
-    for each in map(
-        get, [given] if isinstance(given, str) or not isinstance(given, Iterable) else given
+    for item in map(
+        get, [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else wanted
     ):
-        name = each.name  # type: ignore[attr-defined]
-        if not equal(chosen.setdefault(name, each), each):
+        name = item.name  # type: ignore[attr-defined]
+        if not equal(chosen.setdefault(name, item), item):
             raise error(f"{what}s must have different names, got two of {name!r}; {turns}")
     if not chosen:
         raise error(f"{what}s must name at least one {what}, got none; see explain.list_{what}s()")
     return chosen
 
 
-def enter(known: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
+def enter(registry: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
     """Make ``it`` known by its name: an object, or a class with these options, which becomes a
     frozen dataclass.
 
@@ -231,15 +231,15 @@ def enter(known: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
     """
     if isinstance(it, type) and "__dataclass_params__" not in vars(it):
         dataclass(frozen=True)(it)
-    made = it(**options) if isinstance(it, type) else it
-    if not re.fullmatch(r"[a-z0-9+._-]+", made.name):
-        raise made.error(
-            f"name of a {what} must be of a-z, 0-9 and + . _ -, got {made.name!r}; change it"
+    registered = it(**options) if isinstance(it, type) else it
+    if not re.fullmatch(r"[a-z0-9+._-]+", registered.name):
+        raise registered.error(
+            f"name of a {what} must be of a-z, 0-9 and + . _ -, got {registered.name!r}; change it"
         )
-    if known.setdefault(made.name, made) != made:
-        other = type(known[made.name]).__qualname__
-        raise made.error(
-            f"{what} {made.name!r} is already registered by {other}; choose another name"
+    if registry.setdefault(registered.name, registered) != registered:
+        other = type(registry[registered.name]).__qualname__
+        raise registered.error(
+            f"{what} {registered.name!r} is already registered by {other}; choose another name"
         )
     return it
 
@@ -252,11 +252,11 @@ def _kinds(of: type) -> dict[str, Any]:
     """The types of the fields; without those that are known nowhere."""
     with suppress(NameError, TypeError):  # of a class within a function, say
         return typing.get_type_hints(of, include_extras=True)
-    found: dict[str, Any] = {}
-    for each in reversed(of.__mro__):
+    hints: dict[str, Any] = {}
+    for base in reversed(of.__mro__):
         with suppress(NameError, TypeError):
-            found.update(typing.get_type_hints(each))
-    return found
+            hints.update(typing.get_type_hints(base))
+    return hints
 
 
 def _read(value: Any, kind: Any, least: float | None) -> Any:
@@ -265,7 +265,7 @@ def _read(value: Any, kind: Any, least: float | None) -> Any:
     args = typing.get_args(kind)
     if origin in _UNIONS:
         return next(
-            (read for each in args if (read := _read(value, each, least)) is not _REFUSED), _REFUSED
+            (read for part in args if (read := _read(value, part, least)) is not _REFUSED), _REFUSED
         )
     if origin is typing.Literal:
         return str(value) if isinstance(value, str) and value in args else _REFUSED
@@ -316,7 +316,7 @@ def _tuple(value: Any, kinds: Sequence[Any], least: float | None) -> Any:
     items = value.tolist() if isinstance(value, (np.ndarray, torch.Tensor)) else value
     items = items if isinstance(items, (list, tuple)) else [items]
     kinds = [kinds[0]] * len(items) if kinds[-1] is ... else kinds
-    read = [_read(*each, least) for each in zip(items, kinds, strict=False)]
+    read = [_read(*pair, least) for pair in zip(items, kinds, strict=False)]
     return (
         _REFUSED
         if len(items) != len(kinds) or any(item is _REFUSED for item in read)
@@ -330,7 +330,7 @@ def _word(kind: Any, least: float | None) -> str:
     args = typing.get_args(kind)
     if origin is typing.Literal:
         return f"one of {', '.join(args)}"
-    words = [_word(each, least) for each in args if each is not ...]
+    words = [_word(part, least) for part in args if part is not ...]
     if origin in _UNIONS:
         return " or ".join([", ".join(words[:-1]), words[-1]])
     if origin is tuple:
@@ -379,12 +379,12 @@ def read_written(text: str) -> MethodSpec:
     """
     if len(text) > LONGEST:
         raise SpecError(f"must have at most {LONGEST} characters, got {len(text)}")
-    found = _NAME.fullmatch(text)
-    if found is None:
+    match = _NAME.fullmatch(text)
+    if match is None:
         raise SpecError(f"must be a name, or a name with options in brackets, got {shown(text)}")
     values = list[Any]()
     options = dict[str, Any]()
-    for part in _parts(found[2] or "", text):
+    for part in _parts(match[2] or "", text):
         named = _NAMED.fullmatch(part)
         if named is None:
             if options:
@@ -396,15 +396,15 @@ def read_written(text: str) -> MethodSpec:
             raise SpecError(f"must have each option once, got {named[1]!r} twice in {shown(text)}")
         else:
             options[named[1]] = _value(named[2], text)
-    return MethodSpec(found[1].lower(), tuple(values), options)
+    return MethodSpec(match[1].lower(), tuple(values), options)
 
 
-def _parts(inside: str, text: str) -> Iterator[str]:
+def _parts(arguments: str, text: str) -> Iterator[str]:
     """What stands between the outermost commas."""
     start = 0
     open_ = list[str]()
     quote = ""
-    for place, character in enumerate(inside):
+    for place, character in enumerate(arguments):
         if quote:
             quote = "" if character == quote else quote
         elif character in "'\"":
@@ -417,19 +417,19 @@ def _parts(inside: str, text: str) -> Iterator[str]:
                     f"must have a closing bracket for each opening one, got {shown(text)}"
                 )
         elif character == "," and not open_:
-            yield inside[start:place]
+            yield arguments[start:place]
             start = place + 1
     if open_ or quote:
         raise SpecError(
             f"must have closing brackets and quotes for all opening ones, got {shown(text)}"
         )
-    if inside[start:].strip():  # a comma may end the list
-        yield inside[start:]
+    if arguments[start:].strip():  # a comma may end the list
+        yield arguments[start:]
 
 
-def _value(given: str, text: str) -> Any:
+def _value(written: str, text: str) -> Any:
     """The value of a literal; a plain word, or a name with options, as it is."""
-    word = given.strip()
+    word = written.strip()
     if word.lower() in _PLAIN_WORDS:
         return _PLAIN_WORDS[word.lower()]
     try:

@@ -167,10 +167,10 @@ def signal_safe(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractConte
     """
 
     @wraps(function)
-    def made(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+    def begun(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
         return _FromGenerator(cast("Generator[T, None, None]", function(*args, **kwargs)))
 
-    return made
+    return begun
 
 
 class _Temporarily(SignalSafe[None]):
@@ -227,10 +227,10 @@ class Shared(SignalSafe[None]):
                     context.__exit__(None, None, None)
 
 
-def unsplit(function: Callable[P, T]) -> Callable[P, T]:
+def deferring_signals(function: Callable[P, T]) -> Callable[P, T]:
     """Let signals wait that come while ``function`` runs; they are handled when it is done.
 
-    >>> @unsplit
+    >>> @deferring_signals
     ... def interrupted() -> str:
     ...     signal.raise_signal(signal.SIGINT)
     ...     return "done"
@@ -267,9 +267,9 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 def _is_amid(frame: FrameType | None) -> bool:
     """Whether a frame is inside something that must not be split; a handler of the caller's is
     not."""
-    for each in _stack(frame):
-        if each.f_code in _WHOLE or (each.f_code is _handle.__code__ and each is not frame):
-            return each.f_code in _WHOLE
+    for caller in _stack(frame):
+        if caller.f_code in _WHOLE or (caller.f_code is _handle.__code__ and caller is not frame):
+            return caller.f_code in _WHOLE
     return False
 
 
@@ -279,7 +279,7 @@ def _is_in_a_context_of_ours(frame: FrameType | None) -> bool:
     A signal there must not keep a context from being left, or from being noted as entered.
     """
     caller = next(
-        (each for each in _stack(frame) if each.f_code.co_filename != contextlib.__file__), None
+        (outer for outer in _stack(frame) if outer.f_code.co_filename != contextlib.__file__), None
     )
     return (
         caller not in (None, frame)
@@ -293,7 +293,7 @@ def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
 
     A signal there would be lost. It waits for the next beginning or end of a block.
     """
-    codes = (each.f_code for each in _stack(frame))
+    codes = (caller.f_code for caller in _stack(frame))
     return any(
         code.co_filename in _WEAK and code.co_name in ("_remove", "remove") for code in codes
     )

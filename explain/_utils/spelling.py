@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 
-def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
+def did_you_mean(name: str, candidates: Iterable[str], count: int = 3) -> str:
     """Return a clause that suggests the closest of ``known`` names for a misspelt one, or lists the
     first few.
 
@@ -18,7 +18,7 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     >>> did_you_mean("zzz", ["gradcam", "saliency"])
     'known: gradcam, saliency'
     """
-    names = list(dict.fromkeys(known))
+    names = list(dict.fromkeys(candidates))
     close = close_to(name, names, count)
     if close:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
@@ -29,14 +29,16 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     )
 
 
-def close_to(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+def close_to(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
     """Return the ``known`` names that a misspelt one may stand for, the closest first; one that is
     the same, alone.
 
     >>> close_to("centre", ["center", "whole"])
     ['center']
     """
-    plain = {_plain(candidate): candidate for candidate in reversed(list(dict.fromkeys(known)))}
+    plain = {
+        _plain(candidate): candidate for candidate in reversed(list(dict.fromkeys(candidates)))
+    }
     if _plain(name) in plain:
         return [plain[_plain(name)]]
     return [

@@ -13,8 +13,15 @@ from typing import Any, ClassVar, Literal, TypeVar
 from PIL import Image, ImageOps
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
-from explain._utils.errors import ExplainError, ImageError, overheard, printable, quiet, shown
-from explain._utils.options import Options, register_reader
+from explain._utils.errors import (
+    ExplainError,
+    ImageError,
+    collect_warnings,
+    printable,
+    quiet,
+    shown,
+)
+from explain._utils.options import CheckedFields, register_reader
 from explain.baselines.replacements import get_baseline
 from explain.data.boxes import Box
 from explain.data.images import load_image
@@ -87,7 +94,7 @@ def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
             f"photo must have at most {limits.pixels / 1e6:g} megapixels, got {width} x {height}"
         )
     notes: list[str] = []
-    with overheard(notes):
+    with collect_warnings(notes):
         photo = load_image(content)
     photo.notes = notes  # type: ignore[attr-defined]  # what its answers say of it
     photo.filename = file_name(name)  # type: ignore[attr-defined]  # the name in records
@@ -119,7 +126,7 @@ FILLS = {
 
 
 @dataclass(frozen=True)
-class CoveredRegion(Options):
+class CoveredRegion(CheckedFields):
     """A rectangle ``region`` (x0, y0, x1, y1), as shares of the model's view, and the baseline
     ``fill`` that covers it.
 
@@ -185,7 +192,7 @@ register_reader(CoveredRegion, "a region and its fill", _region)
 
 
 @dataclass(frozen=True)
-class ExplainRequest(Options):
+class ExplainRequest(CheckedFields):
     """A request to explain a photo with one of the models.
 
     ``targets`` are classes, names of detections, or texts. Without them, the best class is
@@ -247,7 +254,7 @@ class ExplainRequest(Options):
 
 
 @dataclass(frozen=True)
-class CheckRequest(Options):
+class CheckRequest(CheckedFields):
     """A request for the ``curve`` or a ``check`` of a map of an answer. ``target`` is its index
     among the answer's."""
 
@@ -261,7 +268,7 @@ class CheckRequest(Options):
     minimums: ClassVar[Mapping[str, float]] = {"target": 0}
 
 
-R = TypeVar("R", bound=Options)
+R = TypeVar("R", bound=CheckedFields)
 
 
 def read_request(kind: type[R], values: Any) -> R:

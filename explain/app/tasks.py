@@ -15,7 +15,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from explain._utils.errors import ExplainError, TargetError, muted, overheard, printable, raised
+from explain._utils.errors import (
+    ExplainError,
+    TargetError,
+    collect_warnings,
+    muted,
+    printable,
+    raised,
+)
 from explain.app.requests import CheckRequest, ExplainRequest, Limits
 from explain.attribution.pictures import array
 from explain.attribution.selection import select
@@ -433,7 +440,7 @@ class ExplainTask(PageTask):
         explainer = self.served.explainer
         if is_image_text(explainer.model):
             targets = [Text(target) if isinstance(target, str) else target for target in targets]
-        with overheard(self.notes):
+        with collect_warnings(self.notes):
             self.check_wanted()
             new = explainer(
                 self.photo, methods, targets=list(targets) or None, layer=self.request.layer, **how
@@ -528,7 +535,7 @@ class CheckTask(PageTask):
 
     def begin(self) -> None:
         """Run the model, and send the only step of the answer."""
-        with self.served.scheduler.slow(), overheard(self.notes):
+        with self.served.scheduler.slow(), collect_warnings(self.notes):
             self.check_wanted()
             values = self._verdict() if self.request.what == "check" else self._curve()
         self.send({**values, "end": True})

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, Unpack, overload
 from torch import nn
 
 from explain._utils.errors import keywords
-from explain.attribution.options import Options
+from explain.attribution.options import AttributeOptions
 from explain.attribution.result import Attribution
 from explain.attribution.selection import GROUPS, requested
 from explain.data.inputs import InputsLike
@@ -24,11 +24,11 @@ from explain.targets.resolve import TargetLike
 Several: TypeAlias = Literal["all", "everything"] | list[Any] | tuple[Any, ...]
 
 
-class _OneTarget(Options, total=False):
+class _OneTarget(AttributeOptions, total=False):
     target: TargetLike
 
 
-class _Targets(Options, total=False):
+class _Targets(AttributeOptions, total=False):
     targets: Sequence[TargetLike] | None
     top_k: int | None
 
@@ -57,7 +57,7 @@ def attribute(
 ) -> list[Attribution]: ...
 
 
-@keywords(Options)
+@keywords(AttributeOptions)
 def attribute(
     model: nn.Module,
     x: InputsLike,
@@ -66,7 +66,7 @@ def attribute(
     target: TargetLike = None,
     targets: Sequence[TargetLike] | None = None,
     top_k: int | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[AttributeOptions],
 ) -> Any:
     """Attribute one score per image of ``x`` ``(N, C, H, W)``, or per video ``(N, C, T, H, W)`` or
     ``(N, T, C, H, W)``.
@@ -150,15 +150,15 @@ def attribute(
     """
     interventions = options.get("interventions", ())
     with intervene(model, interventions) if interventions else nullcontext():
-        found = requested(model, x, method, target, targets, top_k, **options).attributions()
+        by_target = requested(model, x, method, target, targets, top_k, **options).attributions()
     several = isinstance(method, Iterable) and not (
         isinstance(method, str) and method not in GROUPS
     )
-    results = found if several else [next(iter(each.values())) for each in found]
+    results = by_target if several else [next(iter(by_method.values())) for by_method in by_target]
     return results[0] if targets is None and top_k is None else results
 
 
-@keywords(Options)
+@keywords(AttributeOptions)
 def plan(
     model: nn.Module,
     x: InputsLike,
@@ -168,7 +168,7 @@ def plan(
     targets: Sequence[TargetLike] | None = None,
     top_k: int | None = None,
     measure: bool = False,
-    **options: Unpack[Options],
+    **options: Unpack[AttributeOptions],
 ) -> Plan:
     """Say which passes an explanation would take, before they are run; arguments as for
     `attribute`.

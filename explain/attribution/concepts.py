@@ -191,14 +191,14 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
     generator = torch.Generator("cpu").manual_seed(seed)
     shapes = (len(rows), count), (count, rows.shape[1])
     where, what = (normal(shape, generator).abs().to(rows) * scale for shape in shapes)
-    before = float("inf")
+    last_error = float("inf")
     for step in range(STEPS):
         where, what = update(rows, where, what)
         if step % 10 == 9:
             error = float((rows - where @ what).norm())
-            if before - error <= TOLERANCE * error:
+            if last_error - error <= TOLERANCE * error:
                 break
-            before = error
+            last_error = error
     return where, what
 
 
@@ -231,6 +231,6 @@ def name_concepts(
     ['dog, hen']
     """
     return [
-        ", ".join(class_label(categories, i) for i in each)
-        for each in concepts.classes(count).tolist()
+        ", ".join(class_label(categories, i) for i in of_concept)
+        for of_concept in concepts.classes(count).tolist()
     ]

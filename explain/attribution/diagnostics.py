@@ -59,7 +59,7 @@ def why_empty(
             f"the score is negative ({float(first.score[image]):.3g}) and the method divides by "
             f"it, which {signs}"
         )
-    if any(isinstance(need, LayerGradients) for need in first.found):
+    if any(isinstance(need, LayerGradients) for need in first.answers):
         how = either("relu=False", "--method 'gradcam(relu=False)'")
         return (
             f"all of {layer} contributes negatively; choose another target, or a signed map ({how})"
@@ -70,8 +70,10 @@ def why_empty(
 
 def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
     """Whether evidence of these kinds is there and zero for an image."""
-    found: list[Any] = [value for need, value in evidence.found.items() if isinstance(need, kinds)]
-    return bool(found) and not any(value[image].any() for value in found)
+    values: list[Any] = [
+        value for need, value in evidence.answers.items() if isinstance(need, kinds)
+    ]
+    return bool(values) and not any(value[image].any() for value in values)
 
 
 def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
@@ -80,7 +82,7 @@ def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
     for item in evidence:
         maps = item.activations[image : image + 1]
         places = spatial_dims(maps)
-        for need, of_batch in item.found.items():
+        for need, of_batch in item.answers.items():
             if isinstance(need, LayerGradients):
                 gradients = of_batch[image : image + 1]
                 products = gradients * maps
@@ -127,10 +129,10 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
     names = []
     for name, method in methods.items():  # what is needed of altered inputs, too
         altered = (
-            each
+            inner
             for need in method.needs
             if isinstance(need, Attributions)
-            for each in need.method.needs
+            for inner in need.method.needs
         )
         names += [name] if any(need.whole for need in (*method.needs, *altered)) else []
     if names:
@@ -149,9 +151,9 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
     ]
     if not needs:
         return None
-    found: dict[type, Coverage] = {type(need): evidence[need] for need in needs}
-    gradients, relevance, others = (
-        found.get(kind) for kind in (RuleCoverage, RelevanceCoverage, Uninspected)
+    coverages: dict[type, Coverage] = {type(need): evidence[need] for need in needs}
+    gradients, relevance, uninspected = (
+        coverages.get(kind) for kind in (RuleCoverage, RelevanceCoverage, Uninspected)
     )
     if gradients is not None and not gradients.covered:
         found_none = (
@@ -176,16 +178,16 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
             "simpler functions"
         )
         warn(f"{method.name} has no rule for some operations ({_listed(relevance)}); {passed}")
-    if others is not None and others.missed:
+    if uninspected is not None and uninspected.missed:
         unseen = (
             f"{method.name} cannot look into functions that were written as one operation "
-            f"({_listed(others)})"
+            f"({_listed(uninspected)})"
         )
         warn(
             f"{unseen}; what they add is in no map, but in delta: write them with torch's own "
             "functions"
         )
-    return relevance or gradients or others
+    return relevance or gradients or uninspected
 
 
 def _listed(coverage: Coverage) -> str:

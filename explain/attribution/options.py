@@ -33,7 +33,7 @@ class CallOptions(TypedDict, total=False):
     interventions: Sequence[Intervention]
 
 
-class Options(CommonOptions, CallOptions, total=False):
+class AttributeOptions(CommonOptions, CallOptions, total=False):
     """How to explain tensors."""
 
     categories: Sequence[str] | None
@@ -74,9 +74,9 @@ class Settings(RuntimeSettings):
     @property
     def budget(self) -> dict[str, float]:
         """How much work methods that estimate may do, where it is not their own."""
-        given = {
+        limits = {
             "samples": self.samples,
             "tolerance": self.tolerance,
             "max_seconds": self.max_seconds,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in limits.items() if value is not None}

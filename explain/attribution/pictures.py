@@ -30,14 +30,14 @@ MANY = 4  # methods, from which on they are grouped by family
 class Scene:
     """A photo, where maps lie on it, and the parts of it that the model saw.
 
-    ``boxes`` are those of the targets, and ``found`` all that were detected, by label.
+    ``boxes`` are those of the targets, and ``detected`` all that were detected, by label.
     """
 
     photo: Image.Image = field(repr=False)
     box: Box
     seen: tuple[Box, ...]
     boxes: tuple[Edges | None, ...] = ()
-    found: Mapping[str, Edges] = field(default_factory=dict)
+    detected: Mapping[str, Edges] = field(default_factory=dict)
     legends: dict[str, Legend | None] = field(default_factory=dict, init=False, repr=False)
 
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
@@ -73,14 +73,14 @@ class Scene:
         def scaled(edges: Iterable[float]) -> Any:
             return tuple(edge * times for edge in edges)
 
-        box, *seen = (Box(*scaled(astuple(each))) for each in (self.box, *self.seen))
-        boxes = tuple(None if each is None else scaled(each) for each in self.boxes)
+        box, *seen = (Box(*scaled(astuple(part))) for part in (self.box, *self.seen))
+        boxes = tuple(None if edges is None else scaled(edges) for edges in self.boxes)
         return Scene(
             larger,
             box,
             tuple(seen),
             boxes,
-            {label: scaled(each) for label, each in self.found.items()},
+            {label: scaled(edges) for label, edges in self.detected.items()},
         )
 
 
@@ -97,7 +97,7 @@ class Look:
         # refuses wrong values
         styles.get_style(self.style or "heat", colormap=self.colormap, alpha=self.alpha)
 
-    def of(self, own: str) -> Style:
+    def of(self, method_style: str) -> Style:
         """The style for a method whose own is ``own``; lines around contributions have the colours
         of their sign.
 
@@ -107,9 +107,13 @@ class Look:
         if self.style is not None:
             style = styles.get_style(self.style, colormap=self.colormap, alpha=self.alpha)
             return (
-                style.signed() if own == "signed" and isinstance(style, render.Contour) else style
+                style.signed()
+                if method_style == "signed" and isinstance(style, render.Contour)
+                else style
             )
-        return styles.get_style(own, strict=False, colormap=self.colormap, alpha=self.alpha)
+        return styles.get_style(
+            method_style, strict=False, colormap=self.colormap, alpha=self.alpha
+        )
 
 
 def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
@@ -135,8 +139,8 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
         return array(attribution.values[0])
     with_sign = style.reads == "signed"
     if in_pixels or style.name not in AREAS:
-        found = array(attribution.signed[0] if with_sign else attribution.heatmap[0])
-        return styles.smoothed(found) if in_pixels and style.name in styles.CHOICES else found
+        values = array(attribution.signed[0] if with_sign else attribution.heatmap[0])
+        return styles.smoothed(values) if in_pixels and style.name in styles.CHOICES else values
     cells = array(attribution.contributions[0] if with_sign else attribution.cells[0])
     return cells / (np.abs(cells).max() or 1.0)
 
@@ -241,13 +245,19 @@ def groups(
     """
 
     def tiles(index: int, maps: Iterable[Attribution]) -> tuple[Tile, ...]:
-        drawn = (
-            tiles_of(scene, each, look.of(each.style), marks(each.method, index), index)
-            for each in maps
+        by_method = (
+            tiles_of(
+                scene,
+                attribution,
+                look.of(attribution.style),
+                marks(attribution.method, index),
+                index,
+            )
+            for attribution in maps
         )
-        return tuple(chain.from_iterable(drawn))
+        return tuple(chain.from_iterable(by_method))
 
-    photo = Tile(overlays.outlined(scene.photo, scene.found), "photo")
+    photo = Tile(overlays.outlined(scene.photo, scene.detected), "photo")
     if len(results) > 1 and len(results[0]) > 1:
         rows = [
             Group(title, tiles(t, results[t].values()), own_row=True)
@@ -290,31 +300,38 @@ def place_of(attribution: Attribution) -> str:
 def remark(attribution: Attribution) -> str:
     """What a map must not be taken for: one of the model as it is, or one that is complete, or of a
     real method."""
-    found = [str(each) for each in attribution.interventions]
+    remarks = [str(intervention) for intervention in attribution.interventions]
     if not attribution.values[:1].any():
-        found.append("zero everywhere")
+        remarks.append("zero everywhere")
     elif float(attribution.score[0]) < 0 and method_or_unknown(attribution.method).by_score:
-        found.append("negative score: signs reversed")
+        remarks.append("negative score: signs reversed")
     elif does := innermost(attribution.method).control:
-        found.append(f"null map: {does}")
+        remarks.append(f"null map: {does}")
     else:
-        found.append(attribution.stopped)
-    found.append(attribution.rounded)
-    return "; ".join(filter(None, found))
+        remarks.append(attribution.stopped)
+    remarks.append(attribution.rounded)
+    return "; ".join(filter(None, remarks))
 
 
 def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return a tensor as an array of float32."""
-    found: np.ndarray[Any, Any] = tensor.float().cpu().numpy()
-    return found
+    values: np.ndarray[Any, Any] = tensor.float().cpu().numpy()
+    return values
 
 
 def _families(result: Mapping[str, Attribution]) -> list[tuple[str, list[Attribution]]]:
     """Methods by family; few are left together, in their order."""
     if len(result) < MANY:
         return [("", list(result.values()))]
-    found = [
-        (name, [each for each in result.values() if innermost(each.method).family == name])
+    families = [
+        (
+            name,
+            [
+                attribution
+                for attribution in result.values()
+                if innermost(attribution.method).family == name
+            ],
+        )
         for name in FAMILIES
     ]
-    return [(name, members) for name, members in found if members]
+    return [(name, members) for name, members in families if members]

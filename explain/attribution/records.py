@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import RecordError, shown
-from explain._utils.options import Options, register_reader
+from explain._utils.options import CheckedFields, register_reader
 from explain._utils.version import __version__
 from explain.attribution import pictures, result
 from explain.attribution.encoding import encode
@@ -44,7 +44,7 @@ else:
 register_reader(dict, "an object", lambda value: value)
 
 
-class Part(Options):
+class Part(CheckedFields):
     """A part of a record: written with all of its fields, and checked by their types when it is
     read."""
 
@@ -66,11 +66,13 @@ class Part(Options):
         """
         if not isinstance(value, dict):
             return value
-        needed = [each.name for each in fields(cls) if each.default is MISSING]  # type: ignore[arg-type]
+        needed = [option.name for option in fields(cls) if option.default is MISSING]  # type: ignore[arg-type]
         missing = [name for name in needed if name not in value]
         if missing:
             raise RecordError(f"{cls.name} must have {', '.join(missing)}, got {shown(value)}")
-        return cls(**{each.name: value[each.name] for each in fields(cls) if each.name in value})  # type: ignore[arg-type]
+        return cls(
+            **{option.name: value[option.name] for option in fields(cls) if option.name in value}
+        )  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
         """The same in values of JSON."""
@@ -97,7 +99,7 @@ class RecordedExplainer(Part):
     name: ClassVar[str] = "explainer"
 
     arguments: Object
-    own: tuple[str, ...]
+    from_caller: tuple[str, ...]
     hooks: tuple[str, ...]
 
 
@@ -181,22 +183,26 @@ class ModelOrigin:
     """What is known of the model behind a result, without the model.
 
     ``weights`` and ``preprocess`` describe these. ``arguments`` are those of an `Explainer` that
-    loads the model again; ``own`` says which parts were the caller's, so that no argument brings
-    them back. ``hooks`` names hooks of the caller's that were on the model: whether they altered it
-    is unknown.
+    loads the model again; ``from_caller`` says which parts were the caller's, so that no argument
+    brings them back. ``hooks`` names hooks of the caller's that were on the model: whether they
+    altered it is unknown.
     """
 
     name: str
     weights: str | None
     preprocess: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    own: tuple[str, ...] = ()
+    from_caller: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The part of a record that says how to make the explainer again."""
         arguments = {name: encode(value) for name, value in self.arguments.items()}
-        return {"arguments": arguments, "own": list(self.own), "hooks": list(self.hooks)}
+        return {
+            "arguments": arguments,
+            "from_caller": list(self.from_caller),
+            "hooks": list(self.hooks),
+        }
 
 
 def digest(content: bytes) -> str:

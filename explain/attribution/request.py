@@ -289,7 +289,7 @@ class Request:
         method = self.methods[name]
         every = [item for of_input in evidence for calls in of_input.values() for item in calls]
         keep_partial = self.settings.keep_partial
-        if keep_partial and not all(method.needs <= set(item.found) for item in every):
+        if keep_partial and not all(method.needs <= set(item.answers) for item in every):
             return None
         try:
             with preserve.calculating(
@@ -336,7 +336,7 @@ class Request:
         largest value."""
 
         def rounded(item: Evidence) -> Evidence:
-            return replace(item, found={**item.found, **item.inexact})
+            return replace(item, answers={**item.answers, **item.inexact})
 
         inexact = [
             {layer: list(map(rounded, calls)) for layer, calls in of_input.items()}

@@ -136,12 +136,12 @@ class Attribution(Outcome):
             if isinstance(value, Coverage):
                 return replace(value, taken=changed(value.taken))
             return (
-                {name: changed(each) for name, each in value.items()}
+                {name: changed(item) for name, item in value.items()}
                 if isinstance(value, Mapping)
                 else value
             )
 
-        names = [each.name for each in fields(self) if each.name != "options"]
+        names = [part.name for part in fields(self) if part.name != "options"]
         return replace(self, **{name: changed(getattr(self, name)) for name in names})
 
     def applied(self, methods: Sequence[Method] = ()) -> Method:
@@ -156,7 +156,7 @@ class Attribution(Outcome):
         """
         by_name = {method.name: method for method in methods}
         method = by_name.get(self.method) or get_method(self.method)
-        names = {each.name for each in fields(method) if each.init}
+        names = {option.name for option in fields(method) if option.init}
         return replace(
             method, **{name: value for name, value in self.options.items() if name in names}
         )
@@ -213,7 +213,7 @@ class Attribution(Outcome):
     def words(self) -> list[list[tuple[str, float]]]:
         """For each image, the words that were explained together with it, and the sum of each one's
         values."""
-        found: list[list[tuple[str, float]]] = [[] for _ in range(len(self))]
+        words: list[list[tuple[str, float]]] = [[] for _ in range(len(self))]
         for part in (self, *self.parts.values()):
             if part.tokens:
                 of_tokens = part.values.flatten(2).sum(2).tolist()
@@ -222,9 +222,9 @@ class Attribution(Outcome):
                         part.tokens[place].removesuffix("</w>").removeprefix("##")
                         for place in places
                     )
-                    for row, values in zip(found, of_tokens, strict=True):
+                    for row, values in zip(words, of_tokens, strict=True):
                         row.append((word.strip("▁Ġ"), sum(values[place] for place in places)))
-        return found
+        return words
 
     @property
     def shares(self) -> dict[str, torch.Tensor]:
@@ -379,7 +379,7 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     size = max((tuple(m.shape[1:]) for m in maps), key=prod)
-    stacked = torch.stack([enlarge(by_maximum(each)[:, None], size)[:, 0] for each in maps])
+    stacked = torch.stack([enlarge(by_maximum(values)[:, None], size)[:, 0] for values in maps])
     return (
         stacked.mean(0)
         if how == "mean"

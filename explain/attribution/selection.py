@@ -7,7 +7,7 @@ from typing import Unpack
 from torch import nn
 
 from explain._utils.errors import ExplainError, LayerError, keywords, muted
-from explain.attribution.options import Options, Settings
+from explain.attribution.options import AttributeOptions, Settings
 from explain.attribution.request import Request
 from explain.data.inputs import InputsLike
 from explain.hooks import layer_names, unwrap
@@ -96,7 +96,7 @@ def requested(
     target: TargetLike,
     targets: Sequence[TargetLike] | None,
     top_k: int | None,
-    **options: Unpack[Options],
+    **options: Unpack[AttributeOptions],
 ) -> Request:
     """The request of a call of `attribute`, with the methods of a group for its name."""
     settings = Settings(**options)
@@ -142,8 +142,8 @@ def _fit(request: Request) -> list[str]:
 
 
 def _fits(request: Request, method: Method) -> bool:
-    inside = any(need.looks_inside for need in method.needs) and unwrap.scripted(request.model)
-    if inside or not can_be_stitched(method, request.model):
+    is_closed = any(need.looks_inside for need in method.needs) and unwrap.scripted(request.model)
+    if is_closed or not can_be_stitched(method, request.model):
         return False
     if not (
         method.only_for

@@ -307,8 +307,8 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
     several = {call.name for call in calls if call.number}
     layers = []
     for name in names:
-        inside = [call for call in calls if call.name.rpartition(".")[0] == name]
-        layers += inside or [call for call in calls if call.name == name]
+        children = [call for call in calls if call.name.rpartition(".")[0] == name]
+        layers += children or [call for call in calls if call.name == name]
     return [
         name_of_call(call.name, call.number, model) if call.name in several else call.name
         for call in layers

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import BaselineError, shown
-from explain._utils.options import Options, enter
+from explain._utils.options import CheckedFields, enter
 
 Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
 Cover: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -19,7 +19,7 @@ W)``."""
 
 
 @dataclass(frozen=True)
-class Baseline(Options):
+class Baseline(CheckedFields):
     """What takes the place of covered pixels, as a frozen dataclass: its fields are its options.
 
     It is called with ``images`` ``(N, C, H, W)``, or videos ``(N, C, T, H, W)``, as the model takes

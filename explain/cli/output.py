@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
-from explain._utils.errors import OutputError, overheard, printable, quiet
+from explain._utils.errors import OutputError, collect_warnings, printable, quiet
 from explain._utils.progress import StatusLine, duration
 
 DONE = 0
@@ -161,7 +161,7 @@ def notes(answer: Output, about: str = "") -> Iterator[None]:
     """Print the package's own warnings as notes, and keep those of libraries to themselves."""
     heard: list[str] = []
     try:
-        with quiet(), overheard(heard):
+        with quiet(), collect_warnings(heard):
             yield
     finally:
         for said in heard:

@@ -62,9 +62,9 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     >>> locate(lambda image: torch.zeros(3, 8, 8), (2, 2))
     Box(left=0.0, top=0.0, right=2.0, bottom=2.0)
     """
-    known: Callable[[tuple[int, int]], Box] | None = getattr(preprocess, "box", None)
-    if callable(known):
-        return known(size)
+    box_of: Callable[[tuple[int, int]], Box] | None = getattr(preprocess, "box", None)
+    if callable(box_of):
+        return box_of(size)
     width, height = size
     across = down = None
     try:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from explain._utils.errors import FolderError, OutputError, either, printable, shown
 from explain._utils.html import png
-from explain._utils.signals import unsplit
+from explain._utils.signals import deferring_signals
 
 try:
     import fcntl
@@ -221,7 +221,7 @@ class Files:
             )
 
 
-@unsplit  # so that an interruption leaves all of them or none
+@deferring_signals  # so that an interruption leaves all of them or none
 def _put_in_place(parts: Sequence[Path], paths: Sequence[Path]) -> None:
     for part, path in zip(parts, paths, strict=True):
         part.replace(path)

@@ -12,7 +12,14 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from explain._utils.errors import ExplainError, ExplainWarning, ImageError, overheard, quiet, warn
+from explain._utils.errors import (
+    ExplainError,
+    ExplainWarning,
+    ImageError,
+    collect_warnings,
+    quiet,
+    warn,
+)
 from explain.data.greys import DEEP, stored_bits, to_8_bits
 from explain.data.opening import NoFileError, opened
 
@@ -113,7 +120,7 @@ def _from_path(path: Path, name: str) -> Image.Image:
 def _open(file: Any, name: str, size: int) -> Image.Image:
     remarks: list[str] = []
     # Pillow warns of large pictures and odd metadata; the limits here count
-    with quiet(), overheard(remarks):
+    with quiet(), collect_warnings(remarks):
         picture = _read(file, name, size)
     for remark in remarks:
         warn(remark)

@@ -18,7 +18,7 @@ InputLayout: TypeAlias = Literal["NTCHW", "NCTHW"]
 """Where inputs of five dimensions have their channels: behind the frames, or before them."""
 
 
-_OF_TENSORS = ("x", "others", "sizes")
+_OF_TENSORS = ("x", "other_tensors", "sizes")
 """What is computed of the arguments once, and again where their tensors are others."""
 
 
@@ -145,7 +145,7 @@ class Inputs:
         )
 
     @cached_property
-    def others(self) -> dict[Path, torch.Tensor]:
+    def other_tensors(self) -> dict[Path, torch.Tensor]:
         """All tensors but the first that is explained, by their way."""
         return {path: tensor for path, tensor in self._tensors.items() if path != self.path}
 
@@ -240,12 +240,12 @@ class Inputs:
             unnamed = self._unnamed(model)
             if unnamed is not None and isinstance(error, (AttributeError, TypeError, ValueError)):
                 raise ImageError(unnamed) from error
-            for refused, told in _misfits(
+            for refused, explanation in _misfits(
                 model, self.x, "x" if self.name is None else f"input {self.name}"
             ):
                 if type(error) is RuntimeError and refused.search(str(error)):
-                    raise ImageError(told) from error
-                error.add_note(f"explain: {told}")
+                    raise ImageError(explanation) from error
+                error.add_note(f"explain: {explanation}")
             raise
 
     def _unnamed(self, model: nn.Module) -> str | None:
@@ -263,7 +263,7 @@ class Inputs:
             for p in parameters.values()
             if p.default is p.empty and p.kind < p.VAR_POSITIONAL
         ]
-        missing = ", ".join(each for each in needed[len(self.args) :] if each not in self.kwargs)
+        missing = ", ".join(name for name in needed[len(self.args) :] if name not in self.kwargs)
         remedy = (
             f"use explain.attribute(model, (x, {missing}), ...), or for photos a module that "
             "adds them"
@@ -299,8 +299,8 @@ class Inputs:
             kwargs = arguments
         changed = object.__new__(Inputs)
         vars(changed).update(vars(self), args=args, kwargs=kwargs, _tensors=tensors)
-        for known in _OF_TENSORS:
-            vars(changed).pop(known, None)
+        for name in _OF_TENSORS:
+            vars(changed).pop(name, None)
         return changed
 
     @cached_property
@@ -319,9 +319,9 @@ class Inputs:
         if best is not None:
             return best
         if wanted is not None:
-            known = ", ".join(map(dotted, self._tensors)) or "none"
+            names = ", ".join(map(dotted, self._tensors)) or "none"
             raise ImageError(
-                f"explained must name one of the input tensors ({known}), got {wanted!r}"
+                f"explained must name one of the input tensors ({names}), got {wanted!r}"
             )
         got = (
             ", ".join(type(value).__name__ for value in (*self.args, *self.kwargs.values()))
@@ -403,8 +403,8 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
             1: "use x.expand(-1, 3, -1, -1) for photos in grey",
             4: "leave out transparency with x[:, :3]",
         }
-        own = either("a preprocess= of your own", "an attribute preprocess of the model")
-        other = f"give it the channels that it was trained with, photos by {own}"
+        preprocess = either("a preprocess= of your own", "an attribute preprocess of the model")
+        other = f"give it the channels that it was trained with, photos by {preprocess}"
         remedy = (
             remedies.get(x.shape[1], other) if first.in_channels == 3 and x.ndim == 4 else other
         )

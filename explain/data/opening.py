@@ -30,7 +30,7 @@ EXTENSIONS = frozenset(f".{name}" for name in _NAMES)
 
 
 def photos_in(
-    folder: str, inside: str = "", *, recursive: bool = True, apart_from: str = ""
+    folder: str, subfolder: str = "", *, recursive: bool = True, apart_from: str = ""
 ) -> Iterator[tuple[str, str | None]]:
     """Yield the paths of the photos in a folder and in the folders inside it, in order; hidden ones
     are left out.
@@ -46,13 +46,13 @@ def photos_in(
         as there may be millions.
     """
     try:
-        with os.scandir(os.path.join(folder, inside)) as entries:
+        with os.scandir(os.path.join(folder, subfolder)) as entries:
             items = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
     except OSError as error:
-        yield inside, f"cannot be read: {error.strerror}; check its permissions"
+        yield subfolder, f"cannot be read: {error.strerror}; check its permissions"
         return
     for name, is_folder in items:
-        path = os.path.join(inside, name)
+        path = os.path.join(subfolder, name)
         if name.startswith("."):
             continue
         if not is_folder and os.path.splitext(name)[1].lower() in EXTENSIONS:

@@ -11,7 +11,7 @@ from torch import Tensor
 from explain.engine import perturbations
 from explain.engine.forward import ResolvedTarget
 from explain.engine.needs import Evidence, EvidenceLookup, NeedAtLayer, applied, at_least_float32
-from explain.engine.plan import Stream
+from explain.engine.plan import PerturbationPass
 from explain.engine.rerun_context import RerunContext
 from explain.targets.base import find_logits
 
@@ -44,12 +44,12 @@ class RowErrors:
             return errors
         draw = torch.Generator().manual_seed(0)
         direction = torch.randn(self.some[0].numel(), generator=draw).to(self.some)
-        known = self.some.flatten(1) @ direction
-        spread = known.std()
+        along = self.some.flatten(1) @ direction
+        spread = along.std()
         if not spread:
             return errors
         steps = (
-            (inputs.to(self.some).flatten(1) @ direction - known.mean())
+            (inputs.to(self.some).flatten(1) @ direction - along.mean())
             / spread
             * self.is_other[rows]
         )
@@ -61,7 +61,7 @@ class TargetAccumulators:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: PerturbationPass,
         context: RerunContext,
         resolved: ResolvedTarget,
         names: Mapping[Any, Sequence[str]],
@@ -93,8 +93,8 @@ class TargetAccumulators:
     ) -> Add:
         """Read what the unfinished accumulators need from the evidence on these rows, from the
         ``first`` on."""
-        given = {need: evidence_of(need.layer, need.input) for need in self._unfinished}
-        values = {need: applied(need.kind.method, evidence) for need, evidence in given.items()}  # type: ignore[attr-defined]
+        by_need = {need: evidence_of(need.layer, need.input) for need in self._unfinished}
+        values = {need: applied(need.kind.method, evidence) for need, evidence in by_need.items()}  # type: ignore[attr-defined]
         places = slice(first, first + len(rows))
         numbers = self._numbers[rows]
 
@@ -103,7 +103,7 @@ class TargetAccumulators:
                 of_rows = of_batch[places]
                 self._of[need].add(images, numbers, of_rows)
                 if need in self._inexact:
-                    errors = self._errors[need].of(rows, given[need].inputs[places])
+                    errors = self._errors[need].of(rows, by_need[need].inputs[places])
                     self._inexact[need].add(images, numbers, of_rows + errors)
 
         return add
@@ -166,21 +166,27 @@ class TargetAccumulators:
 
     def maps(self) -> dict[str, Tensor]:
         """The maps that there are so far, by the methods that need them."""
-        found = [(self._names.get(need, ()), each.so_far()) for need, each in self._of.items()]
-        return {name: values for names, values in found if values is not None for name in names}
+        maps = [
+            (self._names.get(need, ()), accumulator.so_far())
+            for need, accumulator in self._of.items()
+        ]
+        return {name: values for names, values in maps if values is not None for name in names}
 
     def needed(self, owners: Tensor) -> Tensor | None:
         """Which rows, of images ``(P,)``, are still needed; None for all of them."""
         done = [self._of[need].done() for need in self._unfinished]
-        known = [each for each in done if each is not None]
-        if not done or len(known) < len(done):
+        by_image = [of_images for of_images in done if of_images is not None]
+        if not done or len(by_image) < len(done):
             return None
-        finished = torch.stack(known).all(0)
+        finished = torch.stack(by_image).all(0)
         return ~finished.to(owners.device)[owners] if bool(finished.any()) else None
 
 
 def _results(
     of: Mapping[NeedAtLayer, perturbations.Accumulator], partial: bool
 ) -> dict[NeedAtLayer, Any]:
-    found = {need: each.partial() if partial else each.result() for need, each in of.items()}
-    return {need: result for need, result in found.items() if result is not None or not partial}
+    results = {
+        need: accumulator.partial() if partial else accumulator.result()
+        for need, accumulator in of.items()
+    }
+    return {need: result for need, result in results.items() if result is not None or not partial}

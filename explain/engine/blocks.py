@@ -37,8 +37,8 @@ def transformer_blocks(model: nn.Module) -> list[str]:
     attentions: list[str] = []
     for name, module in model.named_modules():
         kind = type(module).__name__.lower()
-        inside = any(name.startswith(f"{outer}.") for outer in attentions)
-        if not inside and ("attention" in kind or "attn" in kind):
+        is_nested = any(name.startswith(f"{outer}.") for outer in attentions)
+        if not is_nested and ("attention" in kind or "attn" in kind):
             attentions.append(name)
     blocks = []
     for name in attentions:
@@ -47,7 +47,8 @@ def transformer_blocks(model: nn.Module) -> list[str]:
             next(
                 a
                 for a in ancestors
-                if sum(f"{each}.".startswith(f"{a}.") for each in attentions) == 1
+                if sum(f"{attention_name}.".startswith(f"{a}.") for attention_name in attentions)
+                == 1
             )
         )
     return [
@@ -55,11 +56,11 @@ def transformer_blocks(model: nn.Module) -> list[str]:
     ]
 
 
-def _pools(model: nn.Module, before: str, name: str) -> bool:
+def _pools(model: nn.Module, previous: str, name: str) -> bool:
     """Whether a module with attention is no further block, but a head of another kind outside of
     what holds blocks."""
-    stack, outside = (f".{each}".rpartition(".")[0] for each in (before, name))
-    other = type(model.get_submodule(name)) is not type(model.get_submodule(before))
+    stack, outside = (f".{block}".rpartition(".")[0] for block in (previous, name))
+    other = type(model.get_submodule(name)) is not type(model.get_submodule(previous))
     return other and stack.startswith(outside) and stack != outside
 
 
@@ -115,7 +116,9 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
         raise_unless_of_network(error)
         note(f"legrad runs the model once for each block: {raised(error)}")
     return [
-        found for i in range(len(blocks)) for found in _read_out(model, inputs, target, blocks, [i])
+        gradient
+        for i in range(len(blocks))
+        for gradient in _read_out(model, inputs, target, blocks, [i])
     ]
 
 
@@ -131,8 +134,8 @@ def _read_out(
     means: list[Tensor] = []
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def start(given: Any) -> Tensor:
-            starts.append(_tokens(given).detach().requires_grad_())
+        def start(value: Any) -> Tensor:
+            starts.append(_tokens(value).detach().requires_grad_())
             return starts[-1]
 
         return with_first(module, args, kwargs, start)
@@ -165,12 +168,15 @@ def _read_out(
         records = attention(total, group)
         differentiate(total, starts)
     # A tower of texts has attention of its own, which no way to the blocks' inputs comes by.
-    found = [record.gradient for record in records if record.gradient is not None][: len(chosen)]
-    if len(found) != len(chosen):
+    gradients = [record.gradient for record in records if record.gradient is not None][
+        : len(chosen)
+    ]
+    if len(gradients) != len(chosen):
         raise MethodError(
-            f"legrad must see the attention of each of the {len(chosen)} blocks, got {len(found)}"
+            f"legrad must see the attention of each of the {len(chosen)} blocks, got "
+            f"{len(gradients)}"
         )
-    return [by_image(gradient, len(inputs)) for gradient in found]
+    return [by_image(gradient, len(inputs)) for gradient in gradients]
 
 
 def with_first(
@@ -178,12 +184,12 @@ def with_first(
 ) -> Any:
     """Change the argument that a module takes first; of keywords, the order in a call says nothing.
     None: leave it."""
-    known = (
+    by_signature = (
         []
         if args
         else [name for name in inspect.signature(module.forward).parameters if name in kwargs]
     )
-    key = next(iter([*known, *kwargs]), "")
+    key = next(iter([*by_signature, *kwargs]), "")
     new = change(args[0] if args else kwargs.get(key))
     return (
         None if new is None else ((new, *args[1:]), kwargs) if args else ((), {**kwargs, key: new})

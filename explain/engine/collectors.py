@@ -49,11 +49,11 @@ class _Means:
     values: Tensor
     spread: Tensor
 
-    def agree(self, found: Tensor, rounding: float) -> bool:
+    def agree(self, means: Tensor, rounding: float) -> bool:
         """Whether the same means were found, but for rounding."""
         slack = 1e-4 * self.spread + 4 * rounding * (self.values.abs() + self.spread)
-        return found.shape == self.values.shape and bool(
-            ((found - self.values).abs() <= slack).all()
+        return means.shape == self.values.shape and bool(
+            ((means - self.values).abs() <= slack).all()
         )
 
 
@@ -83,16 +83,16 @@ class HeadCandidates:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         self.rounding = max(self.rounding, torch.finfo(output.dtype).eps)
-        (given,) = (*args, *kwargs.values())
-        if given.ndim > 1 and _mixes_channels_alone(module):
+        (value,) = (*args, *kwargs.values())
+        if value.ndim > 1 and _mixes_channels_alone(module):
             channels = -1 if isinstance(module, nn.Linear) else 1
-            self.calls.append((_means(given, channels).values, module, _means(output, channels)))
+            self.calls.append((_means(value, channels).values, module, _means(output, channels)))
 
 
 def _mixes_channels_alone(module: Any) -> bool:
     if isinstance(module, nn.Linear):
         return True
-    moves = [*module.stride, *(1 + abs(each) for each in module.padding if isinstance(each, int))]
+    moves = [*module.stride, *(1 + abs(side) for side in module.padding if isinstance(side, int))]
     alone = module.groups == 1 and not module.transposed and module.padding != "same"
     return alone and {*module.kernel_size, *moves} == {1}
 
@@ -137,9 +137,9 @@ def _layer_gradients(
 ) -> Tensor:
     layer = need.layer or ""
     gradient = forward.layers.joined(forward.record(layer), gradients)
-    found = _of_layer(gradient, forward, resolved, need)
+    laid_out = _of_layer(gradient, forward, resolved, need)
     if gradient is None or not need.kind.hooked:
-        return found
+        return laid_out
     return forward.spatial(hooked_layer_gradient(forward, resolved, layer, gradient), layer)
 
 
@@ -169,7 +169,7 @@ def _class_weights(
         TargetError: the target is not a class.
         LayerError: the scores are not a linear function of the means of the layer's maps.
     """
-    maps: Tensor = resolved.found[need.at_same_place(needs.Activations())]
+    maps: Tensor = resolved.answers[need.at_same_place(needs.Activations())]
     heads = forward.seen[needs.ClassWeights]
     logits = forward.logits
     classes = resolved.classes
@@ -181,8 +181,8 @@ def _class_weights(
     if means.agree(logits, heads.rounding):
         # the maps are those of the classes
         return nn.functional.one_hot(classes, logits.shape[1]).to(maps)
-    for given, module, scores in reversed(heads.calls):
-        if scores.agree(logits, heads.rounding) and means.agree(given, heads.rounding):
+    for input_means, module, scores in reversed(heads.calls):
+        if scores.agree(logits, heads.rounding) and means.agree(input_means, heads.rounding):
             return at_least_float32(detached(module.weight[classes])).flatten(1)
     must = "be followed by an average over its maps and one linear layer for cam, but is not"
     raise LayerError(
@@ -223,10 +223,10 @@ def _relevance(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     """Value times gradient, and what rules for the input gave it without one."""
-    found = detached(forward.source(need.input)) * _of_input(gradients[0], forward, resolved)
+    relevance = detached(forward.source(need.input)) * _of_input(gradients[0], forward, resolved)
     place = list(forward.inputs.paths).index(need.input or forward.inputs.path)
     deposit = resolved.propagated[need.kind.backward].flow.deposits.get(place)  # type: ignore[index]
-    return at_least_float32(found if deposit is None else found + deposit)
+    return at_least_float32(relevance if deposit is None else relevance + deposit)
 
 
 def _bias_terms(
@@ -381,7 +381,11 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
     if grid is not None:
         return grid.spread(term)
     turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
-    if not turned and len(term) != count > 1 and (forward.inputs.others or len(term) % count):
+    if (
+        not turned
+        and len(term) != count > 1
+        and (forward.inputs.other_tensors or len(term) % count)
+    ):
         rows = f"rows for each of {count} images, got {len(term)}"
         raise MethodError(
             f"fullgrad must see layer {constant.module!r} give {rows}; explain one image at a time"

@@ -143,7 +143,7 @@ class OriginTracer(Tracer):
         unbounded = len(values) - len(bounds) - sum(t.ndim == 0 for t in values)
         if not bounds or unbounded > 0:
             return None
-        sizes = {each.classes for each in bounds}
+        sizes = {bound.classes for bound in bounds}
         classes = sizes.pop() if len(sizes) == 1 and name not in _SIGNS_TURNED else 0
         if name in _MONOTONE:
             extremes = self._extremes(func, args, kwargs)
@@ -310,9 +310,9 @@ class OutputReader:
         return results
 
 
-def _is_part(some: int, others: int) -> bool:
+def _is_part(some: int, whole: int) -> bool:
     """Whether these weights are among the others, and not all of them."""
-    return some != others and some & others == some
+    return some != whole and some & whole == some
 
 
 def outputs_of(

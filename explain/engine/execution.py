@@ -104,11 +104,11 @@ def gather(
     inputs = inputs if settings.create_graph else inputs.detached()
     _must_be_open(model, plan)
     _must_keep_weights(model, plan, len(targets), create_graph=settings.create_graph)
-    own = own_statistics(model) if settings.create_graph else nullcontext()
+    statistics = own_statistics(model) if settings.create_graph else nullcontext()
     reader = reading(model, inputs, settings.activation)
     # What a pass writes into the model is there in the passes after it, and then put back.
     with keeping_state(model) if plan.reruns else nullcontext():
-        with untouched(model, create_graph=settings.create_graph, alone=True), own, reader:
+        with untouched(model, create_graph=settings.create_graph, alone=True), statistics, reader:
             run = partial(
                 _Passes, model, inputs, plan, settings, precision, follow=check_modules is not None
             )
@@ -125,9 +125,11 @@ def gather(
             with detector_outputs.reading_once() if has_boxes else nullcontext():
                 resolved = passes.forward.resolve_all(targets)  # all fit before the first backward
                 if origin is not None and origin.image is not None:
-                    resolved = [passes.forward.of_image(each, origin.image) for each in resolved]
-            for each in resolved:
-                passes.answer(each, last=each is resolved[-1])
+                    resolved = [
+                        passes.forward.of_image(target, origin.image) for target in resolved
+                    ]
+            for target in resolved:
+                passes.answer(target, last=target is resolved[-1])
         evidence = partial(_evidence, passes.forward, origin)
         if plan.reruns:
             context = RerunContext(
@@ -143,11 +145,11 @@ def gather(
             )
             with reading(model, inputs, settings.activation):
                 reruns.run_streams(plan, context)
-                for each in resolved:
+                for target in resolved:
                     for need in plan.searches:
                         if not context.state.interrupted:
-                            run_searches(need, context, each)
-    return [partial(evidence, each) for each in resolved]
+                            run_searches(need, context, target)
+    return [partial(evidence, target) for target in resolved]
 
 
 def _evidence(
@@ -167,7 +169,7 @@ def _evidence(
         grids=forward.grids,
         logits=forward.logits,
         layer=layer,
-        found=_at_place(resolved.found, layer, path),
+        answers=_at_place(resolved.answers, layer, path),
         origin=origin,
         find_outputs=(lambda: forward.outputs) if origin is None else origin.outputs,
         rounding=resolved.rounding,
@@ -311,7 +313,7 @@ class _Passes:
             recorders.steps = StepRecorder(model, Dependence(leaves), kinds=replaced, images=images)
         constants = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
         if constants:
-            influence = Influence([*leaves, *inputs.others.values()])
+            influence = Influence([*leaves, *inputs.other_tensors.values()])
             recorders.adding = StepRecorder(model, influence, kinds=())
         rules = any(backward.rule is not None for backward in backwards)
         if rules or constants:
@@ -323,8 +325,8 @@ class _Passes:
         gradients."""
         plan = self.plan
         with_gradients = [place_of(layer, model).layer for layer in plan.layers]
-        others = [place_of(layer, model).layer for layer in plan.watched]
-        names = dict.fromkeys(with_gradients + others)
+        without_gradients = [place_of(layer, model).layer for layer in plan.watched]
+        names = dict.fromkeys(with_gradients + without_gradients)
         layers = Capture(group, names, gradients=with_gradients, cut=self.cut, once=True)
         if plan.reruns:
             self.footprint.watch(group, model, images)
@@ -341,7 +343,7 @@ class _Passes:
         recorded."""
         if self._prefix is None:
             return {}
-        tape = self._prefix.made(self.forward.record(self._prefix.layer).call)
+        tape = self._prefix.tape_at(self.forward.record(self._prefix.layer).call)
         return {} if tape is None else {self._prefix.layer: tape}
 
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
@@ -378,11 +380,13 @@ class _Passes:
         mixed = (
             forward.count > 1 and resolved.image is None and normalises_over_rows(resolved.total)
         )
-        own = [forward.of_image(resolved, i) for i in range(forward.count)] if mixed else [resolved]
-        for each in own:
-            self._pass_back(backward, wanted, each, keep=keep or each is not own[-1])
+        totals = (
+            [forward.of_image(resolved, i) for i in range(forward.count)] if mixed else [resolved]
+        )
+        for one in totals:
+            self._pass_back(backward, wanted, one, keep=keep or one is not totals[-1])
         for need in wanted if mixed else ():
-            resolved.found[need] = _own_rows([each.found[need] for each in own])
+            resolved.answers[need] = _own_rows([of_image.answers[need] for of_image in totals])
 
     def _pass_back(
         self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, *, keep: bool
@@ -455,8 +459,8 @@ class _Passes:
         for path in inputs.paths:
             start = reference.of(inputs.tensor(path)).clone()
             if image is not None:
-                others = torch.arange(len(start), device=start.device) != image
-                start[others] = inputs.tensor(path)[others]
+                is_other = torch.arange(len(start), device=start.device) != image
+                start[is_other] = inputs.tensor(path)[is_other]
             starts[path] = start.requires_grad_()
         recorder = StepRecorder(
             self.forward.model,
@@ -481,9 +485,9 @@ class _Passes:
         """Make the backward pass that follows propagate differences from a reference."""
         if reference not in self._of_reference or resolved.image is not None:
             self._of_reference[reference] = self._run_reference(reference, resolved.image)
-        others = self._of_reference[reference]
+        reference_steps = self._of_reference[reference]
         return propagate_differences(
-            group, resolved.total, self.forward.compared, others, self.forward.count
+            group, resolved.total, self.forward.compared, reference_steps, self.forward.count
         )
 
     def _propagate(
@@ -498,7 +502,7 @@ class _Passes:
             if backward.concept is None
             else self._pass_channels(backward.concept, resolved, group)
         )
-        at_layers = [source for need, found in wanted.items() if need.layer for source in found]
+        at_layers = [source for need, of_need in wanted.items() if need.layer for source in of_need]
         nodes = [
             source.grad_fn if isinstance(source, Tensor) else source.node for source in at_layers
         ]
@@ -553,9 +557,9 @@ class _Passes:
 
 
 def _record_attention(
-    mine: Iterable[NeedAtLayer], resolved: ResolvedTarget, forward: Forward, group: HookGroup
+    wanted: Iterable[NeedAtLayer], resolved: ResolvedTarget, forward: Forward, group: HookGroup
 ) -> None:
-    if any(isinstance(need.kind, (needs.Attention, needs.AttentionRelevance)) for need in mine):
+    if any(isinstance(need.kind, (needs.Attention, needs.AttentionRelevance)) for need in wanted):
         resolved.attention = attention(resolved.total, group, forward.end)
 
 
@@ -567,7 +571,9 @@ def _answer(
     for need, sources in wanted.items():
         of_need = gradients[start : start + len(sources)]
         start += len(sources)
-        resolved.found[need] = collectors.ANSWERS[type(need.kind)](forward, resolved, need, of_need)
+        resolved.answers[need] = collectors.ANSWERS[type(need.kind)](
+            forward, resolved, need, of_need
+        )
 
 
 def _own_rows(values: Sequence[Any]) -> Any:
@@ -575,7 +581,7 @@ def _own_rows(values: Sequence[Any]) -> Any:
     tensors = [dict(nested.paths(value)) for value in values]
     return nested.replace(
         values[0],
-        lambda path, t: torch.stack([each.get(path, t)[i] for i, each in enumerate(tensors)]),
+        lambda path, t: torch.stack([of_pass.get(path, t)[i] for i, of_pass in enumerate(tensors)]),
     )
 
 

@@ -47,7 +47,7 @@ class ResolvedTarget:
     propagated: dict[Backward, composites.PropagationResult] = field(default_factory=dict)
     attention: Sequence[AttentionRecord] = ()
     """What the latest backward pass brings the attention of the network."""
-    found: dict[NeedAtLayer, Any] = field(default_factory=dict)
+    answers: dict[NeedAtLayer, Any] = field(default_factory=dict)
     rounding: dict[perturbations.Perturbation, float] = field(default_factory=dict)
     inexact: dict[NeedAtLayer, Any] = field(default_factory=dict)
     """What would have been found with other rounding errors of the same size."""
@@ -172,20 +172,22 @@ class Forward:
 
     def resolve_all(self, targets: Sequence[Target]) -> list[ResolvedTarget]:
         """Settle all targets; of the best detections on one image, as many as there are."""
-        found: list[ResolvedTarget] = []
+        resolved: list[ResolvedTarget] = []
         for target in targets:
             try:
-                found.append(self.resolve(target))
+                resolved.append(self.resolve(target))
             except detections.NotDetectedError:
-                if not (found and self.count == 1 and isinstance(target, TopClass)):
+                if not (resolved and self.count == 1 and isinstance(target, TopClass)):
                     raise
-        return found
+        return resolved
 
     def of_image(self, resolved: ResolvedTarget, image: int) -> ResolvedTarget:
         """The same target, of which the score of one image alone is differentiated."""
         with torch.set_grad_enabled(self.graph_is_on):
             score = resolved.target.pick(self.output, self.count)[0]
-            return replace(resolved, total=score[image], image=image, found=dict(resolved.found))
+            return replace(
+                resolved, total=score[image], image=image, answers=dict(resolved.answers)
+            )
 
     def total(self, resolved: ResolvedTarget, objective: Objective | None) -> Tensor:
         """What is differentiated: the sum of the scores, or of another objective; or that of one
@@ -210,7 +212,7 @@ class Forward:
         record = self.layers.of(layer)
         if record is None:
             name = place_of(layer, self.model).layer
-            calls = sum(each.layer == name for each in self.layers.records)
+            calls = sum(record.layer == name for record in self.layers.records)
             raise LayerError(capturing.why_not_called(self.model, layer, calls))
         shape = tuple(record.activation.shape)
         of_images = self.count in shape[:1] or self.grids.folded_frames(layer) is not None

@@ -112,7 +112,7 @@ def _rectifiers(
     Raises:
         MethodError: something else rectifies, which has no full-backward hook.
     """
-    found: dict[str, FullBackwardHook] = {}
+    hooks: dict[str, FullBackwardHook] = {}
     for operation in operations_of(graph(resolved.total), forward.operations):
         if not rule.covers(operation):
             continue
@@ -121,8 +121,8 @@ def _rectifiers(
             where = f"layer {name!r}" if name else "the model"
             got = f"got {operation.kind}() in {where}; write a module there, or {INSTEAD}"
             raise MethodError(f"rectifiers must be modules for full-backward hooks, {got}")
-        found[name] = partial(_follow, rule, operation)
-    return found
+        hooks[name] = partial(_follow, rule, operation)
+    return hooks
 
 
 def _checked(hooked: Tensor | None, expected: Tensor, place: str) -> Tensor:

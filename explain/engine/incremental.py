@@ -35,14 +35,14 @@ _POINTWISE = """
 
 
 @dataclass(eq=False)
-class Box:
+class ChangedBox:
     """Feature maps of rows: ``values`` ``(B, C, *sides)`` in a box, elsewhere those of the photos.
 
-    ``known`` ``(N, C, ...)`` are these, ``owners`` ``(B,)`` says which photo each row belongs to,
-    and ``start`` ``(B, d)`` where its box begins.
+    ``photo_maps`` ``(N, C, ...)`` are these, ``owners`` ``(B,)`` says which photo each row belongs
+    to, and ``start`` ``(B, d)`` where its box begins.
     """
 
-    known: Tensor
+    photo_maps: Tensor
     owners: Tensor
     start: Tensor
     values: Tensor
@@ -53,7 +53,7 @@ class Box:
 
     @property
     def map_sides(self) -> torch.Size:
-        return self.known.shape[2:]
+        return self.photo_maps.shape[2:]
 
     def at(self, start: Tensor, sides: Sequence[int], outside: float = 0.0) -> Tensor:
         """The values ``(B, C, *sides)`` in other boxes; a constant where these reach beyond the
@@ -64,7 +64,7 @@ class Box:
         own_place, is_kept = _places(
             torch.arange(len(start)), self.start - start, self.sides, sides
         )
-        filled = _rows(self.known).index_select(0, place.flatten())
+        filled = _rows(self.photo_maps).index_select(0, place.flatten())
         if not exists.all():
             filled[~exists.flatten()] = outside
         if is_kept.all():
@@ -105,7 +105,7 @@ def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
     return math.prod(sides) <= LARGEST * math.prod(map_sides)
 
 
-def changed_box(known: Tensor, owners: Tensor, perturbed: Tensor) -> Box | None:
+def changed_box(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> ChangedBox | None:
     """The box of pixels in which perturbed rows differ from their photos; None where it is too
     large to be of use.
 
@@ -115,28 +115,28 @@ def changed_box(known: Tensor, owners: Tensor, perturbed: Tensor) -> Box | None:
     >>> box.start.tolist(), tuple(box.sides)
     ([[2, 5]], (2, 1))
     """
-    start, sides = _changed(known, owners, perturbed)
-    if not _is_small(sides, known.shape[2:]):
+    start, sides = _changed(of_photos, owners, perturbed)
+    if not _is_small(sides, of_photos.shape[2:]):
         return None
     rows = torch.arange(len(owners))
     nothing = perturbed.narrow(2, 0, 0)
-    return Box(
-        known,
+    return ChangedBox(
+        of_photos,
         owners,
         start,
-        Box(perturbed, rows, torch.zeros_like(start), nothing).at(start, sides),
+        ChangedBox(perturbed, rows, torch.zeros_like(start), nothing).at(start, sides),
     )
 
 
-def _changed(known: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
+def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
     """Where the pixels that changed begin in each row, and the sides of a box that holds them in
     any row."""
-    changed = (perturbed != known[owners]).any(1)
+    changed = (perturbed != of_photos[owners]).any(1)
     starts = []
     sides = list[int]()
     for dim in range(1, changed.ndim):
-        others = [other for other in range(1, changed.ndim) if other != dim]
-        along = (changed.any(others) if others else changed).int()
+        other_dims = [other for other in range(1, changed.ndim) if other != dim]
+        along = (changed.any(other_dims) if other_dims else changed).int()
         first = along.argmax(1)
         length = along.shape[1]
         last = length - along.flip(1).argmax(1)
@@ -165,11 +165,11 @@ class PhotoPass:
         it."""
         number = self.count
         self.count += 1
-        for before, known, result in self.results[number : number + 1]:
+        for last_function, last_arguments, result in self.results[number : number + 1]:
             if (
-                before == function
-                and len(known) == len(arguments)
-                and all(map(_same, known, arguments))
+                last_function == function
+                and len(last_arguments) == len(arguments)
+                and all(map(_same, last_arguments, arguments))
             ):
                 return result
         result = _channels_last(compute())
@@ -194,13 +194,13 @@ class BoxMaps(Tensor):
     True
     """
 
-    box: Box | None
+    box: ChangedBox | None
     _whole: Tensor | None
     _photos: PhotoPass
 
     @staticmethod
-    def __new__(cls, box: Box, photos: PhotoPass) -> "BoxMaps":
-        shape = (len(box.owners), *box.known.shape[1:])
+    def __new__(cls, box: ChangedBox, photos: PhotoPass) -> "BoxMaps":
+        shape = (len(box.owners), *box.photo_maps.shape[1:])
         layout = photos.layout if len(shape) == 4 else torch.contiguous_format
         strides = torch.empty(shape, device="meta", memory_format=layout).stride()
         values = box.values
@@ -231,7 +231,7 @@ class BoxMaps(Tensor):
         else:
             function_of_box = function
         box = None
-        if function_of_box is not None and all(each.box is not None for each in maps):
+        if function_of_box is not None and all(map_.box is not None for map_ in maps):
             box = _Operator(function_of_box, args, kwargs or {}, photos).result()
         if box is None:
             return _on_whole_maps(function, args, kwargs or {}, maps)
@@ -239,8 +239,8 @@ class BoxMaps(Tensor):
             maps[0]._become(box)
             return maps[0]
         result = BoxMaps(box, photos)
-        others = len(schema.returns) - 1
-        return (result, *[None] * others) if others else result
+        empty_results = len(schema.returns) - 1
+        return (result, *[None] * empty_results) if empty_results else result
 
     def whole(self) -> Tensor:
         """The whole feature maps of the rows ``(B, C, ...)``."""
@@ -253,9 +253,11 @@ class BoxMaps(Tensor):
         self.whole()
         self.box = None
 
-    def _become(self, box: Box) -> None:
+    def _become(self, box: ChangedBox) -> None:
         """Be overwritten: the result has the type that it had."""
-        self.box = Box(box.known.to(self.dtype), box.owners, box.start, box.values.to(self.dtype))
+        self.box = ChangedBox(
+            box.photo_maps.to(self.dtype), box.owners, box.start, box.values.to(self.dtype)
+        )
         self._whole = None
 
 
@@ -263,13 +265,13 @@ def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps
     """Run an operator on whole feature maps; what it overwrites are the maps that the model has."""
     schema = function._schema
     if schema.is_mutable or any(value.alias_info is not None for value in schema.returns):
-        for each in maps:
-            each.stay_whole()
+        for map_ in maps:
+            map_.stay_whole()
     whole_args, whole_kwargs = tree_map_only(BoxMaps, BoxMaps.whole, (args, kwargs))
     result = function(*whole_args, **whole_kwargs)
-    if any(each.whole().shape != each.shape for each in maps):
+    if any(map_.whole().shape != map_.shape for map_ in maps):
         raise RuntimeError(f"{function} changes the shape of feature maps")
-    of_model = {id(each.whole()): each for each in maps}
+    of_model = {id(map_.whole()): map_ for map_ in maps}
     return tree_map_only(Tensor, lambda tensor: of_model.get(id(tensor), tensor), result)
 
 
@@ -290,10 +292,10 @@ class _Operator:
             tensor.box for tensor in self.tensors if isinstance(tensor, BoxMaps)
         ]
 
-    def result(self) -> Box | None:
+    def result(self) -> ChangedBox | None:
         """What it gives, as a box; None where it needs whole feature maps."""
         name = self.function.overloadpacket.__name__
-        others = [tensor for tensor in self.tensors if not isinstance(tensor, BoxMaps)]
+        plain_tensors = [tensor for tensor in self.tensors if not isinstance(tensor, BoxMaps)]
         takes_one = len(self.boxes) == 1 and isinstance(self.args[0], BoxMaps)
         dims = len(self.boxes[0].sides)
         if takes_one and name.partition("_with")[0].rstrip("123d") in (
@@ -309,16 +311,16 @@ class _Operator:
             training = self.args[5]
             takes_places_alone = takes_one and mean is not None and not training
         elif name == "cat":
-            takes_places_alone = self.args[1:] in ((1,), (-dims - 1,)) and not others
+            takes_places_alone = self.args[1:] in ((1,), (-dims - 1,)) and not plain_tensors
         else:
             takes_places_alone = name in _POINTWISE.split() and all(
-                _is_constant(tensor, dims) for tensor in others
+                _is_constant(tensor, dims) for tensor in plain_tensors
             )
         return self._each_value() if takes_places_alone else None
 
     def _of_photos(self) -> Tensor:
         """What it gives for the photos."""
-        photos = self._of_boxes(lambda box: box.known)
+        photos = self._of_boxes(lambda box: box.photo_maps)
         return self.photos.result(self.function, tree_leaves(photos), lambda: self._run(photos))
 
     def _of_boxes(self, tensor_of: Callable[[Any], Tensor]) -> Any:
@@ -329,7 +331,7 @@ class _Operator:
         args, kwargs = arguments
         return _first(self.function(*args, **kwargs))
 
-    def _each_value(self) -> Box | None:
+    def _each_value(self) -> ChangedBox | None:
         """An operator that takes each place of the feature maps alone, in the box that holds all
         boxes."""
         start, sides = _around(self.boxes)
@@ -339,17 +341,19 @@ class _Operator:
         ):
             return None
         values = self._run(self._of_boxes(lambda box: box.at(start, sides)))
-        return Box(self._of_photos(), one.owners, start, values)
+        return ChangedBox(self._of_photos(), one.owners, start, values)
 
-    def _padded(self) -> Box | None:
+    def _padded(self) -> ChangedBox | None:
         (box,) = self.boxes
         pads = self.args[1]
         if min(pads) < 0 or len(pads) > 2 * len(box.sides):
             return None
-        before = [*pads[::2], *[0] * (len(box.sides) - len(pads) // 2)][::-1]
-        return Box(self._of_photos(), box.owners, box.start + torch.tensor(before), box.values)
+        first_pads = [*pads[::2], *[0] * (len(box.sides) - len(pads) // 2)][::-1]
+        return ChangedBox(
+            self._of_photos(), box.owners, box.start + torch.tensor(first_pads), box.values
+        )
 
-    def _windowed(self) -> Box | None:
+    def _windowed(self) -> ChangedBox | None:
         """A convolution or pooling, of the windows that reach into the box."""
         names = [argument.name for argument in self.function._schema.arguments]
         named = dict(zip(names, self.args, strict=False))
@@ -368,10 +372,10 @@ class _Operator:
         padding = _each(named.get("padding", 0), dims)
         if not (reach + padding + stride - 1).any():
             return self._each_value()
-        known = self._of_photos()
-        map_sides = torch.tensor(known.shape[2:])
+        of_photos = self._of_photos()
+        map_sides = torch.tensor(of_photos.shape[2:])
         sides = map_sides.minimum((torch.tensor(box.sides) - 1 + reach) // stride + 1)
-        if not _is_small(sides.tolist(), known.shape[2:]):
+        if not _is_small(sides.tolist(), of_photos.shape[2:]):
             return None
         first = -((reach - padding - box.start) // stride)
         start = first.clamp(min=0).minimum(map_sides - sides)
@@ -380,7 +384,7 @@ class _Operator:
         named[names[0]] = box.at(start * stride - padding, around.tolist(), outside)
         if "padding" in named:
             named["padding"] = [0] * dims
-        return Box(known, box.owners, start, _first(self.function(**named)))
+        return ChangedBox(of_photos, box.owners, start, _first(self.function(**named)))
 
 
 _is_faster: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
@@ -423,7 +427,7 @@ class IncrementalInference:
         return inputs.call(self._model) if output is None else output
 
     def _try(
-        self, owners: Tensor, box: Box, inputs: Inputs, agree: Callable[[Any, Any], bool]
+        self, owners: Tensor, box: ChangedBox, inputs: Inputs, agree: Callable[[Any, Any], bool]
     ) -> bool:
         count = min(FEW, len(owners))
         few = inputs.rows(torch.arange(count))
@@ -439,7 +443,7 @@ class IncrementalInference:
         is_faster = (between - began) / len(box.owners) < (ended - between) / count
         return is_faster and output is not None and agree(output, expected)
 
-    def _follow(self, box: Box, inputs: Inputs) -> Any:
+    def _follow(self, box: ChangedBox, inputs: Inputs) -> Any:
         """The output, computed incrementally; None where that fails for any reason."""
         is_contiguous = inputs.x.ndim != 4 or inputs.x.is_contiguous()
         layout = torch.contiguous_format if is_contiguous else torch.channels_last
@@ -450,11 +454,16 @@ class IncrementalInference:
             return None
 
 
-def _kind(box: Box) -> Any:
+def _kind(box: ChangedBox) -> Any:
     """What decides how long rows take in a network: the size of photos, and of the boxes in which
     they changed."""
     share = math.prod(box.sides) / math.prod(box.map_sides)
-    return box.known.shape[1:], box.known.dtype, torch.get_num_threads(), math.ceil(8 * share)
+    return (
+        box.photo_maps.shape[1:],
+        box.photo_maps.dtype,
+        torch.get_num_threads(),
+        math.ceil(8 * share),
+    )
 
 
 def _each(value: Any, dims: int) -> Tensor:
@@ -479,7 +488,7 @@ def _same(one: Any, other: Any) -> bool:
     )
 
 
-def _around(boxes: Sequence[Box]) -> tuple[Tensor, Sequence[int]]:
+def _around(boxes: Sequence[ChangedBox]) -> tuple[Tensor, Sequence[int]]:
     """The smallest boxes that hold some boxes of each row: where they begin, and their sides."""
     one = boxes[0]
     if all(box.start is one.start and box.sides == one.sides for box in boxes):

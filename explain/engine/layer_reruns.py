@@ -100,7 +100,7 @@ class LayerRerun:
                 raise_unless_of_network(error)
                 note(f"what lies before layer {self._layer} is not replayed: {raised(error)}")
                 return None
-        return recorder.made(record.call)
+        return recorder.tape_at(record.call)
 
     def _run_maps(self, way: Way, images: Tensor, maps: Tensor) -> Any:
         """Run the network with maps that belong to these images in place of the layer's."""
@@ -108,7 +108,7 @@ class LayerRerun:
         record = self._record
         grid = context.forward.grids.grid(tuple(record.activation.shape), self._layer)
         assert grid is not None  # the maps were laid out by it
-        before = self._image if way == "behind the layer" else images
+        images_before = self._image if way == "behind the layer" else images
         like = record.activation  # unless each has the others beside it, all maps are of one image
         if way != "in place":
             like = grid.repeated(like, images[:1], len(images))
@@ -128,8 +128,8 @@ class LayerRerun:
                 tensor.fill_(float("nan"))
             return replace_first(output, perturbed)
 
-        inputs = context.inputs.rows(before)
-        with HookGroup(context.model) as group, rows_of(images, before):
+        inputs = context.inputs.rows(images_before)
+        with HookGroup(context.model) as group, rows_of(images, images_before):
             at_call(group, record.layer, record.call, replaced)
             with replay or nullcontext():
                 output = inputs.call(context.model)

@@ -404,7 +404,7 @@ class Evidence:
     grids: Grids
     logits: Tensor | None = None
     layer: str | None = None
-    found: Mapping[Need[Any], Any] = field(default_factory=dict)
+    answers: Mapping[Need[Any], Any] = field(default_factory=dict)
     origin: RowOrigin | None = field(default=None, repr=False)
     """For perturbed rows, the images that they were made of."""
     find_outputs: Callable[[], Outputs] = field(default=Outputs, repr=False)
@@ -417,7 +417,7 @@ class Evidence:
     size would be."""
 
     def __getitem__(self, need: Need[T]) -> T:
-        return self.found[need]  # type: ignore[no-any-return]
+        return self.answers[need]  # type: ignore[no-any-return]
 
     @property
     def outputs(self) -> Outputs:

@@ -168,7 +168,7 @@ class Reducer(Protocol):
 
 
 @dataclass(frozen=True)
-class InOrder(Reducer):
+class KeepAllRows(Reducer):
     """Keeps the result of each row: those of the first image by their numbers, then those of the
     second, and so on."""
 
@@ -283,8 +283,8 @@ class ScoreOf:
             classes = torch.full_like(classes, self.category)
         if self.kind == "probability":
             return evidence.outputs.of_classes(logits, classes)
-        others = logits.scatter(1, classes[:, None], -torch.inf)
-        return logits.gather(1, classes[:, None])[:, 0] - others.amax(1)
+        other_logits = logits.scatter(1, classes[:, None], -torch.inf)
+        return logits.gather(1, classes[:, None])[:, 0] - other_logits.amax(1)
 
 
 class Attributions(Need[Any]):
@@ -317,7 +317,7 @@ class Scores(Attributions):
     """The score ``(P,)`` of each perturbed row, in their order."""
 
     method: Attributor = ScoreOf()
-    reducer: Reducer = InOrder()
+    reducer: Reducer = KeepAllRows()
 
     detached = True
 
@@ -382,13 +382,12 @@ class ZeroInput(OneForEach):
 
 @dataclass(frozen=True, eq=False)
 class GivenRows(Perturbation):
-    """Rows that are ``given``, made of ``inputs`` or, where these are None, of a layer's feature
-    maps.
+    """Rows that are there already, made of ``inputs`` or, where these are None, of a layer's maps.
 
     No two such perturbations are equal. Explained inputs beside ``inputs`` stay as they are.
     """
 
-    given: PerturbedRows
+    perturbed_rows: PerturbedRows
     words: str
     inputs: Tensor | None = None
 
@@ -403,14 +402,16 @@ class GivenRows(Perturbation):
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         if self.inputs is None or (x.shape == self.inputs.shape and torch.equal(x, self.inputs)):
-            return self.given
-        return replace(self.given, build=lambda images, numbers: x[images])
+            return self.perturbed_rows
+        return replace(self.perturbed_rows, build=lambda images, numbers: x[images])
 
 
-def given_rows(made: Tensor, words: str, inputs: Tensor) -> GivenRows:
-    """One row for each image of ``inputs``, which is ``made`` already."""
+def given_rows(perturbed: Tensor, words: str, inputs: Tensor) -> GivenRows:
+    """One row for each image of ``inputs``, which is ``perturbed`` already."""
     return GivenRows(
-        rows_of([1] * len(made), made.device, lambda images, numbers: made[images]), words, inputs
+        rows_of([1] * len(perturbed), perturbed.device, lambda images, numbers: perturbed[images]),
+        words,
+        inputs,
     )
 
 

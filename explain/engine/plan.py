@@ -32,7 +32,7 @@ from explain.engine.settings import Precision
 
 
 @dataclass(frozen=True)
-class Stream:
+class PerturbationPass:
     """Perturbed rows that are run once, at a layer or none, and the needs that they answer."""
 
     of: Perturbation
@@ -114,29 +114,31 @@ class Plan:
             for need, place in first_method.items()
         }
         for need in sorted(rank, key=rank.__getitem__):
-            for before in need.kind.also:
-                ordered[need.at_same_place(before)] = None
+            for prerequisite in need.kind.also:
+                ordered[need.at_same_place(prerequisite)] = None
             ordered[need] = None
         return tuple(ordered)
 
     @cached_property
-    def streams(self) -> tuple[Stream, ...]:
+    def streams(self) -> tuple[PerturbationPass, ...]:
         """The perturbed rows to run, each distinct plan of them once."""
-        found: dict[tuple[Perturbation, str | None], list[NeedAtLayer]] = {}
+        needs_of: dict[tuple[Perturbation, str | None], list[NeedAtLayer]] = {}
         for need in self.needs:
             if isinstance(need.kind, Attributions):
                 of = need.kind.of
                 depends = of.of_layer or any(need.of_layer for need in of.needs)
-                found.setdefault((of, need.layer if depends else None), []).append(need)
-        return tuple(Stream(of, layer, tuple(needs)) for (of, layer), needs in found.items())
+                needs_of.setdefault((of, need.layer if depends else None), []).append(need)
+        return tuple(
+            PerturbationPass(of, layer, tuple(needs)) for (of, layer), needs in needs_of.items()
+        )
 
-    def rounding(self, name: str, found: Mapping[Perturbation, float]) -> float | None:
+    def rounding(self, name: str, errors: Mapping[Perturbation, float]) -> float | None:
         """The largest error that was found for the perturbed rows of a method, and for those that
         were named later."""
         later = self.names_of(self.searches)
         names = {stream.of: self.names_of(stream.needs) for stream in self.streams}
         return max(
-            (error for of, error in found.items() if name in names.get(of, later)), default=None
+            (error for of, error in errors.items() if name in names.get(of, later)), default=None
         )
 
     @cached_property
@@ -159,14 +161,14 @@ class Plan:
     @cached_property
     def backwards(self) -> tuple[Backward, ...]:
         """The distinct backward passes for one target, the plain one first."""
-        found = {
+        passes = {
             need.kind.backward: None
             for need in self.answered_at_once
             if need.kind.backward is not None
         }
         return tuple(
             sorted(
-                found,
+                passes,
                 key=lambda b: (b.second, b.propagates, b.rule is not None, b.objective is not None),
             )
         )
@@ -252,7 +254,7 @@ class Plan:
             for stream, inner in self._perturbed()
         )
 
-    def rows_of(self, stream: Stream) -> int:
+    def rows_of(self, stream: PerturbationPass) -> int:
         """How many perturbed rows a stream has at most."""
         layer = stream.layer or next((need.layer for need in stream.needs if need.layer), None)
         return self.images * stream.of.count(self.channels.get(layer or "", 0), self.size)
@@ -282,7 +284,7 @@ class Plan:
             )
         return total
 
-    def _perturbed(self) -> "Iterator[tuple[Stream, Plan]]":
+    def _perturbed(self) -> "Iterator[tuple[PerturbationPass, Plan]]":
         """The streams that have to be run, each with the plan for its rows."""
         for stream in self.streams:
             if not stream.is_known(self.precision):
@@ -345,7 +347,7 @@ class Plan:
         how += f", through channels of {backward.concept.layer}" if backward.concept else ""
         return f"{count} from {start} to {end}{how}{self._for(needs)}"
 
-    def _run(self, stream: Stream, inner: "Plan") -> str:
+    def _run(self, stream: PerturbationPass, inner: "Plan") -> str:
         """What is run of a stream."""
         count = self.rows_of(stream)
         rows = _counted(count, "perturbed row", "s") if count else "perturbed rows"

@@ -183,7 +183,7 @@ class PrefixRecorder:
     ...         output = model(x)
     >>> (
     ...     [getattr(call[0], "__name__", "") for call in taping.tape.calls],
-    ...     taping.made(0) is taping.tape,
+    ...     taping.tape_at(0) is taping.tape,
     ... )
     (['relu'], True)
     """
@@ -199,7 +199,7 @@ class PrefixRecorder:
         self._overwrites = False
         at_call(group, place.layer, self._call, self._reach)
 
-    def made(self, call: int) -> Tape | None:
+    def tape_at(self, call: int) -> Tape | None:
         """The tape up to this call of the layer; None where it was not reached, or cannot be
         replayed.
 

@@ -129,15 +129,15 @@ class RerunContext:
     def _is_right(self, run: Callable[[Tensor], Any], images: Tensor) -> bool:
         """Whether ``run`` gives an image its known score: the only one of these, or the second row,
         between others."""
-        known = self.forward.logits
+        logits = self.forward.logits
         place = slice(0, 1) if len(images) == 1 else slice(1, 2)
         try:
             with rows_of(images), self.runs_model():
                 output = run(images)
             # some input may say which classes there are
-            if known is not None and self.inputs.others:
+            if logits is not None and self.inputs.other_tensors:
                 classes = find_logits(output, len(images)).shape[1]
-                if classes != known.shape[1]:
+                if classes != logits.shape[1]:
                     return False
             for resolved in self.targets:
                 score = resolved.scores_in(images, output)[place]
@@ -222,6 +222,6 @@ def between_far_rows(rows: Tensor) -> Tensor:
     one alone stays."""
     if len(rows) == 1:
         return rows.clone()
-    own = rows[:1]
-    far = 2 * own + own.abs().amax().clamp(min=1)
-    return torch.cat([far, own, -far, far])[: len(rows)]
+    image = rows[:1]
+    far = 2 * image + image.abs().amax().clamp(min=1)
+    return torch.cat([far, image, -far, far])[: len(rows)]

@@ -29,7 +29,7 @@ from explain.engine.incremental import WORTH_A_TRIAL, IncrementalInference
 from explain.engine.layer_reruns import LayerRerun
 from explain.engine.needs import EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
 from explain.engine.perturbations import PerturbedRows, Scores
-from explain.engine.plan import Plan, Stream
+from explain.engine.plan import PerturbationPass, Plan
 from explain.engine.rerun_context import RerunContext, RerunState, Way, between_far_rows
 from explain.engine.settings import (
     MEMORY,
@@ -78,17 +78,17 @@ def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
     return noted
 
 
-def _take_known(stream: Stream, context: RerunContext) -> None:
+def _take_known(stream: PerturbationPass, context: RerunContext) -> None:
     """Add up what the first forward pass has found for the unperturbed images."""
     images = torch.arange(len(context.inputs), device=context.device)
     for resolved in context.targets:
-        known = TargetAccumulators(stream, context, resolved, {}, torch.zeros_like(images))
-        known.read(images, images, partial(context.evidence, resolved))()
-        resolved.found.update(known.results(partial=False))
+        accumulators = TargetAccumulators(stream, context, resolved, {}, torch.zeros_like(images))
+        accumulators.read(images, images, partial(context.evidence, resolved))()
+        resolved.answers.update(accumulators.results(partial=False))
 
 
 def _run_stream(
-    stream: Stream,
+    stream: PerturbationPass,
     rows: StreamRows,
     context: RerunContext,
     names: Mapping[NeedAtLayer, Sequence[str]],
@@ -109,8 +109,8 @@ def _run_stream(
         if errors and least == 1:
             pairs = zip(context.targets, errors, strict=True)
             sums = [
-                TargetAccumulators(stream, context, each, names, numbers, errors_of)
-                for each, errors_of in pairs
+                TargetAccumulators(stream, context, resolved, names, numbers, errors_of)
+                for resolved, errors_of in pairs
             ]
         _run_rows(stream, rows, sums, context, progress)
     except KeyboardInterrupt as error:  # ends this with partial results, if these are wanted
@@ -119,13 +119,13 @@ def _run_stream(
         context.state.interrupted.append(error)
     is_partial = bool(context.state.interrupted)
     for of_target in sums:
-        of_target.resolved.found.update(of_target.results(partial=is_partial))
+        of_target.resolved.answers.update(of_target.results(partial=is_partial))
         of_target.resolved.inexact.update(of_target.inexact_results(partial=is_partial))
     return bool(errors) and not stream.of.is_reference
 
 
 def _note_rounding(
-    stream: Stream, rows: StreamRows, context: RerunContext, least: float
+    stream: PerturbationPass, rows: StreamRows, context: RerunContext, least: float
 ) -> list[dict[NeedAtLayer, RowErrors]]:
     """Note by how much scores in bfloat16 are off: those of a few rows, by the largest change of
     the score in them.
@@ -143,7 +143,7 @@ def _note_rounding(
     values = {
         need: replace(need, kind=Scores(stream.of, need.kind.method)) for need in stream.needs
     }  # type: ignore[attr-defined]
-    compared = Stream(stream.of, stream.layer, tuple({score, *values.values()}))
+    compared = PerturbationPass(stream.of, stream.layer, tuple({score, *values.values()}))
     all_rounded = _run_few(compared, chosen, context, context.settings.precision)
     all_exact = _run_few(compared, chosen, context, "full")
     alike = torch.randint(len(few), (len(owners),), generator=torch.Generator().manual_seed(0)).to(
@@ -169,7 +169,7 @@ def _note_rounding(
 
 
 def _run_few(
-    stream: Stream, rows: StreamRows, context: RerunContext, precision: Precision
+    stream: PerturbationPass, rows: StreamRows, context: RerunContext, precision: Precision
 ) -> list[dict[NeedAtLayer, Any]]:
     """The results of some rows in another precision, for each target."""
     settings = replace(context.settings, precision=precision, progress=None)
@@ -183,7 +183,7 @@ def _run_few(
     return [of_target.results(partial=False) for of_target in sums]
 
 
-def _rows(stream: Stream, context: RerunContext) -> StreamRows:
+def _rows(stream: PerturbationPass, context: RerunContext) -> StreamRows:
     """The perturbed rows of each explained input; they are perturbed together, row by row.
 
     Raises:
@@ -210,7 +210,7 @@ def _rows(stream: Stream, context: RerunContext) -> StreamRows:
 
 
 def _run_rows(
-    stream: Stream,
+    stream: PerturbationPass,
     rows: StreamRows,
     sums: Sequence[TargetAccumulators],
     context: RerunContext,
@@ -269,11 +269,13 @@ def _run_in_batches(
 
 def _still_needed(numbers: Tensor, owners: Tensor, sums: Sequence[TargetAccumulators]) -> Tensor:
     """The rows without those that no target needs any more."""
-    needed = [each.needed(owners[numbers]) for each in sums if not each.enough()]
-    known = [each for each in needed if each is not None]
-    if not known or len(known) < len(needed):
+    needed = [
+        accumulators.needed(owners[numbers]) for accumulators in sums if not accumulators.enough()
+    ]
+    by_row = [of_images for of_images in needed if of_images is not None]
+    if not by_row or len(by_row) < len(needed):
         return numbers
-    return numbers[torch.stack(known).any(0)]
+    return numbers[torch.stack(by_row).any(0)]
 
 
 class InputRerun:
@@ -285,7 +287,7 @@ class InputRerun:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: PerturbationPass,
         rows: StreamRows,
         sums: Sequence[TargetAccumulators],
         context: RerunContext,
@@ -345,12 +347,12 @@ class InputRerun:
 
         def agree(output: Any, of_few: Any) -> bool:
             scores = [
-                (each, each.scores_in(images, output), each.scores_in(few, of_few))
-                for each in context.targets
+                (resolved, resolved.scores_in(images, output), resolved.scores_in(few, of_few))
+                for resolved in context.targets
             ]
             return all(
-                context.same_scores(each, all_of_them[: len(few)], some)
-                for each, all_of_them, some in scores
+                context.same_scores(resolved, all_of_them[: len(few)], some)
+                for resolved, all_of_them, some in scores
             )
 
         with context.runs_model(), rows_of(images, few):
@@ -390,8 +392,8 @@ class InputRerun:
             # otherwise, `gather` says what is wrong
             if bool(find_logits(output, len(images)).sum().isfinite()):
                 return [
-                    each.read_output(images, numbers, output, place, inputs.x)
-                    for each in self._sums
+                    of_target.read_output(images, numbers, output, place, inputs.x)
+                    for of_target in self._sums
                 ]
         lookups = self._gathered(numbers, images, place, inputs)
         pairs = zip(self._sums, lookups, strict=True)

@@ -42,8 +42,8 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
     for place, search in enumerate(searches):
         end = math.inf if seconds is None else began + seconds * (place + 1) / len(searches)
 
-        def report(before: int = sum(planned[:place]), search: Search = search) -> None:
-            runtime.report_progress(settings.progress, before + search.samples, sum(planned), maps)
+        def report(earlier: int = sum(planned[:place]), search: Search = search) -> None:
+            runtime.report_progress(settings.progress, earlier + search.samples, sum(planned), maps)
 
         try:
             _run(search, context, read, end, report)
@@ -52,7 +52,7 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
                 raise
             context.state.interrupted.append(error)
             break
-    resolved.found[need] = searches
+    resolved.answers[need] = searches
 
 
 def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]:
@@ -67,7 +67,7 @@ def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]
         nonlocal noted
         rows = NeedAtLayer(asked, need.layer)
         noted |= run_streams(Plan({"": frozenset({rows})}), quiet, math.inf if noted else FEW)
-        return resolved.found.pop(rows)
+        return resolved.answers.pop(rows)
 
     return read
 

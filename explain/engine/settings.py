@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from explain._utils.nested import first_tensor
-from explain._utils.options import Options
+from explain._utils.options import CheckedFields
 from explain._utils.progress import show_progress
 from explain._utils.signals import came_by_signal
 from explain.hooks import HookGroup
@@ -34,7 +34,7 @@ as many."""
 
 
 @dataclass(frozen=True)
-class RuntimeSettings(Options):
+class RuntimeSettings(CheckedFields):
     """How rows are run.
 
     Args:
@@ -70,8 +70,8 @@ def takes_maps(progress: Callable[..., Any]) -> bool:
         # two arguments are not enough; of what is written in C, it is unknown
         return isinstance(error, TypeError)
     return any(
-        each.kind == each.VAR_POSITIONAL or each.name == "maps"
-        for each in signature.parameters.values()
+        parameter.kind == parameter.VAR_POSITIONAL or parameter.name == "maps"
+        for parameter in signature.parameters.values()
     )
 
 
@@ -140,12 +140,12 @@ class Footprint:
 
         With a graph all outputs stay in memory, without only the largest few.
         """
-        inside = [
+        of_layer = [
             i
             for i, (name, _) in enumerate(self.outputs)
             if after and f"{name}.".startswith(f"{after}.")
         ]
-        sizes = [size for _, size in self.outputs[max(inside, default=0) :]] or [MEMORY]
+        sizes = [size for _, size in self.outputs[max(of_layer, default=0) :]] or [MEMORY]
         largest = max(1, *sizes)
         free = int(torch.cuda.mem_get_info(device)[0]) // 2 if device.type == "cuda" else MEMORY
         fitting = free // (sum(sizes) if graph else 4 * largest)

@@ -13,7 +13,9 @@ from explain.hooks import preserve, unwrap
 from explain.layers.frames import with_layout
 
 
-def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None = None) -> Inputs:
+def check_inputs(
+    model: nn.Module, x_or_inputs: InputsLike, layout: InputLayout | None = None
+) -> Inputs:
     """Refuse what cannot be explained before anything runs, and return the rest as `Inputs` with
     their layout.
 
@@ -29,7 +31,7 @@ def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None
             "an explanation must be started outside transforms of torch.func; give it the whole "
             "batch"
         )
-    inputs = as_inputs(given)
+    inputs = as_inputs(x_or_inputs)
     if layout is not None:
         inputs = replace(inputs, layout=layout)
     x = inputs.x
@@ -63,7 +65,9 @@ def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None
             "model must hold values, got one on the meta device; load its weights first"
         )
     if parameter is not None:
-        images = {f"input {dotted(way)}": t for way, t in inputs.others.items() if t.ndim > 3}
+        images = {
+            f"input {dotted(way)}": t for way, t in inputs.other_tensors.items() if t.ndim > 3
+        }
         for other, tensor in {name: x, **images}.items():
             if parameter.device != tensor.device:
                 must = f"{other} must be on {parameter.device}, the model's device"

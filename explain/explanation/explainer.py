@@ -188,7 +188,7 @@ class Explainer:
         if isinstance(model, str | None) and labels is not None:
             in_file = isinstance(categories, str | os.PathLike)
             arguments["categories"] = os.fspath(categories) if in_file else list(labels)  # type: ignore[arg-type]
-        self._origin = replace(self._origin, arguments=arguments, own=tuple(parts))
+        self._origin = replace(self._origin, arguments=arguments, from_caller=tuple(parts))
 
     def __repr__(self) -> str:
         return f"Explainer({self.name!r}, {type(self.model).__name__})"

@@ -186,7 +186,7 @@ class Saved:
         origin = self.content.explainer
         parts = [
             f"the {part} ({getattr(self.content, part, None)}) was the caller's own"
-            for part in origin.own
+            for part in origin.from_caller
         ]
         model = str(origin.arguments.get("model", ""))
         if is_file_or_code(model):

@@ -32,7 +32,7 @@ from torch.nn.modules import module as global_hooks
 
 from explain._utils import nested
 from explain._utils.errors import HookError, LayerError, NotRecordedError, note
-from explain._utils.signals import signal_safe, unsplit
+from explain._utils.signals import deferring_signals, signal_safe
 from explain._utils.spelling import did_you_mean
 from explain.hooks import attention_parts, preserve
 from explain.hooks.call_hooks import INSTEAD, FullBackwardHook, hook_calls, refusing_in_place
@@ -131,7 +131,7 @@ class Capture:
     torch.Size([1, 2, 2, 2])
     """
 
-    @unsplit
+    @deferring_signals
     def __init__(
         self,
         group: HookGroup,

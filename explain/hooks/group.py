@@ -13,7 +13,7 @@ from torch.jit import RecursiveScriptModule  # type: ignore[attr-defined]
 
 from explain._utils.errors import HookError, LayerError, warn
 from explain._utils.nested import SwappedInputs, first_tensor
-from explain._utils.signals import SignalSafe, at_fork, unsplit
+from explain._utils.signals import SignalSafe, at_fork, deferring_signals
 from explain.hooks.attention_parts import NO_ATTENTION, AttentionTracer
 from explain.hooks.full_backward import GateHook, Gates
 from explain.hooks.guard import ForwardHook, GradientHook, Hook, ModuleGradientHook, is_ours
@@ -89,7 +89,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         if message is not None:
             warn(message)
 
-    @unsplit
+    @deferring_signals
     def remove(self) -> None:
         """Remove every hook of the group, the latest first; calling it again does nothing.
 
@@ -284,7 +284,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         self.put(partial(module.register_forward_pre_hook, with_kwargs=True), swap.enter)
         self.put(module.register_forward_hook, swap.leave, swap.restore_all)
 
-    @unsplit
+    @deferring_signals
     def note_runs(
         self, modules: Mapping[str, nn.Module], measure: Callable[[str, Any], None] | None = None
     ) -> list[str]:
@@ -328,7 +328,7 @@ class HookGroup(SignalSafe["HookGroup"]):
             self._signs_at_first_hook = self._signs_of_work()
         return Handle(hooks, self._handles)
 
-    @unsplit
+    @deferring_signals
     def _in_graph(
         self,
         register: Callable[[Any], Any],
@@ -370,7 +370,7 @@ class HookGroup(SignalSafe["HookGroup"]):
             for name, place in places.items()
         ]
 
-    @unsplit
+    @deferring_signals
     def _on_calls(
         self,
         where: Where,
@@ -434,7 +434,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         handle.place(partial(module.register_forward_hook, always_call=True), end, self._thread)
         handle.undo.append(running.close)
 
-    @unsplit
+    @deferring_signals
     def _on_gradients(
         self,
         where: Where,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from explain._utils.signals import unsplit
+from explain._utils.signals import deferring_signals
 
 
 class Acting(threading.local):
@@ -139,7 +139,7 @@ class Handle:
     def __exit__(self, *error: object) -> None:
         self.remove()
 
-    @unsplit
+    @deferring_signals
     def remove(self) -> None:
         """Remove this hook from all its places; calling it again does nothing."""
         while self.undo:

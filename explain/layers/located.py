@@ -134,7 +134,7 @@ def _follow(model: nn.Module, inputs: Inputs) -> Places:
         for value in vars(module).values()
         if isinstance(value, Tensor)
     ]
-    constants = [*model.parameters(), *model.buffers(), *values, *inputs.others.values()]
+    constants = [*model.parameters(), *model.buffers(), *values, *inputs.other_tensors.values()]
     found: dict[CallKey, tuple[Size, State]] = {}
 
     def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:

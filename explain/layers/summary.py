@@ -152,7 +152,7 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
         calls = [laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]
     with_map = (call for call in calls if call.grid is not None or call.doubt)
     # see what changes though no gradient leads there
-    if inputs.others or len({call.depends for call in with_map}) > 1:
+    if inputs.other_tensors or len({call.depends for call in with_map}) > 1:
         altered, _, _ = record(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1))
         same = {
             key
@@ -181,7 +181,7 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
 def independent_calls(model: nn.Module, inputs: Inputs) -> set[CallKey]:
     """The calls, by name and number, that did not depend on what is explained but may on other
     images."""
-    if not inputs.others:
+    if not inputs.other_tensors:
         return set()
     return {
         (call.name, call.number) for call in summary_of(model, inputs).calls if not call.depends
@@ -199,7 +199,7 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
     """
     found = select_places(model, where)
-    for i, layer in enumerate(found if inputs.others else ()):
+    for i, layer in enumerate(found if inputs.other_tensors else ()):
         place = place_of(layer, model)
         calls = [
             call

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transfo
 import torch
 
 from explain._utils.errors import ArgumentError, MethodError, did_you_mean, either, keywords, shown
-from explain._utils.options import Options, SpecError, enter, read_written, register_reader
+from explain._utils.options import CheckedFields, SpecError, enter, read_written, register_reader
 from explain.engine import Evidence, Need
 from explain.engine.needs import BiasTerms, applied
 from explain.engine.perturbations import keep_graph
@@ -25,7 +25,7 @@ _VENUE = {"inproceedings": "booktitle", "article": "journal", "misc": "howpublis
 
 
 @dataclass(frozen=True)
-class Citation(Options):
+class Citation(CheckedFields):
     r"""A paper or a program, and how to cite it.
 
     Args:
@@ -159,7 +159,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Method(Options):
+class Method(CheckedFields):
     """A way to attribute a score: a frozen dataclass whose fields are its options.
 
     A method of your own is a subclass with its ``needs`` and ``__call__``; all else has a default,

@@ -480,7 +480,9 @@ class FinerCAM(ClassActivationMap):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return self.cam(
-            replace(evidence, found={**evidence.found, LayerGradients(): evidence[self.contrast]})
+            replace(
+                evidence, answers={**evidence.answers, LayerGradients(): evidence[self.contrast]}
+            )
         )
 
 

@@ -16,7 +16,7 @@ from explain.engine import Activations, Attributions, Evidence, Need
 from explain.engine.perturbations import (
     AnswerTo,
     GivenRows,
-    InOrder,
+    KeepAllRows,
     OutOfTimeError,
     Perturbation,
     ScoreOf,
@@ -611,7 +611,7 @@ class RegionSearch(Search):
 def baseline_maps(baseline: Baseline) -> Attributions:
     """The need for a layer's feature maps ``(N, C, h, w)`` of photos of which nothing is left but
     the baseline."""
-    return Attributions(FullyMasked(baseline), AnswerTo(Activations()), InOrder())
+    return Attributions(FullyMasked(baseline), AnswerTo(Activations()), KeepAllRows())
 
 
 def members(level: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:

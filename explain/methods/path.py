@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import torch
 
-from explain._utils.errors import BaselineError, MethodError, in_short
+from explain._utils.errors import BaselineError, MethodError, short_repr
 from explain._utils.random_numbers import normal, seeded, uniform
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import blurred, get_baseline
@@ -288,7 +288,7 @@ class IntegratedGradients(CompleteMethod):
     rule: Rule = "gausslegendre"
     multiply_by_inputs: bool = True
 
-    __repr__ = in_short
+    __repr__ = short_repr
 
     minimums = {"steps": 1}
 

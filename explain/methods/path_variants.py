@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import MethodError, in_short
+from explain._utils.errors import MethodError, short_repr
 from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
 from explain.engine.perturbations import Scores, Search, Searches, Steps, given_rows
@@ -74,7 +74,7 @@ class GuidedIntegratedGradients(CompleteMethod):
     fraction: float = 0.25
     distance: float = 0.02
 
-    __repr__ = in_short
+    __repr__ = short_repr
 
     minimums = {"steps": 1, "fraction": 0, "distance": 0}
     maximums = {"fraction": 1, "distance": 1}

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from explain._utils.errors import MethodError, optional, shown
-from explain._utils.options import Options, register_reader
+from explain._utils.options import CheckedFields, register_reader
 from explain.baselines.replacements import blurred, to_unit
 
 
-class Regions(Options):
+class Regions(CheckedFields):
     """A way to cut photos into regions, as a frozen value.
 
     Called with photos ``(N, C, H, W)`` or videos, it gives each pixel the number of its region,

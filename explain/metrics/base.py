@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
 import torch
 
 from explain._utils.errors import MetricError, TargetError, did_you_mean, keywords, shown, warn
-from explain._utils.options import Options, enter
+from explain._utils.options import CheckedFields, enter
 from explain.attribution.diagnostics import image_names
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
@@ -135,7 +135,7 @@ class MetricResult:
 
 @dataclass_transform(frozen_default=True)  # of which `register` makes dataclasses
 @dataclass(frozen=True)
-class Metric(Options):
+class Metric(CheckedFields):
     """A measure of how good a map is, as a frozen dataclass: its fields are its options, checked
     against their types.
 

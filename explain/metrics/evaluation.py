@@ -18,7 +18,7 @@ from explain._utils.html import aligned, lines_html, table_html
 from explain._utils.options import by_name
 from explain.attribution.api import attribute
 from explain.attribution.diagnostics import image_names
-from explain.attribution.options import Options, Settings
+from explain.attribution.options import AttributeOptions, Settings
 from explain.attribution.result import Attribution
 from explain.data.files import as_cell
 from explain.data.inputs import Inputs, InputsLike
@@ -183,7 +183,7 @@ MapSource: TypeAlias = MethodLike | MapsLike
 M = TypeVar("M", bound=Metric)
 
 
-@keywords(Options)
+@keywords(AttributeOptions)
 def evaluate(
     model: nn.Module,
     x: InputsLike,
@@ -193,7 +193,7 @@ def evaluate(
     target: TargetLike = None,
     boxes: localisation.Boxes | None = None,
     masks: torch.Tensor | np.ndarray[Any, Any] | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[AttributeOptions],
 ) -> Table:
     """Evaluate methods, or maps, by metrics; all perturbed photos of one call run together, each
     distinct one once.
@@ -304,7 +304,7 @@ class _Evaluation:
         metrics: Mapping[str, Metric],
         methods: Mapping[str, MapSource],
         target: TargetLike,
-        options: Options,
+        options: AttributeOptions,
     ) -> None:
         self.model = model
         self.inputs = inputs
@@ -398,7 +398,7 @@ class _Evaluation:
                     "method"
                 )
             evaluated[name] = EvaluatedMethod(get_method(method), attribution, each)
-        options: Options = {**self.options, "activation": self.context.outputs.activation}
+        options: AttributeOptions = {**self.options, "activation": self.context.outputs.activation}
         return reattribute(metrics, evaluated, self.context, self.resolved, options)
 
     def _by_scores(self, data: Mapping[str, MetricInput]) -> Results:

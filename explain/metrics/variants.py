@@ -11,7 +11,7 @@ from torch import nn
 
 from explain._utils.errors import muted
 from explain.attribution.api import attribute
-from explain.attribution.options import Options
+from explain.attribution.options import AttributeOptions
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
 from explain.engine import Evidence
@@ -215,7 +215,7 @@ def reattribute(
     methods: Mapping[str, EvaluatedMethod],
     context: ModelContext,
     target: Target,
-    options: Options,
+    options: AttributeOptions,
 ) -> Results:
     """Run methods again in all variants that metrics need, each distinct variant once for all of
     them.
@@ -282,7 +282,7 @@ def _run(
     methods: Mapping[str, EvaluatedMethod],
     context: ModelContext,
     target: Target,
-    options: Options,
+    options: AttributeOptions,
 ) -> list[dict[str, VariantResult]]:
     """The maps of the methods in each variant; the variants run as one batch, or as classes of
     one."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from explain._utils.options import Options
+from explain._utils.options import CheckedFields
 from explain.hooks import HookGroup, graph
 from explain.hooks.graph import Entrance, Reach
 from explain.relevance.batch_layout import fits, numbers_of, summed
@@ -167,7 +167,7 @@ class RelevanceFlow:
 
 
 @dataclass(frozen=True)
-class RelevanceRule(Options):
+class RelevanceRule(CheckedFields):
     """How a step shares out relevance among what it was given.
 
     Relevance is value times gradient. A rule writes ``back``, which turns the gradient in the

@@ -24,7 +24,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, did_you_mean, option, shown
-from explain._utils.options import Options
+from explain._utils.options import CheckedFields
 from explain.data.boxes import Box
 from explain.render.captions import COLORS, INK, RGB, Legend
 
@@ -243,7 +243,7 @@ SHARES = (0.5, 0.75, 0.9)
 STEPS = 65  # colours in the legend of a ramp; that of zero is in the middle
 
 
-class Style(Options):
+class Style(CheckedFields):
     """A way to draw a map on a photo: a frozen dataclass whose fields are its options."""
 
     name: ClassVar[str]

@@ -100,7 +100,7 @@ def reproduction(subject: Subject) -> Reproduction:
     }
     if arguments.get("crop") == "center":
         del arguments["crop"]
-    callers_parts = {part: origin.name if part == "model" else "own" for part in origin.own}
+    callers_parts = {part: origin.name if part == "model" else "own" for part in origin.from_caller}
     labels = arguments.get("categories")
     if isinstance(labels, list) and len(labels) > LONG:
         callers_parts["categories"] = f"{len(labels)} labels"
@@ -122,7 +122,7 @@ def reproduction(subject: Subject) -> Reproduction:
         "html": f"{Path(subject.source).stem if subject.source else 'report'}.html",
     }
     python = _template("repeat.txt").render(values)
-    reasons = [f"the {part} was your own" for part in origin.own]
+    reasons = [f"the {part} was your own" for part in origin.from_caller]
     for attribution, text in zip(attributions, typed, strict=True):
         if text is None:
             reasons.append(f"{attribution.method} was made with options that cannot be typed")

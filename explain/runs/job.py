@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain._utils.errors import RunError, TargetError, naming, overheard, shown
+from explain._utils.errors import RunError, TargetError, collect_warnings, naming, shown
 from explain.attribution.api import attribute
 from explain.attribution.encoding import encode
 from explain.attribution.records import versions
@@ -157,7 +157,7 @@ class Job:
 
     def _answers(self, photos: Sequence[Prepared]) -> list[PhotoRecord]:
         notes: list[str] = []
-        with overheard(notes), naming([photo.entry.name for photo in photos]):
+        with collect_warnings(notes), naming([photo.entry.name for photo in photos]):
             x = self._batch(photos)
             of_targets = self._explained(x, photos[0].lacking)
             logits = next(iter(of_targets[0].values())).logits

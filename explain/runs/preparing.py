@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from explain._utils.errors import ExplainError, ImageError, overheard, raised
+from explain._utils.errors import ExplainError, ImageError, collect_warnings, raised
 from explain._utils.signals import came_by_signal
 from explain.data.boxes import Box, Preprocess, as_input, locate
 from explain.data.images import load_image
@@ -49,7 +49,7 @@ class Preparer:
             return Failed(entry.name, entry.problem, entry.path)
         notes: list[str] = []
         try:
-            with overheard(notes):
+            with collect_warnings(notes):
                 return self._prepared(entry, notes)
         except Exception as error:  # of a decoder or of the caller's own preprocessing: anything
             if came_by_signal(error):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import TargetError, in_short
+from explain._utils.errors import TargetError, short_repr
 from explain.targets import detections, detector_outputs, regions
 from explain.targets.base import (
     Labels,
@@ -187,7 +187,7 @@ class Similarity(Target):
     embedding: torch.Tensor
 
     name = "similarity"
-    __repr__ = in_short
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         given = torch.as_tensor(self.embedding).detach()

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
-from explain._utils.errors import TargetError, in_short, warn
+from explain._utils.errors import TargetError, short_repr, warn
 from explain.data.boxes import Box
 from explain.targets.base import Labels, Picked, Target, check_count
 from explain.targets.detector_outputs import Boxes, Decode, Size, find_layout, read
@@ -88,7 +88,7 @@ class Detections(Target):
     size: Size | None = field(default=None, repr=False, compare=False)
     categories: Labels = field(default=None, repr=False, compare=False)
 
-    __repr__ = in_short
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
@@ -257,7 +257,7 @@ class Detected(Target):
     decode: Decode | str | None
     size: Size | None
 
-    __repr__ = in_short
+    __repr__ = short_repr
 
     def pick(self, output: Any, count: int) -> Picked:
         boxes = self._read(output, count)

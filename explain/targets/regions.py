@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import TargetError, in_short
+from explain._utils.errors import TargetError, short_repr
 from explain.targets.base import (
     READER,
     Labels,
@@ -122,7 +122,7 @@ class Segmentation(Target):
     layout: str = field(default="", compare=False)
     """The layout of the output that it was settled on; leave it out."""
 
-    __repr__ = in_short
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if self.mask is None:

@@ -165,7 +165,7 @@ def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> P
     texts = list(dict.fromkeys(targets_in(tuple(targets), Text)))
     if not texts:
         return model, inputs, {}
-    if len(inputs.paths) + len(inputs.others) > 1:
+    if len(inputs.paths) + len(inputs.other_tensors) > 1:
         raise TargetError(
             f"target {texts[0].name!r} must have the photo as the only input, got {inputs}; give x "
             "alone"

@@ -286,8 +286,8 @@ def test_rows_of_other_inputs_go_with_their_image_and_all_else_stays() -> None:
         {"image": torch.rand(3, 1, 2, 2), "weight": torch.tensor([1.0, 2.0, 3.0]), "table": table}
     )
     rows = inputs.rows(torch.tensor([2, 2, 0, 1]))
-    assert rows.others["weight",].tolist() == [3, 3, 1, 2]
-    assert torch.equal(rows.others["table",], table)
+    assert rows.other_tensors["weight",].tolist() == [3, 3, 1, 2]
+    assert torch.equal(rows.other_tensors["table",], table)
     assert len(rows) == 4
 
 

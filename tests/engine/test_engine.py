@@ -62,7 +62,7 @@ def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Ten
     assert evidence[InputGradients()].shape == evidence[InputGradients(guided)].shape == x.shape
     # conv1's, layer1's, and the two functional ones
     assert evidence[RuleCoverage(guided)].covered == {"relu": 4}
-    tensors = [found for found in evidence.found.values() if isinstance(found, torch.Tensor)]
+    tensors = [found for found in evidence.answers.values() if isinstance(found, torch.Tensor)]
     assert len(tensors) == 4
     assert not any(tensor.requires_grad for tensor in [*tensors, evidence.score])
     assert evidence.classes.tolist() == [2, 2, 2]

@@ -100,7 +100,11 @@ def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference
         ("values", {}, "values must have shape"),
         ("explainer", {}, "arguments"),
         ("input_size", [12], "input_size"),
-        ("explainer", {"arguments": {}, "own": [1], "hooks": []}, "own of explainer"),
+        (
+            "explainer",
+            {"arguments": {}, "from_caller": [1], "hooks": []},
+            "from_caller of explainer",
+        ),
         ("target", True, "target"),
         ("layer", [1], "layer"),
         ("target", 2**70, "target"),  # numbers that no tensor holds
@@ -127,7 +131,7 @@ def test_damaged_arguments_of_the_explainer_are_refused(
 ) -> None:
     with pytest.raises(RecordError, match=word):
         explain.load(
-            rewritten(saved, explainer={"arguments": arguments, "own": [], "hooks": []})
+            rewritten(saved, explainer={"arguments": arguments, "from_caller": [], "hooks": []})
         ).repeat()
 
 
