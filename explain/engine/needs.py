@@ -381,7 +381,7 @@ class RowOrigin:
 @dataclass(frozen=True)
 class Evidence:
     """The target and its score, and for one layer or none, the answers to the needs of a method in
-    ``found``.
+    ``answers``.
 
     Tensors are detached unless graphs are created, and every one has a row for each image.
     ``inputs`` ``(N, C, H, W)`` is what is explained (of a video ``(N, C, T, H, W)``), ``score``
@@ -390,9 +390,10 @@ class Evidence:
     ``grids`` how the tensors of the network are laid out.
 
     >>> from explain.layers.layouts import Grids
-    >>> x, found = torch.zeros(1, 3, 4, 4), {Activations(): torch.ones(1, 2, 4, 4)}
+    >>> x = torch.zeros(1, 3, 4, 4)
+    >>> answers = {Activations(): torch.ones(1, 2, 4, 4)}
     >>> Evidence(
-    ...     x, torch.ones(1), None, "a score", Grids((4, 4)), layer="conv", found=found
+    ...     x, torch.ones(1), None, "a score", Grids((4, 4)), layer="conv", answers=answers
     ... ).activations.shape
     torch.Size([1, 2, 4, 4])
     """
