@@ -16,7 +16,7 @@ from torch import nn
 
 import explain
 from explain import OutputError, RunError
-from explain.insight.class_statistics import MeanWithError, class_mean_maps
+from explain.insight.class_statistics import class_mean_maps
 from explain.insight.clusters import (
     distances,
     grouped,
@@ -32,33 +32,35 @@ from explain.targets import ClassTarget, Difference
 from tests.conftest import TinyNet, settled
 from tests.runs.networks import as_it_is, explainer, picture
 
-
-def blob(place: tuple[float, float], width: float, generator: torch.Generator) -> torch.Tensor:
-    """A map with its evidence around a place, which is moved a little."""
-    y, x = (torch.tensor(place) + 0.5 * torch.randn(2, generator=generator)).tolist()
-    steps = torch.arange(16.0)
-    values = torch.exp(-((steps[:, None] - y) ** 2 + (steps - x) ** 2) / (2 * width**2))
-    values = values * (0.5 + torch.rand(16, 16, generator=generator))
-    return values / values.sum()
+ROWS = torch.arange(16.0)[:, None]
+COLUMNS = torch.arange(16.0)
 
 
-def maps_of(
-    places: dict[str, list[tuple[float, float]]], seed: int = 0, width: float = 2.0
-) -> RunMaps:
-    """Maps of some classes, whose evidence lies around given places."""
+def maps_of(places: dict[str, torch.Tensor], seed: int = 0, width: float = 1.5) -> RunMaps:
+    """Maps of some classes, with their evidence around places ``(n, 2)``, which are moved a
+    little."""
     generator = torch.Generator().manual_seed(seed)
-    targets = [target for target, each in places.items() for _ in each]
-    values = torch.stack(
-        [blob(place, width, generator) for each in places.values() for place in each]
-    )
+    centres = torch.cat([*places.values()])
+    centres = centres + 0.5 * torch.randn(centres.shape, generator=generator)
+    down, across = centres[:, :, None, None].unbind(1)
+    values = torch.exp(-((ROWS - down) ** 2 + (COLUMNS - across) ** 2) / (2 * width**2))
+    values = values * (0.5 + torch.rand(values.shape, generator=generator))
+    values = values / values.sum((1, 2), keepdim=True)
+    targets = [target for target, of_class in places.items() for _ in of_class]
+    names = [f"{target} {number}" for number, target in enumerate(targets)]
     unknown = torch.full((len(values),), float("nan"))
-    names = tuple(f"{target} {number}" for number, target in enumerate(targets))
-    return RunMaps("gradcam", names, tuple(targets), values, unknown, unknown, unknown)
+    return RunMaps("gradcam", tuple(names), tuple(targets), values, unknown, unknown, unknown)
 
 
-def random_places(count: int, seed: int) -> list[tuple[float, float]]:
-    drawn = 3 + 8 * torch.rand(count, 2, generator=torch.Generator().manual_seed(seed))
-    return [(float(y), float(x)) for y, x in drawn]
+def random_places(count: int, seed: int) -> torch.Tensor:
+    return 3 + 8 * torch.rand(count, 2, generator=torch.Generator().manual_seed(seed))
+
+
+def with_shortcut(seed: int = 0) -> RunMaps:
+    """40 maps of each of five classes, of which the first ten of "c" lie in a corner."""
+    places = {name: random_places(40, 10 * seed + number) for number, name in enumerate("abcde")}
+    places["c"][:10] = torch.tensor([13.5, 2.0])
+    return maps_of(places, seed)
 
 
 @pytest.fixture(scope="module")
@@ -68,369 +70,244 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> explain.Run:
     rows = []
     for number in range(12):
         picture(number % 11).save(folder / f"{number:02}.png")
-        rows.append(
-            {
-                "path": f"{number:02}.png",
-                "label": number % 5,
-                "boxes": [[2, 3, 14 + number % 5, 17]],
-            }
-        )
+        box = [2, 3, 14 + number % 5, 17]
+        rows.append({"path": f"{number:02}.png", "label": number % 5, "boxes": [box]})
     (folder / "list.json").write_text(json.dumps(rows))
     return explain.run(
         folder / "list.json",
         explainer(categories=list("abcde")),
-        ["gradcam", "inputxgradient"],
+        "gradcam",
         output=folder / "run.sqlite",
         metrics=["energypointinggame"],
         workers=0,
     )
 
 
-@pytest.mark.parametrize("method", ["gradcam", "inputxgradient"])
-def test_shares_on_the_object_are_those_of_the_metric(run: explain.Run, method: str) -> None:
-    maps = read_maps(run, method)
-    metric = {row.name: row.metrics["energypointinggame"] for row in run.rows(method)}
-    boxes = {row.name: row.boxes[0] for row in run.rows(method)}
+def test_shares_on_the_object_are_those_of_the_metric(run: explain.Run) -> None:
+    maps = read_maps(run, "gradcam")
+    rows = {row.name: row for row in run.rows("gradcam")}
     assert len(maps) == 11 - maps.empty
     assert maps.repeated == 1
     torch.testing.assert_close(maps.values.sum((1, 2)), torch.ones(len(maps)))
-    for name, share, size in zip(
-        maps.names, maps.on_object.tolist(), maps.object_size.tolist(), strict=True
-    ):
-        x0, y0, x1, y1 = boxes[name]
-        assert size == pytest.approx((x1 - x0) * (y1 - y0) / (24 * 20))
-        # of signed maps, the metric has the positive values, and a heatmap their sizes
-        if method == "gradcam":
-            assert share == pytest.approx(metric[name], rel=2e-3)
+    for number, name in enumerate(maps.names):
+        x0, y0, x1, y1 = rows[name].boxes[0]
+        assert maps.object_size[number].item() == pytest.approx((x1 - x0) * (y1 - y0) / (24 * 20))
+        share = rows[name].metrics["energypointinggame"]
+        assert maps.on_object[number].item() == pytest.approx(share, rel=2e-3)
 
 
 def test_the_figures_of_a_class_are_those_of_its_maps() -> None:
     maps = maps_of({"a": random_places(6, 1), "b": random_places(7, 2), "c": random_places(2, 3)})
-    found = {look.target: look for look in class_mean_maps(maps)}
-    assert set(found) == {"a", "b"}  # there are too few of c
-    rows = [number for number, target in enumerate(maps.targets) if target == "b"]
-    own = [maps.values[number] for number in rows]
-    assert found["b"].photos == 7
-    torch.testing.assert_close(found["b"].mean, torch.stack(own).mean(0))
-    torch.testing.assert_close(found["b"].spread, torch.stack(own).std(0))
-    border = [
-        float(
-            sum(
-                one[y, x] for y in range(16) for x in range(16) if not (2 <= y < 14 and 2 <= x < 14)
-            )
-        )
-        for one in own
-    ]
-    assert found["b"].at_border.value == pytest.approx(sum(border) / 7, rel=1e-5)
-    entropy = [-float((one * one.log()).sum()) / math.log(256) for one in own]
-    assert found["b"].entropy.value == pytest.approx(sum(entropy) / 7, rel=1e-5)
-    assert found["b"].entropy.error == pytest.approx(
-        torch.tensor(entropy).std().item() / math.sqrt(7), rel=1e-4
-    )
-    assert math.isnan(found["b"].on_object.value)
-
-
-def test_an_even_map_has_known_figures() -> None:
-    maps = maps_of({"a": random_places(5, 1)})
-    even = torch.full((5, 16, 16), 1 / 256)
-    object.__setattr__(maps, "values", even)
-    (look,) = class_mean_maps(maps)
-    assert (look.at_border.value, look.entropy.value, look.apart) == pytest.approx(
-        (7 / 16, 1, 0), abs=1e-6
-    )
-    assert look.spread.abs().max() < 1e-8
+    statistics = {look.target: look for look in class_mean_maps(maps)}
+    assert set(statistics) == {"a", "b"}  # there are too few of c
+    values = maps.values[6:13]
+    of_class = statistics["b"]
+    torch.testing.assert_close(of_class.mean, values.mean(0))
+    torch.testing.assert_close(of_class.spread, values.std(0))
+    border = torch.ones(16, 16)
+    border[2:14, 2:14] = 0
+    at_border = (values * border).sum().item() / 7
+    assert of_class.at_border.value == pytest.approx(at_border, rel=1e-5)
+    entropy = -(values * values.log()).sum((1, 2)) / math.log(256)
+    assert of_class.entropy.value == pytest.approx(entropy.mean().item(), rel=1e-5)
+    assert of_class.entropy.error == pytest.approx(entropy.std().item() / math.sqrt(7), rel=1e-4)
+    assert of_class.to_dict()["on_object"] == {"mean": None, "error": None}
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_class_that_looks_elsewhere_comes_first(seed: int) -> None:
     places = {name: random_places(20, 10 * seed + number) for number, name in enumerate("abcdef")}
-    places["d"] = [(14.0, 14.0)] * 20
-    found = class_mean_maps(maps_of(places, seed))
-    assert found[0].target == "d"
-    assert found[0].apart > 3 * found[1].apart
+    places["d"][:] = 14.0
+    first, second, *_ = class_mean_maps(maps_of(places, seed, width=2.0))
+    assert first.target == "d"
+    assert first.apart > 3 * second.apart
 
 
 def test_the_class_with_the_least_on_its_object_comes_first_unless_by_chance() -> None:
-    maps = maps_of({name: random_places(8, number) for number, name in enumerate("abc")})
-    # of c the least, but by chance
-    on_object = torch.tensor([0.6, 0.7] * 4 + [0.3, 0.4] * 4 + [0.0, 0.6] * 4)
-    object.__setattr__(maps, "on_object", on_object)
-    object.__setattr__(maps, "object_size", torch.full((24,), 0.5))
-    found = class_mean_maps(maps)
-    assert found[0].target == "b"
-    assert found[0].excess.value == pytest.approx((0.35 - 0.5) / (1 - 0.5))
-    assert found[0].striking > 0 > found[1].striking
+    maps = maps_of({name: random_places(8, number) for number, name in enumerate("abcd")})
+    # of c the least, but by chance; and the object fills the photos of d
+    on_object = torch.tensor([0.6, 0.7] * 4 + [0.3, 0.4] * 4 + [0.0, 0.6] * 4 + [0.97] * 8)
+    size = torch.tensor([0.5] * 24 + [0.97] * 8)
+    first, second, *_, last = class_mean_maps(replace(maps, on_object=on_object, object_size=size))
+    assert first.target == "b"
+    assert first.excess.value == pytest.approx((0.35 - 0.5) / (1 - 0.5))
+    assert first.striking > 0 > second.striking
+    assert last.target == "d"
+    assert math.isnan(last.excess.value)
 
 
-def test_photos_that_the_object_fills_say_nothing_of_where_a_class_looks() -> None:
-    maps = maps_of({name: random_places(6, number) for number, name in enumerate("ab")})
-    object.__setattr__(maps, "on_object", torch.tensor([0.97] * 6 + [0.6] * 6))
-    object.__setattr__(maps, "object_size", torch.tensor([0.97] * 6 + [0.5] * 6))
-    first, second = class_mean_maps(maps)
-    assert (first.target, second.target) == ("b", "a")
-    assert first.excess.value == pytest.approx(0.2)
-    assert math.isnan(second.excess.value)
-    assert second.on_object.value == pytest.approx(0.97)
-
-
-def test_a_mean_leaves_out_what_is_not_known() -> None:
-    found = MeanWithError.of(torch.tensor([float("nan"), 2.0]))
-    assert found.value == 2
-    assert math.isnan(found.error)
-    assert found.to_dict() == {"mean": 2.0, "error": None}
-
-
-def test_distances_are_those_of_hellinger() -> None:
-    maps = torch.rand(4, 3, 3, generator=torch.Generator().manual_seed(0))
-    maps = maps / maps.sum((1, 2), keepdim=True)
-    found = distances(maps)
-    for i in range(4):
-        for j in range(4):
-            expected = (maps[i].sqrt() - maps[j].sqrt()).square().sum().div(2).sqrt()
-            assert found[i, j].item() == pytest.approx(expected.item(), abs=1e-3)
+def test_distances_are_those_of_hellinger_and_silhouettes_those_of_the_definition() -> None:
+    values = torch.rand(9, 3, 3, generator=torch.Generator().manual_seed(0))
+    values = values / values.sum((1, 2), keepdim=True)
+    apart = distances(values)
+    for one in range(9):
+        for other in range(9):
+            expected = (values[one].sqrt() - values[other].sqrt()).square().sum().div(2).sqrt()
+            assert apart[one, other].item() == pytest.approx(expected.item(), abs=1e-3)
+    groups = [0, 0, 0, 1, 1, 1, 1, 2, 0]
+    for one, fit in enumerate(silhouettes(apart, torch.tensor(groups)).tolist()):
+        means = {}
+        for group in range(3):
+            members = [k for k in range(9) if groups[k] == group and k != one]
+            means[group] = apart[one, members].mean().item() if members else 0.0
+        within = means.pop(groups[one])
+        nearest = min(means.values())
+        expected = (nearest - within) / max(nearest, within) if within else 0.0
+        assert fit == pytest.approx(expected)
 
 
 def test_a_graph_in_k_parts_has_k_eigenvalues_of_zero_and_a_gap_behind_them() -> None:
     generator = torch.Generator().manual_seed(0)
-    points = torch.cat(
-        [torch.randn(15, 2, generator=generator, dtype=torch.float64) + 50 * k for k in range(3)]
-    )
+    points = torch.randn(45, 2, generator=generator, dtype=torch.float64)
+    points += 50 * torch.arange(3).repeat_interleave(15)[:, None]
     values, vectors = spectrum(torch.cdist(points, points), 6)
     assert (values < 1e-9).tolist() == [True] * 3 + [False] * 4
     assert number_of_groups(values) == (3, pytest.approx(float(values[3]) / 1e-3 + 1))
-    groups = grouped(vectors, 3)
-    assert [len(set(groups[15 * k : 15 * k + 15].tolist())) for k in range(3)] == [1, 1, 1]
-    assert len(set(groups.tolist())) == 3
-
-
-def test_silhouettes_are_those_of_the_definition() -> None:
-    points = torch.randn(9, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    apart = torch.cdist(points, points)
-    groups = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 0])
-    expected = []
-    for i in range(9):
-        means = {
-            k: [apart[i, j].item() for j in range(9) if groups[j] == k and j != i] for k in range(3)
-        }
-        own = means.pop(int(groups[i]))
-        near = min(sum(each) / len(each) for each in means.values())
-        inside = sum(own) / len(own) if own else 0
-        expected.append((near - inside) / max(near, inside) if own else 0.0)
-    torch.testing.assert_close(
-        silhouettes(apart, groups), torch.tensor(expected, dtype=torch.float64)
-    )
+    groups = grouped(vectors, 3).reshape(3, 15)
+    assert torch.equal(groups, groups[:, :1].expand(3, 15))
+    assert len(groups.unique()) == 3
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_shortcut_comes_out_first_without_being_told(seed: int) -> None:
-    """A quarter of the photos of one class are told by a mark in a corner."""
-    places = {name: random_places(40, 10 * seed + number) for number, name in enumerate("abcde")}
-    places["c"][:10] = [(13.5, 2.0)] * 10
-    found = map_clusters(maps_of(places, seed, width=1.5), seed=seed)
-    first = found[0]
+    """A quarter of the photos of one class have a mark in a corner."""
+    first, *rest = map_clusters(with_shortcut(seed), seed=seed)
     assert first.target == "c"
     assert sorted(first.rows.tolist()) == list(range(80, 90))
     assert first.share == 0.25
     assert set(first.photos) <= {f"c {number}" for number in range(80, 90)}
     assert first.stands_out > 0.5
-    assert all(cluster.stands_out < first.stands_out for cluster in found[1:])
+    assert all(cluster.stands_out < first.stands_out for cluster in rest)
 
 
-def test_groups_that_show_the_same_places_have_no_reason_of_their_own() -> None:
-    """Two tight groups whose mean maps are nearly equal stand out by their silhouettes; and the
-    same far apart."""
-    rows, columns = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
+@pytest.mark.parametrize(("shift", "expected"), [(0.5, 0), (6.0, 2)])
+def test_groups_that_show_the_same_places_have_no_reason_of_their_own(
+    shift: float, expected: int
+) -> None:
+    """Two tight groups stand out by their silhouettes, also where their mean maps are nearly
+    equal."""
     noise = 0.001 * torch.rand(40, 16, 16, generator=torch.Generator().manual_seed(0))
-    for shift, expected in ((0.5, 0), (6.0, 2)):
-        centres = torch.tensor([5.0, 5.0 + shift]).repeat_interleave(20)[:, None, None]
-        values = torch.exp(-((rows - centres) ** 2 + (columns - 6) ** 2) / 8) + noise
-        values = values / values.sum((1, 2), keepdim=True)
-        maps = replace(maps_of({"a": [(5.0, 5.0)] * 40}), values=values)
-        assert silhouettes(distances(values), torch.arange(40) // 20).mean() > 0.5
-        assert len(map_clusters(maps)) == expected
-
-
-def test_coarse_maps_are_said(run: explain.Run) -> None:
-    insight = run.insight()
-    shapes = {tuple(row.values.shape[-2:]) for row in run.rows(insight.method)}
-    assert insight.maps.resolution == min(shapes, key=min)
-    for resolution, is_coarse in (((2, 2), True), ((5, 9), True), ((6, 6), False)):
-        headlines = replace(insight, maps=replace(insight.maps, resolution=resolution)).headlines
-        assert any("explain layers" in line for line in headlines) == is_coarse
+    centres = torch.tensor([5.0, 5.0 + shift]).repeat_interleave(20)[:, None, None]
+    values = torch.exp(-((ROWS - centres) ** 2 + (COLUMNS - 6) ** 2) / 8) + noise
+    values = values / values.sum((1, 2), keepdim=True)
+    maps = replace(maps_of({"a": random_places(40, 0)}), values=values)
+    assert silhouettes(distances(values), torch.arange(40) // 20).mean() > 0.5
+    assert len(map_clusters(maps)) == expected
 
 
 def test_mistakes_are_counted_and_the_difference_says_what_spoke_for_either(
-    run: explain.Run,
+    run: explain.Run, tmp_path: Path
 ) -> None:
     rows = {row.name: row for row in run.rows("gradcam")}
     wrong = [(row.label, row.prediction) for row in rows.values() if row.label != row.prediction]
-    assert wrong
-    made = explainer(categories=list("abcde"))
-    found = run.insight(explainer=made)
-    assert {(pair.label, pair.prediction): pair.count for pair in found.pairs} == {
-        pair: wrong.count(pair) for pair in wrong
-    }
-    assert [pair.count for pair in found.pairs] == sorted(
-        (pair.count for pair in found.pairs), reverse=True
-    )
-    first = found.pairs[0]
+    network = explainer(categories=list("abcde"))
+    insight = run.insight(explainer=network)
+    counts = {(pair.label, pair.prediction): pair.count for pair in insight.pairs}
+    assert counts == {pair: wrong.count(pair) for pair in wrong}
+    assert list(counts.values()) == sorted(counts.values(), reverse=True)
+    first = insight.pairs[0]
     assert first.of == sum(row.label == first.label for row in rows.values())
-    assert [each.row.name for each in first.spoken] == list(first.photos)
-    one = first.spoken[0]
-    x = as_it_is(explain.data.images.load_image(one.row.path))[None]
-    classes = ClassTarget(first.prediction_class), ClassTarget(first.label_class)
-    for these, seen in ((classes, one.wrong), (classes[::-1], one.right)):
-        expected = explain.attribute(made.model, x, "gradcam", target=Difference(*these))
-        torch.testing.assert_close(seen, expected.heatmap[0])
-    logits = made.model(x)[0].detach()
-    assert one.lead == pytest.approx(
-        float(logits[first.prediction_class] - logits[first.label_class]), rel=1e-4
-    )
-    assert one.lead > 0
+    assert [evidence.row.name for evidence in first.spoken] == list(first.photos)
+    evidence = first.spoken[0]
+    x = as_it_is(Image.open(evidence.row.path))[None]  # type: ignore[arg-type]
+    prediction = ClassTarget(first.prediction_class)
+    label = ClassTarget(first.label_class)
+    for target, values in (
+        (Difference(prediction, label), evidence.wrong),
+        (Difference(label, prediction), evidence.right),
+    ):
+        expected = explain.attribute(network.model, x, "gradcam", target=target)
+        torch.testing.assert_close(values, expected.heatmap[0])
+    logits = network.model(x)[0].tolist()
+    lead = logits[first.prediction_class] - logits[first.label_class]
+    assert evidence.lead == pytest.approx(lead, rel=1e-4)
+    written = insight.save(tmp_path / "out")
+    names = [path.name for path in written]
+    assert names == ["looks.png", "mistakes.png", "insight.json", "insight.html"]
+    assert json.loads(written[2].read_text()) == json.loads(json.dumps(insight.to_dict()))
+    page = written[3].read_text()
+    assert page.count("data:image/png;base64,") == 2
+    assert f"<td>{first.label}</td><td>{first.prediction}</td>" in page
+    with pytest.raises(OutputError, match="exist"):
+        insight.save(tmp_path / "out")
 
 
 def test_photos_whose_smallest_evidence_is_off_the_object_are_listed(tmp_path: Path) -> None:
     """A model that looks at the upper left quarter, on photos with the object there, elsewhere, and
     of nothing."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 20 * 24, 2))
+    quarter = torch.zeros(3, 20, 24)
+    quarter[:, :10, :12] = 1
     with torch.no_grad():
-        quarter = torch.zeros(3, 20, 24)
-        quarter[:, :10, :12] = 1
-        model[1].weight[:] = torch.stack([quarter.flatten(), torch.zeros(quarter.numel())])
+        model[1].weight[0] = quarter.flatten()
+        model[1].weight[1] = 0
         model[1].bias[:] = torch.tensor([0.0, 20.0])
-    rows = []
-    for name, box in (
-        ("on", [0, 0, 12, 10]),
-        ("off", [12, 10, 24, 20]),
-        ("unknown", None),
-        ("black", None),
-    ):
-        (picture(1) if name != "black" else Image.new("RGB", (24, 20))).save(
-            tmp_path / f"{name}.png"
-        )
-        rows.append({"path": f"{name}.png", **({} if box is None else {"boxes": [box]})})
     picture(2).save(tmp_path / "on.png")
+    picture(1).save(tmp_path / "off.png")
+    picture(1).save(tmp_path / "unknown.png")
+    Image.new("RGB", (24, 20)).save(tmp_path / "black.png")
+    rows: list[dict[str, Any]] = [
+        {"path": "on.png", "boxes": [[0, 0, 12, 10]]},
+        {"path": "off.png", "boxes": [[12, 10, 24, 20]]},
+        {"path": "unknown.png"},
+        {"path": "black.png"},
+    ]
     (tmp_path / "list.json").write_text(json.dumps(rows))
     methods = [Sufficient(4, "zero"), Necessary(4, "zero")]  # type: ignore[arg-type]
-    made = explainer(model, categories=["left", "blank"])
-    run = explain.run(
-        tmp_path / "list.json", made, methods, output=tmp_path / "run.sqlite", workers=0
-    )
-    for row in run.rows():
-        if row.name == "black.png":
-            continue
-        x = as_it_is(Image.open(row.path))[None]  # type: ignore[arg-type]
-        (one,) = explain.attribute(model, x, methods[row.method == "necessary"]).sets[0]
-        figures = {"set_size": one.size, "set_alone": one.alone, "set_without": one.without}
-        assert row.metrics == pytest.approx(figures, rel=1e-5)
-    found = run.insight()
-    assert [(each.photo, each.finding, each.on_object) for each in found.evidence[:2]] == [
-        ("off.png", "enough is off the object", 0),
-        ("off.png", "needs nothing of the object", 0),
+    network = explainer(model, categories=["left", "blank"])
+    output = tmp_path / "run.sqlite"
+    run = explain.run(tmp_path / "list.json", network, methods, output=output, workers=0)
+    insight = run.insight()
+    assert [(odd.photo, odd.finding) for odd in insight.evidence] == [
+        ("off.png", "enough is off the object"),
+        ("off.png", "needs nothing of the object"),
+        ("black.png", "needs nothing of the photo"),
     ]
-    (black,) = found.evidence[2:]
-    assert (black.photo, black.target, black.finding) == (
-        "black.png",
-        "blank",
-        "needs nothing of the photo",
-    )
-    assert found.to_dict()["evidence"][0]["size"] == pytest.approx(found.evidence[0].size, abs=1e-6)
-    assert "Evidence off the object" in str(found)
+    assert insight.evidence[0].on_object == 0
+    assert "Evidence off the object" in str(insight)
 
 
-def test_another_model_than_that_of_the_run_is_refused(run: explain.Run) -> None:
-    with pytest.raises(RunError, match="explainer must"):
-        RunPhotos(run, explainer(settled(TinyNet(), seed=1).eval()))
-
-
-def test_insight_is_plain_values_and_tables(run: explain.Run, tmp_path: Path) -> None:
-    found = explain.open_run(run.path).insight()
-    document: Any = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert document["maps"] == len(found.maps)
-    assert [each["target"] for each in document["looks"]] == [look.target for look in found.looks]
-    lines = str(found).splitlines()
-    assert lines[0].endswith(
-        f"{len(found.maps)} maps of gradcam; left out: 1 of photos that were there twice"
-    )
-    assert [line for line in lines if line and not line.startswith(" ")][1:] == [
-        "Where each class looks",
-        "Clusters of reasons",
-        "Mistakes",
-    ]
+def test_insight_is_plain_values_and_tables(
+    run: explain.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insight = explain.open_run(run.path).insight()
+    document = json.loads(json.dumps(insight.to_dict(), allow_nan=False))
+    assert document["maps"] == len(insight.maps)
+    first, *lines = str(insight).splitlines()
+    assert first.endswith("maps of gradcam; left out: 1 of photos that were there twice")
+    headings = [line for line in lines if line and not line.startswith(" ")]
+    assert headings == ["Where each class looks", "Clusters of reasons", "Mistakes"]
     assert "  no class has enough photos" in lines
     with pytest.raises(RunError, match="did you mean"):
         run.insight("gradcan")
+    with pytest.raises(RunError, match="explainer must"):
+        RunPhotos(run, explainer(settled(TinyNet(), seed=1).eval()))
 
-
-def test_what_stands_out_is_said_first_and_what_does_not_is_said_to(run: explain.Run) -> None:
-    found = run.insight()
-    places = {name: random_places(40, number) for number, name in enumerate("abc")}
-    maps = maps_of(places, width=1.5)
-    weak = [replace(each, stands_out=0.6 * each.stands_out) for each in map_clusters(maps)]
-    plain = replace(found, maps=maps, looks=class_mean_maps(maps), reasons=weak, pairs=[])
-    (elsewhere, nothing) = plain.headlines
-    first = plain.looks[0]
-    assert elsewhere == (
-        f"The maps of {first.target} differ most from those of the other classes: their mean maps "
-        "are apart by "
-        f"{first.apart:.2f}."
-    )
-    assert nothing == (
-        f"No cluster of reasons stands out: by {plain.reasons[0].stands_out:.2f} at most, where "
-        "0.5 is worth a look."
-    )
-    places["c"][:10] = [(13.5, 2.0)] * 10
-    maps = maps_of(places, width=1.5)
-    # four photos are too few for a sentence
-    few, many = (replace(found.pairs[0], of=count) for count in (4, 5))
-    marked = replace(found, maps=maps, looks=[], reasons=map_clusters(maps), pairs=[few, many])
-    assert marked.headlines[0].startswith(
-        "10 photos of c have a reason of their own (25% of the class): they stand"
-    )
-    assert marked.headlines[1] == (
-        f"{many.label} is taken for {many.prediction} most often: {many.count} of 5 photos."
-    )
-    object.__setattr__(
-        maps, "on_object", torch.tensor([0.6, 0.7] * 20 + [0.2, 0.3] * 20 + [0.6] * 40)
-    )
-    object.__setattr__(maps, "object_size", torch.full((120,), 0.5))
-    away = replace(found, maps=maps, looks=class_mean_maps(maps), reasons=[], pairs=[])
-    assert away.headlines == [
-        "The maps of b are on the object least, relative to its size: 25% of the evidence is on "
-        "it, and it covers "
-        "50% of the photo."
-    ]
-    assert away.lines()[1] == f"  {away.headlines[0]}"
-
-
-def test_pictures_without_photos_read_none(
-    run: explain.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("a photo was read")
 
     monkeypatch.setattr("explain.store.reading.load_image", refuse)
-    found = run.insight()
-    assert list(found.pictures(photos=False)) == ["looks"]
-    with pytest.raises(AssertionError, match="a photo was read"):
-        found.pictures()
+    assert list(insight.pictures(photos=False)) == ["looks"]
 
 
-def test_pictures_and_a_page_are_written(run: explain.Run, tmp_path: Path) -> None:
-    found = run.insight(explainer=explainer(categories=list("abcde")))
-    written = found.save(tmp_path / "out")
-    assert [path.name for path in written] == [
-        "looks.png",
-        "mistakes.png",
-        "insight.json",
-        "insight.html",
-    ]
-    assert json.loads((tmp_path / "out/insight.json").read_text()) == json.loads(
-        json.dumps(found.to_dict())
-    )
-    page = (tmp_path / "out/insight.html").read_text()
-    assert page.count("data:image/png;base64,") == 2
-    assert "<script" not in page
-    assert f"<td>{found.pairs[0].label}</td><td>{found.pairs[0].prediction}</td>" in page
-    with pytest.raises(OutputError, match="exist"):
-        found.save(tmp_path / "out")
+def test_what_stands_out_is_said_first_and_what_does_not_is_said_to(run: explain.Run) -> None:
+    insight = run.insight()
+    insight = replace(insight, maps=replace(insight.maps, resolution=(6, 6)), pairs=[])
+    maps = with_shortcut()
+    clusters = map_clusters(maps)
+    statistics = class_mean_maps(maps)
+    weak = [replace(cluster, stands_out=0.4) for cluster in clusters]
+    elsewhere, nothing = replace(insight, looks=statistics, reasons=weak).headlines
+    assert elsewhere.startswith(f"The maps of {statistics[0].target} differ most")
+    assert nothing.startswith("No cluster of reasons stands out: by 0.40 at most")
+    (cluster,) = replace(insight, looks=[], reasons=clusters).headlines
+    assert cluster.startswith("10 photos of c have a reason of their own (25% of the class)")
+    on_object = torch.tensor([0.6, 0.7] * 20 + [0.2, 0.3] * 20 + [0.6] * 120)
+    maps = replace(maps, on_object=on_object, object_size=torch.full((200,), 0.5))
+    boxed = replace(insight, looks=class_mean_maps(maps), reasons=[])
+    assert boxed.headlines[0].startswith("The maps of b are on the object least")
+    coarse = replace(insight, looks=[], maps=replace(insight.maps, resolution=(5, 9)))
+    assert "explain layers" in coarse.headlines[0]
+    four, five = [replace(run.insight().pairs[0], of=count) for count in (4, 5)]
+    mistakes = replace(insight, looks=[], pairs=[four, five])  # four photos are too few
+    assert mistakes.headlines[0].endswith("of 5 photos.")

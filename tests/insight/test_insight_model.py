@@ -1,9 +1,10 @@
-"""Insight with one more look at the model: channels, shared concepts, concept vectors, and removed
+"""Insight that runs the model again: channels, shared concepts, concept vectors, and removed
 evidence."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch import nn
 import explain
 from explain import ExplainError, RunError
 from explain.attribution.concepts import factorise
-from explain.insight import directions
 from explain.insight.ablation import corrected, removed
 from explain.insight.channels import channels, feature_maps, receptive_field
 from explain.insight.concepts import places, shared_concepts
@@ -25,6 +25,7 @@ from explain.insight.reattribution import RunPhotos
 from tests.runs.networks import as_it_is
 
 SIDE = 24
+COLOURS = ["red", "green", "blue"]
 
 
 class ByColour(nn.Module):
@@ -35,21 +36,18 @@ class ByColour(nn.Module):
         super().__init__()
         self.look = nn.Conv2d(3, 6, 3, padding=1)
         self.fc = nn.Linear(6, 3)
+        generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            self.look.weight.copy_(
-                0.02 * torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(0))
-            )
-            for k in range(3):
-                self.look.weight[k, k] += 1 / 9
-                self.look.weight[k, (k + 1) % 3] -= 1 / 9
+            self.look.weight.copy_(0.02 * torch.randn(6, 3, 3, 3, generator=generator))
+            colours = torch.eye(3) - torch.eye(3).roll(1, 1)
+            self.look.weight[:3] += colours[:, :, None, None] / 9
             self.look.bias.fill_(-0.1)
-            self.fc.weight.zero_()
-            self.fc.weight[:, :3] = 20 * torch.eye(3)
+            self.fc.weight.copy_(torch.cat([20 * torch.eye(3), torch.zeros(3, 3)], 1))
             self.fc.bias.zero_()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.fc(self.look(x).relu().mean((2, 3)))
-        return found
+        scores: torch.Tensor = self.fc(self.look(x).relu().mean((2, 3)))
+        return scores
 
 
 def photo_of(colour: int, number: int) -> Image.Image:
@@ -62,98 +60,86 @@ def photo_of(colour: int, number: int) -> Image.Image:
     return Image.fromarray(pixels.astype(np.uint8))
 
 
+def photos_of(folder: Path, images: list[Any], labels: list[int], boxes: list[Any]) -> RunPhotos:
+    """A run of these photos, explained by Grad-CAM."""
+    rows = []
+    for number, image in enumerate(images):
+        path = f"{number:02}.png"
+        Image.fromarray(np.asarray(image)).save(folder / path)
+        row: dict[str, Any] = {"path": path, "label": labels[number]}
+        if boxes and boxes[number]:
+            row["boxes"] = [boxes[number]]
+        rows.append(row)
+    (folder / "list.json").write_text(json.dumps(rows))
+    model = ByColour().eval()
+    explainer = explain.Explainer(model, preprocess=as_it_is, categories=COLOURS)
+    output = folder / "run.sqlite"
+    run = explain.run(folder / "list.json", explainer, "gradcam", output=output, workers=0)
+    return RunPhotos(run, explainer)
+
+
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
-    folder = tmp_path_factory.mktemp("colours")
-    rows = []
-    for number in range(42):
-        photo_of(number % 3, number).save(folder / f"{number:02}.png")
-        rows.append({"path": f"{number:02}.png", "label": number % 3})
-    (folder / "list.json").write_text(json.dumps(rows))
-    made = explain.Explainer(
-        ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"]
-    )
-    run = explain.run(
-        folder / "list.json", made, "gradcam", output=folder / "run.sqlite", workers=0
-    )
-    return RunPhotos(run, made)
+    labels = [number % 3 for number in range(42)]
+    images = [photo_of(label, number) for number, label in enumerate(labels)]
+    return photos_of(tmp_path_factory.mktemp("colours"), images, labels, [])
 
 
-def inputs(photos: RunPhotos) -> tuple[list[str], torch.Tensor]:
-    names = [row.name for row in photos.run.rows("gradcam")]
-    return names, torch.stack(
-        [as_it_is(Image.open(row.path)) for row in photos.run.rows("gradcam")]
-    )
+def inputs(photos: RunPhotos) -> torch.Tensor:
+    return torch.stack([as_it_is(Image.open(row.path)) for row in photos.run.rows()])  # type: ignore[arg-type]
+
+
+def conv(kernel: int, **options: Any) -> nn.Conv2d:
+    return nn.Conv2d(3, 3, kernel, padding=kernel // 2, **options)
 
 
 @pytest.mark.parametrize(
     ("layers", "side"),
     [
-        ([nn.Conv2d(3, 4, 3, padding=1)], 3),
-        ([nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 5, padding=2)], 7),
-        (
-            [
-                nn.Conv2d(3, 4, 3, padding=1),
-                nn.MaxPool2d(2),
-                nn.ReLU(),
-                nn.Conv2d(4, 4, 3, padding=1),
-            ],
-            8,
-        ),
-        ([nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding=2, dilation=2)], 11),
-        ([nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(2), nn.Linear(1024, 7)], 32),
+        ([conv(3), nn.ReLU(), conv(5)], 7),
+        ([conv(3), nn.MaxPool2d(2), nn.ReLU(), conv(3)], 8),
+        ([conv(3, stride=2), conv(3, dilation=2)], 11),
+        ([conv(3), nn.Flatten(2), nn.Linear(1024, 7)], 32),
     ],
 )
 def test_a_receptive_field_is_that_of_the_formula(layers: list[nn.Module], side: int) -> None:
     """r + (k - 1) j for each layer, where j is the product of the strides so far."""
     torch.manual_seed(0)
-    model = nn.Sequential(*layers)
-    left, top, right, bottom = receptive_field(
-        model, torch.rand(1, 3, 32, 32), str(len(layers) - 1)
-    )
-    assert (right - left, bottom - top) == (side, side)
+    last = str(len(layers) - 1)
+    field = receptive_field(nn.Sequential(*layers), torch.rand(1, 3, 32, 32), last)
+    assert (field[2] - field[0], field[3] - field[1]) == (side, side)
 
 
 def test_patches_are_the_places_that_excite_a_channel_most(photos: RunPhotos) -> None:
-    names, x = inputs(photos)
     model = photos.explainer.model
-    found = channels(photos, 1, layer="look", count=6, patches=4)
-    maps = model.look(x).detach()
-    assert (found.layer, found.target, found.field, found.photos) == ("look", "green", (3, 3), 42)
-    relu = (maps > 0).float()
-    gradient = model.fc.weight[1, :, None, None].detach() * relu / maps[0, 0].numel()
-    expected = (maps * gradient)[torch.arange(42) % 3 == 1].sum((2, 3)).mean(0)
-    order = expected.argsort(descending=True).tolist()
-    assert [each.number for each in found.channels][:1] == order[:1] == [1]
-    weights = {each.number: each.weight for each in found.channels}
-    torch.testing.assert_close(torch.tensor([weights[k] for k in range(6)]), expected)
-    for channel in found.channels:
-        peaks = maps[:, channel.number].flatten(1).amax(1)
-        assert [each.value for each in channel.patches] == pytest.approx(
-            peaks.sort(descending=True).values[:4].tolist()
-        )
-        for patch in channel.patches:
-            image = maps[names.index(patch.row.name), channel.number]
-            y, x_ = divmod(int(image.argmax()), SIDE)
-            edges = patch.box.left, patch.box.top, patch.box.right, patch.box.bottom
-            expected_edges = (max(x_ - 1, 0), max(y - 1, 0), min(x_ + 2, SIDE), min(y + 2, SIDE))
-            # what the model sees is known no better
-            assert edges == pytest.approx(expected_edges, abs=0.05)
-    first = found.channels[0].patches[0].picture(photos)
-    red, green, blue = np.asarray(first).reshape(-1, 3).mean(0)
+    report = channels(photos, 1, layer="look", count=6, patches=4)
+    assert (report.layer, report.target, report.field, report.photos) == (
+        "look",
+        "green",
+        (3, 3),
+        42,
+    )
+    maps = model.look(inputs(photos)).detach()
+    gradient = model.fc.weight[1, :, None, None].detach() * (maps > 0) / SIDE**2
+    weights = (maps * gradient)[1::3].sum((2, 3)).mean(0)
+    assert report.channels[0].number == weights.argmax() == 1
+    for channel in report.channels:
+        assert channel.weight == pytest.approx(weights[channel.number].item(), abs=1e-6)
+        peaks = maps[:, channel.number].flatten(1).amax(1).sort(descending=True).values[:4]
+        assert [patch.value for patch in channel.patches] == pytest.approx(peaks.tolist())
+        patch = channel.patches[0]
+        place = int(maps[int(patch.row.name[:2]), channel.number].argmax())
+        row, column = divmod(place, SIDE)
+        expected = [max(column - 1, 0), max(row - 1, 0), min(column + 2, SIDE), min(row + 2, SIDE)]
+        assert patch.to_dict()["box"] == pytest.approx(expected, abs=0.05)
+    red, green, blue = np.asarray(report.channels[0].patches[0].picture(photos)).mean((0, 1))
     assert green > 2 * max(red, blue)
-    assert found.picture(photos).width > 100
-    assert json.loads(json.dumps(found.to_dict()))["channels"][0]["channel"] == 1
+    assert report.picture(photos).width > 100
 
 
-def test_channels_of_a_class_without_photos_are_refused(photos: RunPhotos) -> None:
-    with pytest.raises(RunError, match="target must"):
-        channels(photos, 7)
-
-
-def test_what_is_asked_for_further_is_what_the_functions_say(photos: RunPhotos) -> None:
+def test_an_insight_with_the_model_has_what_the_functions_return(photos: RunPhotos) -> None:
     examples = [photo_of(1, number) for number in range(100, 106)]
-    found = photos.run.insight(
+    insight = photos.run.insight(
         explainer=photos.explainer,
         channels=2,
         concepts=3,
@@ -161,276 +147,188 @@ def test_what_is_asked_for_further_is_what_the_functions_say(photos: RunPhotos) 
         target="green",
         layer="look",
     )
-    assert found.concepts is not None
-    assert (found.concepts.layer, len(found.concepts.shares)) == ("look", 3)
-    assert {name: found.to_dict()[name] for name in ("channels", "direction")} == {
-        "channels": channels(photos, 1, layer="look", count=2).to_dict(),
-        "direction": concept_direction(photos, examples, 1, layer="look").to_dict(),
-    }
-    titles = [line for line in found.lines() if line and not line.startswith(" ")]
-    assert titles[4:] == [
-        "What channels of look see, by weight for green",
-        "Concepts of look in 42 photos",
-        "A concept from examples",
-    ]
-    table = found.parts()["channels"].table
-    assert list(table[0][:4]) == ["channel", "weight", "strongest", "in photos of"]
-    assert (table[1][0], table[1][3]) == ("1", "green")
-
-
-def test_a_further_look_needs_the_model(photos: RunPhotos) -> None:
-    with pytest.raises(ExplainError, match="concepts must"):
-        photos.run.insight(concepts=2)
+    document = insight.to_dict()
+    assert document["channels"] == channels(photos, 1, layer="look", count=2).to_dict()
+    assert document["direction"] == concept_direction(photos, examples, 1, layer="look").to_dict()
+    assert document["concepts"]["layer"] == "look"
+    assert "What channels of look see, by weight for green" in insight.lines()
+    assert insight.parts()["channels"].table[1][0] == "1"
+    assert set(insight.pictures()) >= {"looks", "channels", "concepts"}
 
 
 def test_shared_concepts_are_as_good_as_those_of_all_photos_at_once(photos: RunPhotos) -> None:
-    _, x = inputs(photos)
-    found = shared_concepts(photos, 3, layer="look", rounds=4)
-    maps = feature_maps(photos.explainer.model, x, "look").clamp(min=0)
+    concepts = shared_concepts(photos, 3, layer="look", rounds=4)
+    maps = feature_maps(photos.explainer.model, inputs(photos), "look").clamp(min=0)
     rows = maps.movedim(1, -1).reshape(-1, 6).double()
-    where, what = factorise(rows, 3)
-    at_once = float((rows - where @ what).norm() / rows.norm())
-    assert found.error <= at_once * 1.1
-    again = places(rows, found.vectors.double())
-    assert found.error == pytest.approx(
-        float((rows - again @ found.vectors.double()).norm() / rows.norm()), rel=1e-3
-    )
-    assert sum(found.shares) == pytest.approx(1)
-    assert list(found.shares) == sorted(found.shares, reverse=True)
-    torch.testing.assert_close(found.vectors.norm(dim=1), torch.ones(3))
-    labels = [{each.row.label for each in own} for own in found.examples]
-    assert sorted(map(sorted, labels)) == [["blue"], ["green"], ["red"]]  # each concept is a colour
-    assert all(
-        float(each.heatmap.max()) == pytest.approx(1) for own in found.examples for each in own
-    )
-    assert found.picture(photos).width > 100
+    weights, vectors = factorise(rows, 3)
+    at_once = float((rows - weights @ vectors).norm() / rows.norm())
+    assert concepts.error <= at_once * 1.1
+    vectors = concepts.vectors.double()
+    rest = rows - places(rows, vectors) @ vectors
+    assert concepts.error == pytest.approx(float(rest.norm() / rows.norm()), rel=1e-3)
+    assert sum(concepts.shares) == pytest.approx(1)
+    assert list(concepts.shares) == sorted(concepts.shares, reverse=True)
+    labels = [{example.row.label for example in examples} for examples in concepts.examples]
+    assert sorted(map(sorted, labels)) == [["blue"], ["green"], ["red"]]  # each one is a colour
 
 
 def test_a_concept_of_the_class_is_significant_and_one_of_nothing_is_not(photos: RunPhotos) -> None:
+    """The chance is the share of concepts of random photos that gain as much."""
     green = [photo_of(1, number) for number in range(100, 108)]
-    found = concept_direction(photos, green, 1, layer="look")
-    assert found.significant
-    assert (found.score, found.told_apart, found.target) == (1.0, 1.0, "green")
-    as_large = sum(abs(gain) >= found.gain for gain in found.random_gains)
-    assert found.chance == (1 + as_large) / 201 < 0.03
-    against = concept_direction(photos, green, "red", layer="look")
-    assert against.score < 0.5
-    assert against.gain < 0
-    nothing = concept_direction(
-        photos, [photo_of(2 * (number % 2), 100 + number) for number in range(8)], 1, layer="look"
-    )
-    assert not nothing.significant
-    assert json.loads(json.dumps(found.to_dict()))["photos"] == 14
-
-
-def test_chance_says_how_often_random_examples_would_gain_as_much(photos: RunPhotos) -> None:
-    """With photos of the run as examples, every chance is as likely as every other: small ones are
-    as rare."""
-    chances = []
-    for seed in range(10):
-        drawn = torch.randperm(28, generator=torch.Generator().manual_seed(seed))[:6].tolist()
-        others = [number for number in range(42) if number % 3 != 1]
-        examples = [photo_of(others[k] % 3, others[k]) for k in drawn]
-        found = concept_direction(photos, examples, 1, layer="look", draws=2, fakes=39, seed=seed)
-        as_large = sum(abs(gain) >= abs(found.gain) for gain in found.random_gains)
-        assert found.chance == (1 + as_large) / 40
-        chances.append(found.chance)
-    assert sum(chance < 0.2 for chance in chances) <= 5  # of 10, 2 are expected
-    assert sum(chance > 0.5 for chance in chances) >= 2
+    direction = concept_direction(photos, green, 1, layer="look")
+    assert direction.significant
+    assert (direction.score, direction.told_apart, direction.photos) == (1.0, 1.0, 14)
+    as_large = sum(abs(gain) >= direction.gain for gain in direction.random_gains)
+    assert direction.chance == (1 + as_large) / 201
+    assert concept_direction(photos, green, "red", layer="look").gain < 0
+    mixed = [photo_of(2 * (number % 2), 100 + number) for number in range(8)]
+    assert not concept_direction(photos, mixed, 1, layer="look").significant
 
 
 def test_the_gain_is_the_mean_derivative_along_the_vector(
     photos: RunPhotos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a vector that is given, both figures follow from gradients that are found by hand."""
-    given = torch.tensor([1.0, -2.0, 0.5, 0.0, 0.0, 3.0])
-    monkeypatch.setattr(directions, "normals", lambda examples, _: given.expand(len(examples), -1))
+    """With a vector that is known, both figures follow from gradients."""
+    vector = torch.tensor([1.0, -2.0, 0.5, 0.0, 0.0, 3.0])
+    of_concepts = "explain.insight.directions.normals"
+    monkeypatch.setattr(of_concepts, lambda examples, _: vector.expand(len(examples), -1))
     examples = [photo_of(0, number) for number in range(100, 105)]
-    found = concept_direction(photos, examples, 1, layer="look", draws=1, fakes=20)
+    direction = concept_direction(photos, examples, 1, layer="look", draws=1, fakes=20)
     model = photos.explainer.model
-    _, x = inputs(photos)
-    maps = model.look(x).detach().requires_grad_()
-    model.fc(maps.relu().mean((2, 3)))[:, 1].sum().backward()
-    assert maps.grad is not None
-    own = model.look(torch.stack([as_it_is(each) for each in examples])).detach().mean((2, 3))
+    maps = model.look(inputs(photos)).detach().requires_grad_()
+    scores = model.fc(maps.relu().mean((2, 3)))[:, 1]
+    (gradients,) = torch.autograd.grad(scores.sum(), maps)
+    of_examples = model.look(torch.stack([as_it_is(image) for image in examples]))
     of_class = torch.arange(42) % 3 == 1
-    scale = torch.cat([own, maps.detach().mean((2, 3))[~of_class]]).std(0)
-    slopes = maps.grad.sum((2, 3))[of_class] * scale @ (given / given.norm())
-    assert found.gain == pytest.approx(float(slopes.mean()), rel=1e-4)
-    assert found.score == float((slopes > 0).double().mean())
-    assert found.chance == 1  # every vector is the same
-
-
-def test_too_few_examples_are_refused(photos: RunPhotos) -> None:
-    with pytest.raises(RunError, match="examples must"):
-        concept_direction(photos, [photo_of(0, k) for k in range(4)], 0)
-    with pytest.raises(RunError, match="run must"):
-        concept_direction(photos, [photo_of(0, k) for k in range(20)], 0)
+    means = torch.cat([of_examples.detach(), maps.detach()[~of_class]]).mean((2, 3))
+    slopes = gradients.sum((2, 3))[of_class] * means.std(0) @ (vector / vector.norm())
+    assert direction.gain == pytest.approx(float(slopes.mean()), rel=1e-4)
+    assert direction.score == float((slopes > 0).double().mean())
+    assert direction.chance == 1  # every vector is the same
 
 
 @pytest.mark.parametrize("channels", [3, 40])
 def test_a_concept_vector_has_the_smallest_loss(channels: int) -> None:
-    """The gradient of the loss, by autograd, is zero at each of them."""
+    """The gradient of the loss, by autograd, is zero at the normal and at the best offset."""
     generator = torch.Generator().manual_seed(0)
     # mixed, apart, and far apart
-    shift = torch.tensor([0.2, 1.0, 30.0], dtype=torch.double)[:, None, None]
-    one = torch.randn(3, 12, channels, generator=generator, dtype=torch.double) + shift
-    other = torch.randn(3, 9, channels, generator=generator, dtype=torch.double) - shift
-    found = normals(one, other)
-    for normal, first, second in zip(found, one, other, strict=True):
-        points = torch.cat([first, second])
-        signs = torch.tensor([1.0] * 12 + [-1.0] * 9, dtype=torch.double)
+    shift = torch.tensor([0.2, 1.0, 30.0], dtype=torch.float64)[:, None, None]
+    one = torch.randn(3, 12, channels, generator=generator, dtype=torch.float64) + shift
+    other = torch.randn(3, 9, channels, generator=generator, dtype=torch.float64) - shift
+    signs = torch.tensor([1.0] * 12 + [-1.0] * 9, dtype=torch.float64)
+    for normal, points in zip(normals(one, other), torch.cat([one, other], 1), strict=True):
         low = -1e3
         high = 1e3
-        for _ in range(200):  # the best offset, where the pulls of both sides are equal
+        for _ in range(200):  # where the pulls of both sides are equal
             middle = (low + high) / 2
             pull = float((signs * torch.sigmoid(-signs * (points @ normal + middle))).sum())
-            low, high = (middle, high) if pull > 0 else (low, middle)
+            low = middle if pull > 0 else low
+            high = high if pull > 0 else middle
         weights = normal.clone().requires_grad_()
-        loss = (
-            torch.log1p(torch.exp(-signs * (points @ weights + low))).mean()
-            + 0.01 * weights.square().sum()
-        )
-        loss.backward()
-        assert weights.grad is not None
-        assert weights.grad.abs().max() < 1e-7
+        margins = signs * (points @ weights + low)
+        loss = torch.log1p(torch.exp(-margins)).mean() + 0.01 * weights.square().sum()
+        (gradient,) = torch.autograd.grad(loss, weights)
+        assert gradient.abs().max() < 1e-7
 
 
 def test_the_accuracy_falls_where_the_evidence_is_removed(photos: RunPhotos) -> None:
-    rows = list(photos.run.rows("gradcam"))
-    wanted = [(row.name, row.target) for row in rows if row.label == "green"]
-    found = removed(photos, "gradcam", wanted, share=0.2, baseline="zero")
-    names, x = inputs(photos)
-    chosen = [row for row in rows if row.label == "green"]
-    own = x[[names.index(row.name) for row in chosen]]
-    masks = []
-    for row in chosen:
-        values = row.heatmap.flatten().tolist()
-        first = sorted(range(len(values)), key=lambda place: (-values[place], place))[
-            : round(0.2 * SIDE * SIDE)
-        ]
-        kept = torch.zeros(SIDE * SIDE, dtype=torch.bool)
-        kept[first] = True
-        masks.append(kept.reshape(SIDE, SIDE))
-    mask = torch.stack(masks)[:, None]
-    with torch.no_grad():
-        answers = [
-            photos.explainer.model(each).argmax(1)
-            for each in (own, own * ~mask, own * ~mask.roll((SIDE // 2, SIDE // 2), (2, 3)))
-        ]
-    shares = [float((answer == 1).double().mean()) for answer in answers]
-    assert (found.before, found.after, found.control) == pytest.approx(tuple(shares))
-    assert found.accuracy == (found.before, found.after, found.control)
-    assert found.photos == 14
-    assert found.before == 1
-    assert found.after < found.control
-    with pytest.raises(RunError, match="share must"):
-        removed(photos, "gradcam", wanted, share=1.5)
-    with pytest.raises(RunError, match="wanted must"):
-        removed(photos, "gradcam", [("no such photo", "green")])
-
-
-@pytest.fixture(scope="module")
-def boxed(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
-    """Photos of which the left half decides: red there or green; boxes are on the left, on the
-    right, or missing."""
-    folder = tmp_path_factory.mktemp("boxed")
-    rows: list[dict[str, Any]] = []
-    for number in range(9):
-        pixels = np.full((SIDE, SIDE, 3), 40, np.uint8)
-        pixels[6:18, 2:10, number % 2] = 250
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-        rows.append({"path": f"{number}.png", "label": number % 2})
-        if number < 8:
-            left = 2 if number < 4 else 14
-            rows[-1]["boxes"] = [[left, 6, left + 8, 18]]
-    rows[7]["boxes"] = [[0, 0, SIDE, SIDE]]
-    (folder / "list.json").write_text(json.dumps(rows))
-    made = explain.Explainer(
-        ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"]
-    )
-    run = explain.run(
-        folder / "list.json", made, "gradcam", output=folder / "run.sqlite", workers=0
-    )
-    return RunPhotos(run, made)
+    rows = [row for row in photos.run.rows() if row.label == "green"]
+    keys = [(row.name, row.target) for row in rows]
+    result = removed(photos, "gradcam", keys, share=0.2, baseline="zero")
+    x = inputs(photos)[1::3]
+    count = round(0.2 * SIDE * SIDE)
+    heatmaps = torch.stack([row.heatmap.flatten() for row in rows])
+    order = heatmaps.argsort(dim=1, descending=True, stable=True)
+    mask = torch.zeros(14, SIDE * SIDE).scatter(1, order[:, :count], 1).reshape(14, 1, SIDE, SIDE)
+    control = mask.roll((SIDE // 2, SIDE // 2), (2, 3))
+    shares = []
+    for shown in (x, x * (1 - mask), x * (1 - control)):
+        answers = photos.explainer.model(shown).argmax(1)
+        shares.append(float((answers == 1).double().mean()))
+    assert [result.before, result.after, result.control] == pytest.approx(shares)
+    assert result.accuracy == (result.before, result.after, result.control)
+    assert result.before == 1
+    assert result.after < result.control
 
 
 @pytest.mark.parametrize("what", ["object", "background"])
-def test_the_object_or_all_else_is_covered(boxed: RunPhotos, what: str) -> None:
+def test_the_object_or_all_else_is_covered(what: str, tmp_path: Path) -> None:
+    """Photos of which the left half decides; boxes are on the left, on the right, full or
+    missing."""
+    images = []
+    for number in range(6):
+        pixels = np.full((SIDE, SIDE, 3), 40, np.uint8)
+        pixels[6:18, 2:10, number % 2] = 250
+        images.append(pixels)
+    left = [2, 6, 10, 18]
+    right = [14, 6, 22, 18]
+    boxes = [left, left, right, right, [0, 0, SIDE, SIDE], None]
+    boxed = photos_of(tmp_path, images, [0, 1] * 3, boxes)
     rows = list(boxed.run.rows("gradcam"))
-    found = removed(
-        boxed, "gradcam", [(row.name, row.target) for row in rows], what, baseline="zero"
-    )
-    assert [name for name, _ in found.keys] == [
-        f"{number}.png" for number in range(7)
-    ]  # no box; a box that baselines it
-    for number, (name, _) in enumerate(found.keys):
-        row = next(row for row in rows if row.name == name)
-        x = as_it_is(Image.open(row.path))[None]
-        left = 2 if number < 4 else 14
-        keep = torch.ones(SIDE, SIDE)
-        keep[6:18, left : left + 8] = 0
-        other = torch.ones(SIDE, SIDE)
-        other[[y % SIDE for y in range(18, 30)], (left + 12) % SIDE : (left + 12) % SIDE + 8] = 0
-        kept = (keep, other) if what == "object" else (1 - keep, 1 - other)
-        with torch.no_grad():
-            answers = [
-                int(boxed.explainer.model(x * each).argmax()) for each in (torch.ones(()), *kept)
-            ]
-        assert found.given[number].tolist() == [answer == row.label_class for answer in answers]
-        assert float(found.covered[number]) == pytest.approx(1 / 6 if what == "object" else 5 / 6)
-    on_left = found.of(found.keys[:4])
-    assert on_left.photos == 4
-    assert on_left.before == 1
+    keys = [(row.name, row.target) for row in rows]
+    result = removed(boxed, "gradcam", keys, what, baseline="zero")
+    assert [name for name, _ in result.keys] == ["00.png", "01.png", "02.png", "03.png"]
+    mask = torch.zeros(4, 1, SIDE, SIDE)
+    for number, (x0, y0, x1, y1) in enumerate([left, left, right, right]):
+        mask[number, :, y0:y1, x0:x1] = 1
+    control = mask.roll((SIDE // 2, SIDE // 2), (2, 3))
+    if what == "object":
+        mask = 1 - mask
+        control = 1 - control
+    x = inputs(boxed)[:4]
+    answers = [boxed.explainer.model(shown).argmax(1) for shown in (x, x * mask, x * control)]
+    labels = torch.tensor([0, 1, 0, 1])[:, None]
+    assert torch.equal(result.answers, torch.stack(answers, 1))
+    assert result.before == (result.answers[:, 0] == labels[:, 0]).double().mean()
+    on_left = result.of(result.keys[:2])
     # what decides is still there
     assert (on_left.control if what == "object" else on_left.after) == 1
-    assert str(on_left).startswith("4 photos: 100% as they are, ")
-    assert on_left.to_dict()["what"] == what
+    assert str(on_left).startswith("2 photos: 100% as they are, ")
 
 
 def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(
     tmp_path: Path,
 ) -> None:
-    """Photos with a large square of one colour and a small one of their own."""
-    rows = []
+    """Photos with a large red square and a small green one."""
+    images = []
     for number in range(6):
         pixels = np.full((SIDE, SIDE, 3), 40, np.uint8)
         pixels[2:10, 2:12, 0] = 250
         pixels[14:20, 14:20, 1] = 250
         pixels[23, number] = 0
-        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-        rows.append({"path": f"{number}.png", "label": 1})
-    (tmp_path / "list.json").write_text(json.dumps(rows))
-    made = explain.Explainer(
-        ByColour().eval(), preprocess=as_it_is, categories=["red", "green", "blue"]
-    )
-    run = explain.run(
-        tmp_path / "list.json", made, "gradcam", output=tmp_path / "run.sqlite", workers=0
-    )
-    (pair,) = run.insight().pairs
+        images.append(pixels)
+    photos = photos_of(tmp_path, images, [1] * 6, [])
+    (pair,) = photos.run.insight().pairs
     assert (pair.label, pair.prediction, pair.count) == ("green", "red", 6)
-    found = corrected(RunPhotos(run, made), pair, "gradcam", share=0.2, baseline="zero")
-    assert (found.photos, found.before, found.after, found.control) == (6, 1, 0, 1)
-    assert found.accuracy == (0, 1, 0)
-    assert found.chance == 1 / 2**6
-    assert (
-        "without the 20% of the pixels that spoke most for the wrong class, 100% without as many"
-        in str(found)
-    )
-    assert str(found).endswith("; 100% become right, 0% elsewhere")
+    result = corrected(photos, pair, "gradcam", share=0.2, baseline="zero")
+    assert (result.photos, result.before, result.after, result.control) == (6, 1, 0, 1)
+    assert result.accuracy == (0, 1, 0)
+    assert result.chance == 1 / 2**6
+    assert str(result).endswith("; 100% become right, 0% elsewhere")
 
 
 def test_a_photo_that_is_gone_is_named_and_the_others_go_on(
     photos: RunPhotos, tmp_path: Path
 ) -> None:
-    rows: list[Any] = list(photos.run.rows("gradcam"))[:3]
-    lost = type(rows[0])(
-        **{
-            **{f: getattr(rows[0], f) for f in rows[0].__dataclass_fields__},
-            "path": str(tmp_path / "gone.png"),
-        }
-    )
+    first, *rest = [*photos.run.rows("gradcam")][:3]
     again = RunPhotos(photos.run, photos.explainer)
-    (batch,) = again.batches([lost, *rows[1:]])
+    (batch,) = again.batches([replace(first, path=str(tmp_path / "gone.png")), *rest])
     assert [row.name for row in batch.rows] == ["01.png", "02.png"]
     assert list(again.missing) == ["00.png"]
+
+
+def test_what_does_not_fit_is_refused(photos: RunPhotos) -> None:
+    examples = [photo_of(0, number) for number in range(20)]
+    key = [("no such photo", "green")]
+    refused: list[tuple[Any, str]] = [
+        (lambda: channels(photos, 7), "target must"),
+        (lambda: concept_direction(photos, examples[:4], 0), "examples must"),
+        (lambda: concept_direction(photos, examples, 0), "run must"),
+        (lambda: removed(photos, "gradcam", key, share=1.5), "share must"),
+        (lambda: removed(photos, "gradcam", key), "wanted must"),
+    ]
+    for call, message in refused:
+        with pytest.raises(RunError, match=message):
+            call()
+    with pytest.raises(ExplainError, match="concepts must"):
+        photos.run.insight(concepts=2)

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 from tests.conftest import TinyNet, settled
 
 SIZE = (12, 10)
+
+
+class Counting(nn.Module):
+    """Counts the rows that a network is run on."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.rows: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.rows += list(x.detach().clone())
+        return self.inner(x)
+
+    @property
+    def distinct(self) -> int:
+        return len({row.numpy().tobytes() for row in self.rows})
 
 
 @pytest.fixture

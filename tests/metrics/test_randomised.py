@@ -1,10 +1,8 @@
-"""Which weights randomisation reaches, and in which order: that of the forward pass, whatever was
-registered where."""
+"""Copies with random weights: which weights, and in which order: that of the forward pass."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,60 +14,69 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import explain
 from explain import MetricError
 from explain.data.inputs import as_inputs
-from explain.metrics import MPRT, EfficientMPRT
-from explain.metrics.randomised import Randomised
-from explain.metrics.sanity import DependsOnModel
-from explain.metrics.verdict import check_maps
-from explain.targets import ClassTarget
-from tests.conftest import TinyNet, registered_backwards, snapshot
-
-METRICS = [
-    *(MPRT(order=order, steps=3) for order in ("top", "bottom", "independent")),
-    EfficientMPRT(),
-    DependsOnModel(),
-]
+from explain.metrics import MPRT
+from explain.metrics.randomised import Randomised, grouped
+from tests.conftest import Made, TinyNet, registered_backwards, snapshot
 
 
 @pytest.fixture
-def x() -> torch.Tensor:
-    return torch.randn(
-        2, 3, 12, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
-
-
-def judged(model: nn.Module, x: torch.Tensor, metrics: Any = METRICS) -> dict[str, list[float]]:
-    table = explain.evaluate(model, x, ["inputxgradient", "guidedbackprop"], metrics, target=[1, 0])
-    return {f"{row} {name}": value.tolist() for row in table for name, value in table[row].items()}
+def x(photos: torch.Tensor) -> torch.Tensor:
+    return photos[:2]
 
 
 def test_the_order_of_registration_decides_nothing(model: TinyNet, x: torch.Tensor) -> None:
     turned = registered_backwards(copy.deepcopy(model))
     assert [*turned.state_dict()] != [*model.state_dict()]
-    assert torch.equal(turned(x), model(x))
-    assert judged(turned, x) == judged(model, x)
     names = Randomised(model, as_inputs(x)).layers
     assert Randomised(turned, as_inputs(x)).layers == names
-    assert names[0] == "conv1"
-    assert names[-1] == "fc"
-    verdicts = []
-    for each in (model, turned):
-        found = explain.attribute(each, x[:1], "guidedbackprop", target=1)
-        method = explain.methods.base.get_method("guidedbackprop")
-        verdicts.append(
-            check_maps(each, x[:1], [(method, found)], ClassTarget((1,)), "it").to_dict()
-        )
-    assert verdicts[0] == verdicts[1]
+    assert (names[0], names[-1]) == ("conv1", "fc")
+    metric = MPRT(steps=3)
+    tables = [explain.evaluate(network, x, "saliency", metric) for network in (model, turned)]
+    assert torch.equal(tables[0]["saliency"]["mprt"], tables[1]["saliency"]["mprt"])
 
 
-class Net(nn.Module):
+def test_layers_are_initialised_on_one_copy_as_their_classes_do_it() -> None:
+    """The copy in each of several states is what a new copy in this state is."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.LayerNorm(16)
+    ).eval()
+    model.append(Made(lambda self, x: x * self.token, token=nn.Parameter(torch.arange(16.0))))
+    model[1].running_mean.fill_(5.0)
+    model[2].bias = model[0].bias  # one tensor of two layers
+    x = as_inputs(torch.rand(2, 3, 4, 4))
+    original = snapshot(model)
+    state = torch.get_rng_state()
+    randomised = Randomised(model, x)
+    assert randomised.layers == ["0", "2", "1", "4", "5"]
+    for layers in (["0", "1", "5"], ["2"], [], ["0", "1", "2", "4", "5"], ["1"]):
+        values = randomised.of(layers, 3).state_dict()
+        alone = Randomised(model, x).of(layers, 3).state_dict()
+        assert all(torch.equal(values[name], alone[name]) for name in values), layers
+    weights = randomised.of(["0", "1", "5"], 3)
+    torch.manual_seed(3 * 1_000_003)
+    assert torch.equal(weights[0].weight, nn.Conv2d(3, 4, 3).weight)
+    assert torch.equal(weights[1].running_mean, torch.zeros(4))
+    assert sorted(weights[5].token.tolist()) == list(range(16))
+    assert weights[5].token.tolist() != list(range(16))
+    assert torch.equal(weights[2].weight, model[2].weight)
+    assert not torch.equal(randomised.of(["0"], 4)[0].weight, model[0].weight)
+    torch.set_rng_state(state)
+    assert snapshot(model) == original
+    assert grouped(list("abcdefg"), 3) == [["a", "b", "c"], ["d", "e"], ["f", "g"]]
+    assert grouped(["a", "b"], None) == [["a"], ["b"]]
+
+
+class Network(nn.Module):
     """Two convolutions and a row of scores; ``norm`` makes another layer of each."""
 
-    def __init__(self, norm: Callable[[nn.Module], nn.Module] = lambda layer: layer) -> None:
+    def __init__(self, norm: Any = None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.one, self.two, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 3)
+        self.one = nn.Conv2d(3, 4, 3)
+        self.two = nn.Conv2d(4, 4, 3)
+        self.head = nn.Linear(4, 3)
         self.double().eval()
-        for name in ("one", "two", "head"):
+        for name in ("one", "two", "head") if norm else ():
             setattr(self, name, norm(getattr(self, name)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,56 +85,36 @@ class Net(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
-@pytest.mark.parametrize(
-    "norm", [parametrizations.weight_norm, nn.utils.weight_norm], ids=["parametrization", "hook"]
-)
-def test_under_weight_norm_the_same_weights_are_drawn_as_without_it(
-    norm: Any, x: torch.Tensor
-) -> None:
-    plain = Net()
-    other = Net(norm)
-    before = snapshot(other)
-    drawn, expected = (
-        Randomised(net, as_inputs(x)).of(["one", "two"], 4).eval() for net in (other, plain)
-    )
-    torch.testing.assert_close(drawn(x), expected(x), rtol=1e-12, atol=1e-12)
-    for layer in ("one", "two", "head"):
-        torch.testing.assert_close(
-            getattr(drawn, layer).weight, getattr(expected, layer).weight, rtol=1e-12, atol=0
-        )
-        assert torch.equal(getattr(drawn, layer).weight, getattr(other, layer).weight) == (
-            layer == "head"
-        )
-    found = judged(other, x)
-    wanted = judged(plain, x)
-    assert all(found[name] == pytest.approx(wanted[name], abs=1e-9) for name in wanted)
-    assert snapshot(other) == before
-
-
-@pytest.mark.parametrize(
-    "norm",
-    [parametrizations.spectral_norm, nn.utils.spectral_norm],
-    ids=["parametrization", "hook"],
-)
-def test_under_spectral_norm_weights_are_drawn_and_divided_by_their_own_norm(
-    norm: Any, x: torch.Tensor
-) -> None:
-    plain = Net()
-    other = Net(norm)
-    for _ in range(30):
-        other.train()(x)  # by which its trained weights have their norm
-    before = snapshot(other.eval())
-    copied = Randomised(other, as_inputs(x))
-    drawn = copied.of(["one", "two"], 4)
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, nn.utils.weight_norm])
+def test_under_weight_norm_the_weights_are_those_without_it(norm: Any, x: torch.Tensor) -> None:
+    plain = Network()
+    model = Network(norm)
+    original = snapshot(model)
+    random = Randomised(model, as_inputs(x)).of(["one", "two"], 4)
     expected = Randomised(plain, as_inputs(x)).of(["one", "two"], 4)
-    drawn(x)  # hooks compute their weights here
-    for layer in ("one", "two"):
-        weight, own = (getattr(net, layer).weight.detach() for net in (expected, drawn))
-        assert torch.corrcoef(torch.stack([weight.flatten(), own.flatten()]))[0, 1] > 1 - 1e-12
-        assert torch.linalg.matrix_norm(own.flatten(1), 2).item() == pytest.approx(1, abs=0.05)
-    as_it_was = copied.of([])
-    assert torch.equal(as_it_was(x), other(x))
-    assert snapshot(other) == before
+    torch.testing.assert_close(random(x), expected(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(random.two.weight, expected.two.weight, rtol=1e-12, atol=0)
+    assert torch.equal(random.head.weight, model.head.weight)
+    assert snapshot(model) == original
+
+
+@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_under_spectral_norm_weights_are_divided_by_their_norm(norm: Any, x: torch.Tensor) -> None:
+    plain = Network()
+    model = Network(norm)
+    for _ in range(30):
+        model.train()(x)  # by which its trained weights have their norm
+    original = snapshot(model.eval())
+    randomised = Randomised(model, as_inputs(x))
+    random = randomised.of(["one", "two"], 4)
+    random(x)  # hooks compute their weights here
+    expected = Randomised(plain, as_inputs(x)).of(["one", "two"], 4)
+    weight = random.two.weight.detach().flatten(1)
+    pair = torch.stack([weight.flatten(), expected.two.weight.detach().flatten()])
+    assert torch.corrcoef(pair)[0, 1] > 1 - 1e-12
+    assert torch.linalg.matrix_norm(weight, 2).item() == pytest.approx(1, abs=0.05)
+    assert torch.equal(randomised.of([])(x), model(x))
+    assert snapshot(model) == original
 
 
 def test_parametrizations_without_an_inverse_and_pruned_weights_are_random_too(
@@ -137,132 +124,90 @@ def test_parametrizations_without_an_inverse_and_pruned_weights_are_random_too(
         def forward(self, w: torch.Tensor) -> torch.Tensor:
             return w + w.mT
 
-    def both(layer: nn.Module) -> nn.Module:
-        if isinstance(layer, nn.Linear):
-            prune.random_unstructured(layer, "weight", 0.5)
-            return layer
-        parametrize.register_parametrization(layer, "weight", Symmetric())
-        return layer
-
-    torch.manual_seed(0)
-    model = Net(both)
-    drawn = Randomised(model, as_inputs(x)).of(Randomised(model, as_inputs(x)).layers)
-    drawn(x)
-    for layer in ("one", "two"):
-        own = getattr(drawn, layer).weight
-        trained = getattr(model, layer).weight
-        assert torch.equal(own, own.mT)
-        assert not torch.isclose(own, trained).any()
+    model = Network()
+    parametrize.register_parametrization(model.two, "weight", Symmetric())
+    prune.random_unstructured(model.head, "weight", 0.5)
+    randomised = Randomised(model, as_inputs(x))
+    random = randomised.of(randomised.layers)
+    random(x)
+    assert torch.equal(random.two.weight, random.two.weight.mT)
+    assert not torch.isclose(random.two.weight, model.two.weight).any()
     pruned = model.head.weight_mask == 0
-    assert (drawn.head.weight[pruned] == 0).all()
-    assert not torch.isclose(drawn.head.weight[~pruned], model.head.weight[~pruned]).any()
+    assert (random.head.weight[pruned] == 0).all()
+    assert not torch.isclose(random.head.weight[~pruned], model.head.weight[~pruned]).any()
 
 
-class Hidden(nn.Module):
-    """Layers in a plain list, a layer that is used twice, and parameters of no module; all in
-    another order."""
+class Hidden(Network):
+    """Layers in a plain list, one that is used twice, and a parameter of no module."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.head = nn.Linear(4, 3)
-        self.twice = nn.Conv2d(4, 4, 3, padding=1)
-        self.blocks = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False)]
-        self.loose = {"scale": nn.Parameter(torch.rand(4, 1, 1))}
-        self.alias = self.twice
-        self.unused = nn.Linear(2, 2)
-        for module in (self, *self.blocks):
-            module.double().eval()
-        self.loose["scale"].data = self.loose["scale"].double()
-        self.blocks[1].running_var.fill_(3)
+        norm = nn.BatchNorm2d(4, affine=False).double().eval()
+        norm.running_var.fill_(3)
+        self.blocks = [self.one, norm]
+        del self.one
+        self.loose = {"scale": nn.Parameter(torch.rand(4, 1, 1, dtype=torch.float64))}
+        self.alias = self.two
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        early = self.head.weight.dtype, self.head.weight.shape  # says nothing of when it is used
         for block in self.blocks:
-            x = block(x.to(early[0]))
-        x = self.alias(self.twice(x) * self.loose["scale"])
+            x = block(x)
+        x = self.alias(self.two(x) * self.loose["scale"])
         scores: torch.Tensor = self.head(F.relu(x).mean((2, 3)))
         return scores
 
 
-def test_layers_outside_of_modules_are_found_when_they_run(x: torch.Tensor) -> None:
+def test_layers_outside_of_modules_are_those_that_run(x: torch.Tensor) -> None:
     model = Hidden()
-    before = (
-        snapshot(model),
-        [copy.deepcopy(each.state_dict()) for each in model.blocks],
-        model.loose["scale"].clone(),
-    )
-    copied = Randomised(model, as_inputs(x))
-    conv, norm, twice, scale, head = copied.layers
-    assert (twice, head) == ("twice", "head")
-    drawn: Any = copied.of([conv])
-    assert not torch.isclose(drawn.blocks[0].weight, model.blocks[0].weight).any()
-    assert torch.equal(drawn.loose["scale"], model.loose["scale"])
-    drawn = copied.of([norm, scale])
-    assert torch.equal(drawn.blocks[0].weight, model.blocks[0].weight)
-    assert (drawn.blocks[1].running_var == 1).all()
-    assert sorted(drawn.loose["scale"].flatten().tolist()) == sorted(
-        model.loose["scale"].flatten().tolist()
-    )
-    assert not torch.equal(drawn.loose["scale"], model.loose["scale"])
-    drawn = copied.of([])
-    assert torch.equal(drawn(x), model(x))
-    judged(model, x)
-    assert snapshot(model) == before[0]
-    for block, state in zip(model.blocks, before[1], strict=True):
-        assert all(torch.equal(value, state[name]) for name, value in block.state_dict().items())
-    assert torch.equal(model.loose["scale"], before[2])
+    outputs = model(x)
+    scales = model.loose["scale"].clone()
+    randomised = Randomised(model, as_inputs(x))
+    conv, norm, two, scale, head = randomised.layers
+    assert (two, head) == ("two", "head")
+    random: Any = randomised.of([conv])
+    assert not torch.isclose(random.blocks[0].weight, model.blocks[0].weight).any()
+    assert torch.equal(random.loose["scale"], scales)
+    random = randomised.of([norm, scale])
+    assert torch.equal(random.blocks[0].weight, model.blocks[0].weight)
+    assert (random.blocks[1].running_var == 1).all()
+    values = random.loose["scale"].flatten().tolist()
+    assert sorted(values) == sorted(scales.flatten().tolist())
+    assert torch.equal(randomised.of([])(x), outputs)
+    assert torch.equal(model(x), outputs)
 
 
-def test_weights_that_a_copy_would_share_with_the_model_are_refused(x: torch.Tensor) -> None:
-    outside = nn.Conv2d(3, 3, 3).double()
-
-    class Closed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(3, 2).double()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            scores: torch.Tensor = self.head(outside(x).mean((2, 3)))
-            return scores
-
-    before = outside.weight.clone()
-    model = Closed()
-    with pytest.raises(MetricError, match="attribute"):
-        explain.evaluate(model, x, "saliency", "mprt", target=0)
-    assert torch.equal(outside.weight, before)
-
-
-def test_a_layer_that_initialises_its_parts_leaves_them_alone_where_they_are_not_meant(
-    x: torch.Tensor,
-) -> None:
+def test_a_layer_that_initialises_its_parts_leaves_them_alone_where_they_are_not_meant() -> None:
     """`nn.MultiheadAttention` sets the bias of its projection, too."""
-    torch.manual_seed(0)
-
-    class Attending(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(12, 3, batch_first=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            tokens = x.reshape(len(x), -1, 12)
-            found: torch.Tensor = self.attention(tokens, tokens, tokens)[0].mean(1)
-            return found
-
-    model = Attending().double().eval()
+    model = Made(
+        lambda self, x: self.attention(x, x, x)[0].mean(1),
+        attention=nn.MultiheadAttention(12, 3, batch_first=True),
+    ).eval()
     nn.init.normal_(model.attention.out_proj.bias)
-    copied = Randomised(model, as_inputs(x))
-    assert copied.layers == ["attention", "attention.out_proj"]
-    drawn: Any = copied.of(["attention"])
-    assert torch.equal(drawn.attention.out_proj.bias, model.attention.out_proj.bias)
-    assert not torch.isclose(drawn.attention.in_proj_weight, model.attention.in_proj_weight).any()
-    assert torch.equal(copied.of([])(x), model(x))
+    randomised = Randomised(model, as_inputs(torch.rand(2, 5, 12)))
+    assert randomised.layers == ["attention", "attention.out_proj"]
+    random: Any = randomised.of(["attention"])
+    assert torch.equal(random.attention.out_proj.bias, model.attention.out_proj.bias)
+    assert not torch.isclose(random.attention.in_proj_weight, model.attention.in_proj_weight).any()
 
 
-def test_all_parameters_in_one_storage_keep_their_order(x: torch.Tensor) -> None:
-    model = Net()
-    expected = judged(model, x)
-    nn.utils.vector_to_parameters(
-        nn.utils.parameters_to_vector(model.parameters()).detach(), model.parameters()
-    )
-    assert judged(model, x) == expected
+class Stubborn(nn.Linear):
+    refuses = False
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.refuses:
+            nn.init.zeros_(self.weight)
+            raise RuntimeError("no")
+
+
+def test_layers_that_cannot_be_randomised_are_named(x: torch.Tensor) -> None:
+    model = nn.Sequential(nn.Flatten(), Stubborn(360, 2)).double()
+    model[1].refuses = True
+    randomised = Randomised(model, as_inputs(x))
+    with pytest.raises(MetricError, match="layer '1' must"):
+        randomised.of(["1"])
+    assert torch.equal(randomised.of([])(x), model(x))
+    outside = nn.Conv2d(3, 3, 3).double()
+    closed = Made(lambda self, x: self.head(outside(x).mean((2, 3))), head=nn.Linear(3, 2)).double()
+    with pytest.raises(MetricError, match="attribute"):
+        explain.evaluate(closed, x, "saliency", "mprt", target=0)

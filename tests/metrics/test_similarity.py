@@ -29,36 +29,24 @@ def test_rank_correlation_shares_the_ranks_of_equal_values() -> None:
 
 def test_structural_similarity_window_by_window() -> None:
     one, other = pair((13, 9))
-    found = ssim(one, other)
-    for i in range(2):
-        x, y = ((m[i] - m[i].min()) / (m[i].max() - m[i].min()) for m in (one, other))
-        values = []
-        for row in range(13):
-            for column in range(9):
-                weights = []
-                xs = []
-                ys = []
-                for v in range(max(0, row - 5), min(13, row + 6)):
-                    for u in range(max(0, column - 5), min(9, column + 6)):
-                        weights.append(
-                            math.exp(-((v - row) ** 2 + (u - column) ** 2) / (2 * 1.5**2))
-                        )
-                        xs.append(x[v, u].item())
-                        ys.append(y[v, u].item())
-                w = np.array(weights) / sum(weights)
-                a = np.array(xs)
-                b = np.array(ys)
-                ma = (w * a).sum()
-                mb = (w * b).sum()
-                va = (w * a * a).sum() - ma**2
-                vb = (w * b * b).sum() - mb**2
-                ab = (w * a * b).sum() - ma * mb
-                c1 = 1e-4
-                c2 = 9e-4
-                values.append(
-                    (2 * ma * mb + c1) * (2 * ab + c2) / ((ma**2 + mb**2 + c1) * (va + vb + c2))
-                )
-        assert found[i].item() == pytest.approx(np.mean(values), abs=1e-10)
+    similarities = ssim(one, other)
+    x, y = [(m[0] - m[0].min()) / (m[0].max() - m[0].min()) for m in (one, other)]
+    rows, columns = torch.meshgrid(torch.arange(13), torch.arange(9), indexing="ij")
+    expected = []
+    for row in range(13):
+        for column in range(9):
+            down = rows - row
+            across = columns - column
+            weights = torch.exp(-(down**2 + across**2) / (2 * 1.5**2)).double()
+            weights[(down.abs() > 5) | (across.abs() > 5)] = 0
+            weights /= weights.sum()
+            mean_x = (weights * x).sum()
+            mean_y = (weights * y).sum()
+            variances = (weights * ((x - mean_x) ** 2 + (y - mean_y) ** 2)).sum()
+            covariance = (weights * (x - mean_x) * (y - mean_y)).sum()
+            light = (2 * mean_x * mean_y + 1e-4) / (mean_x**2 + mean_y**2 + 1e-4)
+            expected.append((light * (2 * covariance + 9e-4) / (variances + 9e-4)).item())
+    assert similarities[0].item() == pytest.approx(np.mean(expected), abs=1e-10)
     assert ssim(one, 3 * one + 1).tolist() == pytest.approx([1, 1])
 
 
@@ -82,7 +70,7 @@ def test_histograms_of_gradients_cell_by_cell() -> None:
             block = np.minimum(block / math.sqrt((block**2).sum() + 1e-10), 0.2)
             features += list(block / math.sqrt((block**2).sum() + 1e-10))
     assert gradient_histograms(one)[0].tolist() == pytest.approx(features, abs=1e-10)
-    both = [gradient_histograms(each)[1].numpy() for each in (one, other)]
+    both = [gradient_histograms(maps)[1].numpy() for maps in (one, other)]
     assert hog(one, other)[1].item() == pytest.approx(np.corrcoef(*both)[0, 1], abs=1e-10)
 
 

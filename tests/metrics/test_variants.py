@@ -1,0 +1,275 @@
+"""Metrics that run the method again: robustness, randomisation, axioms; against loops over
+`explain.attribute`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain import ExplainWarning, MetricError
+from explain.data.inputs import as_inputs
+from explain.methods import GradCAM, Saliency, Smooth
+from explain.metrics import (
+    ADCC,
+    MPRT,
+    Continuity,
+    EfficientMPRT,
+    InputInvariance,
+    LocalLipschitz,
+    RandomLogit,
+    RelativeStability,
+    Sensitivity,
+)
+from explain.metrics.maps import spearman
+from explain.metrics.randomised import Randomised, grouped
+from tests.metrics.conftest import Counting
+
+CAM = "layer1"
+TARGETS = [4, 0, 2]
+
+
+def map_of(model: nn.Module, photo: torch.Tensor, method: Any, target: int) -> torch.Tensor:
+    """The values of one photo; of values for each channel, the largest magnitudes."""
+    values = explain.attribute(model, photo[None], method, target=target, layer=CAM).values[0]
+    return values.abs().amax(0) if values.ndim == 3 else values
+
+
+def test_callers_who_switch_gradients_off_get_the_same(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
+    metrics: Any = [EfficientMPRT(), RandomLogit(samples=1), Sensitivity(samples=1), ADCC()]
+    expected = explain.evaluate(model, photos, "saliency", metrics, target=TARGETS)["saliency"]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            table = explain.evaluate(model, photos, "saliency", metrics, target=TARGETS)
+        for name, values in expected.items():
+            assert torch.equal(table["saliency"][name], values), name
+
+
+def test_each_method_looks_at_its_layer_whatever_runs_beside_it(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
+    """Relevance of the pixels stays that, although it could be of the layer of others."""
+    methods = ["gradcam", "lrp", "saliency"]
+    metrics = [RandomLogit(samples=2), Sensitivity(samples=2)]
+    together = explain.evaluate(model, photos, methods, metrics, target=TARGETS)
+    for method in methods:
+        alone = explain.evaluate(model, photos, method, metrics, target=TARGETS)[method]
+        for name, values in alone.items():
+            torch.testing.assert_close(together[method][name], values)
+
+
+def relative(one: torch.Tensor, other: torch.Tensor, floor: float) -> float:
+    return float(((one - other) / one.abs().clamp(min=floor * one.abs().max())).norm())
+
+
+@pytest.mark.parametrize("method", [GradCAM(), Saliency(absolute=False)])
+def test_sensitivity_and_stability_by_their_formulas(
+    model: nn.Module, photos: torch.Tensor, method: Any
+) -> None:
+    options: Any = {"radius": 0.3, "samples": 4, "seed": 2}
+    metrics = [
+        Sensitivity(**options),
+        Sensitivity(of="mean", **options),
+        LocalLipschitz(**options),
+        RelativeStability(**options),
+        RelativeStability(by="output", floor=0.1, **options),
+    ]
+    table = explain.evaluate(model, photos, method, metrics, target=TARGETS, layer=CAM)
+    values = explain.attribute(model, photos, method, target=TARGETS, layer=CAM).values
+    logits = model(photos).detach()
+    rows = []
+    for sample in range(4):
+        generator = torch.Generator().manual_seed(2 * 1_000_003 + sample)
+        noise = 0.3 * (2 * torch.rand(3, 12, 10, generator=generator) - 1).double()
+        noisy = photos + noise
+        of_noisy = explain.attribute(model, noisy, method, target=TARGETS, layer=CAM).values
+        scores = model(noisy).detach()
+        for number in range(3):
+            one = values[number]
+            other = of_noisy[number]
+            change = float((other - one).norm())
+            same = scores[number].argmax() == logits[number].argmax()
+            of_photo = relative(photos[number], noisy[number], 0.01)
+            of_scores = float((scores[number] - logits[number]).norm())
+            by_input = relative(one, other, 0.01) / of_photo if same else 0.0
+            by_output = relative(one, other, 0.1) / of_scores if same else 0.0
+            length = float(one.norm())
+            slope = change / float(noise.norm())
+            rows.append([change / length, change / length, slope, by_input, by_output])
+    figures = torch.tensor(rows).reshape(4, 3, 5)
+    expected = figures.amax(0)
+    expected[:, 1] = figures[..., 1].mean(0)
+    for metric, column in zip(metrics, expected.unbind(1), strict=True):
+        actual = table[method.name][metric.name]
+        torch.testing.assert_close(actual.float(), column, msg=metric.name)
+
+
+def test_metrics_of_the_same_noisy_copies_share_them(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
+    counting = Counting(model)
+    methods = ["gradcam", "saliency"]
+    metrics = ["maxsensitivity", "avgsensitivity", "locallipschitz", "relativeinputstability"]
+    explain.evaluate(counting, photos[:1], methods, metrics, layer="inner.layer1", target=1)
+    assert counting.distinct == 1 + 10
+    # and the photo as it is for relative stability, and a look at layers
+    assert len(counting.rows) <= 1 + 10 + 1 + 2
+
+
+def test_continuity_shifts_the_photo_and_the_map_back(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
+    table = explain.evaluate(model, photos[:1], Saliency(), Continuity((1, 2)), target=4)
+    values = map_of(model, photos[0], Saliency(), 4)
+    padded = np.pad(photos[0].numpy(), ((0, 0), (2, 2), (2, 2)), mode="edge")
+    expected = []
+    for by in (1, 2):
+        for down, across in ((by, 0), (-by, 0), (0, by), (0, -by)):
+            shifted = padded[:, 2 - down : 14 - down, 2 - across : 12 - across].copy()
+            other = map_of(model, torch.from_numpy(shifted), Saliency(), 4)
+            pairs = []
+            for row in range(max(0, -down), 12 - max(0, down)):
+                for column in range(max(0, -across), 10 - max(0, across)):
+                    pair = (values[row, column], other[row + down, column + across])
+                    pairs.append([float(value) for value in pair])
+            expected.append(np.corrcoef(np.array(pairs).T)[0, 1])
+    shifts = table.parts("saliency", "continuity")["shifts"][0]
+    assert shifts.tolist() == pytest.approx(expected, abs=1e-8)
+    assert table["saliency"]["continuity"].item() == pytest.approx(np.mean(expected), abs=1e-8)
+
+
+@pytest.mark.parametrize("order", ["top", "bottom", "independent"])
+def test_parameter_randomisation_by_a_plain_loop(
+    model: nn.Module, photos: torch.Tensor, order: Any
+) -> None:
+    metric = MPRT(order=order, steps=3, seed=1)
+    table = explain.evaluate(model, photos, Saliency(), metric, target=TARGETS)
+    curve = table.curve("saliency", metric.name)[1]
+    first, second, third = grouped(Randomised(model, as_inputs(photos)).layers, 3)
+    states = {
+        "top": [third, third + second, third + second + first],
+        "bottom": [first, first + second, first + second + third],
+        "independent": [first, second, third],
+    }
+    for step, layers in enumerate(states[order]):
+        other = Randomised(model, as_inputs(photos)).of(layers, 1)
+        for number, photo in enumerate(photos):
+            first_map = map_of(model, photo, Saliency(), TARGETS[number])[None]
+            other_map = map_of(other, photo, Saliency(), TARGETS[number])[None]
+            expected = spearman(first_map, other_map).nan_to_num(0).item()
+            assert curve[number, step].item() == pytest.approx(expected, abs=1e-8)
+    torch.testing.assert_close(table["saliency"][metric.name], curve.mean(1))
+    assert ("last" in table.parts("saliency", metric.name)) == (order != "independent")
+
+
+def test_the_smooth_and_the_efficient_variant(model: nn.Module, photos: torch.Tensor) -> None:
+    smooth: Any = {"samples": 3, "sigma": 0.2, "seed": 1}
+    metrics = [MPRT(steps=2, **smooth), EfficientMPRT()]
+    table = explain.evaluate(model, photos, {"map": Saliency()}, metrics, target=TARGETS)
+    averaged = {"map": Smooth(Saliency(), **smooth)}
+    expected = explain.evaluate(model, photos, averaged, MPRT(steps=2, seed=1), target=TARGETS)
+    torch.testing.assert_close(table["map"]["smprt"], expected["map"]["mprt"])
+    randomised = Randomised(model, as_inputs(photos))
+    other = randomised.of(randomised.layers, 0)
+    for number, photo in enumerate(photos):
+        entropies = []
+        for network in (model, other):
+            values = map_of(network, photo, Saliency(), TARGETS[number]).numpy()
+            shares = np.histogram(values, bins=100)[0] / 120
+            entropies.append(-sum(share * math.log(share) for share in shares if share))
+        rise = (entropies[1] - entropies[0]) / entropies[0]
+        assert table["map"]["emprt"][number].item() == pytest.approx(rise, abs=1e-8)
+
+
+def test_a_map_that_turns_zero_has_changed_and_is_told(photos: torch.Tensor) -> None:
+    class Dead(nn.Linear):
+        def reset_parameters(self) -> None:
+            nn.init.zeros_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    model = nn.Sequential(nn.Flatten(), Dead(360, 2)).double()
+    nn.init.normal_(model[1].weight)
+    with pytest.warns(ExplainWarning, match="saliency is zero"):
+        table = explain.evaluate(model, photos, "saliency", "mprt")
+    assert table["saliency"]["mprt"].tolist() == [0, 0, 0]
+
+
+def test_random_logits_are_the_same_steps_away_for_every_image(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
+    metric = RandomLogit(samples=9, seed=5)
+    table = explain.evaluate(model, photos, ["saliency", "randomcam"], metric, target=TARGETS)
+    offsets = (torch.randperm(4, generator=torch.Generator().manual_seed(5)) + 1).tolist()
+    curve = table.curve("saliency", "randomlogit")[1]
+    for number, photo in enumerate(photos):
+        values = map_of(model, photo, Saliency(), TARGETS[number])[None]
+        for step, offset in enumerate(offsets):
+            other = map_of(model, photo, Saliency(), (TARGETS[number] + offset) % 5)[None]
+            expected = spearman(values, other).item()
+            assert curve[number, step].item() == pytest.approx(expected, abs=1e-8)
+    # random weights of the maps depend on no class
+    assert table["randomcam"]["randomlogit"].tolist() == pytest.approx([1, 1, 1])
+
+
+def test_input_invariance_of_gradients_and_not_of_gradients_times_input(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
+    methods = ["saliency", "inputxgradient", "gradcam"]
+    metric = InputInvariance(0.7)
+    table = explain.evaluate(model, photos, methods, metric, layer=CAM, target=TARGETS)
+    assert table["saliency"]["inputinvariance"].abs().max() < 1e-8
+    assert table["gradcam"]["inputinvariance"].abs().max() < 1e-8
+    gradients = explain.attribute(model, photos, Saliency(absolute=False), target=TARGETS).values
+    length = (photos * gradients).flatten(1).norm(dim=1)
+    expected = (0.7 * gradients).flatten(1).norm(dim=1) / length
+    torch.testing.assert_close(table["inputxgradient"]["inputinvariance"], expected)
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, arguments: Any) -> torch.Tensor:
+            scores: torch.Tensor = (
+                self.model(arguments["photo"]) + arguments["offset"].square().mean()
+            )
+            return scores
+
+    arguments = {"offset": torch.ones(1, 1, 2, 2).to(photos), "photo": photos}
+    x = explain.Inputs((arguments,), explained=(0, "photo"), shared=[(0, "offset")])
+    wrapped = explain.evaluate(Wrapped().eval(), x, "inputxgradient", metric, target=TARGETS)
+    torch.testing.assert_close(wrapped["inputxgradient"]["inputinvariance"], expected)
+
+
+def test_adcc_by_its_formula(model: nn.Module, photos: torch.Tensor) -> None:
+    where: Any = {"target": TARGETS, "layer": "conv1"}
+    table = explain.evaluate(model, photos, "gradcam", ADCC(), **where)
+    heatmaps = explain.attribute(model, photos, "gradcam", **where).heatmap
+    masked = photos * heatmaps[:, None].double()
+    of_masked = explain.attribute(model, masked, "gradcam", **where).heatmap
+    for number, target in enumerate(TARGETS):
+        whole = model(photos)[number].softmax(0)[target].item()
+        after = model(masked)[number].softmax(0)[target].item()
+        pair = (heatmaps[number].flatten().numpy(), of_masked[number].flatten().numpy())
+        coherency = (1 + np.corrcoef(pair)[0, 1]) / 2
+        simplicity = 1 - heatmaps[number].mean().item()
+        kept = 1 - max(0, whole - after) / whole
+        expected = 3 / (1 / coherency + 1 / simplicity + 1 / kept)
+        # heatmaps are float32
+        assert table["gradcam"]["adcc"][number].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_has_no_variant_is_refused(model: nn.Module, photos: torch.Tensor) -> None:
+    with pytest.raises(MetricError, match="photo"):
+        explain.evaluate(model, photos, "saliency", Continuity((5,)))
+    with pytest.raises(MetricError, match="target must"):
+        explain.evaluate(model, photos, "saliency", "randomlogit", target=lambda out: out.sum(1))
+    with pytest.raises(MetricError, match="model must"):
+        explain.evaluate(nn.Flatten().double(), photos, "saliency", "mprt", target=0)
