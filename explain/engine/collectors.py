@@ -29,7 +29,7 @@ from explain.hooks.preserve import detached
 from explain.layers.layouts import Grid
 from explain.layers.summary import independent_calls
 from explain.relevance.constants import AddedConstant
-from explain.relevance.gradient_rules import Rule, uninspected
+from explain.relevance.gradient_rules import GradientRule, uninspected
 from explain.relevance.propagation import relevance_of
 from explain.targets.detections import Detected
 
@@ -208,7 +208,7 @@ def _input_gradients(
 ) -> Tensor:
     gradient = _of_input(gradients[0], forward, resolved)
     if need.kind.hooked:
-        rule: Rule | None = need.kind.rule  # type: ignore[attr-defined]
+        rule: GradientRule | None = need.kind.rule  # type: ignore[attr-defined]
         gradient = hooked_input_gradient(forward, resolved, need.input, rule, gradient)
     return at_least_float32(gradient)
 

@@ -5,7 +5,7 @@ then the backward passes for each target: `torch.autograd.grad` of the score, in
 and the input. Before a backward pass
 
 * `explain.relevance.gradient_rules.apply_rule` puts a rule for gradients on its Nodes, such as
-  `Guided`;
+  `GuidedRule`;
 * `explain.relevance.composites.propagate` puts the rules of LRP there, whose formulas are in
   `linear_rules` and `nonlinear_rules`.
 

@@ -43,7 +43,9 @@ class ResolvedTarget:
     """What is differentiated: the sum of the scores, or that of one ``image``."""
     classes: Tensor | None
     image: int | None = None
-    coverage: dict[gradient_rules.Rule, gradient_rules.Coverage] = field(default_factory=dict)
+    coverage: dict[gradient_rules.GradientRule, gradient_rules.Coverage] = field(
+        default_factory=dict
+    )
     propagated: dict[Backward, composites.PropagationResult] = field(default_factory=dict)
     attention: Sequence[AttentionRecord] = ()
     """What the latest backward pass brings the attention of the network."""

@@ -24,7 +24,7 @@ from explain.hooks.call_hooks import INSTEAD, FullBackwardHook, hook_calls, refu
 from explain.hooks.graph import differentiate, graph
 from explain.hooks.preserve import recording
 from explain.hooks.unwrap import submodule
-from explain.relevance.gradient_rules import Gradients, Rule
+from explain.relevance.gradient_rules import GradientRule, Gradients
 from explain.relevance.operations import Operation, operations_of
 
 
@@ -48,7 +48,7 @@ def hooked_input_gradient(
     forward: Forward,
     resolved: ResolvedTarget,
     path: Path | None,
-    rule: Rule | None,
+    rule: GradientRule | None,
     expected: Tensor,
 ) -> Tensor:
     """The gradient of the scores in an input: the ``grad_input`` of the model's full-backward hook.
@@ -88,7 +88,7 @@ def _hook(group: HookGroup, name: str, hook: FullBackwardHook) -> None:
 
 
 def _follow(
-    rule: Rule, operation: Operation, module: nn.Module, *gradients: Gradients
+    rule: GradientRule, operation: Operation, module: nn.Module, *gradients: Gradients
 ) -> Gradients:
     return rule.backward(operation, *gradients)
 
@@ -105,7 +105,7 @@ def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tenso
 
 
 def _rectifiers(
-    forward: Forward, resolved: ResolvedTarget, rule: Rule
+    forward: Forward, resolved: ResolvedTarget, rule: GradientRule
 ) -> dict[str, FullBackwardHook]:
     """The hooks for modules that do nothing but rectify, by their names.
 

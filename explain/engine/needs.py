@@ -25,7 +25,7 @@ from torch import Tensor
 from explain.data.inputs import Path
 from explain.layers.layouts import Grids
 from explain.relevance.composites import Composite
-from explain.relevance.gradient_rules import Coverage, Rule
+from explain.relevance.gradient_rules import Coverage, GradientRule
 from explain.targets.functions import Objective
 from explain.targets.outputs import Outputs
 
@@ -55,7 +55,7 @@ class Backward:
     """
 
     objective: Objective | None = None
-    rule: Rule | None = None
+    rule: GradientRule | None = None
     second: bool = False
     composite: Composite | None = None
     concept: Concept | None = None
@@ -180,7 +180,7 @@ class InputGradients(Need[Tensor]):
     """The gradient of the score in the input, ``(N, C, H, W)``, plain or under a rule for
     operations."""
 
-    rule: Rule | None = None
+    rule: GradientRule | None = None
     gradients: GradientsBy = "autograd"
 
     of_input = whole = differentiates = True
@@ -200,7 +200,7 @@ class RuleCoverage(Need[Coverage]):
     """Which operations between the input and the score a rule acted on, and which it should have
     but could not."""
 
-    rule: Rule
+    rule: GradientRule
 
     whole = differentiates = True
 

@@ -31,7 +31,7 @@ def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[
         outputs = math.prod(call.shape[1:])
         work.append(sum(p.numel() * max(1, outputs // max(1, p.shape[0])) for p in weights))
     total = sum(work)
-    found = {}
+    shares = {}
     for layer in layers:
         place = place_of(layer, model)
         numbers = [
@@ -39,5 +39,5 @@ def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[
             for i, call in enumerate(calls)
             if call.name == place.layer and place.call in (None, call.number)
         ]
-        found[layer] = sum(work[numbers[-1] + 1 :]) / total if numbers and total else 1.0
-    return found
+        shares[layer] = sum(work[numbers[-1] + 1 :]) / total if numbers and total else 1.0
+    return shares

@@ -134,7 +134,7 @@ class NetworkGrids(Grids):
         place = place_of(layer, self._whole)
         if not isinstance(self._whole, Stitched):
             return place
-        place = self._whole.inside(place)
+        place = self._whole.place_in_segmenter(place)
         if place.call is None:
             return place
         return place._replace(
@@ -185,7 +185,7 @@ def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Gri
 def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
     """The calls that the name of a layer stands for in a `Stitched` model: one in each window."""
     place = place_of(layer, model)
-    count = calls_in_window(model, inputs, model.inside(place).module)
+    count = calls_in_window(model, inputs, model.place_in_segmenter(place).module)
     number = count - 1 if place.call is None else place.call
     windows = model.count(tuple(inputs.x.shape[2:]))
     return [

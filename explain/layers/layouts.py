@@ -150,10 +150,12 @@ class Grid:
     def repeated(self, tensor: Tensor, image: Tensor, count: int) -> Tensor:
         """Return what is of one ``image`` ``(1,)`` in a tensor, so many times."""
         if self.folded:
-            own = self.unfolded(tensor).index_select(0, image)
-            return self.refolded(own.expand(count, *own.shape[1:]))
-        own = tensor.index_select(self.of_images, image)
-        return own.expand([count if dim == self.of_images else -1 for dim in range(own.ndim)])
+            of_image = self.unfolded(tensor).index_select(0, image)
+            return self.refolded(of_image.expand(count, *of_image.shape[1:]))
+        of_image = tensor.index_select(self.of_images, image)
+        return of_image.expand(
+            [count if dim == self.of_images else -1 for dim in range(of_image.ndim)]
+        )
 
 
 # one class token, a distillation token, and the four to eight registers that are in use
@@ -257,7 +259,11 @@ def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
     sizes: dict[Layout, Size] = {"NCHW": shape[2:], "NHWC": shape[1:-1]}
     if len(size) == 3:
         sizes["NTCHW"] = (shape[1], *shape[3:])
-    readings = [_grid_of(each, of_map) for each, of_map in sizes.items() if layout in (None, each)]
+    readings = [
+        _grid_of(map_layout, of_map)
+        for map_layout, of_map in sizes.items()
+        if layout in (None, map_layout)
+    ]
     grids = [grid for grid in (likeliest, *readings) if grid is not None]
     return LayoutReading(tuple(dict.fromkeys(grids)), open=bool(grids), believed=layout is not None)
 
@@ -321,9 +327,9 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
     ]
     lying = dict[int, Tensor]()
     for dim in of_tokens:
-        others = [other for other in range(3) if other != dim]
+        other_dims = [other for other in range(3) if other != dim]
         lying[dim] = torch.stack(
-            [averaged(p, others).flatten().expand(shape[dim]) for p in positions], 1
+            [averaged(p, other_dims).flatten().expand(shape[dim]) for p in positions], 1
         ).cpu()
     if not lying or len(positions) < 2:
         return None

@@ -135,14 +135,14 @@ def _follow(model: nn.Module, inputs: Inputs) -> Places:
         if isinstance(value, Tensor)
     ]
     constants = [*model.parameters(), *model.buffers(), *values, *inputs.other_tensors.values()]
-    found: dict[CallKey, tuple[Size, State]] = {}
+    states: dict[CallKey, tuple[Size, State]] = {}
 
     def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
-        found[key] = tuple(tensor.shape), tracer.of(tensor)
+        states[key] = tuple(tensor.shape), tracer.of(tensor)
 
     with PositionTracer(inputs.x, constants) as tracer:
         run_noting_calls(model, inputs.replaced(inputs.x), note)
-    return Places(len(inputs), found, tracer.sequences, tracer.added)
+    return Places(len(inputs), states, tracer.sequences, tracer.added)
 
 
 def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -> ModuleCall:

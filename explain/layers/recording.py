@@ -255,9 +255,9 @@ def _figures(tensor: Tensor) -> tuple[float, float]:
 
 def tensors_in(output: Any) -> list[Tensor]:
     """The output, or the tensors right in it, which may be an object of any class."""
-    found = (
+    container = (
         output
         if isinstance(output, Tensor) or nested.items(output)
         else getattr(output, "__dict__", {})
     )
-    return [tensor for path, tensor in nested.paths(found) if len(path) < 2]
+    return [tensor for path, tensor in nested.paths(container) if len(path) < 2]

@@ -139,7 +139,12 @@ class Stitched(nn.Module):
         missing = [max(side - length, 0) for length, side in zip(size, sides, strict=True)]
         if any(missing):
             x = F.pad(
-                x, [part for each in reversed(missing) for part in (each // 2, each - each // 2)]
+                x,
+                [
+                    part
+                    for padding in reversed(missing)
+                    for part in (padding // 2, padding - padding // 2)
+                ],
             )
         places = [
             [slice(i, i + side) for i in row]
@@ -155,19 +160,21 @@ class Stitched(nn.Module):
         starts = self.starts(size)
         weights = self._weights(sides).to(parts[0])
         parts = [
-            weights * (each if each.shape[2:] == sides else enlarge(each, sides)) for each in parts
+            weights * (part if part.shape[2:] == sides else enlarge(part, sides)) for part in parts
         ]
         lengths = [max(length, side) for length, side in zip(size, sides, strict=True)]
-        found = joined(parts, starts, lengths) / joined([weights] * len(parts), starts, lengths)
+        stitched = joined(parts, starts, lengths) / joined([weights] * len(parts), starts, lengths)
         for dim, (length, full) in enumerate(zip(size, lengths, strict=True), start=2):
-            found = found if length == full else found.narrow(dim, (full - length) // 2, length)
-        return found
+            stitched = (
+                stitched if length == full else stitched.narrow(dim, (full - length) // 2, length)
+            )
+        return stitched
 
     def stitch_maps(self, maps: Sequence[Tensor], size: Size) -> Tensor:
         """Stitch the maps ``(N, h, w)`` of the windows to ``(N, H, W)``."""
-        return self.stitch([each[:, None] for each in maps], size)[:, 0]
+        return self.stitch([window_map[:, None] for window_map in maps], size)[:, 0]
 
-    def inside(self, place: LayerPlace) -> LayerPlace:
+    def place_in_segmenter(self, place: LayerPlace) -> LayerPlace:
         """A layer's place in the segmenter."""
         return place._replace(module=place.module.removeprefix("model").removeprefix("."))
 

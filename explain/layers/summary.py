@@ -198,8 +198,8 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
     Raises:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
     """
-    found = select_places(model, where)
-    for i, layer in enumerate(found if inputs.other_tensors else ()):
+    layers = select_places(model, where)
+    for i, layer in enumerate(layers if inputs.other_tensors else ()):
         place = place_of(layer, model)
         calls = [
             call
@@ -207,8 +207,8 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
             if call.name == place.module and call.depends
         ]
         if place.call is None and calls and not calls[-1].last:
-            found[i] = name_of(place._replace(call=calls[-1].number), model)
-    return found
+            layers[i] = name_of(place._replace(call=calls[-1].number), model)
+    return layers
 
 
 def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, int]:

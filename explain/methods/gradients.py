@@ -11,8 +11,7 @@ from explain.engine.needs import GradientsBy, RuleCoverage
 from explain.layers.layouts import enlarge
 from explain.methods.base import GRADIENTS, Method, map_of, register
 from explain.methods.cam import GradCAM
-from explain.relevance.gradient_rules import Deconvnet as DeconvnetRule
-from explain.relevance.gradient_rules import Guided, Rule
+from explain.relevance.gradient_rules import DeconvnetRule, GradientRule, GuidedRule
 
 
 class GradientMethod(Method):
@@ -91,7 +90,7 @@ class RuleGradientMethod(GradientMethod):
     """A method that gives the gradient under a rule for rectifiers."""
 
     style = "color"
-    rule: ClassVar[Rule]
+    rule: ClassVar[GradientRule]
 
     @cached_property
     def needs(self) -> frozenset[Need[Any]]:
@@ -134,7 +133,7 @@ class GuidedBackprop(RuleGradientMethod):
 
     gradients: GradientsBy = "autograd"
 
-    rule = Guided()
+    rule = GuidedRule()
 
     @cached_property
     def needs(self) -> frozenset[Need[Any]]:

@@ -43,44 +43,44 @@ class BatchLayout:
         come of the images."""
         if self._count == 1 or not dependent:
             return
-        given = call.flat[dependent[0]]
+        source = call.flat[dependent[0]]
         if call.info.kind == "sampling" and isinstance(result, tuple):
             result = result[0]  # of boxes, and where in them it was read
         if call.info.has("joins"):
             self._note(result, self._joined(call, dependent))
         elif call.info.has("moves"):
-            numbers = self._numbers(given)
+            numbers = self._numbers(source)
             if numbers is not None:  # do the same with the numbers of the images
-                made = call.made({0: numbers.expand(given.shape)})
+                moved = call.make({0: numbers.expand(source.shape)})
                 pairs = (
-                    [(result, made)]
+                    [(result, moved)]
                     if isinstance(result, Tensor)
-                    else zip(result, made, strict=True)
+                    else zip(result, moved, strict=True)
                 )
                 for tensor, its in pairs:
                     self._note(tensor, compact(its))
         elif isinstance(result, Tensor):
-            self._note(result, self._made(call, dependent, given, result))
+            self._note(result, self._made(call, dependent, source, result))
 
     def _made(
-        self, call: Call, dependent: Sequence[int], given: Tensor, result: Tensor
+        self, call: Call, dependent: Sequence[int], source: Tensor, result: Tensor
     ) -> Tensor | None:
         """The numbers of what was computed from the values in their places."""
         if call.info.has("reshapes"):
-            if self.of(given) is None and result.ndim and len(result) % self._count == 0:
+            if self.of(source) is None and result.ndim and len(result) % self._count == 0:
                 return None  # as before, the first rows are those of the first image
-            numbers = self._numbers(given)
+            numbers = self._numbers(source)
             return (
                 None
                 if numbers is None
-                else compact(numbers.expand(given.shape).reshape(result.shape))
+                else compact(numbers.expand(source.shape).reshape(result.shape))
             )
         if call.name == "einsum":
             return self._multiplied(call, dependent[0])
         if "rois" in call.info.arguments:  # each box says which image it is cut out of
             boxes: Tensor = call.named["rois"].detach()
             return boxes[:, 0].int().reshape(-1, 1, 1, 1)
-        alike = next((call.flat[i] for i in dependent if call.flat[i].ndim == result.ndim), given)
+        alike = next((call.flat[i] for i in dependent if call.flat[i].ndim == result.ndim), source)
         numbers = self.of(alike)
         if numbers is not None and call.info.has("reduces"):
             numbers = numbers.expand(alike.shape)
@@ -94,15 +94,15 @@ class BatchLayout:
         """The numbers of tensors that are joined; a constant belongs to the images that it is
         joined with."""
         beside = self._numbers(call.flat[dependent[0]])
-        found = {}
+        numbers_by_place = {}
         for i in places(call, lambda tensor: True):
             tensor = call.flat[i]
             shared = i not in dependent and beside is not None and fits(beside, tensor.shape)
             numbers = beside if shared else self._numbers(tensor)
             if numbers is None:
                 return None
-            found[i] = numbers.expand(tensor.shape)
-        return compact(call.made(found))
+            numbers_by_place[i] = numbers.expand(tensor.shape)
+        return compact(call.make(numbers_by_place))
 
     def _multiplied(self, call: Call, place: int) -> Tensor | None:
         """The numbers of what `torch.einsum` gives, where its formula has no dots."""
@@ -122,10 +122,10 @@ class BatchLayout:
 
     def _numbers(self, tensor: Tensor) -> Tensor | None:
         """The image of each value, also where the images come first; None where it is not known."""
-        known = self.of(tensor)
-        if known is None and tensor.ndim and len(tensor) and len(tensor) % self._count == 0:
+        numbers = self.of(tensor)
+        if numbers is None and tensor.ndim and len(tensor) and len(tensor) % self._count == 0:
             return first(self._count, tensor)
-        return known
+        return numbers
 
     def _note(self, tensor: Tensor, numbers: Tensor | None) -> None:
         by_rows = numbers is not None and tensor.ndim and not len(tensor) % self._count

@@ -101,7 +101,7 @@ class Call:
             names = ("input", "condition", "other")
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
 
-    def made(self, replaced: Mapping[int, Tensor] | None = None) -> Any:
+    def make(self, replaced: Mapping[int, Tensor] | None = None) -> Any:
         """Make it, with some arguments replaced, by place."""
         if not replaced:
             return self.function(*self.args, **self.kwargs)
@@ -117,8 +117,12 @@ class Call:
             return Call(_assigned, self.name, self.args, self.kwargs)
         if _overwriting(self.function)[1] >= 0:
             names = self.function.__code__.co_varnames
-            given = {**dict(zip(names, self.args, strict=False)), **self.kwargs, "inplace": False}
-            return Call(self.function, self.name, (given.pop(names[0]),), given)
+            arguments = {
+                **dict(zip(names, self.args, strict=False)),
+                **self.kwargs,
+                "inplace": False,
+            }
+            return Call(self.function, self.name, (arguments.pop(names[0]),), arguments)
         name = name[3:-2] if name in _BY_OPERATOR else name[:-1]
         plain = getattr(torch, {"truediv": "div"}.get(name, name), None) or getattr(F, name, None)
         plain = plain or getattr(torch._C._nn, name, None)
@@ -148,37 +152,39 @@ def plain(call: Call) -> Call:
     which it equals."""
     if call.name != "instance_norm":
         return call
-    given = call.named
-    mean = given.get("running_mean")
-    variance = given.get("running_var")
-    if mean is None or variance is None or given.get("use_input_stats", True):
+    options = call.named
+    mean = options.get("running_mean")
+    variance = options.get("running_var")
+    if mean is None or variance is None or options.get("use_input_stats", True):
         return call
-    affine = given["input"], given.get("weight"), given.get("bias")
+    affine = options["input"], options.get("weight"), options.get("bias")
     return Call(
         torch.batch_norm,
         "batch_norm",
-        (*affine, mean, variance, False, 0.0, given.get("eps", 1e-5), True),
+        (*affine, mean, variance, False, 0.0, options.get("eps", 1e-5), True),
         {},
     )
 
 
 def _assigned(tensor: Tensor, index: Any, value: Any) -> Tensor:
     """The tensor with some of its values replaced."""
-    found = tensor.clone()
-    found[index] = value
-    return found
+    changed = tensor.clone()
+    changed[index] = value
+    return changed
 
 
 def _gathered(value: Any, values: Iterator[Any]) -> Any:
     if not _holds_tensors(value):
         return next(values)
-    found = [next(values) for _ in value]
+    tensors = [next(values) for _ in value]
     # an index that is a list means something else
-    return tuple(found) if type(value) is tuple else found
+    return tuple(tensors) if type(value) is tuple else tensors
 
 
 def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value)
+    return isinstance(value, (list, tuple)) and any(
+        isinstance(element, Tensor) for element in value
+    )
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -277,11 +283,11 @@ class LinearMap:
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             x = x.clone() if x.requires_grad else x.detach().requires_grad_()
-            (found,) = differentiate(
+            (of_x,) = differentiate(
                 self.run(x, weight, None), [x], gradient, create_graph=create_graph
             )
-        assert found is not None
-        return found
+        assert of_x is not None
+        return of_x
 
 
 def in_one_type(*tensors: Any) -> Any:
@@ -450,12 +456,14 @@ def _batch_norm(call: Call) -> LinearMap | None:
 
 
 def _product(call: Call, place: int) -> LinearMap | None:
-    others = [i for i, value in enumerate(call.flat) if isinstance(value, Tensor) and i != place]
-    if len(others) != 1:
+    tensor_places = [
+        i for i, value in enumerate(call.flat) if isinstance(value, Tensor) and i != place
+    ]
+    if len(tensor_places) != 1:
         return None
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        result: Tensor = call.made({place: x, others[0]: weight})
+        result: Tensor = call.make({place: x, tensor_places[0]: weight})
         return result if bias is None else result + bias
 
-    return LinearMap(place, run, detached(call.flat[others[0]]), None, -1)
+    return LinearMap(place, run, detached(call.flat[tensor_places[0]]), None, -1)

@@ -107,14 +107,14 @@ class Composite:
 
     def __post_init__(self) -> None:
         rules: Any = self.rules  # of anybody
-        for each in rules if isinstance(rules, (tuple, list)) else [rules]:
+        for pair in rules if isinstance(rules, (tuple, list)) else [rules]:
             when, rule = (
-                each if isinstance(each, (tuple, list)) and len(each) == 2 else (None, None)
+                pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (None, None)
             )
             if not isinstance(when, When) or not isinstance(rule, RelevanceRule):
                 raise MethodError(
                     f"rules of composite {self.name!r} must be pairs (When, rule), got "
-                    f"{shown(each)}"
+                    f"{shown(pair)}"
                 )
         object.__setattr__(self, "rules", tuple((when, rule) for when, rule in rules))
 

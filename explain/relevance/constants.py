@@ -115,7 +115,7 @@ def _score_nodes(softmax: Step) -> list[Node]:
     node = softmax.node.next_functions[0][0]
     while node is not None and node.name().startswith(SCORE_NODES) and len(nodes) < _SCORE_STEPS:
         nodes.append(node)
-        node = next((before for before, _ in node.next_functions if before is not None), None)
+        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
     return nodes
 
 

@@ -35,7 +35,7 @@ class StepPair(NamedTuple):
     step: Step
     of_reference: Step
 
-    def given(self, place: int) -> tuple[Tensor, Tensor]:
+    def inputs_at(self, place: int) -> tuple[Tensor, Tensor]:
         return self.step.values[place].tensor, self.of_reference.values[place].tensor
 
 
@@ -73,7 +73,9 @@ def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
 def _rescale(pair: StepPair, gradient: Tensor) -> dict[int, Answer]:
     """A function of one number: the slope between the two points, and the plain gradient where they
     coincide."""
-    slope = _slope(*pair.given(0), pair.step.result.tensor, pair.of_reference.result.tensor).conj()
+    slope = _slope(
+        *pair.inputs_at(0), pair.step.result.tensor, pair.of_reference.result.tensor
+    ).conj()
     of_point = slope.isnan()
 
     def rescaled(plain: Tensor) -> Tensor:
@@ -89,31 +91,31 @@ def _rescale(pair: StepPair, gradient: Tensor) -> dict[int, Answer]:
 
 def _through(step: Step, arrived: Tensor) -> Tensor:
     """The plain gradient in a step's first input, with its graph."""
-    before, output = step.node.next_functions[0]
-    assert before is not None  # a rule acts where a gradient leads on
+    parent, output = step.node.next_functions[0]
+    assert parent is not None  # a rule acts where a gradient leads on
     result = GradientEdge(step.node, step.output)
-    first_input = GradientEdge(before, output)
+    first_input = GradientEdge(parent, output)
     return torch.autograd.grad(result, first_input, arrived, create_graph=True)[0]
 
 
 def _product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    a, a0 = pair.given(0)
-    b, b0 = pair.given(1)
+    a, a0 = pair.inputs_at(0)
+    b, b0 = pair.inputs_at(1)
     return {0: _meeting(gradient * _mean(b, b0), a), 1: _meeting(gradient * _mean(a, a0), b)}
 
 
 def _quotient(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     above, below = (1, 0) if pair.step.function.startswith("r") else (0, 1)
-    a, a0 = pair.given(above)
-    b, b0 = pair.given(below)
+    a, a0 = pair.inputs_at(above)
+    b, b0 = pair.inputs_at(below)
     of_a = gradient * _mean(1 / b, 1 / b0)
     of_b = -gradient * _mean(a, a0) / (b * b0).conj()
     return {above: _meeting(of_a, a), below: _meeting(of_b, b)}
 
 
 def _matrix_product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    a, a0 = pair.given(0)
-    b, b0 = pair.given(1)
+    a, a0 = pair.inputs_at(0)
+    b, b0 = pair.inputs_at(1)
     of_a = gradient @ _mean(b, b0).transpose(-2, -1)
     of_b = _mean(a, a0).transpose(-2, -1) @ gradient
     return {0: _meeting(of_a, a), 1: _meeting(of_b, b)}
@@ -151,7 +153,7 @@ def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
 
 
 def _attention(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    (q, q0), (k, k0), (v, v0) = (pair.given(i) for i in range(3))
+    (q, q0), (k, k0), (v, v0) = (pair.inputs_at(i) for i in range(3))
     scores, scale = attention_scores(pair.step, q, k)
     scores0, _ = attention_scores(pair.step, q0, k0)
     weights = (scores.softmax(-1) + scores0.softmax(-1)) / 2
@@ -167,7 +169,7 @@ def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     """The mean is taken off, which is linear; then a product with the inverse root of the mean
     square."""
     step = pair.step
-    x, x0 = pair.given(0)
+    x, x0 = pair.inputs_at(0)
     shape, dims = normalised_rows(step, x)
     weight = parameter_of(step, "weight")
     centred = step.function != "rms_norm"
@@ -191,7 +193,7 @@ def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
 def _maximum(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     """Where the maximum rose, who holds it now made it so; where it fell, who held it for the
     reference."""
-    x, x0 = pair.given(0)
+    x, x0 = pair.inputs_at(0)
     if pair.step.function == "amax":
         return {0: _over_dimensions(x, x0, pair.step.options, gradient)}
     pool = getattr(F, pair.step.function)
@@ -200,7 +202,7 @@ def _maximum(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
         for name, value in pair.step.options.items()
         if name not in ("input", "return_indices")
     }
-    (y, at), (y0, at0) = (pool(each, **options, return_indices=True) for each in (x, x0))
+    (y, at), (y0, at0) = (pool(signal, **options, return_indices=True) for signal in (x, x0))
     flat = x.flatten(2)
     flat0 = x0.flatten(2)
     held = (y.flatten(2), at.flatten(2)), (y0.flatten(2), at0.flatten(2))
@@ -212,10 +214,10 @@ def _over_dimensions(x: Tensor, x0: Tensor, options: Mapping[str, Any], gradient
     dims = options.get("dim", ())
     dims = ((dims,) if isinstance(dims, int) else tuple(dims)) or tuple(range(x.ndim))
     ends = tuple(range(-len(dims), 0))
-    rows, rows0 = (each.movedim(dims, ends).flatten(ends[0]) for each in (x, x0))
-    held, held0 = (tuple(each.max(-1, keepdim=True)) for each in (rows, rows0))
-    found = _to_holders(rows, rows0, held, held0, gradient.reshape(*rows.shape[:-1], 1))
-    return found.reshape(*rows.shape[:-1], *(x.shape[d] for d in dims)).movedim(ends, dims)
+    rows, rows0 = (signal.movedim(dims, ends).flatten(ends[0]) for signal in (x, x0))
+    held, held0 = (tuple(signal.max(-1, keepdim=True)) for signal in (rows, rows0))
+    multipliers = _to_holders(rows, rows0, held, held0, gradient.reshape(*rows.shape[:-1], 1))
+    return multipliers.reshape(*rows.shape[:-1], *(x.shape[d] for d in dims)).movedim(ends, dims)
 
 
 def _to_holders(
@@ -238,7 +240,7 @@ _BACK: dict[str, Callable[[StepPair, Tensor], Mapping[int, Any]]] = {
     "quotient": _quotient,
     "matrixproduct": _matrix_product,
     "softmax": lambda pair, gradient: {
-        0: _of_softmax(*pair.given(0), pair.step.options["dim"], gradient)
+        0: _of_softmax(*pair.inputs_at(0), pair.step.options["dim"], gradient)
     },
     "attention": _attention,
     "deviation": _deviation,

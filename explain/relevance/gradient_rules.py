@@ -27,7 +27,7 @@ from explain.relevance.table import operation_name
 Gradients = tuple[Tensor | None, ...]
 
 
-class Rule(Hashable, Protocol):
+class GradientRule(Hashable, Protocol):
     """What replaces the gradients of some operations."""
 
     @property
@@ -44,7 +44,7 @@ class Rule(Hashable, Protocol):
 
 
 @dataclass(frozen=True)
-class Guided:
+class GuidedRule:
     """Springenberg et al., 2014: only the positive part of the gradient passes back through a
     rectifier."""
 
@@ -62,7 +62,7 @@ class Guided:
         )
 
 
-class Deconvnet(Guided):
+class DeconvnetRule(GuidedRule):
     """Zeiler and Fergus, 2014: the positive part of the gradient passes back, whatever the
     rectifier's input."""
 
@@ -115,7 +115,7 @@ def _counted(kinds: Mapping[str, int]) -> str:
 
 
 def apply_rule(
-    rule: Rule, group: HookGroup, score: Tensor, noted: Mapping[Node, Operation]
+    rule: GradientRule, group: HookGroup, score: Tensor, noted: Mapping[Node, Operation]
 ) -> Coverage:
     """Make the next backward pass from ``score`` follow a rule, for as long as ``group`` lasts."""
     covered = Counter[str]()
@@ -132,7 +132,9 @@ def apply_rule(
 def uninspected(score: Tensor, noted: Mapping[Node, Operation]) -> Coverage:
     """The operations of a score's graph that nobody can look into, as ``missed``."""
     operations = operations_of(graph(score), noted)
-    return Coverage(missed=dict(Counter(each.kind for each in operations if not each.rectifies)))
+    return Coverage(
+        missed=dict(Counter(operation.kind for operation in operations if not operation.rectifies))
+    )
 
 
 class ZeroLeaves(Tracer):
@@ -163,10 +165,12 @@ class ZeroLeaves(Tracer):
             operation_name(func) in ("softmax", "scaled_dot_product_attention")
             and torch.is_grad_enabled()
         ):
-            given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-            reached = any(map(self._dependence.of, given))
-            if args and args[0] is given[0] and not reached:
-                leaf = torch.zeros_like(given[0], requires_grad=True)
+            tensors = [
+                argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)
+            ]
+            reached = any(map(self._dependence.of, tensors))
+            if args and args[0] is tensors[0] and not reached:
+                leaf = torch.zeros_like(tensors[0], requires_grad=True)
                 self.leaves.append(leaf)
-                args = (given[0] + leaf, *args[1:])
+                args = (tensors[0] + leaf, *args[1:])
         return func(*args, **kwargs)

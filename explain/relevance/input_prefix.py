@@ -72,13 +72,15 @@ class _Operation:
         otherwise = ones if self.node.name().startswith(_NORMALISATIONS) else None
         if len(self.node._input_metadata) != 1:
             return otherwise
-        known = torch.Generator().manual_seed(0)
-        numbers = (torch.rand(ones.shape, generator=known, dtype=torch.float64) + 0.5).to(ones)
-        slope, found = (self._back([each])[place] for each in (ones, numbers))
-        if slope is None or found is None or slope.shape != ones.shape:
+        generator = torch.Generator().manual_seed(0)
+        numbers = (torch.rand(ones.shape, generator=generator, dtype=torch.float64) + 0.5).to(ones)
+        slope, scaled = (self._back([gradient])[place] for gradient in (ones, numbers))
+        if slope is None or scaled is None or slope.shape != ones.shape:
             return otherwise
         expected = slope * numbers
-        return slope if bool(((found - expected).abs() <= _rounding(expected)).all()) else otherwise
+        return (
+            slope if bool(((scaled - expected).abs() <= _rounding(expected)).all()) else otherwise
+        )
 
     def _is_spread(self, place: int) -> bool:
         """Whether an input is smaller than the result, or was enlarged right before."""
@@ -86,16 +88,16 @@ class _Operation:
         return _shape(edge) != _shape((self.node, 0)) or edge[0].name().startswith("Expand")
 
     def _back(self, arrived: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        found = self.node(*arrived)  # type: ignore[operator]
-        return found if isinstance(found, tuple) else (found,)
+        gradients = self.node(*arrived)  # type: ignore[operator]
+        return gradients if isinstance(gradients, tuple) else (gradients,)
 
-    def forward(self, given: Values, *, sizes: bool) -> Iterator[tuple[Edge, Tensor]]:
+    def forward(self, values: Values, *, sizes: bool) -> Iterator[tuple[Edge, Tensor]]:
         """The derivative times what is given; with ``sizes``, by the size of the slopes."""
         total = [
             torch.zeros_like(_ones((self.node, i))) for i in range(len(self.node._input_metadata))
         ]
         for place, edge in self.edges.items():
-            value = given[edge]
+            value = values[edge]
             if place in self.slopes:
                 total[0] = (
                     total[0] + (self._size(place, value) if sizes else self.slopes[place]) * value
@@ -103,32 +105,34 @@ class _Operation:
                 continue
             with torch.enable_grad():
                 dual = [t.clone().requires_grad_() for t in map(torch.zeros_like, total)]
-                made = self._back(dual)[place]
-            if made is None or not made.requires_grad:
+                result = self._back(dual)[place]
+            if result is None or not result.requires_grad:
                 raise _Unknown
             parts = torch.autograd.grad(
-                made, dual, value.expand_as(made).to(made.dtype), allow_unused=True
+                result, dual, value.expand_as(result).to(result.dtype), allow_unused=True
             )
-            found = [
+            products = [
                 torch.zeros_like(t) if part is None else part
                 for t, part in zip(total, parts, strict=True)
             ]
-            if sizes and any(bool(((f != 0) & (f.abs() <= _rounding(value))).any()) for f in found):
+            if sizes and any(
+                bool(((f != 0) & (f.abs() <= _rounding(value))).any()) for f in products
+            ):
                 raise _Unknown  # weights of both signs that add up to nothing, as a softmax has
-            total = [t + f for t, f in zip(total, found, strict=True)]
+            total = [t + f for t, f in zip(total, products, strict=True)]
         return (((self.node, i), t) for i, t in enumerate(total))
 
     def back(self, arrived: Values) -> Iterator[tuple[Edge, Tensor]]:
         """The transposed derivative times what arrives, by the size of the slopes."""
         outputs = [arrived.get((self.node, i)) for i in range(len(self.node._input_metadata))]
-        if all(each is None for each in outputs):
+        if all(gradient is None for gradient in outputs):
             return
         mixed = self._back(outputs) if len(self.slopes) < len(self.edges) else ()
         for place, edge in self.edges.items():
             by_place = place in self.slopes and outputs[0] is not None
-            found = self.sizes[place] * outputs[0] if by_place else mixed[place]  # type: ignore[operator]
-            if found is not None:
-                yield edge, found.sum_to_size(_shape(edge))
+            share = self.sizes[place] * outputs[0] if by_place else mixed[place]  # type: ignore[operator]
+            if share is not None:
+                yield edge, share.sum_to_size(_shape(edge))
 
     def _size(self, place: int, weights: Tensor) -> Tensor:
         """The size of a slope; of a lone input, it is never quite zero: what a clamp has cut off
@@ -140,10 +144,10 @@ class _Operation:
         if place not in self.sizes:
             size = self.slopes[place].abs()
             if len(self.edges) == 1:
-                made = size * weights
+                changed = size * weights
                 none = weights == 0
-                made = made.clamp(min=torch.finfo(size.dtype).eps ** 0.5 * made.amax())
-                size = torch.where(none, size, made / torch.where(none, 1, weights))
+                changed = changed.clamp(min=torch.finfo(size.dtype).eps ** 0.5 * changed.amax())
+                size = torch.where(none, size, changed / torch.where(none, 1, weights))
             self.sizes[place] = size
         return self.sizes[place]
 
@@ -216,11 +220,11 @@ class Prefix:
         half_of_x = self._forward(half, sizes=True)
         return middle_of_x - half_of_x, middle_of_x + half_of_x
 
-    def _forward(self, given: Values, *, sizes: bool) -> Tensor:
-        found = dict(given)
+    def _forward(self, values: Values, *, sizes: bool) -> Tensor:
+        values_by_edge = dict(values)
         for operation in self._operations:
-            found.update(operation.forward(found, sizes=sizes))
-        return found[self._end]
+            values_by_edge.update(operation.forward(values_by_edge, sizes=sizes))
+        return values_by_edge[self._end]
 
 
 def _through(node: Node | None, output: int, reach: Reach) -> Edge:
@@ -259,7 +263,7 @@ def _operations(end: Edge, reach: Reach) -> Iterator[_Operation]:
                 o.dtype.is_complex for o in node._input_metadata
             ):
                 raise _Unknown
-            found = _Operation(
+            operation_of_node = _Operation(
                 node,
                 {
                     i: _through(*n, reach)
@@ -267,9 +271,9 @@ def _operations(end: Edge, reach: Reach) -> Iterator[_Operation]:
                     if reach.of(n[0])
                 },
             )
-            if found.edges:  # a source that was computed has none
-                waiting.append((node, found))
-            waiting += [(before, None) for before, _ in found.edges.values()]
+            if operation_of_node.edges:  # a source that was computed has none
+                waiting.append((node, operation_of_node))
+            waiting += [(parent, None) for parent, _ in operation_of_node.edges.values()]
 
 
 def _shape(edge: Edge) -> torch.Size:
@@ -277,8 +281,8 @@ def _shape(edge: Edge) -> torch.Size:
 
 
 def _ones(edge: Edge) -> Tensor:
-    given = edge[0]._input_metadata[edge[1]]
-    return torch.ones(torch.Size(given.shape), dtype=given.dtype, device=given.device)
+    metadata = edge[0]._input_metadata[edge[1]]
+    return torch.ones(torch.Size(metadata.shape), dtype=metadata.dtype, device=metadata.device)
 
 
 def _rounding(values: Tensor) -> Tensor:

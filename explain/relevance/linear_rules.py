@@ -98,9 +98,9 @@ class AlphaBeta(_Stabilised):
 
     def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         relevance = gradient * of.result.tensor
-        found = self._part(of, relevance, self.alpha, flow, sign=1)
+        of_x = self._part(of, relevance, self.alpha, flow, sign=1)
         return (
-            found.add_(self._part(of, relevance, -self.beta, flow, sign=-1)) if self.beta else found
+            of_x.add_(self._part(of, relevance, -self.beta, flow, sign=-1)) if self.beta else of_x
         )
 
     def _part(
@@ -167,8 +167,8 @@ class Gamma(_Stabilised):
         of_size = _over(gradient * z, below)
         _take(of, flow, of_z, None if linear.bias is None else linear.bias * (1 + half))
         _take(of, flow, of_size, bias, small)
-        found = linear.backward(of_z, x, linear.weight).mul_(1 + half)
-        return found.addcmul_(linear.backward(of_size, x, weight), x.sign())
+        of_x = linear.backward(of_z, x, linear.weight).mul_(1 + half)
+        return of_x.addcmul_(linear.backward(of_size, x, weight), x.sign())
 
     def _of_positive(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         """Where x and z are not negative, the positive weights alone count for more."""
@@ -287,10 +287,10 @@ class ZBox(_AtInput):
         weights = (linear.weight, -linear.weight.clamp(min=0), -linear.weight.clamp(max=0))
         parts = list(zip((x, *ends), weights, strict=True))
         share = self._quotient(relevance, _run(of, parts, None), flow)
-        found = torch.zeros_like(x)
+        of_x = torch.zeros_like(x)
         for value, weight in parts:
-            found.addcmul_(value, linear.backward(share, x, weight))
-        return found
+            of_x.addcmul_(value, linear.backward(share, x, weight))
+        return of_x
 
     def _range(self, of: Step, flow: RelevanceFlow, prefix: Prefix | None) -> tuple[Tensor, Tensor]:
         """The least and largest values that the map can be given."""

@@ -95,8 +95,8 @@ def _at_zero(call: Call, x: Tensor) -> Tensor | None:
     apart = call.out_of_place() if call.in_place else call
     if apart is None:
         return None
-    made = detached(apart.made({0: x.new_zeros([1] * min(x.ndim, 1))})).nan_to_num(0, 0, 0)
-    return made if bool(made.any()) else None
+    results = detached(apart.make({0: x.new_zeros([1] * min(x.ndim, 1))})).nan_to_num(0, 0, 0)
+    return results if bool(results.any()) else None
 
 
 class ConstantWeights(RelevanceRule):
@@ -175,10 +175,10 @@ class ConstantDeviation(RelevanceRule):
 
 def parameter_of(step: Step, name: str) -> Tensor | None:
     """The weight or bias of a normalisation, in the shape that meets the input."""
-    found: Tensor | None = step.options.get(name)
-    if found is None or step.function in ("layer_norm", "rms_norm"):
-        return found
-    return along(found, step.x.tensor.ndim - 1)
+    parameter: Tensor | None = step.options.get(name)
+    if parameter is None or step.function in ("layer_norm", "rms_norm"):
+        return parameter
+    return along(parameter, step.x.tensor.ndim - 1)
 
 
 def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
@@ -210,8 +210,8 @@ def _through(step: Step, gradient: Tensor) -> Tensor:
     rows = x.reshape(shape)
     arrived = gradient.reshape(shape)
     inverse = _inverse_deviation(rows, dims, epsilon)
-    found: Tensor = (arrived - arrived.mean(dims, keepdim=True)).mul_(inverse).reshape(x.shape)
-    return found
+    of_x: Tensor = (arrived - arrived.mean(dims, keepdim=True)).mul_(inverse).reshape(x.shape)
+    return of_x
 
 
 def _inverse_deviation(rows: Tensor, dims: tuple[int, ...], epsilon: float) -> Tensor:
@@ -329,7 +329,7 @@ class ElementwisePassThrough(RelevanceRule):
         if step.kind == "attention":
             return (
                 len(step.values) == 3
-                and len({each.tensor.shape[:-2] for each in step.values.values()}) == 1
+                and len({snapshot.tensor.shape[:-2] for snapshot in step.values.values()}) == 1
             )
         elementwise = step.kind in ("activation", "softmax", "deviation")
         return super().fits(step) and elementwise and tuple(step.dependent) == (0,)

@@ -123,7 +123,7 @@ class OperationRecorder(Tracer):
         call = Call(func, name, args, kwargs)
         rectified = self._rectifiers.find(call)
         if rectified is None:
-            result = call.made()
+            result = call.make()
             self._rectifiers.seen(call, result)  # it may make a mask
             return result
         if not call.info.has("rectifies") and is_transforming():
@@ -133,7 +133,7 @@ class OperationRecorder(Tracer):
         first = call.flat[0]
         apart = call.out_of_place() if call.in_place and first._is_view() else None
         # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
-        result = call.made() if apart is None else apart.made({0: first.clone()})
+        result = call.make() if apart is None else apart.make({0: first.clone()})
         node = _copied_from((first if result is None else result).grad_fn)
         if node is not None:
             module = self._running()[0]
@@ -145,7 +145,7 @@ class OperationRecorder(Tracer):
     def _note_operator(self, call: Call) -> Any:
         """Make a call of an operator that nothing is known of, and note it by the Nodes that it
         left."""
-        result = call.made()
+        result = call.make()
         nodes = [tensor.grad_fn for tensor in call.results(result) if tensor.grad_fn is not None]
         if nodes:
             self.noted |= dict.fromkeys(nodes, Operation(call.name, nodes[0], self._running()[0]))
@@ -179,7 +179,7 @@ class _Sign(NamedTuple):
     side: int
 
 
-class _Choice(NamedTuple):
+class _Selection(NamedTuple):
     """A value that is kept where a mask is true, or with ``side`` -1 where it is false; and what
     stands elsewhere.
 
@@ -193,20 +193,23 @@ class _Choice(NamedTuple):
     elsewhere: Any = 0
 
 
-def _choices(call: Call) -> list[_Choice]:
+def _selections(call: Call) -> list[_Selection]:
     """What a call keeps where a mask says so."""
     values = [*call.args, *call.kwargs.values()]
     if call.name == "mul" and len(values) == 2:
         first, second = values
-        return [_Choice(first, second, 1, (0,)), _Choice(second, first, 1, (1,))]
+        return [_Selection(first, second, 1, (0,)), _Selection(second, first, 1, (1,))]
     if call.name == "where" and len(values) == 3:
         options = call.named
         first = options.get("input", options.get("self"))
         second = options["other"]
         mask = options["condition"]
-        return [_Choice(first, mask, 1, (0, 1), second), _Choice(second, mask, -1, (1, 0), first)]
+        return [
+            _Selection(first, mask, 1, (0, 1), second),
+            _Selection(second, mask, -1, (1, 0), first),
+        ]
     if call.name in ("masked_fill", "setitem") and len(values) == 3:
-        return [_Choice(values[0], values[1], -1, (0,), values[2])]
+        return [_Selection(values[0], values[1], -1, (0,), values[2])]
     return []
 
 
@@ -222,14 +225,14 @@ class Rectifiers:
             return Rectified()
         if call.name in _BOUNDS:
             return _bounded(call)
-        for choice in _choices(call):
-            side = self._side(choice)
+        for selection in _selections(call):
+            side = self._side(selection)
             if side is None:
                 continue
-            if _is_zero(choice.elsewhere):
-                return Rectified(choice.inputs, negated=side != choice.side)
-            if side == choice.side and _comes_from(choice.elsewhere, choice.kept):
-                return Rectified(choice.inputs)
+            if _is_zero(selection.elsewhere):
+                return Rectified(selection.inputs, negated=side != selection.side)
+            if side == selection.side and _comes_from(selection.elsewhere, selection.kept):
+                return Rectified(selection.inputs)
         return None
 
     def seen(self, call: Call, result: Any) -> None:
@@ -256,11 +259,11 @@ class Rectifiers:
             self._signs.get(mask) if isinstance(mask, Tensor) and not mask.requires_grad else None
         )
 
-    def _side(self, choice: _Choice) -> int | None:
+    def _side(self, selection: _Selection) -> int | None:
         """1 if the mask is true where what is kept is positive, -1 if where it is negative; None if
         anywhere else."""
-        kept = choice.kept
-        mask = choice.mask
+        kept = selection.kept
+        mask = selection.mask
         sign = self._sign(mask)
         if (
             sign is None
@@ -321,5 +324,5 @@ def _comes_from(value: Any, source: Any) -> bool:
         node = waiting.pop(0)
         if node is source.grad_fn or getattr(node, "variable", None) is source:
             return True
-        waiting += [before for before, _ in node.next_functions if before is not None]
+        waiting += [parent for parent, _ in node.next_functions if parent is not None]
     return False

@@ -119,7 +119,7 @@ class PositionTracer(Tracer):
         call = Call(func, name, args, kwargs)
         result_is = call.flat[0] if name == "setitem" else result
         several = list(result_is) if isinstance(result_is, (tuple, list)) else [result_is]
-        tensors = [each for each in several if isinstance(each, Tensor)]
+        tensors = [result_part for result_part in several if isinstance(result_part, Tensor)]
         if tensors:
             for tensor, state in zip(tensors, self._states_of(call, tensors), strict=True):
                 self._note(tensor, state)
@@ -165,23 +165,26 @@ class PositionTracer(Tracer):
             call = Call(call.function, call.name, call.args[:3], {**call.kwargs, "value": 0})
         run = call.out_of_place() if call.in_place else call
         assert run is not None
-        known = [state for state in states.values() if isinstance(state, tuple)]
-        if not known:
+        positions = [state for state in states.values() if isinstance(state, tuple)]
+        if not positions:
             return [EVERYWHERE if EVERYWHERE in states.values() else NOWHERE] * len(results)
-        found: list[list[Tensor]] = [[] for _ in results]
-        for axis in range(len(known[0])):
+        moved_positions: list[list[Tensor]] = [[] for _ in results]
+        for axis in range(len(positions[0])):
             written = {
                 i: _written_out(state, axis, call.flat[i], call.name) for i, state in states.items()
             }
             if call.info.has("reshapes"):
                 moved: Any = written[0].reshape(results[0].shape)
             else:
-                moved = run.made(written)
+                moved = run.make(written)
             for its, tensor in zip(
-                found, [moved] if isinstance(moved, Tensor) else moved, strict=True
+                moved_positions, [moved] if isinstance(moved, Tensor) else moved, strict=True
             ):
                 its.append(compact(tensor))
-        return [tuple(its) if any(bool(each.any()) for each in its) else NOWHERE for its in found]
+        return [
+            tuple(its) if any(bool(position.any()) for position in its) else NOWHERE
+            for its in moved_positions
+        ]
 
     def _made(self, call: Call, result: Tensor) -> State:
         """The positions of what is computed from values."""
@@ -197,10 +200,10 @@ class PositionTracer(Tracer):
                 return first
             rows = _mean(first, [-1])
             columns = NOWHERE if name == "linear" else _mean(second, [-2])
-            found = _first([rows, columns], result)
+            of_product = _first([rows, columns], result)
             of_constants = NOWHERE in (first, second)
             # of what the first's rows belong to
-            return NOWHERE if found is EVERYWHERE and not of_constants else found
+            return NOWHERE if of_product is EVERYWHERE and not of_constants else of_product
         if any(part in name for part in _FUSED):
             return _first([_mean(states[0], [-1])], result)
         if call.info.has("reduces"):
@@ -217,20 +220,22 @@ class PositionTracer(Tracer):
         letters, _, kept = call.flat[0].replace(" ", "").partition("->")
         if not kept or "." in letters:
             return [UNKNOWN]
-        found: list[State] = []
+        states_of_terms: list[State] = []
         for term, state in zip(letters.split(","), states, strict=True):
             state = _mean(state, [i for i, letter in enumerate(term) if letter not in kept])
             if isinstance(state, Lost):
-                found.append(NOWHERE if state is EVERYWHERE else state)
+                states_of_terms.append(NOWHERE if state is EVERYWHERE else state)
                 continue
             sizes = [dict(zip(term, position.shape, strict=True)) for position in state]
             order = sorted(range(len(term)), key=lambda i: kept.find(term[i]))
             turned = [position.permute(order) for position in state]
             shapes = [[its.get(letter, 1) for letter in kept] for its in sizes]
-            found.append(
-                tuple(each.reshape(shape) for each, shape in zip(turned, shapes, strict=True))
+            states_of_terms.append(
+                tuple(
+                    position.reshape(shape) for position, shape in zip(turned, shapes, strict=True)
+                )
             )
-        return found
+        return states_of_terms
 
 
 def _pixels(x: Tensor, dim: int) -> Tensor:
@@ -274,13 +279,13 @@ def _first(states: Iterable[State], result: Tensor) -> State:
 
 def _spread(state: Positions, result: Tensor) -> Positions | None:
     """The positions in as many dimensions as a result has; None if they do not fit it."""
-    found = []
+    fitting = []
     for position in state:
         leading = result.ndim - position.ndim
         if leading < 0:
             return None
-        found.append(position.reshape([1] * leading + [*position.shape]))
-    return tuple(found) if all(fits(each, result.shape) for each in found) else None
+        fitting.append(position.reshape([1] * leading + [*position.shape]))
+    return tuple(fitting) if all(fits(position, result.shape) for position in fitting) else None
 
 
 def averaged(position: Tensor, dims: Iterable[int]) -> Tensor:
@@ -302,8 +307,8 @@ def _mean(state: State, dims: Sequence[int]) -> State:
     """The mean positions along some dimensions; everywhere, if one is left for all values."""
     if isinstance(state, Lost):
         return state
-    found = tuple(averaged(position, dims) for position in state)
-    return found if any(position.numel() > 1 for position in found) else EVERYWHERE
+    means = tuple(averaged(position, dims) for position in state)
+    return means if any(position.numel() > 1 for position in means) else EVERYWHERE
 
 
 def _reduced(state: State, dims: int | Sequence[int], result: Tensor) -> State:
@@ -321,20 +326,20 @@ def _resampled(call: Call, state: State, result: Tensor) -> State:
     if isinstance(mean, Lost):
         return mean
     run = _by_ones(call) if call.name.startswith("conv") else partial(_with_first, call)
-    found = []
+    resampled = []
     for position in mean:
         values = position.double().expand(len(position), 1, *call.flat[0].shape[2:])
         sums = run(values)
         counts = run((values > 0).double())
-        found.append(_quotient(sums, counts))
-    return _first([tuple(found)], result)
+        resampled.append(_quotient(sums, counts))
+    return _first([tuple(resampled)], result)
 
 
 def _with_first(call: Call, values: Tensor) -> Tensor:
     """The first result of a call with another first argument."""
-    made = call.made({0: values})
-    found: Tensor = made if isinstance(made, Tensor) else made[0]
-    return found
+    results = call.make({0: values})
+    first_result: Tensor = results if isinstance(results, Tensor) else results[0]
+    return first_result
 
 
 def _by_ones(call: Call) -> Callable[[Tensor], Tensor]:

@@ -80,9 +80,9 @@ class RelevanceFlow:
                 if place in answers:
                     entrance.answer = partial(_answer, answers[place])
                     self._entrances.append(entrance)
-            inside = answers[None]
+            for_autograd = answers[None]
             changed = list(gradients)
-            changed[step.output] = None if inside is None else inside.to(arrived.dtype)
+            changed[step.output] = None if for_autograd is None else for_autograd.to(arrived.dtype)
             return tuple(changed)
 
         self.group.put_node(step.node, arrive, pre=True)
@@ -104,16 +104,16 @@ class RelevanceFlow:
             and part.is_contiguous()
         )
         if not isinstance(factor, Tensor):
-            found = self.by_image(part) * factor
+            taken = self.by_image(part) * factor
         elif factor.shape == part.shape and factor.dtype == part.dtype and by_rows:
             rows = part.reshape(self.count, 1, -1)
-            others = factor.reshape(self.count, -1, 1)
-            found = (rows @ others).reshape(self.count)
+            columns = factor.reshape(self.count, -1, 1)
+            taken = (rows @ columns).reshape(self.count)
         elif factor.shape == part.shape[-1:] and part.ndim > 1 and factor.dtype == part.dtype:
-            found = self.by_image((part @ factor).unsqueeze(-1))
+            taken = self.by_image((part @ factor).unsqueeze(-1))
         else:
-            found = self.by_image(part * factor)
-        self.taken[cause] = self.taken.get(cause, 0) + found
+            taken = self.by_image(part * factor)
+        self.taken[cause] = self.taken.get(cause, 0) + taken
 
     def per_value(self, relevance: Tensor, x: Tensor) -> Tensor:
         """The gradient with which x has this relevance; what falls to zeros is taken."""
@@ -150,7 +150,7 @@ class RelevanceFlow:
         if numbers is None:
             return tensor.mean()
         sums, counts = (
-            summed(each, numbers, self.count) for each in (tensor, torch.ones_like(tensor))
+            summed(summand, numbers, self.count) for summand in (tensor, torch.ones_like(tensor))
         )
         return (sums / counts)[numbers.long()]
 
@@ -257,24 +257,24 @@ def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence
     leading = {node}
     waiting = [node]
     while waiting:
-        new = [each for each in after[waiting.pop()] if each not in leading]
+        new = [reader for reader in after[waiting.pop()] if reader not in leading]
         leading.update(new)
         waiting += new
 
-    def stop(others: set[int], grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+    def stop(other_inputs: set[int], grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
         return tuple(
-            torch.zeros_like(g) if i in others and g is not None else g
+            torch.zeros_like(g) if i in other_inputs and g is not None else g
             for i, g in enumerate(grad_inputs)
         )
 
-    for each in leading - {node}:
-        others = {
+    for reader in leading - {node}:
+        other_inputs = {
             i
-            for i, (before, _) in enumerate(each.next_functions)
-            if before and before not in leading
+            for i, (parent, _) in enumerate(reader.next_functions)
+            if parent and parent not in leading
         }
-        if others:
-            group.put_node(each, partial(stop, others))
+        if other_inputs:
+            group.put_node(reader, partial(stop, other_inputs))
 
 
 def with_merged_maps(
@@ -294,15 +294,19 @@ def with_merged_maps(
         after = _behind_entrances(step.node, nodes)
         rectified = bool(after) and all(node.name().startswith("ReluBackward") for node in after)
         first = step
-        before = step.preceding
-        if before is not None and len(nodes[before.node]) == 1 and before.node not in do_not_merge:
-            assert before.linear is not None
+        preceding = step.preceding
+        if (
+            preceding is not None
+            and len(nodes[preceding.node]) == 1
+            and preceding.node not in do_not_merge
+        ):
+            assert preceding.linear is not None
             assert step.map is not None
-            both = before.linear.then(step.linear.weight, step.linear.bias)
+            both = preceding.linear.then(step.linear.weight, step.linear.bias)
             if both is not None:
-                merged.add(id(before))
+                merged.add(id(preceding))
                 first = replace(
-                    before, node=step.node, output=step.output, gave=step.gave, map=both
+                    preceding, node=step.node, output=step.output, gave=step.gave, map=both
                 )
                 first.images = step.images
         first.rectified = rectified
@@ -317,17 +321,19 @@ def with_merged_maps(
 
 def _behind_entrances(node: Node, nodes: Mapping[Node, Sequence[Node]]) -> list[Node]:
     """The Nodes that a Node's result is given to."""
-    found: list[Node] = []
+    receivers: list[Node] = []
     for after in nodes[node]:
-        found += _behind_entrances(after, nodes) if after.name() == "_EntranceBackward" else [after]
-    return found
+        receivers += (
+            _behind_entrances(after, nodes) if after.name() == "_EntranceBackward" else [after]
+        )
+    return receivers
 
 
 def consumers(score: Tensor) -> dict[Node, list[Node]]:
     """For each Node of a score's graph, the Nodes that lead to it, as often as they do."""
     consumers: dict[Node, list[Node]] = {node: [] for node in graph(score)}
     for node in consumers:
-        for before, _ in node.next_functions:
-            if before is not None:
-                consumers[before].append(node)
+        for parent, _ in node.next_functions:
+            if parent is not None:
+                consumers[parent].append(node)
     return consumers

@@ -101,8 +101,8 @@ class Dependence:
         base = view._base
         if base is None or base.grad_fn is None or not base.grad_fn.name().endswith("CopySlices"):
             return None
-        before = base.grad_fn.next_functions[0][0]
-        if self._reach.of(before):
+        overwritten = base.grad_fn.next_functions[0][0]
+        if self._reach.of(overwritten):
             return None
         rest = base.detach().clone()
         if rest.stride() != base.stride():
@@ -156,18 +156,18 @@ class Snapshots:
         """Take copies of what is about to be overwritten; a result that is rectified at once is
         left alone."""
         where = calls.storage_of(tensor)
-        for each in self._kept.pop(where, ()):
-            if each.kept is None:
+        for snapshot in self._kept.pop(where, ()):
+            if snapshot.kept is None:
                 continue
             if (
                 kind == "relu"
-                and each.is_result
-                and not each.used
-                and each.kept.shape == tensor.shape
+                and snapshot.is_result
+                and not snapshot.used
+                and snapshot.kept.shape == tensor.shape
             ):
-                self._kept.setdefault(where, []).append(each)
+                self._kept.setdefault(where, []).append(snapshot)
             else:
-                each.kept = None if each.again is not None else each.kept.clone()
+                snapshot.kept = None if snapshot.again is not None else snapshot.kept.clone()
 
 
 @dataclass(eq=False)
@@ -308,7 +308,7 @@ class StepRecorder(Tracer):
             module = self._running()[0]
             raise calls.inside_transform(must, f"{name}()", module, "use integratedgradients")
         if not dependent or not torch.is_grad_enabled():
-            result = call.made()
+            result = call.make()
         else:
             kind = self._kind(call, dependent)
             result = (
@@ -330,7 +330,7 @@ class StepRecorder(Tracer):
 
     def _follow(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call, and follow which image the values of its result belong to."""
-        result = call.made()
+        result = call.make()
         self._layout.see(call, dependent, result)
         return result
 
@@ -356,29 +356,36 @@ class StepRecorder(Tracer):
         elif call.in_place and 0 not in dependent:  # the result will be in its place
             values = {0: Snapshot(detached(first).clone())}
         scales = _scales(kind, call, dependent) if entrances else {}
-        made = run.made(replaced)
-        if kind != "other" and isinstance(made, Tensor) and made._is_view() and not run.in_place:
+        output = run.make(replaced)
+        if (
+            kind != "other"
+            and isinstance(output, Tensor)
+            and output._is_view()
+            and not run.in_place
+        ):
             # what overwrites a view would hide its Node; instance normalisation gives one
-            made = made.clone()
-        if not self._kinds and call.info.has("biased") and not made.requires_grad:
-            made = made.detach().requires_grad_().clone()  # of another image: its graph begins here
-        self._layout.see(run, dependent, made)
-        several = isinstance(made, (list, tuple))
+            output = output.clone()
+        if not self._kinds and call.info.has("biased") and not output.requires_grad:
+            output = (
+                output.detach().requires_grad_().clone()
+            )  # of another image: its graph begins here
+        self._layout.see(run, dependent, output)
+        several = isinstance(output, (list, tuple))
         results = [
-            tensor for tensor in (made if several else (made,)) if isinstance(tensor, Tensor)
+            tensor for tensor in (output if several else (output,)) if isinstance(tensor, Tensor)
         ]
         if kind == "other":
-            given = {calls.storage_of(tensor) for tensor in call.tensors}
-            if any(calls.storage_of(result) in given for result in results):
+            storages = {calls.storage_of(tensor) for tensor in call.tensors}
+            if any(calls.storage_of(result) in storages for result in results):
                 # What is written into a view has to be seen in what it is a view of.
                 return (
-                    self._record_name(call, dependent) if is_registered(call.name) else call.made()
+                    self._record_name(call, dependent) if is_registered(call.name) else call.make()
                 )
             if len({result.grad_fn for result in results if result.grad_fn is not None}) > 1:
                 # One may be made of another, as an LSTM's output of its state: apart, each gets its
                 # own relevance.
-                made = type(made)(t.clone() if isinstance(t, Tensor) else t for t in made)
-                results = [tensor for tensor in made if isinstance(tensor, Tensor)]
+                output = type(output)(t.clone() if isinstance(t, Tensor) else t for t in output)
+                results = [tensor for tensor in output if isinstance(tensor, Tensor)]
         for result in results if kind == "other" else results[:1]:
             if result.grad_fn is not None:
                 step = self._add(kind, call, dependent, result, entrances)
@@ -386,7 +393,7 @@ class StepRecorder(Tracer):
                 step.scales = scales
                 if entrances:
                     self._keep_result(step, result)
-        return self._written(first, made) if apart else made
+        return self._written(first, output) if apart else output
 
     def _values(
         self, kind: str, call: Call, dependent: Sequence[int], replaced: Mapping[int, Tensor]
@@ -447,10 +454,10 @@ class StepRecorder(Tracer):
         self.steps.append(step)
         return step
 
-    def _written(self, first: Tensor, made: Tensor) -> Tensor:
+    def _written(self, first: Tensor, result: Tensor) -> Tensor:
         """Write a result where it belongs; the rest of a constant that it is written into counts as
         added."""
-        first.copy_(made)
+        first.copy_(result)
         rest = self._dependence.rest_of_base(first)
         base = first._base
         if rest is not None and base is not None and base.grad_fn is not None:

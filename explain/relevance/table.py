@@ -172,8 +172,8 @@ def operation_name(func: Any) -> str:
     name = _names.get(func)
     if name is None:
         # exported code calls "add.Tensor"
-        own = str(getattr(func, "__name__", "")).split(".")[0].strip("_")
-        name = _registered_name(func) or ALIASES.get(own, own)
+        name = str(getattr(func, "__name__", "")).split(".")[0].strip("_")
+        name = _registered_name(func) or ALIASES.get(name, name)
         if getattr(func, "__module__", None) != "__main__" and len(_names) < 4096:
             _names[func] = name
     return name

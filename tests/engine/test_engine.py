@@ -24,7 +24,7 @@ from explain.engine.perturbations import Scores, Searches
 from explain.engine.plan import plan_of
 from explain.methods import AblationCAM, GradCAM, Occlusion, ShapleyCAM
 from explain.methods.base import get_method, uses_layer
-from explain.relevance.gradient_rules import Guided
+from explain.relevance.gradient_rules import GuidedRule
 from explain.targets import ClassTarget, ScoreTarget, TopClass
 from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
 
@@ -48,7 +48,7 @@ def test_one_forward_pass_serves_all_methods_layers_and_targets(
 
 
 def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Tensor) -> None:
-    guided = Guided()
+    guided = GuidedRule()
     needs = [
         Activations(),
         LayerGradients(),
