@@ -13,8 +13,9 @@ from torch.testing import assert_close
 import explain
 from explain import ModelError, TargetError
 from explain.hooks import FeatureExtractor
-from explain.methods import AblationCAM, GradCAM
+from explain.methods import AblationCAM
 from explain.targets import (
+    BinaryLogit,
     ClassTarget,
     Detections,
     Difference,
@@ -34,28 +35,24 @@ LABELS = ["tabby cat", "Egyptian cat", "red panda", "crane", "crane"]
 
 
 @pytest.mark.parametrize(
-    ("given", "scores", "classes"),
+    ("target", "classes"),
     [
-        (None, [3.0, 5.0], [1, 0]),
-        (2, [2.0, 4.0], [2, 2]),
-        ([2, 1], [2.0, 1.0], [2, 1]),
-        (torch.tensor([0, 2]), [0.1, 4.0], [0, 2]),
-        (torch.tensor(1), [3.0, 1.0], [1, 1]),
-        (np.int64(1), [3.0, 1.0], [1, 1]),
-        ([np.int64(2), torch.tensor(1)], [2.0, 1.0], [2, 1]),
-        (range(1, 3), [3.0, 4.0], [1, 2]),
-        (TopClass(1), [2.0, 4.0], [2, 2]),
-        ((2, 1), [2.0, 1.0], [2, 1]),
-        ([(2,), torch.tensor([1])], [2.0, 1.0], [2, 1]),
-        ([None, ClassTarget(2)], [3.0, 4.0], [1, 2]),
+        (None, [1, 0]),
+        (2, [2, 2]),
+        (torch.tensor([0, 2]), [0, 2]),
+        (np.int64(1), [1, 1]),
+        ([np.int64(2), torch.tensor(1)], [2, 1]),
+        (range(1, 3), [1, 2]),
+        (TopClass(1), [2, 2]),
+        ((2, 1), [2, 1]),
+        ([(2,), torch.tensor([1])], [2, 1]),
+        ([None, ClassTarget(2)], [1, 2]),
     ],
 )
-def test_class_targets_pick_their_logits(
-    given: object, scores: list[float], classes: list[int]
-) -> None:
-    score, picked = as_target(given).pick(LOGITS, 2)  # type: ignore[arg-type]
-    assert_close(score, torch.tensor(scores))
+def test_class_targets_pick_their_logits(target: Any, classes: list[int]) -> None:
+    score, picked = as_target(target).pick(LOGITS, 2)
     assert picked.tolist() == classes
+    assert score.tolist() == [LOGITS[0, classes[0]], LOGITS[1, classes[1]]]
 
 
 def test_a_callable_is_a_target_with_its_name() -> None:
@@ -70,48 +67,74 @@ def test_a_callable_is_a_target_with_its_name() -> None:
     assert ScoreTarget(lambda output: output.sum()).pick(LOGITS[:1], 1)[0].shape == (1,)
 
 
+NO_TARGETS = [True, 1.5, [1.5], (), object(), [True], [(1, 2), 0.5], [[1, True]], TopClass]
+
+
+@pytest.mark.parametrize("target", [*NO_TARGETS, torch.zeros(2, 2), lambda a, b, c: a])
+def test_what_is_no_target_is_refused(target: Any) -> None:
+    with pytest.raises(TargetError, match=r"(target|index|target <lambda>) must"):
+        as_target(target)
+
+
+MAPS = torch.arange(2 * 4 * 3 * 2.0).reshape(2, 4, 3, 2).sin()
+CORNERS = torch.tensor([[0.0, 0, 5, 6], [5, 6, 10, 12]])
+DETECTED = [{"boxes": CORNERS, "labels": torch.zeros(2), "scores": torch.ones(2)}] * 2
+
+
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("target", "output", "message"),
     [
-        (3, "class"),
-        (-1, "class"),
-        ([1, 2, 0], "images"),
-        (TopClass(3), "classes"),
-        (Element((-1,)), "within"),
-        (lambda output: output, "shape"),
-        (lambda output: 3.0, "return"),
+        (3, LOGITS, "class"),
+        (-1, LOGITS, "class"),
+        ([1, 2, 0], LOGITS, "images"),
+        (TopClass(3), LOGITS, "classes"),
+        (0, {"loss": torch.zeros(3, 3)}, "callable"),
+        (lambda output: output, LOGITS, "shape"),
+        (lambda output: 3.0, LOGITS, "return"),
+        ((4, 0, 0), MAPS, "within"),
+        ([(0, 0), (0, 0)], MAPS, "dimensions"),
+        ([lambda output: output[:, 0]] * 3, LOGITS, "images"),
+        ([ClassTarget((0, 1)), lambda output, images: output], LOGITS, "function"),
+        ([Similarity(torch.eye(2, 3)), 1], LOGITS, "embedding must"),
+        (Similarity(torch.ones(4)), LOGITS, "embedding must have the shape"),
+        (Similarity(torch.ones(4)), {"mask": torch.zeros(2)}, "returns embeddings"),
+        (BinaryLogit(), LOGITS, "one logit"),
+        (Segmentation(), MAPS, "category must"),
+        (Segmentation((0, 1, 2)), MAPS, "category must"),
+        (Segmentation(9), MAPS, "class"),
+        (Segmentation("cat"), MAPS, "labels are not known"),
+        (Segmentation(0, torch.zeros(3, 2)), MAPS, "mask must be true"),
+        (Segmentation(0, torch.ones(2, 3)), MAPS, "mask must cover"),
+        (Segmentation(0, torch.ones(3, 3, 2)), MAPS, "mask must have one"),
+        (Segmentation(0, point=(0.5, 0.5, 0.5)), MAPS, r"point must be \(x, y\)"),
+        (Segmentation(1), MAPS - 9 * torch.eye(4)[1, None, :, None, None], "class 1 must"),
+        (Segmentation(0), LOGITS, "class maps"),
+        (Detections(0), MAPS, "boxes with scores"),
+        (Detections(9), DETECTED, "unaltered"),
+        (Detections(box=(4, 4, 6, 8)), DETECTED, "overlap a detection"),
+        (Detections(box=torch.tensor([[0, 0, 5, 6]] * 3)), DETECTED, "box must have one"),
+        (Detections("cat"), DETECTED, "labels are not known"),
     ],
 )
-def test_targets_that_do_not_fit_the_output_are_refused(given: object, message: str) -> None:
+def test_targets_that_do_not_fit_the_output_are_refused(
+    target: Any, output: Any, message: str
+) -> None:
+    with pytest.raises((TargetError, ModelError), match=message):
+        as_target(target).settled(output, 2).pick(output, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (Similarity, torch.zeros(5), "only zeros"),
+        (Similarity, torch.tensor(3.0), "embedding must"),
+        (partial(Segmentation, 0), torch.ones(12), r"got \(12,\)"),
+        (ClassTarget(0).__add__, 3, "targets"),
+    ],
+)
+def test_values_that_no_target_can_have_are_refused(kind: Any, value: Any, message: str) -> None:
     with pytest.raises(TargetError, match=message):
-        as_target(given).pick(LOGITS, 2)  # type: ignore[arg-type]
-
-
-NO_TARGETS = [
-    True,
-    1.5,
-    [1.5],
-    [],
-    (),
-    torch.tensor([0.5]),
-    object(),
-    [True],
-    [object()],
-    [(1, 2), 0.5],
-    [[1, True]],
-    TopClass,
-    torch.zeros(2, 2),
-    lambda: 3,
-    lambda a, b, c: a,
-    ScoreTarget,
-]
-
-
-@pytest.mark.parametrize("given", NO_TARGETS)
-def test_what_is_no_target_is_refused(given: object) -> None:
-    with pytest.raises(TargetError, match=r"(target|index|target <lambda>) must") as caught:
-        as_target(given)  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
+        kind(value)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +152,6 @@ def test_labels_are_found_by_name_or_by_a_word_of_their_own(label: str, index: i
         ("taby cat", "did you mean 'tabby cat'"),
         ("cat", "Egyptian"),
         ("crane", "classes"),
-        ("pand", "label"),
         ("", "label"),
     ],
 )
@@ -169,15 +191,9 @@ class OfImages(nn.Module):
         return of_images(output, images)
 
 
-@pytest.mark.parametrize("batch_size", [None, 4])
-@pytest.mark.parametrize(
-    "method",
-    ["integratedgradients(steps=3)", "scorecam", "ablationcam", "smooth(saliency, samples=3)"],
-)
-def test_callables_may_take_the_images_of_rows(
-    method: str, batch_size: int | None, net: nn.Module, x: Tensor
-) -> None:
-    run = partial(explain.attribute, net, x, method, layer="layer2", batch_size=batch_size)
+@pytest.mark.parametrize("method", ["integratedgradients(steps=3)", "scorecam", "ablationcam"])
+def test_callables_may_take_the_images_of_rows(method: str, net: nn.Module, x: Tensor) -> None:
+    run = partial(explain.attribute, net, x, method, layer="layer2", batch_size=4)
     expected = run(target=PICKED)
     for function in (of_images, of_images_by_keyword, OfImages(), partial(of_images)):
         assert_close(run(target=function).values, expected.values, rtol=1e-10, atol=1e-12)
@@ -215,42 +231,37 @@ def test_what_has_a_default_is_no_second_argument(function: Callable[..., Tensor
 # --- a target for each image
 
 
-MAPS = torch.arange(2 * 4 * 3 * 2.0).reshape(2, 4, 3, 2).sin()
-
-
 def test_a_list_of_callables_has_one_for_each_image(net: nn.Module, x: Tensor) -> None:
     targets = [lambda y: y[:, 1] - y[:, 0], lambda y: y.logsumexp(1), 3]
-    for method in (GradCAM(relu=False), "integratedgradients(steps=3)", AblationCAM(relu=False)):
-        found = explain.attribute(net, x, method, target=targets, layer="layer2", batch_size=3)
+    for method in ("integratedgradients(steps=3)", AblationCAM(relu=False)):
+        together = explain.attribute(net, x, method, target=targets, layer="layer2", batch_size=3)
         for i, target in enumerate(targets):
             alone = explain.attribute(net, x[i : i + 1], method, target=target, layer="layer2")
-            assert_close(found.values[i], alone.values[0], rtol=1e-10, atol=1e-12)
-            assert_close(found.score[i], alone.score[0], rtol=1e-10, atol=1e-12)
-        assert found.target == "<lambda>, <lambda>, 3"
+            assert_close(together.values[i], alone.values[0], rtol=1e-10, atol=1e-12)
+            assert_close(together.score[i], alone.score[0], rtol=1e-10, atol=1e-12)
+        assert together.target == "<lambda>, <lambda>, 3"
+
+
+PLACES = [(3, 2, 1), (0, 1, 1)]
+PLACED = torch.stack([MAPS[0, 3, 2, 1], MAPS[1, 0, 1, 1]])
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("target", "expected"),
     [
         ((3, 2, 1), MAPS[:, 3, 2, 1]),
-        ([(3, 2, 1), (0, 1, 1)], torch.stack([MAPS[0, 3, 2, 1], MAPS[1, 0, 1, 1]])),
-        ([[3, 2, 1], [0, 1, 1]], torch.stack([MAPS[0, 3, 2, 1], MAPS[1, 0, 1, 1]])),
-        (torch.tensor([[3, 2, 1], [0, 1, 1]]), torch.stack([MAPS[0, 3, 2, 1], MAPS[1, 0, 1, 1]])),
-        (np.array([[3, 2, 1], [0, 1, 1]]), torch.stack([MAPS[0, 3, 2, 1], MAPS[1, 0, 1, 1]])),
-        (Element((0, 0, 0)), MAPS[:, 0, 0, 0]),
+        (PLACES, PLACED),
+        (torch.tensor(PLACES), PLACED),
+        (np.array(PLACES), PLACED),
     ],
 )
-@pytest.mark.parametrize(
-    "wrap", [lambda maps: maps, lambda maps: {"features": maps}, lambda maps: (None, maps)]
-)
+@pytest.mark.parametrize("output", [MAPS, (None, MAPS)])
 def test_tuples_are_places_in_an_output_with_several_dimensions(
-    given: Any, expected: Tensor, wrap: Any
+    target: Any, expected: Tensor, output: Any
 ) -> None:
-    output = wrap(MAPS)
-    target = as_target(given).settled(output, 2)
-    assert torch.equal(target.pick(output, 2)[0], expected)
-    assert torch.equal(as_target(given).pick(output, 2)[0], expected)
-    turned = target.rows(torch.tensor([1, 0, 1]))
+    settled = as_target(target).settled(output, 2)
+    assert torch.equal(settled.pick(output, 2)[0], expected)
+    turned = settled.rows(torch.tensor([1, 0, 1]))
     assert torch.equal(turned.pick(take(output, 2, [1, 0, 1]), 3)[0], expected[[1, 0, 1]])
 
 
@@ -258,25 +269,6 @@ def test_a_tuple_is_a_class_for_each_image_where_there_are_class_scores() -> Non
     assert as_target((2, 1)).settled(LOGITS, 2) == ClassTarget((2, 1))
     assert as_target((2, 1)).settled((MAPS[:, :, 0], LOGITS), 2) == ClassTarget((2, 1))
     assert as_target((2, 1)).settled(MAPS[:, :, 0], 2) == Element((2, 1))
-
-
-@pytest.mark.parametrize(
-    ("given", "output", "message"),
-    [
-        ((4, 0, 0), MAPS, "target"),
-        ([(0, 0), (0, 0)], MAPS, "dimensions"),
-        ([(0, 0, 0)], MAPS, "target"),
-        ([lambda output: output[:, 0]] * 3, LOGITS, "target"),
-        ((0, 1, 2), LOGITS, "images"),
-        ([Similarity(torch.eye(2, 3)), 1], LOGITS, "embedding must"),
-        ([ClassTarget((0, 1)), of_images], LOGITS, "function"),
-    ],
-)
-def test_targets_for_each_image_that_do_not_fit_are_refused(
-    given: Any, output: Tensor, message: str
-) -> None:
-    with pytest.raises(TargetError, match=message):
-        as_target(given).settled(output, 2).pick(output, 2)
 
 
 def test_targets_for_each_image_settle_on_their_own_image_alone() -> None:
@@ -291,16 +283,14 @@ def test_targets_for_each_image_settle_on_their_own_image_alone() -> None:
         score, torch.stack([altered[0, 2, 0].mean(), altered[1, 1].mean(), altered[2, 2, 0].mean()])
     )
     boxes = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8]])
-    found = [
+    one, other = (
         {"boxes": boxes[[i]], "labels": torch.tensor([i]), "scores": torch.tensor([0.5 + i / 10])}
         for i in range(2)
-    ]
-    boxed = as_target([Detections(0), Detections(1)]).settled(found, 2)
-    assert_close(boxed.pick(found, 2)[0], torch.tensor([0.5, 0.6]))
-    assert_close(
-        boxed.rows(torch.tensor([1, 1, 0])).pick([found[1], found[0], found[0]], 3)[0],
-        torch.tensor([0.6, 0.0, 0.5]),
     )
+    boxed = as_target([Detections(0), Detections(1)]).settled([one, other], 2)
+    assert_close(boxed.pick([one, other], 2)[0], torch.tensor([0.5, 0.6]))
+    moved = boxed.rows(torch.tensor([1, 1, 0])).pick([other, one, one], 3)[0]
+    assert_close(moved, torch.tensor([0.6, 0.0, 0.5]))
 
 
 def test_labels_may_be_one_for_each_image() -> None:
@@ -314,30 +304,23 @@ def test_labels_may_be_one_for_each_image() -> None:
         as_target(["tabby", 3])
 
 
-@pytest.mark.parametrize(
-    "categories", ["tabby", b"tabby", 3, {0: "tabby"}, {"tabby"}, ["tabby", 3], [None], object()]
-)
+@pytest.mark.parametrize("categories", [b"tabby", 3, {0: "tabby"}, {"tabby"}, ["tabby", 3]])
 def test_categories_that_are_no_list_of_texts_are_refused(categories: Any) -> None:
-    for target in (0, "tabby", None):
-        with pytest.raises(ModelError, match="categories"):
-            as_target(target, categories)
     with pytest.raises(ModelError, match="categories"):
-        explain.Explainer(nn.Identity(), categories, preprocess=lambda photo: torch.zeros(3, 2, 2))
-    assert (
-        as_target("tabby", np.array(LABELS)) == as_target("tabby", iter(LABELS)) == ClassTarget(0)
-    )
+        as_target("tabby", categories)
+    assert as_target("tabby", iter(LABELS)) == ClassTarget(0)
 
 
 # --- a single neuron
 
 
-@pytest.mark.parametrize("method", ["saliency", "integratedgradients", "guidedbackprop"])
+@pytest.mark.parametrize("method", ["integratedgradients", "guidedbackprop"])
 def test_a_neuron_is_an_output_of_the_network_that_ends_there(
     method: str, net: nn.Module, x: Tensor
 ) -> None:
     features = FeatureExtractor(net, "layer1", graph=True)
     by_hand = nn.Sequential(net.conv1, net.bn1, nn.ReLU(), net.layer1)
-    found = explain.attribute(features, x, method, target=(5, 3, 4))
+    neuron = explain.attribute(features, x, method, target=(5, 3, 4))
     expected = explain.attribute(by_hand, x, method, target=lambda maps: maps[:, 5, 3, 4])
-    assert_close(found.values, expected.values, rtol=1e-10, atol=1e-12)
-    assert_close(found.score, expected.score, rtol=1e-10, atol=1e-12)
+    assert_close(neuron.values, expected.values, rtol=1e-10, atol=1e-12)
+    assert_close(neuron.score, expected.score, rtol=1e-10, atol=1e-12)
