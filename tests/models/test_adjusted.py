@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +11,11 @@ import torch
 from PIL import Image
 
 import explain
-from explain import ExplainWarning, ModelError
-from explain.cli import main
+from explain import ModelError
 from explain.models import CenterCrop, WholePhoto
 from explain.models.from_torchvision import load_torchvision
 from explain.models.preprocessing import adjusted
 from tests.conftest import TinyNet, settled
-
-NET = """
-import torch
-from tests.conftest import TinyNet, settled
-
-def make():
-    return settled(TinyNet()).eval()
-"""
 
 
 @pytest.fixture
@@ -46,8 +35,8 @@ def plain(
     pixels = (
         np.asarray(photo.resize((side, side), Image.Resampling(how), box=box), np.float64) / 255
     )
-    found: np.ndarray = ((pixels - mean) / std).transpose(2, 0, 1)
-    return found
+    cropped: np.ndarray = ((pixels - mean) / std).transpose(2, 0, 1)
+    return cropped
 
 
 @pytest.mark.parametrize("share", [0.5, 0.875, 1])
@@ -86,67 +75,6 @@ def test_values_that_cannot_be_meant_are_refused(values: dict[str, Any], message
         explain.Explainer("tiny", **values)
 
 
-def test_a_preprocessing_that_cuts_out_no_centre_keeps_its_values() -> None:
-    with pytest.raises(ModelError, match="interpolation needs a"):
-        explain.Explainer(
-            settled(TinyNet()), preprocess=lambda image: torch.zeros(3, 8, 8), mean=0.5
-        )
-
-
-def test_only_what_nobody_says_is_assumed() -> None:
-    net = settled(TinyNet())
-    with pytest.warns(ExplainWarning, match="deviation"):
-        explain.Explainer(net, size=16, mean=0.5)
-    with pytest.warns(ExplainWarning, match="preprocess="):
-        explain.Explainer(net, std=0.5, mean=0.5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        explain.Explainer(net, size=16, mean=0.5, std=0.5)
-
-
-def test_the_command_line_takes_them_and_the_record_brings_them_back(
-    tmp_path: Path,
-    photo: Image.Image,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "adjusted_net.py").write_text(NET)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    values = [
-        "--mean",
-        "0.1,0.2,0.3",
-        "--std",
-        "0.5",
-        "--interpolation",
-        "bicubic",
-        "--crop",
-        "0.6",
-        "--size",
-        "16",
-    ]
-    common = ["photo.png", "--method", "saliency", "--target", "1"]
-    assert main([*common, "--model", "adjusted_net:make", *values]) == 0
-    assert capsys.readouterr().err == ""
-    told = (
-        "CenterCrop(side=16, crop=0.6, mean=(0.1, 0.2, 0.3), std=(0.5, 0.5, 0.5), "
-        "interpolation='bicubic')"
-    )
-    assert (
-        explain.load("explained/photo-adjusted_net-make-class-1-saliency.json").record["preprocess"]
-        == told
-    )
-    assert main([*common, "--model", "tiny", *values, "-o", "small"]) == 0
-    saved = explain.load(next(Path("small").glob("*.json")))
-    assert torch.equal(saved.repeat().attributions["saliency"].values[0], saved.values)
-    assert main([*common, "--model", "adjusted_net:make", "--size", "16", "-o", "none"]) == 0
-    assert (
-        "ImageNet's mean and standard deviation; give --mean, --std, or give"
-        in capsys.readouterr().err
-    )
-    sys.modules.pop("adjusted_net", None)
-
-
 def test_another_size_keeps_the_interpolation_that_is_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -155,8 +83,8 @@ def test_another_size_keeps_the_interpolation_that_is_published(
     monkeypatch.setattr(models, "get_model", lambda name, weights: torch.nn.Identity())
     for name in ("swin_t", "resnet50"):
         published = models.get_model_weights(name).DEFAULT.transforms()
-        found = load_torchvision(name, size=112).preprocess
-        assert found == CenterCrop(
+        cropped = load_torchvision(name, size=112).preprocess
+        assert cropped == CenterCrop(
             112,
             published.crop_size[0] / published.resize_size[0],
             tuple(published.mean),

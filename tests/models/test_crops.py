@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,28 +13,10 @@ from torch import nn
 
 import explain
 from explain import ModelError
-from explain.cli import main
 from explain.data.boxes import Box
 from explain.models import CenterCrop, Classifier, WholePhoto
-from explain.models.preprocessing import StretchedPhoto, cropped, takes_any_size
+from explain.models.preprocessing import cropped, takes_any_size
 from tests.conftest import TinyNet, settled
-
-
-class Linear(nn.Module):
-    """Class scores that are weighted sums of an 8 x 8 input, so that every gradient is known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(
-            torch.randn(3, 3 * 64, generator=torch.Generator().manual_seed(0))
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(1) @ self.weight.T
-
-
-# of a photo of 10 pixels, one pixel for each of the photo's
-PLAIN = CenterCrop(8, 0.8, (0.0,) * 3, (1.0,) * 3)
 
 
 @pytest.fixture
@@ -59,14 +40,6 @@ def test_the_whole_photo_is_scaled_with_its_proportions_kept(photo: Image.Image)
         assert view.box(size) == Box(0, 0, *size)
     exact = WholePhoto(10, (0.0,) * 3, (1.0,) * 3, pad=False)(photo)
     assert np.array_equal((exact * 255).round().permute(1, 2, 0).numpy(), np.asarray(photo))
-
-
-def test_the_whole_photo_is_stretched_to_a_square(photo: Image.Image) -> None:
-    view = StretchedPhoto(10, (0.0,) * 3, (1.0,) * 3)
-    assert view.box(photo.size) == Box(0, 0, 16, 10)
-    square = np.asarray(photo.resize((10, 10), Image.Resampling.BILINEAR))
-    assert np.array_equal((view(photo) * 255).round().permute(1, 2, 0).numpy(), square)
-    assert cropped(view, "whole", averaging()) is view
 
 
 @pytest.mark.parametrize("size", [(16, 10), (10, 16), (31, 7), (12, 12), (5, 400)])
@@ -123,32 +96,3 @@ def test_overlays_cover_the_photo_and_records_tell_the_crop(
     assert all(explanation.overlay(method).size == size for method in explanation.methods)
     assert str(explanation.record()["preprocess"]).startswith("WholePhoto(")
     explanation.save(tmp_path)
-
-
-def test_crops_are_asked_for_on_the_command_line(
-    tmp_path: Path, photo: Image.Image, capsys: pytest.CaptureFixture[str]
-) -> None:
-    photo.resize((160, 100)).save(tmp_path / "a.png")
-    shapes = []
-    for crop in ("center", "whole"):
-        folder = tmp_path / crop
-        arguments = [
-            "--model",
-            "tiny",
-            "--size",
-            "32",
-            "--crop",
-            crop,
-            "--method",
-            "saliency",
-            "-o",
-            str(folder),
-        ]
-        assert main([str(tmp_path / "a.png"), *arguments]) == 0
-        shapes.append(np.load(folder / "a-tiny-saliency.npy").shape)
-    assert shapes == [(3, 32, 32), (3, 32, 51)]
-    assert explain.load(tmp_path / "whole" / "a-tiny-saliency.json").repeat().box == Box(
-        0, 0, 160, 100
-    )
-    assert capsys.readouterr().err == ""
-    assert all(a != b for a, b in pairwise(path.read_bytes() for path in tmp_path.rglob("*.npy")))

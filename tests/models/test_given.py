@@ -16,7 +16,7 @@ from torch import nn
 import explain
 from explain import ExplainWarning, ModelError
 from explain.models import CenterCrop
-from explain.models.attached import as_classifier, as_preprocess
+from explain.models.attached import as_classifier
 from tests.conftest import TinyNet
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
@@ -78,19 +78,11 @@ def test_labels_of_timm_are_those_of_the_configuration_or_of_imagenet() -> None:
     named = {"label_names": ["n1", "n2"], "label_descriptions": {"n1": "goose", "n2": "crane"}}
     model = timm.create_model("test_resnet", num_classes=2, pretrained_cfg_overlay=named)
     assert as_classifier(model).categories == ["goose", "crane"]
-    found = as_classifier(timm.create_model("test_resnet"))
-    assert found.categories is not None
-    assert (len(found.categories), found.categories[207]) == (1000, "golden retriever")
+    loaded = as_classifier(timm.create_model("test_resnet"))
+    assert loaded.categories is not None
+    assert (len(loaded.categories), loaded.categories[207]) == (1000, "golden retriever")
     model.categories = ["a", "b"]
     assert as_classifier(model).categories == ["a", "b"]
-
-
-def test_a_transformer_of_timm_built_for_another_size_is_given_that_size(
-    photo: Image.Image,
-) -> None:
-    timm = pytest.importorskip("timm", reason="timm is an extra")
-    model = timm.create_model("test_vit", img_size=48, num_classes=3)
-    assert explain.Explainer(model).as_input(photo).shape == (1, 3, 48, 48)
 
 
 def tiny_vit(**options: Any) -> Any:
@@ -133,8 +125,8 @@ def test_an_image_processor_beside_the_weights_or_on_the_model_is_used(
     expected = plain(photo, (32, 32), [0.1, 0.2, 0.3], [0.4, 0.5, 0.6], Image.Resampling.BILINEAR)
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    loaded = transformers.ViTForImageClassification.from_pretrained(tmp_path)
-    given = [explain.Explainer(loaded), explain.Explainer(model, preprocess=processor)]
+    saved = transformers.ViTForImageClassification.from_pretrained(tmp_path)
+    given = [explain.Explainer(saved), explain.Explainer(model, preprocess=processor)]
     model.image_processor = processor
     for explainer in [*given, explain.Explainer(model)]:
         torch.testing.assert_close(explainer.preprocess(photo), expected, atol=0.02, rtol=0)
@@ -160,18 +152,6 @@ def test_values_that_are_given_replace_those_of_an_image_processor(photo: Image.
         explain.Explainer(model, mean=124)
 
 
-def test_another_size_is_cut_from_as_large_a_share_of_the_photo() -> None:
-    model = tiny_vit()
-    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
-    # a shorter side of 256, of which 224 are cut
-    model.image_processor = transformers.MobileNetV2ImageProcessor(
-        size={"shortest_edge": 256}, crop_size={"height": 224, "width": 224}
-    )
-    found: Any = as_classifier(model, size=112).preprocess
-    assert found.options["size"] == {"shortest_edge": 128}
-    assert found.options["crop_size"] == {"height": 112, "width": 112}
-
-
 def test_what_is_assumed_is_said_once_and_only_where_it_matters() -> None:
     net = TinyNet()
     with pytest.warns(ExplainWarning, match="'TinyNet'") as said:
@@ -183,8 +163,3 @@ def test_what_is_assumed_is_said_once_and_only_where_it_matters() -> None:
         explain.Explainer()
         net.preprocess = CenterCrop(8)
         assert explain.Explainer(net).preprocess == CenterCrop(8)
-
-
-def test_a_preprocessing_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(ModelError, match="preprocess must"):
-        as_preprocess(3)
