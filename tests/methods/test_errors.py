@@ -182,19 +182,6 @@ def test_values_lie_within_errors_at_every_stop(
             assert given in (0, seeds) or kind is Sobol, (stop, name, given)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("kind", "tolerance"), [(KernelSHAP, 0.5), (KernelSHAP, 0.2), (ShapleySampling, 0.2)]
-)
-def test_values_lie_within_errors_where_tolerance_stops(kind: type[Any], tolerance: float) -> None:
-    games = Games(QUICK)
-    exact = [shapley(scores) for scores in games.scores.T]
-    shares = covered(games, exact, lambda seed: kind(500, SIDE, seed=seed, tolerance=tolerance))
-    for name, (share, given) in zip(QUICK, shares, strict=True):
-        assert share >= 0.9, (name, share)
-        assert given == SEEDS
-
-
 # where no mask shows what unanimity takes
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 @at_stops(RISE, HSIC, LIME)

@@ -17,9 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import explain
 from explain.attribution.pictures import sentence
 from explain.baselines import Noise, OtherPhoto, Zero
-from explain.methods import Necessary, Sufficient, Superpixels
+from explain.methods import Necessary, Sufficient
 from explain.methods import evidence as search
-from tests.methods.plain_transformer import Transformer
 
 SIDE = 6
 
@@ -339,19 +338,6 @@ def test_places_of_feature_maps_are_exchanged_with_those_of_another_photo(
     )
 
 
-def test_exchanging_all_places_gives_the_scores_of_the_other_photo() -> None:
-    model = Halved(0, 1).double()
-    x, other, becomes = two_classes(model, "maps")
-    batch = torch.cat([x, x + 0.01])
-    method = Necessary(1, OtherPhoto(other), becomes=becomes, of_layer=True)
-    a = explain.attribute(model, batch, method, layer="maps", target=int(model(x).argmax()))
-    for (found,) in (a.sets[0], a.sets[1]):
-        assert found.mask.all()
-        assert found.without == pytest.approx(
-            model(other).softmax(1)[0, a.target[0]].item(), rel=1e-9
-        )
-
-
 class Convolutions(TorchDispatchMode):
     """Counts convolutions that are computed, and not replayed."""
 
@@ -373,26 +359,6 @@ def test_what_lies_before_the_layer_is_run_no_more_often_for_more_sets() -> None
         counts[a.samples] = convolutions.count
     assert max(counts) > 10 * min(counts)
     assert len(set(counts.values())) == 1
-
-
-def test_tokens_of_a_transformer_are_exchanged_and_its_class_token_stays() -> None:
-    torch.manual_seed(5)
-    model = Transformer(fused=True).double()
-    with torch.no_grad():
-        model.head.weight *= 9
-    x, other, becomes = two_classes(model, "blocks.0", (3, SIDE, SIDE))
-    method = Necessary(baseline=OtherPhoto(other), becomes=becomes, of_layer=True)
-    (found,) = explain.attribute(model, x, method, layer="blocks.0").sets[0]
-    places = places_in(found.mask, 3)
-    own = int(model(x).argmax())
-    scores = exchanged(model, "blocks.0", x, other, places, first=1)
-    assert int(scores.argmax()) == becomes
-    assert found.without == pytest.approx(scores.softmax(0)[own].item(), rel=1e-9)
-    smaller = [each for n in range(len(places)) for each in itertools.combinations(range(9), n)]
-    assert not any(
-        int(exchanged(model, "blocks.0", x, other, each, first=1).argmax()) == becomes
-        for each in smaller
-    )
 
 
 def test_scores_that_are_no_class_keep_a_share_of_the_score() -> None:
@@ -440,20 +406,6 @@ def test_an_interrupt_keeps_the_sets_of_earlier_images_and_leaves_later_ones_emp
     assert a.finished.tolist() == [True, False, False]
 
 
-def test_what_an_interrupt_leaves_is_told_without_scores() -> None:
-    model = network(5)
-    x = photo(5, network(5))
-
-    def stop(done: int, total: int) -> None:
-        if done > 40:
-            raise KeyboardInterrupt
-
-    a = explain.attribute(model, x, Sufficient(SIDE, Zero()), progress=stop, keep_partial=True)
-    assert sentence(a, "cup").endswith(
-        "of the photo are enough for cup (some of it may not be needed)"
-    )
-
-
 def test_an_answer_that_nothing_turns_into_another_class_is_warned_of() -> None:
     model = network(0)
     x = photo(0, network(0))
@@ -466,34 +418,6 @@ def test_an_answer_that_nothing_turns_into_another_class_is_warned_of() -> None:
     ):
         a = explain.attribute(model, x, Necessary(3, Zero(), becomes=becomes))
     assert a.sets[0] == ()
-
-
-def test_a_guide_and_regions_by_content_give_sets_that_are_enough() -> None:
-    pytest.importorskip("skimage", reason="superpixels are made by scikit-image")
-    model = network(6)
-    x = photo(6, network(6))
-    for method in (
-        Sufficient(SIDE, Zero(), guide=explain.methods.GradCAM()),
-        Sufficient(Superpixels(9), Zero()),
-    ):
-        (found,) = explain.attribute(model, x, method).sets[0]
-        assert int(model(x * found.mask).argmax()) == int(model(x).argmax())
-
-
-@pytest.mark.parametrize(
-    ("method", "word"),
-    [
-        (lambda: Sufficient(keep=1.5), "keep"),
-        (lambda: Sufficient(max_seconds=-1.0), "max_seconds"),
-        (lambda: Sufficient(keep="top"), "keep"),  # type: ignore[arg-type]
-        (lambda: Sufficient(guide="nonsense"), "guide|nonsense"),  # type: ignore[arg-type]
-        (lambda: Necessary(becomes=7), "becomes"),
-        (lambda: Necessary(baseline=()), "baseline"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(method: Any, word: str) -> None:
-    with pytest.raises(explain.ExplainError, match=word):
-        explain.attribute(network(0), photo(0), method())
 
 
 def test_a_record_has_the_sets(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain.baselines import Blur, Zero
+from explain.baselines import Zero
 from explain.methods import ExtremalPerturbation
 from explain.methods.extremal import SmoothMasks
-from tests.conftest import settled, snapshot
+from tests.conftest import settled
 from tests.methods import plain_extremal
-from tests.methods.test_masking import Curved, interrupt_after, photos
+from tests.methods.test_masking import Curved, photos
 
 EXACT = {"rtol": 1e-8, "atol": 1e-10}
 SIZE = (6, 5)
@@ -62,20 +62,6 @@ class Corner(nn.Module):
         return 20 * torch.stack([x[:, :, :4, :4].mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
 
 
-def test_the_mask_has_its_area_and_lies_where_the_score_comes_from() -> None:
-    class Symmetric(Corner):
-        def forward(self, x: Tensor) -> Tensor:
-            # what is seen mirrored counts as much
-            return super().forward(x) + super().forward(x.flip(-1))
-
-    x = torch.ones(1, 3, 12, 12)
-    method = ExtremalPerturbation(0.25, steps=120, baseline="zero", step=2, sigma=3.0)
-    values = explain.attribute(Symmetric(), x, method, target=0).values[0]
-    upper = torch.cat([values[:4, :4], values[:4, -4:]])
-    assert upper.mean() > 0.6
-    assert values[6:].mean() < 0.2
-
-
 def test_the_smallest_area_that_keeps_the_score_is_taken() -> None:
     x = torch.ones(2, 3, 8, 8)
     method = ExtremalPerturbation((0.6, 0.2, 0.9), steps=2, baseline="zero", step=2, sigma=2.0)
@@ -92,45 +78,6 @@ def test_the_smallest_area_that_keeps_the_score_is_taken() -> None:
         assert_close(explain.attribute(Corner(), x, of, target=1).values, each[area].values)
 
 
-def test_it_leaves_the_model_alone_and_works_in_any_mode(curved: Curved) -> None:
-    method = ExtremalPerturbation(0.3, steps=3, step=2)
-    before = snapshot(curved)
-    state = torch.get_rng_state()
-    expected = explain.attribute(curved, photos(3), method, target=[0, 1, 2]).values
-    assert snapshot(curved) == before
-    assert torch.equal(torch.get_rng_state(), state)
-    for i in range(3):
-        alone = explain.attribute(curved, photos(3)[i : i + 1], method, target=i, batch_size=1)
-        assert_close(alone.values[0], expected[i], **EXACT)
-    for mode in (torch.no_grad(), torch.inference_mode()):
-        with mode:
-            found = explain.attribute(curved, photos(3), method, target=[0, 1, 2])
-        assert_close(found.values, expected, **EXACT)
-    curved.requires_grad_(False)
-    assert_close(
-        explain.attribute(curved, photos(3), method, target=[0, 1, 2]).values, expected, **EXACT
-    )
-
-
-def test_an_interrupt_leaves_the_masks_of_the_last_step(curved: Curved) -> None:
-    done: list[int] = []
-
-    def progress(rows: int, total: int) -> None:
-        done.append(rows)
-        if len(done) == 3:
-            raise KeyboardInterrupt
-
-    method = ExtremalPerturbation(0.3, steps=9, step=2)
-    found = explain.attribute(
-        curved, photos(), method, target=1, progress=progress, keep_partial=True
-    )
-    assert (found.samples, found.finished.tolist()) == (3, [False])
-    same = explain.attribute(curved, photos(), ExtremalPerturbation(0.3, steps=3, step=2), target=1)
-    assert_close(found.values, same.values, **EXACT)
-    with pytest.raises(KeyboardInterrupt):
-        explain.attribute(curved, photos(), method, target=1, progress=interrupt_after(1))
-
-
 def test_progress_counts_the_steps_and_shows_the_masks(curved: Curved) -> None:
     seen: list[tuple[int, int, Tensor]] = []
     method = ExtremalPerturbation((0.2, 0.5), steps=3, step=2)
@@ -143,13 +90,3 @@ def test_progress_counts_the_steps_and_shows_the_masks(curved: Curved) -> None:
     )
     assert [each[:2] for each in seen] == [(2, 6), (4, 6), (6, 6)]
     assert torch.equal(seen[-1][2], found.values)
-
-
-def test_any_fill_that_blends_can_be_taken(curved: Curved) -> None:
-    found = [
-        explain.attribute(
-            curved, photos(), ExtremalPerturbation(0.3, 3, baseline=baseline, step=2), target=1
-        ).values
-        for baseline in (Zero(), Blur(3), "mean", "defocus")
-    ]
-    assert all(not torch.allclose(one, found[0]) for one in found[1:])

@@ -121,17 +121,6 @@ def test_maps_that_are_those_of_the_classes_are_the_answer(scale: float) -> None
         explain.attribute(most, X, "cam", target=2, layer="0")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_heads_are_read_in_any_precision(dtype: torch.dtype) -> None:
-    model = network(1.0, *HEADS["linear"]()).to(dtype)
-    found = explain.attribute(model, X.to(dtype), "cam", target=2, layer="0")
-    assert found.values.shape == (2, 10, 8)
-    with pytest.raises(LayerError, match="followed"):
-        explain.attribute(
-            network(1.0, *REFUSED["maximum"]()).to(dtype), X.to(dtype), "cam", target=2, layer="0"
-        )
-
-
 def test_a_maximum_that_hardly_differs_from_the_mean_is_refused_too() -> None:
     """Behind a sigmoid, say, where maps are nearly flat."""
     mean, most = (

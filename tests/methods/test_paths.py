@@ -24,7 +24,7 @@ from explain.methods import (
 )
 from explain.methods.base import get_method
 from explain.methods.path import blurred
-from tests.conftest import TinyNet, settled, snapshot
+from tests.conftest import TinyNet, settled
 from tests.relevance.test_relevance import random
 
 PHOTOS = random(7, 4, 3, 12, 10)
@@ -41,21 +41,6 @@ PATHS = [
 
 def net() -> nn.Module:
     return settled(TinyNet()).double().eval()
-
-
-@pytest.mark.parametrize("method", PATHS, ids=str)
-def test_each_image_is_explained_as_it_is_alone_and_the_model_is_left_as_found(method: Any) -> None:
-    model = net()
-    x = random(0, 3, 3, 12, 10)
-    before = snapshot(model)
-    whole = explain.attribute(model, x, method, target=torch.tensor([3, 1, 0]))
-    assert snapshot(model) == before
-    with torch.inference_mode():
-        alone = explain.attribute(
-            model.requires_grad_(False), x[1:2], method, target=1, batch_size=2
-        )
-    assert_close(whole.values[1:2], alone.values, rtol=1e-9, atol=1e-12)
-    assert_close(whole.delta[1:2], alone.delta, rtol=1e-7, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", PATHS[:5], ids=str)
@@ -122,24 +107,6 @@ def test_a_blur_of_everything_is_the_mean_and_weights_add_up_at_the_edges() -> N
     assert torch.allclose(blurred(x, 1e5), x.mean((-2, -1), keepdim=True).expand_as(x), rtol=1e-6)
     assert torch.allclose(blurred(torch.ones_like(x), 1.3), torch.ones_like(x))
     assert torch.equal(blurred(x, 0.0), x)
-
-
-def test_expected_gradients_are_gradientshap_without_noise_and_are_run_once() -> None:
-    model = net()
-    x = random(0, 2, 3, 12, 10)
-    ours = ExpectedGradients(5, PHOTOS, seed=3)
-    theirs = GradientSHAP(5, PHOTOS, seed=3)
-    found = explain.attribute(model, x, [ours, theirs], target=1)
-    assert torch.equal(found["expectedgradients"].values, found["gradientshap"].values)
-    together, alone = (
-        explain.plan(model, x, methods).rows_back for methods in ([ours, theirs], [theirs])
-    )
-    assert together == alone == 10
-    scores = model(PHOTOS)[:, 1].detach()
-    a = found["expectedgradients"]
-    assert_close(
-        a.delta, a.values.flatten(1).sum(1) - (a.score - scores.mean()), rtol=1e-9, atol=1e-12
-    )
 
 
 def test_deepliftshap_is_the_mean_of_deeplift() -> None:

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 import explain
 from explain.methods import LRP, XRAI, IntegratedGradients
 from explain.methods.base import get_method
-from explain.methods.path_variants import LEAST, dilated, ranked
-from explain.methods.regions import USUAL_AREA, Felzenszwalb, GivenRegions, in_a_row, joined
+from explain.methods.path_variants import dilated, ranked
+from explain.methods.regions import GivenRegions, joined
 from explain.models import CenterCrop
 from tests.conftest import Made, TinyNet, settled
 from tests.relevance.test_relevance import random
@@ -84,17 +84,6 @@ def test_regions_grow_to_all_pixels_within_a_distance() -> None:
     assert torch.equal(dilated(masks, 0), masks)
 
 
-def test_parts_of_one_colour_are_found_whatever_their_shape() -> None:
-    labels = torch.zeros(20, 24, dtype=torch.long)
-    labels[4:12, 3:20] = 1
-    labels[8:18, 10:14] = 2
-    colours = torch.tensor([[0.1, 0.9, 0.4], [0.2, 0.1, 0.8], [0.7, 0.3, 0.2]])
-    x = colours[:, labels][None]
-    assert torch.equal(
-        in_a_row(Felzenszwalb(sigma=0)(x)[0]), in_a_row(labels.flatten()).reshape(20, 24)
-    )
-
-
 def test_regions_are_those_of_scikit_image() -> None:
     segmentation = pytest.importorskip(
         "skimage.segmentation", reason="scikit-image comes with the extra 'regions'"
@@ -107,16 +96,6 @@ def test_regions_are_those_of_scikit_image() -> None:
         )
         pairs = set(zip(ours.flatten().tolist(), theirs.flatten().tolist(), strict=True))
         assert len(pairs) == ours.max() + 1 == theirs.max() + 1
-
-
-def test_by_default_regions_of_several_sizes_are_ranked_together() -> None:
-    model = settled(TinyNet()).double().eval()
-    x = random(0, 1, 3, 20, 20)
-    found = explain.attribute(model, x, XRAI(2), target=1)
-    assert found.values.shape == (1, 20, 20)
-    assert round(LEAST * 400 / USUAL_AREA) == 0  # a photo so small has no region that is too small
-    again = explain.attribute(model, torch.cat([random(3, 1, 3, 20, 20), x]), XRAI(2), target=1)
-    assert_close(again.values[1:], found.values, rtol=1e-9, atol=1e-12)
 
 
 # The range of the input

@@ -14,15 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torchvision.models import mobilenet_v2
 
 import explain
-from explain import ExplainWarning, MethodError
 from explain.methods import KPCACAM, LRP, Method, list_methods
 from explain.methods.base import get_method, options
-from explain.relevance import Composite
 from explain.relevance.composites import COMPOSITES
-from explain.relevance.linear_rules import Epsilon
 from tests.conftest import ATTENDING, Made, settled
 from tests.peers.common import random
 
@@ -183,31 +179,6 @@ def test_images_have_their_own_stabilisers(composite: str) -> None:
         assert_close(together[i], alone, rtol=1e-9, atol=1e-12 * float(alone.abs().max()))
 
 
-@pytest.mark.filterwarnings("error")
-def test_an_untrained_network_loses_nothing_to_stabilisers() -> None:
-    """Its activations are so small that an epsilon of 1e-6 as it is takes all."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = mobilenet_v2(num_classes=10).double().eval()
-    found = explain.attribute(model, random(0, 1, 3, 64, 64), LRP("EpsilonPlus"), target=3)
-    assert (found.coverage.taken["stabiliser"].abs() < 1e-3 * found.score.abs()).all()
-
-
-def test_a_stabiliser_that_takes_much_is_told() -> None:
-    small = scaled("lrp", "hidden", 2.0**-30)
-    rules = Composite(
-        "absolute", tuple((when, absolute(rule)) for when, rule in COMPOSITES["EpsilonPlus"].rules)
-    )
-    with pytest.warns(ExplainWarning, match="epsilon"):
-        explain.attribute(small, X, LRP(rules), target=1)
-    with pytest.raises(MethodError, match="absolute"):
-        Epsilon(absolute="yes")  # type: ignore[arg-type]
-
-
-def absolute(rule: Any) -> Any:
-    return replace(rule, absolute=True) if hasattr(rule, "absolute") else rule
-
-
 def test_kpcacam_may_have_a_scale_that_is_absolute() -> None:
     """None is one over the number of channels, as elsewhere."""
     model = network("kpcacam")
@@ -244,39 +215,7 @@ def test_the_default_dtype_of_the_caller_changes_no_map() -> None:
         assert_close(values, expected[name], rtol=rounding, atol=rounding * largest, msg=name)
 
 
-def test_the_default_dtype_changes_no_figure_of_a_random_metric() -> None:
-    model = network("gradcam").float()
-    x = X.float()
-    names = ["maxsensitivity", "infidelity", "faithfulnesscorrelation", "sensitivityn", "mprt"]
-    metrics = [name for name in names if name in explain.list_metrics()]
-    assert len(metrics) > 3
-    expected = explain.evaluate(model, x, ["gradcam", "smoothgrad"], metrics, target=1)
-    with default(torch.float64):
-        found = explain.evaluate(model, x, ["gradcam", "smoothgrad"], metrics, target=1)
-    for method in expected:
-        for metric in expected[method]:
-            assert_close(
-                found[method][metric],
-                expected[method][metric],
-                rtol=1e-6,
-                atol=1e-9,
-                check_dtype=False,
-            )
-
-
 # What DeepLIFT misses
-
-
-def test_deeplift_tells_what_it_misses_of_the_difference() -> None:
-    x = torch.full((1, 1, 1, 3), 2.0, dtype=torch.float64)
-    # A function that DeepLIFT has no rule for, and a large constant that the baseline's score has
-    # too.
-    cubed = Made(lambda net, x: torch.stack([1000 + x.flatten(1).prod(1), x.flatten(1).sum(1)], 1))
-    with pytest.warns(ExplainWarning, match="difference"):
-        found = explain.attribute(cubed, x, "deeplift", target=0)
-    assert float(found.delta.abs()) > 0.05 * 8
-    # beside the score, nothing was missed
-    assert float(found.delta.abs()) < 0.05 * float(found.score)
 
 
 @pytest.mark.filterwarnings("error")

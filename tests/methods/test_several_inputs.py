@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain import ImageError, MethodError
-from explain.methods import FullGrad, InputXGradient, IntegratedGradients, Occlusion, Smooth
+from explain import ImageError
+from explain.methods import FullGrad, IntegratedGradients, Occlusion
 from tests.conftest import Made, settled
 
 N = 3
@@ -108,53 +108,6 @@ def test_fullgrad_counts_each_bias_once(model: nn.Module, given: explain.Inputs)
     assert found.delta.abs().max() < 1e-12
 
 
-def test_a_second_name_does_not_bring_the_biases_of_another_image_into_the_map() -> None:
-    parts = {"left": nn.Conv2d(3, 2, 3), "right": nn.Conv2d(3, 2, 1)}
-    added = Made(
-        lambda net, a, b: net.left(a).relu().mean((2, 3)) + net.right(b).relu().mean((2, 3)),
-        **parts,
-    )
-    model = settled(added, seed=6).double().eval()
-    pair = explain.Inputs((torch.randn(2, 3, 6, 6).double(), torch.randn(2, 3, 9, 5).double()))
-    alone = explain.attribute(model, pair, FullGrad(), target=1).values
-    model.twin = model.right
-    assert_close(explain.attribute(model, pair, FullGrad(), target=1).values, alone, rtol=0, atol=0)
-
-
-def test_noise_is_put_on_all_inputs_together(model: nn.Module, given: explain.Inputs) -> None:
-    method = Smooth(InputXGradient(), samples=3, sigma=0.1)
-    whole = explain.attribute(model, given, method, target=1)
-    pieces = explain.attribute(model, given, method, target=1, batch_size=2)
-    for name, part in whole.parts.items():
-        assert_close(pieces.parts[name].values, part.values, rtol=1e-11, atol=1e-13)
-    only = explain.Inputs(given.args, dict(given.kwargs), explained=0)
-    assert not torch.allclose(
-        explain.attribute(model, only, method, target=1).values, whole.values, rtol=1e-3
-    )
-
-
-def test_maps_of_a_layer_are_those_of_the_first_input_alone(
-    model: nn.Module, given: explain.Inputs
-) -> None:
-    together = explain.attribute(
-        model, given, ["hirescam", "saliency", "scorecam"], target=1, layer="left"
-    )
-    alone = explain.attribute(
-        model, explain.Inputs(given.args, dict(given.kwargs)), "hirescam", target=1, layer="left"
-    )
-    assert_close(together["hirescam"].values, alone.values, rtol=1e-12, atol=1e-14)
-    assert together["hirescam"].heatmap.shape == (N, 8, 6)
-
-
-def test_one_image_of_several_keeps_its_parts(model: nn.Module, given: explain.Inputs) -> None:
-    found = explain.attribute(model, given, "saliency", target=1)[1]
-    assert [tuple(part.values.shape) for part in found.parts.values()] == [
-        (1, 3, 8, 6),
-        (1, 1, 7, 7),
-        (1, 5),
-    ]
-
-
 @pytest.mark.parametrize(
     ("explained", "message"),
     [
@@ -172,14 +125,6 @@ def test_inputs_that_cannot_be_explained_together_are_refused(
         explain.attribute(
             model, explain.Inputs(given.args, others, explained=explained), "saliency", target=0
         )
-
-
-@pytest.mark.parametrize("baseline", ["mean", "blur"])
-def test_what_is_no_picture_has_no_mean_and_no_blur(
-    baseline: str, model: nn.Module, given: explain.Inputs
-) -> None:
-    with pytest.raises(MethodError, match=f"must be a number .* got '{baseline}'"):
-        explain.attribute(model, given, IntegratedGradients(4, baseline), target=1)
 
 
 def test_an_input_without_places_has_values_and_no_heatmap(

@@ -18,7 +18,7 @@ from explain import ExplainError, ModelError
 from explain.methods import TIS, ViTCX
 from explain.methods.score_cam import complete_linkage, means
 from explain.methods.wrappers import noise
-from tests.conftest import Made, TinyNet, settled, snapshot
+from tests.conftest import Made, TinyNet, settled
 
 EXACT = {"rtol": 1e-8, "atol": 1e-12}
 BLOCKS = ["encoder.layers.encoder_layer_0", "encoder.layers.encoder_layer_1"]
@@ -175,27 +175,6 @@ def test_the_first_block_is_the_one_that_runs_first(
     vit.encoder.layers = Made(lambda net, x: net.second(net.first(x)), second=second, first=first)
     found = explain.attribute(vit, photos(), TIS(9), target=1, layer="encoder.layers.second.ln_1")
     assert_close(found.values, expected.values, **EXACT)
-
-
-@pytest.mark.parametrize("method", [ViTCX(0.1), TIS(8)], ids=lambda method: method.name)
-def test_a_batch_equals_its_images_and_several_targets_share_their_runs(
-    vit: Any, method: Any
-) -> None:
-    before = snapshot(vit)
-    together = explain.attribute(vit, photos(3), method, target=[0, 1, 2], batch_size=3)
-    for i in range(3):
-        alone = explain.attribute(vit, photos(3)[i : i + 1], method, target=i)
-        assert_close(together.values[i : i + 1], alone.values, rtol=1e-10, atol=1e-12)
-    assert snapshot(vit) == before
-    rows: list[int] = []
-    vit.heads.register_forward_hook(lambda m, args, out: rows.append(len(out)))
-    explain.attribute(vit, photos(), method, target=0)
-    once = sum(rows)
-    rows.clear()
-    found = explain.attribute(vit, photos(), [method], targets=[0, 1, 2])
-    assert sum(rows) == once
-    logit = explain.attribute(vit, photos(), type(method)(score="logit"), target=1)
-    assert not torch.allclose(logit.values, found[1][method.name].values)
 
 
 def test_tokens_come_in_any_order_of_dimensions_and_by_keyword(vit: Any) -> None:
