@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing import assert_close
 
 import explain
 from explain.attribution.result import Attribution
@@ -244,13 +243,6 @@ def test_until_does_not_stop_before_there_is_an_error() -> None:
         option = {"grid": SIDE} if kind in (Sobol, HSIC, RISE) else {"regions": SIDE}
         few = explain.attribute(Games(["random"]), PHOTO, kind(samples=samples, **option), target=0)
         assert few.error is None, kind.name
-
-
-def test_orders_that_agree_leave_an_error() -> None:
-    game = Games(["one cell alone"])
-    for pairs in (3, 6):
-        found = explain.attribute(game, PHOTO, ShapleySampling(16 * pairs, SIDE), target=0)
-        assert_close(found.error, torch.full_like(found.error, 1 / pairs))
 
 
 def test_an_image_without_an_error_yet_has_nan_beside_others() -> None:

@@ -202,16 +202,6 @@ def test_maps_of_several_layers_are_fused_as_their_plain_computation(seed: int) 
             assert_close(found, plain_scores.fuse(maps, how), rtol=1e-8, atol=1e-12)
 
 
-def test_refinecam_finds_the_stages_itself() -> None:
-    layers = staged_network(1)
-    x = photo(0, (1, 3, 8, 12))
-    found = explain.attribute(plain.module_of(layers), x, "refinecam", target=0)
-    assert found.layer == ("1", "4", "8")
-    expected = plain_scores.refinecam(layers, x[0], 0, [1, 4, 8])
-    assert expected.max() > 0
-    assert_close(found.values[0], expected, rtol=1e-8, atol=1e-12)
-
-
 @pytest.mark.parametrize("rule", ["gausslegendre", "left", "right", "midpoint", "trapezoid"])
 def test_integrated_gradients_by_every_rule(rule: Any) -> None:
     layers = random_network(3)
@@ -334,13 +324,3 @@ def test_heatmaps_are_divided_by_their_maximum_and_never_shifted() -> None:
     assert signed.values.min() < 0
     assert signed.heatmap.min() == 0
     assert signed.signed.min().item() == pytest.approx(-1)
-
-
-def test_heatmaps_of_pixel_methods_take_the_largest_channel_or_the_sum() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 2, 1, bias=False))
-    model[1].weight.data = torch.tensor([[1.0, 0.0, -4.0, 1.0, 2.0, 1.0]])
-    x = torch.ones(1, 3, 1, 2)
-    assert explain.attribute(model, x, "saliency", target=0).heatmap.tolist() == [[[1.0, 0.25]]]
-    assert explain.attribute(model, x, methods.InputXGradient(), target=0).heatmap.tolist() == [
-        [[0.5, 1.0]]
-    ]

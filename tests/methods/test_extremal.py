@@ -76,17 +76,3 @@ def test_the_smallest_area_that_keeps_the_score_is_taken() -> None:
     for keeps, area in ((0.0, 0.2), (float(seen[0.6] + seen[0.2]) / 2, 0.6), (1.0, 0.9)):
         of = ExtremalPerturbation(method.area, 2, keeps, "zero", 2, 2.0)  # type: ignore[arg-type]
         assert_close(explain.attribute(Corner(), x, of, target=1).values, each[area].values)
-
-
-def test_progress_counts_the_steps_and_shows_the_masks(curved: Curved) -> None:
-    seen: list[tuple[int, int, Tensor]] = []
-    method = ExtremalPerturbation((0.2, 0.5), steps=3, step=2)
-    found = explain.attribute(
-        curved,
-        photos(),
-        method,
-        target=1,
-        progress=lambda done, total, maps: seen.append((done, total, maps[method.name])),
-    )
-    assert [each[:2] for each in seen] == [(2, 6), (4, 6), (6, 6)]
-    assert torch.equal(seen[-1][2], found.values)

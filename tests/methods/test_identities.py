@@ -67,26 +67,6 @@ def images(seed: int, shape: tuple[int, ...]) -> Tensor:
 
 
 @for_many
-def test_without_biases_input_times_gradient_adds_up_to_the_score(shape: Shape, seed: int) -> None:
-    model = network(seed, shape[1], bias=False, pooled=False, size=shape[2:])
-    a = explain.attribute(model, images(seed, shape), "inputxgradient", target=1)
-    assert_close(a.values.sum((1, 2, 3)), a.score, rtol=1e-9, atol=1e-12)
-
-
-@for_many
-def test_with_all_weights_downstream_positive_guided_backprop_is_the_gradient_of_rectified_paths(
-    shape: Shape, seed: int
-) -> None:
-    """Nothing negative ever arrives at a ReLU, so clamping changes nothing."""
-    model = network(seed, shape[1], bias=True, positive=True, size=shape[2:])
-    x = images(seed, shape)
-    guided = explain.attribute(model, x, "guidedbackprop", target=0).values
-    source = x.clone().requires_grad_()
-    gradient = torch.autograd.grad(model(source)[:, 0].sum(), source)[0]
-    assert_close(guided, gradient, rtol=1e-9, atol=1e-12)
-
-
-@for_many
 def test_behind_average_and_linear_head_the_family_agrees(shape: Shape, seed: int) -> None:
     """Grad-CAM = CAM / area = HiResCAM = XGrad-CAM, and Ablation-CAM's weight is w mean(A) / y."""
     model = network(seed, shape[1], bias=True, size=shape[2:])
@@ -144,14 +124,6 @@ def test_full_gradients_are_complete(shape: Shape, seed: int) -> None:
     model.insert(1, settled(nn.BatchNorm2d(5), seed).double().eval())
     found = explain.attribute(model, x, "fullgrad", target=1)
     assert_close(found.delta, torch.zeros_like(found.score), rtol=0, atol=1e-9)
-
-
-@for_many
-def test_hirescam_adds_up_to_the_score_less_the_bias(shape: Shape, seed: int) -> None:
-    model = network(seed, shape[1], bias=True, pooled=False, size=shape[2:])
-    x = images(seed, shape)
-    found = explain.attribute(model, x, "hirescam", target=0, layer="3")
-    assert_close(found.values.sum((1, 2)), found.score - model[6].bias[0], rtol=1e-9, atol=1e-10)
 
 
 @for_many

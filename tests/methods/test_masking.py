@@ -191,15 +191,6 @@ def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(
         assert_close(attribution.error[0], expected, rtol=1e-5, atol=1e-10)
 
 
-def test_pairs_are_those_of_an_order_first_and_none_comes_twice() -> None:
-    half = drawn_pairs(9, 60, 1)
-    assert len({tuple((row ^ row[0]).tolist()) for row in half}) == len(half) == 60
-    first = half[:8][half[:8].sum(1).argsort()]
-    assert first.sum(1).tolist() == list(range(1, 9))
-    assert (first[:-1] <= first[1:]).all()
-    assert torch.equal(drawn_pairs(9, 30, 1), half[:30])
-
-
 @pytest.mark.parametrize(
     "method", [KernelSHAP(regions=LABELS), ShapleySampling(samples=600, regions=LABELS)]
 )
@@ -275,16 +266,6 @@ def test_occlusion_of_one_pixel_is_its_weight_times_the_distance_to_the_fill(
         expected.append((weight * (photos() - method.baseline(photos(), keep))[0]).sum())
     values = explain.attribute(model, photos(), method, target=1).values[0]
     assert_close(values, torch.stack(expected).reshape(SIZE), **EXACT)
-
-
-def test_the_photo_the_blank_and_equal_masks_are_run_once(curved: Curved) -> None:
-    explain.attribute(curved, photos(), "kernelshap", target=0, samples=20)
-    curved.rows.clear()
-    methods = [KernelSHAP(20, 3), ShapleySampling(32, 3), FeatureAblation(3), LIME(20, 3)]
-    explain.attribute(curved, photos(), methods, target=0)
-    masked = 20 + 32 + 9 + 20
-    # the photo, the blank, a row beside each plan, and one alone
-    assert sum(curved.rows) <= 1 + 1 + masked + 4 + 1
 
 
 @pytest.mark.parametrize(
@@ -373,19 +354,6 @@ def test_an_interrupt_leaves_nothing_or_what_there_is_as_asked(curved: Curved) -
     same = explain.attribute(curved, photos(), RISE(64, 3), target=1)
     assert_close(maps["rise"].values, same.values, rtol=1e-10, atol=1e-12)
     assert snapshot(curved) == before
-
-
-def test_an_interrupt_ends_all_photos_of_partitionshap(curved: Curved) -> None:
-    """The one at work keeps what it has, those before theirs; of those behind it nothing is known
-    but the ends."""
-    options: dict[str, Any] = {"progress": interrupt_after(60), "keep_partial": True}
-    partial = explain.attribute(curved, photos(3), PartitionSHAP(40), target=1, **options)
-    assert partial.finished.tolist() == [True, False, False]
-    first, second, third = partial.spent.tolist()
-    assert (first, third) == (40, 0)
-    assert 20 <= second < 40
-    assert partial.delta.abs().max() < 1e-9
-    assert partial.values[2].unique().numel() == 1
 
 
 def test_regions_cut_a_photo_into_parts() -> None:

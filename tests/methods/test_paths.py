@@ -23,7 +23,6 @@ from explain.methods import (
     IntegratedGradients,
 )
 from explain.methods.base import get_method
-from explain.methods.path import blurred
 from tests.conftest import TinyNet, settled
 from tests.relevance.test_relevance import random
 
@@ -100,13 +99,6 @@ def test_a_guided_path_never_leaves_the_line_by_more_than_its_distance() -> None
     for step, point in enumerate(points, start=10 - len(points)):
         assert (point - step / 10).abs().max() <= 0.15 + 1e-9
         assert float((x.abs() * point).sum() / x.abs().sum()) == pytest.approx(step / 10)
-
-
-def test_a_blur_of_everything_is_the_mean_and_weights_add_up_at_the_edges() -> None:
-    x = random(0, 2, 3, 5, 7)
-    assert torch.allclose(blurred(x, 1e5), x.mean((-2, -1), keepdim=True).expand_as(x), rtol=1e-6)
-    assert torch.allclose(blurred(torch.ones_like(x), 1.3), torch.ones_like(x))
-    assert torch.equal(blurred(x, 0.0), x)
 
 
 def test_deepliftshap_is_the_mean_of_deeplift() -> None:

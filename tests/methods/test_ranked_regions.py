@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import explain
 from explain.methods import LRP, XRAI, IntegratedGradients
 from explain.methods.base import get_method
-from explain.methods.path_variants import dilated, ranked
+from explain.methods.path_variants import dilated
 from explain.methods.regions import GivenRegions, joined
 from explain.models import CenterCrop
 from tests.conftest import Made, TinyNet, settled
@@ -60,15 +60,6 @@ def test_it_is_its_formula() -> None:
         model.requires_grad_(False), x[1:], XRAI(4, GivenRegions(regions)), target=1
     ).values
     assert_close(alone, found[1:], rtol=1e-9, atol=1e-12)
-
-
-def test_the_order_is_that_of_a_search_from_the_beginning() -> None:
-    for seed in range(4):
-        g = torch.Generator().manual_seed(seed)
-        pixels = torch.randn(9, 8, generator=g, dtype=torch.float64)
-        masks = torch.rand(14, 9, 8, generator=g) < 0.2
-        expected = plain_ranked(pixels, masks, 3)
-        assert_close(ranked(pixels, masks, 3), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_regions_grow_to_all_pixels_within_a_distance() -> None:

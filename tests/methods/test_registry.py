@@ -219,16 +219,6 @@ def test_options_of_another_type_are_refused_in_one_line(method: Any, option: st
     assert replace(method, **{option: default}) == method
 
 
-def test_arrays_become_tensors_and_single_scales_lists() -> None:
-    baseline = IntegratedGradients(baseline=np.ones((3, 2, 2), np.float32)).baseline
-    assert isinstance(baseline, Tensor)
-    assert baseline.dtype is torch.float32
-    assert Augmented("gradcam", scales=np.array([1.0, 2.0])) == Augmented(
-        GradCAM(), scales=[1.0, 2.0]
-    )  # type: ignore[arg-type]
-    assert Augmented(GradCAM(), scales=2).scales == (2,)  # type: ignore[arg-type]
-
-
 def test_register_above_a_class_registers_its_default_object(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain.methods import KPCACAM, LRP, Method, list_methods
+from explain.methods import LRP, Method, list_methods
 from explain.methods.base import get_method, options
 from explain.relevance.composites import COMPOSITES
 from tests.conftest import ATTENDING, Made, settled
@@ -177,13 +177,6 @@ def test_images_have_their_own_stabilisers(composite: str) -> None:
     for i in range(2):
         alone = map_of(network("lrp"), LRP(composite), x[i : i + 1])[0]
         assert_close(together[i], alone, rtol=1e-9, atol=1e-12 * float(alone.abs().max()))
-
-
-def test_kpcacam_may_have_a_scale_that_is_absolute() -> None:
-    """None is one over the number of channels, as elsewhere."""
-    model = network("kpcacam")
-    assert torch.equal(map_of(model, KPCACAM(gamma=None)), map_of(model, KPCACAM(gamma=1 / 8)))
-    assert not torch.allclose(map_of(model, KPCACAM(gamma=None)), map_of(model, KPCACAM()))
 
 
 # The caller's default dtype

@@ -127,16 +127,6 @@ def test_inputs_that_cannot_be_explained_together_are_refused(
         )
 
 
-def test_an_input_without_places_has_values_and_no_heatmap(
-    model: nn.Module, given: explain.Inputs
-) -> None:
-    found = explain.attribute(model, given, "saliency", target=1)
-    assert found.parts["1"].heatmap.shape == (N, 7, 7)
-    for display in ("heatmap", "signed"):
-        with pytest.raises(ImageError, match="input facts must"):
-            getattr(found.parts["facts"], display)
-
-
 @pytest.mark.parametrize(
     "sizes", [((6, 8), (12, 4)), ((8, 10), (16, 12)), ((16, 12), (8, 10)), ((6, 9), (6, 9))]
 )
@@ -173,18 +163,4 @@ def test_occlusion_covers_the_same_part_of_inputs_of_any_sizes(
                         other[:, :, i, j] = 0
             drop = model(left, right)[:, 1] - model(one, other)[:, 1]
             expected[:, top : top + 2, start : start + 2] = drop[:, None, None].detach()
-    assert_close(found, expected, rtol=1e-10, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    "method", ["occlusion", "rise(samples=8)", "featureablation", "lime(samples=20)"]
-)
-def test_inputs_without_places_stay_beside_covered_ones(
-    method: str, model: nn.Module, given: explain.Inputs
-) -> None:
-    left = explain.Inputs(given.args, dict(given.kwargs), explained=[0, "facts"])
-    alone = explain.Inputs(given.args, dict(given.kwargs), explained=0)
-    found, expected = (
-        explain.attribute(model, each, method, target=1).values for each in (left, alone)
-    )
     assert_close(found, expected, rtol=1e-10, atol=1e-13)

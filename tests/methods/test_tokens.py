@@ -177,34 +177,6 @@ def test_the_first_block_is_the_one_that_runs_first(
     assert_close(found.values, expected.values, **EXACT)
 
 
-def test_tokens_come_in_any_order_of_dimensions_and_by_keyword(vit: Any) -> None:
-    def first(block: nn.Module) -> nn.Module:
-        """A block that takes tokens before images, by keyword."""
-        return Made(
-            lambda net, tokens: net.block(tokens.transpose(0, 1)).transpose(0, 1), block=block
-        )
-
-    class Turned(nn.Module):
-        def __init__(self, vit: Any) -> None:
-            super().__init__()
-            self.vit, self.blocks = vit, nn.ModuleList(first(block) for block in vit.encoder.layers)
-
-        def forward(self, x: Tensor) -> Tensor:
-            tokens = self.vit._process_input(x)
-            tokens = (
-                torch.cat([self.vit.class_token.expand(len(x), -1, -1), tokens], 1)
-                + self.vit.encoder.pos_embedding
-            )
-            tokens = tokens.transpose(0, 1)
-            for block in self.blocks:
-                tokens = block(tokens=tokens)
-            return self.vit.heads(self.vit.encoder.ln(tokens)[0])
-
-    expected = explain.attribute(vit, photos(), TIS(9), target=1)
-    found = explain.attribute(Turned(vit).eval(), photos(), TIS(9), target=1)
-    assert_close(found.values, expected.values, **EXACT)
-
-
 class Counting(nn.Module):
     """A transformer that must have all of its tokens."""
 

@@ -15,11 +15,9 @@ from explain.methods.path import RandomPoints
 from explain.methods.wrappers import noise
 from tests.methods import plain, plain_paths
 from tests.peers.common import (
-    LAYER,
     TARGET,
     Functional,
     agree,
-    guided_reference,
     network,
     off,
     photo,
@@ -54,39 +52,24 @@ PIXELS = {
 }
 
 
-@pytest.mark.parametrize("builder", ["resnet18", "alexnet"])
 @pytest.mark.parametrize("name", PIXELS)
-def test_pixel_methods_are_the_same_where_every_relu_is_a_module(name: str, builder: str) -> None:
-    model = random_model(builder)
+def test_pixel_methods_are_the_same_where_every_relu_is_a_module(name: str) -> None:
+    model = random_model("resnet18")
     x = random(0, 2, 3, 64, 64)
     assert agree(getattr(peer, name)(model).attribute(x, TARGET), ours(model, PIXELS[name], x))
 
 
-@pytest.mark.parametrize("layer", ["layer2", "layer4"])
-def test_layer_methods_are_the_same_on_a_resnet(layer: str) -> None:
+def test_layer_methods_are_the_same_on_a_resnet() -> None:
     model = resnet()
     x = random(0, 2, 3, 96, 64)
-    inside = getattr(model, layer)
+    layer = "layer2"
+    inside = model.layer2
     gradcam = peer.LayerGradCam(model, inside).attribute(x, TARGET, relu_attributions=True)[:, 0]
     assert agree(gradcam, ours(model, "gradcam", x, layer=layer))
     product = peer.LayerGradientXActivation(model, inside).attribute(x, TARGET)
     assert agree(product.sum(1), ours(model, "hirescam", x, layer=layer))
     guided = peer.GuidedGradCam(model, inside).attribute(x, TARGET, interpolate_mode="bilinear")
     assert agree(guided, ours(model, "guidedgradcam", x, layer=layer))
-
-
-def test_feature_ablation_gives_the_weights_of_ablationcam() -> None:
-    layers = network()
-    x = photo()
-    model = plain.module_of(layers)
-    values = plain.forward(layers, x)
-    channels = torch.arange(5)[None, :, None, None]
-    drops = peer.LayerFeatureAblation(model, model[LAYER]).attribute(
-        x[None], target=TARGET, layer_mask=channels
-    )
-    weights = drops.amax((0, 2, 3)).detach() / values[-1][TARGET]
-    found = ours(model, methods.AblationCAM(relu=False), x[None], layer=str(LAYER))[0]
-    assert agree(torch.einsum("k,khw->hw", weights, values[LAYER + 1]), found)
 
 
 @pytest.mark.parametrize(
@@ -98,15 +81,14 @@ def test_feature_ablation_gives_the_weights_of_ablationcam() -> None:
         ("midpoint", "riemann_middle"),
     ],
 )
-@pytest.mark.parametrize("baseline", [0.0, 0.5])
-def test_integrated_gradients_are_the_same(rule: Any, name: str, baseline: float) -> None:
+def test_integrated_gradients_are_the_same(rule: Any, name: str) -> None:
     model = plain.module_of(network())
     x = torch.stack([photo(), photo(5)])
     found, delta = peer.IntegratedGradients(model).attribute(
-        x, baseline, TARGET, n_steps=20, method=name, return_convergence_delta=True
+        x, 0.5, TARGET, n_steps=20, method=name, return_convergence_delta=True
     )
     expected = explain.attribute(
-        model, x, methods.IntegratedGradients(20, baseline, rule), target=TARGET
+        model, x, methods.IntegratedGradients(20, 0.5, rule), target=TARGET
     )
     assert agree(found, expected.values)
     assert agree(delta, expected.delta)
@@ -183,38 +165,6 @@ def test_captum_misses_relus_that_are_functions(name: str, method: str) -> None:
     assert agree(ours(model, method, x[None])[0], paper, 1e-10)
 
 
-def test_captum_guided_backprop_misses_a_relu_of_densenet() -> None:
-    model = random_model("densenet121")
-    x = random(3, 1, 3, 64, 64)
-    guided = guided_reference(model, x, TARGET)
-    assert off(peer.GuidedBackprop(model).attribute(x, TARGET), guided) > 0.1
-    assert agree(ours(model, "guidedbackprop", x), guided, 1e-10)
-
-
-@pytest.mark.parametrize("rectifier", [nn.ReLU6, nn.SiLU, nn.GELU, nn.LeakyReLU])
-def test_captum_guided_backprop_is_the_plain_gradient_without_a_word_where_no_relu_is(
-    rectifier: Any,
-) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        layers = (
-            nn.Conv2d(3, 8, 3),
-            rectifier(),
-            nn.Conv2d(8, 8, 3),
-            rectifier(),
-            nn.Flatten(),
-            nn.Linear(64, 5),
-        )
-    model = nn.Sequential(*layers).double()
-    x = random(0, 1, 3, 6, 8)
-    gradient = ours(model, methods.Saliency(absolute=False), x)
-    assert agree(peer.GuidedBackprop(model).attribute(x, TARGET), gradient, 1e-12)
-    assert off(ours(model, "guidedbackprop", x), gradient) > 0.1
-    linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 8, 5)).double()
-    with pytest.warns(explain.ExplainWarning, match="found no rectifier"):
-        ours(linear, "guidedbackprop", x)
-
-
 def test_captum_noise_is_absolute_so_that_smoothgrad_depends_on_the_unit_of_the_input() -> None:
     class InOtherUnits(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -233,21 +183,6 @@ def test_captum_noise_is_absolute_so_that_smoothgrad_depends_on_the_unit_of_the_
             )
 
     assert off(100 * tunnel(InOtherUnits(), 100 * x), tunnel(model, x)) > 0.1
-
-
-def test_captum_vargrad_cancels_below_zero() -> None:
-    """The gradient of a linear model does not vary."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
-    x = random(0, 1, 3, 4, 4).float()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        nn.init.normal_(model[1].weight, 1000.0)
-        found = peer.NoiseTunnel(peer.Saliency(model)).attribute(
-            x, "vargrad", 7, target=1, abs=False
-        )
-    assert found.min() < 0
-    with pytest.warns(explain.ExplainWarning, match="zero everywhere"):
-        assert not ours(model, methods.Smooth(samples=7, statistic="variance"), x, 1).any()
 
 
 # What it does to what it was lent
@@ -329,7 +264,7 @@ def test_captums_deeplift_loses_differences_at_maxima() -> None:
 MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2]] * 3 + [[3, 3, 3, 4, 4, 4, 5, 5]] * 3)
 
 
-@pytest.mark.parametrize(("window", "stride"), [(2, 2), (3, 2), (3, 3), (4, 1)])
+@pytest.mark.parametrize(("window", "stride"), [(3, 2), (4, 1)])
 def test_occlusion_is_the_same(window: int, stride: int) -> None:
     model = plain.module_of(network())
     x = photo()[None]

@@ -11,16 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain import TargetError, methods
+from explain import methods
 from explain.methods.base import MethodLike
-from tests.conftest import hook_count
-from tests.methods import plain, plain_factors, plain_masks, plain_paths, plain_scores
+from tests.methods import plain, plain_factors, plain_masks, plain_paths
 from tests.peers.common import (
     LAYER,
     TARGET,
     Functional,
     agree,
-    guided_reference,
     network,
     off,
     photo,
@@ -31,9 +29,6 @@ from tests.peers.common import (
 
 WHY = "pytorch-grad-cam comes with the extra 'peers'"
 peer = pytest.importorskip("pytorch_grad_cam", reason=WHY)
-factorization = pytest.importorskip(
-    "pytorch_grad_cam.feature_factorization.deep_feature_factorization", reason=WHY
-)
 objectives = pytest.importorskip("pytorch_grad_cam.utils.model_targets", reason=WHY)
 
 
@@ -89,16 +84,13 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("layer", ["layer2", "layer4"])
 @pytest.mark.parametrize("name", SAME)
-def test_maps_are_the_same_on_a_resnet(name: str, layer: str) -> None:
+def test_maps_are_the_same_on_a_resnet(name: str) -> None:
     x = random(0, 2, 3, 96, 64)
     model = resnet()
-    found = raw(
-        getattr(peer, name), model, getattr(model, layer), x, objectives.ClassifierOutputTarget(3)
-    )
+    found = raw(getattr(peer, name), model, model.layer2, x, objectives.ClassifierOutputTarget(3))
     found = found.clamp(min=0) if name == "LayerCAM" else found
-    assert agree(found, explain.attribute(resnet(), x, SAME[name], target=3, layer=layer).values)
+    assert agree(found, explain.attribute(resnet(), x, SAME[name], target=3, layer="layer2").values)
 
 
 def test_kpcacam_is_the_same() -> None:
@@ -113,20 +105,6 @@ def test_randomcam_is_the_same_with_the_same_weights(monkeypatch: pytest.MonkeyP
     weights = torch.rand(5, generator=torch.Generator().manual_seed(0)) * 2 - 1
     monkeypatch.setattr(np.random, "uniform", lambda low, high, size: weights.numpy().reshape(size))
     assert agree(theirs(peer.RandomCAM, layers, x), ours(methods.RandomCAM(relu=False), layers, x))
-
-
-def test_ablationcam_is_the_same_behind_a_relu() -> None:
-    layers = network()
-    x = photo()
-    assert agree(
-        theirs(peer.AblationCAM, layers, x), ours(methods.AblationCAM(relu=False), layers, x)
-    )
-
-
-def test_scorecam_is_the_same_where_no_mask_is_enlarged() -> None:
-    layers = network()
-    x = photo()
-    assert agree(theirs(peer.ScoreCAM, layers, x, layer=2), ours("scorecam", layers, x, layer=2))
 
 
 def test_shapleycam_is_the_same_when_told_its_objective() -> None:
@@ -165,9 +143,8 @@ def test_refinecam_is_the_same_where_minima_are_zero_and_nothing_is_enlarged() -
     assert agree(found, both.heatmap)
 
 
-@pytest.mark.parametrize("builder", ["resnet18", "alexnet"])
-def test_guided_backprop_is_the_same_where_every_relu_is_a_module(builder: str) -> None:
-    model = random_model(builder)
+def test_guided_backprop_is_the_same_where_every_relu_is_a_module() -> None:
+    model = random_model("resnet18")
     x = random(3, 1, 3, 64, 64)
     found = explain.attribute(model, x, "guidedbackprop", target=1).values[0]
     assert agree(peer.GuidedBackpropReLUModel(model)(x.clone(), 1).transpose(2, 0, 1), found)
@@ -271,17 +248,6 @@ def test_grad_cam_ablationcam_writes_minus_ten_million_where_the_paper_writes_ze
     assert agree(found, plain_masks.ablationcam(layers, x, TARGET, last, relu=False), 1e-10)
 
 
-def test_grad_cam_shapleycam_is_gradcam_unless_told_its_objective() -> None:
-    layers = network()
-    x = photo()
-    assert agree(
-        theirs(peer.ShapleyCAM, layers, x), plain.gradcam(layers, x, TARGET, LAYER, relu=False)
-    )
-    found = ours("shapleycam", layers, x)
-    assert off(found, plain.gradcam(layers, x, TARGET, LAYER)) > 1e-2
-    assert agree(found, plain_scores.shapleycam(layers, x, TARGET, LAYER), 1e-8)
-
-
 def test_grad_cam_finercam_explains_another_class_where_scores_tie() -> None:
     model = nn.Sequential(
         nn.Conv2d(2, 2, 1, bias=False),
@@ -357,21 +323,6 @@ def test_grad_cam_fullgrad_pairs_biases_with_gradients_in_the_order_of_registrat
     assert found.delta.abs().max() < 1e-9 < found.score.abs().max()
 
 
-@pytest.mark.filterwarnings("ignore:Maximum number of iterations")
-def test_grad_cam_concepts_do_not_multiply_to_the_layer_when_no_channel_falls_to_zero() -> None:
-    """It subtracts each channel's minimum, factorises, and adds the minimum to every concept."""
-    layers = network()
-    x = photo()
-    raised = [*layers[:4], (*layers[4][:2], layers[4][2] + 9), *layers[5:]]
-    a = plain.forward(raised, x)[LAYER + 1]
-    assert (a.amin((1, 2)) > 0).all()
-    vectors, maps = map(torch.as_tensor, factorization.dff(a[None].numpy().copy(), 5))
-    assert off(torch.einsum("ck,khw->chw", vectors, maps[0]), a) > 1
-    found = explain.find_concepts(plain.module_of(raised), x[None], 5, layer=str(LAYER))
-    assert found.error < 0.05
-    assert off(torch.einsum("kc,khw->chw", found.vectors, found.maps[0]), a) < 0.1
-
-
 def test_grad_cam_shifts_maps_so_that_a_constant_one_shows_nothing() -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     nn.init.constant_(model[0].weight, 2.0)
@@ -413,83 +364,4 @@ def test_grad_cam_guided_backprop_misses_relus_that_are_functions() -> None:
     assert off(found, guided) > 0.1
 
 
-def test_grad_cam_guided_backprop_misses_a_relu_of_densenet() -> None:
-    model = random_model("densenet121")
-    x = random(3, 1, 3, 64, 64)
-    guided = guided_reference(model, x, 1)
-    assert agree(explain.attribute(model, x, "guidedbackprop", target=1).values, guided, 1e-10)
-    assert (
-        off(peer.GuidedBackpropReLUModel(model)(x.clone(), 1).transpose(2, 0, 1), guided[0]) > 0.1
-    )
-
-
 # What it does to what it was lent
-
-
-def test_grad_cam_guided_backprop_adds_the_next_result_to_the_last() -> None:
-    model = random_model("resnet18")
-    x = random(3, 1, 3, 64, 64)
-    guided = peer.GuidedBackpropReLUModel(model)
-    first = guided(x, 1)
-    kept = first.copy()
-    second = guided(x, 1)
-    assert agree(second, 2 * kept)
-    assert np.shares_memory(first, second)
-    assert x.requires_grad
-    x = x.detach()
-    one, two = (explain.attribute(model, x, "guidedbackprop", target=1).values for _ in range(2))
-    assert torch.equal(one, two)
-    assert not x.requires_grad
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_grad_cam_fails_where_the_caller_has_switched_gradients_off(mode: Any) -> None:
-    model = plain.module_of(network())
-    x = photo()[None]
-    with mode(), pytest.raises(RuntimeError, match="require"):
-        raw(peer.GradCAM, model, model[LAYER], x, objectives.ClassifierOutputTarget(TARGET))
-    with mode():
-        found = explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER)).values[0]
-    assert agree(found, plain.gradcam(network(), x[0], TARGET, LAYER), 1e-10)
-
-
-def test_grad_cam_gives_nothing_for_images_without_a_target_of_their_own() -> None:
-    model = plain.module_of(network())
-    x = torch.stack([photo(), photo(4)])
-    found = peer.GradCAM(model, [model[LAYER]])(x, [objectives.ClassifierOutputTarget(TARGET)])
-    assert found[0].any()
-    assert not found[1].any()
-    with pytest.raises(TargetError, match="images"):
-        explain.attribute(model, x, "gradcam", target=[TARGET], layer=str(LAYER))
-
-
-class Stubborn(Exception):
-    pass
-
-
-def test_grad_cam_leaves_the_model_ablated_when_a_target_raises() -> None:
-    def target(output: torch.Tensor) -> torch.Tensor:
-        if called.append(1) or len(called) > 2:
-            raise Stubborn
-        return output[..., TARGET]
-
-    model = plain.module_of(network())
-    x = photo()[None]
-    called = []
-    with pytest.raises(Stubborn):
-        raw(peer.AblationCAM, model, model[LAYER], x, target)
-    assert type(model[LAYER]).__name__ == "AblationLayer"
-    model = plain.module_of(network())
-    called = []
-    with pytest.raises(Stubborn):
-        explain.attribute(
-            model,
-            x,
-            "ablationcam",
-            target=lambda output: target(output),
-            layer=str(LAYER),
-            batch_size=1,
-        )
-    assert len(called) > 2
-    assert type(model[LAYER]) is nn.ReLU
-    assert not sum(map(hook_count, model.modules()))

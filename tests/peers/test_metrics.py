@@ -181,19 +181,6 @@ def test_localisations_are_quantus(
         assert table[name].tolist() == pytest.approx([float(v) for v in theirs], abs=1e-5)
 
 
-def test_roads_interpolation_is_grad_cams_and_quantus_to_1e_5(
-    photos: torch.Tensor, maps: torch.Tensor
-) -> None:
-    pytest.importorskip("pytorch_grad_cam", reason="grad-cam comes with the extra 'peers'")
-    from pytorch_grad_cam.metrics.road import NoisyLinearImputer
-
-    keep = (ranks_of(maps) >= 72)[:, None].float()
-    ours = Neighbours(noise=0)(photos, keep)
-    for i in range(2):
-        theirs = NoisyLinearImputer(noise=0)(photos[i], keep[i, 0])
-        torch.testing.assert_close(ours[i], theirs.float(), rtol=0, atol=1e-5)
-
-
 def test_road_is_grad_cams_but_for_its_noise(
     model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
 ) -> None:
