@@ -38,7 +38,7 @@ Masks = Callable[[Batch], torch.Tensor]
 class AblationResult:
     """What covering a part of some photos did to the answers.
 
-    ``before``, ``after`` and ``control`` are the shares of the photos whose class the model gave:
+    ``intact``, ``after`` and ``control`` are the shares of the photos whose class the model gave:
     as they are, without the part, and without the same area half a photo further down and to the
     right, where what leaves one side comes in at the other. With this control, it counts what is
     covered, and not that something is. ``chance`` is the probability that ``after`` falls as far
@@ -69,7 +69,7 @@ class AblationResult:
         return float(self.covered.mean())
 
     @property
-    def given(self) -> torch.Tensor:
+    def gives_class(self) -> torch.Tensor:
         """For which photos the model gave the class, ``(N, 3)``."""
         return self.answers == self.wanted[:, None]
 
@@ -77,10 +77,10 @@ class AblationResult:
     def _shares(self) -> tuple[float, ...]:
         """The shares of photos for which it did: as they are, without the part, and without as much
         elsewhere."""
-        return tuple(self.given.double().mean(0).tolist())
+        return tuple(self.gives_class.double().mean(0).tolist())
 
     @property
-    def before(self) -> float:
+    def intact(self) -> float:
         return self._shares[0]
 
     @property
@@ -95,7 +95,7 @@ class AblationResult:
     def chance(self) -> float:
         # McNemar's test: among the photos where the two differ, each is as likely to be the one
         # that changes.
-        _, after, control = self.given.unbind(1)
+        _, after, control = self.gives_class.unbind(1)
         return sign_test(int((control & ~after).sum()), int((after & ~control).sum()))
 
     @property
@@ -123,7 +123,9 @@ class AblationResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return maps.fields_of(self, "what photos share before after control chance accuracy")
+        figures = maps.fields_of(self, "after control chance accuracy")
+        shares = {"before": maps.plain(self.intact), **figures}
+        return {**maps.fields_of(self, "what photos share"), **shares}
 
     def __str__(self) -> str:
         part = PARTS[self.what].format(share=f"{self.share:.0%}")
@@ -131,7 +133,7 @@ class AblationResult:
             self.what == "mistake"
         )
         shares = (
-            f"{self.before:.0%} as they are, {self.after:.0%} {part}, {self.control:.0%} "
+            f"{self.intact:.0%} as they are, {self.after:.0%} {part}, {self.control:.0%} "
             "without as many elsewhere"
         )
         return f"{self.photos} photos: {shares} (p = {self.chance:.2g}){right}"
@@ -188,8 +190,8 @@ def removed(
         return maps.object_of(row) if what == "object" else ~maps.object_of(row)
 
     def class_of(row: Row) -> int:
-        known = row.target_class if as_predicted or row.label_class is None else row.label_class
-        return -1 if known is None else known
+        number = row.target_class if as_predicted or row.label_class is None else row.label_class
+        return -1 if number is None else number
 
     return _counted(
         photos, rows, what, lambda batch: _stacked(map(mask, batch.rows)), class_of, baseline
@@ -226,7 +228,7 @@ def corrected(
     def masks(batch: Batch) -> torch.Tensor:
         with muted():  # of maps that are zero, of which the first pixels are covered
             heatmaps = attribute(photos.explainer.model, batch.x, method, target=lead).heatmap
-        return _stacked(_highest(each, share) for each in heatmaps)
+        return _stacked(_highest(heatmap, share) for heatmap in heatmaps)
 
     wrong = one_for_each_photo(
         photos.run, label=pair.label, prediction=pair.prediction, correct=False
@@ -289,9 +291,9 @@ def _stacked(masks: Iterable[torch.Tensor]) -> torch.Tensor:
 def _highest(heatmap: torch.Tensor, share: float) -> torch.Tensor:
     """The share of the pixels with the highest values ``(H, W)``; of equal ones, the first."""
     count = max(1, round(share * heatmap.numel()))
-    found = torch.zeros(heatmap.numel(), dtype=torch.bool, device=heatmap.device)
-    found[heatmap.flatten().argsort(descending=True, stable=True)[:count]] = True
-    return found.reshape(heatmap.shape)
+    covered = torch.zeros(heatmap.numel(), dtype=torch.bool, device=heatmap.device)
+    covered[heatmap.flatten().argsort(descending=True, stable=True)[:count]] = True
+    return covered.reshape(heatmap.shape)
 
 
 def sign_test(falls: int, rises: int) -> float:

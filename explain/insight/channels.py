@@ -30,10 +30,10 @@ DRAWS = 8  # inputs by which a receptive field is found
 
 def feature_maps(model: nn.Module, x: torch.Tensor, layer: str) -> torch.Tensor:
     """The feature maps ``(N, C, h, w)`` of a layer."""
-    (found,) = gather(
+    (evidence_of,) = gather(
         model, as_inputs(x), plan_of([Activations()], [layer]), [TopClass()], RuntimeSettings(None)
     )
-    return found(layer).activations
+    return evidence_of(layer).activations
 
 
 def with_gradients(
@@ -41,8 +41,8 @@ def with_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The feature maps of a layer, and the gradients of a score in them; both ``(N, C, h, w)``."""
     plan = plan_of([Activations(), LayerGradients()], [layer])
-    (found,) = gather(model, as_inputs(x), plan, [target], RuntimeSettings(None))
-    return found(layer).activations, found(layer).gradients
+    (evidence_of,) = gather(model, as_inputs(x), plan, [target], RuntimeSettings(None))
+    return evidence_of(layer).activations, evidence_of(layer).gradients
 
 
 def receptive_field(
@@ -69,16 +69,16 @@ def receptive_field(
     """
     height, width = x.shape[-2:]
     generator = seeded(seed)
-    drawn = (
+    noise = (
         x[:1].mean() + x[:1].std() * normal((DRAWS, *x.shape[1:]), generator).to(x)
     ).requires_grad_()
     with torch.enable_grad():
-        features = FeatureExtractor(model, layer, graph=True)(drawn)[layer]
+        features = FeatureExtractor(model, layer, graph=True)(noise)[layer]
         if not isinstance(features, torch.Tensor) or features.ndim != 4:
             return 0, 0, width, height
         middle = features[:, :, features.shape[2] // 2, features.shape[3] // 2]
         signs = normal(middle.shape, generator).to(middle)  # so that channels do not cancel
-        (gradient,) = torch.autograd.grad((middle * signs).sum(), drawn)
+        (gradient,) = torch.autograd.grad((middle * signs).sum(), noise)
     seen = gradient.abs().amax((0, 1)) > 0
     if not seen.any():
         return 0, 0, width, height
@@ -161,7 +161,7 @@ class ChannelReport:
         groups = []
         for channel in self.channels[:most]:
             tiles = tuple(
-                Tile(each.picture(photos), f"{each.value:.3g}") for each in channel.patches
+                Tile(patch.picture(photos), f"{patch.value:.3g}") for patch in channel.patches
             )
             groups.append(Group(f"channel {channel.number}, weight {channel.weight:.3g}", tiles))
         title = f"What channels of {self.layer} see, by weight for {self.target}"
@@ -186,8 +186,8 @@ def strongest(peaks: torch.Tensor, maps: torch.Tensor, photo: int, count: int) -
     """
     values, places = maps.double().cpu().flatten(2).max(2)
     photos = torch.arange(photo, photo + len(maps))[:, None].expand_as(places)
-    found = torch.stack([values, photos.double(), places.double()])
-    together = torch.cat([peaks, found], 1) if len(peaks) else found
+    of_batch = torch.stack([values, photos.double(), places.double()])
+    together = torch.cat([peaks, of_batch], 1) if len(peaks) else of_batch
     best = together[0].topk(min(count, together.shape[1]), dim=0).indices
     return together.gather(1, best.expand(3, -1, -1))
 
@@ -259,12 +259,12 @@ def channels(
     weights = weights / of_class
     reports = []
     for channel in weights.argsort(descending=True)[:count].tolist():
-        found = []
+        channel_patches = []
         for value, photo, place in peaks[:, :, channel].T.tolist():
             y, x = divmod(int(place), places[1])
             row = rows[int(photo)]
-            found.append(ChannelPatch(row, value, _part(row, y, x, places, seen)))
-        reports.append(Channel(channel, float(weights[channel]), tuple(found)))
+            channel_patches.append(ChannelPatch(row, value, _part(row, y, x, places, seen)))
+        reports.append(Channel(channel, float(weights[channel]), tuple(channel_patches)))
     field = (seen[2] - seen[0], seen[3] - seen[1])
     return ChannelReport(where, label, field, len(rows), tuple(reports))
 

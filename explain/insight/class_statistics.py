@@ -31,10 +31,10 @@ class MeanWithError:
         >>> MeanWithError.of(torch.tensor([1.0, float("nan"), 3.0]))
         MeanWithError(value=2.0, error=1.0)
         """
-        known = values[~values.isnan()].double()
-        count = len(known)
-        error = float(known.std() / math.sqrt(count)) if count > 1 else math.nan
-        return cls(float(known.mean()) if count else math.nan, error)
+        defined = values[~values.isnan()].double()
+        count = len(defined)
+        error = float(defined.std() / math.sqrt(count)) if count > 1 else math.nan
+        return cls(float(defined.mean()) if count else math.nan, error)
 
     def __format__(self, spec: str) -> str:
         return format(self.value, spec)
@@ -60,7 +60,7 @@ class MapStatistics:
     mean: torch.Tensor = field(repr=False)
 
     @classmethod
-    def of(cls, maps: RunMaps, **others: Any) -> Self:
+    def of(cls, maps: RunMaps, **figures: Any) -> Self:
         """The statistics of some maps, and what else is known of them."""
         return cls(
             target=maps.targets[0],
@@ -69,7 +69,7 @@ class MapStatistics:
             at_border=MeanWithError.of(maps.at_border),
             entropy=MeanWithError.of(maps.entropy),
             mean=maps.values.mean(0),
-            **others,
+            **figures,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,13 +109,13 @@ def class_mean_maps(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
         maps: the maps of a run.
         least: how many photos a class must have.
     """
-    told = torch.where(maps.object_size <= FILLED, maps.object_size, math.nan)
-    excess = (maps.on_object - told) / (1 - told)
+    object_size = torch.where(maps.object_size <= FILLED, maps.object_size, math.nan)
+    excess = (maps.on_object - object_size) / (1 - object_size)
     boxed = bool((~excess.isnan()).any())
     usual = MeanWithError.of(excess).value
     total = maps.values.double().sum(0)
     squares = (maps.values.double() ** 2).sum(0)
-    found = []
+    statistics = []
     for rows in maps.of_target.values():
         if len(rows) < least:
             continue
@@ -123,7 +123,7 @@ def class_mean_maps(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
         beyond = MeanWithError.of(excess[rows])
         apart = _apart(of_class.values.double(), total, squares, len(maps))
         below = usual - (beyond.value + SURE * beyond.error) if boxed else apart
-        found.append(
+        statistics.append(
             ClassStatistics.of(
                 of_class,
                 photos=len(rows),
@@ -134,23 +134,23 @@ def class_mean_maps(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
                 striking=-math.inf if math.isnan(below) else below,
             )
         )
-    return sorted(found, key=lambda look: (-look.striking, -look.apart, look.target))
+    return sorted(statistics, key=lambda look: (-look.striking, -look.apart, look.target))
 
 
-def _apart(own: torch.Tensor, total: torch.Tensor, squares: torch.Tensor, count: int) -> float:
+def _apart(values: torch.Tensor, total: torch.Tensor, squares: torch.Tensor, count: int) -> float:
     """How far the mean of some maps lies from that of all others: half the distance of shares that
     is not chance.
 
     The square of the distance of two means is on average the square of the true distance, and their
     variances.
     """
-    others = count - len(own)
-    if others < 2 or len(own) < 2:
+    rest_count = count - len(values)
+    if rest_count < 2 or len(values) < 2:
         return 0.0
-    mean = own.mean(0)
-    rest = (total - own.sum(0)) / others
-    noise = own.var(0) / len(own)
-    of_rest = ((squares - (own**2).sum(0)) / others - rest**2) / (others - 1)
+    mean = values.mean(0)
+    rest = (total - values.sum(0)) / rest_count
+    noise = values.var(0) / len(values)
+    of_rest = ((squares - (values**2).sum(0)) / rest_count - rest**2) / (rest_count - 1)
     true = ((mean - rest) ** 2 - noise - of_rest.clamp(min=0)).sum().clamp(min=0)
     # The root of the places brings it to the scale of a sum over them; 1 would be two maps without
     # a common place.

@@ -102,11 +102,11 @@ def silhouettes(apart: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     member = (groups[:, None] == numbers).to(apart)
     sizes = member.sum(0)
     sums = apart @ member
-    own = member.bool()
-    to_own = sums[own] / (sizes - 1).clamp(min=1).expand_as(sums)[own]
-    to_other = (sums / sizes).masked_fill(own, math.inf).amin(1)
-    found = (to_other - to_own) / torch.maximum(to_own, to_other).clamp(min=1e-12)
-    return torch.where(sizes.expand_as(sums)[own] < 2, 0.0, found)
+    is_member = member.bool()
+    to_own = sums[is_member] / (sizes - 1).clamp(min=1).expand_as(sums)[is_member]
+    to_other = (sums / sizes).masked_fill(is_member, math.inf).amin(1)
+    fits = (to_other - to_own) / torch.maximum(to_own, to_other).clamp(min=1e-12)
+    return torch.where(sizes.expand_as(sums)[is_member] < 2, 0.0, fits)
 
 
 LEAST_MAPS = 20
@@ -158,11 +158,13 @@ def map_clusters(
     Lapuschkin et al., "Unmasking Clever Hans predictors and assessing what machines really learn",
     Nature Communications 2019 (SpRAy).
     """
-    found = []
+    clusters = []
     for rows in maps.of_target.values():
         if len(rows) >= least:
-            found += clusters_of(maps, rows, most=most, seed=seed)
-    return sorted(found, key=lambda cluster: (-cluster.stands_out, -cluster.size, cluster.target))
+            clusters += clusters_of(maps, rows, most=most, seed=seed)
+    return sorted(
+        clusters, key=lambda cluster: (-cluster.stands_out, -cluster.size, cluster.target)
+    )
 
 
 def clusters_of(
@@ -186,29 +188,29 @@ def clusters_of(
     groups = grouped(vectors, count, seed)
     fits = silhouettes(apart, groups)
     numbers = sorted(set(groups.tolist()))
-    found: list[Cluster] = []
+    clusters: list[Cluster] = []
     for number in numbers:
-        inside = (groups == number).nonzero().flatten()
-        if len(inside) < SMALLEST or len(numbers) < 2:
+        within = (groups == number).nonzero().flatten()
+        if len(within) < SMALLEST or len(numbers) < 2:
             continue
-        members = maps[rows[inside]]
+        members = maps[rows[within]]
         mean = members.values.mean(0)
         mean_of_others = maps.values[rows[groups != number]].mean(0)
         if F.cosine_similarity(mean.flatten(), mean_of_others.flatten(), dim=0) >= MAX_LIKENESS:
             continue
-        central = apart[inside][:, inside].mean(1).argsort()[:CENTRAL]
-        found.append(
+        central = apart[within][:, within].mean(1).argsort()[:CENTRAL]
+        clusters.append(
             Cluster.of(
                 members,
-                size=len(inside),
-                share=len(inside) / len(rows),
-                stands_out=float(fits[inside].mean()),
+                size=len(within),
+                share=len(within) / len(rows),
+                stands_out=float(fits[within].mean()),
                 gap=gap,
                 clusters_of_target=len(numbers),
                 photos=Names(members.names[i] for i in central.tolist()),
-                rows=rows[inside],
+                rows=rows[within],
                 members=members.names,
                 excess=mean - mean_of_others,
             )
         )
-    return found
+    return clusters

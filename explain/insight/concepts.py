@@ -121,10 +121,10 @@ def shared_concepts(
     name = ""
     # the concepts (K, C); and sums over all places so far, by which they follow them
     what: torch.Tensor | None = None
-    own = torch.zeros(())
+    gram = torch.zeros(())
     cross = torch.zeros(())
     for _ in range(rounds):
-        own = own * KEPT
+        gram = gram * KEPT
         cross = cross * KEPT
         for batch in photos.batches(one_for_each_photo(photos.run)):
             name = name or one_layer(model, as_inputs(batch.x[:1]), layer)
@@ -140,14 +140,14 @@ def shared_concepts(
                 what = factorise(rows, count, seed)[1]
                 what = what / what.norm(dim=1, keepdim=True).clamp(min=TINY)
             where = places(rows, what)
-            own = own + where.T @ where
+            gram = gram + where.T @ where
             cross = cross + where.T @ rows
             for _ in range(OUTER):
-                what = what * cross / (own @ what).clamp(min=TINY)
+                what = what * cross / (gram @ what).clamp(min=TINY)
             # concepts of length 1, and the sums to the places of these
             length = what.norm(dim=1).clamp(min=TINY)
             what = what / length[:, None]
-            own = own * length[:, None] * length
+            gram = gram * length[:, None] * length
             cross = cross * length[:, None]
     if what is None:
         raise RunError(
@@ -160,10 +160,10 @@ def shared_concepts(
 def places(rows: torch.Tensor, what: torch.Tensor) -> torch.Tensor:
     """How strong concepts ``(K, C)`` are at each place ``(P, C)``: ``(P, K)``, none negative."""
     cross = rows @ what.T
-    own = what @ what.T
+    gram = what @ what.T
     where = cross.clamp(min=TINY)
     for _ in range(INNER):
-        where = where * cross / (where @ own).clamp(min=TINY)
+        where = where * cross / (where @ gram).clamp(min=TINY)
     return where
 
 

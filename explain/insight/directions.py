@@ -28,7 +28,7 @@ TOLERANCE = 1e-9
 SMALLEST_STEP = 1e-12  # curvature of the loss at a point that is far on its side
 
 
-def normals(examples: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tensor:
     """The normals ``(B, C)`` of the planes between groups ``(B, n, C)`` and ``(B, m, C)``, towards
     the first ones.
 
@@ -41,40 +41,42 @@ def normals(examples: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     >>> bool(found[0] > 0), bool(found[1].abs() < 1e-6)
     (True, True)
     """
-    points = torch.cat([examples, others], 1).double()
+    points = torch.cat([examples, counterexamples], 1).double()
     count = points.shape[1]
-    signs = torch.cat([torch.ones(examples.shape[1]), -torch.ones(others.shape[1])]).to(points)
+    signs = torch.cat([torch.ones(examples.shape[1]), -torch.ones(counterexamples.shape[1])]).to(
+        points
+    )
     gram = points @ points.mT
     ridge = 2 * DECAY * count
-    found = points.new_zeros(len(points), count + 1)  # the weights of the points, and the offset
+    weights = points.new_zeros(len(points), count + 1)  # the weights of the points, and the offset
 
-    def heights(found: torch.Tensor) -> torch.Tensor:
+    def heights(weights: torch.Tensor) -> torch.Tensor:
         """How far each point lies above the plane, ``(B, n)``."""
-        return (gram @ found[:, :-1, None])[..., 0] + found[:, -1:]
+        return (gram @ weights[:, :-1, None])[..., 0] + weights[:, -1:]
 
-    def loss(found: torch.Tensor) -> torch.Tensor:
+    def loss(weights: torch.Tensor) -> torch.Tensor:
         """The loss of each plane ``(B,)``."""
-        above = heights(found)
+        above = heights(weights)
         return F.softplus(-signs * above).mean(1) + DECAY * (
-            found[:, :-1] * (above - found[:, -1:])
+            weights[:, :-1] * (above - weights[:, -1:])
         ).sum(1)
 
     for _ in range(STEPS):
-        margins = signs * heights(found)
+        margins = signs * heights(weights)
         if (
-            found[:, :-1] - signs * torch.sigmoid(-margins) / ridge
+            weights[:, :-1] - signs * torch.sigmoid(-margins) / ridge
         ).abs().max() * ridge < TOLERANCE:
             break
-        step = _newton(gram, signs, margins, ridge) - found
-        before = loss(found)
+        step = _newton(gram, signs, margins, ridge) - weights
+        current_loss = loss(weights)
         # half of the step, and half of that, where all of it goes too far
         for _ in range(HALVINGS):
-            too_far = loss(found + step) > before
+            too_far = loss(weights + step) > current_loss
             if not too_far.any():
                 break
             step = torch.where(too_far[:, None], step / 2, step)
-        found = found + step
-    return (found[:, None, :-1] @ points)[:, 0].to(examples)
+        weights = weights + step
+    return (weights[:, None, :-1] @ points)[:, 0].to(examples)
 
 
 def _newton(
@@ -214,28 +216,30 @@ def concept_direction(
     model = photos.explainer.model
     xs = [photos.explainer.as_input(image) for image in examples]
     where = one_layer(model, as_inputs(xs[0]), layer)
-    own = torch.cat([_means(feature_maps(model, x, where)) for x in xs])
-    others, slopes = _others_and_slopes(photos, where, number, most)
-    if len(others) < 3 * len(own):
-        raise RunError(
-            f"run must have {3 * len(own)} photos of other classes, got {len(others)}; give fewer "
-            "examples"
-        )
-    vector = own.mean(0) - others.mean(0)
-    scale = torch.cat([own, others]).std(0).clamp(min=1e-6)
+    of_examples = torch.cat([_means(feature_maps(model, x, where)) for x in xs])
+    of_others, slopes = _others_and_slopes(photos, where, number, most)
+    if len(of_others) < 3 * len(of_examples):
+        must = f"run must have {3 * len(of_examples)} photos of other classes"
+        raise RunError(f"{must}, got {len(of_others)}; give fewer examples")
+    vector = of_examples.mean(0) - of_others.mean(0)
+    scale = torch.cat([of_examples, of_others]).std(0).clamp(min=1e-6)
     # so that no channel counts more by its size
-    own = own / scale
-    others = others / scale
+    of_examples = of_examples / scale
+    of_others = of_others / scale
     slopes = slopes * scale
     generator = torch.Generator().manual_seed(seed)
-    everything = torch.arange(len(others))
-    score, gain, told_apart = _tried(own[None], others, [everything], slopes, draws, generator)
-    random_scores, random_gains = _by_chance(others, slopes, len(own), draws, fakes, generator)
+    everything = torch.arange(len(of_others))
+    score, gain, told_apart = _tried(
+        of_examples[None], of_others, [everything], slopes, draws, generator
+    )
+    random_scores, random_gains = _by_chance(
+        of_others, slopes, len(of_examples), draws, fakes, generator
+    )
     as_large = int((random_gains.abs() >= gain.abs() * (1 - SLACK)).sum())
     return Direction(
         layer=where,
         target=label,
-        examples=len(own),
+        examples=len(of_examples),
         photos=len(slopes),
         score=float(score),
         gain=float(gain),
@@ -248,7 +252,7 @@ def concept_direction(
 
 
 def _by_chance(
-    others: torch.Tensor,
+    points: torch.Tensor,
     slopes: torch.Tensor,
     count: int,
     draws: int,
@@ -258,15 +262,15 @@ def _by_chance(
     """The scores and gains of concepts of ``count`` random photos, ``(fakes,)`` each."""
     scores = []
     gains = []
-    block = max(1, AT_ONCE // (draws * 2 * count * max(others.shape[1], 2 * count)))
+    block = max(1, AT_ONCE // (draws * 2 * count * max(points.shape[1], 2 * count)))
     for first in range(0, fakes, block):
         orders = [
-            torch.randperm(len(others), generator=generator)
+            torch.randperm(len(points), generator=generator)
             for _ in range(min(block, fakes - first))
         ]
-        concepts = torch.stack([others[order[:count]] for order in orders])
+        concepts = torch.stack([points[order[:count]] for order in orders])
         rest = [order[count:] for order in orders]
-        block_scores, block_gains, _ = _tried(concepts, others, rest, slopes, draws, generator)
+        block_scores, block_gains, _ = _tried(concepts, points, rest, slopes, draws, generator)
         scores.append(block_scores)
         gains.append(block_gains)
     return torch.cat(scores), torch.cat(gains)
@@ -274,7 +278,7 @@ def _by_chance(
 
 def _tried(
     concepts: torch.Tensor,
-    others: torch.Tensor,
+    points: torch.Tensor,
     rest: Sequence[torch.Tensor],
     slopes: torch.Tensor,
     draws: int,
@@ -282,7 +286,7 @@ def _tried(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scores, gains and how well examples are told apart ``(F,)`` of concepts ``(F, n, C)``.
 
-    ``rest`` has for each concept the numbers of the other photos that it is told from.
+    ``rest`` has for each concept the numbers of the ``points`` that it is told from.
     """
     count = concepts.shape[1]
     # what is left shows how far a vector holds for photos that it was not made from
@@ -293,7 +297,7 @@ def _tried(
         for _ in range(draws):
             shuffled.append(concept[torch.randperm(count, generator=generator)])
             order = numbers[torch.randperm(len(numbers), generator=generator)]
-            counterparts.append(others[order[: 2 * many]])
+            counterparts.append(points[order[: 2 * many]])
     examples = torch.stack(shuffled)
     counterexamples = torch.stack(counterparts)
     used = examples[:, :many]
@@ -313,10 +317,10 @@ def _tried(
     return scores, gains, of_concepts((hits + 1 - misses) / 2)
 
 
-def _above(points: torch.Tensor, found: torch.Tensor, middle: torch.Tensor) -> torch.Tensor:
+def _above(points: torch.Tensor, vectors: torch.Tensor, middle: torch.Tensor) -> torch.Tensor:
     """The share of points ``(B, n, C)`` on the side to which the normals ``(B, C)`` point,
     ``(B,)``."""
-    return ((points @ found[..., None])[..., 0] > middle[:, None]).double().mean(1)
+    return ((points @ vectors[..., None])[..., 0] > middle[:, None]).double().mean(1)
 
 
 def _means(maps: torch.Tensor) -> torch.Tensor:
@@ -329,21 +333,21 @@ def _others_and_slopes(
     """The means of the channels in photos of other classes, and the slopes of the score in those of
     the class."""
     model = photos.explainer.model
-    others: list[torch.Tensor] = []
+    of_others: list[torch.Tensor] = []
     slopes: list[torch.Tensor] = []
     looked = 0
     for batch in photos.batches(one_for_each_photo(photos.run)):
         of_class = [i for i, row in enumerate(batch.rows) if class_of(row) == target]
         rest = [i for i in range(len(batch.rows)) if i not in of_class]
         if rest:
-            others.append(_means(feature_maps(model, batch.x[rest], layer)))
+            of_others.append(_means(feature_maps(model, batch.x[rest], layer)))
         of_class = of_class[: max(0, most - looked)]
         if of_class:
             _, gradients = with_gradients(model, batch.x[of_class], layer, ClassTarget(target))
             slopes.append(gradients.flatten(2).sum(2).float().cpu())
             looked += len(of_class)
-    if not slopes or not others:
+    if not slopes or not of_others:
         raise RunError(
             f"target must be a class of which the run has photos, among others, got {target}"
         )
-    return torch.cat(others), torch.cat(slopes)
+    return torch.cat(of_others), torch.cat(slopes)

@@ -29,7 +29,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if isinstance(value, torch.Tensor):
         return plain(value.tolist())
     if hasattr(value, "to_dict"):
@@ -40,7 +40,7 @@ def plain(value: Any) -> Any:
 def fields_of(thing: Any, names: str = "") -> dict[str, Any]:
     """Some attributes of a result as plain values; without ``names``, which spaces separate, those
     that it prints."""
-    listed = names.split() or [each.name for each in fields(thing) if each.repr]
+    listed = names.split() or [column.name for column in fields(thing) if column.repr]
     return {name: plain(getattr(thing, name)) for name in listed}
 
 

@@ -40,7 +40,7 @@ class ClassEvidence:
         """How much of the two maps lies in the same places: 0 to 1. Near 1, the classes were read
         from one thing."""
         wrong, right = (
-            F.adaptive_avg_pool2d(each[None], GRID)[0] for each in (self.wrong, self.right)
+            F.adaptive_avg_pool2d(heatmap[None], GRID)[0] for heatmap in (self.wrong, self.right)
         )
         if not (wrong.any() and right.any()):
             return float("nan")
@@ -68,12 +68,13 @@ class Confusion:
     spoken: tuple[ClassEvidence, ...] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        found = fields_of(self, "label prediction count of back probability photos")
+        document = fields_of(self, "label prediction count of back probability photos")
         if self.spoken:
-            found["spoken"] = [
-                {"name": each.row.name, **fields_of(each, "lead common")} for each in self.spoken
+            document["spoken"] = [
+                {"name": evidence.row.name, **fields_of(evidence, "lead common")}
+                for evidence in self.spoken
             ]
-        return found
+        return document
 
 
 _PAIRS = (resources.files("explain.insight") / "mistakes.sql").read_text("utf-8")
@@ -86,23 +87,23 @@ _PHOTOS = (
 def pairs(run: StoredRun, most: int = 20) -> list[Confusion]:
     """Say which classes are taken for which, the most frequent pair first; photos whose label is
     known count."""
-    found = []
+    confusions = []
     for label, prediction, right, wrong, count, sure, of, back in run.query(_PAIRS, (most,)):
         photos = Names(name for (name,) in run.query(_PHOTOS, (right, wrong, SHOWN)))
-        found.append(
+        confusions.append(
             Confusion(label, prediction, right, wrong, count, of, back, float(sure), photos)
         )
-    return found
+    return confusions
 
 
 def with_reasons(
-    found: Sequence[Confusion], photos: RunPhotos, method: MethodLike
+    confusions: Sequence[Confusion], photos: RunPhotos, method: MethodLike
 ) -> list[Confusion]:
     """Explain the mistakes of some pairs: the difference of the two scores is the target, either
     way round.
 
     Args:
-        found: the pairs.
+        confusions: the pairs.
         photos: the photos of the run, and the model.
         method: how to explain.
 
@@ -110,7 +111,7 @@ def with_reasons(
         ExplainError: the method cannot explain the model.
     """
     explained = []
-    for pair in found:
+    for pair in confusions:
         rows = one_for_each_photo(photos.run, label=pair.label, correct=False)
         spoken = []
         for batch in photos.batches(row for row in rows if row.name in pair.photos):
@@ -171,7 +172,7 @@ def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:
         for row in run.rows(name)
         if (finding := _oddness(row)) is not None
     ]
-    return sorted(listed, key=lambda each: (each.finding, each.on_object))
+    return sorted(listed, key=lambda odd: (odd.finding, odd.on_object))
 
 
 def _oddness(row: Row) -> OddEvidence | None:
@@ -180,11 +181,11 @@ def _oddness(row: Row) -> OddEvidence | None:
     if is_enough and row.metrics.get("set_size") == 0:
         return OddEvidence(row.name, row.target, "needs nothing of the photo", 0.0, math.nan)
     region = object_of(row)
-    inside = row.heatmap > 0
-    if not inside.any() or not region.any():
+    in_set = row.heatmap > 0
+    if not in_set.any() or not region.any():
         return None
-    share = float(inside[region].sum() / inside.sum())
-    size = float(inside.float().mean())
+    share = float(in_set[region].sum() / in_set.sum())
+    size = float(in_set.float().mean())
     if is_enough and share < HALF:
         return OddEvidence(row.name, row.target, "enough is off the object", size, share)
     if not is_enough and not share:

@@ -115,14 +115,14 @@ def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:
         TargetError: there is no such label.
         RunError: it is no class.
     """
-    found = as_target(target, explainer.categories)
-    if not isinstance(found, ClassTarget) or not isinstance(found.index, int):
+    resolved = as_target(target, explainer.categories)
+    if not isinstance(resolved, ClassTarget) or not isinstance(resolved.index, int):
         raise RunError(
             f"target must be one class, as a number or label, got {shown(target)}; give one"
         )
-    known = explainer.categories is not None and 0 <= found.index < len(explainer.categories)
-    return found.index, class_label(explainer.categories, found.index) if known else str(
-        found.index
+    has_label = explainer.categories is not None and 0 <= resolved.index < len(explainer.categories)
+    return resolved.index, class_label(explainer.categories, resolved.index) if has_label else str(
+        resolved.index
     )
 
 

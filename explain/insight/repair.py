@@ -85,8 +85,8 @@ class _Task:
 def _others_repeated(marks: MarkedPhotos) -> torch.Tensor:
     """Others of the class, so many times that they are about half as many as the photos of other
     classes."""
-    times = max(1, round(len(marks) / max(1, len(marks.own)) / 2))
-    return marks.own.x.repeat(times, 1, 1, 1)
+    times = max(1, round(len(marks) / max(1, len(marks.of_class)) / 2))
+    return marks.of_class.x.repeat(times, 1, 1, 1)
 
 
 def _task(marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, seed: int) -> _Task:
@@ -94,17 +94,19 @@ def _task(marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, seed: int) -
     half as many each."""
     marked, control = marks.pairs(seed)
     hosts = marks.hosts.x
-    others = _others_repeated(marks)
+    rest_of_class = _others_repeated(marks)
     times = max(1, round(len(marks) / len(marks.carriers) / 2))
     without = [marks.without(seed + i) for i in range(times)]
-    x = torch.cat([marked, hosts, marks.carriers.x.repeat(times, 1, 1, 1), others])
+    x = torch.cat([marked, hosts, marks.carriers.x.repeat(times, 1, 1, 1), rest_of_class])
     unmarked = [
         ~marks.donors(seed)[2],
         torch.ones_like(hosts[:, :1], dtype=torch.bool),
         ~marks.carriers.regions.repeat(times, 1, 1, 1),
-        torch.ones_like(others[:, :1], dtype=torch.bool),
+        torch.ones_like(rest_of_class[:, :1], dtype=torch.bool),
     ]
-    return _Task(x, run(model, torch.cat([control, hosts, *without, others])), torch.cat(unmarked))
+    return _Task(
+        x, run(model, torch.cat([control, hosts, *without, rest_of_class])), torch.cat(unmarked)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,11 +170,11 @@ def _inserted(
 ) -> tuple[nn.Module, nn.Module]:
     """A copy of a model with a linear map of the channels after a layer; and this map."""
     output = FeatureExtractor(model, layer)(x)[layer]
-    made: nn.Module
+    linear: nn.Module
     if isinstance(output, torch.Tensor) and output.ndim > 2 and output.shape[1] == channels:
-        made = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[output.ndim - 3](channels, channels, 1)
+        linear = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[output.ndim - 3](channels, channels, 1)
     elif isinstance(output, torch.Tensor) and output.shape[-1] == channels:
-        made = nn.Linear(channels, channels)
+        linear = nn.Linear(channels, channels)
     else:
         raise LayerError(
             f"layer {layer!r} must give one tensor with channels first or last; choose another"
@@ -182,9 +184,9 @@ def _inserted(
     setattr(
         submodule(new, parent),
         name,
-        nn.Sequential(submodule(new, layer), made.to(output).requires_grad_(False)),
+        nn.Sequential(submodule(new, layer), linear.to(output).requires_grad_(False)),
     )
-    return new.eval(), made
+    return new.eval(), linear
 
 
 def _set(linear: Any, matrix: torch.Tensor, offset: torch.Tensor) -> None:
@@ -228,7 +230,7 @@ def _projected(
     for strength in STRENGTHS:
         _set(linear, *statistics.projection(choice.rank, strength))
         weaker = replace(choice, loss=choose.loss(run(new, choose.x)), strength=strength)
-        choice = min(choice, weaker, key=lambda each: each.loss)
+        choice = min(choice, weaker, key=lambda projection: projection.loss)
     _set(linear, *statistics.projection(choice.rank, choice.strength))
     return new, choice
 
@@ -413,7 +415,7 @@ def _answers(
         "without": (prove.without(seed), prove.carriers.classes),
         "moved": (moved, prove.hosts.classes),
         "control": (control, prove.hosts.classes),
-        "own": (prove.own.x, prove.own.classes),
+        "own": (prove.of_class.x, prove.of_class.classes),
         "elsewhere": (prove.hosts.x, prove.hosts.classes),
     }
     answers = {}

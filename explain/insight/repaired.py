@@ -46,7 +46,7 @@ class Answers:
     ``(N, 2)``."""
 
     classes: torch.Tensor
-    given: torch.Tensor
+    predictions: torch.Tensor
 
     @property
     def accuracy(self) -> tuple[float, float]:
@@ -54,8 +54,8 @@ class Answers:
 
     def share(self, target: int | torch.Tensor) -> tuple[float, float]:
         """The shares of answers that are this class, or each photo's of these."""
-        before, after = (self.given == target).double().mean(0).tolist()
-        return before, after
+        old, new = (self.predictions == target).double().mean(0).tolist()
+        return old, new
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class Repair:
         if self.target is None:
             return float("nan")
         moved, control = (
-            self.answers[name].given[:, 0] == self.target for name in ("moved", "control")
+            self.answers[name].predictions[:, 0] == self.target for name in ("moved", "control")
         )
         return sign_test(int((moved & ~control).sum()), int((control & ~moved).sum()))
 
@@ -116,22 +116,22 @@ class Repair:
         """The table of accuracies, with its heading."""
         table = [["accuracy", "photos", "before", "after"]]
         for name, answers in self.answers.items():
-            before, after = answers.accuracy
-            table.append([GROUPS[name], str(len(answers.classes)), percent(before), percent(after)])
+            old, new = answers.accuracy
+            table.append([GROUPS[name], str(len(answers.classes)), percent(old), percent(new)])
         return table
 
     def to_dict(self) -> dict[str, Any]:
         accuracy = {}
         for name, answers in self.answers.items():
-            before, after = answers.accuracy
-            accuracy[name] = {"photos": len(answers.classes), "before": before, "after": after}
+            old, new = answers.accuracy
+            accuracy[name] = {"photos": len(answers.classes), "before": old, "after": new}
         return {
             **fields_of(self, "finding how layer rank strength loss taken chance seconds"),
             "accuracy": accuracy,
         }
 
     @property
-    def about(self) -> str:
+    def summary(self) -> str:
         """What was done, and whether there was something to repair, in two sentences."""
         if self.how == "train":
             done = "The model was trained to answer as it did without the mark"
@@ -140,15 +140,13 @@ class Repair:
             done = f"{directions} of {self.layer} taken out, strength {self.strength:g}"
         if self.target is None:
             return f"{done}."
-        before, after, control = map(percent, self.taken)
+        old, new, control = map(percent, self.taken)
         doubt = " It is not shown that the model reads the mark at all." * (self.chance >= 0.05)
-        moved = (
-            f"With the mark, {before} of other photos were taken for {self.finding}, now {after}"
-        )
+        moved = f"With the mark, {old} of other photos were taken for {self.finding}, now {new}"
         return f"{done}. {moved}; with another patch, {control} (p = {self.chance:.2g}).{doubt}"
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.finding}: {self.about}", *table_lines(self.rows)])
+        return "\n".join([f"{self.finding}: {self.summary}", *table_lines(self.rows)])
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> list[Path]:
         """Write the model, and beside it a page with the proof; return both paths.
@@ -188,7 +186,7 @@ class Repair:
             "class of these "
             "should not change."
         )
-        of_answers = f"{self.about}\nAccuracies on photos that were not used to fit or choose it."
+        of_answers = f"{self.summary}\nAccuracies on photos that were not used to fit or choose it."
         chart = (bars(self), "Accuracies before and after the repair")
         sections = [
             self._section("The mark", of_mark, draw_regions),
@@ -287,7 +285,7 @@ def _moved(repair: Repair) -> list[tuple[Row, Image.Image, torch.Tensor, torch.T
     come first."""
     donors, _, regions = repair.marks.donors(repair.seed)
     x, _ = repair.marks.pairs(repair.seed)
-    answers = repair.answers["moved"].given
+    answers = repair.answers["moved"].predictions
     same = (answers[:, 0] == answers[:, 1]).int()
     cases = []
     for i in same.argsort(stable=True)[:SHOWN].tolist():

@@ -100,7 +100,7 @@ class Insight:
     __repr__ = __str__
 
     @property
-    def about(self) -> str:
+    def summary(self) -> str:
         """How many maps there are, and what was left out."""
         left = []
         if self.maps.empty:
@@ -146,8 +146,8 @@ class Insight:
             most: rows of each table.
         """
         sections = {}
-        for name, found in self._results.items():
-            rows = getattr(found, "table", found)[:most]
+        for name, result in self._results.items():
+            rows = getattr(result, "table", result)[:most]
             words = SECTIONS[name]
             content = words["about" if rows else "nothing"].format(**vars(self))
             cells = [
@@ -171,14 +171,14 @@ class Insight:
         for look in self.looks:
             if look.target == which:
                 return look
-        known = f"the number of a cluster, 1 to {len(self.reasons)}, or the label of a class"
+        allowed = f"the number of a cluster, 1 to {len(self.reasons)}, or the label of a class"
         raise RunError(
-            f"{option('finding')} must be {known}, got {shown(which)}; the insight lists them"
+            f"{option('finding')} must be {allowed}, got {shown(which)}; the insight lists them"
         )
 
     def lines(self, most: int = 10) -> list[str]:
         """The tables as lines for people; see `parts`."""
-        lines = [self.about, *(f"  {line}" for line in self.headlines)]
+        lines = [self.summary, *(f"  {line}" for line in self.headlines)]
         for part in self.parts(most).values():
             lines += ["", part.heading]
             lines += table_lines(part.table) if len(part.table) > 1 else [f"  {part.text}"]
@@ -201,16 +201,16 @@ class Insight:
             "reasons": draw_clusters(self.reasons, album),
             "mistakes": draw_mistakes(self.pairs, album),
         }
-        drawn = {name: picture for name, picture in pictures.items() if picture is not None}
+        images = {name: picture for name, picture in pictures.items() if picture is not None}
         if not photos or self.photos is None:
-            return drawn
+            return images
         for name, report in (("channels", self.channels), ("concepts", self.concepts)):
             if report is not None:
                 try:
-                    drawn[name] = report.picture(self.photos)
+                    images[name] = report.picture(self.photos)
                 except ExplainError as error:  # photos that are tensors, or gone since
                     self.photos.missing[name] = str(error)
-        return drawn
+        return images
 
     def save(
         self, folder: str | os.PathLike[str], *, source: Any = None, overwrite: bool = False
@@ -239,7 +239,7 @@ class Insight:
         for name, part in self.parts(20).items():
             shown = [(pictures[name], part.heading)] if name in pictures else []
             sections.append(replace(part, pictures=shown))
-        return document(f"What {self.run.path.name} says", self.about, sections)
+        return document(f"What {self.run.path.name} says", self.summary, sections)
 
 
 def _cell(column: str, row: Any) -> str:
@@ -308,7 +308,7 @@ def insight(
             f"{option('target')} has no effect with concepts, which all photos share; leave it out"
         )
     maps = read_maps(run, method)
-    found = Insight(
+    result = Insight(
         run,
         maps.method,
         maps,
@@ -318,14 +318,14 @@ def insight(
         evidence=odd_evidence(run),
     )
     if explainer is None:
-        return found
+        return result
     photos = RunPhotos(run, explainer, source)
     direction = None
     if examples is not None and target is not None:
         direction = concept_direction(photos, _images(examples), target, layer=layer)
     return replace(
-        found,
-        pairs=with_reasons(found.pairs, photos, method_in(run, maps.method)),
+        result,
+        pairs=with_reasons(result.pairs, photos, method_in(run, maps.method)),
         channels=find_channels(photos, target, layer=layer, count=channels) if channels else None,
         concepts=shared_concepts(photos, concepts, layer=layer) if concepts else None,
         direction=direction,

@@ -46,15 +46,15 @@ class PhotosWithRegions:
 
     def __getitem__(self, which: torch.Tensor | slice) -> "PhotosWithRegions":
         """The photos with these numbers."""
-        found = torch.arange(len(self))[which].tolist()
+        numbers = torch.arange(len(self))[which].tolist()
         return PhotosWithRegions(
-            [self.rows[i] for i in found], self.x[which], self.classes[which], self.regions[which]
+            [self.rows[i] for i in numbers], self.x[which], self.classes[which], self.regions[which]
         )
 
 
 @dataclass(frozen=True, eq=False)
 class MarkedPhotos:
-    """The photos that bear the mark of a finding; ``own``, others of the class; and ``hosts``,
+    """The photos that bear the mark of a finding; ``of_class``, others of the class; and ``hosts``,
     those of other classes.
 
     To put the mark on another photo, its region there is replaced by the pixels of a marked photo:
@@ -65,7 +65,7 @@ class MarkedPhotos:
 
     target: int | None
     carriers: PhotosWithRegions
-    own: PhotosWithRegions
+    of_class: PhotosWithRegions
     hosts: PhotosWithRegions
     from_host: bool
     direction: tuple[str, torch.Tensor] | None = None
@@ -77,16 +77,19 @@ class MarkedPhotos:
     def parts(self, seed: int) -> "Iterator[MarkedPhotos]":
         """Three parts without a photo in common: to fit, to choose, and to prove."""
         generator = torch.Generator().manual_seed(seed)
-        kinds = {"carriers": self.carriers, "own": self.own, "hosts": self.hosts}
+        kinds = {"carriers": self.carriers, "of_class": self.of_class, "hosts": self.hosts}
         orders = {
-            name: torch.randperm(len(each), generator=generator) for name, each in kinds.items()
+            name: torch.randperm(len(of_kind), generator=generator)
+            for name, of_kind in kinds.items()
         }
         first = 0.0
         for share in (FIT, CHOOSE, PROVE):
             part: dict[str, Any] = {}
-            for name, each in kinds.items():
-                part[name] = each[
-                    orders[name][round(first * len(each)) : round((first + share) * len(each))]
+            for name, of_kind in kinds.items():
+                part[name] = of_kind[
+                    orders[name][
+                        round(first * len(of_kind)) : round((first + share) * len(of_kind))
+                    ]
                 ]
             yield replace(self, **part)
             first += share
@@ -96,29 +99,29 @@ class MarkedPhotos:
         ``(N, 1, H, W)``."""
         generator = torch.Generator().manual_seed(seed)
         donors = torch.randint(len(self.carriers), (len(self),), generator=generator)
-        others = (
+        controls = (
             torch.arange(len(self)) + torch.randint(1, len(self), (len(self),), generator=generator)
         ) % len(self)
         return (
             donors,
-            others,
+            controls,
             self.hosts.regions if self.from_host else self.carriers.regions[donors],
         )
 
     def pairs(self, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Each host with the region of a marked photo, and of another host instead: ``(N, C, H,
         W)`` each."""
-        donors, others, region = self.donors(seed)
+        donors, controls, region = self.donors(seed)
         marked = self.carriers.x[donors]
-        control = self.hosts.x[others]
+        control = self.hosts.x[controls]
         return torch.where(region, marked, self.hosts.x), torch.where(region, control, self.hosts.x)
 
     def without(self, seed: int = 0) -> torch.Tensor:
         """The marked photos with the pixels of others in place of the mark."""
-        others = torch.randint(
+        hosts = torch.randint(
             len(self), (len(self.carriers),), generator=torch.Generator().manual_seed(seed)
         )
-        return torch.where(self.carriers.regions, self.hosts.x[others], self.carriers.x)
+        return torch.where(self.carriers.regions, self.hosts.x[hosts], self.carriers.x)
 
 
 def marked_photos(
@@ -167,11 +170,11 @@ def _of_cluster(
     excess = cluster.mean if cluster.excess is None else cluster.excess
     region = (excess >= CORE * excess.max())[None, None].float()
     members = set(cluster.members)
-    inside = _chosen([row for row in rows if row.name in members], most, seed)
-    outside = [row for row in rows if row.name not in members]
-    of_class = _chosen([row for row in outside if class_of(row) == target], most, seed)
-    of_others = _chosen([row for row in outside if class_of(row) != target], most, seed)
-    carriers = _read(photos, inside)
+    in_cluster = _chosen([row for row in rows if row.name in members], most, seed)
+    not_in_cluster = [row for row in rows if row.name not in members]
+    of_class = _chosen([row for row in not_in_cluster if class_of(row) == target], most, seed)
+    of_others = _chosen([row for row in not_in_cluster if class_of(row) != target], most, seed)
+    carriers = _read(photos, in_cluster)
     covers = F.interpolate(region, carriers.x.shape[2:]) > 0
     return _checked(
         MarkedPhotos(
@@ -203,10 +206,10 @@ def _of_vector(
         raise LayerError(
             "layer must name the layer of the channel, got None; give that of its report"
         )
-    found = _read(photos, _chosen(rows, most, seed))
+    candidates = _read(photos, _chosen(rows, most, seed))
     model = photos.explainer.model
     maps = torch.cat(
-        [feature_maps(model, x, layer).float().cpu() for x in torch.split(found.x, 32)]
+        [feature_maps(model, x, layer).float().cpu() for x in torch.split(candidates.x, 32)]
     )
     vector = (
         finding.vector if isinstance(finding, Direction) else one_hot(finding.number, maps.shape[1])
@@ -214,9 +217,9 @@ def _of_vector(
     along = torch.einsum("nchw,c->nhw", maps, vector.to(maps))
     order = along.flatten(1).amax(1).argsort(descending=True)
     count = min(CARRIERS, len(order) // 4)
-    size = (int(found.x.shape[2]), int(found.x.shape[3]))
-    large = enlarge(along[:, None], size).reshape(len(found), 1, *size)
-    found = _with(found, large >= large.amax((2, 3), keepdim=True) / 2)
+    size = (int(candidates.x.shape[2]), int(candidates.x.shape[3]))
+    large = enlarge(along[:, None], size).reshape(len(candidates), 1, *size)
+    candidates = _with(candidates, large >= large.amax((2, 3), keepdim=True) / 2)
     target = None
     if isinstance(finding, Direction):
         target = next(
@@ -225,9 +228,9 @@ def _of_vector(
     return _checked(
         MarkedPhotos(
             target,
-            found[order[:count]],
-            found[order[:0]],
-            found[order[count:]],
+            candidates[order[:count]],
+            candidates[order[:0]],
+            candidates[order[count:]],
             from_host=False,
             direction=(layer, vector.double()),
         )
@@ -247,11 +250,13 @@ def _read(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
             "photos must have inputs of one size to exchange parts, got several; use one "
             "preprocessing"
         )
-    found = [row for batch in batches for row in batch.rows]
+    readable = [row for batch in batches for row in batch.rows]
     x = torch.cat([batch.x.cpu() for batch in batches]) if batches else torch.zeros(0, 3, 1, 1)
-    classes = torch.tensor([-1 if (number := class_of(row)) is None else number for row in found])
+    classes = torch.tensor(
+        [-1 if (number := class_of(row)) is None else number for row in readable]
+    )
     return PhotosWithRegions(
-        found, x, classes, torch.zeros(len(found), 1, *x.shape[2:], dtype=torch.bool)
+        readable, x, classes, torch.zeros(len(readable), 1, *x.shape[2:], dtype=torch.bool)
     )
 
 

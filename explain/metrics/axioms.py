@@ -235,11 +235,11 @@ class ADCC(ReattributionMetric):
         keep = data.maps.heatmap[:, None].to(context.images)
         yield Variant(MaskedBy(self.baseline, digest_of(keep), keep))
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        assert found.logits is not None
+    def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
+        assert variant.logits is not None
         assert data.classes is not None
-        probability = data.outputs.of_classes(found.logits, data.classes)
-        together = correlation(data.maps.heatmap.flatten(1), found.maps.heatmap.flatten(1))
+        probability = data.outputs.of_classes(variant.logits, data.classes)
+        together = correlation(data.maps.heatmap.flatten(1), variant.maps.heatmap.flatten(1))
         return torch.stack([probability.double(), together.nan_to_num(-1)], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:

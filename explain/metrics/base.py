@@ -162,12 +162,12 @@ class Metric(CheckedFields):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cited = PAPER.search(" ".join((cls.__doc__ or "").split()))
-        known = {
+        derived = {
             "name": cls.__name__.lower(),
             "paper": ", ".join(cited.groups()) if cited else cls.paper,
         }
-        for name in known.keys() - vars(cls).keys():
-            setattr(cls, name, known[name])
+        for name in derived.keys() - vars(cls).keys():
+            setattr(cls, name, derived[name])
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -339,11 +339,11 @@ class CoveredRanks(MaskedInputs):
         first = counts.cumsum(0) - counts
 
         def kept(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            own = ranks if len(ranks) == 1 else ranks[images]
+            ranks_of_rows = ranks if len(ranks) == 1 else ranks[images]
             rows = first[images] + numbers
             low = starts[rows].reshape(-1, 1, 1)
             high = ends[rows].reshape(-1, 1, 1)
-            return (own < low).logical_or_(own >= high)[:, None]
+            return (ranks_of_rows < low).logical_or_(ranks_of_rows >= high)[:, None]
 
         return rows_of(counts.tolist(), ranks.device, kept)
 
@@ -365,8 +365,8 @@ def cover_ranks(
     images = torch.arange(len(ranks)).to(ranks)[:, None].expand_as(low)
     places = torch.where(low >= high, UNCHANGED, torch.full_like(low, COVERED))
     is_part = (low < high) & ((low > 0) | (high < most))
-    each = torch.stack([images, low, high], -1)[is_part]
-    intervals, places[is_part] = torch.unique(each, dim=0, return_inverse=True)
+    intervals = torch.stack([images, low, high], -1)[is_part]
+    intervals, places[is_part] = torch.unique(intervals, dim=0, return_inverse=True)
     content = digest_of(ranks) + digest_of(intervals)
     return ScoreRequest(CoveredRanks(baseline, content, ranks, intervals), score, places)
 

@@ -339,8 +339,8 @@ class LessNoise(Perturbation):
         x = evidence.inputs
 
         def noisy(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            drawn = torch.stack([self.noise(evidence.size, sample) for sample in numbers.tolist()])
-            return x[images] - drawn[:, None].to(x)
+            noise = torch.stack([self.noise(evidence.size, sample) for sample in numbers.tolist()])
+            return x[images] - noise[:, None].to(x)
 
         return rows_of([self.samples] * len(x), x.device, noisy)
 

@@ -80,7 +80,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
             raise NotEvaluatedError(
                 f"method {method!r} was not evaluated here; {did_you_mean(method, self.results)}"
             )
-        return {name: each.value for name, each in self.results[method].items()}
+        return {name: result.value for name, result in self.results[method].items()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.results)
@@ -94,13 +94,13 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         Raises:
             MetricError: the metric has no curve, or was not evaluated.
         """
-        found = self._one(method, metric)
-        if found.curve is None or found.at is None:
+        result = self._one(method, metric)
+        if result.curve is None or result.at is None:
             raise MetricError(
                 f"metric must have a curve, but {metric!r} has none; table[{method!r}] has its "
                 "figures"
             )
-        return found.at, found.curve
+        return result.at, result.curve
 
     def parts(self, method: str, metric: str) -> Mapping[str, torch.Tensor]:
         """What else a metric found for each image, by name."""
@@ -125,8 +125,8 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         }
         values = {
             method: {
-                name: [None if math.isnan(v) else v for v in each.tolist()]
-                for name, each in row.items()
+                name: [None if math.isnan(v) else v for v in figures.tolist()]
+                for name, figures in row.items()
             }
             for method, row in self.items()
         }
@@ -243,16 +243,16 @@ def evaluate(
     known_boxes = None if boxes is None else localisation.as_boxes(boxes, len(inputs), size)
     regions = localisation.as_regions(masks, known_boxes, len(inputs), size)
     truth: dict[str, Any] = {"boxes": known_boxes, "regions": regions}
-    given: dict[str, Any] = {
-        name: each for name, each in sources.items() if not isinstance(each, (str, Method))
+    maps_by_name: dict[str, Any] = {
+        name: source for name, source in sources.items() if not isinstance(source, (str, Method))
     }
-    if len(given) == len(sources) and all(
+    if len(maps_by_name) == len(sources) and all(
         isinstance(metric, MapMetric) for metric in named.values()
     ):
         images = photos_of(inputs)
         data = {
-            name: MetricInput(Maps.of(name, each, images), images, **truth)
-            for name, each in given.items()
+            name: MetricInput(Maps.of(name, source, images), images, **truth)
+            for name, source in maps_by_name.items()
         }
         return _table(named, _by_maps(named, data), data)
     wanted = as_target(target, options.get("categories"))
@@ -269,7 +269,7 @@ def _by_maps(metrics: Mapping[str, Metric], data: Mapping[str, MetricInput]) -> 
     results: Results = {}
     for metric in metrics.values():
         if isinstance(metric, MapMetric):
-            results |= {(name, metric.name): metric(each) for name, each in data.items()}
+            results |= {(name, metric.name): metric(of_maps) for name, of_maps in data.items()}
     return results
 
 
@@ -323,7 +323,8 @@ class _Evaluation:
         score = self._explained(maps)
         with preserve.calculating(self.inputs.x.device.type):
             data = {
-                name: self.context.data(name, each, score, **truth) for name, each in maps.items()
+                name: self.context.data(name, source, score, **truth)
+                for name, source in maps.items()
             }
             results = _by_maps(self.metrics, data)
         results |= self._by_scores(data)
@@ -334,9 +335,9 @@ class _Evaluation:
         """The score ``(N,)`` that is explained; what is known of the model's outputs goes into the
         context."""
         by_this_call = [
-            each
-            for name, each in maps.items()
-            if isinstance(each, Attribution) and each is not self.methods[name]
+            source
+            for name, source in maps.items()
+            if isinstance(source, Attribution) and source is not self.methods[name]
         ]
         if by_this_call:
             first = by_this_call[0]
@@ -362,14 +363,16 @@ class _Evaluation:
         """The maps of the methods, which run together, and the other maps as they are."""
         methods = self.methods
         waiting = {
-            name: get_method(each)
-            for name, each in methods.items()
-            if isinstance(each, (str, Method))
+            name: get_method(source)
+            for name, source in methods.items()
+            if isinstance(source, (str, Method))
         }
-        maps: dict[str, Any] = {name: each for name, each in methods.items() if name not in waiting}
-        for name, each in maps.items():
-            Maps.of(name, each, self.inputs.x)  # refused before anything is run
-        attributions = [each for each in maps.values() if isinstance(each, Attribution)]
+        maps: dict[str, Any] = {
+            name: source for name, source in methods.items() if name not in waiting
+        }
+        for name, source in maps.items():
+            Maps.of(name, source, self.inputs.x)  # refused before anything is run
+        attributions = [source for source in maps.values() if isinstance(source, Attribution)]
         if self.target is None and attributions:
             self.target = _common_target(attributions)
         while waiting:  # methods of one name, with other options, run in turn
@@ -378,7 +381,7 @@ class _Evaluation:
             explained = attribute(
                 self.model, self.inputs, objects, target=self.target, **self.options
             )
-            maps |= {turn[name]: each for name, each in explained.items()}
+            maps |= {turn[name]: source for name, source in explained.items()}
         return {name: maps[name] for name in methods}
 
     def _by_reattribution(
@@ -389,7 +392,7 @@ class _Evaluation:
         if not metrics:
             return {}
         evaluated: dict[str, EvaluatedMethod] = {}
-        for name, each in data.items():
+        for name, of_maps in data.items():
             method = self.methods[name]
             attribution = maps[name]
             if not isinstance(method, (str, Method)) or not isinstance(attribution, Attribution):
@@ -397,7 +400,7 @@ class _Evaluation:
                     f"metric {metrics[0].name!r} needs a method, got the map {name!r}; give its "
                     "method"
                 )
-            evaluated[name] = EvaluatedMethod(get_method(method), attribution, each)
+            evaluated[name] = EvaluatedMethod(get_method(method), attribution, of_maps)
         options: AttributeOptions = {**self.options, "activation": self.context.outputs.activation}
         return reattribute(metrics, evaluated, self.context, self.resolved, options)
 
@@ -409,13 +412,13 @@ class _Evaluation:
         device = self.inputs.x.device.type
         requests: dict[tuple[str, str], Sequence[ScoreRequest]] = {}
         with preserve.calculating(device):
-            for metric, (name, each) in product(metrics, data.items()):
-                requests[name, metric.name] = metric.requests(each)
+            for metric, (name, of_maps) in product(metrics, data.items()):
+                requests[name, metric.name] = metric.requests(of_maps)
         listed = [request for of_metric in requests.values() for request in of_metric]
         kinds = {request.score for request in listed}
         if "probability" in kinds and not self.resolved.gives_probability:
-            for each in data.values():
-                each.need_probability()
+            for of_maps in data.values():
+                of_maps.need_probability()
         (evidence,) = scored(self.model, self.inputs, listed, [self.resolved], self.settings)
         # The original scores in the same precision as those of the perturbed photos:
         fields: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}
@@ -425,9 +428,9 @@ class _Evaluation:
         results: Results = {}
         with preserve.calculating(device):
             self.notes += self._recognised(listed, evidence)
-            for metric, (name, each) in product(metrics, data.items()):
+            for metric, (name, of_maps) in product(metrics, data.items()):
                 scores = [request.scores(evidence) for request in requests[name, metric.name]]
-                results[name, metric.name] = metric(replace(each, **exact), scores)
+                results[name, metric.name] = metric(replace(of_maps, **exact), scores)
         return results
 
     def _recognised(self, requests: Sequence[ScoreRequest], evidence: Evidence) -> Iterator[str]:
@@ -463,7 +466,7 @@ class _Evaluation:
 def _named(methods: Any) -> dict[str, MapSource]:
     """Methods and maps by their names."""
     if isinstance(methods, Mapping):
-        named = {str(name): each for name, each in methods.items()}
+        named = {str(name): source for name, source in methods.items()}
     elif isinstance(methods, (torch.Tensor, np.ndarray)):
         named = {"map": methods}
     else:
@@ -471,14 +474,14 @@ def _named(methods: Any) -> dict[str, MapSource]:
             methods, Iterable
         )
         named = {}
-        for each in [methods] if single else methods:
-            if isinstance(each, (torch.Tensor, np.ndarray)):
+        for source in [methods] if single else methods:
+            if isinstance(source, (torch.Tensor, np.ndarray)):
                 raise MetricError(
                     "maps must have names, got several arrays without; give a mapping from names "
                     "to maps"
                 )
-            name = each.method if isinstance(each, Attribution) else get_method(each).name
-            if named.setdefault(name, each) is not each and named[name] != each:
+            name = source.method if isinstance(source, Attribution) else get_method(source).name
+            if named.setdefault(name, source) is not source and named[name] != source:
                 raise MetricError(
                     f"methods must have different names, got two of {name!r}; give a mapping from "
                     "names"
@@ -493,13 +496,13 @@ def _named(methods: Any) -> dict[str, MapSource]:
 def _common_target(attributions: Sequence[Attribution]) -> TargetLike:
     """The classes that attributions are of, which must be the same ones."""
     first = attributions[0].target
-    for each in attributions:
-        if isinstance(each.target, str):
+    for attribution in attributions:
+        if isinstance(attribution.target, str):
             raise MetricError(
-                f"target must be given for attributions of {each.target}, which is no class; add "
-                "target="
+                f"target must be given for attributions of {attribution.target}, which is no "
+                "class; add target="
             )
-        if isinstance(first, torch.Tensor) and each.target.tolist() != first.tolist():
-            got = f"classes {first.tolist()} and classes {each.target.tolist()}"
+        if isinstance(first, torch.Tensor) and attribution.target.tolist() != first.tolist():
+            got = f"classes {first.tolist()} and classes {attribution.target.tolist()}"
             raise MetricError(f"attributions must be of one target, got {got}; take them in turn")
     return first

@@ -369,7 +369,9 @@ def least(kind: Score, *scores: torch.Tensor) -> torch.Tensor | float:
     probabilities do."""
     if kind == "probability":
         return SMALL
-    return SMALL * torch.cat([each.reshape(len(each), -1).abs() for each in scores], 1).amax(1)
+    return SMALL * torch.cat(
+        [of_kind.reshape(len(of_kind), -1).abs() for of_kind in scores], 1
+    ).amax(1)
 
 
 @dataclass(frozen=True)

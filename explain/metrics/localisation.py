@@ -34,11 +34,14 @@ class LocalisationMetric(MapMetric):
             )
         return data.regions.to(data.images.device)
 
-    def inside(self, data: MetricInput, values: torch.Tensor, why: str = NOTHING) -> torch.Tensor:
+    def share_on_object(
+        self, data: MetricInput, values: torch.Tensor, why: str = NOTHING
+    ) -> torch.Tensor:
         """The share of values from 0 that lies on the object ``(N,)``; NaN, with a warning, where
         there are none."""
         wide = values.double()  # squares and sums of any size fit into it
-        total, on_object = (each.flatten(1).sum(1) for each in (wide, wide * self.region(data)))
+        total = wide.flatten(1).sum(1)
+        on_object = (wide * self.region(data)).flatten(1).sum(1)
         share = (on_object / torch.where(total > 0, total, 1)).to(data.maps.values)
         return data.undefined(self, share, total == 0, why)
 
@@ -87,11 +90,11 @@ class MaxBoxAccV2(LocalisationMetric):
         maps = data.maps.per_pixel(self.sign).double()
         varies = maps.flatten(1).amin(1) < maps.flatten(1).amax(1)
         levels = torch.where(varies[:, None, None], to_unit(maps), 1).cpu().numpy()
-        found = [
+        best = [
             self._overlaps(level, boxes.double())
             for level, boxes in zip(levels, data.boxes, strict=True)
         ]
-        overlaps = torch.stack(found).to(data.maps.values)
+        overlaps = torch.stack(best).to(data.maps.values)
         value = overlaps.new_tensor([self.of_data_set(row[None]) for row in overlaps])
         at = torch.arange(self.thresholds, dtype=torch.float64) / self.thresholds
         return MetricResult(value, overlaps, at, {"overlaps": overlaps})
@@ -106,16 +109,16 @@ class MaxBoxAccV2(LocalisationMetric):
         import cv2
         from torchvision.ops import box_iou
 
-        found = []
+        best = []
         for threshold in np.arange(self.thresholds) / self.thresholds:
             above = (levels >= threshold).astype(np.uint8)
             parts = torch.from_numpy(
                 cv2.connectedComponentsWithStats(above, connectivity=8)[2][1:, :4]
             ).double()
-            found.append(
+            best.append(
                 box_iou(torch.cat([parts[:, :2], parts[:, :2] + parts[:, 2:]], 1), boxes).max()
             )
-        return torch.stack(found)
+        return torch.stack(best)
 
 
 @register
@@ -190,7 +193,7 @@ class EnergyPointingGame(LocalisationMetric):
     units = SHARE
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        value = self.inside(data, data.maps.per_pixel(self.sign).clamp(min=0))
+        value = self.share_on_object(data, data.maps.per_pixel(self.sign).clamp(min=0))
         return MetricResult(value, parts={"random": self.region(data).flatten(1).to(value).mean(1)})
 
 
@@ -214,7 +217,7 @@ class RelevanceMass(LocalisationMetric):
 
     def __call__(self, data: MetricInput) -> MetricResult:
         why = ZERO if data.maps.values.ndim == 4 else NOTHING
-        return MetricResult(self.inside(data, _pooled(data), why))
+        return MetricResult(self.share_on_object(data, _pooled(data), why))
 
 
 @register
@@ -272,7 +275,7 @@ class AttributionLocalisation(LocalisationMetric):
     units = "ratio"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        value = self.inside(data, data.maps.per_pixel(self.sign).clamp(min=0))
+        value = self.share_on_object(data, data.maps.per_pixel(self.sign).clamp(min=0))
         taken = self.region(data).flatten(1).to(value).mean(1)
         return MetricResult(
             value / taken if self.weighted else value, parts={"share": value.nan_to_num(0)}
@@ -332,12 +335,12 @@ class AUC(LocalisationMetric):
         region = self.region(data).flatten(1)
         maps = data.maps.per_pixel(self.sign).flatten(1)
         ranks = mid_ranks(maps)
-        inside = region.sum(1).double()
-        outside = region.shape[1] - inside
-        wins = (ranks * region).sum(1) - inside * (inside - 1) / 2
-        value = (wins / torch.where(outside > 0, inside * outside, 1)).to(maps)
+        object_size = region.sum(1).double()
+        rest_size = region.shape[1] - object_size
+        wins = (ranks * region).sum(1) - object_size * (object_size - 1) / 2
+        value = (wins / torch.where(rest_size > 0, object_size * rest_size, 1)).to(maps)
         return MetricResult(
-            data.undefined(self, value, outside == 0, "the object takes the whole photo")
+            data.undefined(self, value, rest_size == 0, "the object takes the whole photo")
         )
 
 
@@ -384,7 +387,7 @@ def widened(region: torch.Tensor, by: float) -> torch.Tensor:
     import cv2
 
     outside = (~region).byte().cpu().numpy()
-    away = [cv2.distanceTransform(each, cv2.DIST_L2, cv2.DIST_MASK_PRECISE) for each in outside]
+    away = [cv2.distanceTransform(mask, cv2.DIST_L2, cv2.DIST_MASK_PRECISE) for mask in outside]
     return torch.from_numpy(np.stack(away) <= by).to(region.device)
 
 
@@ -397,7 +400,7 @@ def _pooled(data: MetricInput) -> torch.Tensor:
     )
 
 
-def as_boxes(given: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tensor]:
+def as_boxes(boxes: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tensor]:
     """Take boxes ``(N, 4)``, or a list with ``(k, 4)`` for each photo: x0 y0 x1 y1, x1 and y1
     exclusive.
 
@@ -411,33 +414,32 @@ def as_boxes(given: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tens
     """
     must = f"boxes must be numbers x0 y0 x1 y1 within the photo of {size[1]} x {size[0]} pixels"
     if (
-        not isinstance(given, (Sequence, torch.Tensor, np.ndarray))
-        or isinstance(given, str)
-        or len(given) != count
+        not isinstance(boxes, (Sequence, torch.Tensor, np.ndarray))
+        or isinstance(boxes, str)
+        or len(boxes) != count
     ):
         raise MetricError(
-            f"{must}, some for each of the {count} images, got {shown(given)}; see evaluate"
+            f"{must}, some for each of the {count} images, got {shown(boxes)}; see evaluate"
         )
-    found = []
     ends = torch.tensor([size[1], size[0]] * 2)
-    for image, own in enumerate(given):
-        boxes = torch.empty(0, 4)
+    checked = []
+    for image, of_image in enumerate(boxes):
+        corners = torch.empty(0, 4)
         with suppress(TypeError, ValueError, RuntimeError):
-            numbers = own if isinstance(own, torch.Tensor) else np.array(own, dtype=np.float64)
-            boxes = torch.as_tensor(numbers).double().reshape(-1, 4)
-        inside = torch.minimum(boxes.nan_to_num().round().clamp(min=0), ends.to(boxes)).long()
-        if (
-            not len(boxes)
-            or not boxes.isfinite().all()
-            or not (inside[:, :2] < inside[:, 2:]).all()
-        ):
-            raise MetricError(f"{must}, got {shown(own)} for image {image_name(image)}; mend them")
-        found.append(inside)
-    return found
+            is_tensor = isinstance(of_image, torch.Tensor)
+            numbers = of_image if is_tensor else np.array(of_image, dtype=np.float64)
+            corners = torch.as_tensor(numbers).double().reshape(-1, 4)
+        cut = torch.minimum(corners.nan_to_num().round().clamp(min=0), ends.to(corners)).long()
+        is_finite = len(corners) > 0 and bool(corners.isfinite().all())
+        if not is_finite or not (cut[:, :2] < cut[:, 2:]).all():
+            got = f"got {shown(of_image)} for image {image_name(image)}"
+            raise MetricError(f"{must}, {got}; mend them")
+        checked.append(cut)
+    return checked
 
 
 def as_regions(
-    given: torch.Tensor | np.ndarray[Any, Any] | None,
+    masks: torch.Tensor | np.ndarray[Any, Any] | None,
     boxes: Sequence[torch.Tensor] | None,
     count: int,
     size: tuple[int, int],
@@ -447,32 +449,30 @@ def as_regions(
     Raises:
         MetricError: the masks have another shape, or are empty for an image.
     """
-    if given is None:
-        return None if boxes is None else drawn(boxes, size)
-    masks = None
+    if masks is None:
+        return None if boxes is None else in_boxes(boxes, size)
+    values = None
     with suppress(TypeError, ValueError, RuntimeError):  # a list of lists of other lengths
-        masks = as_tensor(given if isinstance(given, torch.Tensor) else np.asarray(given))
-    fits = masks is not None and tuple(masks.shape) == (count, *size)
-    if (
-        masks is None
-        or not fits
-        or (masks.is_floating_point() and not ((masks == 0) | (masks == 1)).all())
-    ):
+        values = as_tensor(masks if isinstance(masks, torch.Tensor) else np.asarray(masks))
+    fits = values is not None and tuple(values.shape) == (count, *size)
+    if fits and values.is_floating_point():
+        fits = bool(((values == 0) | (values == 1)).all())
+    if values is None or not fits:
         must = f"masks must be truth values {(count, *size)}"
-        raise MetricError(f"{must}, got {shown(given)}; resize, or give masks > 0.5")
-    empty = ~(masks > 0).flatten(1).any(1)
+        raise MetricError(f"{must}, got {shown(masks)}; resize, or give masks > 0.5")
+    empty = ~(values > 0).flatten(1).any(1)
     if empty.any():
         first = image_name(int(empty.nonzero()[0]))
         raise MetricError(
             f"masks must have a pixel of the object in every image, got none in image {first}"
         )
-    return masks > 0
+    return values > 0
 
 
-def drawn(boxes: Sequence[torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
+def in_boxes(boxes: Sequence[torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
     """The pixels in any of each photo's boxes ``(N, H, W)``."""
-    found = torch.zeros(len(boxes), *size, dtype=torch.bool)
+    regions = torch.zeros(len(boxes), *size, dtype=torch.bool)
     for image, of_image in enumerate(boxes):
         for x0, y0, x1, y1 in of_image.tolist():
-            found[image, y0:y1, x0:x1] = True
-    return found
+            regions[image, y0:y1, x0:x1] = True
+    return regions

@@ -24,7 +24,7 @@ Sign = Literal["own", "signed", "absolute"]
 MapsLike: TypeAlias = Attribution | torch.Tensor | np.ndarray[Any, Any]
 
 
-def as_tensor(given: object) -> torch.Tensor | None:
+def as_tensor(numbers: object) -> torch.Tensor | None:
     """A tensor of the real numbers in a tensor or an array of any byte order and strides; None
     where it has none.
 
@@ -32,16 +32,20 @@ def as_tensor(given: object) -> torch.Tensor | None:
     (tensor([[0, 1],
             [1, 0]]), None)
     """
-    if isinstance(given, np.ndarray) and given.dtype.kind in "fiub":
+    if isinstance(numbers, np.ndarray) and numbers.dtype.kind in "fiub":
         kinds = {
             "b": np.bool_,
             "i": np.int64,
             "u": np.int64,
-            "f": np.float32 if given.itemsize <= 4 else np.float64,
+            "f": np.float32 if numbers.itemsize <= 4 else np.float64,
         }
-        return torch.from_numpy(np.ascontiguousarray(given, dtype=kinds[given.dtype.kind]))
-    if isinstance(given, torch.Tensor) and given.layout == torch.strided and not given.is_complex():
-        return given
+        return torch.from_numpy(np.ascontiguousarray(numbers, dtype=kinds[numbers.dtype.kind]))
+    if (
+        isinstance(numbers, torch.Tensor)
+        and numbers.layout == torch.strided
+        and not numbers.is_complex()
+    ):
+        return numbers
     return None
 
 
@@ -56,19 +60,19 @@ class Maps:
     style: Style | None = None
 
     @classmethod
-    def of(cls, name: str, given: MapsLike, images: torch.Tensor) -> "Maps":
+    def of(cls, name: str, source: MapsLike, images: torch.Tensor) -> "Maps":
         """Take an attribution or an array for these images ``(N, C, H, W)``.
 
         Raises:
             MetricError: it is no array of numbers, has NaN or infinity in it, or does not fit the
                 images.
         """
-        style = given.style if isinstance(given, Attribution) else None
-        values = as_tensor(given.values if isinstance(given, Attribution) else given)
+        style = source.style if isinstance(source, Attribution) else None
+        values = as_tensor(source.values if isinstance(source, Attribution) else source)
         if values is None:
             raise MetricError(
                 f"map {name!r} must be a method, Attribution or array of numbers, got "
-                f"{shown(given)}"
+                f"{shown(source)}"
             )
         count = len(images)
         size = (int(images.shape[-2]), int(images.shape[-1]))

@@ -51,9 +51,9 @@ def random_masks(size: tuple[int, int], count: int, generator: torch.Generator) 
     >>> masks.shape, bool((masks[0::2].float().mean() < masks[1::2].float().mean()).item())
     (torch.Size([10, 32, 48]), True)
     """
-    drawn = torch.rand(count, 4, generator=generator).tolist()
+    draws = torch.rand(count, 4, generator=generator).tolist()
     masks = []
-    for number, (cells, down, across, share) in enumerate(drawn):
+    for number, (cells, down, across, share) in enumerate(draws):
         along = CELLS[int(cells * len(CELLS))]
         least, most = SHARES[number % len(SHARES)]
         grid = (
@@ -112,13 +112,13 @@ def placements(maps: torch.Tensor) -> torch.Tensor:
     height, width = maps.shape[1:]
     turns = range(4) if height == width else (0, 2)
     turned = [torch.rot90(maps, turn, (1, 2)) for turn in turns]
-    flipped = [each for one in turned for each in (one, one.flip(2))]
+    flipped = [placed for one in turned for placed in (one, one.flip(2))]
     shifts = [
         (round(i * height / STEPS), round(j * width / STEPS))
         for i in range(STEPS)
         for j in range(STEPS)
     ]
-    return torch.stack([each.roll(shift, (1, 2)) for each in flipped for shift in shifts])
+    return torch.stack([placed.roll(shift, (1, 2)) for placed in flipped for shift in shifts])
 
 
 def filling(numbers: torch.Tensor) -> torch.Tensor:
@@ -205,7 +205,7 @@ class MaskedScores:
         return _basis(torch.cat([self.by_area, self.covered.flatten(1) @ maps.flatten(1).T], 1))
 
     def test(
-        self, maps: torch.Tensor, drops: torch.Tensor, given: torch.Tensor
+        self, maps: torch.Tensor, drops: torch.Tensor, explained_by: torch.Tensor
     ) -> tuple[float, float]:
         """The partial correlation of what masks cover of maps with drops, and its p-value among all
         placements.
@@ -213,17 +213,17 @@ class MaskedScores:
         Args:
             maps: ``(m, H, W)``, which are placed together; the correlation is the mean over them.
             drops: ``(K,)`` for all maps, or ``(m, K)``.
-            given: the basis of what is taken out of both first: `by_area` or `by_photo`.
+            explained_by: the basis of what is taken out of both first: `by_area` or `by_photo`.
 
         Returns:
             The correlation, and the share of placements, its own among them, whose correlation is
-            not smaller. A map whose covered sums are explained by ``given`` has no correlation
+            not smaller. A map whose covered sums are explained by it has no correlation
             left, and a p-value of 1.
         """
         small = _smaller(maps.detach().cpu().double())
         sums = placements(small).flatten(2) @ self.covered.flatten(1).T  # (P, m, K)
-        rest = _without(sums, given)
-        lost = _without(drops.expand(len(small), -1), given)
+        rest = _without(sums, explained_by)
+        lost = _without(drops.expand(len(small), -1), explained_by)
         length = rest.norm(dim=-1)
         products = (rest * lost).sum(-1) / (length * lost.norm(dim=-1)).clamp(min=1e-300)
         explained = length <= 1e-6 * (sums - sums.mean(-1, keepdim=True)).norm(dim=-1)

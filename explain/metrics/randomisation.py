@@ -38,8 +38,10 @@ class _MapSimilarity(ReattributionMetric):
     units = "similarity"
     better = "less"
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        return torch.stack([self.similarity_to(data, found), zero_everywhere(found).double()], 1)
+    def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
+        return torch.stack(
+            [self.similarity_to(data, variant), zero_everywhere(variant).double()], 1
+        )
 
     def result(self, data: MetricInput, curve: torch.Tensor, zeros: torch.Tensor) -> MetricResult:
         """The mean of similarities ``(N, V)``; ``zeros`` ``(N, V)`` says which maps are zero
@@ -50,9 +52,9 @@ class _MapSimilarity(ReattributionMetric):
         return MetricResult(value, curve, torch.arange(1, curve.shape[1] + 1) / curve.shape[1])
 
 
-def zero_everywhere(found: VariantResult) -> torch.Tensor:
+def zero_everywhere(variant: VariantResult) -> torch.Tensor:
     """Which maps of a variant ``(N,)`` are zero everywhere."""
-    return (found.maps.values == 0).flatten(1).all(1)
+    return (variant.maps.values == 0).flatten(1).all(1)
 
 
 def warn_of_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
@@ -134,11 +136,11 @@ class MPRT(_MapSimilarity):
         for layers in groups if self.order == "independent" else accumulate(groups):
             yield Variant(model=RandomWeights(frozenset(layers), self.seed), wrap=wrap)
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+    def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         if not self.samples:
-            return super().compare(data, found)
-        zero = zero_everywhere(found)[:, None].double()
-        return torch.cat([found.maps.per_pixel(self.sign).flatten(1).double(), zero], 1)
+            return super().compare(data, variant)
+        zero = zero_everywhere(variant)[:, None].double()
+        return torch.cat([variant.maps.per_pixel(self.sign).flatten(1).double(), zero], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         curve = numbers[..., 0]
@@ -146,7 +148,8 @@ class MPRT(_MapSimilarity):
         if self.samples:
             maps = numbers[..., :-1].reshape(*numbers.shape[:2], *data.size)
             curve = torch.stack(
-                [similarity(self.similarity, maps[:, 0], each) for each in maps[:, 1:].unbind(1)], 1
+                [similarity(self.similarity, maps[:, 0], other) for other in maps[:, 1:].unbind(1)],
+                1,
             )
             zeros = zeros[:, 1:]
         result = self.result(data, curve, zeros)
@@ -185,17 +188,22 @@ class EfficientMPRT(ReattributionMetric):
         layers = layers_of(self.name, context)
         yield Variant(model=RandomWeights(frozenset(layers), self.seed))
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        return entropy(found.maps.per_pixel(self.sign), self.bins)
+    def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
+        return entropy(variant.maps.per_pixel(self.sign), self.bins)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         warn_of_zeros(self.name, data, numbers[:, 0] == 0)
-        own = entropy(data.maps.per_pixel(self.sign), self.bins)
-        other = numbers[:, 0]
+        original = entropy(data.maps.per_pixel(self.sign), self.bins)
+        randomised = numbers[:, 0]
         value = data.undefined(
-            self, (other - own) / torch.where(own > 0, own, 1), own == 0, CONSTANT
+            self,
+            (randomised - original) / torch.where(original > 0, original, 1),
+            original == 0,
+            CONSTANT,
         )
-        return MetricResult(value.to(data.maps.values.dtype), parts={"before": own, "after": other})
+        return MetricResult(
+            value.to(data.maps.values.dtype), parts={"before": original, "after": randomised}
+        )
 
 
 @register

@@ -44,14 +44,14 @@ class Layer:
         """The layer's own parameters and buffers."""
         parts = _own_parts(self.module)
         return [
-            each
+            tensor
             for part in parts
-            for each in (*part.parameters(recurse=False), *part.buffers(recurse=False))
+            for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))
         ]
 
     def write(self, values: Sequence[torch.Tensor]) -> None:
-        for own, value in zip(self.tensors, values, strict=True):
-            own.copy_(value)
+        for tensor, value in zip(self.tensors, values, strict=True):
+            tensor.copy_(value)
 
 
 def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
@@ -82,8 +82,12 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
         tensors = uses.in_order(_trained(module))
         if tensors and module not in parametrizing:
             layers.setdefault(tuple(tensors), Layer(name, module, tuple(tensors.values())))
-    known = {number for numbers in layers for number in numbers}
-    loose = [each for each in uses.parameters.values() if known.isdisjoint(uses.in_order([each]))]
+    used = {number for numbers in layers for number in numbers}
+    loose = [
+        parameter
+        for parameter in uses.parameters.values()
+        if used.isdisjoint(uses.in_order([parameter]))
+    ]
     for number, parameter in enumerate(loose):
         numbers = tuple(uses.in_order([parameter]))
         layers[numbers] = Layer(
@@ -94,7 +98,9 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
 
 def _trained(module: nn.Module) -> list[torch.Tensor]:
     """Parameters, and the statistics of normalisations, that a module holds itself."""
-    parameters = [each for part in _own_parts(module) for each in part.parameters(recurse=False)]
+    parameters = [
+        parameter for part in _own_parts(module) for parameter in part.parameters(recurse=False)
+    ]
     return [
         *parameters,
         *(module.buffers(recurse=False) if hasattr(module, "reset_running_stats") else ()),
@@ -135,7 +141,11 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def in_order(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Those that are used, by their numbers in the order of first use."""
-        used = {self.order[_memory(each)]: each for each in tensors if _memory(each) in self.order}
+        used = {
+            self.order[_memory(tensor)]: tensor
+            for tensor in tensors
+            if _memory(tensor) in self.order
+        }
         return dict(sorted(used.items()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -190,9 +200,9 @@ class Randomised:
             )
             raise MetricError(f"model must hold whole weights for random ones, but {but}")
         here = {
-            _memory(each)
+            _memory(parameter)
             for layer in layers_with_weights(model, inputs)
-            for each in layer.parameters
+            for parameter in layer.parameters
         }
         try:
             self._copy = copied(model)
@@ -205,7 +215,7 @@ class Randomised:
         self._trained: dict[str, list[torch.Tensor]] = {}
         self._initial: dict[str, list[torch.Tensor]] = {}
         for layer in self._layers.values():
-            if any(_memory(each) in here for each in layer.parameters):
+            if any(_memory(parameter) in here for parameter in layer.parameters):
                 raise MetricError(
                     f"model must hold its weights in attributes, but {layer.name!r} is a global "
                     "variable"
@@ -241,29 +251,29 @@ class Randomised:
     def _initialised(self, layer: Layer, seed: int) -> list[torch.Tensor]:
         """Initialise a layer, return its new values, and restore all that this changed."""
         changed = [*layer.module.parameters(), *layer.module.buffers()]
-        before = _values(changed)
-        own = _values(layer.parameters)
+        values = _values(changed)
+        trained = _values(layer.parameters)
         devices = sorted(
-            {each.device.index or 0 for each in layer.tensors if each.device.type == "cuda"}
+            {tensor.device.index or 0 for tensor in layer.tensors if tensor.device.type == "cuda"}
         )
         try:
             with torch.random.fork_rng(devices=devices):
                 torch.manual_seed(seed)
                 _reset(layer)
-                for parameter, value in zip(layer.parameters, own, strict=True):
+                for parameter, value in zip(layer.parameters, trained, strict=True):
                     if isinstance(parameter, nn.Parameter) and torch.equal(parameter, value):
                         order = torch.randperm(parameter.numel(), device="cpu").to(parameter.device)
                         parameter.copy_(value.flatten()[order].reshape(parameter.shape))
                 _iterate(layer.module)
             return _values(layer.tensors)
         finally:
-            for tensor, value in zip(changed, before, strict=True):
+            for tensor, value in zip(changed, values, strict=True):
                 tensor.copy_(value)
             layer.write(self._trained[layer.name])
 
 
 def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [each.detach().clone() for each in tensors]
+    return [tensor.detach().clone() for tensor in tensors]
 
 
 def _reset(layer: Layer) -> None:

@@ -26,8 +26,8 @@ class UniformNoise(OneForEach):
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
         x = evidence.inputs
-        drawn = uniform(x.shape[1:], seeded(self.seed, self.sample))
-        return x + self.radius * (2 * drawn - 1).to(x)
+        noise = uniform(x.shape[1:], seeded(self.seed, self.sample))
+        return x + self.radius * (2 * noise - 1).to(x)
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class LocalLipschitz(_NoisyCopies):
 
     units = "map by input"
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        return norm(found.maps.values - data.maps.values) / norm(found.images - data.images)
+    def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
+        return norm(variant.maps.values - data.maps.values) / norm(variant.images - data.images)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         return MetricResult(
@@ -157,14 +157,14 @@ class RelativeStability(_NoisyCopies):
         yield Variant()
         yield from super().variants(context, data)
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        if found.logits is None:
+    def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
+        if variant.logits is None:
             raise MetricError(
                 f"model must give class scores for {self.name}, got none; use maxsensitivity"
             )
-        of_map = norm(self._relative(data.maps.values, found.maps.values))
-        of_photo = norm(self._relative(data.images, found.images))
-        return torch.cat([torch.stack([of_map, of_photo], 1), found.logits], 1)
+        of_map = norm(self._relative(data.maps.values, variant.maps.values))
+        of_photo = norm(self._relative(data.images, variant.images))
+        return torch.cat([torch.stack([of_map, of_photo], 1), variant.logits], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         logits = numbers[:, 0, 2:]
@@ -228,19 +228,19 @@ class Continuity(ReattributionMetric):
     def _shifts(self) -> list[tuple[int, int]]:
         return [shift for by in self.pixels for shift in ((by, 0), (-by, 0), (0, by), (0, -by))]
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+    def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         # The variant is one of the shifts: all correlations are computed, and `__call__` takes the
         # right one.
-        own = data.maps.per_pixel(self.sign)
-        other = found.maps.per_pixel(self.sign)
+        values = data.maps.per_pixel(self.sign)
+        other = variant.maps.per_pixel(self.sign)
         return torch.stack(
-            [correlation(within(own, d, a), within(other, -d, -a)) for d, a in self._shifts], 1
+            [correlation(within(values, d, a), within(other, -d, -a)) for d, a in self._shifts], 1
         )
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        each = numbers.diagonal(dim1=1, dim2=2).nan_to_num(0)
-        value = data.undefined(self, each.mean(1), data.maps.constant, CONSTANT)
-        return MetricResult(value.to(data.maps.values.dtype), parts={"shifts": each})
+        by_shift = numbers.diagonal(dim1=1, dim2=2).nan_to_num(0)
+        value = data.undefined(self, by_shift.mean(1), data.maps.constant, CONSTANT)
+        return MetricResult(value.to(data.maps.values.dtype), parts={"shifts": by_shift})
 
 
 @dataclass(frozen=True)

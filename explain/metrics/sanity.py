@@ -121,12 +121,12 @@ class Check(Metric):
         >>> DependsOnClass().advice_for("gradcam"), Stable().advice_for("smooth(saliency)")
         ('take a method that asks for one class, such as lrp', '')
         """
-        others = [
+        untried = [
             name for name in self.suggested if name.split("(")[0] not in re.split(r"\W", method)
         ]
-        if self.suggested and not others:
+        if self.suggested and not untried:
             return ""
-        return self.advice.format(" or ".join(others))
+        return self.advice.format(" or ".join(untried))
 
 
 @dataclass(frozen=True)
@@ -155,30 +155,30 @@ class Dependence(Check, ReattributionMetric):
 
     units = "similarity"
     better = "less"
-    others: ClassVar[tuple[str, str]] = ("the map of another", "the maps of {} others")
+    compared_with: ClassVar[tuple[str, str]] = ("the map of another", "the maps of {} others")
 
     def drops(self, masked: MaskedScores, count: int) -> torch.Tensor:
         """What masks take from the score, or from the difference of two scores: ``(K,)`` or
         ``(count, K)``."""
         return masked.drops
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+    def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         """The similarity, and the other map with its signs: ``(N, 1 + H * W)``."""
-        alike = self.similarity_to(data, found)
-        return torch.cat([alike[:, None].double(), found.maps.contributions.flatten(1)], 1)
+        alike = self.similarity_to(data, variant)
+        return torch.cat([alike[:, None].double(), variant.maps.contributions.flatten(1)], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         alike = numbers[..., 0]
-        others = numbers[..., 1:]
+        other_maps = numbers[..., 1:]
         p_value = torch.full_like(alike[:, 0], torch.nan)
         if data.masked is not None:
-            own = F.normalize(data.maps.contributions.flatten(1), eps=TINY)
-            differences = own - F.normalize(others[0], eps=TINY)
+            values = F.normalize(data.maps.contributions.flatten(1), eps=TINY)
+            differences = values - F.normalize(other_maps[0], eps=TINY)
             drops = self.drops(data.masked, alike.shape[1])
             p_value[0] = data.masked.test(
                 differences.reshape(-1, *data.size), drops, data.masked.by_area
             )[1]
-        zeros = (others == 0).all(2)
+        zeros = (other_maps == 0).all(2)
         return MetricResult(alike.mean(1), parts={"alike": alike, "zeros": zeros, "p": p_value})
 
     def decide(self, result: MetricResult) -> CheckResult:
@@ -186,16 +186,16 @@ class Dependence(Check, ReattributionMetric):
         p_value = float(result.parts["p"][0])
         count = result.parts["alike"].shape[1]
         zeros = int(result.parts["zeros"][0].sum())
-        others = self.others[count > 1].format(count)
+        compared = self.compared_with[count > 1].format(count)
         if zeros:
-            others += f", {zeros} of which are zero everywhere"
+            compared += f", {zeros} of which are zero everywhere"
         if not figure < self.most:
             return self.result(
                 figure,
                 False,
-                f"similarity {figure:.2f} to {others} (must be below {self.most:.2g})",
+                f"similarity {figure:.2f} to {compared} (must be below {self.most:.2g})",
             )
-        reason = f"similarity {figure:.2f} to {others} (below {self.most:.2g})"
+        reason = f"similarity {figure:.2f} to {compared} (below {self.most:.2g})"
         if math.isnan(p_value):
             return self.result(figure, True, reason)
         limit = f"p = {p_value:.2g}, must be at most {self.level:g}"
@@ -204,7 +204,7 @@ class Dependence(Check, ReattributionMetric):
                 figure, True, f"{reason}; the difference predicts the scores ({limit})"
             )
         reason = (
-            f"its difference from {others} does not predict the scores ({limit}); similarity "
+            f"its difference from {compared} does not predict the scores ({limit}); similarity "
             f"{figure:.2f}"
         )
         return self.result(p_value, False, reason, "p")
@@ -236,7 +236,7 @@ class DependsOnClass(Dependence):
     word = "class"
     minimums: ClassVar = {"classes": 1}
     fewest: ClassVar = {"classes": 1}
-    others = (
+    compared_with = (
         "the map of a class far down the ranking",
         "the maps of {} classes far down the ranking",
     )
@@ -270,16 +270,16 @@ class DependsOnClass(Dependence):
         return masked.drops - masked.other_drops[count]
 
 
-def far_down(others: int, count: int) -> list[int]:
-    """Positions at equal distances in the lower half of a ranking with ``others`` classes after the
+def far_down(behind: int, count: int) -> list[int]:
+    """Positions at equal distances in the lower half of a ranking with ``behind`` classes after the
     first.
 
     >>> far_down(999, 3), far_down(2, 3), far_down(1, 3)
     ([583, 750, 916], [2], [1])
     """
-    first = others / 2
+    first = behind / 2
     return sorted(
-        {min(others, 1 + int(first + (number + 0.5) / count * first)) for number in range(count)}
+        {min(behind, 1 + int(first + (number + 0.5) / count * first)) for number in range(count)}
     )
 
 
@@ -314,7 +314,7 @@ class DependsOnModel(Dependence):
     word = "model"
     minimums: ClassVar = {"copies": 1}
     fewest: ClassVar = {"copies": 1}
-    others = (
+    compared_with = (
         "the map of a copy with random upper layers",
         "the maps of {} copies with random upper layers",
     )
@@ -387,11 +387,11 @@ class Faithful(Check, ScoreMetric):
         masks = [None] if data.masked else self.masked.masks(data.images)
         drops = data.loss("logit", scores[0]).cpu().double()
         tests = []
-        for photo, of_photo, own, maps in zip(
+        for photo, of_photo, of_drops, maps in zip(
             data.images, masks, drops, data.maps.contributions, strict=True
         ):
-            masked = data.masked or MaskedScores(photo, of_photo, own)
-            tests.append(masked.test(maps[None], own, masked.by_photo))
+            masked = data.masked or MaskedScores(photo, of_photo, of_drops)
+            tests.append(masked.test(maps[None], of_drops, masked.by_photo))
         correlation, p_value = torch.tensor(tests, dtype=torch.float64).unbind(1)
         value = data.undefined(self, p_value, (drops == 0).all(1), UNCHANGED)
         return MetricResult(value, parts={"correlation": correlation})
@@ -505,15 +505,15 @@ class Stable(Check, ReattributionMetric):
         for change in self.changes:
             yield Variant(change)
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        alike = self.similarity_to(data, found)
-        if data.probability is None or data.classes is None or found.logits is None:
+    def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
+        alike = self.similarity_to(data, variant)
+        if data.probability is None or data.classes is None or variant.logits is None:
             least = torch.finfo(data.target_score.dtype).tiny
-            moved = (found.score - data.target_score).abs() / data.target_score.abs().clamp(
+            moved = (variant.score - data.target_score).abs() / data.target_score.abs().clamp(
                 min=least
             )
         else:
-            moved = (data.outputs.of_classes(found.logits, data.classes) - data.probability).abs()
+            moved = (data.outputs.of_classes(variant.logits, data.classes) - data.probability).abs()
         return torch.stack([alike.double(), moved.double()], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:

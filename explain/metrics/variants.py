@@ -69,7 +69,7 @@ class ModelContext:
             if self.ranking is None and self.classes is not None:
                 self.ranking = self.logits, self.classes
 
-    def data(self, name: str, given: MapsLike, score: torch.Tensor, **truth: Any) -> MetricInput:
+    def data(self, name: str, source: MapsLike, score: torch.Tensor, **truth: Any) -> MetricInput:
         """What metrics see of some maps, with the ``boxes`` and ``regions`` of the object where
         these are known.
 
@@ -78,9 +78,9 @@ class ModelContext:
         probability = None
         logits = self.logits
         if self.classes is not None and logits is not None and logits.shape[1] > 1:
-            known = self.outputs.probabilities(logits) is not None
-            probability = self.outputs.of_classes(logits, self.classes) if known else None
-        maps = Maps.of(name, given, self.images)
+            has_probability = self.outputs.probabilities(logits) is not None
+            probability = self.outputs.of_classes(logits, self.classes) if has_probability else None
+        maps = Maps.of(name, source, self.images)
         score = score.to(self.images.device)
         return MetricInput(
             maps, self.images, score, probability, self.classes, outputs=self.outputs, **truth
@@ -168,19 +168,19 @@ class ReattributionMetric(Metric):
         """The variants that the method is run in."""
         raise NotImplementedError
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+    def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         """One number for each image ``(N,)``, or several ``(N, k)``, from the maps of a variant.
 
         It is the length of the map's change relative to the map's own length, unless a metric says
         otherwise.
         """
         length = norm(data.maps.values)
-        return norm(found.maps.values - data.maps.values) / torch.where(length > 0, length, 1)
+        return norm(variant.maps.values - data.maps.values) / torch.where(length > 0, length, 1)
 
-    def similarity_to(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+    def similarity_to(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         """How similar the map is to that of a variant ``(N,)``, by the metric's options."""
         return similarity(
-            self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign)
+            self.similarity, data.maps.per_pixel(self.sign), variant.maps.per_pixel(self.sign)
         )
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
@@ -294,9 +294,9 @@ def _run(
     altered = () if first.model is None or prefix else active_interventions(context.model)
     # of a region or box, or of the photo
     of_classes = target.of_classes if context.classes is None else ClassTarget
-    classes = [of_classes(each.classes) for each in variants if each.classes is not None]
+    classes = [of_classes(variant.classes) for variant in variants if variant.classes is not None]
     changed = variants[:1] if classes else variants
-    images = torch.cat([context.changed(each.images) for each in changed])
+    images = torch.cat([context.changed(variant.images) for variant in changed])
     inputs = context.inputs
     if len(changed) > 1 or first.images is not None:
         owners = torch.arange(count, device=images.device).repeat(len(changed))
@@ -316,9 +316,11 @@ def _run(
         for name, method in zip(names, objects, strict=True):
             for number, result in enumerate(results):
                 rows = slice(None) if classes else slice(number * count, (number + 1) * count)
-                own = attributions[number if classes else 0][method.name][rows]
-                maps = Maps.of(name, own, images[rows])
-                result[name] = VariantResult(maps, images[rows], own.score, own.logits)
+                of_variant = attributions[number if classes else 0][method.name][rows]
+                maps = Maps.of(name, of_variant, images[rows])
+                result[name] = VariantResult(
+                    maps, images[rows], of_variant.score, of_variant.logits
+                )
     return results
 
 

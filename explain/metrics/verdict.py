@@ -75,12 +75,12 @@ class CheckResults:
 
     def __getattr__(self, check: str) -> CheckResult:
         """The result of a check by its name, such as ``results.faithful``."""
-        found: dict[str, CheckResult] = {
+        by_check: dict[str, CheckResult] = {
             result.check: result for result in vars(self).get("results", ())
         }
-        if check not in found:
+        if check not in by_check:
             raise AttributeError(f"no check {check!r} in these results")
-        return found[check]
+        return by_check[check]
 
     @property
     def passed(self) -> bool:
@@ -180,7 +180,7 @@ class Verdict(Mapping[str, CheckResults]):
         lrp     67% (21 to 94)  67% (21 to 94)
         """
         listed = list(verdicts)
-        if not listed or not all(isinstance(each, Verdict) for each in listed):
+        if not listed or not all(isinstance(verdict, Verdict) for verdict in listed):
             raise MetricError(
                 "verdicts must be one or more of check(), one for each photo, got "
                 f"{shown(verdicts)}"
@@ -196,7 +196,7 @@ class Verdict(Mapping[str, CheckResults]):
                 if result.passed is not None:
                     counted.append(result.passed)
         shares = {
-            method: {name: Share(sum(each), len(each)) for name, each in checks.items()}
+            method: {name: Share(sum(passes), len(passes)) for name, passes in checks.items()}
             for method, checks in passed.items()
         }
         return Summary(shares)
@@ -330,10 +330,10 @@ def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
     wrapped: Any = options(method).get("method")
     shares = isinstance(wrapped, Method) and _samples(wrapped) > 1
     while most < _samples(method):
-        own = isqrt(most) if shares else most
-        fewer: dict[str, Any] = {name: min(value, own) for name, value in _counts(method).items()}
+        share = isqrt(most) if shares else most
+        fewer: dict[str, Any] = {name: min(value, share) for name, value in _counts(method).items()}
         if shares:
-            fewer["method"] = next(with_fewer_samples(wrapped, most // own), wrapped)
+            fewer["method"] = next(with_fewer_samples(wrapped, most // share), wrapped)
         with suppress(MethodError):  # it has a minimum
             yield replace(method, **fewer)
         most *= 2
@@ -352,7 +352,7 @@ def _chain(method: Any) -> Iterator[Method]:
 
 def _samples(method: Method) -> int:
     """The number of samples, times those of a wrapped method."""
-    return prod(max(_counts(each).values(), default=1) for each in _chain(method))
+    return prod(max(_counts(one).values(), default=1) for one in _chain(method))
 
 
 def check_maps(
@@ -439,28 +439,29 @@ class _Checks:
 
     def verdict(self, checks: Sequence[Check], label: str, seed: int) -> Verdict:
         data = {
-            name: self.context.data(name, each, each.score) for name, (_, each) in self.maps.items()
+            name: self.context.data(name, of_map, of_map.score)
+            for name, (_, of_map) in self.maps.items()
         }
-        varied = {name: each for name, each in data.items() if not each.maps.constant[0]}
-        for (name, each), check in product(varied.items(), checks):
+        varied = {name: of_map for name, of_map in data.items() if not of_map.maps.constant[0]}
+        for (name, of_map), check in product(varied.items(), checks):
             try:
-                self.why_not[name, check.name] = check.not_applicable(self.context, each)
+                self.why_not[name, check.name] = check.not_applicable(self.context, of_map)
             except ExplainError as error:
                 self.why_not[name, check.name] = str(error)
         results: Results = {}
         if varied:
             faithful = [check for check in checks if isinstance(check, Faithful)]
             results |= self._each(partial(self._by_masks, checks), faithful, varied)
-            varied = {name: replace(each, masked=self.masked) for name, each in varied.items()}
+            varied = {name: replace(of_map, masked=self.masked) for name, of_map in varied.items()}
             results |= self._by_reattribution(checks, varied)
         of_maps = {}
-        for name, each in data.items():
+        for name, of_map in data.items():
             if name in varied:
                 decided = tuple(
                     self._decided(name, check, results.get((name, check.name))) for check in checks
                 )
             else:
-                what = "is constant" if bool(each.maps.values.any()) else "is zero everywhere"
+                what = "is constant" if bool(of_map.maps.values.any()) else "is zero everywhere"
                 decided = tuple(
                     check.result(math.nan, False, f"the map {what}") for check in checks
                 )
@@ -498,8 +499,8 @@ class _Checks:
         for check in faithful:
             request = ScoreRequest(check.masked, "logit")
             evidence = scored(self.model, self.inputs, [request], targets, Settings(**self.options))
-            scores = [request.scores(each) for each in evidence]
-            whole = [each[request.whole][:, None] for each in evidence]
+            scores = [request.scores(of_target) for of_target in evidence]
+            whole = [of_target[request.whole][:, None] for of_target in evidence]
             drops = (torch.cat(whole) - torch.cat(scores)).cpu().double()
             other_drops = {
                 len(group): drops[[1 + classes.index(index) for index in group]]
@@ -509,8 +510,8 @@ class _Checks:
             self.masked = MaskedScores(context.images[0], masks[0], drops[0], other_drops)
             exact = {"target_score": whole[0][:, 0], "masked": self.masked}
             results |= {
-                (name, check.name): check(replace(each, **exact), scores[:1])
-                for name, each in data.items()
+                (name, check.name): check(replace(of_map, **exact), scores[:1])
+                for name, of_map in data.items()
             }
         return results
 
@@ -526,9 +527,9 @@ class _Checks:
         if not again:
             return {}
         groups: dict[tuple[Any, bool], dict[str, EvaluatedMethod]] = {}
-        for name, each in data.items():
+        for name, of_map in data.items():
             method, attribution = self.maps[name]
-            evaluated, long = self._cheaper(EvaluatedMethod(method, attribution, each))
+            evaluated, long = self._cheaper(EvaluatedMethod(method, attribution, of_map))
             groups.setdefault((attribution.fuse, long), {})[name] = evaluated
         results: Results = {}
         for (fuse, long), group in groups.items():
@@ -579,7 +580,7 @@ class _Checks:
             with muted(), suppress(MethodError):
                 again = attribute(self.model, self.inputs, fewer, target=self.target, **options)
                 counts = ", ".join(
-                    f"{key}={n}" for each in _chain(fewer) for key, n in _counts(each).items()
+                    f"{key}={n}" for one in _chain(fewer) for key, n in _counts(one).items()
                 )
                 self.notes[name].append(f"run again with {counts}, {why}")
                 return EvaluatedMethod(
@@ -591,7 +592,7 @@ class _Checks:
 
 def check_explained(
     explanation: Any,
-    found: Sequence[Attribution],
+    attributions: Sequence[Attribution],
     index: int,
     seed: int,
     samples: int,
@@ -613,10 +614,10 @@ def check_explained(
         raise MetricError(
             "maps must be of one crop to be checked, got some of tiles; use explain.evaluate"
         )
-    first = found[0]
+    first = attributions[0]
     target = as_target(explanation.target_at(index))
-    given = [] if isinstance(request.methods, str) else request.methods
-    maps = [(attribution.applied(given), attribution) for attribution in found]
+    methods = [] if isinstance(request.methods, str) else request.methods
+    maps = [(attribution.applied(methods), attribution) for attribution in attributions]
     settings: Any = {"precision": first.precision, "activation": explainer.activation, **options}
     settings |= {
         "interventions": first.interventions,
@@ -628,6 +629,6 @@ def check_explained(
         verdict = check_maps(
             explainer.model, x, maps, target, explanation.targets[index], **settings
         )
-    known = explanation.verdicts.get(index)
-    explanation.verdicts[index] = verdict if known is None else known.updated(verdict)
+    earlier = explanation.verdicts.get(index)
+    explanation.verdicts[index] = verdict if earlier is None else earlier.updated(verdict)
     return verdict

@@ -245,9 +245,9 @@ def test_the_accuracy_falls_where_the_evidence_is_removed(photos: RunPhotos) -> 
     for shown in (x, x * (1 - mask), x * (1 - control)):
         answers = photos.explainer.model(shown).argmax(1)
         shares.append(float((answers == 1).double().mean()))
-    assert [result.before, result.after, result.control] == pytest.approx(shares)
-    assert result.accuracy == (result.before, result.after, result.control)
-    assert result.before == 1
+    assert [result.intact, result.after, result.control] == pytest.approx(shares)
+    assert result.accuracy == (result.intact, result.after, result.control)
+    assert result.intact == 1
     assert result.after < result.control
 
 
@@ -279,7 +279,7 @@ def test_the_object_or_all_else_is_covered(what: str, tmp_path: Path) -> None:
     answers = [boxed.explainer.model(shown).argmax(1) for shown in (x, x * mask, x * control)]
     labels = torch.tensor([0, 1, 0, 1])[:, None]
     assert torch.equal(result.answers, torch.stack(answers, 1))
-    assert result.before == (result.answers[:, 0] == labels[:, 0]).double().mean()
+    assert result.intact == (result.answers[:, 0] == labels[:, 0]).double().mean()
     on_left = result.of(result.keys[:2])
     # what decides is still there
     assert (on_left.control if what == "object" else on_left.after) == 1
@@ -301,7 +301,7 @@ def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(
     (pair,) = photos.run.insight().pairs
     assert (pair.label, pair.prediction, pair.count) == ("green", "red", 6)
     result = corrected(photos, pair, "gradcam", share=0.2, baseline="zero")
-    assert (result.photos, result.before, result.after, result.control) == (6, 1, 0, 1)
+    assert (result.photos, result.intact, result.after, result.control) == (6, 1, 0, 1)
     assert result.accuracy == (0, 1, 0)
     assert result.chance == 1 / 2**6
     assert str(result).endswith("; 100% become right, 0% elsewhere")
