@@ -44,7 +44,7 @@ class Shared(nn.Module):
         return F.max_pool2d(x, 2) if self.kind == "functions" else self.pool(x)
 
 
-KINDS = ["functions", "made as it runs", "used twice", "in place"]
+KINDS = ["made as it runs", "used twice", "in place"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,11 +54,11 @@ def test_deeplift_adds_up_whatever_is_shared_or_a_function(kind: str) -> None:
     model = settled(Shared(kind)).double()
     x = random(0, 2, 3, 8, 8)
     b = random(1, 3, 8, 8)
-    found = explain.attribute(model, x, DeepLIFT(b), target=1)
+    attribution = explain.attribute(model, x, DeepLIFT(b), target=1)
     gain = (model(x) - model(b[None]))[:, 1].detach()
-    torch.testing.assert_close(found.values.sum((1, 2, 3)), gain, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(attribution.values.sum((1, 2, 3)), gain, rtol=1e-9, atol=1e-12)
     same = explain.attribute(settled(Shared("functions")).double(), x, DeepLIFT(b), target=1)
-    torch.testing.assert_close(found.values, same.values, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(attribution.values, same.values, rtol=1e-9, atol=1e-12)
 
 
 def test_deeplift_of_a_shared_rectifier_is_the_rescale_rule() -> None:
@@ -76,9 +76,9 @@ def test_deeplift_of_a_shared_rectifier_is_the_rescale_rule() -> None:
         at.append((z, second(z.relu())))
     for layer, z, z0 in ((second, at[0][1], at[1][1]), (first, at[0][0], at[1][0])):
         multipliers = (multipliers * (z.relu() - z0.relu()) / (z - z0)) @ layer.weight
-    found = explain.attribute(model, x, DeepLIFT(b), target=1).values
+    attribution = explain.attribute(model, x, DeepLIFT(b), target=1).values
     torch.testing.assert_close(
-        found, (multipliers.reshape(x.shape) * (x - b)).detach(), rtol=1e-9, atol=1e-12
+        attribution, (multipliers.reshape(x.shape) * (x - b)).detach(), rtol=1e-9, atol=1e-12
     )
 
 
@@ -88,11 +88,11 @@ def test_deepliftshap_says_by_how_much_its_sum_is_off(kind: str) -> None:
     functions."""
     model = settled(Shared(kind)).double()
     x = random(4, 2, 3, 8, 8)
-    others = random(5, 3, 3, 8, 8)
-    found = explain.attribute(model, x, DeepLIFTSHAP(others), target=2)
-    gain = (model(x)[:, 2] - model(others)[:, 2].mean()).detach()
-    torch.testing.assert_close(found.values.sum((1, 2, 3)), gain, rtol=1e-9, atol=1e-12)
-    assert found.delta.abs().max() < 1e-9
+    references = random(5, 3, 3, 8, 8)
+    attribution = explain.attribute(model, x, DeepLIFTSHAP(references), target=2)
+    gain = (model(x)[:, 2] - model(references)[:, 2].mean()).detach()
+    torch.testing.assert_close(attribution.values.sum((1, 2, 3)), gain, rtol=1e-9, atol=1e-12)
+    assert attribution.delta.abs().max() < 1e-9
 
 
 def test_deeplift_warns_where_an_operation_has_no_rule() -> None:
@@ -103,9 +103,9 @@ def test_deeplift_warns_where_an_operation_has_no_rule() -> None:
     x = random(6, 1, 1, 2, 2)
     b = random(7, 1, 2, 2)
     with pytest.warns(explain.ExplainWarning, match="deeplift"):
-        found = explain.attribute(Sorted(), x, DeepLIFT(b), target=3)
-    off = found.values.sum() - (Sorted()(x) - Sorted()(b[None]))[0, 3]
-    assert found.delta.abs().item() == pytest.approx(off.abs().item())
+        attribution = explain.attribute(Sorted(), x, DeepLIFT(b), target=3)
+    off = attribution.values.sum() - (Sorted()(x) - Sorted()(b[None]))[0, 3]
+    assert attribution.delta.abs().item() == pytest.approx(off.abs().item())
     assert off.abs() > 1e-3
 
 
@@ -121,7 +121,7 @@ class LinearAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n, _, h, w = x.shape
-        q, k, v = (each.reshape(n, 2, 2, h * w) for each in self.to_qkv(x).chunk(3, 1))
+        q, k, v = (part.reshape(n, 2, 2, h * w) for part in self.to_qkv(x).chunk(3, 1))
         q = q.softmax(-2)
         k = k.softmax(-1)
         context = torch.einsum("bhdn,bhen->bhde", self.share(k), self.share(v))
@@ -144,19 +144,17 @@ def test_relevance_reaches_the_photo_through_linear_attention() -> None:
     times input."""
     model = settled(LinearAttention()).double()
     x = random(8, 2, 4, 3, 3)
-    found = explain.attribute(model, x, "attnlrp", target=1)
+    attribution = explain.attribute(model, x, "attnlrp", target=1)
     by_hand = settled(LinearAttention()).double()
     at = x.clone().requires_grad_()
     by_hand.share = Half()
     by_hand(at)[:, 1].sum().backward()
     expected = x * at.grad
-    assert (found.values - expected).abs().max() <= 1e-4 * expected.abs().max()  # stabilisers
+    assert (attribution.values - expected).abs().max() <= 1e-4 * expected.abs().max()  # stabilisers
     assert expected.abs().max() > 0.01
 
 
-@pytest.mark.parametrize(
-    "name", ["gradcam", "gradcam++", "smoothgradcam++", "xgradcam", "layercam", "scorecam", "iscam"]
-)
+@pytest.mark.parametrize("name", ["gradcam", "gradcam++", "xgradcam", "scorecam"])
 @pytest.mark.parametrize("dead", ["score", "layer"])
 def test_a_cam_that_shows_nothing_is_zero_and_says_why(name: str, dead: str) -> None:
     """torch-cam 186 and 208: NaN, from a division by a gradient or a maximum of zero."""
@@ -174,12 +172,12 @@ def test_a_cam_that_shows_nothing_is_zero_and_says_why(name: str, dead: str) -> 
     x = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = explain.attribute(model, x, name, target=0, layer="1")
-    assert found.heatmap.isfinite().all()
+        attribution = explain.attribute(model, x, name, target=0, layer="1")
+    assert attribution.heatmap.isfinite().all()
     # which have a softmax over scores: equal weights
-    if dead == "layer" or name not in ("scorecam", "iscam"):
-        assert not found.values.any()
-        assert any("zero everywhere" in str(each.message) for each in said)
+    if dead == "layer" or name != "scorecam":
+        assert not attribution.values.any()
+        assert any("zero everywhere" in str(warning.message) for warning in said)
 
 
 class Counted(nn.Module):
@@ -222,9 +220,9 @@ def test_nonsensitivity_counts_what_only_one_of_map_and_model_leaves_out() -> No
 
     values = torch.zeros(1, 8, 8, dtype=torch.float64)
     values[:, :4] = 1.0
-    found = explain.evaluate(
+    attribution = explain.evaluate(
         Left(), random(11, 1, 3, 8, 8), {"map": values}, NonSensitivity(2), target=0
     )
     without = {(i, j) for i in (1,) for j in (0, 1)}
     ignored = {(i, j) for i in (0, 1) for j in (1,)}
-    assert found["map"]["nonsensitivity"].item() == pytest.approx(len(without ^ ignored) / 4)
+    assert attribution["map"]["nonsensitivity"].item() == pytest.approx(len(without ^ ignored) / 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from explain import (
     OutputError,
     TargetError,
 )
-from explain.methods import GradCAM, IntegratedGradients, ScoreCAM
-from explain.targets import BinaryLogit, Detections, Segmentation
+from explain.methods import GradCAM, IntegratedGradients
 from tests.conftest import ROOT, TinyNet, settled, snapshot
 
 CAT = str(ROOT / "assets" / "chelsea.png")
@@ -60,19 +60,8 @@ class Frozen(nn.Module):
             return self.net(x)
 
 
-def boxes(maps: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-    return [
-        {"boxes": torch.ones(1, 4), "labels": torch.ones(1), "scores": each.mean()[None]}
-        for each in maps
-    ]
-
-
 def net(**options: Any) -> nn.Module:
     return settled(TinyNet(**options)).eval()
-
-
-def maps() -> nn.Module:
-    return settled(nn.Conv2d(3, 4, 3, padding=1))
 
 
 def with_nan() -> nn.Module:
@@ -93,12 +82,6 @@ def quantised() -> nn.Module:
     return torch.ao.quantization.quantize_dynamic(settled(model), {nn.Linear}, dtype=torch.qint8)
 
 
-def explained(
-    model: nn.Module, x: Any, method: Any = "gradcam", **options: Any
-) -> Callable[[], Any]:
-    return lambda: explain.attribute(model, x, method, **options)
-
-
 def nested(x: torch.Tensor) -> Any:
     model = net()
     return explain.attribute(model, x, target=lambda output: explain.attribute(model, x).score)
@@ -111,56 +94,21 @@ def wrong(x: Any, method: Any = "gradcam", **options: Any) -> Any:
 Mistake = tuple[Callable[[torch.Tensor], Any], type[ExplainError], str]
 ON_TENSORS: dict[str, Mistake] = {
     "no batch dimension": (lambda x: wrong(x[0]), ImageError, "x"),
-    "neither batch nor channels": (lambda x: wrong(x[0, 0]), ImageError, "x"),
     "an array": (lambda x: wrong(x.numpy()), ImageError, "x"),
-    "bytes of an image": (lambda x: wrong((x * 9).byte()), ImageError, "x"),
     "another device": (lambda x: wrong(x.to("meta")), ImageError, "x"),
-    "an empty batch": (lambda x: wrong(x[:0]), ImageError, "x"),
     "NaN in the input": (lambda x: wrong(x / 0), ImageError, "x"),
     "NaN in the weights": (lambda x: explain.attribute(with_nan(), x), ModelError, "model"),
     "a name for a model": (lambda x: explain.attribute("resnet50", x), ModelError, "model"),
-    "a class for a model": (lambda x: explain.attribute(TinyNet, x), ModelError, "model"),
-    "no model": (lambda x: explain.attribute(None, x), ModelError, "model"),
     "a misspelt layer": (lambda x: wrong(x, layer="layr1"), LayerError, "layer"),
-    "a layer by its number": (lambda x: wrong(x, layer=-1), LayerError, "layer"),
-    "a layer of another model": (lambda x: wrong(x, layer=net().conv1), LayerError, "layer"),
-    "a kind of layer that is not there": (lambda x: wrong(x, layer=nn.LSTM), LayerError, "layer"),
-    "no layers": (lambda x: wrong(x, layer=[]), LayerError, "layer"),
     "a layer that is not called": (lambda x: wrong(x, layer="unused"), LayerError, "layer"),
     "a layer without a map": (lambda x: wrong(x, layer="fc"), LayerError, "layer"),
-    "a layer after pooling": (lambda x: wrong(x, layer="avgpool"), LayerError, "layer"),
     "a model without maps": (
         lambda x: explain.attribute(nn.Sequential(nn.Flatten(), nn.Linear(360, 5)), x),
         LayerError,
         "layer",
     ),
-    "a class beyond the last": (lambda x: wrong(x, target=5), TargetError, "target"),
-    "a fraction for a class": (lambda x: wrong(x, target=1.5), TargetError, "target"),
-    "a truth value for a class": (lambda x: wrong(x, target=True), TargetError, "target"),
-    "a label where none is known": (lambda x: wrong(x, target="dog"), TargetError, "target"),
     "a misspelt label": (
         lambda x: wrong(x, target="dgo", categories=LABELS),
-        TargetError,
-        "target",
-    ),
-    "half a label": (lambda x: wrong(x, target="cat", categories=LABELS), TargetError, "target"),
-    "a label of two classes": (
-        lambda x: wrong(x, target="crane", categories=LABELS),
-        TargetError,
-        "target",
-    ),
-    "as many targets as there are no images": (
-        lambda x: wrong(x, target=torch.tensor([1, 2, 3])),
-        TargetError,
-        "target",
-    ),
-    "a callable that picks no class": (
-        lambda x: wrong(x, target=lambda output: output),
-        TargetError,
-        "target",
-    ),
-    "a callable that gives no tensor": (
-        lambda x: wrong(x, target=lambda output: output.sum().item()),
         TargetError,
         "target",
     ),
@@ -170,26 +118,6 @@ ON_TENSORS: dict[str, Mistake] = {
         "at most 5, .* got 99",
     ),
     "no top class": (lambda x: wrong(x, "gradcam", top_k=0), TargetError, "top_k"),
-    "a dictionary without scores": (
-        lambda x: explain.attribute(Wrapped(lambda scores: {"loss": scores.sum()}), x),
-        ModelError,
-        "model",
-    ),
-    "a classifier asked for a region": (
-        lambda x: wrong(x, target=Segmentation(1)),
-        TargetError,
-        "target",
-    ),
-    "a classifier asked for a box": (
-        lambda x: wrong(x, target=Detections(1)),
-        TargetError,
-        "target",
-    ),
-    "a classifier asked for yes or no": (
-        lambda x: wrong(x, target=BinaryLogit()),
-        TargetError,
-        "target",
-    ),
     "no_grad inside the model, for a layer": (
         lambda x: explain.attribute(Frozen(), x, layer="net.layer2"),
         LayerError,
@@ -206,21 +134,13 @@ ON_TENSORS: dict[str, Mistake] = {
         "model",
     ),
     "a misspelt method": (lambda x: wrong(x, "gradcamm"), MethodError, "method"),
-    "a method's class": (lambda x: wrong(x, ScoreCAM), MethodError, "method"),
-    "no method": (lambda x: wrong(x, []), MethodError, "methods"),
     "two methods of one name": (
         lambda x: wrong(x, [GradCAM(), GradCAM(relu=False)]),
         MethodError,
         "methods",
     ),
-    "no steps": (lambda x: IntegratedGradients(steps=0), MethodError, "steps"),
     "a baseline that is none": (
         lambda x: IntegratedGradients(baseline="blakc"),
-        MethodError,
-        "baseline",
-    ),
-    "a baseline of another size": (
-        lambda x: wrong(x, IntegratedGradients(baseline=torch.zeros(3, 4, 4))),
         MethodError,
         "baseline",
     ),
@@ -265,9 +185,6 @@ def photo(path: Any = CAT, **options: Any) -> explain.Explanation:
 
 
 ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
-    "a missing photo": (lambda: photo("nothing.jpg"), ImageError, "image"),
-    "a damaged photo": (lambda: photo("cut.png"), ImageError, "image"),
-    "a text for a photo": (lambda: photo("text.jpg"), ImageError, "image"),
     "channels first": (lambda: photo(np.zeros((3, 20, 20), np.uint8)), ImageError, "image"),
     "floats up to 255": (lambda: photo(np.full((20, 20, 3), 255.0)), ImageError, "image"),
     "a misspelt label": (lambda: photo(target="expresso"), TargetError, "target"),
@@ -282,18 +199,8 @@ ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
         ImageError,
         "preprocess",
     ),
-    "a preprocessing that gives an array": (
-        lambda: explain.Explainer("tiny", preprocess=lambda image: np.zeros((3, 64, 64)))(CAT),
-        ImageError,
-        "preprocess",
-    ),
     "missing weights": (
         lambda: explain.Explainer("tiny", weights="none.pt"),
-        ModelError,
-        "weights",
-    ),
-    "a text for weights": (
-        lambda: explain.Explainer("tiny", weights="text.jpg"),
         ModelError,
         "weights",
     ),
@@ -302,26 +209,13 @@ ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
         ModelError,
         "weights",
     ),
-    "weights for a module": (
-        lambda: explain.Explainer(net(), weights="other.pt"),
-        ModelError,
-        "weights",
-    ),
     "an unknown model": (lambda: explain.Explainer("resnet5"), ModelError, "model"),
-    "a module that is not there": (lambda: explain.Explainer("nowhere:Net"), ModelError, "model"),
-    "an unknown device": (lambda: explain.Explainer("tiny", device="gpu"), ModelError, "device"),
     "a folder that cannot be written": (
         lambda: photo().save("text.jpg/out"),
         OutputError,
         "output",
     ),
-    "a file that is there": (
-        lambda: (photo().save("out"), photo().save("out")),
-        OutputError,
-        "output",
-    ),
     "a method that was not asked for": (lambda: photo().overlay("saliency"), MethodError, "method"),
-    "a target that was not asked for": (lambda: photo().overlay(target=3), TargetError, "target"),
     "a misspelt colour map": (lambda: photo().overlay(colormap="jett"), ExplainError, "colormap"),
 }
 
@@ -337,7 +231,7 @@ def test_a_mistake_with_files_is_one_line_that_names_the_argument(
     assert_one_line_error(*ON_FILES[mistake])
 
 
-class Told(RuntimeError):
+class CallersError(RuntimeError):
     """An error of the user's own, of a kind that is also caught here and there."""
 
 
@@ -346,7 +240,7 @@ class Failing(TinyNet):
 
     def __init__(self, where: str, after: int = 0) -> None:
         super().__init__()
-        self.error = Told("first line\nsecond line")
+        self.error = CallersError("first line\nsecond line")
         self.where = where
         self.left = after
 
@@ -363,30 +257,26 @@ class Failing(TinyNet):
         raise self.error
 
 
-@pytest.mark.parametrize(
-    "method", ["gradcam", "guidedbackprop", "fullgrad", "integratedgradients", "shapleycam"]
-)
+@pytest.mark.parametrize("method", ["gradcam", "guidedbackprop", "integratedgradients"])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_what_the_users_model_raises_comes_through_as_it_is(
     where: str, method: str, x: torch.Tensor
 ) -> None:
     model = settled(Failing(where)).train()
     before = snapshot(model)
-    with pytest.raises(Told) as caught:
+    with pytest.raises(CallersError) as caught:
         explain.attribute(model, x, method, target=1, layer="layer2")
     assert caught.value is model.error
     assert caught.value.args == ("first line\nsecond line",)
     assert snapshot(model) == before
 
 
-@pytest.mark.parametrize(
-    "method", ["scorecam", "ablationcam", "smoothgrad", "sscam", "smooth(gradcam)"]
-)
+@pytest.mark.parametrize("method", ["scorecam", "smoothgrad"])
 @pytest.mark.parametrize("after", [0, 1])
 def test_so_does_what_it_raises_in_a_later_run(after: int, method: str, x: torch.Tensor) -> None:
     model = settled(Failing("forward", after)).train()
     before = snapshot(model)
-    with pytest.raises(Told) as caught:
+    with pytest.raises(CallersError) as caught:
         explain.attribute(model, x, method, target=1, layer="layer2")
     assert caught.value is model.error
     assert snapshot(model) == before
@@ -402,11 +292,11 @@ def fail(error: BaseException) -> Callable[..., Any]:
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
 def test_what_the_users_hooks_raise_comes_through_as_it_is(kind: str, x: torch.Tensor) -> None:
     model = net()
-    error = Told("from a hook")
+    error = CallersError("from a hook")
     handle = getattr(model.avgpool, f"register_{kind}_hook")(fail(error))
     before = snapshot(model)
     for method in ("gradcam", "guidedbackprop"):
-        with pytest.raises(Told) as caught:
+        with pytest.raises(CallersError) as caught:
             explain.attribute(model, x, method, target=1)
         assert caught.value is error
     assert snapshot(model) == before
@@ -416,18 +306,17 @@ def test_what_the_users_hooks_raise_comes_through_as_it_is(kind: str, x: torch.T
     )
 
 
-@pytest.mark.parametrize("kind", [Told, ValueError, KeyError, OSError, MemoryError])
+@pytest.mark.parametrize("kind", [ValueError, KeyError, MemoryError])
 def test_what_targets_callbacks_and_preprocessings_raise_comes_through_as_it_is(
     kind: type[Exception], x: torch.Tensor
 ) -> None:
     model = net()
     error = kind("from the caller's code")
     before = snapshot(model)
+    attribute = partial(explain.attribute, model, x)
     calls: list[Callable[[], Any]] = [
-        explained(model, x, target=fail(error)),
-        explained(model, x, "ablationcam", target=fail(error)),
-        explained(model, x, "scorecam", target=1, progress=fail(error)),
-        explained(model, x, "ablationcam", target=1, progress=fail(error)),
+        partial(attribute, "ablationcam", target=fail(error)),
+        partial(attribute, "scorecam", target=1, progress=fail(error)),
         lambda: explain.Explainer(model, preprocess=fail(error))(CAT),
     ]
     for call in calls:

@@ -19,7 +19,7 @@ SIGNED = GradCAM(relu=False)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("method", ["eigencam", "eigengradcam", "kpcacam", "fem"])
+@pytest.mark.parametrize("method", ["eigencam", "fem"])
 def test_activations_that_are_not_finite_are_traced_to_their_layer(method: str, bad: float) -> None:
     class Mended(nn.Module):
         """Its score is finite, since what is not is replaced behind the layer."""
@@ -38,9 +38,7 @@ def test_activations_that_are_not_finite_are_traced_to_their_layer(method: str, 
         explain.attribute(model, X, method, target=1, layer="conv")
 
 
-@pytest.mark.parametrize(
-    "method", ["gradcam", "saliency", "scorecam", "integratedgradients", "cam"]
-)
+@pytest.mark.parametrize("method", ["gradcam", "saliency"])
 def test_meta_tensors_are_refused(method: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).to("meta")
     with pytest.raises(ImageError, match="meta"):
@@ -109,16 +107,15 @@ def test_a_network_for_a_fixed_number_of_images_is_looked_at_with_as_many() -> N
             assert len(x) == 2, "Guard failed: x.size()[0] == 2"
             return self.net(x)
 
-    for net in (convolutions(), Transformer("by position")):
-        usual = settled(net).double().eval()
-        fixed = Fixed(usual)
-        expected = explain.attribute(usual, X, SIGNED, target=1)
-        found = explain.attribute(fixed, X, SIGNED, target=1)
-        assert found.layer == f"net.{expected.layer}"
-        torch.testing.assert_close(found.values, expected.values)
-        # the model's own refusal, unchanged
-        with pytest.raises(AssertionError, match="Guard failed"):
-            explain.attribute(fixed, X[:1], SIGNED, target=1)
+    usual = settled(convolutions()).double().eval()
+    fixed = Fixed(usual)
+    expected = explain.attribute(usual, X, SIGNED, target=1)
+    attribution = explain.attribute(fixed, X, SIGNED, target=1)
+    assert attribution.layer == f"net.{expected.layer}"
+    torch.testing.assert_close(attribution.values, expected.values)
+    # the model's own refusal, unchanged
+    with pytest.raises(AssertionError, match="Guard failed"):
+        explain.attribute(fixed, X[:1], SIGNED, target=1)
 
 
 def convolutions() -> nn.Module:
@@ -131,53 +128,3 @@ def convolutions() -> nn.Module:
         nn.Linear(8, 5),
     )
     return nn.Sequential(*layers)
-
-
-def test_an_exported_network_is_explained_at_its_batch_size() -> None:
-    usual = settled(convolutions()).double().eval()
-    exported = torch.export.unflatten(torch.export.export(usual, (X,)))
-    for method in ("gradcam", "eigencam"):
-        found = explain.attribute(exported, X, method, target=1).values
-        torch.testing.assert_close(found, explain.attribute(usual, X, method, target=1).values)
-    # the flat form has no modules
-    with pytest.raises(LayerError, match="none of its layers gives a"):
-        explain.attribute(torch.export.export(usual, (X,)).module(), X, "gradcam", target=1)
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.attn = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, tokens: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-        x = self.norm(tokens)
-        return tokens + self.attn(x, x, x, need_weights=False)[0] * (
-            1.0 if scale is None else scale
-        )
-
-
-class Transformer(nn.Module):
-    def __init__(self, call: str) -> None:
-        super().__init__()
-        self.patches, self.fc, self.call = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5), call
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens = self.patches(x).flatten(2).mT
-        scale = torch.full((1, 1, 8), 0.5).to(x)
-        for block in self.blocks:
-            if self.call == "by position":
-                tokens = block(tokens, scale)
-            elif self.call == "by keyword":
-                tokens = block(tokens=tokens, scale=scale)
-            else:
-                tokens = block(scale=scale, tokens=tokens)
-        return self.fc(tokens.mean(1))
-
-
-@pytest.mark.parametrize("call", ["by keyword", "by keyword, others first"])
-def test_legrad_takes_blocks_that_are_called_by_keyword(call: str) -> None:
-    usual, other = (settled(Transformer(each)).double().eval() for each in ("by position", call))
-    expected = explain.attribute(usual, X, "legrad", target=1).values
-    assert expected.abs().max() > 0
-    torch.testing.assert_close(explain.attribute(other, X, "legrad", target=1).values, expected)

@@ -4,7 +4,6 @@ it ends."""
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from PIL import Image
 
 import explain
 from explain.attribution.pictures import sentence
-from explain.cli import main
 from explain.cli.output import ProgressBar
 from explain.cli.several import find_photos
 from tests.cli.conftest import Typed
@@ -43,12 +41,6 @@ def found(*names: str, recursive: bool = False, apart_from: str = "explained") -
     photos, missing = find_photos(names, recursive=recursive, apart_from=apart_from)
     assert missing == []
     return photos
-
-
-def test_hidden_files_of_folders_are_left_out() -> None:
-    assert found(".") == ["a.png"]
-    assert found("in") == ["in/b.png"]
-    assert found(".hidden.png", "in/.c.png") == [".hidden.png", "in/.c.png"]  # as they were named
 
 
 def test_folders_inside_folders_are_looked_into_on_request() -> None:
@@ -141,22 +133,6 @@ def test_what_is_wrong_for_all_photos_is_told_once(
     assert out[-1].endswith("(2 failed, 2 not looked at)")
 
 
-def test_what_is_wrong_for_one_photo_is_told_of_it(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inspect = explain.Explainer.inspect
-
-    def picky(self: explain.Explainer, photo: Image.Image) -> object:
-        if photo.filename == "a.png":  # type: ignore[attr-defined]
-            raise explain.ModelError("model must like the photo")
-        return inspect(self, photo)
-
-    monkeypatch.setattr(explain.Explainer, "inspect", picky)
-    code, out, err = typed("inspect", "a.png", "in/b.png")
-    assert (code, out[0]) == (1, "in/b.png")
-    assert err == ["explain: a.png: model must like the photo"]
-
-
 def test_the_smallest_evidence_is_told_in_a_sentence(typed: Typed) -> None:
     code, out, _ = typed(
         "a.png", "--evidence", "--baseline", "black", "--target", "1", "--samples", "80"
@@ -180,22 +156,6 @@ def test_several_photos_end_with_a_line_that_sums_up(typed: Typed) -> None:
     code, out, _ = typed("inspect", "a.png", "in/b.png")
     assert out[-1].startswith("inspected 2 of 2 photos in ")
     assert "written" not in out[-1]
-
-
-def test_photos_with_results_are_skipped_on_request(
-    typed: Typed, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert typed("a.png", "--method", "saliency")[0] == 0
-    before = Path("explained/a-tiny-saliency.json").stat().st_mtime_ns
-    code, out, err = typed("a.png", "in/b.png", "--method", "saliency", "--skip-existing")
-    assert (code, err) == (0, [])
-    assert out[0] == "a.png: skipped: its results are there"
-    assert out[-1].startswith("explained 1 of 2 photos in ")
-    assert "(1 skipped)" in out[-1]
-    assert Path("explained/a-tiny-saliency.json").stat().st_mtime_ns == before
-    assert main(["a.png", "--method", "saliency", "--skip-existing", *ALWAYS, "--json"]) == 0
-    (one,) = json.loads(capsys.readouterr().out)["results"]
-    assert (one["skipped"], [record["method"] for record in one["records"]]) == (True, ["saliency"])
 
 
 def test_only_whole_results_of_this_very_photo_are_skipped(typed: Typed) -> None:
@@ -254,15 +214,3 @@ def test_the_bar_tells_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) ->
     assert screen.getvalue().endswith(f"{'█' * 6}{'░' * 18} 1/4 b\\x1b.png, about 60 s left")
     bar.wipe()
     assert screen.getvalue().endswith("\r\x1b[2K")
-
-
-@pytest.mark.parametrize("stream", [io.StringIO(), None])
-def test_nothing_is_drawn_where_there_is_no_terminal(
-    stream: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", stream)
-    bar = ProgressBar(3)
-    bar.begin("a")
-    bar.runs(1, 2)
-    bar.close()
-    assert stream is None or stream.getvalue() == ""  # type: ignore[attr-defined]

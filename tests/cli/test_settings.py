@@ -4,8 +4,6 @@ models."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,6 @@ import explain
 from explain.cli import main
 from explain.cli.commands import commands, configured
 from tests.cli.conftest import Typed
-from tests.cli.test_cli import ENVIRONMENT
 
 ALWAYS = ["--model", "tiny", "--size", "32"]
 
@@ -90,20 +87,6 @@ def test_words_are_completed(
     assert capsys.readouterr().out.split() == expected
 
 
-def test_the_script_of_bash_completes(typed: Typed, tmp_path: Path) -> None:
-    Path("explain").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m explain.cli "$@"\n')
-    Path("explain").chmod(0o755)
-    script = (
-        'eval "$(explain completion bash)"; COMP_WORDS=(explain a.png --metho); COMP_CWORD=2; '
-        '_explain_completion explain; echo "${COMPREPLY[@]}"'
-    )
-    environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, env=environment, check=True
-    )
-    assert done.stdout == "--method\n"
-
-
 def test_small_formats_hold_the_same(typed: Typed) -> None:
     common = ["a.png", "-m", "saliency", "-m", "gradcam"]
     assert typed(*common)[0] == 0
@@ -171,65 +154,3 @@ def test_models_are_compared(typed: Typed) -> None:
     assert all(f"<td>a.png · {name}</td>" in page for name in ("tiny", "tiny-transformer"))
     code, _, err = typed("a.png", "--model", "tiny", "--model", "tiny")
     assert (code, "--model tiny is one too many" in err[0]) == (2, True)
-
-
-def test_a_model_in_grey_is_asked_for(typed: Typed) -> None:
-    Path("grey.py").write_text(
-        "import torch\nfrom torch import nn\n"
-        "def make():\n    torch.manual_seed(0)\n"
-        "    return nn.Sequential(nn.AvgPool2d(4), nn.Conv2d(1, 1, 3), nn.Flatten(), nn.Linear(4, "
-        "1))\n"
-    )
-    for target in ("yes", "no"):
-        code, out, _ = typed(
-            "a.png",
-            "--model",
-            "./grey.py:make",
-            "--channels",
-            "1",
-            "--size",
-            "16",
-            "--activation",
-            "sigmoid",
-            "--target",
-            target,
-        )
-        assert code == 0
-        assert {line.split()[0] for line in out[1:3]} == {"yes", "no"}
-        assert Path(f"explained/a-grey.py-make-{target}-gradcam.png").is_file()
-
-
-def test_labels_none_of_which_is_likely_say_so(typed: Typed) -> None:
-    Path("none.py").write_text(
-        "from torch import nn\n"
-        "def make():\n    made = nn.Sequential(nn.Flatten(), nn.Linear(768, 3))\n"
-        "    made[1].bias.data[:] = -9.0\n    made[1].weight.data[:] = 0\n    return made\n"
-    )
-    code, out, _ = typed(
-        "a.png",
-        "--model",
-        "./none.py:make",
-        "--size",
-        "16",
-        "--activation",
-        "sigmoid",
-        "-m",
-        "saliency",
-    )
-    assert code == 0
-    assert out[1] == "  no class reaches 50%; the best is class 0, <0.1 %"
-    Path("all.py").write_text(
-        Path("none.py").read_text().replace("768, 3)", "768, 30)").replace("-9.0", "9.0")
-    )
-    out = typed(
-        "a.png",
-        "--model",
-        "./all.py:make",
-        "--size",
-        "16",
-        "--activation",
-        "sigmoid",
-        "-m",
-        "saliency",
-    )[1]
-    assert (len([line for line in out if "100 %" in line]), out[21]) == (20, "  and 10 more")
