@@ -226,18 +226,18 @@ def state(model: nn.Module) -> dict[str, Any]:
         "function modes": torch._C._len_torch_function_stack(),
         "interventions": (
             active_interventions(model),
-            sorted(unwrap._here.inserted.get(model, {})),
+            sorted(unwrap._names.inserted.get(model, {})),
         ),
-        "walked": dict(unwrap._here.walked),
+        "walked": dict(unwrap._names.walked),
         "warning filters": list(warnings.filters),
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "counters": (
-            preserve._here.depth,
+            preserve._inspecting.depth,
             len(signals._shared),
             len(preserve._held_modes),
             preserve.is_under_way(),
             getattr(errors._here, "collect_warnings", None) is None,
-            preserve._here.alone,
+            preserve._inspecting.alone,
         ),
     }
 

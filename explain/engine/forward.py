@@ -205,7 +205,7 @@ class Forward:
             scores = objective(find_logits(self.output, self.count), resolved.classes)
             return scores.sum() if resolved.image is None else scores[resolved.image]
 
-    def record(self, layer: str) -> capturing.Record:
+    def record(self, layer: str) -> capturing.LayerCall:
         """Return the call that a layer's name stands for.
 
         Raises:

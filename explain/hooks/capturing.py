@@ -72,7 +72,7 @@ class TensorRecord:
 
 
 @dataclass(eq=False)
-class Record(TensorRecord):
+class LayerCall(TensorRecord):
     """One call of one layer: its first tensor and the gradient of that, and which call of the pass
     it was.
 
@@ -147,8 +147,8 @@ class Capture:
                 "group of a capture must have a model, got HookGroup(); pass it the model"
             )
         self._model = group._model
-        self.records: list[Record] = []
-        self._calls: dict[str, list[Record]] = {}
+        self.records: list[LayerCall] = []
+        self._calls: dict[str, list[LayerCall]] = {}
         """The records of each layer."""
         self._places: dict[str, tuple[str, int | None]] = {}
         """For each name, the layer and the call that it stands for."""
@@ -169,9 +169,9 @@ class Capture:
         self._starts: list[GradientEdge] = []
         """Where backward continues beyond the layers, so that the user's backward hooks on these
         fire."""
-        self._sources: dict[Record, list[Source]] = {}
-        self._requested_with: dict[Record, list[Source]] = {}
-        self._without_graph: set[Record] = set()
+        self._sources: dict[LayerCall, list[Source]] = {}
+        self._requested_with: dict[LayerCall, list[Source]] = {}
+        self._without_graph: set[LayerCall] = set()
         places: dict[str, LayerPlace] = {}
         for name in layers:
             place = place_of(name, self._model)
@@ -193,7 +193,7 @@ class Capture:
             else:
                 self._watch_output(group, layer, module_of(self._model, place))
 
-    def sources_of(self, record: Record) -> list[Source]:
+    def sources_of(self, record: LayerCall) -> list[Source]:
         """What to differentiate with respect to, all in one call, for the gradient that `joined`
         makes of the results.
 
@@ -203,7 +203,7 @@ class Capture:
         self._must_be_whole()
         return [*self._sources[record], *self._requested_with.get(record, ()), *self._starts]
 
-    def nodes_of(self, record: Record) -> list[Node]:
+    def nodes_of(self, record: LayerCall) -> list[Node]:
         """The Nodes of the graph that the gradient in a record's first tensor comes from."""
         edges = (
             s if isinstance(s, GradientEdge) else get_gradient_edge(s)
@@ -212,7 +212,7 @@ class Capture:
         return [edge.node for edge in edges]
 
     def joined(
-        self, record: Record, gradients: Sequence[torch.Tensor | None]
+        self, record: LayerCall, gradients: Sequence[torch.Tensor | None]
     ) -> torch.Tensor | None:
         """Return the gradient in a record's first tensor, from those with respect to its
         `sources_of`."""
@@ -254,7 +254,7 @@ class Capture:
                 gradients[name] = record.gradient
         return Recorded(gradients, self._why_missing)
 
-    def of(self, name: str) -> Record | None:
+    def of(self, name: str) -> LayerCall | None:
         """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands
         for."""
         if name not in self._places:
@@ -480,7 +480,7 @@ class Capture:
             self._lost.append(layer)
         return self._attach_all(record, seen.values(), inputs, output)
 
-    def _recorded(self, layer: str, tensor: torch.Tensor) -> Record | None:
+    def _recorded(self, layer: str, tensor: torch.Tensor) -> LayerCall | None:
         """Make a record of a call; None if backward repeats it (a checkpoint) and its gradient is
         recorded already."""
         calls = self._calls[layer]
@@ -488,14 +488,14 @@ class Capture:
             alike = [record for record in calls if torch.equal(record.activation, tensor.detach())]
             if alike:
                 return next((record for record in alike if record in self._without_graph), None)
-        record = Record(preserve.detached(tensor).clone(), layer=layer, call=len(calls))
+        record = LayerCall(preserve.detached(tensor).clone(), layer=layer, call=len(calls))
         self.records.append(record)
         calls.append(record)
         return record
 
     def _attach_all(
         self,
-        record: Record,
+        record: LayerCall,
         seen: Iterable[tuple[TensorRecord, torch.Tensor]],
         inputs: Versions,
         output: Any,
@@ -586,13 +586,13 @@ class Capture:
             tensor.register_hook(collect)  # type: ignore[no-untyped-call]
         return tensor if tensor.is_leaf else get_gradient_edge(tensor)
 
-    def _mark_without_graph(self, record: Record) -> None:
+    def _mark_without_graph(self, record: LayerCall) -> None:
         """Note that the network itself has turned gradients off, unless a checkpoint runs this
         again."""
         self._sources[record] = [record.activation.detach().requires_grad_()]
         self._without_graph.add(record)
 
-    def _must_be_floating(self, record: Record, tensor: torch.Tensor) -> None:
+    def _must_be_floating(self, record: LayerCall, tensor: torch.Tensor) -> None:
         name = record.layer
         if not tensor.is_floating_point():
             verb = "be given" if place_of(name, self._model).part else "return"

@@ -22,7 +22,7 @@ from explain.hooks.group import HookGroup
 
 
 @dataclass
-class Row:
+class CallRow:
     """One call of one module, in the order in which the calls began.
 
     ``inputs`` are the shapes of the tensors that it was given, those by keyword last. ``seconds``
@@ -57,12 +57,12 @@ HEADER = ("layer", "type", "output", "parameters", "flops", "memory", "ms", "dea
 class Inspection:
     """What `inspect` found: ``rows``, a table as text (which a notebook shows), and JSON."""
 
-    rows: list[Row]
-    ended: list[Row] = field(repr=False)
+    rows: list[CallRow]
+    ended: list[CallRow] = field(repr=False)
     """The rows in the order in which their calls ended."""
 
     @property
-    def first_nonfinite(self) -> Row | None:
+    def first_nonfinite(self) -> CallRow | None:
         """The first call that returned NaN or infinity: where to look for the cause."""
         return next((row for row in self.ended if not row.finite), None)
 
@@ -133,10 +133,10 @@ def inspect(
     return Inspection(watch.rows, watch.ended)
 
 
-def _time_calls(group: HookGroup, names: Iterable[str], rows: Sequence[Row]) -> None:
+def _time_calls(group: HookGroup, names: Iterable[str], rows: Sequence[CallRow]) -> None:
     """Note the seconds of each call, in a pass that makes the calls of these rows again."""
     again = iter(rows)
-    running: list[Row] = []
+    running: list[CallRow] = []
 
     def begin(module: nn.Module, args: Any) -> None:
         row = next(again, replace(rows[-1]))
@@ -176,11 +176,11 @@ class _Watch:
     """Fills the rows from hooks."""
 
     def __init__(self, group: HookGroup, modules: Mapping[str, nn.Module], gradients: bool) -> None:
-        self.rows: list[Row] = []
-        self.ended: list[Row] = []
+        self.rows: list[CallRow] = []
+        self.ended: list[CallRow] = []
         self.operations = _Operations()
-        self._running: list[tuple[Row, int]] = []
-        self._awaiting: dict[nn.Module, list[Row]] = {}
+        self._running: list[tuple[CallRow, int]] = []
+        self._awaiting: dict[nn.Module, list[CallRow]] = {}
         """The calls of each module whose gradients have not come back yet."""
         self._names = {module: name for name, module in modules.items()}
         group.forward_pre(modules, self._begin, with_kwargs=True)
@@ -196,7 +196,7 @@ class _Watch:
             if isinstance(value, torch.Tensor)
         ]
         count = sum(p.numel() for p in module.parameters())
-        row = Row(
+        row = CallRow(
             len(self.rows), name, type(module).__name__, _depth(name), shapes, parameters=count
         )
         self.rows.append(row)
@@ -239,7 +239,7 @@ def _differentiate(
         differentiate(total, sources)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: CallRow) -> tuple[str, ...]:
     note = ""
     if not row.finite:
         note = "NaN or infinity"

@@ -26,7 +26,7 @@ from explain.hooks.unwrap import inserting, unwrapped
 Interventions: TypeAlias = Intervention | Iterable[Intervention]
 
 
-class _Here(threading.local):
+class _ActiveInterventions(threading.local):
     """The interventions that this thread has applied to each model, with what they have become at
     each place."""
 
@@ -36,13 +36,13 @@ class _Here(threading.local):
         )
 
 
-_here = _Here()
+_interventions = _ActiveInterventions()
 
 
 def active_interventions(model: nn.Module) -> tuple[Intervention, ...]:
     """The interventions that this thread has applied to a model, with the values that they took
     from inputs."""
-    active = _here.active.get(model)
+    active = _interventions.active.get(model)
     return tuple(bound for places in active.values() for bound in places) if active else ()
 
 
@@ -81,7 +81,7 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
             "model.module"
         )
     model = unwrapped(model)
-    outer = _here.active.get(model, {})
+    outer = _interventions.active.get(model, {})
     applied = {*outer, *active_interventions(model)}  # by a caller of this
     several = [intervention for intervention in several if intervention not in applied]
     replacements = [
@@ -100,20 +100,20 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
         with HookGroup(model) as first:
             for replacement in replacements:
                 for part in placed[replacement]:
-                    _apply(first, part, _Passes(), model)
+                    _apply(first, part, _ModelCalls(), model)
             bound = {
                 each: tuple(part.bound(model) for part in parts) for each, parts in placed.items()
             }
         parts = tuple(part for several in bound.values() for part in several)
-        passes = _Passes()
+        passes = _ModelCalls()
         group.forward_pre("", passes.begin, with_kwargs=True)
         for part in parts:
             _apply(group, part, passes, model)
-        _here.active[model] = {**outer, **bound}
+        _interventions.active[model] = {**outer, **bound}
         try:
             yield parts
         finally:
-            _here.active[model] = outer
+            _interventions.active[model] = outer
         idle = [part for part in parts if part not in passes.acted]
         if passes.count and idle:
             why = (
@@ -141,7 +141,7 @@ def _placed(intervention: Intervention, model: nn.Module) -> list[Intervention]:
     return parts
 
 
-class _Passes:
+class _ModelCalls:
     """The calls of a model: the size of its photo, which regions are relative to, and which
     interventions acted."""
 
@@ -161,7 +161,9 @@ class _Passes:
         self.images = len((photos or tensors)[0]) if tensors else 0
 
 
-def _apply(group: HookGroup, intervention: Intervention, passes: _Passes, model: nn.Module) -> None:
+def _apply(
+    group: HookGroup, intervention: Intervention, passes: _ModelCalls, model: nn.Module
+) -> None:
     """Register the hook of an intervention on its layer."""
     place = place_of(intervention.layer, model)
 

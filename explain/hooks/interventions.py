@@ -26,13 +26,13 @@ from explain.hooks.preserve import is_under_way, untouched
 from explain.hooks.units import Units
 
 
-class _Here(threading.local):
+class _RowImages(threading.local):
     """Which of the explained images each row of a batch belongs to, in this thread."""
 
     images: tuple[torch.Tensor, ...] = ()
 
 
-_here = _Here()
+_rows = _RowImages()
 
 
 def rows_of(*images: torch.Tensor) -> AbstractContextManager[None]:
@@ -41,19 +41,19 @@ def rows_of(*images: torch.Tensor) -> AbstractContextManager[None]:
 
     Several tensors are for parts of the network that run with other numbers of rows.
     """
-    return temporarily(_here, images=images)
+    return temporarily(_rows, images=images)
 
 
 def row_counts() -> set[int]:
     """How many rows parts of the network run with."""
-    return {len(images) for images in _here.images}
+    return {len(images) for images in _rows.images}
 
 
 def for_rows(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
     """Bring values ``(N, ...)`` of N images, or one for all, to the ``count`` rows of a batch."""
     if len(values) == 1:
         return values
-    images = next((images for images in _here.images if len(images) == count), None)
+    images = next((images for images in _rows.images if len(images) == count), None)
     if images is not None and int(images.max()) < len(values):
         return values[images.to(values.device)]
     if count == 1 and is_under_way():

@@ -20,7 +20,7 @@ from explain.hooks.unwrap import WalkedOnce, modules_of
 DEVICES = ("cpu", "cuda")
 
 
-class _Here(threading.local):
+class _Inspecting(threading.local):
     """Whether this thread is inside `untouched`, with ``alone`` and ``create_graph``, and how deep
     in such blocks."""
 
@@ -30,7 +30,7 @@ class _Here(threading.local):
     depth = 0
 
 
-_here = _Here()
+_inspecting = _Inspecting()
 _used_threads = False
 _EAGER = "eager"
 _CPU = torch.device("cpu")
@@ -128,7 +128,7 @@ def _train(module: nn.Module, mode: bool = True) -> Any:
         held = _held_modes.get(id(module))
         method = None if held is None else held.method
         result = type(module).train(module, mode) if method is None else method(mode)
-        if held is not None and not _here.depth:
+        if held is not None and not _inspecting.depth:
             held.training = module.training
             held.disturbed |= module.training
     return result
@@ -283,11 +283,11 @@ class _LeftAsFound(SignalSafe[None]):
         self._modes: list[_HeldMode] = []
         self._shared: Shared | None = None
         self._torch: _TorchState | None = None
-        self._thread = (_here.busy, _here.alone, _here.create_graph)
+        self._thread = (_inspecting.busy, _inspecting.alone, _inspecting.create_graph)
 
     def begin(self) -> None:
         global _used_threads
-        if self._alone and _here.alone:
+        if self._alone and _inspecting.alone:
             raise ExplainError(
                 "an explanation was started from inside another one (hook or target); run them in "
                 "turn"
@@ -297,10 +297,10 @@ class _LeftAsFound(SignalSafe[None]):
         self._torch = _TorchState()
         self._torch.switch_gradients(self._gradients or self._create_graph)
         self._shared = Shared(self._settings_of_process(modules))
-        _here.depth += 1
-        _here.busy = True
-        _here.alone = _here.alone or self._alone
-        _here.create_graph = self._create_graph
+        _inspecting.depth += 1
+        _inspecting.busy = True
+        _inspecting.alone = _inspecting.alone or self._alone
+        _inspecting.create_graph = self._create_graph
         self._shared.begin()
         self._modes = _hold_modes(modules)
 
@@ -331,8 +331,8 @@ class _LeftAsFound(SignalSafe[None]):
         disturbed = _release_modes(self._modes)
         self._shared.end(error)
         self._torch.restore(error)
-        _here.busy, _here.alone, _here.create_graph = self._thread
-        _here.depth = max(0, _here.depth - 1)
+        _inspecting.busy, _inspecting.alone, _inspecting.create_graph = self._thread
+        _inspecting.depth = max(0, _inspecting.depth - 1)
         if isinstance(error, (RuntimeError, HookError)):
             remedy = next((_REMEDIES[part] for part in _REMEDIES if part in str(error)), None)
             if remedy is not None:
@@ -401,7 +401,7 @@ def own_statistics(model: nn.Module) -> Iterator[None]:
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of a model's pass without its graph; where `untouched` creates graphs in this
     thread, as it is."""
-    return tensor if _here.create_graph else tensor.detach()
+    return tensor if _inspecting.create_graph else tensor.detach()
 
 
 class _TensorMath(SignalSafe[None]):
@@ -463,7 +463,7 @@ def recording(gradients: bool) -> AbstractContextManager[None]:
 
 def is_under_way() -> bool:
     """Whether this thread is inside an `untouched` block."""
-    return _here.busy
+    return _inspecting.busy
 
 
 def is_transforming() -> bool:
@@ -550,11 +550,11 @@ def _begin_child() -> None:
     Threads of OpenMP do not survive a fork, and code that then counts on them waits forever; so, if
     there may have been some, the child computes with one thread, as the workers of a DataLoader do.
     """
-    _here.busy = False
+    _inspecting.busy = False
     # an explanation during which a process was forked continues only in the parent
-    _here.alone = False
-    _here.create_graph = False
-    _here.depth = 0
+    _inspecting.alone = False
+    _inspecting.create_graph = False
+    _inspecting.depth = 0
     for held in _held_modes.values():
         held.restore()
     _held_modes.clear()

@@ -66,9 +66,9 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
     >>> list(modules_of(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))).values())
     ['', '0', '1', '1.0']
     """
-    inserted = _here.inserted.get(model)
-    if model in _here.walked and inserted is None:
-        return _here.walked[model]
+    inserted = _names.inserted.get(model)
+    if model in _names.walked and inserted is None:
+        return _names.walked[model]
     names: dict[nn.Module, str] = {}
     ahead: list[tuple[str, nn.Module]] = [("", model)]
     while ahead:
@@ -84,7 +84,7 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
     return names
 
 
-class _Here(threading.local):
+class _ModuleNames(threading.local):
     """What this thread knows of models: the modules that are inserted, and those that it has walked
     over."""
 
@@ -93,7 +93,7 @@ class _Here(threading.local):
         self.walked: dict[nn.Module, dict[nn.Module, str]] = {}
 
 
-_here = _Here()
+_names = _ModuleNames()
 
 
 class WalkedOnce:
@@ -101,13 +101,13 @@ class WalkedOnce:
     `SignalSafe`."""
 
     def begin(self, model: nn.Module) -> dict[nn.Module, str]:
-        self._previous = _here.walked
+        self._previous = _names.walked
         names = modules_of(model)
-        _here.walked = {**_here.walked, model: names}
+        _names.walked = {**_names.walked, model: names}
         return names
 
     def end(self) -> None:
-        _here.walked = self._previous
+        _names.walked = self._previous
 
 
 def inserting(
@@ -115,8 +115,8 @@ def inserting(
 ) -> AbstractContextManager[None]:
     """Let modules that hooks insert into a model have names in it, such as ``layer3/sae``, for this
     thread."""
-    outer = _here.inserted
-    return temporarily(_here, inserted={**outer, model: {**outer.get(model, {}), **dict(modules)}})
+    outer = _names.inserted
+    return temporarily(_names, inserted={**outer, model: {**outer.get(model, {}), **dict(modules)}})
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
@@ -125,7 +125,7 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
     Raises:
         AttributeError: there is none.
     """
-    for start, module in _here.inserted.get(model, {}).items():
+    for start, module in _names.inserted.get(model, {}).items():
         if name == start or name.startswith(f"{start}."):
             return module.get_submodule(name[len(start) + 1 :])
     return model.get_submodule(name)

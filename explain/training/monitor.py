@@ -23,7 +23,7 @@ from explain.store.writing import locked, method_row
 from explain.targets.resolve import TargetLike
 from explain.training.gradients import DeadUnits, GradientFlow, Scaler
 from explain.training.photos import WatchedPhotos
-from explain.training.writing import Snapshot, TensorBoardLog, TrainingStore, writer_of
+from explain.training.writing import TensorBoardLog, TrainingLook, TrainingStore, writer_of
 
 SIDE = 384  # pixels of the longer side of a picture on a board
 
@@ -230,11 +230,11 @@ class Monitor:
         if failures and not first:
             count = f"{len(failures)} of {len(records)}"
             warn(f"{count} photos could not be explained at step {self.done}: {failures[0].reason}")
-        snapshot = Snapshot(self.done, records, numbers, **gradients)
+        snapshot = TrainingLook(self.done, records, numbers, **gradients)
         with nullcontext() if first else self._warning():
             self._write(snapshot)
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, snapshot: TrainingLook) -> None:
         methods = self._photos.job.methods or []
         if self.output is not None:
             with self._store() as store:
@@ -260,7 +260,7 @@ class Monitor:
 
     def _gradients(self) -> dict[str, Any]:
         """What was seen of gradients since the hooks were put in place, which are taken away: rows
-        of a `Snapshot`."""
+        of a `TrainingLook`."""
         watched = self._watched
         self._watched = None
         self._hooks.close()

@@ -25,7 +25,7 @@ TABLES = (resources.files("explain.training") / "tables.sql").read_text("utf-8")
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class TrainingLook:
     """What is seen at a step of a training.
 
     ``photos`` are called as `stored_name` says, and ``figures`` are numbers such as the loss. Of
@@ -44,7 +44,7 @@ class Snapshot:
     def dead(self) -> float:
         """The share of units that got no gradient; 0.0 where there are none.
 
-        >>> Snapshot(0, [], {}, units=[("conv", 4, [1])]).dead
+        >>> TrainingLook(0, [], {}, units=[("conv", 4, [1])]).dead
         0.25
         """
         total = sum(count for _, count, _ in self.units)
@@ -82,7 +82,7 @@ class TrainingStore(Store):
             for table in ("figures", "gradients", "units"):
                 self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
 
-    def enter(self, snapshot: Snapshot) -> None:
+    def enter(self, snapshot: TrainingLook) -> None:
         """Write all that belongs to a step at once; what was there of this step is replaced."""
         start = len(stored_name(snapshot.step, "")) + 1
         photo = (
@@ -118,7 +118,7 @@ class TensorBoardLog:
         self._photos = photos
         self._scenes = scenes
 
-    def enter(self, snapshot: Snapshot, styles: Mapping[str, str]) -> None:
+    def enter(self, snapshot: TrainingLook, styles: Mapping[str, str]) -> None:
         """Write the pictures and figures of a step; ``styles`` are those of the methods."""
         for photo, record, scene in zip(self._photos, snapshot.photos, self._scenes, strict=True):
             if isinstance(record, PhotoRecord):
