@@ -27,12 +27,11 @@ from tests.report.conftest import HOSTILE, LABELS, photo
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 uvicorn = pytest.importorskip("uvicorn", reason="the app needs uvicorn: pip install -e '.[app]'")
-CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium(*CAMERA) as found:
+    with chromium() as found:
         yield found
 
 
@@ -42,18 +41,6 @@ def served(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactor
     place = tmp_path_factory.mktemp("examples") / "stripes.png"
     photo(seed=1).save(place)
     yield from serving(explainer, {"stripes.png": place})
-
-
-@pytest.fixture
-def detector() -> Iterator[str]:
-    """The app with a detector."""
-    yield from serving(explain.Explainer("nanodet"), {})
-
-
-@pytest.fixture
-def image_text() -> Iterator[str]:
-    """The app with an image-text model."""
-    yield from serving(explain.Explainer("tiny-clip"), {})
 
 
 def serving(explainer: explain.Explainer, examples: dict[str, Path]) -> Iterator[str]:
@@ -131,75 +118,6 @@ def test_a_photo_that_is_chosen_is_explained(app: Any, explainer: explain.Explai
     assert page.tab.evaluate("document.querySelector('.photo').naturalWidth") == 90
 
 
-@pytest.mark.long
-def test_a_detector_explains_its_best_box_and_draws_all(browser: Any, detector: str) -> None:
-    with browser.new_context(viewport=DESKTOP) as context:
-        page = Opened(context.new_page(), detector)
-        page.give((ROOT / "assets" / "grace_hopper.jpg").read_bytes(), "grace.jpg")
-        assert [label for label, _ in page.item("predictions")] == ["person", "tie"]
-        assert page.tab.locator("h1").last.inner_text() == "Why person?"
-        assert page.tab.locator(".marks .found.inner").count() == 2
-        # the tie is inside the person
-        for label, (u, v) in (("tie", (0.5, 0.5)), ("person", (0.1, 0.9))):
-            number = [name for name, _ in page.item("predictions")].index(label)
-            u0, v0, u1, v1 = page.item(f"boxes[{number}]")
-            left, top, right, bottom = page.item("box")
-            width, height = page.item("size")
-            stage = page.tab.locator(".stage").bounding_box()
-            x = left + (right - left) * (u0 + u * (u1 - u0))
-            y = top + (bottom - top) * (v0 + v * (v1 - v0))
-            page.tab.locator(".stage").click(
-                position={"x": stage["width"] * x / width, "y": stage["height"] * y / height}
-            )
-            page.until(f"document.querySelector('.viewer h1').textContent === 'Why {label}?'")
-
-
-@pytest.mark.long
-def test_a_text_is_typed_and_explained(browser: Any, image_text: str) -> None:
-    with browser.new_context(viewport=DESKTOP) as context:
-        page = Opened(context.new_page(), image_text)
-        with Image.open(ROOT / "assets" / "coffee.png") as coffee:
-            page.give(encoded(coffee.convert("RGB").resize((300, 200))), "coffee.png")
-        assert page.tab.get_by_label("Explain a text").is_visible()
-        for text in ("a wooden table", "a cup of coffee"):
-            page.tab.get_by_label("Explain a text").fill(text)
-            page.tab.keyboard.press("Enter")
-            page.until(f"document.querySelector('.viewer h1').textContent === 'Why {text}?'")
-        assert page.item("targets.map((target) => target.class)")[1:] == [
-            "a wooden table",
-            "a cup of coffee",
-        ]
-        if folder := os.environ.get("EXPLAIN_SCREENSHOTS"):
-            page.tab.screenshot(path=str(Path(folder) / "text.png"), full_page=True)
-        page.tab.get_by_label("Explain a text").fill("espres")
-        page.tab.get_by_role("button", name="espresso 8").click()
-        page.until("document.querySelector('.viewer h1').textContent === 'Why espresso?'")
-
-
-def test_photos_are_dropped_and_pasted(app: Any) -> None:
-    page = app()
-    for kind, name in (("drop", "dropped.png"), ("paste", "pasted.png")):
-        page.tab.evaluate(
-            """([kind, name, bytes]) => {
-                const data = new DataTransfer();
-                data.items.add(new File([new Uint8Array(bytes)], name, { type: 'image/png' }));
-                const event = kind === 'drop' ? new DragEvent('drop', { dataTransfer: data, cancelable: true })
-                    : new ClipboardEvent('paste', { clipboardData: data });
-                document.dispatchEvent(event);
-            }""",
-            [kind, name, list(encoded(photo()))],
-        )
-        page.until(f"explainPage.viewer?.item.name === {json.dumps(name)}")
-        assert len(page.item("predictions")) > 1
-
-
-def test_an_example_is_picked(app: Any) -> None:
-    page = app()
-    page.tab.get_by_role("button", name="stripes.png").click()
-    page.until("explainPage.viewer?.item.name === 'stripes.png'")
-    assert len(page.item("predictions")) > 1
-
-
 def test_names_and_labels_are_texts(app: Any) -> None:
     page = app().give(name=HOSTILE.replace("/", ""))
     for number in (2, 1):
@@ -213,42 +131,6 @@ def test_names_and_labels_are_texts(app: Any) -> None:
             f"{json.dumps(f'Why {LABELS[number]}?')}"
         )
     assert page.tab.locator("img[onerror]").count() == 0
-
-
-def test_another_answer_is_explained_by_a_click(app: Any) -> None:
-    page = app().give()
-    label = page.item("predictions[1][0]")
-    page.tab.locator("button.answer").first.click()
-    page.until("explainPage.viewer.item.targets.length === 2")
-    assert page.item("targets[1].label") == label
-    assert page.tab.evaluate("explainPage.viewer.state.target") == 1
-
-
-def test_methods_and_layers_are_chosen(app: Any, explainer: explain.Explainer) -> None:
-    page = app().give()
-    page.tab.locator("details.choice summary").click()
-    page.tab.locator(".method-list input[value=saliency]").check()
-    page.until("explainPage.viewer.item.methods.length === 2")
-    page.until("explainPage.layer.field.select.options.length === 3")
-    page.tab.get_by_label("Layer", exact=True).first.select_option("first")
-    page.until("explainPage.viewer.item.methods[0].layer === 'first'")
-    assert page.item("maps[0][0].plane.width") == explainer(photo(), layer="first").values.shape[-1]
-
-
-@pytest.mark.long
-def test_what_is_enough_is_said_and_the_slider_shows_all(app: Any) -> None:
-    page = app().give()
-    page.tab.locator("details.choice summary").click()
-    page.tab.locator(".method-list input[value=sufficient]").check()
-    page.until("explainPage.viewer.item.maps[0][1]?.words")
-    slider = page.tab.get_by_label("Shown of the photo")
-    for step in (1, 0):  # all, and what is enough
-        slider.fill(str(step))
-        page.until(f"explainPage.viewer.state.whole === {str(step == 1).lower()}")
-    assert page.tab.evaluate("explainPage.viewer.state.method") == 1
-    page.until(
-        "document.querySelector('.sets-card').innerText.includes(explainPage.viewer.item.maps[0][1].words)"
-    )
 
 
 def test_a_slow_method_sharpens_until_it_is_done(app: Any) -> None:
@@ -297,157 +179,6 @@ def test_files_and_the_report_are_saved(app: Any, tmp_path: Path) -> None:
     with page.tab.expect_download() as waited:
         page.tab.get_by_role("button", name="Save the report").click()
     assert waited.value.suggested_filename == "cat-explained.html"
-
-
-def test_an_answer_is_kept_beside_another(app: Any) -> None:
-    page = app().give(name="one.png")
-    page.tab.get_by_role("button", name="Pin to compare").click()
-    page.give(encoded(photo(seed=2)), name="two.png")
-    words = page.tab.locator(".viewer .sub").all_inner_texts()
-    assert [text.split(" ")[0] for text in words] == ["one.png", "two.png"]
-    left, right = (
-        page.tab.locator(f"{where} .stage").bounding_box() for where in (".kept", ".current")
-    )
-    assert left["x"] + left["width"] <= right["x"]
-    for where in (".kept", ".current"):
-        frame = page.tab.locator(f"{where} .marks .frame")
-        assert frame.evaluate("(each) => getComputedStyle(each).strokeDasharray") == "none"
-    page.tab.get_by_role("button", name="Unpin").click()
-    assert page.tab.locator(".viewer").count() == 1
-
-
-def drag(page: Opened, where: str, edges: tuple[float, float, float, float]) -> None:
-    page.tab.locator(f"{where} .stage").scroll_into_view_if_needed()
-    box = page.tab.locator(f"{where} .stage").bounding_box()
-    (x0, x1), (y0, y1) = (
-        [box[corner] + share * box[side] for share in shares]
-        for corner, side, shares in (("x", "width", edges[::2]), ("y", "height", edges[1::2]))
-    )
-    page.tab.mouse.move(x0, y0)
-    page.tab.mouse.down()
-    page.tab.mouse.move(x1, y1, steps=4)
-    page.tab.mouse.up()
-
-
-def test_the_model_is_asked_about_covered_photos_when_they_are_played(app: Any) -> None:
-    page = app().give()
-    page.tab.get_by_role("button", name="Play").click()
-    page.until("explainPage.viewer.item.maps[0][0].curve !== null")
-    page.until("document.querySelector('.plot').style.display === ''")
-    curve = page.item("maps[0][0].curve")
-    assert curve["deletion"][0] == pytest.approx(page.item("predictions[0][1]"), abs=1e-4)
-    assert page.requests.count(f"{page.address}/api/check") == 1
-    page.until(
-        "document.querySelector('.plot').getAttribute('aria-label').startsWith('Curves of "
-        "Grad-CAM')"
-    )
-
-
-def test_a_map_is_checked_by_a_click(app: Any, explainer: explain.Explainer) -> None:
-    page = app().give()
-    page.tab.get_by_role("button", name="Check Grad-CAM").click()
-    page.until("explainPage.viewer.item.maps[0][0].verdict !== null")
-    expected = explainer(photo()).check()["gradcam"]
-    page.until("document.querySelectorAll('.reasons li').length >= 4")
-    words = page.tab.locator(".reasons").inner_text()
-    assert all(answer.reason in words for answer in expected)
-    page.tab.locator("details.choice summary").click()
-    page.tab.locator(".method-list input[value=saliency]").check()
-    page.until("explainPage.viewer.item.methods.length === 2")
-    assert page.item("maps[0][0].verdict.passed") == expected.passed
-    assert page.item("maps[0][1].verdict") is None
-
-
-def test_a_photo_is_taken_with_the_camera(app: Any) -> None:
-    page = app(permissions=["camera"])
-    page.tab.get_by_role("button", name="Camera").click()
-    page.until("document.querySelector('.camera .main-button')?.disabled === false")
-    page.until("document.querySelector('.camera video').videoWidth > 0")
-    page.tab.get_by_role("button", name="Take the photo").click()
-    page.until("explainPage.viewer?.item.name === 'camera.jpg'")
-    assert page.tab.locator("dialog.camera").count() == 0
-
-
-def test_the_app_is_used_by_keys_alone(app: Any, explainer: explain.Explainer) -> None:
-    page = app()
-    page.tab.get_by_role("button", name="stripes.png").focus()
-    page.tab.keyboard.press("Enter")
-    page.until("explainPage.viewer?.item.name === 'stripes.png'")
-    assert len(page.item("predictions")) > 1
-    page.tab.locator(".label-search input").focus()
-    page.tab.keyboard.type("tabby")
-    page.tab.keyboard.press("Enter")
-    page.until(
-        "explainPage.viewer.item.targets[explainPage.viewer.state.target].label === 'tabby cat'"
-    )
-    assert page.tab.locator(".found").is_hidden()
-    page.tab.keyboard.type("nothing like it")
-    page.tab.keyboard.press("Escape")
-    assert page.tab.locator(".label-search input").input_value() == ""
-    page.tab.locator("details.choice summary").focus()
-    page.tab.keyboard.press("Enter")
-    page.tab.locator(".method-list input[value=saliency]").focus()
-    page.tab.keyboard.press("Space")
-    page.until("explainPage.viewer.item.methods.length === 2")
-    page.tab.locator(".current .stage").focus()
-    for key in ("ArrowLeft", "Shift+ArrowLeft", "Shift+ArrowUp"):
-        page.tab.keyboard.press(key)
-    page.until("!explainPage.covering.button.disabled")
-    page.tab.get_by_role("button", name="Cover the region").focus()
-    page.tab.keyboard.press("Enter")
-    page.until("explainPage.viewer.item.name.endsWith('covered')")
-
-
-def test_every_control_of_the_app_is_reached_by_tab_and_has_a_name(app: Any) -> None:
-    page = app().give()
-    page.tab.get_by_role("button", name="Pin to compare").click()
-    page.tab.locator("details.choice summary").click()
-    page.tab.get_by_role("button", name="Shortcuts").focus()
-    seen: list[str] = []
-    for _ in range(150):
-        page.tab.keyboard.press("Tab")
-        name = page.tab.evaluate(
-            "(() => { const e = document.activeElement; if (!e || e === document.body) return "
-            "null; "
-            "return (e.getAttribute('aria-label') || e.labels?.[0]?.textContent || e.textContent "
-            "|| e.querySelector('img')?.alt || '').trim(); })()"
-        )
-        if name is None:
-            break
-        assert name
-        seen.append(name)
-    text = " | ".join(seen)
-    for control in (
-        "Choose a photo",
-        "Camera",
-        "stripes.png",
-        "Explain another class",
-        "Layer",
-        "Cover with",
-        "Methods:",
-        "Slow methods may take",
-        "Saliency",
-        "Linked",
-        "Unpin",
-        "Save the files",
-        "Save the report",
-        "Check Grad-CAM",
-        "Play",
-    ):
-        assert control in text, control
-    assert len(seen) < 150
-
-
-def test_what_cannot_be_explained_is_said_where_it_is_seen(app: Any) -> None:
-    page = app()
-    page.tab.set_input_files(
-        "input[type=file]", {"name": "a.png", "mimeType": "image/png", "buffer": b"no photo"}
-    )
-    page.until("!document.querySelector('.trouble').hidden")
-    assert "not an image" in page.tab.locator(".trouble").inner_text()
-    large = {"name": "a.png", "mimeType": "image/png", "buffer": b"x" * 200_001}
-    page.tab.set_input_files("input[type=file]", large)
-    page.until("document.querySelector('.trouble').innerText.includes('MiB')")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
