@@ -8,39 +8,30 @@ import math
 import queue
 import re
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import explain
-from explain._utils.errors import ExplainError, ImageError, printable
+from explain._utils.errors import ExplainError, printable
 from explain.app.requests import (
-    FILLS,
-    CoveredRegion,
     ExplainRequest,
     Limits,
-    TooLargeError,
-    decode_upload,
 )
 from explain.app.service import Cache, Service
-from explain.app.tasks import BusyError, Scheduler, WorkerThread
 from explain.app.web import Access
-from explain.data.boxes import Box
 from explain.explanation.loading import Saved
 from explain.methods.base import get_method
 from explain.report.item import Detail, item, map_of, plane
-from explain.report.pages import SCRIPTS
 from explain.targets import Text
 from tests.app.conftest import LIMITS, encoded
 from tests.conftest import ROOT
-from tests.report.conftest import HOSTILE, PREPROCESS, photo
+from tests.report.conftest import PREPROCESS, photo
 
 WAIT = 60.0
 RISE = explain.methods.RISE(samples=1000)
@@ -105,20 +96,6 @@ def test_a_photo_is_explained_as_python_does_it(
     assert shown.size == (90, 60)
 
 
-def test_targets_and_layers_are_those_that_were_asked_for(
-    service: Service, explainer: explain.Explainer
-) -> None:
-    name = service.add_photo(photo())["photo"]
-    [item] = items(steps_of(service, photo=name, targets=[1, 3], layer="first"))
-    assert [target["class"] for target in item["targets"]] == [1, 3]
-    assert item["targets"][0]["label"] == HOSTILE
-    expected = explainer(photo(), "gradcam", targets=[1, 3], layer="first")
-    assert item["maps"][1][0]["plane"] == plane(map_of(expected.results[1]["gradcam"])[0])
-    layers = service.layers({"photo": name})
-    assert layers["default"] == "second"
-    assert [label for label, *_ in layers["layers"]] == ["first", "second"]
-
-
 def test_slow_methods_sharpen_after_the_quick_ones(
     service: Service, explainer: explain.Explainer
 ) -> None:
@@ -135,27 +112,6 @@ def test_slow_methods_sharpen_after_the_quick_ones(
     assert any("maps" in step for step in between)
     expected = explainer(photo(), RISE, targets=[found[0]["targets"][0]["class"]])
     assert found[1]["maps"][0][1]["plane"] == plane(map_of(expected["rise"])[0])
-
-
-def test_of_several_answers_the_first_sharpens(service: Service) -> None:
-    name = service.add_photo(photo())["photo"]
-    steps = steps_of(service, photo=name, methods=["rise"], targets=[1, 3], seconds=60)
-    between = [step["maps"] for step in steps if "maps" in step]
-    assert {len(maps) for maps in between} == {2}
-    assert {maps[0]["plane"]["width"] for maps in between} == {32}
-    assert {maps[1]["plane"]["scale"] for maps in between} == {0.0}
-    assert items(steps)[-1]["maps"][1][1]["plane"]["width"] == 32
-
-
-def test_a_slow_method_is_stopped_and_keeps_what_it_has(service: Service) -> None:
-    name = service.add_photo(photo())["photo"]
-    steps = steps_of(
-        service, at_progress(service.stop), photo=name, methods=["rise", "kernelshap"], seconds=60
-    )
-    last = steps[-1]
-    assert last["end"]
-    assert [method["name"] for method in last["item"]["methods"]] == ["gradcam", "rise"]
-    assert 0 < last["item"]["maps"][0][1]["samples"] < RISE.samples
 
 
 @pytest.mark.parametrize("method", ["rise", "lime"])
@@ -260,47 +216,11 @@ def test_a_map_is_checked_and_the_verdict_is_saved(
     assert '"verdict":{"passed"' in service.report(answer)
 
 
-def test_a_check_is_stopped_or_given_up(service: Service) -> None:
-    name = service.add_photo(photo())["photo"]
-    answer = steps_of(service, photo=name)[-1]["answer"]
-    for end, last in (
-        (service.stop, {"stopped": "The check of gradcam", "end": True}),
-        (service.drop, {"end": True}),
-    ):
-        steps = steps_of(
-            service, at_progress(end), service.check, answer=answer, what="check", method="gradcam"
-        )
-        assert steps[-1] == last
-    assert service.answer(answer).record()["verdict"] is None
-    assert items(steps_of(service, photo=name))
-
-
 def test_what_nobody_waits_for_ends(service: Service) -> None:
     name = service.add_photo(photo())["photo"]
     steps = steps_of(service, at_progress(service.drop), photo=name, methods=["rise"], seconds=60)
     assert len(items(steps)) == 1
     assert steps[-1] == {"end": True}
-
-
-def test_a_quick_question_does_not_wait_for_a_slow_one(service: Service) -> None:
-    name = service.add_photo(photo())["photo"]
-    order: list[str] = []
-    quick: list[threading.Thread] = []
-
-    def ask() -> None:
-        steps_of(service, photo=name)
-        order.append("quick")
-
-    def between(step: Mapping[str, Any]) -> None:
-        if "progress" in step and not quick:
-            quick.append(threading.Thread(target=ask))
-            quick[0].start()
-
-    steps = steps_of(service, between, photo=name, methods=["rise"], seconds=60)
-    order.append("slow")
-    quick[0].join(WAIT)
-    assert order == ["quick", "slow"]
-    assert items(steps)[-1]["maps"][0][1]["samples"] == RISE.samples
 
 
 def test_the_model_is_as_before_after_interleaved_questions(
@@ -330,60 +250,6 @@ def test_the_model_is_as_before_after_interleaved_questions(
     )
 
 
-@pytest.mark.parametrize("fill", FILLS)
-def test_a_region_is_covered_and_the_rest_stays(fill: str) -> None:
-    picture = photo(120, 60)
-    covered = CoveredRegion((0.25, 0.0, 0.5, 0.5), fill).apply(picture, Box(30, 0, 90, 60))
-    changed = np.abs(np.asarray(covered).astype(int) - np.asarray(picture).astype(int)).max(-1) > 0
-    inside = np.zeros((60, 120), bool)
-    inside[0:30, 45:60] = True
-    assert not changed[~inside].any()
-    assert changed[inside].mean() > 0.9
-
-
-def test_a_covered_photo_is_what_the_model_sees(
-    service: Service, explainer: explain.Explainer
-) -> None:
-    name = service.add_photo(photo())["photo"]
-    region = [0.1, 0.2, 0.7, 0.9]
-    [item] = items(steps_of(service, photo=name, cover={"region": region, "fill": "zero"}))
-    box = explainer.preprocess.box((90, 60))  # type: ignore[attr-defined]
-    expected = explainer(CoveredRegion((0.1, 0.2, 0.7, 0.9), "zero").apply(photo(), box))
-    assert item["predictions"] == [
-        [printable(label), value] for label, value in expected.predictions
-    ]
-    assert item["photo"].startswith("data:image/jpeg")
-    assert len(service._photos) == 1
-    assert item["name"] == "photo, covered"
-    assert item["again"]["command"] is None  # no command covers it
-    assert item["records"][0][0]["image"]["path"] is None
-
-
-def test_photos_and_answers_are_forgotten(service: Service) -> None:
-    names = [service.add_photo(photo())["photo"] for _ in range(4)]
-    with pytest.raises(ExplainError, match="photo is unknown or has expired"):
-        service.picture(names[0])
-    answers = [steps_of(service, photo=names[-1])[-1]["answer"] for _ in range(3)]
-    with pytest.raises(ExplainError, match="answer is unknown or has expired"):
-        service.answer(answers[0])
-    packed = zipfile.ZipFile(io.BytesIO(service.answer(answers[2]).packed()))
-    assert packed.testzip() is None
-    assert [name.rsplit(".", 1)[1] for name in packed.namelist()] == ["png", "npy", "json"]
-
-
-def test_answers_are_kept_as_long_as_their_maps_fit(explainer: explain.Explainer) -> None:
-    service = Service([explainer], Limits(kept_values=32 * 32 * 3 + 500))
-    name = service.add_photo(photo())["photo"]
-    small, large = (
-        steps_of(service, photo=name, methods=[method])[-1]["answer"]
-        for method in ("gradcam", "saliency")
-    )
-    assert (small in service._answers, large in service._answers) == (True, True)
-    larger = steps_of(service, photo=name, methods=["saliency"])[-1]["answer"]
-    service.close()
-    assert [each in service._answers for each in (small, large, larger)] == [False, False, True]
-
-
 def test_what_nobody_asks_about_for_an_hour_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("explain.app.service.time.monotonic", lambda: now)
@@ -399,17 +265,6 @@ def test_what_nobody_asks_about_for_an_hour_is_forgotten(monkeypatch: pytest.Mon
     now += 3601
     kept.remove_expired()
     assert len(kept) == 0
-
-
-def test_photos_are_measured_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr("explain.app.requests.load_image", lambda content: pytest.fail("decoded"))
-        with pytest.raises(TooLargeError, match=r"at most 0.04 megapixels, got 300 x 200"):
-            decode_upload(encoded(Image.new("RGB", (300, 200))), "a.png", LIMITS)
-    with pytest.raises(TooLargeError, match="MiB"):
-        decode_upload(b"x" * 200_001, "a.png", LIMITS)
-    with pytest.raises(ImageError, match="not an image"):
-        decode_upload(b"no photo", "a.png", LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -468,50 +323,6 @@ def test_what_the_model_cannot_answer_is_told(service: Service) -> None:
     assert "99" in last["error"]
 
 
-def test_how_the_greys_of_an_upload_are_read_is_told(service: Service) -> None:
-    greys = io.BytesIO()
-    Image.fromarray(np.arange(2400, dtype=np.uint16).reshape(40, 60)).save(greys, "PNG")
-    name = service.upload(greys.getvalue(), "scan.png")["photo"]
-    steps = steps_of(service, photo=name, methods=["saliency"])
-    assert any("12 bits" in note for step in steps for note in step.get("notes", ()))
-
-
-def test_the_queue_has_an_end() -> None:
-    worker = WorkerThread("test", 2)
-    gate = threading.Event()
-    for _ in range(3):
-        worker.submit(lambda: gate.wait(WAIT) and None)
-    with pytest.raises(BusyError, match="3 requests wait"):
-        worker.submit(lambda: None)
-    gate.set()
-    worker.close()
-
-
-def test_turns_are_taken_one_at_a_time() -> None:
-    scheduler = Scheduler()
-    inside = 0
-    most = 0
-    lock = threading.Lock()
-
-    def work(slow: bool) -> None:
-        nonlocal inside, most
-        for _ in range(20):
-            with scheduler.slow() if slow else scheduler.quick():
-                with lock:
-                    inside += 1
-                    most = max(most, inside)
-                time.sleep(0.0005)
-                with lock:
-                    inside -= 1
-
-    threads = [threading.Thread(target=work, args=(number % 2 == 0,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-    assert (inside, most) == (0, 1)
-
-
 GOOD = {"host": "127.0.0.1:8000"}
 FOLLOWED = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
 
@@ -543,24 +354,6 @@ def test_only_this_machine_and_the_page_itself_may_ask(
 ) -> None:
     refused = Access().refusal(method, headers)
     assert (refused and refused[0]) == status
-
-
-def test_no_two_files_of_the_page_share_a_name() -> None:
-    """They make up one script, in which the later of two functions of one name would take the place
-    of the other."""
-    from explain.app.web import OWN_SCRIPTS
-
-    files = [ROOT / "explain" / "report" / "static" / name for name in SCRIPTS]
-    files += [ROOT / "explain" / "app" / "static" / name for name in OWN_SCRIPTS]
-    names = [
-        name
-        for file in files
-        for name in re.findall(
-            r"^(?:async )?(?:function|class|const|let) (\w+)", file.read_text("utf-8"), re.MULTILINE
-        )
-    ]
-    assert len(names) > 50
-    assert sorted(names) == sorted(set(names))
 
 
 class Nobody(torch.nn.Module):

@@ -48,10 +48,3 @@ def test_the_share_elsewhere_is_that_of_the_maps_in_pixels() -> None:
         assert found["elsewhere"] == {"one": 0.0, "other": pytest.approx(apart, rel=1e-4)}
     assert comparison.picture().width > comparison.picture().height / 2
     assert "in other places than that of one" in comparison.to_html()
-
-
-def test_the_same_maps_are_nowhere_else() -> None:
-    comparison = compare({"one": explained(0, 1.0), "again": explained(0, 1.0)})
-    assert [each["elsewhere"] for each in comparison.summary["maps"]] == [
-        {"one": 0.0, "again": 0.0}
-    ] * 4

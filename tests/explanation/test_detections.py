@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -62,25 +61,6 @@ def test_a_detection_is_named_by_a_text(detector: explain.Explainer) -> None:
         assert_close(result["layercam"].values, expected.values, atol=1e-6, rtol=1e-4)
 
 
-def test_a_region_in_which_nothing_was_found_is_named_by_its_box(
-    detector: explain.Explainer,
-) -> None:
-    explanation = detector(PHOTO, "layercam", "person box 100,300,420,600")
-    (name,) = explanation.targets
-    assert name.startswith("person box ")
-    assert detector(PHOTO, "layercam", name).targets == [name]
-    with pytest.raises(TargetError, match=r"found there \(person, tie\)"):
-        detector(PHOTO, "layercam", "dog@1")
-
-
-def test_the_best_detections_and_several_photos(detector: explain.Explainer) -> None:
-    explanation = detector(PHOTO, "layercam", top_k=2)
-    assert explanation.targets == ["person", "tie"]
-    both = detector([PHOTO, ROOT / "assets" / "coffee.png"], "layercam")
-    assert [each.targets for each in both] == [["person"], ["cup"]]
-    assert_close(both[0].values, explanation.values, atol=1e-4, rtol=1e-3)
-
-
 def test_a_record_repeats_the_same_box(detector: explain.Explainer, tmp_path: Path) -> None:
     explanation = detector(PHOTO, "layercam", "tie")
     explanation.save(tmp_path)
@@ -89,47 +69,6 @@ def test_a_record_repeats_the_same_box(detector: explain.Explainer, tmp_path: Pa
     assert record["probability"] == pytest.approx(explanation.detections[1].probability)
     again = explain.load(tmp_path / "grace_hopper-layercam.json").repeat()
     assert_close(again.values, explanation.values)
-
-
-def test_boxes_are_drawn_around_what_they_hold(detector: explain.Explainer) -> None:
-    explanation = detector(PHOTO, "layercam", "tie")
-    left, top, right, bottom = (round(edge) for edge in explanation.detections[1].box or ())
-    with_box = np.asarray(explanation.overlay()).astype(int)
-    without = np.asarray(
-        explanation.scene.__class__(explanation.photo, explanation.box, (explanation.box,)).overlay(
-            explanation["layercam"], explain.render.styles.get_style("heat")
-        )
-    ).astype(int)
-    changed = np.argwhere((with_box != without).any(-1))
-    assert changed.min(0).tolist() == pytest.approx([top, left], abs=8)
-    assert changed.max(0).tolist() == pytest.approx([bottom, right], abs=8)
-
-
-def test_the_matched_score_falls_when_the_box_is_covered(detector: explain.Explainer) -> None:
-    x = detector.as_input(ROOT / "assets" / "coffee.png")
-    target = Detections(41, size=(416, 416))
-    left, top, right, bottom = (
-        target.settled(detector.model(x), 1).boxes[0].round().clamp(0, 416).long().tolist()
-    )
-    inside = torch.zeros(1, 416, 416)
-    inside[:, top:bottom, left:right] = 1
-    metrics = [explain.metrics.Deletion(steps=8), "pointinggame"]
-    table = explain.evaluate(
-        detector.model,
-        x,
-        {"inside": inside, "outside": 1 - inside},
-        metrics,
-        target=target,
-        boxes=[[(left, top, right, bottom)]],
-    )
-    _, curve = table.curve("inside", "deletion")
-    assert float(curve[0, 0]) == pytest.approx(
-        float(target.pick(detector.model(x), 1)[0].detach()), abs=1e-4
-    )
-    covered = target.settled(detector.model(x), 1).pick(detector.model(x * (1 - inside)), 1)[0]
-    assert float(covered.detach()) < 0.7 * float(curve[0, 0])
-    assert table["inside"]["pointinggame"].tolist() == [1]
-    assert float(table["outside"]["pointinggame"]) < 0.5
 
 
 def test_a_segmenter_explains_what_it_predicts(segmenter: explain.Explainer) -> None:

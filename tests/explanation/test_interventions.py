@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain import hooks
 from explain.cli import main
-from explain.hooks import Ablate, Patch, Replace, intervene
+from explain.hooks import Ablate, Patch, intervene
 from tests.conftest import ROOT
 
 PHOTO = ROOT / "assets" / "chelsea.png"
@@ -80,26 +78,6 @@ def test_records_and_captions_say_what_was_altered_and_repeat_it(
     assert again.record()["interventions"] == record["interventions"]
 
 
-def test_what_no_record_can_hold_is_asked_for(explainer: explain.Explainer, tmp_path: Path) -> None:
-    replaced = Replace("layer2", nn.Identity())
-    explainer(PHOTO, "saliency", target=3, interventions=[replaced]).save(tmp_path)
-    (saved,) = tmp_path.glob("*.json")
-    with pytest.raises(explain.RecordError, match="interventions"):
-        explain.load(saved).repeat()
-    explain.load(saved).repeat(interventions=[replaced])
-
-
-def test_hooks_of_ones_own_are_in_the_caption(explainer: explain.Explainer) -> None:
-    def halve(module: nn.Module, args: object, output: Tensor) -> Tensor:
-        return output / 2
-
-    with hooks.HookGroup(explainer.model) as group:
-        group.forward("layer2", halve)
-        found = explainer(PHOTO, "gradcam", target=3)
-    assert "halve" in found.layout().detail
-    assert found.record()["explainer"]["hooks"] == ["halve on layer layer2 (forward)"]
-
-
 def test_runs_and_metrics_see_them(tmp_path: Path) -> None:
     altered = explain.Explainer("tiny", interventions=[ABLATED])
     run = explain.run([PHOTO], altered, ["gradcam"], target=3, output=tmp_path / "run.sqlite")
@@ -122,11 +100,3 @@ def test_runs_and_metrics_see_them(tmp_path: Path) -> None:
     with intervene(altered.model, [ABLATED]):
         within = explain.evaluate(altered.model, x, ["gradcam"], ["deletion"], target=3)
     assert str(table) == str(within)
-
-
-@pytest.mark.parametrize(
-    "text", ["layer3[x]", "layer3[]", "[3]", "layer3[heads a]", "layer3[region 1,2,3]"]
-)
-def test_what_cannot_be_ablated_is_one_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(PHOTO), "--model", "tiny", "--ablate", text]) == 2
-    assert "--ablate" in capsys.readouterr().err

@@ -3,9 +3,7 @@ number."""
 
 from __future__ import annotations
 
-import json
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +12,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 import explain
-from explain.cli import main
 from explain.methods import Occlusion, Sufficient
 from explain.models import CenterCrop
-from explain.report.item import Detail, item, summary
 from explain.targets import BinaryLogit
 from explain.targets.outputs import label_of_no
-from tests.conftest import ROOT
 
 PLAIN = CenterCrop(8, 1.0, (0.0,) * 3, (1.0,) * 3)
 PHOTO = Image.effect_noise((8, 8), 90).convert("RGB")
@@ -116,84 +111,6 @@ def test_the_map_of_a_number_is_checked(activation: Any) -> None:
     answers = {each.check: each.passed for each in verdict["occlusion"]}
     assert answers.pop("depends_on_class") is None  # there is no other
     assert None not in answers.values()
-
-
-def test_records_pages_and_runs_have_the_number(tmp_path: Path) -> None:
-    PHOTO.save(tmp_path / "photo.png")
-    explainer = explain.Explainer(Age().eval(), ["age"], PLAIN, unit="years")
-    explanation = explainer(tmp_path / "photo.png", "saliency")
-    years = float(explanation["saliency"].score)
-    explanation.save(tmp_path / "out")
-    saved = explain.load(tmp_path / "out" / "photo-saliency.json")
-    repeated = saved.repeat(explain.Explainer(Age().eval(), ["age"], PLAIN, unit="years"))
-    assert torch.equal(repeated["saliency"].values, explanation["saliency"].values)
-    assert repeated.predictions == explanation.predictions
-    page = item(explanation, Detail(steps=4))
-    assert page["predictions"] == [["age", None, f"{years:.4g} years"]]
-    assert page["targets"][0]["amount"] == summary(explanation)["amount"] == f"{years:.4g} years"
-    assert page["targets"][0]["probability"] is None
-    run = explain.run(
-        tmp_path / "photo.png", explainer, "saliency", output=tmp_path / "run.sqlite", workers=0
-    )
-    row = next(run.rows())
-    assert (row.target, row.prediction, row.score) == (
-        "age",
-        f"{years:.4g} years",
-        pytest.approx(years),
-    )
-    assert (row.probability, row.prediction_probability, row.prediction_class) == (None, None, None)
-
-
-def test_the_command_line_names_the_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    PHOTO.save(tmp_path / "photo.png")
-    (tmp_path / "names.txt").write_text("age")
-    words = [
-        str(tmp_path / "photo.png"),
-        "--model",
-        "tests.explanation.test_numbers:age",
-        "-m",
-        "saliency",
-        "--html",
-    ]
-    words += [
-        "--labels",
-        str(tmp_path / "names.txt"),
-        "--unit",
-        "years",
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    assert main(words) == 0
-    years = float(by_hand(PLAIN(PHOTO)[None]))
-    assert f"age  {years:.4g} years" in capsys.readouterr().out
-    (record,) = (tmp_path / "out").glob("*.json")
-    assert json.loads(record.read_text())["number"] == pytest.approx(years)
-    (page,) = (tmp_path / "out").glob("*.html")
-    assert "--unit years" in page.read_text("utf-8")
-
-
-def test_of_several_numbers_each_can_be_explained() -> None:
-    explainer = explain.Explainer(
-        Age(3).eval(), ["x", "y", "size"], PLAIN, activation="none", unit="px"
-    )
-    explanation = explainer(PHOTO, "saliency", "y")
-    number = float(Age(3).double()(PLAIN(PHOTO)[None].double())[0, 1].detach())
-    assert explanation.predictions == []  # none of them is more of a prediction than the others
-    assert explanation.layout().title == f"y, {number:.4g} px"
-    assert explanation.record()["number"] == pytest.approx(number)
-
-
-def test_a_score_of_yes_is_a_probability_where_the_caller_says_so() -> None:
-    explanation = explain.Explainer(Age().eval(), ["old"], PLAIN, activation="sigmoid")(
-        PHOTO, "saliency"
-    )
-    assert explanation.predictions[0] == (
-        "old",
-        pytest.approx(float(by_hand(PLAIN(PHOTO)[None]).sigmoid())),
-    )
 
 
 @pytest.mark.parametrize("target", ["no", "yes", "not old"])

@@ -3,7 +3,6 @@ are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from torch.testing import assert_close
 
 import explain
 from explain import (
-    ExplainWarning,
     ImageError,
-    LayerError,
     ModelError,
     PhotoError,
     PhotosError,
@@ -88,20 +85,6 @@ def test_a_list_gives_what_each_photo_gives_alone_in_order(explainer: explain.Ex
     assert len(explainer((photo for photo in photos[:2]), "saliency")) == 2
 
 
-def test_photos_of_one_shape_run_together_and_no_more_than_a_few(
-    explainer: explain.Explainer,
-) -> None:
-    photos = [picture(i, (24, 20) if i < 10 else (20, 28)) for i in range(19)]
-    explainer.model.seen.clear()
-    explainer(photos, "saliency", target=1)
-    # one and two are the question whether rows are apart
-    rows = [count for count in explainer.model.seen if count > 2]
-    assert rows == [8, 8]
-    explainer.model.seen.clear()
-    explainer(photos[:5], "saliency", target=1, batch_size=4)
-    assert [count for count in explainer.model.seen if count > 2] == [4]
-
-
 def test_what_is_kept_of_one_photo_holds_nothing_of_the_others(
     explainer: explain.Explainer,
 ) -> None:
@@ -168,53 +151,6 @@ def test_one_photo_that_breaks_the_model_does_not_spoil_its_batch(
     assert_same(found[2], fragile(photos[2], "saliency", 1))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"layer": "layr1"}, LayerError),
-        ({"target": 9}, TargetError),
-        ({"target": "cat"}, TargetError),
-        ({"target": 1, "top_k": 2}, TargetError),
-    ],
-)
-def test_what_is_wrong_for_all_photos_is_raised_before_more_are_read(
-    options: dict[str, Any], error: type[Exception], explainer: explain.Explainer
-) -> None:
-    read: list[int] = []
-
-    def many() -> Iterator[Image.Image]:
-        for i in range(500):
-            read.append(i)
-            yield picture(i)
-
-    with pytest.raises(error):
-        list(explainer.each(many(), "gradcam", **options))
-    assert len(read) <= 9
-
-
-def test_photos_are_read_as_they_are_needed(explainer: explain.Explainer) -> None:
-    read: list[int] = []
-
-    def endless() -> Iterator[Image.Image]:
-        while True:
-            read.append(len(read))
-            yield picture(len(read))
-
-    found = explainer.each(endless(), "saliency", 1)
-    for _ in range(9):
-        assert isinstance(next(found), explain.Explanation)
-    assert len(read) <= 17
-
-
-def test_large_photos_are_held_one_at_a_time(
-    explainer: explain.Explainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("explain.explanation.photos.AREA", 24 * 20 * 2)
-    explainer.model.seen.clear()
-    explainer([picture(i) for i in range(6)], "saliency", 1)
-    assert max(explainer.model.seen) == 2
-
-
 def test_networks_that_couple_a_batch_see_one_photo_at_a_time() -> None:
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(4, track_running_stats=False)
@@ -242,28 +178,6 @@ def test_targets_and_baselines_of_the_callers_own_see_one_photo_at_a_time(
     explainer.model.seen.clear()
     explainer(photos, IntegratedGradients(steps=2, baseline=torch.zeros(3, 20, 24).double()), 1)
     assert max(explainer.model.seen) == 3  # two steps of one photo, and the photo as it is
-
-
-def test_warnings_in_a_batch_name_the_photo(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 18 * 22, 3))
-    with torch.no_grad():
-        model[0].weight.fill_(1)
-        model[0].bias.fill_(-1e-3)
-        model[3].weight.fill_(1)
-    for i, photo in enumerate([picture(0), Image.new("RGB", (24, 20)), picture(1)]):
-        photo.save(tmp_path / f"{i}.png")
-    dark = explain.Explainer(model, preprocess=as_it_is)
-    with pytest.warns(ExplainWarning, match="gradcam is zero"):
-        found = dark([tmp_path / f"{i}.png" for i in range(3)], "gradcam", 0)
-    assert [bool(each.attributions["gradcam"].values.any()) for each in found] == [
-        True,
-        False,
-        True,
-    ]
-    with pytest.warns(ExplainWarning, match="gradcam is zero"):
-        dark(tmp_path / "1.png", "gradcam", 0)
-    with pytest.warns(ExplainWarning, match="gradcam is zero"):
-        dark(Image.new("RGB", (24, 20)), "gradcam", 0)
 
 
 def test_an_attribution_has_the_attributions_of_its_images() -> None:

@@ -148,27 +148,6 @@ def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_a
     assert np.array_equal(map_for(pixels, styles.Signed()), pixels.signed[0].numpy())
 
 
-def test_small_photos_are_enlarged_for_a_caption_and_stay_what_they_are_without(
-    explainer: explain.Explainer,
-) -> None:
-    explanation = explainer(spot((32, 20), (18, 8), 3), "gradcam", 0, layer="light")
-    assert explanation.overlay().size == (32, 20)
-    assert explanation.overlay(caption=True).width == 320
-    assert explanation.overlay(caption=True).height > 200
-
-
-def test_a_legend_is_drawn_once_for_captions_and_sheet(
-    explainer: explain.Explainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = []
-    legend = render.Heat.legend
-    monkeypatch.setattr(
-        render.Heat, "legend", lambda style, photo: drawn.append(style) or legend(style, photo)
-    )
-    explainer(Image.new("RGB", (400, 330), "olive"), ["gradcam", "layercam"]).save(tmp_path)
-    assert drawn == [render.Heat()]
-
-
 def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.Explainer) -> None:
     methods = ["saliency", "gradcam", "randomcam", "layercam", "inputxgradient"]
     explanation = explainer(spot((90, 60), (50, 30)), methods, 0, layer="light")
@@ -375,19 +354,6 @@ def test_a_repr_is_short_and_harmless(shown: dict[str, Any]) -> None:
         "Attribution('gradcam', 3 images, values (3, 16, 16), layer 'light', target 1, 1, 1)"
     )
     assert repr(shown["GradientFlow"]).startswith("GradientFlow(1 steps; ")
-
-
-def test_attributions_without_places_and_of_videos_are_shown_too() -> None:
-    values = torch.rand(2, 5)
-    bare = Attribution("saliency", values, torch.tensor([0, 1]), torch.ones(2), None, ())
-    assert re.fullmatch(
-        r"<pre [^<>]+>Attribution\(&#x27;saliency&#x27;, 2 images.*</pre>", bare._repr_html_()
-    )
-    video = Attribution(
-        "gradcam", torch.rand(2, 3, 4, 4), torch.tensor([0, 1]), torch.ones(2), "a", (6, 8, 8)
-    )
-    assert len(video.layout().tiles) == 8
-    assert video._repr_html_().startswith("<img")
 
 
 @pytest.mark.parametrize("draw", ["overlay", "sheet", "figure", "save"])

@@ -4,8 +4,6 @@ is."""
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -95,30 +93,6 @@ def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "name"),
-    [
-        ("values", {}, "values must have shape"),
-        ("explainer", {}, "arguments"),
-        ("input_size", [12], "input_size"),
-        (
-            "explainer",
-            {"arguments": {}, "from_caller": [1], "hooks": []},
-            "from_caller of explainer",
-        ),
-        ("target", True, "target"),
-        ("layer", [1], "layer"),
-        ("target", 2**70, "target"),  # numbers that no tensor holds
-        ("score", 10**400, "score"),
-        ("delta", "much", "delta"),
-        ("input_size", [10**6, 10**6], "input_size"),
-    ],
-)
-def test_a_damaged_field_is_named(field: str, value: Any, name: str, saved: Path) -> None:
-    with pytest.raises(RecordError, match=name):
-        explain.load(rewritten(saved, **{field: value}))
-
-
-@pytest.mark.parametrize(
     ("arguments", "word"),
     [
         ({"nonsense": 1}, "nonsense"),
@@ -146,28 +120,6 @@ def test_a_tensor_too_large_for_a_record_is_named_in_it_and_the_rest_is_kept(
 ) -> None:
     large = torch.zeros(1).expand(2**27)  # which needs no memory
     assert encode(large) == {"unknown": f"a tensor of shape ({2**27},)"}
-
-
-@pytest.mark.parametrize("suffix", [".json", ".npy"])
-def test_a_pipe_in_the_place_of_a_saved_file_is_refused_without_waiting(
-    suffix: str, saved: Path
-) -> None:
-    path = saved.with_suffix(suffix)
-    path.unlink()
-    os.mkfifo(path)
-    told: list[BaseException] = []
-
-    def load() -> None:
-        try:
-            explain.load(saved)
-        except RecordError as error:
-            told.append(error)
-
-    reader = threading.Thread(target=load, daemon=True)
-    reader.start()
-    reader.join(30)
-    assert not reader.is_alive()
-    assert "pipe" in str(told[0])
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

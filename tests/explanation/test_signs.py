@@ -3,8 +3,6 @@ saved files."""
 
 from __future__ import annotations
 
-import base64
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from torch.testing import assert_close
 
 import explain
 from explain import render
-from explain.attribution.pictures import array
 from explain.methods import RISE, GradCAM, KernelSHAP, Occlusion, PartitionSHAP
 from explain.models import CenterCrop
 from explain.render import styles
@@ -75,17 +72,6 @@ class TestMethodsOfContributions:
         assert_close(a.signed[0].double(), expected, rtol=0, atol=1e-6)
         assert_close(a.heatmap[0].double(), expected.abs(), rtol=0, atol=1e-6)
 
-    @pytest.mark.parametrize("style", [None, "contour"])
-    def test_overlays_have_two_colours(
-        self, method: str, style: str | None, explanation: explain.Explanation
-    ) -> None:
-        red, blue = red_and_blue(explanation.overlay(method, style=style))
-        left = np.arange(SIDE)[None] < SIDE // 2
-        assert red.any()
-        assert blue.any()
-        assert not (red & ~left).any()
-        assert not (blue & left).any()
-
     def test_saved_maps_and_reports_have_signs(
         self, method: str, explanation: explain.Explanation, tmp_path: Path
     ) -> None:
@@ -97,14 +83,6 @@ class TestMethodsOfContributions:
         assert torch.equal(saved.attribution.signed, explanation[method].signed)
         with Image.open(tmp_path / f"photo-{method}.png") as picture:
             assert has_both(picture.convert("RGB"))
-
-
-def test_sheets_and_figures_say_what_the_two_colours_mean(explanation: explain.Explanation) -> None:
-    for layout in (explanation.layout(), explanation.layout(style="contour")):
-        assert {legend.labels for row in layout.legends() for legend in row.values()} == {
-            ("against", "for")
-        }
-    assert has_both(explanation["occlusion"].layout().groups[0].tiles[0].picture)
 
 
 def test_lines_around_contributions_hold_a_share_of_all_that_speaks() -> None:
@@ -165,21 +143,6 @@ class TestRISE:
         assert a.values.min() > 0.8 * a.values.max()  # the raw values stay
         assert a.heatmap.min() < 0.05
         assert a.heatmap.max() == 1
-
-    def test_saved_maps_and_reports_are_drawn_alike(
-        self, found: explain.Explanation, tmp_path: Path
-    ) -> None:
-        found.save(tmp_path, stem="photo")
-        saved = explain.load(tmp_path / "photo-rise.json")
-        assert_close(saved.attribution.signed, found["rise"].signed)
-        plane = item(found, Detail())["maps"][0][0]["plane"]
-        assert plane["signed"]
-        expected = np.abs(array(found["rise"].values[0]) - float(found["rise"].neutral)).max()
-        assert plane["scale"] == pytest.approx(expected, rel=1e-4)
-        assert (
-            len(zlib.decompress(base64.b64decode(plane["data"])))
-            == SIDE * SIDE * plane["bits"] // 8
-        )
 
     def test_pictures_of_runs_are_centred_too(self, tmp_path: Path) -> None:
         explainer = explain.Explainer(OnTop(), ["one", "other"], PLAIN)

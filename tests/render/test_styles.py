@@ -10,37 +10,9 @@ from explain import ExplainError, render
 from explain.data.boxes import Box
 from explain.render import styles
 from explain.render.captions import COLORS
-from explain.render.styles import STYLES, Style, mark_unseen
-from tests.render.test_render import SEEN, bump, photo, waves
+from tests.render.test_render import bump, photo
 
 WHOLE = Box(0, 0, 180, 120)
-
-
-@pytest.mark.parametrize("name", STYLES)
-def test_every_style_draws_and_leaves_the_photo_alone(name: str) -> None:
-    given = photo()
-    style = styles.get_style(name)
-    before = given.tobytes()
-    values = {
-        "heatmap": bump(),
-        "signed": waves(),
-        "values": np.stack([waves()] * 3),
-        "sets": bump()[None],
-    }[style.reads]
-    assert style.draw(given, values, SEEN).size == given.size
-    assert given.tobytes() == before
-    assert isinstance(style, Style)
-    assert style == styles.get_style(style)
-    assert style.name == name
-
-
-def test_no_heat_shows_the_photo_in_grey_and_full_opacity_the_colour_map() -> None:
-    grey = photo().convert("L").convert("RGB").tobytes()
-    assert render.overlay(photo(), np.zeros((4, 4))).tobytes() == grey
-    assert render.overlay(photo(), np.ones((4, 4)), alpha=0).tobytes() == grey
-    hot = render.overlay(photo(), np.ones((4, 4)), alpha=1)
-    top = styles.lookup_table(styles.HEAT)[255].tolist()
-    assert np.unique(np.asarray(hot).reshape(-1, 3), axis=0).tolist() == [top]
 
 
 def test_colours_of_the_photo_are_never_those_of_heat() -> None:
@@ -114,22 +86,6 @@ def test_a_contour_runs_around_the_places_of_the_shares() -> None:
         assert np.abs(distance - expected).max() < 3, share
 
 
-def test_the_contour_of_a_coarse_map_is_round() -> None:
-    """A round bump of seven cells across, enlarged cell by cell, would have corners at the middles
-    of its cells."""
-    y, x = np.mgrid[0:7, 0:7] - 3
-    bump = np.exp(-(x**2 + y**2) / 3)
-    style = render.Contour(shares=(0.8,))
-    whole = Box(0, 0, 420, 420)
-    drawn = np.asarray(style.draw(Image.new("RGB", (420, 420), "white"), bump, whole)).astype(int)
-    rows, columns = np.nonzero(
-        np.abs(drawn - style.legend(Image.new("RGB", (1, 1))).colors[0]).max(2) < 60
-    )
-    distance = np.hypot(rows + 0.5 - 210, columns + 0.5 - 210)
-    assert len(rows) > 300
-    assert np.ptp(distance) / distance.mean() < 0.045  # of which 0.02 are the line's own width
-
-
 def test_the_evidence_of_padding_is_not_counted() -> None:
     values = np.zeros((8, 8))
     values[:1] = 1
@@ -152,27 +108,6 @@ def test_a_spotlight_is_the_photo_at_the_top_and_dark_grey_at_zero() -> None:
     assert np.abs(unlit - np.asarray(photo().convert("L").convert("RGB")) * 0.25).max() <= 0.5
 
 
-def test_signed_pictures_tell_for_from_against() -> None:
-    drawn = np.asarray(
-        render.overlay(Image.new("RGB", (40, 20), "white"), np.array([[1.0, -1.0]]), "signed")
-    )
-    left = drawn[10, 2].astype(int)
-    right = drawn[10, 37].astype(int)
-    assert left[0] > left[2] + 40
-    assert right[2] > right[0] + 40
-
-
-def test_zero_is_grey_in_colour_pictures_and_one_channel_is_enough() -> None:
-    blank = Image.new("RGB", (8, 8))
-    assert set(
-        np.asarray(render.overlay(blank, np.zeros((3, 4, 4)), "color")).ravel().tolist()
-    ) <= {127, 128}
-    assert render.overlay(blank, np.ones((5, 4, 4)), "color").mode == "RGB"
-    for value, color in zip((-1.0, 0.0, 1.0), styles.Color().legend(blank).colors, strict=True):
-        values = np.array([[[value, 1.0]]] * 3)  # 1 is the largest magnitude
-        assert abs(int(np.asarray(render.overlay(blank, values, "color"))[4, 0, 0]) - color[0]) <= 1
-
-
 def test_sets_of_regions_are_the_photo_and_the_rest_is_pale() -> None:
     sets = np.zeros((3, 4, 6), bool)  # cells of 30 pixels; of three sets, two were found
     sets[0, 1, 1] = True
@@ -191,44 +126,6 @@ def test_sets_of_regions_are_the_photo_and_the_rest_is_pale() -> None:
     # lines in the colour of the set
     for color, (y, x) in zip(COLORS, ((30, 45), (60, 135)), strict=False):
         assert np.abs(drawn[y - 2 : y + 3, x].astype(int) - color).max(1).min() < 40
-
-
-@pytest.mark.parametrize("name", STYLES)
-def test_what_was_not_seen_looks_the_same_in_every_style(name: str) -> None:
-    style = styles.get_style(name)
-    values = {
-        "heatmap": bump(),
-        "signed": waves(),
-        "values": np.stack([waves()] * 3),
-        "sets": bump()[None],
-    }[style.reads]
-    drawn = np.asarray(render.overlay(photo(), values, style, box=SEEN))
-    other = np.asarray(render.overlay(photo(), bump(), box=SEEN))
-    assert np.array_equal(drawn[:, :30], other[:, :30])
-    assert np.array_equal(drawn[:, 150:], other[:, 150:])
-    # grey, but for the tint of the hatching
-    assert np.ptp(drawn[:, :30].astype(int), axis=2).max() <= 12
-    inside = style.draw(photo(), values, SEEN)
-    assert np.array_equal(drawn[4:-4, 34:146], np.asarray(inside)[4:-4, 34:146])
-
-
-def test_several_parts_that_were_seen_are_marked_together() -> None:
-    white = Image.new("RGB", (90, 30), "white")
-    drawn = np.asarray(mark_unseen(white, white, [Box(0, 0, 30, 30), Box(60, 0, 90, 30)]))
-    assert (drawn[:, :30] == 255).all()
-    assert (drawn[:, 60:] == 255).all()
-    assert (drawn[:, 31:59] < 250).all()
-    assert mark_unseen(white, white, [Box(0, 0, 50, 30), Box(40, 0, 90, 30)]) is white
-
-
-def test_single_pixels_are_smoothed_into_areas_with_their_place() -> None:
-    values = np.zeros((100, 100))
-    values[30, 60] = 1
-    found = styles.smoothed(values)
-    assert np.unravel_index(found.argmax(), found.shape) == (30, 60)
-    assert found.max() == 1
-    assert found[33, 60] == pytest.approx(np.exp(-0.5), rel=0.02)  # at one standard deviation
-    assert not styles.smoothed(np.zeros((4, 4))).any()
 
 
 @pytest.mark.parametrize("shares", [(), (0.9, 0.5), (0.0, 0.5), (0.5, 1.1), (0.5, 0.5)])

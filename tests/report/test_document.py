@@ -26,16 +26,6 @@ SECTIONS = [
 ]
 
 
-def test_lines_are_paragraphs_and_numbers_end_at_the_same_place() -> None:
-    page = document("A title", "About it.", SECTIONS)
-    assert "<p>One line.</p>\n<p>&lt;img" in page
-    assert page.count('<th class="figure">') == 1
-    assert page.count('<td class="figure">') == 2
-    assert '<td class="figure">26%</td>' in page
-    assert "<img src=x" not in page
-    assert "<table" not in document("A title", "", [Section("Empty", table=[["class"]])])
-
-
 @pytest.mark.browser
 @pytest.mark.xdist_group("browser")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])

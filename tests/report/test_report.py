@@ -5,32 +5,26 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import io
 import json
 import re
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import explain
-from explain import ExplainError, MetricError, OutputError
-from explain.attribution.encoding import encode_target
+from explain import ExplainError, MetricError
 from explain.cli import main
-from explain.methods import LRP, GradCAM, IntegratedGradients, Smooth
-from explain.methods.base import get_method
+from explain.methods import GradCAM, IntegratedGradients, Smooth
 from explain.metrics import Deletion, Insertion
-from explain.report.item import Detail, cost_ahead, item, place, plane
-from explain.report.pages import entry, page, sheet, sheet_of
+from explain.report.item import Detail, cost_ahead, item, plane
+from explain.report.pages import sheet
 from explain.report.reproduce import reproduction
-from explain.targets import Segmentation
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, KINDS, LABELS, checked, of_kind, photo
 
@@ -96,11 +90,6 @@ def test_maps_survive_their_packing(size: tuple[int, int], signed: bool, smooth:
         assert (off <= step * peak * 0.51).all()
 
 
-def test_maps_of_zeros_and_of_numbers_that_are_none_are_packed_too() -> None:
-    assert not unpacked(plane(np.zeros((4, 5), np.float32))).any()
-    assert np.isfinite(unpacked(plane(np.array([[np.nan, np.inf, 1.0]])))).all()
-
-
 def test_a_page_has_the_maps_and_answers_of_its_explanation(explanation: Any) -> None:
     found = Read(explanation.to_html(steps=4)).data
     short = found["index"]["photos"][0]
@@ -149,27 +138,6 @@ def test_the_curves_are_those_of_the_metrics(
                 assert curve["at"] == at.tolist()
                 assert curve[metric] == pytest.approx(values[0].tolist(), abs=1e-5)
                 assert curve["areas"][metric] == pytest.approx(float(table[name][metric]), abs=1e-5)
-
-
-def test_every_map_has_curves_in_fewer_steps_where_there_are_many_and_a_copy_has_none(
-    explainer: explain.Explainer,
-) -> None:
-    found = explainer(
-        photo(), ["gradcam", "saliency", "layercam", "hirescam", "inputxgradient"], targets=[0, 1]
-    )
-    for asked, steps in ((2, 2), (None, 16), (0, None)):
-        maps = item(found, Detail(steps=asked))["maps"]
-        counts = {
-            len(one["curve"]["at"]) - 1 if one["curve"] else None for row in maps for one in row
-        }
-        assert counts == {steps}
-    import copy
-
-    alone = copy.copy(found)
-    assert alone.explainer is None
-    full = Read(alone.to_html()).data["item-0"]
-    assert not any(one["curve"] for row in full["maps"] for one in row)
-    assert {method["passes"] for method in full["methods"]} == {None}
 
 
 def test_the_costs_are_those_of_the_plan(explainer: explain.Explainer) -> None:
@@ -256,24 +224,6 @@ def _policy(found: Read) -> str:
     )
 
 
-def test_data_cannot_end_its_block_or_fill_another_place() -> None:
-    found = Read(page({"photos": [{"name": "</script><b>{{script}}"}]}, [], title="{{data}}"))
-    assert found.data["index"]["photos"][0]["name"] == "</script><b>{{script}}"
-    assert found.texts["title"] == "{{data}}"
-    assert "b" not in found.tags
-
-
-def test_a_page_is_written_whole_and_replaces_nothing_unasked(
-    explanation: Any, tmp_path: Path
-) -> None:
-    place = explanation.to_html(tmp_path / "new" / "cat.html", steps=0)
-    assert place == tmp_path / "new" / "cat.html"
-    assert place.read_text("utf-8") == explanation.to_html(steps=0)
-    with pytest.raises(OutputError, match="overwrite=True"):
-        explanation.to_html(place, steps=0)
-    assert explanation.to_html(place, steps=0, overwrite=True) == place
-
-
 @pytest.fixture
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves in two steps, which take less time than the usual ones."""
@@ -322,39 +272,6 @@ def test_the_command_makes_the_same_again(
     } == wanted
 
 
-def test_what_was_the_callers_own_is_said(explanation: Any, explainer: explain.Explainer) -> None:
-    found = reproduction(explanation)
-    assert found.command is None
-    assert "the model was your own" in found.why
-    assert "model = ...  # your Small" in found.python
-    assert "preprocess = ..." in found.python
-    assert "layer=['first', 'second']" in found.python
-    compile(found.python, "again", "exec")
-    box = reproduction(explainer(photo(), LRP(composite="Epsilon"), 0))
-    assert "lrp(composite=" in box.python
-    assert "photo = ..." in box.python
-
-
-def test_the_code_of_methods_and_targets_makes_them_again(explainer: explain.Explainer) -> None:
-    method = Smooth(explain.methods.Occlusion(16, 16, explain.baselines.Blur(3)), samples=2)
-    target = explain.targets.Difference(3, 1)
-    found = reproduction(explainer(photo(), [method, LRP("Epsilon")], target))
-    arguments = re.search(r"methods=(.*),\n    target=(.*),  # ", found.python)
-    assert arguments is not None
-    again, _ = eval(arguments[1], {"explain": explain})
-    assert get_method(again) == method
-    assert eval(arguments[2], {"explain": explain}).terms == target.terms
-
-
-def test_regions_that_were_asked_for_are_marked(explainer: explain.Explainer) -> None:
-    mask = torch.zeros(32, 64)
-    mask[:8, 8:] = 1
-    asked = SimpleNamespace(crops=(), boxes=(), asked=[encode_target(Segmentation(1, mask))])
-    found: Any = place(asked, 0)  # type: ignore[arg-type]
-    assert (unpacked(found["mask"]) == mask.numpy()).all()
-    assert item(explainer(photo(), "gradcam", 0), Detail())["targets"][0]["place"] is None
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_a_page_of_every_kind_of_explanation(kind: str) -> None:
@@ -387,14 +304,6 @@ def test_a_page_has_the_verdict_of_each_map(explanation: Any) -> None:
     assert [one["verdict"] for one in data["item-0"]["maps"][1]] == [None] * 3
     assert "\nexplanation.check()\n" in data["item-0"]["again"]["python"]
     assert "check()" not in reproduction(explanation).python
-
-
-def test_two_hundred_photos_can_be_mailed(explainer: explain.Explainer) -> None:
-    """Each with two maps, of a layer and of single pixels, on a grainy photo."""
-    noise = np.random.default_rng(0).normal(0, 8, (480, 640, 3))
-    grainy = Image.fromarray(np.clip(np.asarray(photo(640, 480)) + noise, 0, 255).astype(np.uint8))
-    found = entry(explainer(grainy, ["gradcam", "saliency"]))
-    assert len(sheet_of([found] * 200)) < 30e6
 
 
 def test_a_sheet_knows_right_and_wrong_and_figures(
@@ -435,76 +344,6 @@ def test_a_sheet_knows_right_and_wrong_and_figures(
         sheet([copy.copy(found[0])], tmp_path / "none.html", metrics="sparseness")
 
 
-@pytest.mark.usefixtures("few_steps")
-def test_the_command_line_writes_a_page_for_each_photo_and_one_for_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("a", "b"):
-        photo(seed=ord(name)).save(tmp_path / f"{name}.png")
-    out = str(tmp_path / "out")
-    words = [
-        str(tmp_path / "a.png"),
-        str(tmp_path / "b.png"),
-        "--model",
-        "tiny",
-        "--html",
-        "-o",
-        out,
-    ]
-    assert main([*words, "--metric", "sparseness"]) == 0
-    assert "contact-sheet.html, a page with all of them" in capsys.readouterr().out
-    one = Read((tmp_path / "out" / "a-tiny.html").read_text("utf-8")).data["item-0"]
-    assert one["maps"][0][0]["curve"]["at"][-1] == 1
-    assert one["maps"][0][0]["figures"].keys() == {"sparseness"}
-    sheet = Read((tmp_path / "out" / "contact-sheet.html").read_text("utf-8")).data
-    assert [(each["name"], each["page"]) for each in sheet["index"]["photos"]] == [
-        ("a.png", "a-tiny.html"),
-        ("b.png", "b-tiny.html"),
-    ]
-    assert main([*words, "--skip-existing"]) == 2
-    assert "--html and --skip-existing cannot both be given" in capsys.readouterr().err
-    assert (
-        main([words[0], "--model", "tiny", "--html", "-o", str(tmp_path / "single"), "--json"]) == 0
-    )
-    files = json.loads(capsys.readouterr().out)["results"][0]["files"]
-    assert [Path(file).name for file in files] == [
-        "a-tiny-gradcam.png",
-        "a-tiny-gradcam.npy",
-        "a-tiny-gradcam.json",
-        "a-tiny.html",
-    ]
-
-
-@pytest.mark.usefixtures("few_steps")
-def test_many_pages_have_no_curves_and_long_checks_are_announced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in "ab":
-        photo(seed=ord(name)).save(tmp_path / f"{name}.png")
-    monkeypatch.setattr("explain.cli.photos.FEW", 1)
-    monkeypatch.setattr("explain.cli.photos.LONG", 0.0)
-    for extra, curves, told in (
-        (
-            [],
-            False,
-            (
-                "note: the pages have no curves, as there are more than 1 photos; --curves computes "
-                "them\n"
-            ),
-        ),
-        (
-            ["--curves"],
-            True,
-            "note: curves will take about 4 passes of the model for a photo, and ",
-        ),
-    ):
-        out = str(tmp_path / f"out{curves}")
-        assert main([str(tmp_path), "--model", "tiny", "--html", *extra, "-o", out]) == 0
-        assert told in capsys.readouterr().err
-        one = Read((tmp_path / f"out{curves}" / "a-tiny.html").read_text("utf-8")).data["item-0"]
-        assert (one["maps"][0][0]["curve"] is not None) == curves
-
-
 @pytest.mark.long
 def test_the_cost_of_checks_is_about_what_they_take() -> None:
     explainer = explain.Explainer("tiny", size=32)
@@ -520,20 +359,6 @@ def test_the_cost_of_checks_is_about_what_they_take() -> None:
     explanation.check()
     handle.remove()
     assert told == pytest.approx(rows, rel=0.25)
-
-
-def test_what_a_notebook_shows_runs_no_model_and_is_small(
-    explanation: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise AssertionError("the model was run")
-
-    monkeypatch.setattr(type(explanation.explainer.model), "forward", refuse)
-    frame = explanation._repr_html_()
-    assert frame.isascii()
-    assert len(frame) < 300_000
-    shown = html.unescape(frame)
-    assert (shown.count("<iframe"), shown.count("\n<body>\n")) == (1, 1)
 
 
 def test_the_report_that_is_shown_is_small_and_tells_no_paths() -> None:

@@ -23,23 +23,6 @@ def _in_a_folder_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert main(["run", "photos", "--output", "run.sqlite", "--target", "goldfish", *QUICK]) == 0
 
 
-def test_tables_are_printed(typed: Typed) -> None:
-    code, out, err = typed("insight", "run.sqlite")
-    assert (code, err) == (0, [])
-    assert out == str(explain.open_run("run.sqlite").insight()).splitlines()
-    assert any(line.startswith("  goldfish  6       –") for line in out)
-
-
-def test_json_has_all_of_it_and_the_files(typed: Typed) -> None:
-    code, out, err = typed("insight", "run.sqlite", "--json", "--output", "out")
-    assert (code, err) == (0, [])
-    (told,) = json.loads("\n".join(out))["insights"]
-    files = told.pop("files")
-    assert told == json.loads(json.dumps(explain.open_run("run.sqlite").insight().to_dict()))
-    assert files == ["out/looks.png", "out/insight.json", "out/insight.html"]
-    assert all(Path(file).is_file() for file in files)
-
-
 def test_channels_concepts_and_examples_are_asked_for_with_the_model(typed: Typed) -> None:
     """Each has its table, its figures in the document and, but for the concept vector, its picture
     in the page."""
@@ -74,26 +57,3 @@ def test_channels_concepts_and_examples_are_asked_for_with_the_model(typed: Type
     assert len(document["channels"]["channels"]) == 3
     assert len(document["concepts"]["concepts"]) == 2
     assert Path("out/insight.html").read_text().count("data:image/png;base64,") == 3
-
-
-def test_examples_of_a_concept_are_a_folder(typed: Typed) -> None:
-    folder_of(Path("more"), 20)
-    folder_of(Path("examples"), 5)
-    rows = [{"path": f"more/{number:03}.png", "label": int(number > 15)} for number in range(20)]
-    Path("more.json").write_text(json.dumps(rows))
-    assert main(["run", "more.json", "--output", "more.sqlite", *QUICK]) == 0
-    code, out, err = typed(
-        "insight", "more.sqlite", *SAME, "--examples", "examples", "--target", "1", "--json"
-    )
-    assert (code, err) == (0, [])
-    (told,) = json.loads("\n".join(out))["insights"]
-    found = told["direction"]
-    label = next(
-        row.label for row in explain.open_run("more.sqlite").rows() if row.label_class == 1
-    )
-    assert (found["target"], found["photos"], found["examples"], len(found["random_gains"])) == (
-        label,
-        4,
-        5,
-        200,
-    )

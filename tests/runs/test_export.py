@@ -17,7 +17,6 @@ from PIL import Image
 import explain
 from explain import ExplainError, OutputError, RunError
 from explain.render.styles import get_style
-from explain.runs.result import choice
 from explain.store.lists import source_of
 from tests.report.test_report import Read, unpacked
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
@@ -175,12 +174,6 @@ def test_photos_without_a_file_are_drawn_from_their_source(tmp_path: Path) -> No
     assert "source" in failures["photo 0"]
     with pytest.raises(RunError, match="photo must"):
         next(run.rows()).overlay(get_style("heat"))
-
-
-@pytest.mark.parametrize("which", ["worst:0", "first", "worst:x", "worst:"])
-def test_an_unknown_choice_of_pictures_is_refused(which: str) -> None:
-    with pytest.raises(ExplainError, match=f"pictures must .*'{which}'"):
-        choice(which)
 
 
 def test_a_page_of_a_run_has_its_rows_without_the_model(run: explain.Run, tmp_path: Path) -> None:

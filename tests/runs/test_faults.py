@@ -3,31 +3,25 @@ use."""
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import resource
 import signal
 import sqlite3
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import explain
 from explain._utils.errors import RunError, quiet
-from explain.runs import workers as processes
-from explain.runs.preparing import Preparer
-from explain.runs.workers import read_ahead
-from explain.store.sources import Content, Entry, Photos, Source
+from explain.store.sources import Content, Entry, Source
 from tests.runs.networks import as_it_is, assert_same, explainer, folder_of, picture
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked, for speed")
@@ -118,18 +112,6 @@ def test_a_run_that_is_killed_at_any_time_goes_on_where_it_stopped(tmp_path: Pat
     ]
 
 
-def test_another_process_cannot_write_the_file_meanwhile(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "photos", 20)
-    file = tmp_path / "run.sqlite"
-    made = explain.Explainer(explainer().model, preprocess=slowly)
-    process = forked(lambda: explain.run(folder, made, output=file, workers=0, batch_size=1))  # type: ignore[arg-type, return-value]
-    until(lambda: rows(file))
-    with pytest.raises(RunError, match="written"):
-        explain.run(folder, made, output=file, workers=0)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-
-
 class Trap(Source):
     """A few photos, some of which do something to the process that reads them."""
 
@@ -196,24 +178,6 @@ def test_a_worker_that_dies_costs_its_photo_only(tmp_path: Path) -> None:
     assert (run.photos, run.failures) == (4, {})
 
 
-def test_a_worker_that_dies_raises_nothing_where_a_loader_of_torch_was_used_before(
-    tmp_path: Path,
-) -> None:
-    loader = torch.utils.data.DataLoader([1, 2], num_workers=1, multiprocessing_context="fork")  # type: ignore[arg-type, var-annotated]
-    with quiet():
-        assert len(list(loader)) == 2
-    handler = signal.getsignal(signal.SIGCHLD)
-    assert callable(handler)
-    trap = Trap(c=lambda: os.kill(os.getpid(), signal.SIGKILL))
-    made = explain.Explainer(explainer().model, preprocess=slowly)
-    try:
-        run = explain.run(trap, made, output=tmp_path / "run.sqlite", workers=1, batch_size=1)
-        assert (list(run.failures), run.photos) == (["c"], 3)
-        assert signal.getsignal(signal.SIGCHLD) is handler
-    finally:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
 def test_a_source_that_breaks_off_is_told_and_what_came_before_is_kept(tmp_path: Path) -> None:
     class Broken(Trap):
         def entries(self) -> Iterator[Entry]:
@@ -226,23 +190,6 @@ def test_a_source_that_breaks_off_is_told_and_what_came_before_is_kept(tmp_path:
             explain.run(Broken(), explainer(), output=file, workers=count, batch_size=1)
         assert explain.open_run(file).photos in (1, 2)
         assert explain.run(Trap(), explainer(), output=file, workers=0).photos == 4
-
-
-def test_workers_read_ahead_but_not_without_end() -> None:
-    listed: list[int] = []
-
-    def entries() -> Iterator[Entry]:
-        for number in range(1000):
-            listed.append(number)
-            yield Entry(f"photo {number}", 97)
-
-    found = read_ahead(Preparer(Trap(), as_it_is), entries(), 1, 60.0)
-    first = next(found)
-    until(lambda: len(listed) > processes.AHEAD)
-    time.sleep(0.3)  # in which many more would be read
-    found.close()
-    assert getattr(first, "entry", None) == Entry("photo 0", 97)
-    assert len(listed) <= processes.AHEAD + 2
 
 
 @contextmanager
@@ -278,46 +225,3 @@ def test_a_full_disk_ends_the_run_and_loses_nothing_that_was_written(tmp_path: P
             folder, explainer(), "saliency", **{**options, "output": tmp_path / "whole.sqlite"}
         ),
     )
-
-
-def test_a_file_that_another_program_locks_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("explain.store.writing.PATIENCE", 0.05)
-    file = tmp_path / "run.sqlite"
-    explain.run([picture(0)], explainer(), output=file, workers=0)
-    db = sqlite3.connect(file, isolation_level=None)
-    db.execute("BEGIN IMMEDIATE")
-    with pytest.raises(RunError, match="database"):
-        explain.run([picture(0), picture(1)], explainer(), output=file, workers=0)
-    db.close()
-    assert len(explain.run([picture(0), picture(1)], explainer(), output=file, workers=0)) == 2
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers are of POSIX")
-def test_no_interrupt_is_lost_while_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python loses what is raised in its own preparations of a fork, and leaves the lock of its
-    logging locked."""
-    lost: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda error: lost.append(error.exc_type))
-    preparer = Preparer(Photos([]), as_it_is)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    random_times = np.random.default_rng(0).uniform(1e-4, 0.012, 20)
-    came = 0
-    try:
-        for seconds in random_times:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, seconds)
-                list(read_ahead(preparer, iter(()), 2, 5.0))
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                came += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert came > 0
-    assert KeyboardInterrupt not in lost
-    other = threading.Thread(target=logging.getLogger, args=("another",), daemon=True)
-    other.start()
-    other.join(10)
-    assert not other.is_alive()

@@ -4,7 +4,6 @@ names alone."""
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -80,27 +79,10 @@ def test_other_pictures_of_equal_count_are_refused_and_what_is_there_is_kept(
     assert_is_of(run, named(0, 1, 2, word=word))
 
 
-def test_a_list_that_has_grown_is_continued(tmp_path: Path) -> None:
-    go([picture(0), picture(1)], tmp_path)
-    states: list[Any] = []
-    run = go([picture(n) for n in range(4)], tmp_path, progress=states.append)
-    assert (states[-1].there, states[-1].done, states[-1].left) == (2, 2, 0)
-    assert_is_of(run, named(0, 1, 2, 3))
-
-
 def test_pictures_of_another_shape_with_the_same_bytes_are_others(tmp_path: Path) -> None:
     go([Image.new("RGB", (24, 20), "red")], tmp_path)
     with pytest.raises(RunError, match="photo"):
         go([Image.new("RGB", (20, 24), "red")], tmp_path)
-
-
-def test_an_opened_picture_that_was_changed_is_another_one(tmp_path: Path) -> None:
-    folder_of(tmp_path / "photos", 1)
-    with Image.open(tmp_path / "photos" / "000.png") as opened:
-        go([opened], tmp_path)
-        opened.paste((0, 0, 0), (0, 0, 12, 10))
-        with pytest.raises(RunError, match="photo"):
-            go([opened], tmp_path)
 
 
 class Files(Items):
@@ -138,18 +120,6 @@ def test_a_file_that_was_replaced_with_its_size_and_time_kept_is_noticed(tmp_pat
     assert_is_of(run, {"0.bmp": picture(0), "1.bmp": picture(9), "2.bmp": picture(2)})
 
 
-def test_a_folder_that_was_copied_is_compared_and_not_explained_again(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "photos", 3)
-    go(folder, tmp_path)
-    shutil.move(folder, tmp_path / "old")
-    shutil.copytree(tmp_path / "old", folder)
-    for _ in range(2):
-        states: list[Any] = []
-        run = go(folder, tmp_path, progress=states.append)
-        assert (states[-1].there, states[-1].done) == (3, 0)
-    assert_is_of(run, {f"{number:03}.png": picture(number) for number in range(3)})
-
-
 def test_photos_of_one_name_in_two_shards_are_all_there(tmp_path: Path) -> None:
     for place, folder in enumerate(("a", "b")):
         (tmp_path / folder).mkdir()
@@ -164,19 +134,6 @@ def test_photos_of_one_name_in_two_shards_are_all_there(tmp_path: Path) -> None:
     shard(tmp_path / "s.tar", [("a.png", png(0)), ("b.png", png(1)), ("a.png", png(2))])
     run = go(tmp_path / "s.tar", tmp_path)
     assert_is_of(run, {"s.tar/a": picture(0), "s.tar/b": picture(1), "s.tar/a (2)": picture(2)})
-
-
-@pytest.mark.parametrize("in_file", [True, False])
-def test_two_labels_of_one_photo_are_both_there(in_file: bool, tmp_path: Path) -> None:
-    made = explainer(categories=list("abcde"))
-    path = folder_of(tmp_path / "photos", 1) / "000.png"
-    photo = path if in_file else Image.open(path)
-    for _ in range(2):
-        run = go([(photo, "a"), (photo, "b")], tmp_path, made)
-        assert sorted({(row.name, row.label) for row in run.rows()}) == [
-            (str(path), "a"),
-            (f"{path} (2)", "b"),
-        ]
 
 
 @pytest.mark.parametrize("kind", ["path", "picture", "csv"])
@@ -198,25 +155,6 @@ def test_a_label_or_box_that_has_changed_is_noticed(kind: str, tmp_path: Path) -
         assert {row.boxes for row in go(source("b", 7), tmp_path, made).rows()} == {
             ((0.0, 0.0, 7.0, 5.0),)
         }
-
-
-def test_a_data_set_that_cannot_be_read_for_once_loses_nothing(tmp_path: Path) -> None:
-    class Flaky(Items):
-        fails = False
-
-        def __getitem__(self, place: int) -> Any:
-            if self.fails:
-                raise OSError("the network is down")
-            return super().__getitem__(place)
-
-    source = Flaky([picture(0), picture(1)])
-    go(source, tmp_path)
-    source.fails = True
-    run = go(source, tmp_path)
-    assert list(run.failures) == ["item 0", "item 1"]
-    assert_is_of(run, named(0, 1, word="item"))
-    source.fails = False
-    assert go(source, tmp_path).failures == {}
 
 
 def assert_alike(one: explain.Explainer, other: explain.Explainer, alike: bool) -> None:
@@ -286,12 +224,6 @@ def test_an_attribute_outside_the_state_dict_that_has_changed_is_refused(change:
     plain = changed(lambda model: None)
     assert plain.state_dict().keys() == settled(TinyNet()).state_dict().keys()
     assert_alike(explainer(plain), explainer(changed(change)), False)
-
-
-def test_counters_are_no_part_of_what_a_model_is() -> None:
-    plain, same = (changed(lambda model: None) for _ in range(2))
-    for other in (same, plain):
-        assert_alike(explainer(plain), explainer(other), True)
 
 
 def test_another_temperature_is_refused() -> None:

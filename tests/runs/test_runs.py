@@ -4,7 +4,6 @@ fails is listed."""
 from __future__ import annotations
 
 import hashlib
-import json
 import sqlite3
 import threading
 from pathlib import Path
@@ -13,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import explain
 from explain import ExplainWarning, LayerError, MethodError, ModelError, RunError, TargetError
 from explain.data.boxes import locate
-from explain.methods import RISE, GradCAM
+from explain.methods import GradCAM
 from explain.metrics import evaluate
 from explain.runs.runner import State
 from explain.store.writing import packed, unpacked
@@ -85,40 +83,6 @@ def test_maps_are_stored_in_half_precision_with_a_scale() -> None:
     assert unpacked(packed(np.zeros((2, 2), np.float32))).tolist() == [[0, 0], [0, 0]]
 
 
-def test_workers_find_the_same_in_the_same_order(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "photos", 9)
-    (folder / "004.png").write_bytes(b"no photo")
-    one = explain.run(folder, explainer(), METHODS, output=tmp_path / "1.sqlite", workers=0)
-    two = explain.run(folder, explainer(), METHODS, output=tmp_path / "2.sqlite", workers=2)
-    assert_same(one, two)
-    names = [f"{number:03}.png" for number in range(9) if number != 4]
-    assert [row.name for row in two.rows("gradcam")] == names
-    assert two.failures == one.failures
-    assert list(two.failures) == ["004.png"]
-
-
-def test_a_run_is_one_database_with_a_row_for_each_photo_method_and_target(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "photos", 3)
-    folder_of(folder / "more", 1)
-    explain.run(folder, explainer(), METHODS, output=tmp_path / "run.sqlite", target=1, workers=0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "run.sqlite"]
-    db = sqlite3.connect(tmp_path / "run.sqlite")
-    assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert db.execute(
-        "SELECT count(*), count(DISTINCT name || method || class) FROM explained"
-    ).fetchone() == (8, 8)
-    _, shape, scale, content = db.execute(
-        "SELECT p.name, r.shape, r.scale, r.map FROM results r JOIN photos p ON p.id = r.photo "
-        "WHERE r.method = 'gradcam' AND p.name = '001.png'"
-    ).fetchone()
-    values = np.frombuffer(content, "<f2").reshape(json.loads(shape)) * np.float32(scale)
-    alone_ = explain.attribute(explainer().model, as_it_is(picture(1))[None], "gradcam", target=1)
-    np.testing.assert_allclose(values, alone_.values[0], rtol=1e-3, atol=1e-6)
-    same = db.execute("SELECT photos, names FROM duplicates").fetchall()
-    assert same == [(2, '["000.png","more/000.png"]')]
-    db.close()
-
-
 def test_labels_say_which_predictions_are_right(tmp_path: Path) -> None:
     made = explainer(categories=list("abcde"))
     photos = [picture(number) for number in range(6)]
@@ -144,46 +108,6 @@ def test_labels_say_which_predictions_are_right(tmp_path: Path) -> None:
     assert [row.name for row in run.rows(label=label)] == [
         row.name for row in rows if row.label == label
     ]
-
-
-def test_metrics_are_stored_and_those_of_boxes_only_where_there_are_some(tmp_path: Path) -> None:
-    folder_of(tmp_path / "photos", 3)
-    (tmp_path / "list.csv").write_text(
-        "path,x0,y0,x1,y1\nphotos/000.png,,,,\nphotos/001.png,2,3,9,11\nphotos/002.png,0,0,24,10\n"
-    )
-    made = explainer()
-    names = ["pointinggame", "sparseness", "energypointinggame"]
-    run = explain.run(
-        tmp_path / "list.csv",
-        made,
-        METHODS,
-        output=tmp_path / "run.sqlite",
-        metrics=names,
-        workers=0,
-    )
-    assert len(run) == 6
-    for row in run.rows():
-        number = int(Path(row.name).stem)
-        x = as_it_is(picture(number))[None]
-        boxes = {1: [[2, 3, 9, 11]], 2: [[0, 0, 24, 10]]}.get(number)
-        judged = names if boxes else ["sparseness"]
-        table = evaluate(made.model, x, row.method, judged, boxes=boxes)[row.method]
-        expected = {name: float(table[name][0]) for name in judged}
-        assert {
-            name: value for name, value in row.metrics.items() if value is not None
-        } == pytest.approx(expected)
-        assert list(row.metrics) == sorted(names)
-        assert row.boxes == ((2.0, 3.0, 9.0, 11.0),) * (number == 1) + ((0.0, 0.0, 24.0, 10.0),) * (
-            number == 2
-        )
-    assert {
-        metric: count
-        for _, metric, _, count in run.query("SELECT * FROM judged WHERE method = 'gradcam'")
-    } == {
-        "pointinggame": 2,
-        "sparseness": 3,
-        "energypointinggame": 2,
-    }
 
 
 def test_metrics_that_need_boxes_say_when_there_are_none(tmp_path: Path) -> None:
@@ -222,33 +146,6 @@ class Counting(TinyNet):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.rows.append(len(x))
         return super().forward(x)
-
-
-def test_photos_run_in_batches_and_the_same_call_does_nothing_twice(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "photos", 7)
-    made = explainer(settled(Counting()).eval())
-    again: dict[str, Any] = {
-        "output": tmp_path / "run.sqlite",
-        "target": 1,
-        "workers": 0,
-        "batch_size": 3,
-    }
-    explain.run(folder, made, "gradcam", **again)
-    assert made.model.rows.count(3) >= 2
-    made.model.rows.clear()
-    states: list[State] = []
-    run = explain.run(folder, made, "gradcam", **again, progress=states.append)
-    # only a test picture, which tells models apart
-    assert (max(made.model.rows), len(run), run.ended) == (1, 7, True)
-    made.model.rows.clear()
-    assert (states[-1].done, states[-1].there, states[-1].total, states[-1].left) == (0, 7, 7, None)
-    picture(50).save(folder / "x.png")
-    picture(60).save(folder / "002.png")
-    run = explain.run(folder, made, "gradcam", **again)
-    assert len(run) == 8
-    shas = {row.name: row.sha256 for row in run.rows()}
-    assert shas["002.png"] == hashlib.sha256(picture(60).tobytes()).hexdigest()
-    assert max(made.model.rows) <= 2
 
 
 class Stop(Exception):
@@ -376,36 +273,6 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
         )
 
 
-def test_a_method_that_cannot_be_added_leaves_the_run_as_it_was(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "photos", 3)
-    options = {"output": tmp_path / "run.sqlite", "workers": 0}
-    before = contents(explain.run(folder, explainer(), "gradcam", **options))
-    with pytest.raises(MethodError, match="cheferattribution"):
-        explain.run(folder, explainer(), ["gradcam", "cheferattribution"], **options)
-    run = explain.run(folder, explainer(), "gradcam", **options)
-    assert (contents(run).keys(), run.methods, run.failures) == (before.keys(), ["gradcam"], {})
-
-
-def test_versions_are_part_of_what_a_run_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
-    run = explain.run([picture(0)], explainer(), **options)
-    assert run.manifest["versions"]["torch"] == str(torch.__version__)
-    monkeypatch.setattr(
-        "explain.runs.job.versions", lambda: {**run.manifest["versions"], "torch": "1.0"}
-    )
-    with pytest.raises(RunError, match="versions"):
-        explain.run([picture(0)], explainer(), **options)
-
-
-def test_a_call_that_explained_nothing_leaves_no_options_behind(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
-    with pytest.raises(LayerError, match="layr1"):
-        explain.run([picture(0)], explainer(), layer="layr1", **options)
-    assert len(explain.run([picture(0)], explainer(), layer="layer1", **options)) == 1
-
-
 def test_two_runs_into_one_file_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.sqlite"
     options: dict[str, Any] = {"output": file, "workers": 0}
@@ -416,42 +283,6 @@ def test_two_runs_into_one_file_are_refused(tmp_path: Path) -> None:
 
     explain.run([picture(0)], explainer(), progress=again, **options)
     assert not (tmp_path / "run.sqlite-lock").exists()
-
-
-def test_bad_files_are_listed_with_their_reason_and_tried_again(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "photos", 3)
-    (folder / "bad.png").write_bytes(b"no photo")
-    (folder / "empty.jpg").write_bytes(b"")
-    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
-    states: list[State] = []
-    run = explain.run(folder, explainer(), progress=states.append, **options)
-    assert list(run.failures) == ["bad.png", "empty.jpg"]
-    assert (
-        "bad.png' is not an image that Pillow can read; convert it to PNG or JPEG"
-        in run.failures["bad.png"]
-    )
-    assert (len(run), run.ended, states[-1].failed, states[-1].done) == (3, True, 2, 3)
-    assert "2 failed" in repr(run)
-    picture(9).save(folder / "bad.png")
-    (folder / "empty.jpg").unlink()
-    run = explain.run(folder, explainer(), **options)
-    assert (len(run), run.failures) == (4, {})
-
-
-def test_a_photo_that_breaks_the_model_does_not_spoil_its_batch(tmp_path: Path) -> None:
-    class Fragile(TinyNet):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if (x.flatten(1).amax(1) == 0).any():
-                raise ZeroDivisionError("black")
-            return super().forward(x)
-
-    photos = [picture(0), Image.new("RGB", (24, 20)), picture(1)]
-    made = explainer(settled(Fragile()).eval())
-    run = explain.run(photos, made, output=tmp_path / "run.sqlite", workers=0)
-    assert run.failures == {"photo 1": "raised ZeroDivisionError: black"}
-    assert [row.name for row in run.rows()] == ["photo 0", "photo 2"]
-    with pytest.raises(ZeroDivisionError, match="black"):
-        explain.run(photos[1:2], made, output=tmp_path / "other.sqlite", workers=0)
 
 
 @pytest.mark.parametrize(
@@ -496,21 +327,6 @@ def test_inputs_of_integers_are_refused(tmp_path: Path) -> None:
     ] == [True]
 
 
-def test_a_precision_is_the_same_in_both_spellings(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "photos", 1)
-    for precision in ("bf16", "bfloat16", "bf16"):
-        run = explain.run(
-            folder,
-            explainer(),
-            RISE(samples=9),
-            output=tmp_path / "run.sqlite",
-            target=1,
-            workers=0,
-            precision=precision,
-        )
-        assert len(run) == 1
-
-
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no database at all")
     with sqlite3.connect(tmp_path / "other.sqlite") as db:
@@ -549,18 +365,6 @@ def test_warnings_about_photos_are_kept_as_notes(tmp_path: Path) -> None:
     assert len(run.notes) == 1
     assert run.notes[0].startswith("gradcam is zero everywhere for image photo 0, photo 1: ")
     assert [row.values.any().item() for row in run.rows()] == [False, False]
-
-
-def test_a_group_of_methods_is_chosen_by_the_first_photo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "explain.attribution.selection.list_methods", lambda: ["gradcam", "saliency", "rollout"]
-    )
-    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
-    run = explain.run([picture(0), picture(1)], explainer(), "all", **options)
-    assert sorted(run.methods) == ["gradcam", "saliency"]
-    assert run.manifest["methods"] == "all"
 
 
 def test_photos_go_alone_where_the_rows_of_a_batch_are_not_apart(tmp_path: Path) -> None:
@@ -605,13 +409,3 @@ def test_rows_can_be_read_while_the_run_goes_on_and_from_a_folder_that_cannot_be
     monkeypatch.setattr(sqlite3, "connect", refused)
     assert next(run.rows()).name == "photo 0"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.sqlite"]
-
-
-def test_no_worker_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(self: Any) -> None:
-        raise AssertionError("daemonic processes are not allowed to have children")
-
-    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", refused)
-    with pytest.warns(ExplainWarning, match="photos are read"):
-        run = explain.run([picture(0)], explainer(), output=tmp_path / "run.sqlite", workers=1)
-    assert len(run) == 1

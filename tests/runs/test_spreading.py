@@ -3,7 +3,6 @@ class stands in."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from collections.abc import Iterator
@@ -158,18 +157,6 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         spread(photos, maps, "saliency")
 
 
-def test_a_piece_that_is_explained_twice_is_there_once(tmp_path: Path) -> None:
-    class Lossy(Cluster):
-        def report(self, piece: list[Entry]) -> Report | None:
-            self.there.report(piece)  # and the actor is lost before it could report
-            return self.there.report(piece)
-
-    found = spread(
-        folder_of(tmp_path / "photos", 6), tmp_path / "maps", cluster=Lossy(), per_file=3
-    )
-    assert len(by_key(tmp_path / "maps")) == found.photos == 6
-
-
 class Death(BaseException):
     """Nothing in the process sees it, as when the system ends it."""
 
@@ -206,18 +193,6 @@ def test_a_photo_that_ends_each_process_costs_itself_only(tmp_path: Path) -> Non
     assert list(map(len, deaths)) == [4, 4, 1, 1]  # twice with the others, and twice alone
     assert (list(found.failures), found.photos) == (["c"], 3)
     assert found.failures["c"].startswith("image 'c' ended the process that explained it")
-
-
-def test_bad_photos_are_listed_and_tried_again(tmp_path: Path) -> None:
-    photos = folder_of(tmp_path / "photos", 3)
-    maps = tmp_path / "maps"
-    cluster = Cluster()
-    (photos / "bad.png").write_bytes(b"none")
-    found = spread(photos, maps)
-    assert (found.photos, list(found.failures), found.ended) == (3, ["bad.png"], True)
-    picture(9).save(photos / "bad.png")
-    found = spread(photos, maps, cluster=cluster)
-    assert (cluster.pieces, found.photos, found.failures) == ([["bad.png"]], 4, {})
 
 
 def test_errors_of_all_photos_and_machines_are_raised(
@@ -258,25 +233,6 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
     with pytest.raises(RunError, match="s3fs"):
         Storage("s3://bucket/maps")
-
-
-def test_a_file_appears_complete_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    folder = Storage(tmp_path / "maps")
-    folder.write("a.json", b"1")
-    with monkeypatch.context() as patched, pytest.raises(RunError, match="No space left"):
-        patched.setattr(os, "replace", full)
-        folder.write("a.json", b"2")
-    assert (folder.read("a.json"), list(folder.stamps()), folder.read("b.json")) == (
-        b"1",
-        ["a.json"],
-        None,
-    )
-    assert os.listdir(tmp_path / "maps") == ["a.json"]
 
 
 def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None:
@@ -339,24 +295,6 @@ def test_an_address_is_indexed_in_the_cache(
     assert (len(written), failures) == (4, {})
     assert run.to_html(tmp_path / "page.html")[0].is_file()
     assert run.insight("gradcam").method == "gradcam"
-
-
-def test_a_part_that_is_missing_is_noticed_and_made_again(maps: Path) -> None:
-    whole = digests(open_run(maps))
-    parts = sorted(maps.glob("*.parquet"))
-    parts[1].unlink()
-    with (
-        pytest.warns(ExplainWarning, match="2 new"),
-        pytest.warns(ExplainWarning, match="2 of 6 photos"),
-    ):
-        open_run(maps)
-    with pytest.warns(ExplainWarning, match="2 of 6 photos"):  # also where all is imported already
-        run = open_run(maps)
-    assert not run.ended
-    assert run.photos == 4
-    again = spread(maps.parent / "photos", maps, per_file=2)
-    assert digests(again) == whole
-    assert again.ended
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000, b'{"manifest": 1}'])

@@ -66,24 +66,3 @@ def test_damaged_cells_raise_one_clear_error(statement: str, whole: Path, tmp_pa
     db.close()
     with pytest.raises(ExplainError, match="run"):
         list(explain.open_run(file).rows())
-
-
-def test_a_damaged_manifest_is_told(whole: Path, tmp_path: Path) -> None:
-    file = Path(shutil.copy(whole, tmp_path / "run.sqlite"))
-    with sqlite3.connect(file) as db:
-        db.execute("UPDATE manifest SET value = '{' WHERE key = 'model'")
-    db.close()
-    with pytest.raises(ExplainError, match="run"):
-        _ = explain.open_run(file).manifest
-
-
-def test_a_run_whose_photos_were_replaced_is_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for seed in range(3):
-        for number in range(4):
-            picture(seed * number).save(folder / f"{number}.png")
-        run = explain.run(
-            folder, explainer(), ["gradcam", "saliency"], output=tmp_path / "run.sqlite", workers=0
-        )
-        assert len(list(run.rows())) == len(run) == 8

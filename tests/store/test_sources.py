@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
-import os
-import sys
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,16 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 import explain
-from explain import ImageError, RunError
+from explain import RunError
 from explain.data.images import load_image
-from explain.runs import Entry, Source
+from explain.runs import Source
 from explain.runs.labels import Labels
 from explain.store.lists import source_of
-from tests.runs.networks import as_it_is, explainer, folder_of, picture
+from tests.runs.networks import explainer, folder_of, picture
 
 
 def listed(source: Source) -> list[tuple[str, Any, Any]]:
@@ -37,68 +32,6 @@ def read(source: Source, name: str) -> tuple[bytes, Any]:
     entry = next(entry for entry in source.entries() if entry.name == name)
     content = source.read(entry)
     return load_image(content.image).tobytes(), content.label
-
-
-def test_a_folder_has_the_photos_of_the_folders_inside_it_in_order(tmp_path: Path) -> None:
-    for name in ("b.png", "a/c.png", "a/deep/d.PNG", ".hidden.png", "a/.git/e.png", "a/notes.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        picture(len(name)).save(tmp_path / name, format="PNG")
-    source = source_of(tmp_path)
-    assert listed(source) == [
-        ("a/c.png", None, ()),
-        ("a/deep/d.PNG", None, ()),
-        ("b.png", None, ()),
-    ]
-    assert read(source, "a/c.png") == (picture(7).tobytes(), None)
-    first = next(iter(source.entries()))
-    os.utime(tmp_path / "a/c.png", ns=(1, 1))
-    assert first.stamp != next(iter(source.entries())).stamp
-
-
-def test_folders_that_hold_all_photos_are_labels(tmp_path: Path) -> None:
-    for name in ("cat/1.png", "cat/in/2.png", "dog/1.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        picture(1).save(tmp_path / name)
-    assert listed(source_of(str(tmp_path))) == [
-        ("cat/1.png", "cat", ()),
-        ("cat/in/2.png", "cat", ()),
-        ("dog/1.png", "dog", ()),
-    ]
-    assert [label for _, label, _ in listed(source_of(tmp_path / "cat"))] == [None, None]
-    picture(1).save(tmp_path / "top.png")
-    assert {label for _, label, _ in listed(source_of(tmp_path))} == {None}
-
-
-def test_a_folder_that_cannot_be_read_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder_of(tmp_path / "in", 1)
-    folder_of(tmp_path / "other", 1)
-    scandir = os.scandir
-
-    def refused(path: str) -> Any:
-        if str(path).endswith("in"):
-            raise PermissionError(13, "Permission denied")
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refused)
-    found = list(source_of(tmp_path).entries())
-    assert found[0] == Entry(
-        "in", problem="folder cannot be read: Permission denied; check its permissions"
-    )
-    assert [each.name for each in found[1:]] == ["other/000.png"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_names_that_are_no_text_can_be_stored(tmp_path: Path) -> None:
-    name = os.fsdecode(b"caf\xe9.png")
-    try:
-        picture(1).save(tmp_path / name)
-    except OSError:
-        pytest.skip("this file system has no such names")
-    source = source_of(tmp_path)
-    assert listed(source) == [("caf\\xe9.png", None, ())]
-    assert read(source, "caf\\xe9.png")[0] == picture(1).tobytes()
 
 
 def test_a_table_has_labels_and_boxes(tmp_path: Path) -> None:
@@ -237,20 +170,6 @@ class Items:
         return self.items[place]
 
 
-def test_a_data_set_of_torch_is_read_by_number(tmp_path: Path) -> None:
-    source = source_of(
-        Items([(picture(0), 3), (picture(1), torch.tensor(1))], classes=["a", "b"], root=tmp_path)
-    )
-    assert listed(source) == [("item 0", None, ()), ("item 1", None, ())]
-    assert read(source, "item 1") == (picture(1).tobytes(), 1)
-    assert source.classes == ["a", "b"]
-    assert source.identity()["root"] == str(tmp_path)
-    pixels = torch.from_numpy(np.array(picture(2))).permute(2, 0, 1)
-    assert read(source_of(Items([pixels])), "item 0") == (picture(2).tobytes(), None)
-    arrays = source_of(np.stack([np.array(picture(2))]))
-    assert read(arrays, "item 0") == (picture(2).tobytes(), None)
-
-
 def test_a_folder_of_torchvision_and_its_subsets_keep_the_names_of_their_files(
     tmp_path: Path,
 ) -> None:
@@ -294,53 +213,6 @@ def test_the_columns_of_a_hugging_face_data_set_are_found_by_their_features() ->
         source_of({"train": given, "test": given})
 
 
-def test_a_real_hugging_face_data_set() -> None:
-    datasets, arrow = (
-        pytest.importorskip(name, reason="an extra") for name in ("datasets", "pyarrow")
-    )
-    features = datasets.Features(
-        {"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "dog"])}
-    )
-    rows = [
-        {"picture": {"bytes": png(number), "path": None}, "kind": number} for number in range(2)
-    ]
-    table = arrow.Table.from_pylist(rows, schema=features.arrow_schema)
-    given = datasets.Dataset(table, info=datasets.DatasetInfo(features=features), fingerprint="abc")
-    for source, name in (
-        (source_of(given), "item 1"),
-        (source_of(given.to_iterable_dataset()), "photo 1"),
-    ):
-        assert read(source, name) == (picture(1).tobytes(), 1)
-        assert source.classes == ["cat", "dog"]
-
-
-def test_lists_and_iterators_of_photos(tmp_path: Path) -> None:
-    picture(0).save(tmp_path / "0.png")
-    opened = Image.open(tmp_path / "0.png")
-    given = [
-        tmp_path / "0.png",
-        (picture(1), "cat"),
-        np.array(picture(2)),
-        opened,
-        {"image": picture(3), "label": 4},
-    ]
-    names = [str(tmp_path / "0.png"), "photo 1", "photo 2", str(tmp_path / "0.png"), "photo 4"]
-    assert [name for name, _, _ in listed(source_of(given))] == names
-    assert read(source_of(given), "photo 1") == (picture(1).tobytes(), "cat")
-    assert read(source_of(iter(given)), "photo 4") == (picture(3).tobytes(), 4)
-    assert source_of(iter(given)).count is None
-    assert (
-        read(source_of(str(tmp_path / "0.png")), str(tmp_path / "0.png"))[0] == picture(0).tobytes()
-    )
-    opened.close()
-
-
-def test_an_item_without_an_image_is_refused() -> None:
-    source = source_of([{"text": "no image", "number": 3}])
-    with pytest.raises(ImageError, match="number"):
-        read(source, "photo 0")
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -380,34 +252,6 @@ def test_labels_of_any_kind_are_kept(tmp_path: Path) -> None:
     assert [row.labels for row in run.rows()] == [labels for _, labels in LABELS]
     again = explain.run(photos, made, output=tmp_path / "run.sqlite", workers=0)
     assert len(again) == len(LABELS)
-
-
-def test_a_prediction_that_is_one_of_several_labels_is_right(tmp_path: Path) -> None:
-    made = explainer(categories=list("abcde"))
-    photos = [picture(number) for number in range(6)]
-    best = made.model(torch.stack([as_it_is(photo) for photo in photos])).argmax(1).tolist()
-    labelled = [(photo, [(top + 1) % 5, top]) for photo, top in zip(photos[:4], best, strict=False)]
-    labelled += [
-        (photo, [(top + 1) % 5, (top + 2) % 5])
-        for photo, top in zip(photos[4:], best[4:], strict=True)
-    ]
-    run = explain.run(labelled, made, output=tmp_path / "run.sqlite", workers=0)
-    rows = list(run.rows())
-    assert [row.correct for row in rows] == [True] * 4 + [False] * 2
-    assert [set(row.labels) for row in rows] == [
-        {"abcde"[label] for label in labels} for _, labels in labelled
-    ]
-    assert sum(pair.count for pair in run.insight().pairs) == 2
-    run.export(tmp_path / "run.csv")
-    with (tmp_path / "run.csv").open(newline="") as file:
-        exported = [json.loads(line["labels"]) for line in csv.DictReader(file)]
-    assert exported == [list(row.labels) for row in rows]
-    lines = "".join(f"{number}.png,{'ab'[kind]}\n" for kind in range(2) for number in range(2))
-    (tmp_path / "list.csv").write_text(f"path,label\n{lines}")
-    for number in range(2):
-        photos[number].save(tmp_path / f"{number}.png")
-    listed = explain.run(tmp_path / "list.csv", made, output=tmp_path / "listed.sqlite", workers=0)
-    assert [row.labels for row in listed.rows()] == [("a", "b")] * 2
 
 
 def test_labels_are_found_by_name_and_never_guessed() -> None:
