@@ -1,5 +1,6 @@
 """What a channel sees: the patches that excite it most, and what it does for a class."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -259,14 +260,25 @@ def channels(
     weights = weights / of_class
     reports = []
     for channel in weights.argsort(descending=True)[:count].tolist():
-        channel_patches = []
-        for value, photo, place in peaks[:, :, channel].T.tolist():
-            y, x = divmod(int(place), places[1])
-            row = rows[int(photo)]
-            channel_patches.append(ChannelPatch(row, value, _part(row, y, x, places, seen)))
-        reports.append(Channel(channel, float(weights[channel]), tuple(channel_patches)))
+        strongest_patches = _patches(peaks[:, :, channel], rows, places, seen)
+        reports.append(Channel(channel, float(weights[channel]), strongest_patches))
     field = (seen[2] - seen[0], seen[3] - seen[1])
     return ChannelReport(where, label, field, len(rows), tuple(reports))
+
+
+def _patches(
+    peaks: torch.Tensor,
+    rows: Sequence[Row],
+    size: tuple[int, int],
+    seen: tuple[int, int, int, int],
+) -> tuple[ChannelPatch, ...]:
+    """The patches at the peaks ``(3, n)`` of a channel, whose maps have this size."""
+    patches = []
+    for value, photo, place in peaks.T.tolist():
+        y, x = divmod(int(place), size[1])
+        row = rows[int(photo)]
+        patches.append(ChannelPatch(row, value, _part(row, y, x, size, seen)))
+    return tuple(patches)
 
 
 def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int, int, int]) -> Box:

@@ -131,8 +131,13 @@ def _spoken(
     with muted():
         for_wrong = attribute(model, batch.x, method, target=Difference(wrong, right))
         for_right = attribute(model, batch.x, method, target=Difference(right, wrong))
-    maps = (for_wrong.heatmap.cpu(), for_right.heatmap.cpu(), for_wrong.score.tolist())
-    return [ClassEvidence(row, *evidence) for row, *evidence in zip(batch.rows, *maps, strict=True)]
+    wrong_maps = for_wrong.heatmap.cpu()
+    right_maps = for_right.heatmap.cpu()
+    leads = for_wrong.score.tolist()
+    return [
+        ClassEvidence(row, wrong_maps[number], right_maps[number], leads[number])
+        for number, row in enumerate(batch.rows)
+    ]
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,8 @@ def _inserted(
     return new.eval(), linear
 
 
-def _set(linear: Any, matrix: torch.Tensor, offset: torch.Tensor) -> None:
+def _set(linear: Any, projection: tuple[torch.Tensor, torch.Tensor]) -> None:
+    matrix, offset = projection
     with torch.no_grad():
         linear.weight.copy_(matrix.reshape(linear.weight.shape))
         linear.bias.copy_(offset)
@@ -221,17 +222,17 @@ def _projected(
         for rank in RANKS:
             if rank > statistics.patterns.shape[1]:
                 break
-            _set(linear, *statistics.projection(rank, 1.0))
+            _set(linear, statistics.projection(rank, 1.0))
             choice = _ProjectionChoice(choose.loss(run(new, choose.x)), layer, rank, 1.0)
             if best is None or choice.loss < best[0].loss:
                 best = (choice, new, linear, statistics)
     assert best is not None
     choice, new, linear, statistics = best
     for strength in STRENGTHS:
-        _set(linear, *statistics.projection(choice.rank, strength))
+        _set(linear, statistics.projection(choice.rank, strength))
         weaker = replace(choice, loss=choose.loss(run(new, choose.x)), strength=strength)
         choice = min(choice, weaker, key=lambda projection: projection.loss)
-    _set(linear, *statistics.projection(choice.rank, choice.strength))
+    _set(linear, statistics.projection(choice.rank, choice.strength))
     return new, choice
 
 

@@ -218,7 +218,7 @@ def _of_vector(
     order = along.flatten(1).amax(1).argsort(descending=True)
     count = min(CARRIERS, len(order) // 4)
     size = (int(candidates.x.shape[2]), int(candidates.x.shape[3]))
-    large = enlarge(along[:, None], size).reshape(len(candidates), 1, *size)
+    large = enlarge(along[:, None], size)
     candidates = _with(candidates, large >= large.amax((2, 3), keepdim=True) / 2)
     target = None
     if isinstance(finding, Direction):
@@ -255,9 +255,8 @@ def _read(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
     classes = torch.tensor(
         [-1 if (number := class_of(row)) is None else number for row in readable]
     )
-    return PhotosWithRegions(
-        readable, x, classes, torch.zeros(len(readable), 1, *x.shape[2:], dtype=torch.bool)
-    )
+    regions = torch.zeros_like(x[:, :1], dtype=torch.bool)
+    return PhotosWithRegions(readable, x, classes, regions)
 
 
 def _with(photos: PhotosWithRegions, regions: torch.Tensor) -> PhotosWithRegions:

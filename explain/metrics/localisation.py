@@ -454,9 +454,10 @@ def as_regions(
     values = None
     with suppress(TypeError, ValueError, RuntimeError):  # a list of lists of other lengths
         values = as_tensor(masks if isinstance(masks, torch.Tensor) else np.asarray(masks))
-    fits = values is not None and tuple(values.shape) == (count, *size)
-    if fits and values.is_floating_point():
-        fits = bool(((values == 0) | (values == 1)).all())
+    fits = False
+    if values is not None and tuple(values.shape) == (count, *size):
+        is_number = values.is_floating_point()
+        fits = not is_number or bool(torch.isin(values, torch.tensor([0.0, 1.0]).to(values)).all())
     if values is None or not fits:
         must = f"masks must be truth values {(count, *size)}"
         raise MetricError(f"{must}, got {shown(masks)}; resize, or give masks > 0.5")
@@ -471,7 +472,7 @@ def as_regions(
 
 def in_boxes(boxes: Sequence[torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
     """The pixels in any of each photo's boxes ``(N, H, W)``."""
-    regions = torch.zeros(len(boxes), *size, dtype=torch.bool)
+    regions = torch.zeros((len(boxes), *size), dtype=torch.bool)
     for image, of_image in enumerate(boxes):
         for x0, y0, x1, y1 in of_image.tolist():
             regions[image, y0:y1, x0:x1] = True

@@ -1,6 +1,7 @@
 """The maps that are evaluated: an attribution, or any array; ranks of pixels and regions;
 similarity of two maps."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -102,16 +103,12 @@ class Maps:
         contributions count by the largest channel, as their heatmaps do.
         """
         values = self.values
-        if values.ndim == 3:
-            values = (
-                values
-                if tuple(values.shape[1:]) == self.size
-                else enlarge(values[:, None], self.size)[:, 0]
-            )
-        elif sign == "own" and self.style in ("intensity", "color", "heat"):
+        if values.ndim == 4 and sign == "own" and self.style in ("intensity", "color", "heat"):
             return values.abs().amax(1)
-        else:
+        if values.ndim == 4:
             values = values.sum(1)
+        elif tuple(values.shape[1:]) != self.size:
+            values = enlarge(values[:, None], self.size)[:, 0]
         return values.abs() if sign == "absolute" else values
 
     @property
@@ -185,8 +182,11 @@ def grid_regions(size: tuple[int, int], side: int, like: torch.Tensor) -> torch.
     tensor([[[0, 0, 1],
              [0, 0, 1]]])
     """
-    rows, columns = (torch.arange(length, device=like.device) // side for length in size)
-    return (rows[:, None] * -(-size[1] // side) + columns).expand(len(like), *size).contiguous()
+    height, width = size
+    row_of = torch.arange(height, device=like.device) // side
+    column_of = torch.arange(width, device=like.device) // side
+    squares = row_of[:, None] * math.ceil(width / side) + column_of
+    return squares.expand(len(like), height, width).contiguous()
 
 
 def steps_of(count: int, steps: int) -> list[int]:
@@ -230,12 +230,13 @@ def gini(values: torch.Tensor) -> torch.Tensor:
 
 def correlation(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Pearson's correlation of each row ``(N, K)``; NaN where one of them does not vary."""
-    a, b = (rows - rows.mean(1, keepdim=True) for rows in (one.double(), other.double()))
+    one = one.double()
+    other = other.double()
+    a = one - one.mean(1, keepdim=True)
+    b = other - other.mean(1, keepdim=True)
     scale = a.norm(dim=1) * b.norm(dim=1)
-    tiny = 1e-12 * one.double().norm(dim=1) * other.double().norm(dim=1)
-    return torch.where(
-        scale > tiny, (a * b).sum(1) / torch.where(scale > tiny, scale, 1), torch.nan
-    )
+    varies = scale > 1e-12 * one.norm(dim=1) * other.norm(dim=1)
+    return torch.where(varies, (a * b).sum(1) / scale.where(varies, 1), torch.nan)
 
 
 def mid_ranks(rows: torch.Tensor) -> torch.Tensor:
@@ -320,7 +321,7 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
     directions = (torch.rad2deg(torch.atan2(down, across)) % 180 / 20).long().clamp(max=8)
     split = F.one_hot(directions, 9).movedim(-1, 1) * strength[:, None]
     cells = F.avg_pool2d(split, cell)  # (N, 9, cells down, cells across)
-    side = min(3, *cells.shape[2:])
+    side = min(3, cells.shape[2], cells.shape[3])
     # (N, y, x, side * side * 9)
     blocks = cells.unfold(2, side, 1).unfold(3, side, 1).movedim(1, -1).flatten(3)
     return _to_length_one(_to_length_one(blocks).clamp(max=0.2)).flatten(1)

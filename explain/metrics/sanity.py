@@ -176,7 +176,7 @@ class Dependence(Check, ReattributionMetric):
             differences = values - F.normalize(other_maps[0], eps=TINY)
             drops = self.drops(data.masked, alike.shape[1])
             p_value[0] = data.masked.test(
-                differences.reshape(-1, *data.size), drops, data.masked.by_area
+                differences.unflatten(-1, data.size), drops, data.masked.by_area
             )[1]
         zeros = (other_maps == 0).all(2)
         return MetricResult(alike.mean(1), parts={"alike": alike, "zeros": zeros, "p": p_value})

@@ -202,14 +202,6 @@ Results = dict[tuple[str, str], MetricResult]
 """By method and metric."""
 
 
-@dataclass(eq=False)
-class _Use:
-    """A variant, and the metrics that compare its maps, by method."""
-
-    variant: Variant
-    metrics: dict[str, list[ReattributionMetric]] = field(default_factory=dict)
-
-
 def reattribute(
     metrics: Sequence[ReattributionMetric],
     methods: Mapping[str, EvaluatedMethod],
@@ -228,51 +220,45 @@ def reattribute(
             target = target.settled(
                 context.inputs.detached().call(context.model), len(context.inputs)
             )
-    uses: dict[Variant, _Use] = {}
+    comparisons: dict[Variant, dict[str, list[ReattributionMetric]]] = {}
     variants: dict[tuple[str, str], list[Variant]] = {}
     for metric, (name, method) in product(metrics, methods.items()):
         for variant in metric.variants(context, method.data):
             variants.setdefault((name, metric.name), []).append(variant)
-            use = uses.setdefault(variant, _Use(variant))
-            use.metrics.setdefault(name, []).append(metric)
+            comparisons.setdefault(variant, {}).setdefault(name, []).append(metric)
     numbers: dict[tuple[str, str, Variant], torch.Tensor] = {}
     done = 0
-    for batch in _batches(list(uses.values()), len(context.images)):
-        used = {name: methods[name] for use in batch for name in use.metrics}
-        results = _run([use.variant for use in batch], used, context, target, options)
+    for batch in _batches(comparisons, len(context.images)):
+        names = comparisons[batch[0]]
+        results = _run(batch, {name: methods[name] for name in names}, context, target, options)
         with calculating(context.images.device.type):
-            for use, maps in zip(batch, results, strict=True):
-                for name, metric in (
-                    (name, metric)
-                    for name, comparing in use.metrics.items()
-                    for metric in comparing
-                ):
-                    compared = metric.compare(methods[name].data, maps[name])
-                    numbers[name, metric.name, use.variant] = compared
+            for variant, maps in zip(batch, results, strict=True):
+                for name, comparing in comparisons[variant].items():
+                    for metric in comparing:
+                        compared = metric.compare(methods[name].data, maps[name])
+                        numbers[name, metric.name, variant] = compared
         done += len(batch)
-        report_progress(options.get("progress"), done, len(uses))
+        report_progress(options.get("progress"), done, len(comparisons))
     figures: Results = {}
     for metric, (name, method) in product(metrics, methods.items()):
-        of_variants = [
-            numbers[name, metric.name, variant] for variant in variants[name, metric.name]
-        ]
-        figures[name, metric.name] = metric(method.data, torch.stack(of_variants, 1))
+        key = (name, metric.name)
+        of_variants = [numbers[*key, variant] for variant in variants[key]]
+        figures[key] = metric(method.data, torch.stack(of_variants, 1))
     return figures
 
 
-def _batches(uses: Sequence[_Use], images: int) -> Iterator[list[_Use]]:
+def _batches(
+    comparisons: Mapping[Variant, Mapping[str, Any]], images: int
+) -> Iterator[list[Variant]]:
     """Variants of the same methods that only change the photos, or only the class, run together."""
 
-    def kind(use: _Use) -> tuple[Any, ...]:
-        variant = use.variant
-        alone = (
-            variant.model
-            or variant.wrap
-            or (variant.classes is not None and variant.images is not None)
-        )
-        return variant if alone else None, variant.classes is None, *use.metrics
+    def kind(variant: Variant) -> tuple[Any, ...]:
+        changes_both = variant.classes is not None and variant.images is not None
+        runs_alone = variant.model or variant.wrap or changes_both
+        names = tuple(comparisons[variant])
+        return variant if runs_alone else None, variant.classes is None, names
 
-    for _, group in groupby(uses, kind):
+    for _, group in groupby(comparisons, kind):
         while batch := list(islice(group, max(1, AT_ONCE // images))):
             yield batch
 

@@ -1,7 +1,6 @@
 """`Verdict`: all results of the checks of a photo's maps; and `check_maps`, which makes one."""
 
 import math
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -186,15 +185,14 @@ class Verdict(Mapping[str, CheckResults]):
                 f"{shown(verdicts)}"
             )
         passed: dict[str, dict[str, list[bool]]] = {}
-        for method, results in chain(*(verdict.items() for verdict in listed)):
-            of_method = passed.setdefault(method, {})
-            for name, result in [
-                ("all", results.worst),
-                *((check.check, check) for check in results),
-            ]:
-                counted = of_method.setdefault(name, [])
-                if result.passed is not None:
-                    counted.append(result.passed)
+        for verdict in listed:
+            for method, results in verdict.items():
+                of_method = passed.setdefault(method, {})
+                named = {"all": results.worst, **{result.check: result for result in results}}
+                for name, result in named.items():
+                    counted = of_method.setdefault(name, [])
+                    if result.passed is not None:
+                        counted.append(result.passed)
         shares = {
             method: {name: Share(sum(passes), len(passes)) for name, passes in checks.items()}
             for method, checks in passed.items()
@@ -297,7 +295,7 @@ class Summary:
     shares: Mapping[str, Mapping[str, Share]]
 
     def __str__(self) -> str:
-        names = dict.fromkeys(chain(*self.shares.values()))
+        names = dict.fromkeys(chain.from_iterable(self.shares.values()))
         rows = [["method", *names]]
         for method, shares in self.shares.items():
             rows.append([method, *(str(shares.get(name, Share(0, 0))) for name in names)])
@@ -451,7 +449,7 @@ class _Checks:
         results: Results = {}
         if varied:
             faithful = [check for check in checks if isinstance(check, Faithful)]
-            results |= self._each(partial(self._by_masks, checks), faithful, varied)
+            results |= self._evaluate(partial(self._by_masks, checks), faithful, varied)
             varied = {name: replace(of_map, masked=self.masked) for name, of_map in varied.items()}
             results |= self._by_reattribution(checks, varied)
         of_maps = {}
@@ -493,7 +491,7 @@ class _Checks:
             by_class = [check for check in checks if isinstance(check, DependsOnClass)]
             sizes = [*by_class, *(check.reduced for check in by_class)]
             compared = [[int(index) for index in check.other_classes(context)] for check in sizes]
-        classes = list(dict.fromkeys(chain(*compared)))
+        classes = list(dict.fromkeys(chain.from_iterable(compared)))
         targets = [target, *(of_classes((index,)) for index in classes)]
         results: Results = {}
         for check in faithful:
@@ -535,10 +533,12 @@ class _Checks:
         for (fuse, long), group in groups.items():
             options: Any = {**self.options, "fuse": fuse}
             run = partial(reattribute, context=self.context, target=self.target, options=options)
-            results |= self._each(run, [check.reduced for check in again] if long else again, group)
+            results |= self._evaluate(
+                run, [check.reduced for check in again] if long else again, group
+            )
         return results
 
-    def _each(
+    def _evaluate(
         self, evaluate: Callable[..., Results], checks: Sequence[Any], maps: Mapping[str, Any]
     ) -> Results:
         """Run all checks together; if one of them fails, each alone, so that the others have a
@@ -549,10 +549,13 @@ class _Checks:
             with muted():  # the results contain it
                 return evaluate(checks, maps)
         except ExplainError as error:
-            if len(checks) > 1:
-                return dict(ChainMap(*(self._each(evaluate, [check], maps) for check in checks)))
-            self.why_not |= {(name, checks[0].name): str(error) for name in maps}
-            return {}
+            if len(checks) == 1:
+                self.why_not |= {(name, checks[0].name): str(error) for name in maps}
+                return {}
+        results: Results = {}
+        for check in checks:
+            results |= self._evaluate(evaluate, [check], maps)
+        return results
 
     def _cheaper(self, evaluated: EvaluatedMethod) -> tuple[EvaluatedMethod, bool]:
         """The method with fewer samples, if each of its maps takes many passes; and whether it
