@@ -20,7 +20,7 @@ Then each class is asked: does covering the object change the more answers, the 
 is on it?
 
 The figures go to assets/insight/tiny.json with pictures of mean maps (the photos may not be
-published), and from there into docs/insight.md.
+published), and from there into docs/runs.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from explain.insight.ablation import AblationResult
 
 HOME = Path(__file__).resolve().parent.parent
 ASSETS = HOME / "assets" / "insight"
-PAGE = HOME / "docs" / "insight.md"
+PAGE = HOME / "docs" / "runs.md"
 CLASSES = 200
 FIRST = 6  # findings of each kind that are checked
 EVERY = 5  # one photo of so many shows what is usual
@@ -230,59 +230,48 @@ def _by_name(value: Any) -> Any:
 
 
 def section(found: Mapping[str, Any]) -> str:
-    """What was found, as tables for the page, with controls and the probabilities of all tests
-    together."""
-    usual = found["all"]
+    """The table of the page: whether the evidence of the classes that stand out most is what the
+    model uses, beside the control. The probabilities are corrected for the tests of all that stood
+    out: classes, clusters and mistakes."""
     tests = [each[what] for each in found["looks"] for what in PARTS]
-    tests += [each["evidence"] for each in found["reasons"]] + [
-        each["corrected"] for each in found["mistakes"]
-    ]
-    chances = iter(holm([each["chance"] for each in tests]))
-    lines = [
-        f"{found['photos']:,} photos; the model classifies {found['accuracy']:.0%} of them "
-        "correctly. p is McNemar's, "
-        f"corrected for the {len(tests)} tests of these tables (Holm).",
-        "",
-        "| class | photos | evidence on the object | share of the object | predictions kept with "
-        "the evidence "
-        "blurred | … as much blurred elsewhere | p | with the object blurred | … as much blurred "
-        "elsewhere | p | "
-        "with all else blurred |",
-        "|" + "---|" * 11,
-    ]
-    for each in found["looks"]:
-        figures = f"{each['on_object']['mean']:.0%} | {each['object_size']['mean']:.0%}"
-        of_look = _of_look(each, _chance(next(chances)), _chance(next(chances)))
-        lines.append(f"| {_short(each['target'])} | {each['photos']} | {figures} | {of_look} |")
-    lines.append(
-        f"| *all classes (a fifth of all photos)* | {usual['evidence']['photos']:,} | "
-        f"{found['on_object']:.0%} | {found['object_size']:.0%} | {_of_look(usual, '–', '–')} |"
+    tests += [each["evidence"] for each in found["reasons"]]
+    tests += [each["corrected"] for each in found["mistakes"]]
+    chances = holm([each["chance"] for each in tests])
+    head = (
+        "class",
+        "photos",
+        "evidence on the object",
+        "share of the object",
+        "predictions kept with the evidence blurred",
+        "with an equal area elsewhere blurred",
+        "p",
     )
-    lines += [
-        "",
-        "| cluster | photos | of the class | silhouette | predictions kept with the evidence "
-        "blurred | … as "
-        "much blurred elsewhere | p |",
-        "|" + "---|" * 7,
-    ]
-    for each in found["reasons"]:
-        figures = f"{each['size']} | {each['share']:.0%} | {each['stands_out']:.2f}"
-        kept = f"{_percent(each['evidence'], 'after', 'control')} | {_chance(next(chances))}"
-        lines.append(f"| {_short(each['target'])} | {figures} | {kept} |")
-    lines += [
-        "",
-        "| mistake | photos | of | still made with the evidence for the wrong class blurred | … as "
-        "much "
-        "blurred elsewhere | p | right with the evidence blurred | … as much blurred elsewhere |",
-        "|" + "---|" * 8,
-    ]
-    for each in found["mistakes"]:
-        pair = f"{_short(each['label'])} taken for {_short(each['prediction'])}"
-        removal = each["corrected"]
-        right = " | ".join(f"{value:.0%}" for value in removal["accuracy"][1:])
-        figures = f"{_percent(removal, 'after', 'control')} | {_chance(next(chances))} | {right}"
-        lines.append(f"| {pair} | {each['count']} | {each['of']} | {figures} |")
-    return "\n".join(lines)
+    rows = [head, ("---",) * len(head)]
+    for number, each in enumerate(found["looks"]):
+        rows.append(
+            (
+                _short(each["target"]),
+                str(each["photos"]),
+                f"{each['on_object']['mean']:.0%}",
+                f"{each['object_size']['mean']:.0%}",
+                f"{each['evidence']['after']:.0%}",
+                f"{each['evidence']['control']:.0%}",
+                _chance(chances[len(PARTS) * number + PARTS.index("evidence")]),
+            )
+        )
+    usual = found["all"]["evidence"]
+    rows.append(
+        (
+            "*all classes*",
+            f"{usual['photos']:,}",
+            f"{found['on_object']:.0%}",
+            f"{found['object_size']:.0%}",
+            f"{usual['after']:.0%}",
+            f"{usual['control']:.0%}",
+            "–",
+        )
+    )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def holm(chances: Sequence[float]) -> list[float]:
@@ -301,18 +290,6 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 def _chance(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
-
-
-def _of_look(each: Mapping[str, Any], *chances: str) -> str:
-    kept = [
-        f"{_percent(each[what], 'after', 'control')} | {p}"
-        for what, p in zip(PARTS, chances, strict=True)
-    ]
-    return f"{' | '.join(kept)} | {each['background']['after']:.0%}"
-
-
-def _percent(found: Mapping[str, Any], *names: str) -> str:
-    return " | ".join(f"{found[name]:.0%}" for name in names)
 
 
 def _short(label: str) -> str:

@@ -15,7 +15,7 @@ and by training. Neither is told what the mark is. The repaired models are then 
 mark on 2,000 photos that no one has used before.
 
 Weights and results of seeds that are in the folder are used again. The figures are printed, and
-written to assets/insight/repair.json and docs/insight.md.
+written to assets/insight/repair.json and docs/runs.md.
 """
 
 from __future__ import annotations
@@ -236,31 +236,33 @@ def summary(found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
-    """The table of docs/insight.md: a row for each seed and model."""
-    head = (
-        "| seed | model | others with the mark | others without | class with the mark | class "
-        "without | s |"
-    )
-    rows = [head, "|" + "---|" * 7]
+    """The table of docs/runs.md: for each model, means over the seeds, and the range."""
+    models: dict[str, list[dict[str, float]]] = {}
     for seed in found:
-        models = {
-            "before": seed["models"]["before"],
-            "never saw the mark": seed["models"]["never saw the mark"],
-        }
-        models |= {f"repaired: {how}": seed[how]["after"] for how in HOWS}
-        for name, each in models.items():
-            figures = [
-                each[f"{who} {how}"]
-                for who in ("others", "class")
-                for how in ("with the mark", "without")
-            ]
-            how = name.removeprefix("repaired: ")
-            seconds = f"{seed[how]['processor seconds']}" if how in HOWS else ""
-            rows.append(
-                f"| {seed['seed']} | {name} | {' | '.join(f'{share:.0%}' for share in figures)} | "
-                f"{seconds} |"
-            )
-    return "\n".join(rows)
+        for name in ("before", "never saw the mark"):
+            models.setdefault(name, []).append(seed["models"][name])
+        for how in HOWS:
+            models.setdefault(f"repaired: {how}", []).append(seed[how]["after"])
+    head = (
+        "model",
+        "other classes with the mark",
+        "other classes without",
+        "the class with the mark",
+        "the class without",
+    )
+    rows = [head, ("---",) * len(head)]
+    for name, results in models.items():
+        row = [name]
+        for key in (
+            "others with the mark",
+            "others without",
+            "class with the mark",
+            "class without",
+        ):
+            shares = [each[key] for each in results]
+            row.append(f"{statistics.mean(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})")
+        rows.append(tuple(row))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

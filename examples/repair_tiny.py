@@ -4,7 +4,7 @@ without them?
     python examples/repair_tiny.py path/to/tiny-imagenet-200 [--output FOLDER]
 
 All validation photos of volleyballs in Tiny-ImageNet, and five of each other class, are explained
-with Grad-CAM. In docs/insight.md, the class volleyball looks away from its object: the ball has 3%
+with Grad-CAM. In docs/runs.md, the class volleyball looks away from its object: the ball has 3%
 of the evidence. Both repairs are
 made: at once and by training. The mark is everything but the objects. The figures are printed, and
 written to assets/insight/repair-volleyball.json.

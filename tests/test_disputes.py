@@ -1,5 +1,5 @@
 """What other packages' users disputed about metrics and methods, and what happens here.
-docs/peers.md has the links."""
+docs/coming-from.md has the links."""
 
 from __future__ import annotations
 

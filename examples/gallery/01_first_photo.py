@@ -45,3 +45,22 @@ with tempfile.TemporaryDirectory() as folder:
     saved = explain.load(paths[2])
 print([path.name for path in paths])
 print(saved.label, saved.record["versions"])
+
+# %%
+# A map explains one class. For another class, the same photo has another map. This one
+# shows an astronaut in front of a model of a space shuttle. With ``crop="whole"``, the
+# model sees all of it, not only the central square. It has no class for astronauts, and
+# the maps show where its predictions come from.
+
+explainer = explain.Explainer(crop="whole")
+targets = ["space shuttle", "football helmet"]
+explainer(assets / "astronaut.png", targets=targets)
+
+# %%
+# Why this class and not that one? The target is the difference of two scores. Its CAM
+# marks the evidence that is stronger for the first class than for the second.
+
+from explain.targets import Difference
+
+rather = Difference("Egyptian cat", "tabby cat")
+explain.explain(assets / "chelsea.png", "gradcam", target=rather).overlay()

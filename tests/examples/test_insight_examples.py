@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_figures_of_the_page_are_those_of_the_file() -> None:
     module = example("insight_tiny")
     found = json.loads((ROOT / "assets" / "insight" / "tiny.json").read_text("utf-8"))
-    page = (ROOT / "docs" / "insight.md").read_text("utf-8")
+    page = (ROOT / "docs" / "runs.md").read_text("utf-8")
     assert f"<!-- begin tiny -->\n{module.section(found)}\n<!-- end tiny -->" in page
     for kind in ("looks", "reasons", "mistakes"):
         assert len(found[kind]) == module.FIRST
@@ -50,7 +50,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_page_says_of_the_planted_shortcut_what_the_file_says() -> None:
     found = json.loads((ROOT / "assets" / "insight" / "planted.json").read_text("utf-8"))
-    page = (ROOT / "docs" / "insight.md").read_text("utf-8")
+    page = (ROOT / "docs" / "runs.md").read_text("utf-8")
     assert [each["first is the shortcut"] for each in found] == [True] * 5
     firsts = [each["clusters"][0]["stands out"] for each in found]
     others = [
