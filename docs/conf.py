@@ -56,7 +56,7 @@ napoleon_use_ivar = True
 
 # Pages
 myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
-myst_substitutions = json.loads((HERE / "report" / "numbers.json").read_text("utf-8"))
+myst_substitutions = json.loads((ROOT / "assets" / "report" / "numbers.json").read_text("utf-8"))
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"explain {version}"

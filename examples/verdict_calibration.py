@@ -13,7 +13,7 @@ hash.)
 
 FOLDER is as for verdicts.py. Each photo's answers are a line of RESULTS, so that the script goes on
 where it stopped; ``--count`` only prints the table of what is there, and ``--update`` writes it
-into docs/verdict.md. ``--small`` takes 2 photos.
+into assets/tables/verdict.md. ``--small`` takes 2 photos.
 """
 
 import argparse
@@ -226,7 +226,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--count", action="store_true", help="only print the table of what is there"
     )
-    parser.add_argument("--update", action="store_true", help="write it into docs/verdict.md")
+    parser.add_argument(
+        "--update", action="store_true", help="write it into assets/tables/verdict.md"
+    )
     options = parser.parse_args(arguments)
     there = options.results.read_text("utf-8").splitlines() if options.results.exists() else []
     done = [json.loads(line) for line in there]

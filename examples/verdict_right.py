@@ -20,7 +20,7 @@ The mark itself and the window itself are maps, too. They are the same for all c
 so only the third check applies to them.
 
 Each photo's results are a line of RESULTS, so that the script goes on where it stopped; ``--count``
-only prints the tables of what is there, and ``--update`` writes them into docs/verdict.md.
+only prints the tables of what is there, and ``--update`` writes them into assets/tables/verdict.md.
 ``--small`` takes 2 photos.
 """
 
@@ -319,7 +319,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--count", action="store_true", help="only print the tables of what is there"
     )
-    parser.add_argument("--update", action="store_true", help="write them into docs/verdict.md")
+    parser.add_argument(
+        "--update", action="store_true", help="write them into assets/tables/verdict.md"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     there = options.results.read_text("utf-8").splitlines() if options.results.exists() else []

@@ -7,7 +7,7 @@ known of the methods?
 The photos are named ``INDEX_....jpg`` after their class, or FOLDER is an unpacked Tiny-ImageNet,
 whose validation photos are taken. Only those count that the model gets right. Each photo's answers
 are a line of RESULTS, so that the script goes on where it was stopped, and ``--count`` only prints
-the table of what is there; ``--update`` writes it into docs/verdict.md, too. ``--small`` takes 4
+the table of what is there; ``--update`` writes it into assets/tables/verdict.md, too. ``--small`` takes 4
 photos.
 """
 
@@ -27,7 +27,7 @@ import explain
 from explain._utils.errors import muted
 from explain.metrics.verdict import Share
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "verdict.md"
+PAGE = Path(__file__).resolve().parents[1] / "assets" / "tables" / "verdict.md"
 METHODS = ["gradcam", "guidedgradcam", "guidedbackprop", "randomcam"]
 WORDS = ("depends_on_model", "depends_on_class", "faithful", "stable")
 
@@ -124,7 +124,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--count", action="store_true", help="only print the table of what is there"
     )
-    parser.add_argument("--update", action="store_true", help="write it into docs/verdict.md")
+    parser.add_argument(
+        "--update", action="store_true", help="write it into assets/tables/verdict.md"
+    )
     options = parser.parse_args(arguments)
     done = (
         [json.loads(line) for line in options.results.read_text("utf-8").splitlines()]

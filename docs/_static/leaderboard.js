@@ -77,7 +77,7 @@
     root.querySelector("tbody").replaceChildren(...body);
     root.querySelector("output").textContent =
       `${rows.length} methods, ${columns.length} metrics, ${chosen.length} of ${cells.length} cells. ` +
-      (places ? "Of the other distinct maps, the percentage that each method is better than." : "Means ± half of the 95 % interval, where it is of ten photos or more.");
+      (places ? "Win rates: of the other distinct maps, the percentage that each method is better than; figures of ten photos or more." : "Means ± half of the 95 % interval; figures of ten photos or more.");
   };
 
   const options = (name, values, all) => {

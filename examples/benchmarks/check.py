@@ -5,7 +5,7 @@ passes.
 
 The six methods take one pass each. A covered photo's time is that of the fastest batch of 8, 16 or
 32 photos in bare forward passes, in the same rounds; the figure beside the seconds is the verdict's
-time by that of one such photo, for each map. The table is in docs/costs.md; ``--quick`` asks about
+time by that of one such photo, for each map. The table is in docs/benchmarks.md; ``--quick`` asks about
 two maps once and says nothing about speed.
 """
 

@@ -17,7 +17,7 @@ and takes only steps that divide height by width, so that three channels go toge
 these can be divided by three. Its ROAD fails with photos of three channels, so that a row has it
 with a grey one, where it runs the most relevant pixels only, half of what ours does.
 
-What is printed is the table in docs/costs.md. The peers are in the extra ``peers``; ``--quick``
+What is printed is the table in docs/benchmarks.md. The peers are in the extra ``peers``; ``--quick``
 shrinks everything and says nothing about speed.
 """
 

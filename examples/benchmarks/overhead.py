@@ -5,7 +5,7 @@ input.
 
 The baseline is ``model(x)`` in inference mode. Weights are random, which changes no time. Each
 figure is the median of the ratios to the baseline run next to it; behind it, the peak of what torch
-allocates, by that of the bare pass. What is printed is the table in docs/costs.md.
+allocates, by that of the bare pass. What is printed is the table in docs/benchmarks.md.
 """
 
 from __future__ import annotations

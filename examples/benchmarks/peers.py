@@ -15,7 +15,7 @@ Work that runs the network on many altered photos is also told by the batched fo
 photo: the best of batches of 4, 8, 16 and 32 in both memory layouts, all of them run in the same
 rounds.
 
-What is printed is the table in docs/costs.md: time, and the memory behind it in brackets.
+What is printed is the table in docs/benchmarks.md: time, and the memory behind it in brackets.
 """
 
 from __future__ import annotations

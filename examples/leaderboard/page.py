@@ -1,5 +1,9 @@
 """Write the tables and pictures of docs/leaderboard.md, from assets/leaderboard/table.parquet.
 
+Two short tables go to the page, and all others to assets/tables/leaderboard.md. Methods that look
+at a layer are left out on the mobile network with known evidence: there, its last maps have 2 x 2
+positions for 64 pixels, and show nothing of a mark.
+
     python examples/leaderboard/page.py [--check]
 
 Intervals are of the bootstrap over photos (95 %), and over the distinct maps too where a metric's
@@ -18,12 +22,13 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from cells import Cell, beats, cells_of
+from cells import SAME, Cell, beats, cells_of
 from run import BLIND, COSTLY_FROM, LOCAL, TRUTH_METRICS, better
 from standings import Array, figures, interval, means, rank_correlation
 from store import ROOT, TABLE, stored
 
-from explain.methods.base import FAMILIES, innermost
+from explain.methods import list_methods
+from explain.methods.base import FAMILIES, MAPS, PATTERNS, get_method, innermost, uses_layer
 from explain.metrics import get_metric
 
 sys.path.append(str(ROOT / "examples" / "benchmarks"))
@@ -31,16 +36,31 @@ sys.path.append(str(ROOT / "examples" / "benchmarks"))
 from tables import line, published, replaced
 
 PAGE = ROOT / "docs" / "leaderboard.md"
+FULL = ROOT / "assets" / "tables" / "leaderboard.md"
 DATA = ROOT / "docs" / "_static" / "leaderboard-data.js"
 PICTURES = ROOT / "assets" / "leaderboard"
-FEWEST = 10  # photos, for an interval to be shown
+FEWEST = 10  # photos, for a figure to be shown on the page
 MODELS = ("residual", "transformer", "plain", "mobile")
 KNOWN = ("planted", "parts")
+IN_UNITS_OF_THE_MAP = ("completeness", "locallipschitz")  # scores times 100 give 100 times as much
 
 
 @cache
 def board() -> dict[tuple[str, str], Cell]:
-    return {(cell.truth, cell.model): cell for cell in cells_of(stored(TABLE))}
+    rows = [row for row in stored(TABLE) if not is_left_out(*row[:4])]
+    return {(cell.truth, cell.model): cell for cell in cells_of(rows)}
+
+
+def is_left_out(truth: str, model: str, method: str, metric: str) -> bool:
+    """Whether a method looks at a layer of 2 x 2 positions."""
+    if truth not in KNOWN or model != "mobile":
+        return False
+    return looks_at_layer(method) or looks_at_layer(metric.removeprefix(SAME))
+
+
+@cache
+def looks_at_layer(name: str) -> bool:
+    return name in list_methods() and uses_layer(get_method(name))
 
 
 @cache
@@ -59,8 +79,12 @@ def group_of(metric: str) -> str:
     )
 
 
+def is_cam_or_control(method: str) -> bool:
+    return method in BLIND or innermost(method).family in (MAPS, PATTERNS)
+
+
 def family_of(method: str) -> str:
-    return "knows nothing of the network" if method in BLIND else innermost(method).family
+    return "control maps" if method in BLIND else innermost(method).family
 
 
 def label(method: str) -> str:
@@ -143,7 +167,7 @@ def of_photos() -> str:
         "a few altered photos",
         "usual curves",
         "other curves",
-        "run again",
+        "robustness and randomisation",
         "costly methods",
         "combinations",
     )
@@ -179,7 +203,7 @@ def of_truth() -> str:
         "method",
         "passes",
         "cells",
-        "beats, of the others",
+        "win rate",
         *KNOWN,
         *(f"{truth}, {model}" for truth, model, _ in wanted),
     )
@@ -237,18 +261,22 @@ def figure(truth: str, model: str, metric: str, method: str) -> str:
 
 
 @cache
-def agreement(truth: str, model: str, metric: str) -> Array:
+def agreement(truth: str, model: str, metric: str, one_family: bool = False) -> Array:
     """How alike a metric and the truth rank the distinct maps, in samples of photos and maps
-    ``(samples,)``."""
+    ``(samples,)``; with ``one_family``, those that are no class activation maps and no control
+    maps."""
     cell = board()[truth, model]
+    maps = cell.firsts
+    if one_family:
+        maps = np.array([i for i in maps if not is_cam_or_control(cell.methods[i])], np.int64)
     one = places(truth, model, metric)
     other = places(truth, model, "truth")
     one = np.where(cell.steady(metric), one, np.nan)
     generator = np.random.default_rng(0)
-    found = [rank_correlation(one[0, cell.firsts], other[0, cell.firsts])]
+    found = [rank_correlation(one[0, maps], other[0, maps])]
     for a, b in zip(one[1:], other[1:], strict=True):
-        drawn = generator.choice(cell.firsts, len(cell.firsts))
-        found.append(rank_correlation(a[drawn], b[drawn]))
+        sample = generator.choice(maps, len(maps))
+        found.append(rank_correlation(a[sample], b[sample]))
     return np.array(found)
 
 
@@ -280,12 +308,14 @@ def photos_of(metric: str) -> int:
 
 
 def candidates() -> list[str]:
-    """The metrics that do not know where the evidence or the object is."""
-    return [name for name in metrics() if name not in TRUTH_METRICS and name not in LOCAL]
+    """The metrics that do not know where the evidence or the object is, and have no unit of the
+    map's."""
+    told = {*TRUTH_METRICS, *LOCAL, *IN_UNITS_OF_THE_MAP}
+    return [name for name in metrics() if name not in told]
 
 
 def of_metrics() -> str:
-    """The metrics by their agreement with the truth, and where the best map that knows nothing
+    """The metrics by their agreement with the truth, and where the best control map
     stands by them."""
     head = (
         "metric",
@@ -294,7 +324,7 @@ def of_metrics() -> str:
         "agrees with the truth",
         "planted",
         "parts",
-        "best map that knows nothing",
+        "best control map",
     )
     every = [name for name in metrics() if name not in TRUTH_METRICS]
     order = sorted(
@@ -306,11 +336,7 @@ def of_metrics() -> str:
         cells = triples(KNOWN, name)
         blind = {each: pooled(each, cells)[0] for each in BLIND if each in methods()}
         best = max(blind, key=lambda each: np.nan_to_num(blind[each], nan=-1))
-        told = (
-            f"*{best}* beats {share(np.array([blind[best]]))}"
-            if blind[best] == blind[best]
-            else "–"
-        )
+        told = f"*{best}* {share(np.array([blind[best]]))}" if blind[best] == blind[best] else "–"
         rows.append(
             (
                 f"`{name}`",
@@ -343,7 +369,12 @@ def of_photographs() -> str:
         name: pooled(name, faithful, [weighed[metric] for _, _, metric in faithful])
         for name in methods()
     }
-    head = ("method", "beats, by metrics that agree with the truth", *cells, "beats, by the box")
+    head = (
+        "method",
+        "win rate, by metrics that agree with the truth",
+        *cells,
+        "win rate, by the box",
+    )
     rows = []
     for name in sorted(found, key=lambda each: (-np.nan_to_num(found[each][0], nan=-1), each)):
         if np.isnan(found[name][0]):
@@ -454,6 +485,61 @@ def of_kinds() -> str:
     return in_markdown(("one ranking", "another", *MODELS), rows)
 
 
+TRUTHS = (
+    ("planted", "truth", "best square"),
+    ("planted", "relevancerank", "top pixels"),
+    ("planted", "auc", "pixel AUC"),
+    ("parts", "truth", "parts, Shapley"),
+    ("parts", "truth-removal", "parts, removal"),
+)
+"""What a method may be right about: a kind of ground truth, a metric, and what the page calls
+it."""
+
+
+def is_shown(method: str) -> bool:
+    """Whether a method was measured on ten photos or more of each cell, and has a map that no
+    method before it has."""
+    cells = [cell for cell in board().values() if cell.truth in KNOWN and method in cell.methods]
+    counts = [int(cell.counts("truth")[cell.methods.index(method)]) for cell in cells]
+    firsts = [cell.methods.index(method) in cell.firsts for cell in cells]
+    return min(counts, default=0) >= FEWEST and any(firsts)
+
+
+def of_methods() -> str:
+    """The mean win rate of each method by each truth; for the first one, its interval too."""
+    rates: dict[str, list[Array]] = {}
+    for name in filter(is_shown, methods()):
+        rates[name] = [pooled(name, triples([truth], metric)) for truth, metric, _ in TRUTHS]
+    head = ["method", "passes", *(words for _, _, words in TRUTHS)]
+    rows = []
+    for name in sorted(rates, key=lambda each: -np.nan_to_num(rates[each][0][0], nan=-1)):
+        first, *others = rates[name]
+        rows.append([label(name), passes(name), percent(first), *map(share, others)])
+    return in_markdown(head, rows)
+
+
+def of_candidates() -> str:
+    """The metrics by their agreement with the truth, over all maps and over those that are no class
+    activation maps and no control maps; where they are measured on ten photos or more."""
+    head = ("metric", "photos", "planted", "parts", "planted, one family", "parts, one family")
+    found: dict[str, list[Array]] = {}
+    for name in candidates():
+        if photos_of(name) < FEWEST:
+            continue
+        every = agreements(name)
+        found[name] = [every[truth] for truth in KNOWN]
+        for truth in KNOWN:
+            within = [agreement(truth, model, name, True) for model in networks(truth)]
+            found[name].append(mean_of(within))
+    order = sorted(found, key=lambda each: -np.nan_to_num(found[each][0][0], nan=-2))
+    rows = [(f"`{name}`", str(photos_of(name)), *map(rho, found[name])) for name in order]
+    return in_markdown(head, rows)
+
+
+SHORT: Mapping[str, Callable[[], str]] = {
+    "board-methods": of_methods,
+    "board-candidates": of_candidates,
+}
 TABLES: Mapping[str, Callable[[], str]] = {
     "board-photos": of_photos,
     "board-truth": of_truth,
@@ -479,13 +565,14 @@ def data() -> str:
         for name in names:
             sampled = signs()[name] * cell.sampled(name, signs()[name])
             own = figures(cell.raw(name), cell.weights)
-            middle.append(_short(sampled[0], 4))
+            few = np.array([each["photos"] < FEWEST for each in own])
+            middle.append(_short(np.where(few, np.nan, sampled[0]), 4))
             spread = [
                 np.nan if each["photos"] < FEWEST else (each["high"] - each["low"]) / 2
                 for each in own
             ]
             half.append(_short(np.array(spread), 2))
-            share.append(_short(places(truth, model, name)[0]))
+            share.append(_short(np.where(few, np.nan, places(truth, model, name)[0])))
             count.append([each["photos"] for each in own])
         every.append(
             {
@@ -520,9 +607,7 @@ def drawn(folder: Path) -> list[Path]:
     found = {}
     for truth in KNOWN:
         wanted = triples([truth], "truth")
-        place = {
-            name: pooled(name, wanted)[: 1 if of_few(name, wanted) else None] for name in methods()
-        }
+        place = {name: pooled(name, wanted) for name in methods() if not of_few(name, wanted)}
         found[f"cost-{truth}.png"] = against_cost(
             truth,
             {
@@ -533,9 +618,8 @@ def drawn(folder: Path) -> list[Path]:
             {name: family_of(name) for name in place},
             FAMILIES,
         )
-    order = sorted(
-        candidates(), key=lambda each: -np.nan_to_num(agreements(each)["both"][0], nan=-2)
-    )
+    measured = [name for name in candidates() if photos_of(name) >= FEWEST]
+    order = sorted(measured, key=lambda each: -np.nan_to_num(agreements(each)["both"][0], nan=-2))
     cells = [each[:2] for each in triples(KNOWN, "truth")]
     values = np.array([[agreement(*cell, name)[0] for cell in cells] for name in order])
     found["agreement.png"] = agreement_map(
@@ -553,17 +637,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(arguments)
-    text = PAGE.read_text("utf-8")
+    pages = {PAGE: SHORT, FULL: TABLES}
+    wrong = []
+    for page, tables in pages.items():
+        text = page.read_text("utf-8")
+        for name, table in tables.items():
+            rows = table()
+            if published(text, name).strip() != rows:
+                wrong.append(name)
+            text = replaced(text, name, rows)
+        if not options.check:
+            page.write_text(text, "utf-8")
     if options.check:
-        wrong = [name for name, each in TABLES.items() if published(text, name).strip() != each()]
         wrong += [DATA.name] * (not DATA.exists() or DATA.read_text("utf-8") != data())
         print(f"not as it is stored: {', '.join(wrong)}" if wrong else "as it is stored")
         return bool(wrong)
-    for name, each in TABLES.items():
-        text = replaced(text, name, each())
-    PAGE.write_text(text, "utf-8")
     DATA.write_text(data(), "utf-8")
-    for file in (PAGE, DATA, *drawn(PICTURES)):
+    for file in (*pages, DATA, *drawn(PICTURES)):
         print(f"written to {file.relative_to(ROOT)}")
     return 0
 

@@ -12,7 +12,7 @@ from standings import Array, interval
 
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
-BLIND = "knows nothing of the network"
+BLIND = "control maps"
 SIZE = 8
 # of a label and of a letter, as shares of the panel
 HEIGHT = 0.02
@@ -25,8 +25,7 @@ def against_cost(
     families: Mapping[str, str],
     order: Sequence[str],
 ) -> Figure:
-    """Each method a point with its interval, by cost in passes and by the share of the others that
-    it beats."""
+    """Each method a point with its interval, by cost in passes and by its win rate."""
     found = Figure(figsize=(8.5, 8), layout="constrained")
     axes = found.subplots()
     for family, colour, marker in zip(
@@ -56,11 +55,11 @@ def against_cost(
     axes.set(
         xscale="log",
         xlabel="cost in forward passes",
-        ylabel="share of the other maps that it beats",
+        ylabel="win rate against the other maps",
         ylim=(0, 1),
     )
     axes.set_title(
-        f"Right on {truth} evidence: mean over networks, with 95 % intervals of ten photos or more",
+        f"Right on {truth} evidence: mean over networks, with 95 % intervals",
         fontsize=11,
     )
     left, right = axes.get_xlim()

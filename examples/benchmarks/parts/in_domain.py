@@ -10,7 +10,7 @@ the class falls when each square is covered with the mean colour. Photos are of 
 in a shuffled order that is always the same; those that the network gets right, with no square
 covered. The same is done with the network as it comes, to which covered photos are new. Each photo
 is a line of the output, and the script goes on where it was stopped. ``--count`` prints the table,
-``--update`` writes it into docs/parts.md.
+``--update`` writes it into assets/tables/parts.md.
 
 After: R. Hesse, S. Schaub-Meyer, S. Roth, Benchmarking the attribution quality of vision models,
 NeurIPS 2024.
@@ -64,7 +64,7 @@ def drops(model: nn.Module, x: torch.Tensor, target: int) -> list[float]:
 def score(
     model: nn.Module, x: torch.Tensor, target: int, methods: Sequence[str], seed: int
 ) -> dict[str, float]:
-    """The score of each method's map of a photo, and of blind maps."""
+    """The score of each method's map of a photo, and of control maps."""
     truth = drops(model, x, target)
     maps = maps_of(model, x, methods, [target], seed)
     found = {name: rank_correlation(squares(values[0]), truth) for name, values in maps.items()}
@@ -107,7 +107,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def above(scores: Sequence[Mapping[str, float]], name: str) -> bool:
-    """Whether a method is better than every blind map, by the mean difference on the same
+    """Whether a method is better than every control map, by the mean difference on the same
     photos."""
     differences = [
         mean_of([each[name] - each[other] for each in scores if name in each]) for other in BLIND
@@ -141,7 +141,7 @@ def table(records: Sequence[Mapping[str, Any]], folder: Path) -> str:
         f"{facts['covered']:.1%} after "
         f"{facts['minutes']:.0f} minutes of further training.",
         f"- {len(by['covered'])} photos that both networks get right.",
-        f"- Better than every blind map: {listed(kept)}.",
+        f"- Better than every control map: {listed(kept)}.",
         f"- The orders of the methods on the two networks correlate by {alike:.2f}.",
         "",
         "| map | photos | has seen covered photos | as it comes |",
@@ -173,7 +173,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("idsds.jsonl"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--count", action="store_true", help="measure nothing, print the table")
-    parser.add_argument("--update", action="store_true", help="write the table into docs/parts.md")
+    parser.add_argument(
+        "--update", action="store_true", help="write the table into assets/tables/parts.md"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore", explain.ExplainWarning)

@@ -7,7 +7,7 @@
 Each scene of each network is a line of the output, and the script goes on where it was stopped.
 Each seed draws other scenes. Methods of more than ``--costly-from`` passes are measured on the
 first ``--costly`` scenes of each seed. ``--count`` only prints the tables of what is there;
-``--update`` writes them into docs/parts.md, with the figure.
+``--update`` writes them into assets/tables/parts.md, with the figure.
 """
 
 from __future__ import annotations
@@ -257,7 +257,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--count", action="store_true", help="measure nothing, print the tables")
     parser.add_argument(
-        "--update", action="store_true", help="write the tables and the figure for docs/parts.md"
+        "--update",
+        action="store_true",
+        help="write the tables and the figure for assets/tables/parts.md",
     )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

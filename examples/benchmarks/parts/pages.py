@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/parts.md, from what measure.py and in_domain.py stored."""
+"""The tables and the figure of assets/tables/parts.md, from what measure.py and in_domain.py stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from scenes import PARTS, draw, masks, render
 from train import background_of_class
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "parts.md"
+PAGE = ROOT / "assets" / "tables" / "parts.md"
 FIGURE = ROOT / "assets" / "parts.png"
 COLOURS = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0), (204, 121, 167))
 BLIND = ("noise", "centre blob", "edges", "local contrast", "mean colour", "uniform")
@@ -137,14 +137,14 @@ def cell(found: Mapping[str, float]) -> str:
 
 
 def in_order(found: Mapping[str, Any]) -> list[str]:
-    """References first, blind maps last, methods by correctness in between."""
+    """References first, control maps last, methods by correctness in between."""
     methods = [name for name in found if name not in (*REFERENCES, *BLIND)]
     methods.sort(key=lambda name: -found[name]["correctness"]["mean"])
     return [*REFERENCES, *methods, *(name for name in BLIND if name in found)]
 
 
 def above(found: Mapping[str, Any], dimension: str) -> list[str]:
-    """The methods that are better than every blind map: the mean difference on the same scenes,
+    """The methods that are better than every control map: the mean difference on the same scenes,
     with its interval."""
     kept = []
     for name in (name for name in found if name not in (*REFERENCES, *BLIND)):
@@ -210,7 +210,7 @@ def said(scenes: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
         floor = max((found[name][dimension].get("mean", 0.0) for name in BLIND), default=0.0)
         kept = above(found, dimension)
         lines.append(
-            f"Better than every blind map in **{shown}** (the best of them has {floor:.2f}): "
+            f"Better than every control map in **{shown}** (the best of them has {floor:.2f}): "
             f"{listed(kept)}."
         )
     floor = max(found[name]["completeness"]["high"] for name in BLIND)
@@ -219,7 +219,7 @@ def said(scenes: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
         for name in in_order(found)
         if name not in REFERENCES and found[name]["completeness"]["low"] > floor
     ]
-    lines.append(f"Intervals above those of all blind maps in **completeness**: {listed(kept)}.")
+    lines.append(f"Intervals above those of all control maps in **completeness**: {listed(kept)}.")
     seeds = sorted({scene["seed"] for scene in scenes})
     if len(seeds) > 1:
         orders = []
@@ -365,7 +365,7 @@ def updated(found: Mapping[str, str]) -> None:
         place = re.compile(rf"(<!-- part: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not place.search(page):
             raise SystemExit(
-                f"docs/parts.md must have a place for {name!r}, got none; add <!-- part: {name} "
+                f"assets/tables/parts.md must have a place for {name!r}, got none; add <!-- part: {name} "
                 "--> and its end"
             )
         page = place.sub(lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page)
