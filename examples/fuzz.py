@@ -4,9 +4,8 @@
 
 Each method's result on each network is held against its plain computation; of a broken file,
 nothing but one clear line may come; and a damaged record is read as it was saved, or refused in one
-line. What fails is printed, a network as a program to paste into a test, and broken files are kept
-with a report in `fuzz-failures/`; the exit code is then 1. The seed alone says which networks and
-files are drawn. Needs the extra `test`.
+line. What fails is printed, a network as a program to paste into a test; the exit code is then 1.
+The seed alone says which networks and files are drawn. Needs the extra `test`.
 """
 
 from __future__ import annotations
@@ -23,42 +22,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the generator li
 import torch
 
 import explain
-from tests.fuzz import networks, records
-from tests.fuzz.command import BROKEN, EXPLAINED, REFUSED, Summary, clear, fuzz
+from tests.fuzz import files, networks, records
 
 
-def show(done: int, total: int, summary: Summary) -> None:
-    """Draw the progress over itself on a terminal; elsewhere only its end."""
-    line = (
-        f"{done}/{total} files, {summary.count(REFUSED)} refused, {len(summary.failures)} failures"
-    )
-    if sys.stderr.isatty():
-        print(f"\r\x1b[2K{line}", end="" if done < total else "\n", file=sys.stderr, flush=True)
-    elif done == total:
-        print(line, file=sys.stderr, flush=True)
-
-
-def table(summary: Summary) -> str:
-    """Return the figures as a table in Markdown."""
-    kinds = sorted({mutation for mutation, _ in summary.results})
-    rows = [f"| mutation | {EXPLAINED} | {REFUSED} | {BROKEN} |", "|---|---|---|---|"]
-    for kind in kinds:
-        counts = (summary.results[kind, result] for result in (EXPLAINED, REFUSED, BROKEN))
-        rows.append(f"| {kind.replace('_', ' ')} | {' | '.join(map(str, counts))} |")
-    totals = (f"**{summary.count(result)}**" for result in (EXPLAINED, REFUSED, BROKEN))
-    return "\n".join([*rows, f"| **all** | {' | '.join(totals)} |"])
-
-
-def fuzz_files(count: int, seed: int, keep: Path) -> bool:
+def fuzz_files(count: int, seed: int) -> bool:
     """Run the command line on broken files; return whether it stood up to them."""
-    clear(keep)
-    summary = fuzz(count, seed, keep, lambda done, so_far: show(done, count, so_far))
-    print(table(summary))
-    print(f"\n{summary.calls} calls in one process, {1000 * summary.seconds / count:.0f} ms a file")
+    summary = files.fuzz(count, seed)
+    print("| change | explained | refused |\n|---|---|---|")
+    for change in sorted({change for change, _ in summary.results}):
+        counts = [summary.results[change, result] for result in ("explained", "refused")]
+        print(f"| {change.replace('_', ' ')} | {counts[0]} | {counts[1]} |")
     for failure in summary.failures:
         print(f"FAILED {failure}")
-    if summary.failures:
-        print(f"the files that failed were written to {keep}")
     return not summary.failures
 
 
@@ -125,15 +100,12 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="no more networks after so long"
     )
-    parser.add_argument(
-        "--keep", type=Path, default=Path("fuzz-failures"), help="where failures go (fuzz-failures)"
-    )
     options = parser.parse_args()
     if not options.networks and not options.files and not options.records:
         parser.error("say how many: --networks N, --files N, --records N")
     torch.set_num_threads(1)  # what is this small is done sooner by one
     good = not options.networks or fuzz_networks(options.networks, options.seed, options.minutes)
-    good &= not options.files or fuzz_files(options.files, options.seed, options.keep)
+    good &= not options.files or fuzz_files(options.files, options.seed)
     good &= not options.records or fuzz_records(options.records, options.seed)
     return 0 if good else 1
 

@@ -21,15 +21,13 @@ from torch import Tensor
 
 import explain
 from explain import ExplainError
-from tests.fuzz.files import ON_THE_WAY
+from tests.fuzz.damage import CHANGES
 
 Files = tuple[bytes, bytes]  # a record and its values
 SAME = "read as it was saved"
 REFUSED = "refused"
 
-WAYS = sorted(
-    ON_THE_WAY.keys() - {"unchanged", "repeat_a_range", "change_line_ends", "decode_as_text"}
-)  # that change a record or an array
+WAYS = sorted(CHANGES)
 DEEP = 400  # containers inside each other, which JSON reads
 ODD: tuple[Any, ...] = (
     *(
@@ -86,7 +84,7 @@ def damaged(saved: Files, seed: int) -> Iterator[tuple[str, Files]]:
             yield f"{number}: {what}", (record, values_then)
         else:
             name = draw.choice(WAYS)
-            change = ON_THE_WAY[name]
+            change = CHANGES[name]
             both = (change(draw, record), values) if kind == 2 else (record, change(draw, values))
             yield f"{number}: {name} of the {'record' if kind == 2 else 'values'}", both
         number += 1
