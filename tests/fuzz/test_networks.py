@@ -8,20 +8,17 @@ import warnings
 import hypothesis
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
 import explain
 from explain.methods.base import MAPS, PATTERNS, get_method
-from explain.metrics.randomised import Randomised
-from tests.conftest import COVERING, registered_backwards
+from tests.conftest import COVERING
 from tests.fuzz.expected import CHEAP, METHODS, RERUNS
 from tests.fuzz.networks import Case, cases, check, is_map, places, read_for_scores
 from tests.fuzz.programs import Network, Program, Step, scores_in
 from tests.fuzz.pure import Pure
 from tests.fuzz.sketch import programs
-from tests.methods import plain
 
 ALWAYS = hypothesis.settings(
     phases=[hypothesis.Phase.generate],
@@ -70,27 +67,6 @@ def test_a_network_computes_what_its_program_means(program: Program) -> None:
         found = Pure(network, inputs[0][i], [x[i] for x in inputs[1:]]).forward(inputs[0][i])[-1]
         assert_close(found, expected, rtol=1e-9, atol=1e-11)
     assert eval(repr(program)) == program
-
-
-@hypothesis.settings(ALWAYS, max_examples=5)
-@hypothesis.given(programs())
-def test_the_order_of_registration_decides_nothing_about_random_weights(program: Program) -> None:
-    g = torch.Generator().manual_seed(0)
-    inputs = explain.Inputs(
-        tuple(torch.randn(1, *s, generator=g, dtype=torch.float64) for s in program.inputs)
-    )
-    network = Network(program).eval()
-    turned = registered_backwards(Network(program)).eval()
-    layers, others = (Randomised(each, inputs).layers for each in (network, turned))
-    assert len(layers) == len(others)
-    for count in {0, len(layers) // 2}:
-        models = [
-            Randomised(network, inputs).of(layers[count:]),
-            Randomised(turned, inputs).of(others[count:]),
-        ]
-        with torch.no_grad():
-            found, expected = (scores_in(inputs.call(model)) for model in models)
-        assert torch.equal(found, expected)
 
 
 class OfFrames(nn.Module):
@@ -145,15 +121,6 @@ def test_frames_before_channels_are_explained_as_each_frame_alone(program: Progr
                 continue
         expected = torch.stack([alone[0].values, 2 * alone[1].values], 1)
         assert_close(found.values, expected, rtol=1e-6, atol=1e-9)
-
-
-def test_plain_interpolation_is_bilinear() -> None:
-    x = torch.randn(3, 5, dtype=torch.float64)
-    for size in ((7, 5), (3, 16), (2, 2)):
-        expected = F.interpolate(x[None, None], size=size, mode="bilinear", align_corners=False)[
-            0, 0
-        ]
-        assert_close(plain.enlarge(x, size), expected, rtol=1e-12, atol=1e-14)
 
 
 # What random networks found, each shrunk to the least that shows it.

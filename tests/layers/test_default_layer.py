@@ -3,7 +3,6 @@ heads of others."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,8 @@ import torchvision
 from torch import nn
 
 import explain
-from explain.hooks import HookGroup
-from explain.hooks.graph import Reach, keeping_values
 from explain.methods import GradCAM
-from explain.targets import Detections, Segmentation
+from explain.targets import Segmentation
 from tests.conftest import settled
 
 SIGNED = GradCAM(relu=False)
@@ -74,22 +71,11 @@ def conv(into: int) -> nn.Conv2d:
 
 BESIDE: dict[str, Callable[[], nn.Module]] = {
     "position map": lambda: Small(lambda f, pos: f * (1 + pos(f)), pos=Positions()),
-    "projected position map": lambda: Small(
-        lambda f, pos, proj: f * (1 + proj(pos(f))), pos=Positions(), proj=conv(12)
-    ),
     "constant gate": lambda: Small(lambda f, gate: f * gate(f), gate=Constant()),
-    "mask of the size": lambda: Small(lambda f, gate: f * gate(torch.ones_like(f)), gate=conv(12)),
     "gate of one channel": lambda: Small(lambda f, gate: f * gate(f).sigmoid(), gate=conv(1)),
     "gate of all channels": lambda: Small(lambda f, gate: f * gate(f).sigmoid(), gate=conv(12)),
     "squeeze and excitation": lambda: Small(
         lambda f, gate: f * gate(f.mean((2, 3), keepdim=True)).sigmoid(), gate=nn.Conv2d(12, 12, 1)
-    ),
-    "coordinate attention": lambda: Small(
-        lambda f, a, b: (
-            f * a(f.mean(3, keepdim=True)).sigmoid() * b(f.mean(2, keepdim=True)).sigmoid()
-        ),
-        a=nn.Conv2d(12, 12, 1),
-        b=nn.Conv2d(12, 12, 1),
     ),
     "attention logits": lambda: Small(lambda f, logits: attended(f, logits(f)), logits=conv(3)),
     "gated attention": lambda: Small(
@@ -194,106 +180,3 @@ def test_the_layer_is_one_that_the_target_comes_from(blocks: int) -> None:
     model.passes = 0
     assert explain.attribute(model, x, "eigencam", target=5).layer == "encoder"
     assert model.passes == 1  # the layer of classes is kept
-
-
-def test_a_graph_without_values_shows_what_depends_on_what_and_keeps_nothing() -> None:
-    x = torch.rand(3, requires_grad=True)
-    with keeping_values():
-        between = x.exp()  # backward would need it
-        y = between.square()
-    alive = weakref.ref(between)
-    del between
-    assert alive() is None
-    assert Reach([x]).of(y.grad_fn)
-    with pytest.raises(RuntimeError, match="values"):
-        y.sum().backward()
-
-
-def outputs_of(model: nn.Module, layer: str, inputs: explain.Inputs) -> torch.Tensor:
-    """What a layer gives."""
-    seen: list[torch.Tensor] = []
-    with torch.no_grad(), HookGroup(model) as group:
-        group.forward(
-            layer,
-            lambda module, args, output: seen.append(getattr(output, "last_hidden_state", output)),
-        )
-        model(*inputs.args, **inputs.kwargs)
-    return seen[-1]
-
-
-def detectors() -> dict[str, tuple[nn.Module, dict[str, Any], str]]:
-    """Tiny detectors that attend, what they take beside a photo, and where their patches or maps
-    become tokens."""
-    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
-    common = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
-    yolos = transformers.YolosConfig(
-        **common,
-        num_hidden_layers=2,
-        image_size=[32, 48],
-        patch_size=8,
-        num_detection_tokens=5,
-        num_labels=3,
-        use_mid_position_embeddings=False,
-    )
-    text = {**common, "num_hidden_layers": 1, "vocab_size": 50, "max_position_embeddings": 16}
-    special = {"bos_token_id": 1, "eos_token_id": 49, "pad_token_id": 0}
-    owl = transformers.OwlViTConfig(
-        text_config={**text, **special},
-        projection_dim=16,
-        vision_config={**common, "num_hidden_layers": 2, "image_size": 32, "patch_size": 8},
-    )
-    backbone = transformers.ResNetConfig(
-        embedding_size=8,
-        hidden_sizes=[8, 16],
-        depths=[1, 1],
-        layer_type="basic",
-        out_features=["stage2"],
-    )
-    detr = transformers.DetrConfig(
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        num_queries=5,
-        num_labels=3,
-        use_timm_backbone=False,
-        backbone_config=backbone,
-        use_pretrained_backbone=False,
-        backbone=None,
-    )
-    words = {"input_ids": torch.tensor([[3, 4, 49], [5, 6, 49]])}
-    return {
-        "YOLOS": (
-            transformers.YolosForObjectDetection(yolos),
-            {},
-            "vit.encoder.layer.1.layernorm_before",
-        ),
-        "OWL-ViT": (
-            transformers.OwlViTForObjectDetection(owl),
-            words,
-            "owlvit.vision_model.encoder.layers.1.layer_norm1",
-        ),
-        "DETR": (transformers.DetrForObjectDetection(detr), {}, "model.encoder"),
-    }
-
-
-@pytest.mark.filterwarnings("ignore:::transformers")
-@pytest.mark.parametrize("name", ["YOLOS", "OWL-ViT", "DETR"])
-def test_detectors_with_attention_are_explained_at_the_tokens_that_it_reads(name: str) -> None:
-    torch.manual_seed(0)
-    model, others, layer = detectors()[name]
-    side = 48 if name == "YOLOS" else 32
-    one, two = (
-        explain.Inputs(
-            kwargs={**others, "pixel_values": x}, explained="pixel_values", shared=list(others)
-        )
-        for x in torch.rand(2, 1, 3, 32, side)
-    )
-    for target in (Detections(threshold=0.0), lambda output: output.logits[:, 2, 1]):
-        found = explain.attribute(model.eval(), one, SIGNED, target=target)
-        assert found.layer == layer
-        assert found.values.any()
-    assert not torch.equal(outputs_of(model, layer, one), outputs_of(model, layer, two))

@@ -13,25 +13,20 @@ from explain import LayerError
 from explain.attribution.api import attribute
 from explain.data.inputs import as_inputs
 from explain.hooks import HookGroup
-from explain.layers import default_layer, list_layers
+from explain.layers import default_layer
 from explain.layers.layouts import Grid, Grids, find_grid, to_spatial
 from explain.layers.recording import executed_modules
 from explain.layers.summary import summary_is_current
 from explain.methods import FullGrad, GradCAM, HiResCAM
-from tests.conftest import TinyNet, snapshot
+from tests.conftest import TinyNet
 
 
 @pytest.mark.parametrize(
     ("builder", "expected"),
     [
         ("resnet18", "layer4"),
-        # its weights take half a gigabyte
-        pytest.param("vgg11_bn", "features.27", marks=pytest.mark.long),
-        pytest.param("densenet121", "features", marks=pytest.mark.long),
         ("mobilenet_v3_small", "features"),
-        ("squeezenet1_1", "classifier.2"),
         ("shufflenet_v2_x0_5", "conv5"),
-        pytest.param("convnext_tiny", "features", marks=pytest.mark.long),
         ("swin_t", "permute"),
         pytest.param("vit_b_32", "encoder.layers.encoder_layer_11.ln_1", marks=pytest.mark.long),
     ],
@@ -119,19 +114,6 @@ def test_remembering_does_not_keep_a_model_alive(x: torch.Tensor) -> None:
     del model
     gc.collect()
     assert alive() is None
-
-
-def test_listing_layers_leaves_the_model_as_it_is(net: TinyNet, x: torch.Tensor) -> None:
-    net.train()
-    before = snapshot(net)
-    calls = list_layers(net, x)
-    assert snapshot(net) == before
-    assert [(c.name, c.shape) for c in calls if c.name in ("conv1", "layer2", "fc")] == [
-        ("conv1", (1, 6, 12, 10)),
-        ("layer2", (1, 8, 6, 5)),
-        ("fc", (1, 5)),
-    ]
-    assert "unused" not in {c.name for c in calls}
 
 
 def test_a_model_without_maps_must_be_told_its_layer() -> None:
@@ -294,24 +276,3 @@ def test_a_linear_layer_along_the_width_of_a_map_leaves_the_channels_first() -> 
         mixer.eval(), torch.randn(2, 3, 32, 32), GradCAM(relu=False), target=0, layer="1"
     )
     assert found.values.shape == (2, 8, 8)
-
-
-def test_a_layer_normalisation_is_believed_against_the_aspect_ratio() -> None:
-    """On 8 x 9 pixels, a map of 8 x 5 with four channels last looks like one of 5 x 4."""
-
-    class Narrow(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm, self.fc = (
-                nn.Conv2d(1, 4, (1, 5)),
-                nn.LayerNorm(4),
-                nn.Linear(4, 3),
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.fc(self.norm(self.conv(x).permute(0, 2, 3, 1)).square().mean((1, 2)))
-
-    found = attribute(
-        Narrow().eval(), torch.randn(2, 1, 8, 9), GradCAM(relu=False), target=0, layer="norm"
-    )
-    assert found.values.shape == (2, 8, 5)

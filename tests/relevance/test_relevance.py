@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain import ExplainWarning, LayerError, MethodError
+from explain import LayerError, MethodError
 from explain.methods import LRP
 from explain.relevance import COMPOSITES, Composite, LinearRule, RelevanceRule, When
 from explain.relevance.linear_rules import (
@@ -54,16 +54,11 @@ class Positive1d(nn.BatchNorm1d, nn.BatchNorm2d):
 
 
 CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
-    "plain": lambda: nn.Conv2d(4, 4, 3),
     "stride and padding": lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1),
-    "dilation": lambda: nn.Conv2d(4, 2, 2, dilation=2, padding=1),
     "groups": lambda: nn.Conv2d(4, 4, 3, groups=2, padding=1),
     "depthwise without bias": lambda: nn.Conv2d(4, 4, 3, groups=4, bias=False),
     "transposed": lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2),
     "normalised": lambda: nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.BatchNorm2d(4)),
-    "normalised transposed": lambda: nn.Sequential(
-        nn.ConvTranspose2d(4, 4, 2, groups=2, bias=False), nn.BatchNorm2d(4)
-    ),
     "normalised dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(120, 5), Positive1d(5)),
     "a lone normalisation": lambda: nn.BatchNorm2d(4),
 }
@@ -400,25 +395,6 @@ def test_the_composite_suits_the_network(net: nn.Module, x: torch.Tensor) -> Non
     )
 
 
-def test_operations_that_nobody_can_look_into_are_named() -> None:
-    class Custom(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient * 2
-
-    class Net(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return Custom.apply(x).flatten(1)
-
-    with pytest.warns(ExplainWarning, match="1 x Custom"):
-        a = explain.attribute(Net(), random(0, 1, 3, 2, 2), LRP("Epsilon"), target=0)
-    assert a.coverage.missed == {"Custom": 1}
-
-
 def test_values_that_are_overwritten_later_are_kept() -> None:
     """What a rule needs is there as it was, also where a frozen network lets it be overwritten."""
 
@@ -567,24 +543,6 @@ class Doubled(RelevanceRule):
 
     def back(self, step: Step, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
         return 2 * gradient * (step.x.tensor > 0)
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_rule_of_ones_own_may_act_at_rectifiers(in_place: bool) -> None:
-    """Which autograd differentiates by themselves in the composites of the literature."""
-    layers = [
-        nn.Conv2d(4, 3, 3),
-        nn.ReLU(in_place),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(3, 2),
-    ]
-    model = settled(nn.Sequential(*layers)).double().eval()
-    x = random(6, 2, *SHAPE)
-    rules = LRP(Composite("own", ((When(("rectifier",)), Doubled()),)))
-    found = explain.attribute(model, x, rules, target=1).values
-    expected = 2 * explain.attribute(model, x, "inputxgradient", target=1).values
-    assert torch.allclose(found, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

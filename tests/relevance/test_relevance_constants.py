@@ -56,15 +56,11 @@ def added_to_a_part(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 CONSTANTS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "normalised weights, transposed": lambda net, x, y: pooled(y) @ F.normalize(net.other, dim=1).T,
-    "computed weights, transposed": lambda net, x, y: F.linear(pooled(y), (net.weight * 2).mT),
     "a constant that stands where the input does": lambda net, x, y: (
         pooled(y) @ net.weight + net.layer(torch.ones(1, 5).to(x))
     ),
     "a constant in the shape of a signal": lambda net, x, y: (
         pooled(y + (net.pixel * 2).expand_as(y)) @ net.weight
-    ),
-    "a factor in the shape of a signal": lambda net, x, y: (
-        pooled(y * (net.pixel * 2).expand_as(y)) @ net.weight
     ),
     "what an index of the signal finds": lambda net, x, y: (
         pooled(y) @ net.weight + net.words((x.mean((1, 2, 3)).abs() * 9).long().clamp(max=9))
@@ -188,23 +184,6 @@ def test_the_results_of_one_operation_are_handed_what_is_their_own(
     assert set(a.coverage.missed) == {"lstm_cell"}
 
 
-def test_images_run_one_by_one_get_the_composite_that_they_get_alone() -> None:
-    class OneByOne(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(pooled(torch.cat([self.first(each[None]).relu() for each in x])))
-
-    model = settled(OneByOne()).double()
-    x = random(0, 3, 3, 4, 4)
-    together = explain.attribute(model, x, "lrp", target=1)
-    alone = explain.attribute(model, x[:1], "lrp", target=1)
-    assert together.coverage.composite == alone.coverage.composite == "Epsilon"
-    assert torch.allclose(together.values[:1], alone.values, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -224,10 +203,3 @@ def test_rules_and_composites_that_cannot_be_meant_are_refused(
 ) -> None:
     with pytest.raises(MethodError, match=said):
         made()
-
-
-def test_a_composite_takes_lists_for_tuples() -> None:
-    listed = Composite("c", [[When(["dense"]), Epsilon()]])
-    tupled = Composite("c", ((When(("dense",)), Epsilon()),))
-    assert listed == tupled
-    assert hash(listed) == hash(tupled)

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain import LayerError
 from explain.methods import LRP, DeepLIFT
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
@@ -39,16 +38,6 @@ class Residual(nn.Module):
         y = self.stem(x).relu()
         y = (self.norm(self.one(y)).relu() + self.other(y)).relu()
         return self.head((y + self.beside(x).relu() if self.past else y).flatten(1))
-
-
-def through(
-    model: nn.Module, x: torch.Tensor, layer: str, composite: str, channels: int = 3
-) -> torch.Tensor:
-    """The sum of the maps of all channels of a layer."""
-    methods = [LRP(composite, (layer, (c,))) for c in range(channels)]
-    return sum(
-        (explain.attribute(model, x, m, target=1).values for m in methods), torch.zeros_like(x)
-    )
 
 
 @torch.no_grad()
@@ -78,28 +67,6 @@ def test_what_goes_through_a_layer_in_a_residual_block_is_what_a_plain_calculati
         expected = plain.epsilon(*stem, x.flatten(), of_y, rectified=True).reshape(x.shape)
         found = explain.attribute(model, x, LRP("Epsilon", ("norm", (channel,))), target=1).values
         assert torch.allclose(found, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
-
-
-@pytest.mark.filterwarnings("ignore:lrp is zero everywhere")
-@pytest.mark.parametrize("past", [False, True], ids=["a block", "a way past the block"])
-@pytest.mark.parametrize(
-    "composite", ["Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox", "EpsilonAlpha2Beta1"]
-)
-def test_what_goes_through_branches_adds_up_to_the_whole(composite: str, past: bool) -> None:
-    model = Residual(past=past).double().eval()
-    x = random(1, 2, 2, 4, 4)
-    whole = explain.attribute(model, x, LRP(composite), target=1).values
-    parts = sum(
-        through(model, x, layer, composite) for layer in ("norm", "other", *["beside"] * past)
-    )
-    assert torch.allclose(parts, whole, rtol=1e-8, atol=1e-9 * float(whole.abs().max()))
-
-
-def test_a_layer_that_the_score_does_not_use_is_no_concept() -> None:
-    model = Residual(past=False).double().eval()
-    x = random(1, 1, 2, 4, 4)
-    with pytest.raises(LayerError, match="concept"):
-        explain.attribute(model, x, LRP("Epsilon", ("unused", (0,))), target=1)
 
 
 # A normalisation behind steps in place

@@ -52,18 +52,14 @@ def with_signals_set(y: torch.Tensor) -> torch.Tensor:
 LOSING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "log_softmax": lambda y: F.log_softmax(y, 1),
     "prod": lambda y: y.prod(1, keepdim=True),
-    "logsumexp": lambda y: y.logsumexp(1, keepdim=True),
     "var": lambda y: y.var(1, keepdim=True),
-    "lerp": lambda y: torch.lerp(y, torch.ones_like(y), 0.3),
     "maximum": lambda y: torch.maximum(y, torch.full_like(y, 0.2)),
     "pad": lambda y: F.pad(y, (0, 2), value=0.7),
-    "glu": lambda y: F.glu(y, 1),
     "bilinear": lambda y: F.bilinear(y, y, torch.arange(72.0).reshape(2, 6, 6).to(y) / 9),
     "baddbmm": lambda y: torch.baddbmm(y[:, :, None], y[:, :, None], y[:, None, :1]).flatten(1),
     "log": lambda y: y.abs().log_(),
     "setitem": with_values_set,
     "pow": lambda y: torch.pow(2.0, y),
-    "rpow": lambda y: 2.0**y,
     "addcmul": lambda y: torch.addcmul(y, y, y, value=0.5),
     "rdiv": lambda y: 1 / y.abs(),
     "fill": lambda y: torch.cat([y[:, :2] * 2, (y[:, 2:] * 2).fill_(0.4)], 1),
@@ -71,32 +67,14 @@ LOSING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 CONSERVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "fft": lambda y: torch.cat([torch.fft.rfft(y).real, torch.fft.rfft(y).imag.relu()], 1),
-    "magnitude": lambda y: torch.fft.rfft(y).abs(),
     "topk": lambda y: y.topk(3, 1)[0] + y.sort(1)[0][:, :3],
-    "norm": lambda y: torch.linalg.vector_norm(y, dim=1, keepdim=True),
     "normalize": lambda y: F.normalize(y, dim=1),
     "cummax": lambda y: y.cummax(1)[0],
     "signals": lambda y: torch.maximum(y, y.flip(1)) - torch.minimum(y, 2 * y),
     "pad": lambda y: F.pad(y, (0, 2)),
-    "median": lambda y: y.median(1, keepdim=True)[0],
     "set": with_signals_set,
     "strided": lambda y: y.as_strided((len(y), 3), (6, 2)),
 }
-
-
-@pytest.mark.parametrize("composite", ["Epsilon", "AttnLRP", "EpsilonAlpha2Beta1"])
-@pytest.mark.parametrize("name", LOSING)
-def test_what_loses_relevance_without_a_rule_is_named_and_accounted_for(
-    name: str, composite: str
-) -> None:
-    model = Net(LOSING[name]).double()
-    x = random(1, 2, 3, 2, 2)
-    with pytest.warns(ExplainWarning, match=f"has no rule for some operations \\(1 x {name}\\)"):
-        a = explain.attribute(model, x, LRP(composite), target=1)
-    assert a.coverage.missed == {name: 1}
-    assert a.coverage.taken[name].abs().max() > 1e-3
-    scale = a.values.abs().sum() + sum(part.abs().sum() for part in a.coverage.taken.values())
-    assert a.delta.abs().max() <= 1e-12 * scale
 
 
 @pytest.mark.parametrize("name", LOSING)
@@ -111,6 +89,8 @@ def test_what_is_lost_is_what_its_formula_says(name: str) -> None:
     of_made, of_given = torch.autograd.grad(model.head(made)[:, 1].sum(), [made, given])
     expected = (of_made * made).sum(1) - (of_given * given).sum(1)
     assert torch.allclose(a.coverage.taken[name], expected.detach(), rtol=1e-9, atol=1e-12)
+    assert a.coverage.missed == {name: 1}
+    assert a.delta.abs().max() <= 1e-9
 
 
 @pytest.mark.parametrize("name", CONSERVING)
@@ -125,68 +105,11 @@ def test_what_loses_nothing_without_a_rule_is_not_named(name: str) -> None:
     assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
 
 
-@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN", "GRUCell"])
-def test_recurrent_layers_are_named(kind: str) -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner: nn.Module = getattr(nn, kind)(
-                6, 5, **({} if kind == "GRUCell" else {"batch_first": True})
-            )
-            self.head = nn.Linear(5, 3)
-            settled(self)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            rows = x.transpose(1, 2).flatten(2)
-            if kind != "GRUCell":
-                return self.head(self.inner(rows)[0][:, -1])
-            state = x.new_zeros(len(x), 5)
-            for t in range(rows.shape[1]):
-                state = self.inner(rows[:, t], state)
-            return self.head(state)
-
-    model = Recurrent().double()
-    x = random(1, 2, 3, 4, 2)
-    with pytest.warns(
-        ExplainWarning,
-        match={"RNN": "1 x rnn_tanh", "GRUCell": "4 x gru_cell"}.get(kind, kind.lower()),
-    ):
-        a = explain.attribute(model, x, LRP("Epsilon"), target=1)
-    scale = a.values.abs().sum() + sum(part.abs().sum() for part in a.coverage.taken.values())
-    assert a.delta.abs().max() <= 1e-12 * scale
-
-
 def test_steps_inside_a_transform_are_refused() -> None:
     model = Net(lambda y: torch.vmap(lambda row: row.exp())(y)).double()
     for method in (LRP("Epsilon"), LRP("AttnLRP"), DeepLIFT()):
         with pytest.raises(MethodError, match="'model'"):
             explain.attribute(model, random(1, 2, 3, 2, 2), method, target=1)
-
-
-class Tokens(nn.Module):
-    """Tokens before images, as `nn.MultiheadAttention` takes them, or behind them."""
-
-    def __init__(self, first: bool) -> None:
-        super().__init__()
-        self.first, self.embed, self.inner = first, nn.Linear(3, 4), nn.MultiheadAttention(4, 2)
-        self.head = nn.Linear(4, 3)
-        settled(self)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.flatten(2).permute(2, 0, 1)
-        rows = self.embed(rows) if self.first else self.embed(rows.transpose(0, 1)).transpose(0, 1)
-        return self.head(self.inner(rows, rows, rows)[0].mean(0))
-
-
-@pytest.mark.parametrize("composite", ["EpsilonGammaBox", "DeepTaylor"])
-@pytest.mark.parametrize("first", [True, False])
-def test_the_range_of_an_image_is_its_own_wherever_tokens_lie(first: bool, composite: str) -> None:
-    model = Tokens(first).double()
-    x = random(2, 2, 3, 2, 2)
-    together = explain.attribute(model, x, LRP(composite), target=1).values
-    for i in range(2):
-        alone = explain.attribute(model, x[i : i + 1], LRP(composite), target=1).values
-        assert torch.allclose(together[i], alone[0], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("equation", ["nk,nk->nk", "nk,nj->nkj"])
@@ -201,14 +124,6 @@ def test_differences_of_products_without_a_rule_are_told(equation: str) -> None:
     assert a.delta.abs().max() > 1e-3
 
 
-def test_a_product_with_weights_is_a_linear_map_to_differences() -> None:
-    model = Net(lambda y: (y @ torch.arange(12.0).reshape(6, 2).to(y)).tanh()).double()
-    x = random(1, 2, 3, 2, 2)
-    a = explain.attribute(model, x, DeepLIFT(0.25), target=1)
-    assert a.values.any()
-    assert a.delta.abs().max() < 1e-12
-
-
 def test_a_softmax_that_is_no_factor_is_accounted_for_where_it_is_held_constant() -> None:
     model = Net(lambda y: y.softmax(1) + y).double()
     x = random(1, 2, 3, 2, 2)
@@ -217,14 +132,6 @@ def test_a_softmax_that_is_no_factor_is_accounted_for_where_it_is_held_constant(
     assert torch.allclose(
         a.coverage.taken["softmax"], (weights * model.head.weight[1]).sum(1).detach(), atol=1e-5
     )
-    assert a.delta.abs().max() <= 1e-12
-
-
-def test_a_map_that_a_softmax_keeps_empty_says_so() -> None:
-    model = Net(lambda y: y.softmax(1)).double()
-    x = random(1, 2, 3, 2, 2)
-    with pytest.warns(ExplainWarning, match="everywhere"):
-        a = explain.attribute(model, x, LRP("Epsilon"), target=1)
     assert a.delta.abs().max() <= 1e-12
 
 

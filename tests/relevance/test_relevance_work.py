@@ -12,7 +12,6 @@ from torch import nn
 
 import explain
 from explain.methods import LRP
-from explain.relevance.steps import Dependence, StepRecorder
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
 from tests.relevance.test_relevance import RULES, SHAPE, Then, everywhere, random
@@ -143,44 +142,6 @@ def test_no_more_convolutions_are_run_than_are_needed(
     with Counting() as counted:
         explain.attribute(model, random(3, 1, 3, 8, 8).float(), LRP(composite), target=1)
     assert (counted.forward, counted.back) == (forward, back)
-
-
-def test_nothing_but_the_recorded_graph_is_kept_behind_normalisations() -> None:
-    """Results that are added to in place are computed again from what the graph has anyway."""
-
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.norm(self.conv(x))
-            y += x
-            return F.relu_(y)
-
-    model = settled(nn.Sequential(Residual(), Residual(), nn.Flatten(), nn.Linear(400, 2))).eval()
-    x = random(3, 1, 4, 10, 10).float().requires_grad_()
-    saved: set[int] = set()
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.add(tensor.untyped_storage().data_ptr())
-        return tensor
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
-        StepRecorder(model, Dependence([x])) as recorder,
-    ):
-        output = model(x)
-    kept = [
-        k for step in recorder.steps for k in (*step.values.values(), step.gave) if k is not None
-    ]
-    assert len(kept) > 8
-    more = {
-        p
-        for k in kept
-        if k.kept is not None and (p := k.tensor.untyped_storage().data_ptr()) not in saved
-    }
-    assert more <= {output.untyped_storage().data_ptr()}
 
 
 @pytest.mark.parametrize(
