@@ -284,6 +284,7 @@ def test_the_object_or_all_else_is_covered(what: str, tmp_path: Path) -> None:
     # what decides is still there
     assert (on_left.control if what == "object" else on_left.after) == 1
     assert str(on_left).startswith("2 photos: 100% as they are, ")
+    assert on_left.to_dict()["before"] == 1
 
 
 def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(
