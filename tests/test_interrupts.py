@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import threading
-import time
-import warnings
 from _thread import interrupt_main
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -19,7 +16,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-import explain
 from explain import hooks
 from explain._utils.errors import muted, quiet
 from explain._utils.signals import SignalSafe, deferring_signals
@@ -138,29 +134,6 @@ class Sending(SignalSafe[str]):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_a_signal_amid_a_beginning_ends_the_block_before_its_first_line() -> None:
-    block = Sending("begin")
-    with pytest.raises(KeyboardInterrupt), block:
-        block.log.append("inside")
-    assert block.log == ["begins", "has begun", "ends with KeyboardInterrupt", "has ended"]
-
-
-def test_a_signal_amid_an_end_comes_after_it() -> None:
-    block = Sending("end")
-    with pytest.raises(KeyboardInterrupt), block as bound:
-        block.log.append(bound)
-    assert block.log == ["begins", "has begun", "bound", "ends with NoneType", "has ended"]
-
-
-def test_a_signal_inside_comes_at_once_and_one_amid_the_end_too() -> None:
-    block = Sending("end")
-    with pytest.raises(KeyboardInterrupt) as caught, block:
-        signal.raise_signal(signal.SIGALRM)
-        block.log.append("not reached")
-    assert block.log == ["begins", "has begun", "ends with TimeLimit", "has ended"]
-    assert isinstance(caught.value.__context__, TimeLimit)
-
-
 def test_each_signal_reaches_the_handler_once_and_in_order() -> None:
     came: list[str] = []
     mine = {
@@ -204,75 +177,3 @@ def test_settings_of_torch_come_back_from_contexts_that_were_never_left(name: st
         assert (interruptions.state(net), torch.get_autocast_dtype("cpu")) == before
     assert torch.autocast_increment_nesting() == 1
     assert torch.autocast_decrement_nesting() == 0
-
-
-def test_hooks_on_parameters_go_with_an_interrupt_at_either_end() -> None:
-    net = settled(TinyNet())
-    sent = sending()
-    with pytest.raises(KeyboardInterrupt), explain.training.GradientClipper(net, value=1e-9):
-        sent["now"]
-
-    other = settled(TinyNet())
-    every = list(other.named_parameters())
-
-    def interrupted() -> Iterator[tuple[str, nn.Parameter]]:
-        yield from every[:5]
-        signal.raise_signal(signal.SIGINT)
-
-    other.named_parameters = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        explain.training.GradientClipper(other, value=1e-9)
-    del other.named_parameters
-    for model in (net, other):
-        model(torch.ones(2, 3, 8, 8)).sum().backward()
-        assert model.fc.bias.grad is not None
-        assert float(model.conv1.weight.grad.abs().max()) > 1e-3
-        assert float(model.fc.bias.grad.min()) == 2
-
-
-def test_an_interrupt_while_two_models_are_held_gives_both_back() -> None:
-    one = settled(TinyNet()).train()
-    other = settled(TinyNet(), 1).train()
-    other.bn1.eval()
-    before = (interruptions.state(one), interruptions.state(other))
-    sent = sending()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        hooks.preserve.untouched(one),
-        hooks.HookGroup(one) as group,
-    ):
-        group.forward("*", lambda *_: None)
-        with hooks.preserve.untouched(other, grad=True), hooks.capture(other, "*"), quiet():
-            sent["now"]
-    assert (interruptions.state(one), interruptions.state(other)) == before
-
-
-def test_other_threads_receive_no_signals_and_keep_the_handlers_alone(x: torch.Tensor) -> None:
-    net = settled(TinyNet()).double().train()
-    found = []
-    before = interruptions.state(net)
-    wanted = explain.attribute(net, x, target=1).values
-    thread = threading.Thread(
-        target=lambda: found.append(explain.attribute(net, x, "smoothgrad", target=1))
-    )
-    thread.start()
-    came = 0
-    for _ in range(20):
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            came += 1
-        time.sleep(0.001)
-    thread.join()
-    assert (came, len(found)) == (20, 1)
-    assert interruptions.state(net) == before
-    assert torch.equal(explain.attribute(net, x, target=1).values, wanted)
-
-
-def test_quiet_blocks_of_threads_and_interrupts_leave_the_filters() -> None:
-    filters = list(warnings.filters)
-    for _ in range(3):
-        sent = sending()
-        with pytest.raises(KeyboardInterrupt), quiet(), quiet():
-            sent["now"]
-    assert warnings.filters == filters

@@ -3,9 +3,7 @@ nothing behind."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as torch_modules
 
 import explain
-from tests.conftest import HOOK_DICTS, ROOT, TinyNet, settled, snapshot
+from tests.conftest import HOOK_DICTS, TinyNet, settled, snapshot
 
 GLOBAL_DICTS = [
     "_global_forward_hooks",
@@ -95,36 +93,6 @@ def test_hooks_of_the_user_fire_in_an_explanation_as_in_a_pass_of_their_own(
     assert log == wanted
 
 
-@pytest.mark.parametrize("layer", ["0", "2", "3"])
-# what torch says where an input has no gradient
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_at_a_layer_they_fire_as_far_as_gradients_go(
-    layer: str, hooked: tuple[nn.Sequential, list[str]], x: torch.Tensor
-) -> None:
-    """Below the layer there is no graph, so that is where backward hooks have nothing to be called
-    for."""
-    model, log = hooked
-    kept = None
-
-    def cut(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        nonlocal kept
-        kept = output.detach().requires_grad_()
-        torch.set_grad_enabled(True)
-        return kept * 1
-
-    handle = model.get_submodule(layer).register_forward_hook(cut)
-    with torch.no_grad():
-        score = model(x)[:, 3].sum()
-        torch.autograd.grad(score, kept)
-    handle.remove()
-    wanted = list(log)
-    before = hooks_of(model)
-    log.clear()
-    explain.attribute(model, x, "gradcam", target=3, layer=layer)
-    assert log == wanted
-    assert hooks_of(model) == before
-
-
 @pytest.mark.parametrize(
     "method", ["gradcam", "guidedbackprop", "scorecam", "ablationcam", "integratedgradients"]
 )
@@ -174,19 +142,11 @@ def interrupt(*_: Any) -> Any:
 
 
 CALLS = [
-    ("gradcam", "forward", 1),
     ("gradcam", "backward", 1),
     ("guidedbackprop", "backward", 1),
-    ("fullgrad", "forward", 1),
-    ("fullgrad", "backward", 1),
-    ("shapleycam", "backward", 1),
     ("scorecam", "forward", 2),
     ("ablationcam", "forward", 3),
-    ("ablationcam", "forward", 4),
     ("integratedgradients", "backward", 4),
-    ("integratedgradients", "forward", 3),
-    ("smoothgrad", "backward", 3),
-    ("smooth(gradcam)", "forward", 2),
     ("augmented(gradcam)", "backward", 3),
 ]
 
@@ -213,76 +173,3 @@ def test_an_interruption_in_any_pass_leaves_model_and_process_as_they_were(
     assert (snapshot(model), hooks_of(model)) == (before, hooks)
     model.plan = None
     assert torch.equal(run(), wanted)
-
-
-@pytest.mark.parametrize(
-    "method", ["scorecam", "ablationcam", "integratedgradients", "smooth(layercam)"]
-)
-def test_so_does_one_in_the_progress_that_is_told(
-    method: str, net: TinyNet, x: torch.Tensor
-) -> None:
-    net.train()
-    wanted = explain.attribute(net, x, method, target=1, batch_size=2).values
-    before = snapshot(net)
-    hooks = hooks_of(net)
-    told = []
-
-    def tell(done: int, total: int) -> None:
-        told.append(done)
-        if len(told) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        explain.attribute(net, x, method, target=1, batch_size=2, progress=tell)
-    assert len(told) == 2
-    assert (snapshot(net), hooks_of(net)) == (before, hooks)
-    assert torch.equal(explain.attribute(net, x, method, target=1, batch_size=2).values, wanted)
-
-
-@pytest.mark.parametrize("step", ["drawing", "writing"])
-def test_an_interruption_while_saving_leaves_no_half_written_file(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    explanation = explain.Explainer("tiny", size=32)(
-        str(ROOT / "assets" / "coffee.png"), ["gradcam", "saliency"]
-    )
-    whole = {path.name: path.read_bytes() for path in explanation.save(tmp_path / "whole")}
-    steps = {"drawing": (explain.Explanation, "sheet"), "writing": (Path, "open")}
-    place, name = steps[step]
-    real = getattr(place, name)
-    calls = []
-
-    def third_time(*given: Any, **options: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3 or step == "drawing":
-            raise KeyboardInterrupt
-        return real(*given, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(place, name, third_time)
-        with pytest.raises(KeyboardInterrupt):
-            explanation.save(tmp_path / "out")
-    assert list((tmp_path / "out").glob("*")) == []
-    assert {
-        path.name: path.read_bytes() for path in explanation.save(tmp_path / "out", overwrite=True)
-    } == whole
-
-
-def test_a_signal_while_files_are_put_in_place_comes_when_all_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    explanation = explain.Explainer("tiny", size=32)(
-        str(ROOT / "assets" / "coffee.png"), ["gradcam", "saliency"]
-    )
-    whole = {path.name: path.read_bytes() for path in explanation.save(tmp_path / "whole")}
-    real = Path.replace
-
-    def interrupted(path: Path, target: Path) -> Path:
-        signal.raise_signal(signal.SIGINT)
-        return real(path, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            explanation.save(tmp_path / "out")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == whole

@@ -4,23 +4,19 @@ its explanation."""
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 from torch import nn
 
 import explain
 from explain.models import CenterCrop
-from tests.conftest import ROOT, TinyNet, settled
+from tests.conftest import ROOT, settled
 from tests.engine.test_callers import count_tensors
-
-MEGABYTE = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -32,41 +28,6 @@ def photo() -> Image.Image:
 @pytest.fixture(scope="module")
 def explainer() -> explain.Explainer:
     return explain.Explainer("tiny", size=32)
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.long
-@pytest.mark.skipif(
-    not Path("/proc/self/statm").exists(), reason="there is no /proc to read the memory from"
-)
-def test_a_thousand_explanations_take_no_more_memory_than_fifty(
-    photo: Image.Image, explainer: explain.Explainer, tmp_path: Path
-) -> None:
-    net = settled(TinyNet()).eval()
-    x = torch.randn(2, 3, 48, 40, generator=torch.Generator().manual_seed(0))
-    methods = ["gradcam", "guidedbackprop", "layercam", "saliency", "eigencam"]
-
-    def one(i: int) -> None:
-        if i % 4:
-            explain.attribute(net, x, methods[i % 5] if i % 20 != 3 else "fullgrad", target=i % 5)
-            return
-        explanation = explainer(photo, ["gradcam", "guidedbackprop"][: 1 + i % 8 // 4])
-        if i % 8 == 0:
-            explanation.overlay(caption=True)
-        if i % 40 == 0:
-            explanation.save(tmp_path, overwrite=True)
-        if i % 100 == 0:
-            explanation.figure()
-
-    for i in range(50):
-        one(i)
-    before = resident()
-    for i in range(50, 1000):
-        one(i)
-    assert (resident() - before) / MEGABYTE < 20
 
 
 ACTIONS: dict[str, Callable[[explain.Explanation, Path], Any]] = {
@@ -112,51 +73,6 @@ def assert_nothing_outlives(run: Callable[[], list[weakref.ref[Any]]]) -> None:
         assert count_tensors() == before
     finally:
         gc.enable()
-
-
-@pytest.mark.usefixtures("new_objects_alone")
-def test_concepts_inspections_and_lists_of_layers_go_too(
-    photo: Image.Image, explainer: explain.Explainer
-) -> None:
-    def run() -> list[weakref.ref[Any]]:
-        picture, concepts = explainer.concepts(photo, 2)
-        seen = explainer.inspect(photo)
-        explain.list_layers(explainer.model, explainer.preprocess(photo)[None])
-        return [
-            weakref.ref(thing)
-            for thing in (picture, concepts, concepts.maps, concepts.vectors, seen)
-        ]
-
-    assert_nothing_outlives(run)
-
-
-@pytest.mark.usefixtures("new_objects_alone")
-def test_a_method_goes_with_the_tensors_that_it_holds(explainer: explain.Explainer) -> None:
-    def run() -> list[weakref.ref[Any]]:
-        black = torch.zeros(1, 3, 32, 32)
-        method = explain.methods.IntegratedGradients(steps=2, baseline=black)
-        explain.attribute(explainer.model, torch.ones(1, 3, 32, 32), method, target=0)
-        return [weakref.ref(black), weakref.ref(method)]
-
-    assert_nothing_outlives(run)
-
-
-@pytest.mark.usefixtures("new_objects_alone")
-def test_an_explanation_that_fails_keeps_nothing_either(
-    photo: Image.Image, explainer: explain.Explainer
-) -> None:
-    def run() -> list[weakref.ref[Any]]:
-        for wrong in (
-            {"target": 999},
-            {"layer": "fc"},
-            {"target": lambda output: output},
-            {"layer": "unknown"},
-        ):
-            with pytest.raises(explain.ExplainError):
-                explainer(photo, ["gradcam", "guidedbackprop"], **wrong)
-        return []
-
-    assert_nothing_outlives(run)
 
 
 @pytest.mark.usefixtures("new_objects_alone")

@@ -208,15 +208,6 @@ def test_an_error_on_one_rank_ends_all_of_them_with_its_message(how: str, two_ra
         assert FAILURES[how].replace("{rank}", str(rank)) in line["problem"]
 
 
-@pytest.mark.long
-def test_four_ranks_agree_and_fail_together(tmp_path: Path) -> None:
-    said = run(4, tmp_path, "half", "encode fails")
-    assert len(said["half"]) == 4
-    check(said["half"], "half")
-    assert len(said["encode fails"]) == 4
-    assert all("failed on rank 3 of 4" in line["problem"] for line in said["encode fails"])
-
-
 def test_a_model_that_is_not_distributed_is_refused() -> None:
     with pytest.raises(HookError, match="DistributedDataParallel"):
         communicate(nn.Linear(1, 1))  # type: ignore[arg-type]

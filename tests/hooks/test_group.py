@@ -31,12 +31,6 @@ def test_hooks_are_gone_after_the_block_and_after_an_error_in_it(net: nn.Module)
     assert len(group) == 0
 
 
-def test_an_unknown_layer_registers_nothing_and_suggests(net: nn.Module) -> None:
-    with pytest.raises(LayerError, match="did you mean 'layer1'"), HookGroup(net) as group:
-        group.forward("layr1", lambda *_: None)
-    assert total_hooks(net) == 0
-
-
 def test_select_takes_names_patterns_types_and_modules(net: TinyNet) -> None:
     assert list(select_places(net, "layer1.*")) == ["layer1.0", "layer1.1", "layer1.2"]
     assert list(select_places(net, [net.fc, "conv1"])) == ["fc", "conv1"]
@@ -49,15 +43,6 @@ def test_select_takes_names_patterns_types_and_modules(net: TinyNet) -> None:
         select_places(net, [])
     with pytest.raises(LayerError, match="got 3"):
         select_places(net, 3)  # type: ignore[arg-type]
-
-
-def test_forward_hooks_may_replace_inputs_and_outputs() -> None:
-    model = nn.Sequential(nn.Identity(), nn.Identity())
-    with HookGroup(model) as group:
-        group.forward_pre("0", lambda module, args: (args[0] + 1,))
-        group.forward("1", lambda module, args, output: output * 10)
-        assert model(torch.ones(1)).item() == 20
-    assert model(torch.ones(1)).item() == 1
 
 
 def test_tensor_and_node_hooks_change_gradients_until_removed() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,6 @@ from torch import nn
 
 from explain import ExplainWarning, HookError
 from explain.hooks import HookGroup
-from explain.hooks.capturing import Capture
 from tests.conftest import hook_count
 
 
@@ -49,60 +46,6 @@ def test_a_handle_removes_its_own_hook_alone() -> None:
         assert (first.removed, len(group), hooks_on(model)) == (True, 1, 1)
         model(torch.ones(1, 2))
     assert seen == ["second"]
-
-
-def test_the_gates_of_backward_hooks_stay_until_the_last_of_them_is_removed() -> None:
-    model = chain()
-    seen = []
-    x = torch.ones(1, 2, requires_grad=True)
-    with HookGroup(model) as group:
-        one = group.backward("1", lambda module, gi, go: seen.append("one"))
-        two = group.backward_pre("1", lambda module, go: seen.append("two"))
-        model(x).backward()
-        one.remove()
-        model(x).backward()
-        two.remove()
-        assert hooks_on(model) == 0
-        one = group.backward("1", lambda module, gi, go: seen.append("three"))
-        model(x).backward()
-    assert seen == ["two", "one", "two", "three"]
-
-
-def test_handles_of_hooks_in_the_graph() -> None:
-    x = torch.ones(1, requires_grad=True)
-    y = x * 2
-    seen: list[str] = []
-    with HookGroup() as group:
-        handles = [
-            group.tensor(y, lambda gradient: seen.append("tensor")),
-            group.leaf(x, lambda leaf: seen.append("leaf"), after=True),
-            group.tensors([x], lambda gradients: seen.append("tensors")),
-            group.node(y.grad_fn, lambda inputs, outputs: seen.append("node")),
-            group.node_pre(y.grad_fn, lambda outputs: seen.append("node-pre")),
-        ]
-        y.backward(retain_graph=True)
-        assert sorted(seen) == ["leaf", "node", "node-pre", "tensor", "tensors"]
-        for handle in handles:
-            handle.remove()
-        y.backward()
-        assert (len(seen), len(group)) == (5, 0)
-
-
-def test_a_closed_group_refuses_hooks_of_every_kind() -> None:
-    model = chain()
-    x = torch.ones(1, requires_grad=True)
-    y = x * 2
-    group = HookGroup(model)
-    group.remove()
-    for register in [
-        lambda: group.forward("0", nothing),
-        lambda: group.backward("0", nothing),
-        lambda: group.tensor(y, nothing),
-    ]:
-        with pytest.raises(HookError, match="group must"):
-            register()
-    assert hooks_on(model) == 0
-    assert repr(group) == "HookGroup(Sequential), closed"
 
 
 def test_a_hook_that_registers_another_may_return_its_handle() -> None:
@@ -168,46 +111,13 @@ def test_a_hooked_model_is_pickled_without_its_hooks_and_without_this_package(
         assert torch.autograd.grad(y, x)[0].tolist() == [[23.0, 34.0]]
 
 
-def test_the_hooks_of_a_pass_are_absent_from_copies_and_act_for_their_thread_alone() -> None:
-    model = chain()
-    x = torch.ones(1, 2)
-    with torch.no_grad(), HookGroup(model) as group:
-        captured = Capture(group, ["0"], gradients=True)
-        ran = group.note_runs(dict(model.named_children()))
-        assert hooks_on(copy.deepcopy(model)) == 0
-        assert hooks_on(pickle.loads(pickle.dumps(model))) > 0  # which do nothing
-        thread = threading.Thread(target=model, args=[x])
-        thread.start()
-        thread.join()
-        assert (captured.records, ran) == ([], [])
-        model(x)
-        assert (len(captured.records), ran) == (1, ["0", "1", "2"])
-    assert hooks_on(model) == 0
-
-
-def test_parameters_with_hooks_are_pickled_without_a_warning() -> None:
-    p = nn.Parameter(torch.ones(1))
-    with HookGroup() as group:
-        group.leaf(p, lambda gradient: gradient * 2)
-        torch.save([p], io.BytesIO())
-        assert copy.deepcopy(p)._backward_hooks is None
-        (p * 1).backward()
-    assert p.grad is not None
-    assert p.grad.item() == 2
-
-
 # Edits
 
 
 EDITS = {
     "data": lambda g: g.data.mul_(2),
-    "data of a view": lambda g: g[:1].data.mul_(2),
-    "not a number": lambda g: g.data.fill_(float("nan")),
     "numpy": lambda g: g.numpy().__imul__(2),
     "detach": lambda g: g.detach().mul_(2),
-    "asarray": lambda g: __import__("numpy").asarray(g).__imul__(2),
-    "dlpack": lambda g: torch.from_dlpack(g).mul_(2),
-    "set data": lambda g: setattr(g, "data", g * 2),
 }
 
 
@@ -222,17 +132,6 @@ def test_edits_of_a_gradient_behind_autograds_back_are_caught(edit: str) -> None
     with HookGroup() as group, pytest.raises(HookError, match="'edits'"):
         group.tensor(y, edits)
         y.backward(torch.ones(2))
-
-
-def test_reading_a_gradient_through_numpy_is_no_edit() -> None:
-    x = torch.tensor([1.0, 0.0], requires_grad=True)
-    seen: list[float] = []
-    with HookGroup() as group:
-        group.tensor(y := x * 3, lambda g: seen.append(float(g.numpy()[0] + g.data[0])))
-        (y / y.detach()).sum().backward()  # the second gradient is infinite
-        group.tensor(z := x * 0, lambda g: seen.append(g.data.isnan().sum().item()))
-        (z / z.detach() * 0).sum().backward()
-    assert seen == [pytest.approx(2 / 3), 2]
 
 
 # Hooks that never fired
@@ -250,19 +149,6 @@ def told(
     assert {Path(warning.filename) for warning in found} <= {Path(__file__)}
     assert {warning.category for warning in found} <= {ExplainWarning}
     return [str(warning.message) for warning in found]
-
-
-def test_a_backward_hook_that_came_after_the_forward_pass_is_told_about() -> None:
-    model = chain()
-    x = torch.ones(1, 2, requires_grad=True)
-    for work in (lambda score: score.backward(), lambda score: torch.autograd.grad(score.sum(), x)):
-        score = model(x)
-        (found,) = told(
-            model,
-            lambda group: group.backward("1", nothing),
-            lambda work=work, score=score: work(score),
-        )
-        assert "before the forward pass" in found
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,9 +16,8 @@ from torchvision.ops import Permute
 import explain
 from explain.baselines import Mean
 from explain.hooks import Ablate, HookGroup, Patch, Project, Replace, Steer, capture, intervene
-from explain.hooks.intervening import active_interventions
 from explain.hooks.interventions import Intervention
-from tests.conftest import HOOK_DICTS, TinyNet, settled
+from tests.conftest import TinyNet, settled
 
 
 def net() -> nn.Module:
@@ -129,39 +127,6 @@ def test_patching_all_of_a_layer_from_another_photo_gives_its_output(layer: str)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
 
 
-def test_a_patch_is_safe_from_later_in_place_operations() -> None:
-    model = net()
-    x = photos(1)
-    other = photos(1, seed=1)
-    with capture(model, "bn1", gradients=False) as seen:  # an in-place ReLU overwrites its output
-        model(other)
-    values = seen.activations["bn1"]
-    before = values.clone()
-    with intervene(model, [Patch("bn1", values, from_input=False)]):
-        torch.testing.assert_close(model(x), model(x), rtol=0, atol=0)
-        found = model(x)
-    assert torch.equal(values, before)
-    torch.testing.assert_close(found, model(other), rtol=0, atol=1e-14)
-
-
-def test_projecting_takes_out_the_span_and_nothing_else() -> None:
-    model = net()
-    x = photos()
-    directions = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    seen: list[torch.Tensor] = []
-    with intervene(
-        model, [Project("layer1", directions), Replace("layer1", lambda t: seen.append(t) or t)]
-    ):
-        model(x)
-    own = model.layer1(model.relu(model.bn1(model.conv1(x))))
-    taken = own - seen[0]
-    assert torch.einsum("nchw,kc->nkhw", seen[0], directions).abs().max() < 1e-12
-    within = torch.linalg.lstsq(directions.T, taken.movedim(1, 0).flatten(1)).solution
-    torch.testing.assert_close(
-        directions.T @ within, taken.movedim(1, 0).flatten(1), rtol=0, atol=1e-12
-    )
-
-
 class PlainAttention(nn.Module):
     """Attention by hand, which edits its own parts: an independent reference."""
 
@@ -256,49 +221,6 @@ def test_every_part_of_an_attention_is_replaced(
     assert not torch.allclose(found, model(x))
 
 
-def test_an_attention_that_is_not_recognised_is_said_in_one_line() -> None:
-    layer = nn.MultiheadAttention(8, 2, batch_first=True)
-    model = nn.Sequential(Eager(layer, "sums"))
-    x = torch.rand(1, 5, 8)
-    with (
-        pytest.warns(explain.ExplainWarning, match="recognised"),
-        intervene(model, [Ablate("0:pattern")]),
-    ):
-        model(x)
-
-    def hooked() -> None:
-        with HookGroup(model) as group:
-            group.forward("0:q", lambda module, args, output: None)
-            model(x)
-
-    with pytest.warns(explain.ExplainWarning, match="recognised"):
-        hooked()
-    with capture(model, "0:pattern") as seen:
-        model(x)
-    with pytest.raises(explain.NotRecordedError, match="recognised"):
-        seen.activations["0:pattern"]
-
-
-def test_other_products_around_an_attention_are_left_alone() -> None:
-    """Relative positions as in SAM, and a product of the weights that is not their result."""
-
-    class Relative(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            places = torch.linspace(0, 1, 10).reshape(5, 2, 1).expand(5, 2, 4).double()
-            q = x.reshape(2, 5, 2, 4)
-            scores = torch.einsum("bhwc,hkc->bhwk", q, places)
-            mixed = torch.einsum("nc,cd->nd", x.flatten(1), x.new_ones(40, 3))
-            return scores.softmax(-1).sum() + mixed.sum()
-
-    model = nn.Sequential(Relative())
-    x = torch.rand(2, 5, 8, dtype=torch.float64)
-    with (
-        pytest.warns(explain.ExplainWarning, match="no effect"),
-        intervene(model, [Ablate("0:q"), Ablate("0:v")]),
-    ):
-        assert torch.equal(model(x), model[0](x))
-
-
 def test_a_hook_group_and_a_capture_see_the_parts_of_an_attention() -> None:
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
@@ -373,34 +295,6 @@ def test_explanations_of_an_ablated_model_are_those_of_a_truly_altered_one(metho
     torch.testing.assert_close(found.score, expected.score)
 
 
-class Standardised(nn.Module):
-    """Replaces maps by what only one memory layout of them allows."""
-
-    def forward(self, maps: torch.Tensor) -> torch.Tensor:
-        return maps.view(len(maps), -1).softmax(1).view_as(maps)
-
-
-@pytest.mark.parametrize(
-    "method", ["occlusion(window=4, stride=4)", "scorecam", "integratedgradients", "smoothgrad"]
-)
-def test_a_replacement_that_takes_one_memory_layout_is_that_of_an_altered_model(
-    method: str,
-) -> None:
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)]
-    head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)]
-    model = nn.Sequential(*layers, nn.Identity(), *head).double().eval()
-    x = photos()
-    replacement = Replace("3", Standardised())
-    found = explain.attribute(
-        model, x, method, target=1, layer="1", interventions=[replacement], batch_size=4
-    )
-    model[3] = Standardised()
-    model.register_forward_pre_hook(lambda module, args: args[0].contiguous())
-    expected = explain.attribute(model, x, method, target=1, layer="1", batch_size=4)
-    torch.testing.assert_close(found.values, expected.values, rtol=1e-8, atol=1e-12)
-
-
 class Autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -438,41 +332,6 @@ def test_layers_of_an_inserted_module_have_names_and_are_explained_and_ablated()
         explain.attribute(model, x, "gradcam", layer="layer1/sae.encoder")
 
 
-def test_a_call_of_a_layer_is_altered_alone() -> None:
-    shared = nn.Linear(3, 3).double()
-    model = nn.Sequential(shared, nn.Tanh(), shared)
-    x = torch.rand(2, 3, dtype=torch.float64)
-    with intervene(model, [Ablate("0@1", channels=[0])]):
-        found = model(x)
-    expected = model(x).clone()
-    expected[:, 0] = 0
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_nothing_is_left_behind() -> None:
-    class Stop(Exception):
-        pass
-
-    torch.manual_seed(0)
-    layer = nn.MultiheadAttention(8, 2, batch_first=True)
-    model = nn.Sequential(Multihead(layer, False), nn.Identity())
-    before = {id(m): [dict(getattr(m, name)) for name in HOOK_DICTS] for m in model.modules()}
-    depth = torch._C._len_torch_function_stack()
-
-    def stop(tensor: torch.Tensor) -> torch.Tensor:
-        raise Stop
-
-    with (
-        pytest.raises(explain.HookError, match="Stop"),
-        intervene(model, [Ablate("0:q"), Replace("0:heads", stop), Replace("1", nn.Tanh())]),
-    ):
-        model(torch.rand(1, 5, 8))
-    assert {
-        id(m): [dict(getattr(m, name)) for name in HOOK_DICTS] for m in model.modules()
-    } == before
-    assert torch._C._len_torch_function_stack() == depth
-
-
 WRONG: dict[str, tuple[Callable[[], Intervention], str]] = {
     "channel": (lambda: Ablate("layer1", channels=[6]), "0 to 5"),
     "position": (lambda: Ablate("layer1", positions=[(12, 0)]), "12 × 10"),
@@ -496,12 +355,6 @@ def test_what_does_not_fit_is_one_line(name: str) -> None:
     with pytest.raises(explain.ExplainError, match=word) as raised, intervene(model, [make()]):
         model(photos())
     assert "\n" not in str(raised.value)
-
-
-def test_a_layer_that_did_not_run_is_named() -> None:
-    model = net()
-    with pytest.warns(explain.ExplainWarning, match="unused"), intervene(model, [Ablate("unused")]):
-        model(photos())
 
 
 def test_resampled_values_are_of_other_positions_or_of_a_reference() -> None:
@@ -554,87 +407,6 @@ def test_values_of_each_image_go_with_its_perturbed_rows(method: str) -> None:
         torch.testing.assert_close(found.values[i], alone.values[0], rtol=1e-8, atol=1e-10)
 
 
-def test_interventions_on_the_same_units_are_told_apart() -> None:
-    model = net()
-    x = photos()
-    one = Steer("layer1", DIRECTION, 1.0)
-    other = Steer("layer1", DIRECTION.flip(0), 2.0)
-    with intervene(model, [one]), intervene(model, [other]):
-        nested = model(x)
-        assert active_interventions(model) == (one, other)
-    with intervene(model, [one, one.__class__("layer1", DIRECTION.flip(0), 2.0)]):
-        together = model(x)
-    added = (DIRECTION + 2 * DIRECTION.flip(0))[:, None, None]
-    torch.testing.assert_close(nested, under_a_hook(model, "layer1", lambda out: out + added, x))
-    assert torch.equal(nested, together)
-
-
-class Two(nn.Module):
-    """Two attentions one after the other, and a layer that runs twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(
-            Multihead(nn.MultiheadAttention(8, 2, batch_first=True), False) for _ in range(2)
-        )
-        self.shared = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = torch.tanh(self.shared(x + block(x)))
-        return x
-
-
-def test_each_place_takes_its_own_values_from_an_input() -> None:
-    model = Two().double()
-    generator = torch.Generator().manual_seed(0)
-    x, other = (torch.rand(1, 5, 8, dtype=torch.float64, generator=generator) for _ in range(2))
-    with capture(model, ["blocks.0:heads", "blocks.1:heads"], gradients=False) as seen:
-        model(other)
-    found = seen.activations
-
-    def by_hand(change: Callable[[torch.Tensor, int], torch.Tensor]) -> torch.Tensor:
-        y = x
-        for i, block in enumerate(model.blocks):
-            reference = PlainAttention({"heads": lambda heads, i=i: change(heads, i)})
-            y = torch.tanh(model.shared(y + reference(block.of, y)))
-        return y
-
-    def patched(heads: torch.Tensor, i: int) -> torch.Tensor:
-        return torch.stack([heads[:, 0], found[f"blocks.{i}:heads"][:, 1]], 1)
-
-    def averaged(heads: torch.Tensor, i: int) -> torch.Tensor:
-        mean = heads[:, 1].mean(1, keepdim=True).expand(-1, 5, -1)
-        return heads if i else torch.stack([heads[:, 0], mean], 1)
-
-    with intervene(model, [Patch("blocks.?", other, from_input=True, heads=[1])]):
-        torch.testing.assert_close(model(x), by_hand(patched))
-    with intervene(model, [Ablate("blocks.0", "mean", heads=[1])]):
-        torch.testing.assert_close(model(x), by_hand(averaged))
-    with (
-        pytest.raises(explain.HookError, match="2 times"),
-        intervene(model, [Patch("shared", other, from_input=True)]),
-    ):
-        pass
-    with intervene(model, [Patch("shared@1", other, from_input=True)]):
-        torch.testing.assert_close(model(x), model(other))
-
-
-def test_activations_of_an_inserted_module_can_be_a_reference() -> None:
-    model = net()
-    x = photos(1)
-    other = photos(1, seed=1)
-    sae = settled(Autoencoder(), seed=5).double()
-    inserted = Replace("layer1", sae, name="sae")
-    with intervene(model, [inserted, Ablate("layer1/sae.encoder", "mean", reference=other)]):
-        found = model(x)
-    own = model.layer1(model.relu(model.bn1(model.conv1(other))))
-    mean = sae.encoder(own).mean((0, 2, 3), keepdim=True)
-    expected = under_a_hook(model, "layer1", lambda out: sae.decoder(mean.expand(1, 9, 12, 10)), x)
-    torch.testing.assert_close(found, expected)
-
-
 def test_channels_of_maps_with_channels_last_are_found() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -667,18 +439,6 @@ def test_channels_of_maps_with_channels_last_are_found() -> None:
         assert values[:, 3].any()
 
 
-def test_units_are_masks_or_numbers_of_any_kind() -> None:
-    expected = (1, 4)
-    for given in (
-        torch.tensor([1, 4]),
-        np.array([1, 4]),
-        [np.int64(1), 4],
-        [False, True, False, False, True],
-    ):
-        assert Ablate("layer1", channels=given).channels == expected  # type: ignore[arg-type]
-    assert Ablate("layer1", channels=2).channels == (2,)  # type: ignore[arg-type]
-
-
 def test_directions_are_not_rounded_to_half_precision() -> None:
     direction = torch.tensor([1.0, 1.0 / 3, 1e-5, 0.2, 0.7, 0.4], dtype=torch.float64)
     model = nn.Sequential(nn.Identity()).half()
@@ -690,52 +450,3 @@ def test_directions_are_not_rounded_to_half_precision() -> None:
         torch.testing.assert_close(
             found, x.double() - (x.double() @ unit)[:, None] * unit, rtol=0, atol=3e-3
         )
-
-
-def test_a_tensor_that_is_there_twice_is_replaced_twice() -> None:
-    class Twice(nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            return x, {"same": x}
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.twice = Twice()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            first, others = self.twice(x)
-            return first + others["same"]
-
-    with intervene(model := Model(), [Ablate("twice")]):
-        assert not model(torch.ones(1, 2)).any()
-
-
-def test_values_are_taken_without_touching_the_model() -> None:
-    model = net().train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with intervene(model, [Patch("layer1", photos(1, seed=1))]):
-        pass
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert model.training
-    with (
-        intervene(model, [Patch("layer1", photos(3, seed=1))]),
-        pytest.raises(explain.HookError, match="images"),
-    ):
-        model(photos(1))
-
-
-@pytest.mark.parametrize("metric", ["mprt", "emprt"])
-def test_copies_with_random_weights_are_altered_too(metric: str) -> None:
-    model = net()
-    x = photos(1)
-    change = with_channels(lambda out: 0, [1, 4])
-    with intervene(model, [Ablate("layer1", channels=[1, 4])]):
-        found = explain.evaluate(model, x, "saliency", metric, target=1)["saliency"][metric]
-    # copies have it, too
-    handle = model.layer1.register_forward_hook(lambda module, args, output: change(output))
-    expected = explain.evaluate(model, x, "saliency", metric, target=1)["saliency"][metric]
-    handle.remove()
-    torch.testing.assert_close(found, expected)
-    assert not torch.allclose(
-        found, explain.evaluate(model, x, "saliency", metric, target=1)["saliency"][metric]
-    )

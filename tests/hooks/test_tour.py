@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -170,26 +169,3 @@ def test_a_section_prints_its_figures(name: str, capsys: pytest.CaptureFixture[s
     printed = words(capsys.readouterr().out)
     for figure in FIGURES[name]:
         assert figure in printed
-
-
-def test_the_four_hooks_of_a_layer_fire_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    tour.main(["convolution"])
-    fired = re.findall(
-        r"^    (forward-pre|forward|backward-pre|backward) +(\w+):",
-        capsys.readouterr().out,
-        re.MULTILINE,
-    )
-    forward = [
-        (kind, layer) for layer in ("Conv2d", "MaxPool2d") for kind in ("forward-pre", "forward")
-    ]
-    backward = [
-        (kind, layer) for layer in ("MaxPool2d", "Conv2d") for kind in ("backward-pre", "backward")
-    ]
-    assert fired == forward + backward
-
-
-def test_the_whole_tour_is_short_and_narrow(capsys: pytest.CaptureFixture[str]) -> None:
-    start = time.perf_counter()
-    tour.main()
-    assert time.perf_counter() - start < 10
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100

@@ -86,29 +86,6 @@ LIMITS = [{"value": 0.5}, {"norm": 0.5}]
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_limits_hold_for_the_gradients_without_the_scalers_scale(limit: dict[str, float]) -> None:
-    found = []
-    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=4096.0)):
-        model = settled(TinyNet()).eval()
-        x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-        solver = torch.optim.SGD(model.parameters(), lr=0.1)
-        with GradientClipper(model, **limit, scaler=scaler) as clipper:
-            loss = model(x).sum()
-            (loss if scaler is None else scaler.scale(loss)).backward()
-        if scaler is None:
-            solver.step()
-        else:
-            scaler.step(solver)
-            scaler.update()
-        found.append(
-            (clipper.clipped, torch.cat([p.detach().flatten() for p in model.parameters()]))
-        )
-    assert found[0][0] == found[1][0]
-    assert 0 < len(found[0][0]) <= 14
-    assert torch.equal(found[0][1], found[1][1])
-
-
-@pytest.mark.parametrize("limit", LIMITS)
 def test_a_scaler_still_sees_infinite_gradients_and_skips_the_step(limit: dict[str, float]) -> None:
     model = Weight(3)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -120,13 +97,6 @@ def test_a_scaler_still_sees_infinite_gradients_and_skips_the_step(limit: dict[s
     assert torch.equal(model.weight, torch.zeros(3))
     assert scaler.get_scale() == 4.0
     assert (clipper.clipped, clipper.nonfinite) == ({}, {"weight": 1})
-
-
-def test_a_scaler_that_is_switched_off_counts_for_nothing() -> None:
-    model = Weight(2)
-    with GradientClipper(model, value=0.5, scaler=torch.amp.GradScaler("cpu", enabled=False)):
-        model(torch.tensor([inf, 0.1])).backward()
-    assert model.weight.grad.tolist() == pytest.approx([0.5, 0.1])
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -144,44 +114,3 @@ def test_gradients_that_are_not_finite_become_what_torch_makes_of_them(
         model.weight.grad, by_torch(gradient, limit), equal_nan=True, rtol=1e-5, atol=0
     )
     assert clipper.nonfinite == ({} if gradient.isfinite().all() else {"weight": 1})
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_gradients_that_are_not_finite_are_refused_on_request(limit: dict[str, float]) -> None:
-    model = Weight(4)
-    with GradientClipper(model, **limit, error_if_nonfinite=True):
-        model(torch.ones(4)).backward()
-        message = r"^the gradient of 'weight' must be finite, got 2 of 4 elements that are infinite or NaN; lower"
-        with pytest.raises(HookError, match=message):
-            model(torch.tensor([inf, 1.0, nan, 0.0])).backward()
-
-
-@pytest.mark.parametrize(
-    ("size", "dtype"), [(3e30, torch.float32), (1e-30, torch.float32), (6e4, torch.float16)]
-)
-def test_norms_that_would_overflow_or_vanish_are_exact(size: float, dtype: torch.dtype) -> None:
-    model = Weight(3, dtype=dtype)
-    gradient = torch.tensor([2.0, -2.0, 1.0], dtype=dtype) / 3 * size
-    with GradientClipper(model, norm=size / 100):
-        model(gradient).backward()
-    expected = (torch.tensor([2.0, -2.0, 1.0], dtype=torch.float64) / 300 * size).to(dtype)
-    torch.testing.assert_close(
-        model.weight.grad, expected, rtol=2e-3 if dtype == torch.float16 else 1e-6, atol=0
-    )
-
-
-def test_a_limit_above_what_a_type_can_hold_clips_nothing() -> None:
-    model = Weight(2, dtype=torch.float16)
-    with GradientClipper(model, value=1e6) as clipper:
-        model(torch.tensor([6e4, -1.0], dtype=torch.float16)).backward()
-    assert model.weight.grad.tolist() == [60000.0, -1.0]
-    assert clipper.clipped == {}
-
-
-def test_sparse_gradients_are_refused() -> None:
-    table = nn.Embedding(6, 3, sparse=True)
-    with (
-        GradientClipper(table, norm=1.0),
-        pytest.raises(HookError, match="the gradient of 'weight' must be dense"),
-    ):
-        table(torch.tensor([1, 4, 1])).sum().backward()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,7 @@ from PIL import Image, ImageSequence
 
 import explain
 from explain import RunError
-from explain.attribution.pictures import Scene
 from explain.cli import main
-from explain.data.boxes import Box
-from explain.render.sheets import Layout, sheet
-from explain.render.styles import get_style
 from explain.training import Monitor, film
 from tests.training.test_watch import Training, explainer, network, picture
 
@@ -64,21 +59,6 @@ def test_a_film_has_the_stored_maps_in_the_order_of_the_steps(folder: Path) -> N
     assert found.similarity[-1] == pytest.approx(1.0)
 
 
-def test_pictures_are_overlays_with_their_step_and_of_one_size(folder: Path) -> None:
-    found = film(folder / "t.sqlite", "dog.png", method="saliency", style="spotlight")
-    pictures = found.pictures()
-    assert len(pictures) == len(found) == 11
-    assert len({each.size for each in pictures}) == 1
-    box = Box(0, 0, 8 * 40, 8 * 30)  # a small photo is enlarged
-    large = picture(2, (40, 30)).resize((8 * 40, 8 * 30), Image.Resampling.NEAREST)
-    expected = Scene(large, box, (box,)).overlay(found.rows[3].attribution, get_style("spotlight"))
-    np.testing.assert_array_equal(
-        np.asarray(pictures[3].crop((0, 0, 8 * 40, 8 * 30))), np.asarray(expected)
-    )
-    below = [np.asarray(each.crop((0, 8 * 30, *each.size))) for each in pictures[:2]]
-    assert (below[0] != below[1]).any()  # the step
-
-
 @pytest.mark.parametrize("ending", [".gif", ".webp"])
 def test_a_film_moves_through_all_looks_and_holds_the_last(
     folder: Path, tmp_path: Path, ending: str
@@ -99,27 +79,6 @@ def test_a_film_moves_through_all_looks_and_holds_the_last(
         assert drawn.width > 600
 
 
-def test_a_figure_shows_eight_looks_and_two_curves(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = film(folder / "t.sqlite", "dog.png", method="saliency")
-    layouts: list[Layout] = []
-
-    def noted(layout: Layout, tile: int) -> Image.Image:
-        layouts.append(layout)
-        return sheet(layout, tile)
-
-    monkeypatch.setattr(sys.modules["explain.training.film"], "sheet", noted)
-    tiles, curves = found.figure().axes
-    assert [tile.name for tile in layouts[0].tiles] == [
-        f"step {s}" for s in (0, 2, 6, 8, 12, 14, 18, 20)
-    ]
-    assert len(tiles.get_images()) == 1
-    probabilities, similarity = (line.get_ydata() for line in curves.get_lines())
-    assert list(probabilities) == [row.probability for row in found.rows]
-    assert list(similarity) == found.similarity
-
-
 def test_a_photo_is_found_by_its_name_and_the_end_of_it(folder: Path) -> None:
     file = folder / "t.sqlite"
     assert film(file, "cat.png", method="saliency").name == "cat.png"
@@ -127,14 +86,6 @@ def test_a_photo_is_found_by_its_name_and_the_end_of_it(folder: Path) -> None:
     assert film(file, folder / "photos" / "dog.png", method="saliency").name == "dog.png"
     with pytest.raises(RunError, match="photo must"):
         film(file, "dgo.png")
-
-
-def test_another_run_has_no_film(tmp_path: Path) -> None:
-    explain.run(
-        [picture(0)], explainer(network().eval()), output=tmp_path / "r.sqlite", target=1, workers=0
-    )
-    with pytest.raises(RunError, match="training"):
-        film(tmp_path / "r.sqlite", "photo 0")
 
 
 def test_the_command_writes_both_files(

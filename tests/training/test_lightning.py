@@ -17,7 +17,7 @@ import explain
 from explain import RunError
 from explain.training import AttributionPrior
 from explain.training.lightning import callback, prior_callback
-from tests.training.test_watch import PHOTOS, Training, as_it_is, explainer, network
+from tests.training.test_watch import PHOTOS, Training, explainer, network
 
 
 class Callback:
@@ -77,26 +77,6 @@ def test_a_callback_counts_the_steps_of_the_optimizer_and_goes_on_from_a_checkpo
 
 
 @pytest.mark.usefixtures("lightning")
-def test_only_the_first_of_several_processes_explains(tmp_path: Path) -> None:
-    made = callback(PHOTOS, explainer=explainer, every=1, output=tmp_path / "t.sqlite")
-    Trainer(first=False).fit(Training(network()), made, 4)
-    assert not (tmp_path / "t.sqlite").exists()
-
-
-@pytest.mark.usefixtures("lightning")
-def test_a_training_that_fails_leaves_no_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "t.sqlite"
-    training = Training(network())
-    monkeypatch.setattr(training, "step", lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        Trainer().fit(training, callback(PHOTOS, explainer=explainer, output=file), 1)
-    assert not (tmp_path / "t.sqlite-lock").exists()
-    assert steps_of(file) == [0]
-
-
-@pytest.mark.usefixtures("lightning")
 def test_options_that_are_unknown_are_refused_when_the_callback_is_made() -> None:
     with pytest.raises(RunError, match="option 'evry' is unknown"):
         callback(PHOTOS, evry=3)
@@ -112,47 +92,6 @@ def test_without_lightning_the_callback_says_what_is_missing(
     # and all options of a `Monitor` are known
     with pytest.raises(RunError, match="lightning must"):
         callback(PHOTOS, output="t.sqlite", top_k=2, fuse="mean", batch_size=1)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # what Lightning does with PyTorch, and
-# what it says about the photos' loader
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-def test_lightning_itself_trains_with_the_callback(tmp_path: Path) -> None:
-    lightning = pytest.importorskip(
-        "lightning.pytorch", reason="the extra lightning is not installed"
-    )
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = network()
-
-        def training_step(self, batch: Any, number: int) -> torch.Tensor:
-            return F.cross_entropy(self.net(batch), torch.zeros(len(batch), dtype=torch.long))
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    file = tmp_path / "t.sqlite"
-    made = callback(
-        PHOTOS,
-        explainer=lambda m: explain.Explainer(m.net, list("abcd"), as_it_is),
-        every=2,
-        output=file,
-    )
-    trainer = lightning.Trainer(
-        max_steps=5,
-        callbacks=[made],
-        logger=False,
-        enable_checkpointing=False,
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-    )
-    module = Module()
-    assert isinstance(module.net, nn.Module)
-    trainer.fit(module, torch.utils.data.DataLoader(torch.rand(20, 3, 10, 12), 4))
-    assert steps_of(file) == [0, 2, 4, 5]
 
 
 # as above

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,6 @@ from torch import nn
 import explain
 from explain import ExplainWarning, RunError
 from explain.training import DeadUnits, GradientFlow, Monitor
-from tests.conftest import ROOT
 
 
 def picture(number: int, size: tuple[int, int] = (12, 10)) -> Image.Image:
@@ -171,18 +166,6 @@ def test_gradients_are_those_of_the_steps_before_a_look(tmp_path: Path) -> None:
     assert found[0][:3] == ("0", 6, 1)
 
 
-def test_hooks_are_there_only_in_the_window(tmp_path: Path) -> None:
-    training = Training(network())
-    hooked = []
-    with Monitor(
-        explainer(training.model), PHOTOS, every=5, window=2, output=tmp_path / "t.sqlite"
-    ) as watch:
-        for _ in range(10):
-            hooked.append(watch._watched is not None)
-            training.through(1, watch)
-    assert hooked == [False, False, False, True, True] * 2
-
-
 def test_a_training_goes_on_where_it_was_and_forgets_what_it_does_again(tmp_path: Path) -> None:
     file = tmp_path / "t.sqlite"
     training = Training(network())
@@ -204,21 +187,6 @@ def test_a_training_goes_on_where_it_was_and_forgets_what_it_does_again(tmp_path
         Monitor(explainer(again.model), PHOTOS, methods="saliency", output=file, start=6).begin()
 
 
-def test_an_error_of_the_loop_leaves_no_hooks_and_what_was_seen(tmp_path: Path) -> None:
-    training = Training(network())
-    with (
-        pytest.raises(ZeroDivisionError),
-        Monitor(explainer(training.model), PHOTOS, every=2, output=tmp_path / "t.sqlite") as watch,
-    ):
-        training.through(3, watch)
-        raise ZeroDivisionError
-    run = explain.open_run(tmp_path / "t.sqlite")
-    assert not run.ended
-    assert sorted({s for (s,) in run.query("SELECT step FROM steps")}) == [0, 2]
-    assert not any(p._backward_hooks for p in training.model.parameters())
-    assert not (tmp_path / "t.sqlite-lock").exists()
-
-
 def test_what_cannot_be_explained_later_is_a_warning_and_the_training_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -233,25 +201,6 @@ def test_what_cannot_be_explained_later_is_a_warning_and_the_training_goes_on(
     run = explain.open_run(tmp_path / "t.sqlite")
     assert sorted({s for (s,) in run.query("SELECT step FROM steps")}) == [0, 2]
     assert sorted(run.failures) == [f"step 00000001/photo {number}" for number in range(4)]
-
-
-def test_a_file_that_cannot_be_written_later_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training = Training(network())
-    with Monitor(explainer(training.model), PHOTOS, every=2, output=tmp_path / "t.sqlite") as watch:
-        training.through(1, watch)
-
-        def full(*args: Any) -> None:
-            raise sqlite3.OperationalError("database or disk is full")
-
-        with monkeypatch.context() as patch:
-            patch.setattr("explain.training.writing.TrainingStore.write", full)
-            with pytest.warns(ExplainWarning, match="seen"):
-                training.through(1, watch)
-        training.through(2, watch)
-    steps = explain.open_run(tmp_path / "t.sqlite").query("SELECT DISTINCT step FROM steps")
-    assert sorted(step for (step,) in steps) == [0, 4]
 
 
 class Writer:
@@ -287,94 +236,3 @@ def test_a_board_gets_maps_probabilities_gradients_and_dead_units() -> None:
     assert probability == pytest.approx(found.probabilities[1].item(), rel=1e-4)
     assert writer.scalars["loss", 2] == pytest.approx(training.losses[1])
     assert {tag for tag, step in writer.scalars if step == 2} >= {"gradient/0.weight", "dead units"}
-
-
-def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    training = Training(network())
-    with Monitor(explainer(training.model), PHOTOS[:1], every=2, board=tmp_path / "board") as watch:
-        training.through(2, watch)
-    events = EventAccumulator(str(tmp_path / "board"))
-    events.Reload()
-    assert [each.step for each in events.Images("maps/photo 0/gradcam/b")] == [0, 2]
-    assert [each.step for each in events.Scalars("dead units")] == [2]
-
-
-def test_sharded_parameters_are_refused(tmp_path: Path) -> None:
-    class DTensor(torch.Tensor):
-        """A part of a parameter; its class has the name of PyTorch's, which needs processes to be
-        made."""
-
-    class FlatParameter(nn.Parameter):
-        """The same, as the older FSDP has it."""
-
-    for sharded in (nn.Parameter(torch.rand(4).as_subclass(DTensor)), FlatParameter(torch.rand(4))):
-        model = network()
-        model[6].bias = sharded
-        with pytest.raises(RunError, match="model must"):
-            Monitor(explainer(model), PHOTOS, output=tmp_path / "t.sqlite")
-
-
-WORKER = """
-import os, sys, torch, torch.distributed as dist
-from pathlib import Path
-from torch.nn.parallel import DistributedDataParallel
-from explain.training import Monitor
-from tests.training.test_watch import PHOTOS, Training, explainer, network
-
-folder = Path(sys.argv[1])
-child = os.fork()
-rank = 1 if child else 0
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-torch.set_num_threads(1)
-for watched in (False, True):
-    training = Training(DistributedDataParallel(network()))
-    torch.manual_seed(rank)
-    if watched and rank == 0:
-        with Monitor(explainer(training.model.module), PHOTOS, every=2, output=folder / "t.sqlite") as watch:
-            training.through(5, watch)
-    else:
-        training.through(5)
-    torch.save(training.model.module.state_dict(), folder / f"{rank}-{watched}.pt")
-dist.destroy_process_group()
-if child:
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.long
-def test_one_of_two_processes_watches_and_their_training_is_the_same(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WORKER, str(tmp_path)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    states = [
-        torch.load(tmp_path / f"{rank}-{watched}.pt")
-        for rank in (0, 1)
-        for watched in (False, True)
-    ]
-    for rank in (0, 1):
-        for name, value in states[2 * rank].items():
-            assert torch.equal(value, states[2 * rank + 1][name]), (rank, name)
-    assert all(
-        torch.equal(states[0][name], states[2][name]) for name, _ in network().named_parameters()
-    )
-    run = explain.open_run(tmp_path / "t.sqlite")
-    assert [step for (step,) in run.query("SELECT DISTINCT step FROM steps ORDER BY step")] == [
-        0,
-        2,
-        4,
-        5,
-    ]
-
-
-def test_two_trainings_cannot_write_one_file(tmp_path: Path) -> None:
-    with (
-        Monitor(explainer(network()), PHOTOS, output=tmp_path / "t.sqlite"),
-        pytest.raises(RunError, match="another run"),
-    ):
-        Monitor(explainer(network()), PHOTOS, output=tmp_path / "t.sqlite").begin()
