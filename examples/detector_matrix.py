@@ -333,10 +333,10 @@ def examine(subject: Subject) -> Iterator[tuple[str, str, list[float | None]]]:
         "a region": (quiet, of_quiet, "score", {"label": of_quiet, "box": boxes.boxes[quiet]}),
     }
     for name, (own, of_class, of, how) in cases.items():
-        target = Detections(**how, of=of, decode=subject.named, threshold=0.0).sized(
+        target = Detections(**how, of=of, decode=subject.named, threshold=0.0).for_input_size(
             tuple(subject.x.shape[2:])
         )
-        settled = target.settled(output, 1)
+        settled = target.choices_fixed(output, 1)
         # of boxes that overlap it as much, the one with the best score is taken
         if name == "a region":
             near = (
@@ -347,7 +347,7 @@ def examine(subject: Subject) -> Iterator[tuple[str, str, list[float | None]]]:
             )
             own = max(near, key=lambda q: float(boxes.scores[q, of_class]))
             settled_box = boxes.boxes[own]
-            target = Detections(of_class, settled_box, decode=subject.named).sized(
+            target = Detections(of_class, settled_box, decode=subject.named).for_input_size(
                 tuple(subject.x.shape[2:])
             )
         expected = plain_maps(subject, own, of_class, of, window)

@@ -103,7 +103,7 @@ class Request:
             _check_method(method, name, inputs, settings)
         sized = list(targets)
         for number, target in enumerate(() if are_classes else targets):
-            sized[number] = target.sized(tuple(inputs.x.shape[2:]))
+            sized[number] = target.for_input_size(tuple(inputs.x.shape[2:]))
             if settings.activation is None and target.activation is not None:
                 settings = replace(settings, activation=target.activation)
         return cls(model, inputs, by_names, sized, settings, layers, tokens)
@@ -177,7 +177,7 @@ class Request:
         of_class = isinstance(self.targets[0], (ClassTarget, TopClass, BinaryLogit))
 
         def score(output: Any) -> torch.Tensor:
-            target = self.targets[0].settled(output, len(self.inputs))
+            target = self.targets[0].choices_fixed(output, len(self.inputs))
             return target.pick(output, len(self.inputs))[0]
 
         @cache

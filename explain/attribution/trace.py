@@ -161,7 +161,9 @@ def trace(
         with torch.no_grad(), capture(model, names, gradients=False) as clean_pass:
             output = first.call(model)
         settled = (
-            resolve.as_target(target, categories).sized(tuple(first.x.shape[2:])).settled(output, 1)
+            resolve.as_target(target, categories)
+            .for_input_size(tuple(first.x.shape[2:]))
+            .choices_fixed(output, 1)
         )
         clean_score, classes = settled.pick(output, 1)[:2]
         x = second.x.clone().requires_grad_()

@@ -164,7 +164,7 @@ class Forward:
     def resolve(self, target: Target) -> ResolvedTarget:
         """Settle a target on the output, and pick its scores."""
         with torch.set_grad_enabled(self.graph_is_on):
-            settled = target.settled(self.output, self.count)
+            settled = target.choices_fixed(self.output, self.count)
             score, classes = settled.pick(self.output, self.count)
             total = score.sum()
         if not (self._finite and isinstance(settled, ClassTarget)) and not all_finite(score):

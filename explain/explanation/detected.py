@@ -97,7 +97,7 @@ def _settled(target: Target, output: Any, count: int, size: tuple[int, ...]) -> 
             if isinstance(target, TopClass)
             else Detections(target.index)
         )
-    return target.sized(size).settled(output, count)
+    return target.for_input_size(size).choices_fixed(output, count)
 
 
 def _scores(target: Target, output: Any, count: int) -> torch.Tensor | None:

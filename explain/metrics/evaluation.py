@@ -317,7 +317,7 @@ class _Evaluation:
 
     def table(self, truth: Mapping[str, Any]) -> Table:
         maps = self._maps()
-        self.resolved = as_target(self.target, self.settings.categories).sized(
+        self.resolved = as_target(self.target, self.settings.categories).for_input_size(
             tuple(self.inputs.x.shape[2:])
         )
         score = self._explained(maps)

@@ -215,9 +215,9 @@ def reattribute(
     What the target reads from the output, such as a region, is settled on the unperturbed photos,
     for all variants.
     """
-    if type(target).settled is not Target.settled:
+    if type(target).choices_fixed is not Target.choices_fixed:
         with untouched(context.model):
-            target = target.settled(
+            target = target.choices_fixed(
                 context.inputs.detached().call(context.model), len(context.inputs)
             )
     comparisons: dict[Variant, dict[str, list[ReattributionMetric]]] = {}

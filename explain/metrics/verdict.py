@@ -433,7 +433,7 @@ class _Checks:
 
     def _settled_target(self) -> Target:
         with torch.no_grad():
-            return self.target.settled(self._output, len(self.inputs))
+            return self.target.choices_fixed(self._output, len(self.inputs))
 
     def verdict(self, checks: Sequence[Check], label: str, seed: int) -> Verdict:
         data = {

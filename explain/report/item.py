@@ -285,7 +285,7 @@ def place(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any]
                 torch.no_grad(),
                 reading(model, inputs, subject.explainer.activation),
             ):
-                target = target.settled(inputs.call(model), 1)
+                target = target.choices_fixed(inputs.call(model), 1)
         if isinstance(target, Segmentation) and target.mask is not None:
             return {"mask": plane(array(target.mask.reshape(-1, *target.mask.shape[-2:])[0]))}
     return None

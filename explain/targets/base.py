@@ -23,7 +23,7 @@ class Target:
 
     A target of your own is a frozen dataclass with a ``name`` and a ``pick``; all else has a
     default. One that reads a choice from the output (a class, a region, a box) makes it in
-    ``settled``, on the images as they are, so that it is the same for every perturbed image. One
+    ``choices_fixed``, on the images as they are, so that it is the same for every perturbed image. One
     that holds something for each image has ``rows``.
     """
 
@@ -35,11 +35,11 @@ class Target:
     def pick(self, output: Any, count: int) -> Picked:
         """Return the scores ``(count,)`` and the class indices ``(count,)`` that they belong to, if
         they do."""
-        if (settled := self.settled(output, count)) is self:
+        if (settled := self.choices_fixed(output, count)) is self:
             raise NotImplementedError(f"{type(self).__name__} must have a method pick")
         return settled.pick(output, count)
 
-    def settled(self, output: Any, count: int) -> "Target":
+    def choices_fixed(self, output: Any, count: int) -> "Target":
         """Return the target with its choices made, on the output ``model(images)`` for the images
         as they are."""
         return self
@@ -49,17 +49,17 @@ class Target:
         counted from 0."""
         return self
 
-    def each(self, change: Callable[["Target"], "Target"]) -> "Target":
+    def mapped(self, change: Callable[["Target"], "Target"]) -> "Target":
         """Return the target with a change of all that it is made of; most are of one piece."""
         return self
 
     def labelled(self, categories: Labels) -> "Target":
         """Return the target with labels replaced by class indices."""
-        return self.each(lambda target: target.labelled(categories))
+        return self.mapped(lambda target: target.labelled(categories))
 
-    def sized(self, size: tuple[int, ...]) -> "Target":
+    def for_input_size(self, size: tuple[int, ...]) -> "Target":
         """Return the target for a model whose input has this height and width."""
-        return self.each(lambda target: target.sized(size))
+        return self.mapped(lambda target: target.for_input_size(size))
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the scores ``(count, K)`` of all classes in the settled target's region or box,
@@ -124,14 +124,14 @@ class Sum(Target):
         scores = [weight * target.pick(output, count)[0] for weight, target in self.terms]
         return torch.stack(scores).sum(0), None
 
-    def each(self, change: Callable[[Target], Target]) -> "Sum":
+    def mapped(self, change: Callable[[Target], Target]) -> "Sum":
         return Sum(tuple((weight, change(target)) for weight, target in self.terms))
 
-    def settled(self, output: Any, count: int) -> Target:
-        return self.each(lambda target: target.settled(output, count))
+    def choices_fixed(self, output: Any, count: int) -> Target:
+        return self.mapped(lambda target: target.choices_fixed(output, count))
 
     def rows(self, images: torch.Tensor) -> Target:
-        return self.each(lambda target: target.rows(images))
+        return self.mapped(lambda target: target.rows(images))
 
 
 def check_count(what: str, held: int, count: int) -> None:
@@ -183,10 +183,10 @@ def need_tensor(
     names: Sequence[str] = SCORES,
 ) -> torch.Tensor:
     """The same, refused where there is none: ``shape`` says what the target needs."""
-    found: torch.Tensor | None = find_tensor(output, count, dims, names)
-    if found is None:
+    tensor: torch.Tensor | None = find_tensor(output, count, dims, names)
+    if tensor is None:
         raise unsuitable(target.name, f"{shape}, with {count} rows", output)
-    return found
+    return tensor
 
 
 def unsuitable(target: str, needs: str, output: Any) -> TargetError:
@@ -217,9 +217,9 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
     if scores is not None:
         return scores if scores.ndim == 2 else scores.reshape(count, 1)
     first = next(iter(_tensors(output, SCORES)), None)
-    inside = output[0] if isinstance(output, (tuple, list)) and output else output
+    image = output[0] if isinstance(output, (tuple, list)) and output else output
     remedy = ""
-    if isinstance(inside, Mapping) and {"boxes", "scores"} <= set(inside):
+    if isinstance(image, Mapping) and {"boxes", "scores"} <= set(image):
         remedy = "for a detector take explain.targets.Detections(label), or "
     elif first is not None and first.ndim == 4:
         remedy = "for a map of classes take explain.targets.Segmentation(category), or "
@@ -260,17 +260,17 @@ def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
     """The tensors in an output: those with one of the names, then the others in their order."""
     if isinstance(output, torch.Tensor):
         return [output]
-    found = (*named(output, names), *(value for _, value in nested.items(output)))
-    return [value for value in found if isinstance(value, torch.Tensor)]
+    values = named(output, names) + [value for _, value in nested.items(output)]
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def named(output: Any, names: Sequence[str]) -> list[Any]:
     """The items or attributes of a model's output with these names; None for those that are not
     there."""
-    inside = dict(nested.items(output))
-    # the attributes of a mapping may be its keys again
-    outside = None if isinstance(output, Mapping) else output
-    return [inside[name] if name in inside else getattr(outside, name, None) for name in names]
+    items = dict(nested.items(output))
+    if isinstance(output, Mapping):  # whose attributes may be its keys again
+        return [items.get(name) for name in names]
+    return [items[name] if name in items else getattr(output, name, None) for name in names]
 
 
 def described(output: Any) -> str:

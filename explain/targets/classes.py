@@ -62,7 +62,7 @@ class ClassTarget(Target):
         chosen = torch.tensor(indices, device=scores.device)
         return scores.gather(1, chosen[:, None])[:, 0], chosen
 
-    def settled(self, output: Any, count: int) -> Target:
+    def choices_fixed(self, output: Any, count: int) -> Target:
         if isinstance(output, torch.Tensor) and output.ndim == 2:
             return self
         return _elsewhere(output, count, self.index, categories=self.categories) or self
@@ -101,7 +101,7 @@ class TopClass(Target):
     def name(self) -> str:
         return f"top-{self.rank + 1}"
 
-    def settled(self, output: Any, count: int) -> Target:
+    def choices_fixed(self, output: Any, count: int) -> Target:
         elsewhere = _elsewhere(output, count, None, self.rank)
         if elsewhere is not None:
             return elsewhere
@@ -129,11 +129,11 @@ def _elsewhere(
         output, count, (2,)
     ) is None:
         if detector_outputs.find_layout(output, count) is not None:
-            return detections.Detections(label, index=rank, categories=categories).settled(
+            return detections.Detections(label, index=rank, categories=categories).choices_fixed(
                 output, count
             )
         if regions.read_class_maps(output, count) is not None:
-            return regions.Segmentation(label).settled(output, count)
+            return regions.Segmentation(label).choices_fixed(output, count)
     return None
 
 
@@ -190,11 +190,11 @@ class Similarity(Target):
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        given = torch.as_tensor(self.embedding).detach()
-        flat = given.flatten(1) if given.ndim > 1 else given
+        embedding = torch.as_tensor(self.embedding).detach()
+        flat = embedding.flatten(1) if embedding.ndim > 1 else embedding
         flat = flat[0] if flat.ndim == 2 and len(flat) == 1 else flat
         if flat.ndim == 0 or bool((flat == 0).all(-1).any()):
-            got = f"shape {tuple(given.shape)}"
+            got = f"shape {tuple(embedding.shape)}"
             raise TargetError(
                 f"embedding must hold numbers (D,) or (N, D), not only zeros, got {got}; take an "
                 "output"
@@ -202,15 +202,15 @@ class Similarity(Target):
         object.__setattr__(self, "embedding", flat)
 
     def pick(self, output: Any, count: int) -> Picked:
-        found = need_tensor(output, count, (2, 4), self, "embeddings (N, D)", EMBEDDINGS).flatten(1)
-        other = self.embedding.to(found)
-        if other.shape not in (found.shape, found.shape[1:]):
-            own = tuple(found.shape)
-            got = tuple(other.shape)
+        shape = "embeddings (N, D)"
+        rows = need_tensor(output, count, (2, 4), self, shape, EMBEDDINGS).flatten(1)
+        reference = self.embedding.to(rows)
+        if reference.shape not in (rows.shape, rows.shape[1:]):
             raise TargetError(
-                f"embedding must have the shape {own} of the model's, or one row of it, got {got}"
+                f"embedding must have the shape {tuple(rows.shape)} of the model's, or one row of "
+                f"it, got {tuple(reference.shape)}"
             )
-        return F.cosine_similarity(found, other.expand_as(found), dim=1), None
+        return F.cosine_similarity(rows, reference.expand_as(rows), dim=1), None
 
     def rows(self, images: torch.Tensor) -> "Similarity":
         single = self.embedding.ndim == 1

@@ -73,7 +73,7 @@ class Detections(Target):
     >>> output = [{**found, "scores": torch.tensor([0.9, 0.8])}]
     >>> Detections().pick(output, 1)[0], Detections(box=(5, 0, 8, 4)).pick(output, 1)[0]
     (tensor([0.9000]), tensor([0.8000]))
-    >>> Detections(2).settled(output, 1).layout, Detections(2, of="left").pick(output, 1)[0]
+    >>> Detections(2).choices_fixed(output, 1).layout, Detections(2, of="left").pick(output, 1)[0]
     ('results', tensor([4.]))
     """
 
@@ -127,7 +127,7 @@ class Detections(Target):
     def gives_probability(self) -> bool:
         return self.of in ("score", "existence")
 
-    def settled(self, output: Any, count: int) -> Target:
+    def choices_fixed(self, output: Any, count: int) -> Target:
         boxes = read(output, count, self.size, self.decode, self.name)
         if boxes.doubt and self.decode is None:
             warn(boxes.doubt)
@@ -167,7 +167,7 @@ class Detections(Target):
     def labelled(self, categories: Labels) -> "Detections":
         return replace(self, label=find_category(self.label, categories), categories=categories)
 
-    def sized(self, size: Size) -> "Detections":
+    def for_input_size(self, size: Size) -> "Detections":
         return self if self.size is not None else replace(self, size=size)
 
     def detected(self, output: Any, count: int, image: int) -> list[tuple[int, int]]:
@@ -357,8 +357,8 @@ def _of_label(scores: torch.Tensor, label: int | None) -> torch.Tensor:
     """Scores ``(Q, K)`` without those of other classes."""
     if label is None:
         return scores
-    others = torch.arange(scores.shape[1], device=scores.device) != label
-    return scores.masked_fill(others, -torch.inf)
+    is_other = torch.arange(scores.shape[1], device=scores.device) != label
+    return scores.masked_fill(is_other, -torch.inf)
 
 
 def matched(
@@ -462,9 +462,9 @@ class Place(Detections):
     def name(self) -> str:
         return self.called
 
-    def settled(self, output: Any, count: int) -> Target:
+    def choices_fixed(self, output: Any, count: int) -> Target:
         if find_layout(output, count, self.size) is not None:
-            return super().settled(output, count)
+            return super().choices_fixed(output, count)
         if self.size is None or (self.box is None and self.point is None):
             raise TargetError(
                 f"target {self.name} must have a model that returns boxes; use Segmentation for "
@@ -473,11 +473,11 @@ class Place(Detections):
         height, width = self.size[-2:]
         if self.point is not None:
             point = (self.point[0] / width, self.point[1] / height)
-            return Segmentation(self.label, point=point).settled(output, count)
+            return Segmentation(self.label, point=point).choices_fixed(output, count)
         left, top, right, bottom = torch.as_tensor(self.box).round().clamp(min=0).int().tolist()
         mask = torch.zeros(height, width, dtype=torch.bool)
         mask[top:bottom, left:right] = True
-        return Segmentation(self.label, mask).settled(output, count)
+        return Segmentation(self.label, mask).choices_fixed(output, count)
 
     def on_photo(self, seen: Box, size: Size) -> "Place":
         """Return a place in pixels of a photo in those of an input of ``size``, which shows a part

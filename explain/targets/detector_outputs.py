@@ -424,7 +424,7 @@ def _fcos(output: Any, count: int, size: Size | None) -> Boxes | None:
     logits, sides, *centredness = [
         torch.cat([level.flatten(2).mT for level in maps or ()], 1) for maps in lists
     ]
-    if sides.shape[-1] != 4 or any(each.shape[-1] != 1 for each in centredness):
+    if sides.shape[-1] != 4 or any(level.shape[-1] != 1 for level in centredness):
         return None
     levels = lists[0] or []
     strides = _strides(levels, size)
@@ -590,10 +590,10 @@ def boxes_from_sides(middles: torch.Tensor, sides: torch.Tensor) -> torch.Tensor
 
 
 def read_bins(
-    maps: Sequence[torch.Tensor], strides: Sequence[float], bins: int, before: int
+    maps: Sequence[torch.Tensor], strides: Sequence[float], bins: int, first: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The class logits and boxes in maps ``(N, K + 4 * bins, h, w)``, with as many classes
-    ``before`` the bins.
+    """The class logits and boxes in maps ``(N, K + 4 * bins, h, w)``, with the bins
+    from the channel ``first`` on.
 
     The distances to the four sides are the means of softmaxes over 0, 1, ... strides (Li et al.,
     "Generalized Focal Loss", NeurIPS 2020).
@@ -602,13 +602,11 @@ def read_bins(
     boxes = []
     for raw, stride in zip(maps, strides, strict=True):
         cells = raw.flatten(2).transpose(1, 2)
-        shares = (
-            cells[..., before : before + 4 * bins].reshape(*cells.shape[:2], 4, bins).softmax(-1)
-        )
+        shares = cells[..., first : first + 4 * bins].reshape(*cells.shape[:2], 4, bins).softmax(-1)
         boxes.append(
             stride * boxes_from_sides(cell_middles(raw), shares @ torch.arange(bins).to(raw))
         )
-        logits.append(torch.cat([cells[..., :before], cells[..., before + 4 * bins :]], -1))
+        logits.append(torch.cat([cells[..., :first], cells[..., first + 4 * bins :]], -1))
     return torch.cat(logits, 1), torch.cat(boxes, 1)
 
 

@@ -140,16 +140,20 @@ class Contrast:
         return f"the score against the {self.references} classes that score most like it"
 
     def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        own = logits.gather(1, classes[:, None])
-        distance = (logits - own).detach().abs().scatter(1, classes[:, None], float("inf"))
+        target_logits = logits.gather(1, classes[:, None])
+        distance = (
+            (logits - target_logits).detach().abs().scatter(1, classes[:, None], float("inf"))
+        )
         count = min(self.references, logits.shape[1] - 1)
         if count < 1:
             raise TargetError(
                 "target must have another class to compare with, but the model has one; use gradcam"
             )
         similar = distance.topk(count, dim=1, largest=False).indices
-        others = logits.gather(1, similar)
-        gaps = own - self.alpha * others
+        references = logits.gather(1, similar)
+        gaps = target_logits - self.alpha * references
         # Probabilities that add up to one among these classes; next to the best class, all of them
         # may be nothing.
-        return gaps.mean(1) if self.kind == "mean" else (others.softmax(1) * gaps).sum(1)
+        if self.kind == "mean":
+            return gaps.mean(1)
+        return (references.softmax(1) * gaps).sum(1)

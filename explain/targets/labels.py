@@ -30,9 +30,10 @@ class Categories(tuple[str, ...]):
         synonyms: Iterable[Iterable[str]] = (),
         absent: Iterable[str] = (),
     ) -> Self:
-        found = super().__new__(cls, labels)
-        found.synonyms, found.absent = tuple(map(tuple, synonyms)), tuple(absent)
-        return found
+        categories = super().__new__(cls, labels)
+        categories.synonyms = tuple(map(tuple, synonyms))
+        categories.absent = tuple(absent)
+        return categories
 
 
 class Category(int):
@@ -46,9 +47,9 @@ class Category(int):
     label: str
 
     def __new__(cls, index: int, label: str) -> "Category":
-        made = super().__new__(cls, index)
-        made.label = label
-        return made
+        category = super().__new__(cls, index)
+        category.label = label
+        return category
 
     def __getnewargs__(self) -> tuple[int, str]:  # type: ignore[override]  # for copies and pickles
         return int(self), self.label
@@ -90,57 +91,71 @@ def find_label(label: str, categories: Sequence[str] | None) -> int:
             f"target {label!r} is a label, but the labels are not known; {how}, or give the class "
             "index"
         )
-    wanted = _words(label)
     exact = [i for i, category in enumerate(categories) if _folded(category) == _folded(label)]
     if len(exact) > 1:
         raise TargetError(
             f"target {label!r} is the label of classes {', '.join(map(str, exact))}; give a class "
             "index"
         )
-    own = [[_words(category)] for category in categories]
-    known = categories if isinstance(categories, Categories) else Categories(categories)
-    others = [[_words(word) for word in words] for words in known.synonyms]
-    found = exact
-    for where, names in (
-        ("whole", own),
-        ("whole", others),
-        ("end", own),
-        ("end", others),
-        ("inside", own),
-    ):
-        if (
-            not found
-            and where == "end"
-            and any(_fits(wanted, _words(word), "whole", False) for word in known.absent)
+    if exact:
+        return exact[0]
+    fitting = _fitting(label, categories)
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        several = ", ".join(repr(categories[i]) for i in fitting[:6])
+        if len(fitting) > 6:
+            several += f" and {len(fitting) - 6} more"
+        raise TargetError(
+            f"target {label!r} fits {len(fitting)} labels: {several}; name one of them"
+        )
+    raise TargetError(
+        f"target {label!r} is not a label of this model; {_suggestion(label, categories)}"
+    )
+
+
+def _fitting(label: str, categories: Sequence[str]) -> list[int]:
+    """The classes that a label fits best, in the ways that `find_label` says."""
+    wanted = _words(label)
+    names = [[_words(category)] for category in categories]
+    synonyms = _synonyms(categories)
+    ways = (("whole", names), ("whole", synonyms), ("end", names), ("end", synonyms))
+    for where, words_of_classes in (*ways, ("inside", names)):
+        if where == "end" and any(
+            _fits(wanted, word, "whole", False) for word in _absent(categories)
         ):
             raise TargetError(
                 f"target {label!r} is not a label of this model, which has no class for it; name "
                 "another"
             )
         for plain in (True, False):
-            found = found or [
-                i
-                for i, each in enumerate(names)
-                if any(_fits(wanted, w, where, plain) for w in each)
-            ]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        several = ", ".join(
-            repr(categories[i]) for i in found[:6]
-        ) + f" and {len(found) - 6} more" * (len(found) > 6)
-        raise TargetError(f"target {label!r} fits {len(found)} labels: {several}; name one of them")
-    raise TargetError(
-        f"target {label!r} is not a label of this model; {_suggestion(label, categories, others)}"
-    )
+            fitting = []
+            for index, words_of_class in enumerate(words_of_classes):
+                if any(_fits(wanted, words, where, plain) for words in words_of_class):
+                    fitting.append(index)
+            if fitting:
+                return fitting
+    return []
 
 
-def find_category(given: Any, categories: Sequence[str] | None) -> Any:
+def _synonyms(categories: Sequence[str]) -> list[list[tuple[str, ...]]]:
+    """The words of each class's synonyms."""
+    if not isinstance(categories, Categories):
+        return [[] for _ in categories]
+    return [[_words(word) for word in words] for words in categories.synonyms]
+
+
+def _absent(categories: Sequence[str]) -> list[tuple[str, ...]]:
+    absent = categories.absent if isinstance(categories, Categories) else ()
+    return [_words(word) for word in absent]
+
+
+def find_category(category: Any, categories: Sequence[str] | None) -> Any:
     """Return a class index, or None, as it is, and for a label its index."""
-    if not isinstance(given, str):
-        return given
-    index = find_label(given, categories)
-    return Category(index, given if categories is None else categories[index])
+    if not isinstance(category, str):
+        return category
+    index = find_label(category, categories)
+    return Category(index, categories[index] if categories else category)
 
 
 def _folded(label: str) -> str:
@@ -184,25 +199,22 @@ def _forms(word: str) -> frozenset[str]:
     return frozenset({word, PLURALS.get(word, word), *cut})
 
 
-def _suggestion(
-    label: str, categories: Sequence[str], others: Sequence[Sequence[tuple[str, ...]]]
-) -> str:
+def _suggestion(label: str, categories: Sequence[str]) -> str:
     """Suggest labels with a word that begins like what was typed, those with a similar synonym, or
     similar ones."""
     part = " ".join(_words(label))
-    meant = [
-        name for name in categories if len(part) > 2 and f" {part}" in f" {' '.join(_words(name))}"
-    ]
-    if not meant:
-        labels = {
-            " ".join(words): categories[i] for i, names in enumerate(others) for words in names
-        }
-        meant = [labels[word] for word in difflib.get_close_matches(part, labels, n=1, cutoff=0.8)]
-    return (
-        f"did you mean {' or '.join(map(repr, meant[:3]))}?"
-        if meant
-        else did_you_mean(label, categories)
-    )
+    similar = [name for name in categories if f" {part}" in f" {' '.join(_words(name))}"]
+    if len(part) < 3:
+        similar = []
+    if not similar:
+        labels = {}
+        for index, synonyms in enumerate(_synonyms(categories)):
+            labels |= {" ".join(words): categories[index] for words in synonyms}
+        close = difflib.get_close_matches(part, labels, n=1, cutoff=0.8)
+        similar = [labels[word] for word in close]
+    if not similar:
+        return did_you_mean(label, categories)
+    return f"did you mean {' or '.join(map(repr, similar[:3]))}?"
 
 
 PLURALS = {

@@ -142,9 +142,8 @@ class Outputs:
             return [positive, negative] if yes >= THRESHOLD else [negative, positive]
         if self.kind == "classes":
             return self.best(values, categories, most)
-        return [
-            each for each in self.best(values, categories, len(values)) if each.value >= THRESHOLD
-        ]
+        every = self.best(values, categories, len(values))
+        return [label for label in every if label.value >= THRESHOLD]
 
     def best(
         self, probabilities: torch.Tensor, categories: Sequence[str] | None, most: int
@@ -210,17 +209,16 @@ def label_of_no(categories: Sequence[str] | None) -> str:
     return "no" if categories is None else f"not {categories[0]}"
 
 
-def check_activation(given: object) -> None:
+def check_activation(activation: object) -> None:
     """Refuse what is no activation.
 
     Raises:
         ModelError: it is neither one of their names nor None.
     """
-    if given is not None and given not in get_args(Activation):
-        known = "'softmax', 'sigmoid' or 'none'"
-        got = shown(given)
+    if activation is not None and activation not in get_args(Activation):
         raise ModelError(
-            f"{option('activation')} must be {known}, got {got}; leave it out to detect it"
+            f"{option('activation')} must be 'softmax', 'sigmoid' or 'none', got "
+            f"{shown(activation)}; leave it out to detect it"
         )
 
 

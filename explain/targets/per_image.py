@@ -45,19 +45,19 @@ class Element(Target):
 
     def pick(self, output: Any, count: int) -> Picked:
         if self.or_classes:
-            return self.settled(output, count).pick(output, count)
+            return self.choices_fixed(output, count).pick(output, count)
         dimensions = len(self.index) + 1
-        found = need_tensor(output, count, (dimensions,), self, f"{dimensions} dimensions")
-        if any(not 0 <= i < size for i, size in zip(self.index, found.shape[1:], strict=True)):
-            got = tuple(found.shape)
+        tensor = need_tensor(output, count, (dimensions,), self, f"{dimensions} dimensions")
+        if any(not 0 <= i < size for i, size in zip(self.index, tensor.shape[1:], strict=True)):
+            got = tuple(tensor.shape)
             raise TargetError(
                 f"target {self.name} must lie within the output, got one of shape {got}; count "
                 "from 0"
             )
         place: Any = (slice(None), *self.index)
-        return found[place], None
+        return tensor[place], None
 
-    def settled(self, output: Any, count: int) -> Target:
+    def choices_fixed(self, output: Any, count: int) -> Target:
         if not self.or_classes:
             return self
         has_place = find_tensor(output, count, (len(self.index) + 1,)) is not None
@@ -106,7 +106,7 @@ class Separate(Target):
             indices.append(of_image[row])
         return picked, torch.stack(indices)
 
-    def settled(self, output: Any, count: int) -> "Separate":
+    def choices_fixed(self, output: Any, count: int) -> "Separate":
         if self.images is not None:
             return self
         self._images(count)
@@ -117,7 +117,7 @@ class Separate(Target):
                 settled.append(target)
                 continue
             row = take(output, count, [image])
-            choice = target.settled(row, 1)
+            choice = target.choices_fixed(row, 1)
             choice.pick(row, 1)  # one that holds something for several images is refused here
             settled.append(choice)
         return replace(self, targets=tuple(settled))
@@ -125,7 +125,7 @@ class Separate(Target):
     def rows(self, images: torch.Tensor) -> "Separate":
         return replace(self, images=images_of_rows(self.images, images))
 
-    def each(self, change: Callable[[Target], Target]) -> "Separate":
+    def mapped(self, change: Callable[[Target], Target]) -> "Separate":
         return replace(self, targets=tuple(map(change, self.targets)))
 
     def _images(self, count: int) -> Sequence[int]:

@@ -52,8 +52,10 @@ def read_class_maps(output: Any, count: int) -> ClassMaps | None:
       prompt (SAM, SAM 2)
 
     >>> logits, masks = torch.tensor([[[0.0, 0.0]]]), torch.zeros(1, 1, 2, 2)
-    >>> found = read_class_maps({"class_queries_logits": logits, "masks_queries_logits": masks}, 1)
-    >>> found.layout, found.maps.flatten()
+    >>> class_maps = read_class_maps(
+    ...     {"class_queries_logits": logits, "masks_queries_logits": masks}, 1
+    ... )
+    >>> class_maps.layout, class_maps.maps.flatten()
     ('queries', tensor([0.2500, 0.2500, 0.2500, 0.2500]))
     """
     for names in (("class_queries_logits", "masks_queries_logits"), ("logits", "pred_masks")):
@@ -112,7 +114,7 @@ class Segmentation(Target):
     ...     Segmentation(1, torch.tensor([[1, 1]])).pick(maps, 1)[0],
     ... )
     (tensor([5.]), tensor([2.5000]))
-    >>> Segmentation(point=(0.9, 0.5)).settled(maps, 1).category
+    >>> Segmentation(point=(0.9, 0.5)).choices_fixed(maps, 1).category
     (0,)
     """
 
@@ -145,21 +147,23 @@ class Segmentation(Target):
 
     def pick(self, output: Any, count: int) -> Picked:
         if not self.layout:
-            return self.settled(output, count).pick(output, count)
+            return self.choices_fixed(output, count).pick(output, count)
         return self._means(of_class(self._read(output, count).maps, self.category)[:, None])[
             :, 0
         ], None
 
-    def settled(self, output: Any, count: int) -> "Segmentation":
+    def choices_fixed(self, output: Any, count: int) -> "Segmentation":
         """Return it with a class and a mask for each image, as the output has them."""
         if self.layout:
             return self
-        found = self._read(output, count)
-        found = found._replace(maps=found.maps.detach())
-        known = replace(self, mask=self._masks(found.maps), layout=found.layout)
-        categories = known._categories(found)
-        mask = known._predicted(found, categories) if known.mask is None else known.mask
-        return replace(known, category=categories, mask=mask)
+        class_maps = self._read(output, count)
+        class_maps = class_maps._replace(maps=class_maps.maps.detach())
+        masked = replace(self, mask=self._masks(class_maps.maps), layout=class_maps.layout)
+        categories = masked._categories(class_maps)
+        mask = masked.mask
+        if mask is None:
+            mask = masked._predicted(class_maps, categories)
+        return replace(masked, category=categories, mask=mask)
 
     def rows(self, images: torch.Tensor) -> "Segmentation":
         if self.mask is None or not isinstance(self.category, tuple):
@@ -182,10 +186,10 @@ class Segmentation(Target):
         return replace(self, category=classes)
 
     def _read(self, output: Any, count: int) -> ClassMaps:
-        found = read_class_maps(output, count)
-        if found is None:
+        class_maps = read_class_maps(output, count)
+        if class_maps is None:
             raise unsuitable(self.name, f"class maps (N, K, H, W), with {count} rows", output)
-        return found
+        return class_maps
 
     def _masks(self, maps: torch.Tensor) -> torch.Tensor | None:
         """The mask of each image, where there are masks."""
@@ -204,9 +208,9 @@ class Segmentation(Target):
             )
         return mask
 
-    def _categories(self, found: ClassMaps) -> tuple[int, ...]:
+    def _categories(self, class_maps: ClassMaps) -> tuple[int, ...]:
         """The class of each image: the one that is given, or that is predicted in the region."""
-        count, classes = found.maps.shape[:2]
+        count, classes = class_maps.maps.shape[:2]
         if self.category is not None:
             category = find_category(self.category, None)
             chosen = category if isinstance(category, tuple) else (category,) * count
@@ -214,9 +218,9 @@ class Segmentation(Target):
             for index in chosen:
                 check_class(index, classes)
             return tuple(chosen)
-        if found.quality is not None:
-            return tuple(found.quality.argmax(1).tolist())
-        predicted = found.maps.argmax(1)
+        if class_maps.quality is not None:
+            return tuple(class_maps.quality.argmax(1).tolist())
+        predicted = class_maps.maps.argmax(1)
         if self.point is not None:
             return tuple(predicted[_at(self.point, predicted)].tolist())
         if self.mask is not None:
@@ -232,11 +236,11 @@ class Segmentation(Target):
             )
         return (0,) * count
 
-    def _predicted(self, found: ClassMaps, categories: tuple[int, ...]) -> torch.Tensor:
+    def _predicted(self, class_maps: ClassMaps, categories: tuple[int, ...]) -> torch.Tensor:
         """Where the class of each image is predicted, or the part of it at the point."""
-        maps = found.maps
-        outputs = _outputs_of(found)
-        several = found.quality is None and maps.shape[1] > 1
+        maps = class_maps.maps
+        outputs = _outputs_of(class_maps)
+        several = class_maps.quality is None and maps.shape[1] > 1
         if several and outputs.kind != "labels":
             best = maps.argmax(1)
             mask = best == torch.tensor(categories, device=best.device).reshape(
@@ -246,7 +250,9 @@ class Segmentation(Target):
             mask = of_class(maps, categories) > outputs.threshold
         for image in (~mask.flatten(1).any(1)).nonzero().flatten().tolist()[:1]:
             there = (
-                sorted(set(found.maps[image].argmax(0).flatten().tolist()))[:5] if several else []
+                sorted(set(class_maps.maps[image].argmax(0).flatten().tolist()))[:5]
+                if several
+                else []
             )
             got = f"is not in image {image}; give a mask, or a class predicted there {there}"
             raise TargetError(
@@ -281,30 +287,30 @@ class Segmentation(Target):
         return weights if mask.shape[1:] == size else pool(weights, size)
 
 
-def _outputs_of(found: ClassMaps) -> Outputs:
+def _outputs_of(class_maps: ClassMaps) -> Outputs:
     """What class maps are: scores, or probabilities, of classes of which one is at each place, or
     may be several."""
-    if found.layout == "queries":
+    if class_maps.layout == "queries":
         return Outputs("none")
-    if found.layout == "prompts":
+    if class_maps.layout == "prompts":
         return Outputs("sigmoid", "labels")
     reader = READER.get()
     # of an output alone, without its model, the values at all places decide together
     if reader is None:
-        end = End(found.maps.shape[1] if adds_up(found.maps) else 0)
-        seen = end if is_fractional(found.maps) else None
-        outputs = outputs_like(found.maps, seen=lambda: seen)
+        end = End(class_maps.maps.shape[1] if adds_up(class_maps.maps) else 0)
+        seen = end if is_fractional(class_maps.maps) else None
+        outputs = outputs_like(class_maps.maps, seen=lambda: seen)
         said = None
     else:
-        outputs = reader.outputs(found.maps, _class_maps)
+        outputs = reader.outputs(class_maps.maps, _class_maps)
         said = reader.activation
     single = outputs.kind == "numbers" and said is None  # of a map that nobody says is of numbers
     return Outputs("sigmoid", "labels") if single else outputs
 
 
 def _class_maps(output: Any, count: int) -> torch.Tensor | None:
-    found = read_class_maps(output, count)
-    return None if found is None else found.maps
+    class_maps = read_class_maps(output, count)
+    return None if class_maps is None else class_maps.maps
 
 
 def of_class(maps: torch.Tensor, categories: Any) -> torch.Tensor:

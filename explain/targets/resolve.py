@@ -124,7 +124,7 @@ def as_targets(
         raise TargetError(
             "targets must hold at least one target, got none; leave it out for the top class"
         )
-    return [as_target(each, categories) for each in several]
+    return [as_target(target, categories) for target in several]
 
 
 def one_per_image(target: Any) -> list[TargetLike] | None:
@@ -134,13 +134,17 @@ def one_per_image(target: Any) -> list[TargetLike] | None:
     >>> one_per_image(["tabby", 3]), one_per_image(torch.tensor([3, 4])), one_per_image((3, 2, 1))
     (['tabby', 3], [3, 4], None)
     """
-    found = target.tolist() if isinstance(target, ARRAYS) else target
-    place = (
-        isinstance(found, tuple) and len(found) > 1 and all(isinstance(each, int) for each in found)
-    )
-    if place or not isinstance(found, list | tuple):
+    targets = target.tolist() if isinstance(target, ARRAYS) else target
+    if not isinstance(targets, list | tuple) or _is_place(targets):
         return None
-    return [tuple(each) if isinstance(each, list) else each for each in found]
+    return [tuple(place) if isinstance(place, list) else place for place in targets]
+
+
+def _is_place(target: object) -> bool:
+    """Whether a tuple is a place in an output of several dimensions: a number for each."""
+    if not isinstance(target, tuple) or len(target) < 2:
+        return False
+    return all(isinstance(number, int) for number in target)
 
 
 class Difference(Sum):
@@ -159,43 +163,36 @@ class Difference(Sum):
 
     def __init__(self, this: TargetLike, that: TargetLike) -> None:
         first, second = (
-            ClassTarget(each) if isinstance(each, str) else as_target(each) for each in (this, that)
+            ClassTarget(target) if isinstance(target, str) else as_target(target)
+            for target in (this, that)
         )
         super().__init__(((1.0, first), (-1.0, second)))
 
 
-def _from_numbers(numbers: Any, given: object, categories: Labels) -> Target:
+def _from_numbers(numbers: Any, target: object, categories: Labels) -> Target:
     """The target for a number, for one thing for each image, or for the place that a tuple
     names."""
     if not isinstance(numbers, Sequence):
-        return ClassTarget(_whole([numbers], given)[0])
+        return ClassTarget(_whole([numbers], target)[0])
     if not numbers:
-        raise TargetError(
-            f"target must hold whole class indices, one per image, got {shown(given)}"
-        )
-    if (
-        isinstance(given, tuple)
-        and len(given) > 1
-        and all(isinstance(number, int) for number in given)
-    ):
-        return per_image.Element(_whole(given, given), or_classes=True)
-    chosen = tuple(_for_one_image(each, given, categories) for each in numbers)
+        raise _no_classes(target)
+    if isinstance(target, tuple) and _is_place(target):
+        return per_image.Element(_whole(target, target), or_classes=True)
+    targets = tuple(_for_one_image(item, target, categories) for item in numbers)
     classes = tuple(
-        each.index
-        for each in chosen
-        if isinstance(each, ClassTarget) and isinstance(each.index, int)
+        one.index for one in targets if isinstance(one, ClassTarget) and isinstance(one.index, int)
     )
-    return ClassTarget(classes) if len(classes) == len(chosen) else per_image.Separate(chosen)
+    return ClassTarget(classes) if len(classes) == len(targets) else per_image.Separate(targets)
 
 
-def _for_one_image(each: Any, given: object, categories: Labels) -> Target:
+def _for_one_image(item: Any, targets: object, categories: Labels) -> Target:
     """The target for one item of a list that holds one for each image."""
-    if isinstance(each, (list, tuple)):
-        index = _whole(each, given)
+    if isinstance(item, (list, tuple)):
+        index = _whole(item, targets)
         return ClassTarget(index[0]) if len(index) == 1 else per_image.Element(index)
-    if isinstance(each, (*ARRAYS, bool, float)):
-        return ClassTarget(_whole([each], given)[0])
-    target = as_target(each, categories)
+    if isinstance(item, (*ARRAYS, bool, float)):
+        return ClassTarget(_whole([item], targets)[0])
+    target = as_target(item, categories)
     if isinstance(target, ScoreTarget) and target.takes_images:
         raise TargetError(
             f"a target of one image must be a function of the output alone, but {target.name} is "
@@ -204,12 +201,14 @@ def _for_one_image(each: Any, given: object, categories: Labels) -> Target:
     return target
 
 
-def _whole(numbers: Sequence[Any], given: object) -> tuple[int, ...]:
+def _whole(numbers: Sequence[Any], target: object) -> tuple[int, ...]:
     if any(isinstance(number, bool) or not hasattr(number, "__index__") for number in numbers):
-        raise TargetError(
-            f"target must hold whole class indices, one per image, got {shown(given)}"
-        )
+        raise _no_classes(target)
     return tuple(operator.index(number) for number in numbers)
+
+
+def _no_classes(target: object) -> TargetError:
+    return TargetError(f"target must hold whole class indices, one per image, got {shown(target)}")
 
 
 def read_labels(path: str | os.PathLike[str]) -> list[str]:

@@ -90,29 +90,30 @@ class Text(Target):
         return [Text(" ".join(words[:place] + words[place + 1 :])) for place in range(len(words))]
 
     def pick(self, output: Any, count: int) -> Picked:
-        found = output.get(self.name) if isinstance(output, Mapping) else None
-        if found is None:
+        scores = output.get(self.name) if isinstance(output, Mapping) else None
+        if scores is None:
             raise unsuitable(
                 repr(self.name),
                 "image and text features (CLIP, SigLIP and their relatives)",
                 output,
             )
-        return found.reshape(count), None
+        return scores.reshape(count), None
 
 
 def targets_in(target: Any, kind: type[T]) -> Iterator[T]:
     """The targets of a kind in a target, such as the texts in a difference of two.
 
-    >>> [each.text for each in targets_in(Text("a bus") - 2 * Text("a truck"), Text)]
+    >>> [text.text for text in targets_in(Text("a bus") - 2 * Text("a truck"), Text)]
     ['a bus', 'a truck']
     """
     if isinstance(target, kind):
         yield target
     elif isinstance(target, tuple):
-        for each in target:
-            yield from targets_in(each, kind)
+        for part in target:
+            yield from targets_in(part, kind)
     elif is_dataclass(target):
-        yield from targets_in(tuple(getattr(target, each.name) for each in fields(target)), kind)
+        parts = tuple(getattr(target, field.name) for field in fields(target))
+        yield from targets_in(parts, kind)
 
 
 def is_image_text(model: nn.Module) -> bool:
@@ -178,10 +179,11 @@ def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> P
     scorer = image_scorer(model, texts, words=words)
     if not words:
         return scorer, Inputs((inputs.x,)), {}
-    embedded = {
-        name: each.embedded.expand(len(inputs), -1, -1).to(inputs.x) for name, each in words.items()
-    }
-    tokens = {name: each.tokens for name, each in words.items()}
+    embedded = {}
+    tokens = {}
+    for name, of_text in words.items():
+        embedded[name] = of_text.embedded.expand(len(inputs), -1, -1).to(inputs.x)
+        tokens[name] = of_text.tokens
     return scorer, Inputs((inputs.x,), embedded, explained=[0, *embedded]), tokens
 
 
@@ -190,17 +192,19 @@ class _Words:
     embeddings."""
 
     def __init__(self, model: nn.Module, text: Text) -> None:
-        self.given = _tokenized(model, [text])
+        self.arguments = _tokenized(model, [text])
         self.layer, self.embedded = find_embedding(
-            model, self.given["ids"], partial(_run_text, model, self.given)
+            model, self.arguments["ids"], partial(_run_text, model, self.arguments)
         )
-        self.tokens = token_names(tokenizer_of(model), self.given["ids"][0].tolist())
+        self.tokens = token_names(tokenizer_of(model), self.arguments["ids"][0].tolist())
 
     def features(self, model: nn.Module, embedded: torch.Tensor) -> torch.Tensor:
-        given = {name: each.expand(len(embedded), -1) for name, each in self.given.items()}
+        arguments = {
+            name: tensor.expand(len(embedded), -1) for name, tensor in self.arguments.items()
+        }
         with HookGroup(model) as group:
             group.forward(self.layer, lambda module, args, output: embedded)
-            return _run_text(model, given)
+            return _run_text(model, arguments)
 
 
 def find_embedding(
@@ -208,23 +212,23 @@ def find_embedding(
 ) -> tuple[str, torch.Tensor]:
     """Return the name of the layer that embeds these ids ``(N, L)`` when the model is run, and what
     it gives."""
-    found: list[tuple[str, torch.Tensor]] = []
+    embeddings: list[tuple[str, torch.Tensor]] = []
 
     def note(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if args and isinstance(args[0], torch.Tensor) and torch.equal(args[0].cpu(), ids.cpu()):
-            found.append((name, output.detach().clone()))
+            embeddings.append((name, output.detach().clone()))
 
     with torch.no_grad(), untouched(model), HookGroup(model) as group:
         for name, module in model.named_modules():
             if isinstance(module, nn.Embedding):
                 group.forward(name, partial(note, name))
         run()
-    if not found:
+    if not embeddings:
         got = f"{type(model).__name__} does not; leave out words=True"
         raise ModelError(
             f"model must embed token ids with an nn.Embedding for words to be explained, {got}"
         )
-    return found[0]
+    return embeddings[0]
 
 
 def _functions(model: nn.Module) -> tuple[Any, Any] | None:
@@ -273,10 +277,11 @@ def _features(model: nn.Module, texts: Sequence[Text]) -> torch.Tensor:
     return F.normalize(_run_text(model, _tokenized(model, texts)), dim=-1)
 
 
-def _run_text(model: nn.Module, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _run_text(model: nn.Module, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor:
     run = _functions(model)[1]  # type: ignore[index]
-    others = {name: each for name, each in given.items() if name != "ids"}
-    return _pooled(run(given["ids"], **others))
+    options = dict(arguments)
+    ids = options.pop("ids")
+    return _pooled(run(ids, **options))
 
 
 def _pooled(output: Any) -> torch.Tensor:
@@ -297,8 +302,8 @@ def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tenso
     tokenizer gives one."""
     device = next(model.parameters()).device
     if not isinstance(texts[0].text, str):
-        return {"ids": torch.tensor([each.text for each in texts], device=device)}
-    written = [each.name for each in texts]
+        return {"ids": torch.tensor([text.text for text in texts], device=device)}
+    written = [text.name for text in texts]
     tokenizer = need_tokenizer(model, f"the text {written[0]!r}")
     if not hasattr(tokenizer, "convert_ids_to_tokens"):  # of open_clip: a function of texts
         ids = tokenizer(written)
@@ -312,6 +317,7 @@ def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tenso
         "max_length": length,
         "return_tensors": "pt",
     }
-    given = tokenizer(written, **how)
-    warn_of_cut(written, given["input_ids"], lambda texts: tokenizer(texts, **how)["input_ids"])
-    return {"ids" if name == "input_ids" else name: each.to(device) for name, each in given.items()}
+    tokens = tokenizer(written, **how)
+    warn_of_cut(written, tokens["input_ids"], lambda texts: tokenizer(texts, **how)["input_ids"])
+    arguments = {name: tensor.to(device) for name, tensor in tokens.items()}
+    return {"ids": arguments.pop("input_ids"), **arguments}

@@ -13,19 +13,18 @@ from explain._utils.errors import ModelError, TargetError, quiet, shown, warn
 TokenIds = tuple[int, ...]
 
 
-def check_text(given: Any) -> str | TokenIds:
+def check_text(text: Any) -> str | TokenIds:
     """Return a text as it is, and ids of tokens as a tuple."""
-    if isinstance(given, str) and given.strip():
-        return given
-    if hasattr(given, "__iter__") and not isinstance(given, str):
-        ids: Any = given.tolist() if isinstance(given, torch.Tensor) else list(given)
+    if isinstance(text, str) and text.strip():
+        return text
+    if hasattr(text, "__iter__") and not isinstance(text, str):
+        ids: Any = text.tolist() if isinstance(text, torch.Tensor) else list(text)
         if len(ids) == 1 and isinstance(ids[0], (list, tuple)):  # (1, L)
             ids = ids[0]
         if ids and all(type(number) is int and number >= 0 for number in ids):
             return tuple(ids)
     raise TargetError(
-        f"text must be words, or the ids of their tokens, got {shown(given)}; write it as in 'a "
-        "cat'"
+        f"text must be words, or the ids of their tokens, got {shown(text)}; write it as in 'a cat'"
     )
 
 
