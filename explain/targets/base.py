@@ -23,8 +23,8 @@ class Target:
 
     A target of your own is a frozen dataclass with a ``name`` and a ``pick``; all else has a
     default. One that reads a choice from the output (a class, a region, a box) makes it in
-    ``choices_fixed``, on the images as they are, so that it is the same for every perturbed image. One
-    that holds something for each image has ``rows``.
+    ``choices_fixed``, on the images as they are, so that it is the same for every perturbed image.
+    One that holds something for each image has ``rows``.
     """
 
     if TYPE_CHECKING:  # a class attribute here would be the default of fields called name
