@@ -104,7 +104,7 @@ def pil_to_unit(photo: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(photo)).permute(2, 0, 1).float() / 255
 
 
-known: dict[str, Baseline] = {}
+registered: dict[str, Baseline] = {}
 B = TypeVar("B", bound=Baseline)
 
 
@@ -117,7 +117,7 @@ def register(kind: type[B]) -> type[B]:
         BaselineError: the name is taken by another baseline.
     """
     kind.name = kind.name or kind.__name__.lower()
-    return enter(known, kind, "baseline")  # type: ignore[no-any-return]
+    return enter(registered, kind, "baseline")  # type: ignore[no-any-return]
 
 
 def blend(images: torch.Tensor, replacement: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:

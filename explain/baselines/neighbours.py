@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from explain.baselines.base import Baseline, blend, check_mask, register
-from explain.baselines.replacements import drawn, in_single_or_double
+from explain.baselines.replacements import in_single_or_double, normal_draw
 
 IN_CACHE = 2**18
 """How many values are worked on at once on a CPU: more of them would leave its cache between one
@@ -29,15 +29,15 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
     if len(images) > together:
         parts = zip(torch.split(images, together), torch.split(covered, together), strict=True)
         return torch.cat([interpolated(some, of_some) for some, of_some in parts])
-    known = (~covered).to(images)
-    count = known.sum((2, 3), keepdim=True)
-    of_known = (images * known).sum((2, 3), keepdim=True) / count.clamp(min=1)
+    kept = (~covered).to(images)
+    count = kept.sum((2, 3), keepdim=True)
+    of_known = (images * kept).sum((2, 3), keepdim=True) / count.clamp(min=1)
     mean = torch.where(count > 0, of_known, images.mean((2, 3), keepdim=True))
-    unknown = 1 - known
+    unknown = 1 - kept
     # a solution about 0, which is right where nothing is known
-    right = unknown * _around((images - mean) * known)
+    right = unknown * _around((images - mean) * kept)
     return torch.where(
-        covered, mean + _solved(right, _levels(unknown, unknown * _around(known))), images
+        covered, mean + _solved(right, _levels(unknown, unknown * _around(kept))), images
     )
 
 
@@ -80,8 +80,8 @@ def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
 def _inverse(level: _Level) -> torch.Tensor:
     """The inverse ``(b, h w, h w)`` of the coarsest grid's matrix; what is known stays 0."""
     cells = level.unknown[0].numel()
-    each = torch.eye(cells).to(level.unknown).reshape(cells, 1, *level.unknown.shape[2:])
-    around = _around(each).reshape(cells, cells)
+    units = torch.eye(cells).to(level.unknown).reshape(cells, 1, *level.unknown.shape[2:])
+    around = _around(units).reshape(cells, cells)
     unknown = level.unknown.flatten(1)
     matrix = -around * unknown[:, :, None] * unknown[:, None]
     # where nothing is known, it is 0
@@ -96,7 +96,7 @@ def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
     """Conjugate gradients for each image and channel at once."""
     finest = levels[0]
     coarsest = _inverse(levels[-1])
-    found = torch.zeros_like(right)
+    solution = torch.zeros_like(right)
     residue = right
     direction = scaled = _cycle(residue, levels, coarsest)
     now = _dot(residue, scaled)
@@ -108,13 +108,13 @@ def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
             break
         applied = finest.times(direction)
         step = torch.where(open_, now / _dot(direction, applied), 0)
-        found = torch.addcmul(found, step, direction)
+        solution = torch.addcmul(solution, step, direction)
         residue = torch.addcmul(residue, step, applied, value=-1)
         scaled = _cycle(residue, levels, coarsest)
         then = _dot(residue, scaled)
         direction = scaled + torch.where(open_, then / now, 0) * direction
         now = then
-    return found
+    return solution
 
 
 def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) -> torch.Tensor:
@@ -208,9 +208,11 @@ class Neighbours(Baseline):
         check_mask(images, keep)
         frames = _frames(in_single_or_double(images))
         masks = _frames(keep.expand(len(images), *keep.shape[1:]))
-        found = interpolated(frames, masks < 1)
-        found = found.reshape(len(images), -1, *found.shape[1:]).movedim(1, 2).reshape(images.shape)
-        filled = found + self.noise * drawn(self.seed, images).to(found) if self.noise else found
+        filled = interpolated(frames, masks < 1)
+        count = len(images)
+        filled = filled.reshape(count, -1, *filled.shape[1:]).movedim(1, 2).reshape(images.shape)
+        if self.noise:
+            filled = filled + self.noise * normal_draw(self.seed, images).to(filled)
         return blend(images, filled.to(images), keep)
 
 

@@ -15,8 +15,8 @@ from explain.baselines.base import (
     Cover,
     Preprocess,
     check_mask,
-    known,
     register,
+    registered,
     scale_of,
 )
 
@@ -27,7 +27,7 @@ TINY = 1e-12
 REACH = 4.0  # standard deviations from which on a Gaussian counts as nothing
 
 
-def drawn(seed: int, images: torch.Tensor) -> torch.Tensor:
+def normal_draw(seed: int, images: torch.Tensor) -> torch.Tensor:
     """A standard normal draw in the shape of one image ``(1, C, H, W)``, the same on every
     device."""
     return normal(images.shape[1:], seeded(seed))[None].to(images.device)
@@ -154,7 +154,7 @@ class Black(Baseline):
             raise BaselineError(
                 f"mean and std of black must be for {channels} channels, got {shown(self.mean)}"
             )
-        mean, std = (torch.tensor(each, dtype=torch.float64) for each in (self.mean, self.std))
+        mean, std = (torch.tensor(values, dtype=torch.float64) for values in (self.mean, self.std))
         return (-mean / std).to(images).reshape((1, -1, *[1] * (images.ndim - 2))).expand_as(images)
 
 
@@ -229,7 +229,7 @@ class Noise(Baseline):
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         mean, deviation = _statistics(images)
-        return (mean + self.scale * deviation * drawn(self.seed, images).to(mean)).to(images)
+        return (mean + self.scale * deviation * normal_draw(self.seed, images).to(mean)).to(images)
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,10 +273,10 @@ class OtherPhoto(Baseline):
             self.other[0] if self.other.ndim == images.ndim and len(self.other) == 1 else self.other
         )
         if other.shape != images.shape[1:]:
-            own = tuple(images.shape[1:])
+            size = tuple(images.shape[1:])
             got = tuple(self.other.shape)
             raise BaselineError(
-                f"other of photo must have the shape {own} of the images, got {got}; preprocess "
+                f"other of photo must have the shape {size} of the images, got {got}; preprocess "
                 "both"
             )
         return other.to(images).expand_as(images)
@@ -337,12 +337,12 @@ class Defocus(Baseline):
     def _blurs(self, images: torch.Tensor) -> torch.Tensor:
         """The photos at each level, the most blurred first."""
         strongest = USUAL * min(images.shape[-2:]) if self.sigma is None else self.sigma
-        found = []
+        blurs = []
         for level in range(self.levels):
             sigma = strongest * (1 - level / (self.levels - 1))
             kernel = 2 * math.ceil(REACH * sigma) + 1
-            found.append(Blur(kernel, sigma).replacement(images) if sigma else images)
-        return torch.stack(found)
+            blurs.append(Blur(kernel, sigma).replacement(images) if sigma else images)
+        return torch.stack(blurs)
 
 
 BaselineLike: TypeAlias = str | float | torch.Tensor | Baseline
@@ -354,7 +354,7 @@ def list_baselines(pattern: str = "*") -> list[str]:
     >>> list_baselines()
     ['black', 'blur', 'defocus', 'mean', 'neighbours', 'noise', 'zero']
     """
-    return sorted(name for name in known if fnmatch.fnmatchcase(name, pattern))
+    return sorted(name for name in registered if fnmatch.fnmatchcase(name, pattern))
 
 
 def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -> Baseline:
@@ -401,7 +401,7 @@ def _by_text(text: str) -> Baseline:
                 "baseline 'photo' must be given as an object; use "
                 "explain.baselines.OtherPhoto(tensor)"
             )
-        if spec.name not in known:
+        if spec.name not in registered:
             raise BaselineError(
                 f"baseline {shown(text)} is unknown; {did_you_mean(spec.name, list_baselines())}"
             )
@@ -409,6 +409,6 @@ def _by_text(text: str) -> Baseline:
             raise BaselineError(
                 f"baseline {spec.name} must be given options by name, got {shown(spec.values[0])}"
             )
-        return replace(known[spec.name], **spec.options)
+        return replace(registered[spec.name], **spec.options)
     except (SpecError, ArgumentError) as error:
         raise BaselineError(f"baseline {error}; write it like blur(sigma=3)") from None

@@ -38,9 +38,8 @@ def photo_tokens(
     joint = evidence.grids.joint
     if joint is not None and maps:
         return list(joint.photo), joint.size
-    shapes = {
-        tuple(each.shape[-2:]) for each in (maps[:-1] if maps and maps[-1].shape[-2] == 1 else maps)
-    }
+    of_all = maps[:-1] if maps and maps[-1].shape[-2] == 1 else maps
+    shapes = {tuple(weights.shape[-2:]) for weights in of_all}
     tokens = next(iter(shapes), (0, 0))
     grid = evidence.grids.grid((len(evidence.inputs), tokens[1], 1)) if tokens[1] else None
     if (
@@ -49,13 +48,13 @@ def photo_tokens(
         or grid is None
         or any(len(m) != len(evidence.inputs) for m in maps)
     ):
-        found = (
+        got = (
             "none"
             if not shapes
             else "of shapes " + ", ".join(str(shape) for shape in sorted(shapes)[:4])
         )
         raise MethodError(
-            f"{method} must have attention among all tokens, got {found}; use it for vision "
+            f"{method} must have attention among all tokens, got {got}; use it for vision "
             "transformers"
         )
     return list(grid.tokens), grid.size
@@ -91,7 +90,7 @@ class RolloutMethod(AttentionMethod):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         maps = evidence[self.attention]
-        tokens, size = photo_tokens(self.name, [each.weights for each in maps], evidence)
+        tokens, size = photo_tokens(self.name, [attention.weights for attention in maps], evidence)
         joint = _identity(maps[0].weights.mean(1)).expand(len(evidence.inputs), -1, -1)
         for matrix in self.matrices(evidence):
             joint = matrix @ joint
@@ -108,9 +107,9 @@ def _of_rows(
     and all tokens, where there are no others. Elsewhere, the gradient tells.
     """
     joint = evidence.grids.joint
-    others = matrix.shape[1] - len(tokens)
-    if joint is None and (matrix.shape[1] == 1 or min(tokens) == others):
-        return matrix.mean(1) if others == 0 else matrix[:, 0]
+    extra_tokens = matrix.shape[1] - len(tokens)
+    if joint is None and (matrix.shape[1] == 1 or min(tokens) == extra_tokens):
+        return matrix.mean(1) if extra_tokens == 0 else matrix[:, 0]
     if joint is not None and last.gradient is None:
         places = torch.tensor([list(row) for row in joint.read], device=matrix.device)[..., None]
         return matrix.gather(1, places.expand(len(matrix), -1, matrix.shape[2])).mean(1)
@@ -158,7 +157,7 @@ class AttentionRollout(RolloutMethod):
     attention = Attention()
 
     def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
-        return (mixed(each.weights.mean(1)) for each in evidence[self.attention])
+        return (mixed(attention.weights.mean(1)) for attention in evidence[self.attention])
 
 
 @register
@@ -246,23 +245,23 @@ class GradECLIP(AttentionMethod):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         maps = evidence[_OF_INPUT]
         of_words = evidence.inputs.ndim == 3
-        weights = [each.weights for each in maps]
+        weights = [attention.weights for attention in maps]
         joint = evidence.grids.joint
         every = list(range(weights[-1].shape[-1] if weights else 0))
         tokens, size = (
             (every, (-1, 1)) if of_words and every else photo_tokens(self.name, weights, evidence)
         )
         among = tokens if joint is None else every
-        found = torch.stack(
-            [self._of(each, _rows_read(maps[-1]), among) for each in maps[-self.blocks :]]
+        values = torch.stack(
+            [self._of(attention, _rows_read(maps[-1]), among) for attention in maps[-self.blocks :]]
         ).sum(0)
         if joint is not None:
-            found = (
-                found.index_fill(1, torch.tensor(joint.photo).to(found.device), 0)
+            values = (
+                values.index_fill(1, torch.tensor(joint.photo).to(values.device), 0)
                 if of_words
-                else found[:, tokens]
+                else values[:, tokens]
             )
-        return found.clamp(min=0).reshape((len(found), *size))
+        return values.clamp(min=0).reshape((len(values), *size))
 
     def _of(self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]) -> torch.Tensor:
         """What one attention takes from some tokens ``(N, tokens)``."""
@@ -275,8 +274,8 @@ class GradECLIP(AttentionMethod):
                 "legrad"
             )
         query, key = (
-            nn.functional.normalize(each.transpose(1, 2).flatten(2), dim=-1)
-            for each in (query, key)
+            nn.functional.normalize(vectors.transpose(1, 2).flatten(2), dim=-1)
+            for vectors in (query, key)
         )
         visible = attention.weights[..., tokens].amax(1) > 0
         cosine = (query @ key.transpose(1, 2))[..., tokens]
@@ -319,7 +318,8 @@ class GradientRollout(RolloutMethod):
     """
 
     def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
-        return (mixed(weighted(each.weights, each.gradient)) for each in evidence[_GRADIENTS])
+        for attention in evidence[_GRADIENTS]:
+            yield mixed(weighted(attention.weights, attention.gradient))
 
 
 @register
@@ -425,7 +425,8 @@ class CheferBimodal(AttentionMethod):
             raise MethodError(
                 f"token of {self.name} must be below the {other} other tokens, got {self.token}"
             )
-        read = _rows_read([each for each in maps if each.weights.shape[-2] == other][-1])
+        of_other = [attention for attention in maps if attention.weights.shape[-2] == other]
+        read = _rows_read(of_other[-1])
         if self.token is not None:
             read = torch.arange(other).to(read.device)[:, None] == self.token
         row = (_followed(maps, photo, other)[other, photo] * read).sum(1) / read.sum(-2).clamp(
@@ -438,7 +439,7 @@ class CheferBimodal(AttentionMethod):
     def _sizes(self, maps: Sequence[AttentionMap], evidence: Evidence) -> tuple[int, int]:
         """How many tokens the photo has, and how many the other side."""
         count = len(evidence.inputs)
-        shapes = [tuple(each.weights.shape[-2:]) for each in maps]
+        shapes = [tuple(attention.weights.shape[-2:]) for attention in maps]
         between = [shape for shape in shapes if shape[0] != shape[1]]
         sizes = {size for shape in shapes for size in shape}
         ours = max(
@@ -448,12 +449,11 @@ class CheferBimodal(AttentionMethod):
             not between
             or len(sizes) != 2
             or not ours
-            or any(len(each.weights) != count for each in maps)
+            or any(len(attention.weights) != count for attention in maps)
         ):
-            found = ", ".join(str(shape) for shape in dict.fromkeys(shapes)) or "none"
+            got = ", ".join(str(shape) for shape in dict.fromkeys(shapes)) or "none"
             raise MethodError(
-                f"{self.name} must have attention of a photo and one other, got {found}; take "
-                "legrad"
+                f"{self.name} must have attention of a photo and one other, got {got}; take legrad"
             )
         return ours, next(size for size in sizes if size != ours)
 
@@ -461,12 +461,12 @@ class CheferBimodal(AttentionMethod):
 def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int], torch.Tensor]:
     """What each kind of token has of each, by their numbers, after all attentions."""
     first = maps[0].weights
-    found = {
+    relevance = {
         (a, b): (torch.eye(a, b) * (a == b)).to(first).expand(len(first), a, b)
         for a in sizes
         for b in sizes
     }
-    steps = [weighted(each.weights, each.gradient) for each in maps]
+    steps = [weighted(attention.weights, attention.gradient) for attention in maps]
     while steps:
         size = steps[0].shape[1:]
         both = size[0] != size[1] and len(steps) > 1 and steps[1].shape[1:] == size[::-1]
@@ -476,12 +476,13 @@ def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int]
         for step in now:
             s, q = step.shape[1:]
             if s == q:
-                changes |= {(s, other): step @ found[s, other] for other in sizes}
+                changes |= {(s, other): step @ relevance[s, other] for other in sizes}
             else:
-                across = _normalised(found[s, s]).transpose(1, 2) @ step @ _normalised(found[q, q])
-                changes |= {(s, q): across, (s, s): step @ found[q, s]}
-        found |= {key: found[key] + change for key, change in changes.items()}
-    return found
+                of_queries = _normalised(relevance[s, s]).transpose(1, 2)
+                across = of_queries @ step @ _normalised(relevance[q, q])
+                changes |= {(s, q): across, (s, s): step @ relevance[q, s]}
+        relevance |= {key: relevance[key] + change for key, change in changes.items()}
+    return relevance
 
 
 def _normalised(relevance: torch.Tensor) -> torch.Tensor:

@@ -79,14 +79,14 @@ class Citation(CheckedFields):
 
     def bibtex(self) -> str:
         """Return the BibTeX entry."""
-        known = {
+        fields = {
             "author": self.authors,
             "title": f"{{{self.title}}}",
             _VENUE[self.kind]: self.venue,
             "year": self.year,
         }
-        known |= {"doi": self.doi, "eprint": self.arxiv, "archiveprefix": self.arxiv and "arXiv"}
-        lines = "".join(f"  {name} = {{{value}}},\n" for name, value in known.items() if value)
+        fields |= {"doi": self.doi, "eprint": self.arxiv, "archiveprefix": self.arxiv and "arXiv"}
+        lines = "".join(f"  {name} = {{{value}}},\n" for name, value in fields.items() if value)
         return f"@{self.kind}{{{self.key},\n{lines}}}"
 
 
@@ -95,18 +95,25 @@ def _bibliography() -> dict[str, Citation]:
     """The sources of all methods here, by key and by the names of the methods, from
     ``bibliography.bib``."""
     text = resources.files("explain.methods").joinpath("bibliography.bib").read_text("utf-8")
-    found: dict[str, Citation] = {}
+    sources: dict[str, Citation] = {}
     for kind, key, body in re.findall(r"@(\w+)\{([^,]+),\n(.*?)\n\}", text, re.DOTALL):
         entry = dict(re.findall(r"^  (\w+) = \{(.*)\},$", body, re.MULTILINE))
         title = entry["title"].strip("{}")
         year = int(entry["year"])
         venue = entry[_VENUE[kind]]
-        numbers = entry.get("doi", ""), entry.get("eprint", "")
         source = Citation(
-            key, entry["author"], title, year, venue, kind, *numbers, entry["shorthand"]
+            key=key,
+            authors=entry["author"],
+            title=title,
+            year=year,
+            venue=venue,
+            kind=kind,
+            doi=entry.get("doi", ""),
+            arxiv=entry.get("eprint", ""),
+            shorthand=entry["shorthand"],
         )
-        found |= dict.fromkeys([key, *entry.get("methods", key).split(", ")], source)
-    return found
+        sources |= dict.fromkeys([key, *entry.get("methods", key).split(", ")], source)
+    return sources
 
 
 def cited(key: str) -> Citation:
@@ -252,9 +259,11 @@ class Method(CheckedFields):
     def with_frames(self, x: torch.Tensor, *, frames_first: bool) -> "Method":
         """The method for videos or volumes ``(N, C, T, H, W)``; the model may take their frames
         first."""
-        held = {name: each for name, each in options(self).items() if isinstance(each, Method)}
-        made = {name: each.with_frames(x, frames_first=frames_first) for name, each in held.items()}
-        return replace(self, **made) if made else self
+        changed = {}
+        for name, inner in options(self).items():
+            if isinstance(inner, Method):
+                changed[name] = inner.with_frames(x, frames_first=frames_first)
+        return replace(self, **changed) if changed else self
 
     @property
     def delta_needs(self) -> frozenset[Need[Any]]:
@@ -482,18 +491,18 @@ def _known_as(name: str, text: str) -> Method:
     if name not in _known:
         several = [part.strip() for part in text.lower().split(",")]
         if len(several) > 1 and set(several) <= _known.keys():
-            each = either(
+            remedy = either(
                 f"give a list, {several}",
                 f"write {' '.join(f'--method {part}' for part in several)}",
             )
             raise MethodError(
-                f"method must be one name, got {len(several)} in {shown(text)}; {each}"
+                f"method must be one name, got {len(several)} in {shown(text)}; {remedy}"
             )
-        guess, _, inside = text.lower().partition("(")
+        guess, _, inner = text.lower().partition("(")
         forms = []
-        if inside and "=" not in inside:  # a method within another, it seems
+        if inner and "=" not in inner:  # a method within another, it seems
             guess = text.lower()
-            forms = [f"{wrapper}({inside}" for wrapper in _wrappers]
+            forms = [f"{wrapper}({inner}" for wrapper in _wrappers]
         raise MethodError(
             f"method {shown(text)} is unknown; {did_you_mean(guess, [*list_methods(), *forms])}"
         )
@@ -516,9 +525,8 @@ def _check_inner(name: str, inner: Method, option: str) -> None:
 
 def _levels(method: Method) -> int:
     """How many methods are within each other, the outermost counted."""
-    return 1 + max(
-        (_levels(each) for each in options(method).values() if isinstance(each, Method)), default=0
-    )
+    inner = [value for value in options(method).values() if isinstance(value, Method)]
+    return 1 + max(map(_levels, inner), default=0)
 
 
 register_reader(
@@ -572,6 +580,6 @@ def innermost(method: str | Method) -> Method:
     ... )
     ('gradients', 'random weights', 'other methods')
     """
-    found = method_or_unknown(method)
-    inner = getattr(found, "method", None)
-    return innermost(inner) if isinstance(inner, Method) else found
+    outer = method_or_unknown(method)
+    inner = getattr(outer, "method", None)
+    return innermost(inner) if isinstance(inner, Method) else outer

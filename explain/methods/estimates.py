@@ -322,10 +322,11 @@ class _Estimating(Accumulator):
         maps = [
             image.estimate(recent=True).values if image.taken else None for image in self._images
         ]
-        known = next((each for each in maps if each is not None), None)
-        if known is None:
+        first = next((values for values in maps if values is not None), None)
+        if first is None:
             return None
-        return torch.stack([torch.zeros_like(known) if each is None else each for each in maps])
+        zeros = torch.zeros_like(first)
+        return torch.stack([zeros if values is None else values for values in maps])
 
     def result(self) -> tuple[torch.Tensor, Outcome]:
         return self._collected(finished=True)

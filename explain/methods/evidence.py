@@ -103,21 +103,19 @@ class EvidenceSets:
         """What a record says of each set of an image: ``alone`` and ``without``, None if unknown,
         and ``proof``."""
 
-        def known(score: float) -> float | None:
-            return None if math.isnan(score) else score
-
-        sets = self[image]
-        return [
-            {"alone": known(one.alone), "without": known(one.without), "proof": one.proof}
-            for one in sets
-        ]
+        described = []
+        for one in self[image]:
+            alone = None if math.isnan(one.alone) else one.alone
+            without = None if math.isnan(one.without) else one.without
+            described.append({"alone": alone, "without": without, "proof": one.proof})
+        return described
 
     def __getitem__(self, image: int) -> tuple[EvidenceSet, ...]:
         proofs = [PROOFS[proof] for proof in self.proofs[image].tolist()]
         alone = self.alone[image].tolist()
         without = self.without[image].tolist()
-        parts = zip(self.masks[image], alone, without, proofs, strict=True)
-        return tuple(EvidenceSet(*part) for part in parts if part[-1] != "none")
+        sets = map(EvidenceSet, self.masks[image], alone, without, proofs)
+        return tuple(one for one in sets if one.proof != "none")
 
 
 @dataclass(frozen=True)
@@ -189,8 +187,9 @@ class SmallestSet(SearchMethod):
 
     def outcome(self, evidence: Evidence) -> Outcome:
         sets = [search.sets() for search in evidence[Searches(self)]]  # type: ignore[attr-defined]
-        parts = [torch.cat(of_images) for of_images in zip(*sets, strict=True)]
-        return replace(super().outcome(evidence), sets=EvidenceSets(*parts))
+        masks, alone, without, proofs = map(torch.cat, zip(*sets, strict=True))
+        collected = EvidenceSets(masks, alone, without, proofs)
+        return replace(super().outcome(evidence), sets=collected)
 
     def good(self, values: torch.Tensor) -> torch.Tensor:
         """Which sets do what they have to do, from how far they do it ``(P,)``."""
@@ -473,9 +472,9 @@ class RegionSearch(Search):
         A group that a larger set needs is mostly needed by a smaller one. It is not tried again
         until no other can be left out; being ``thorough``, all are tried then, until none can.
         """
-        before = math.inf
-        while self._best.size < SLOW * before:
-            before = self._best.size
+        last_size = math.inf
+        while self._best.size < SLOW * last_size:
+            last_size = self._best.size
             changed = yield from self._round(level, self._best.regions)
             if not changed or not thorough:
                 return
@@ -573,13 +572,15 @@ class RegionSearch(Search):
         """The scores of the image with these regions ``(P, M)`` alone."""
         perturbed: Perturbation
         if self._method.of_layer:
-            own = self._seen[self._image]
+            maps = self._seen[self._image]
             absent = self._evidence[baseline_maps(baseline)][self._image]
             shown = visible[:, self._cells][:, None]
             counts = [0] * self._image + [len(visible)]
-            rows = rows_of(
-                counts, own.device, lambda images, numbers: torch.where(shown[numbers], own, absent)
-            )
+
+            def mixed(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+                return torch.where(shown[numbers], maps, absent)
+
+            rows = rows_of(counts, maps.device, mixed)
             perturbed = GivenRows(rows, "maps of which some regions are absent")
         else:
             perturbed = ShownParts(

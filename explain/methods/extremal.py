@@ -212,14 +212,14 @@ class _Ascent(Search):
                     f"baseline of {name} must change evenly with a mask, got {baseline}; take blur"
                 )
             seen = photos.flip(-1) if number % 2 == 0 else photos
-        made = seen.detach()
+        detached = seen.detach()
         rows = rows_of(
             [areas] * len(self._x),
-            made.device,
-            lambda images, numbers: made[images * areas + numbers],
+            detached.device,
+            lambda images, numbers: detached[images * areas + numbers],
         )
-        given = GivenRows(rows, "photos seen through masks that are looked for", self._x)
-        scores_and_gradients = (yield Scores(given, ScoreAndGradient())).to(self._x)
+        perturbation = GivenRows(rows, "photos seen through masks that are looked for", self._x)
+        scores_and_gradients = (yield Scores(perturbation, ScoreAndGradient())).to(self._x)
         of_photos = scores_and_gradients[:, 1:].reshape(seen.shape)
         of_area = self._towards_area(full.detach(), number)
         gradient = -torch.autograd.grad((seen, full), values, (of_photos, of_area))[0]

@@ -91,18 +91,18 @@ class Windows(MaskedInputs):
         return rows_of([len(boxes)] * len(x), x.device, around)
 
 
-def _by_side(option: str, given: int | tuple[int, ...] | None, usual: list[int]) -> list[int]:
+def _by_side(option: str, lengths: int | tuple[int, ...] | None, usual: list[int]) -> list[int]:
     """A length for each side; a single one is for all of them."""
-    if given is None:
+    if lengths is None:
         return usual
-    if isinstance(given, int):
-        return [given] * len(usual)
-    if len(given) != len(usual):
+    if isinstance(lengths, int):
+        return [lengths] * len(usual)
+    if len(lengths) != len(usual):
         raise MethodError(
             f"{option} of occlusion must be a number, or one for each of {len(usual)} sides, got "
-            f"{given}"
+            f"{lengths}"
         )
-    return list(given)
+    return list(lengths)
 
 
 class _MeanDrop(Estimator):
@@ -319,9 +319,9 @@ class SmoothGridMethod(EstimateMethod):
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
         # none for a detection
-        known = [evidence[reference].double() for reference in self.references]
+        scores = [evidence[reference].double() for reference in self.references]
         whole = (
-            torch.stack(known, 1) if known else evidence.score.new_zeros(len(evidence.inputs), 0)
+            torch.stack(scores, 1) if scores else evidence.score.new_zeros(len(evidence.inputs), 0)
         )
         masks = self.perturbation.masks(evidence).build  # all images have the same
         return [_ScoreWeightedMasks(self, masks, score, evidence.size) for score in whole]

@@ -80,12 +80,12 @@ class PathStart(OneForEach):
         x = evidence.inputs
         baseline = self.baseline
         if isinstance(baseline, torch.Tensor):
-            own = several(baseline, x[0])
-            if len(own) not in (1, evidence.images):
+            baselines = several(baseline, x[0])
+            if len(baselines) not in (1, evidence.images):
                 raise MethodError(
-                    f"baseline must be one, or one for each photo, got {len(own)} of them; give one"
+                    f"baseline must be one, or one for each photo, got {len(baselines)}; give one"
                 )
-            return evidence.of_images(own)
+            return evidence.of_images(baselines)
         if isinstance(baseline, tuple):
             if len(baseline) not in (1, x.shape[1]):
                 raise MethodError(
@@ -202,11 +202,11 @@ class CompleteMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = getattr(self, "baseline", None)
+        baseline = getattr(self, "baseline", None)
         # the name of one of `explain.baselines`
-        if isinstance(given, str) and given not in BASELINES:
+        if isinstance(baseline, str) and baseline not in BASELINES:
             try:
-                object.__setattr__(self, "baseline", get_baseline(given))
+                object.__setattr__(self, "baseline", get_baseline(baseline))
             except BaselineError as error:
                 raise MethodError(
                     f"baseline of {self.name} must be a number, a tensor or a name: {error}"
@@ -423,19 +423,19 @@ class RandomPoints(Path):
     words = "random points between the photo and baselines"
 
     def points(self, evidence: Evidence) -> Build:
-        drawn = self.drawing(evidence.inputs)
+        draw = self.drawing(evidence.inputs)
 
         def point(image: int, sample: int) -> torch.Tensor:
-            start, end, share = drawn(image, sample)
+            start, end, share = draw(image, sample)
             return torch.lerp(start, end, share)
 
         return one_by_one(point)
 
     def weights(self, evidence: Evidence) -> Build:
-        drawn = self.drawing(evidence.inputs)
+        draw = self.drawing(evidence.inputs)
 
         def weight(image: int, sample: int) -> torch.Tensor:
-            start, end, _ = drawn(image, sample)
+            start, end, _ = draw(image, sample)
             return (end - start) / self.steps
 
         return one_by_one(weight)
@@ -455,7 +455,7 @@ class RandomPoints(Path):
             else PathStart(self.baseline).of(x)
         )
 
-        def drawn(image: int, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+        def draw(image: int, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
             g = seeded(self.seed, sample)
             which, share = uniform((2,), g).tolist()
             photo = x[image]
@@ -465,7 +465,7 @@ class RandomPoints(Path):
             number = min(int(which * len(starts)), len(starts) - 1) if choices else image
             return starts[number], end, share
 
-        return drawn
+        return draw
 
 
 def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -184,20 +184,20 @@ class _Changes(Accumulator):
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
         # those of an image come in their order
-        for image, found in zip(images.tolist(), values, strict=True):
-            self._until(image, found[0])
-            gradient = found[1:].reshape(self._x.shape[1:])
+        for image, score_and_gradient in zip(images.tolist(), values, strict=True):
+            self._until(image, score_and_gradient[0])
+            gradient = score_and_gradient[1:].reshape(self._x.shape[1:])
             square = (
                 gradient / gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
             ).square()
             total = square.sum()  # zero where all of the gradient is
-            self._before[image] = found[0], square / torch.where(total > 0, total, 1)
+            self._before[image] = score_and_gradient[0], square / torch.where(total > 0, total, 1)
 
     def _until(self, image: int, score: torch.Tensor) -> None:
         """Share out what the score has changed by since the point before."""
         if image in self._before:
-            before, direction = self._before.pop(image)
-            self._total[image] += (score - before).to(direction) * direction
+            last_score, direction = self._before.pop(image)
+            self._total[image] += (score - last_score).to(direction) * direction
 
     def result(self) -> torch.Tensor:
         for image in list(self._before):
@@ -362,8 +362,8 @@ class XRAI(Method):
             for start, need in self._gradients.items()
         ]
         pixels = (sum(ways, torch.zeros_like(x)) / 2).amax(1)
-        found = [self._ranked(each, x[i : i + 1]) for i, each in enumerate(pixels.double().cpu())]
-        return torch.stack(found).to(x)
+        images = zip(pixels.double().cpu(), torch.split(x, 1), strict=True)
+        return torch.stack([self._ranked(of_image, image) for of_image, image in images]).to(x)
 
     def _ranked(self, pixels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
         share = (pixels.numel() / USUAL_AREA) ** 0.5
@@ -375,8 +375,8 @@ class XRAI(Method):
         maps = [cut(image)[0].cpu() for cut in cuts]
         masks = torch.cat(
             [
-                torch.stack([each == number for number in range(int(each.max()) + 1)])
-                for each in maps
+                torch.stack([labels == number for number in range(int(labels.max()) + 1)])
+                for labels in maps
             ]
         )
         grown = masks if self.regions is not None else dilated(masks, round(DILATION * share))
@@ -407,18 +407,18 @@ def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tenso
     """
     flat = pixels.reshape(-1)
     of = masks.flatten(1)
-    sums = torch.stack([flat[each].sum() for each in of])
+    sums = torch.stack([flat[region].sum() for region in of])
     counts = of.sum(1)
-    found = torch.zeros_like(flat)
+    values = torch.zeros_like(flat)
     left = torch.ones_like(flat, dtype=torch.bool)
     while bool((counts >= least).any()):
         means = torch.where(counts >= least, sums / counts.clamp(min=1), -torch.inf)
         new = of[int(means.argmax())] & left
-        found[new] = flat[new].mean()
+        values[new] = flat[new].mean()
         left &= ~new
         gone = of[:, new]
         sums -= gone.to(flat) @ flat[new]
         counts -= gone.sum(1)
     if bool(left.any()):
-        found[left] = flat[left].mean()
-    return found.reshape(pixels.shape)
+        values[left] = flat[left].mean()
+    return values.reshape(pixels.shape)

@@ -166,13 +166,13 @@ class Superpixels(Regions):
     def of_image(self, image: torch.Tensor) -> torch.Tensor:
         slic = optional("skimage.segmentation", "for Superpixels", "superpixels", MethodError).slic
         _check_photos("Superpixels", image)
-        found = slic(
+        labels = slic(
             to_unit(image[None])[0].movedim(0, -1).numpy(),
             n_segments=self.count,
             compactness=self.compactness,
             channel_axis=-1,
         )
-        return in_a_row(torch.as_tensor(found))
+        return in_a_row(torch.as_tensor(labels))
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,7 +208,7 @@ class GivenRegions(Regions):
         return f"Given({'×'.join(map(str, self.labels.shape))})"
 
     def most(self, size: tuple[int, ...]) -> int:
-        return max(len(each.unique()) for each in self._of_images(size))
+        return max(len(labels.unique()) for labels in self._of_images(size))
 
     def _of_images(self, size: tuple[int, ...]) -> torch.Tensor:
         return self.labels[None] if self.labels.ndim == len(size) else self.labels
@@ -221,7 +221,7 @@ class GivenRegions(Regions):
                 f"regions must have the shape {size} of the photo, got {tuple(self.labels.shape)}"
             )
         return (
-            torch.stack([in_a_row(each) for each in labels])
+            torch.stack([in_a_row(of_image) for of_image in labels])
             .expand(len(images), *size)
             .to(images.device)
         )
@@ -247,11 +247,11 @@ def region_values(values: torch.Tensor, labels: torch.Tensor) -> list[torch.Tens
     tensor(4.)
     """
     means = []
-    for of_image, own in zip(
+    for of_image, numbers in zip(
         values.flatten(1), labels.to(values.device).expand_as(values).flatten(1), strict=True
     ):
-        sums = of_image.new_zeros(int(own.max()) + 1).index_add_(0, own, of_image)
-        means.append(sums / own.bincount().clamp(min=1))
+        sums = of_image.new_zeros(int(numbers.max()) + 1).index_add_(0, numbers, of_image)
+        means.append(sums / numbers.bincount().clamp(min=1))
     return means
 
 

@@ -105,9 +105,10 @@ class LRP(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.composite, Composite) and str(self.composite) not in COMPOSITES:
-            known = did_you_mean(str(self.composite), COMPOSITES)
+            suggestion = did_you_mean(str(self.composite), COMPOSITES)
             raise MethodError(
-                f"composite of lrp must be one of its names, got {shown(self.composite)}; {known}"
+                f"composite of lrp must be one of its names, got {shown(self.composite)}; "
+                f"{suggestion}"
             )
         check_range("lrp", self.low, self.high)
         if self.low is not None and not self._given.is_open:
@@ -167,8 +168,8 @@ class LRP(Method):
         return frozenset(self._both)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found = evidence[self._both[0]]
-        return found.sum(1) if self.of_layer else found
+        relevance = evidence[self._both[0]]
+        return relevance.sum(1) if self.of_layer else relevance
 
     def channels(self, evidence: Evidence) -> torch.Tensor | None:
         return evidence[self._both[0]].flatten(2).sum(2) if self.of_layer else None
@@ -368,7 +369,7 @@ class FullGrad(Method):
         return evidence.score - sum(term.flatten(1).sum(1) for term in evidence[BiasTerms()])
 
     def _map(self, contributions: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-        found = contributions.abs()
+        sizes = contributions.abs()
         if self.rescale:
-            found = to_unit(found)
-        return enlarge(found.sum(1, keepdim=True), size)[:, 0]
+            sizes = to_unit(sizes)
+        return enlarge(sizes.sum(1, keepdim=True), size)[:, 0]

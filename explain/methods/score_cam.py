@@ -194,10 +194,10 @@ class SSCAM(ScoreWeightedMethod):
         self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
     ) -> torch.Tensor:
         like = maps[0] if self.noise == "maps" else photos[0]
-        drawn = self.sigma * noises(self.seed, numbers, like)
+        added = self.sigma * noises(self.seed, numbers, like)
         if self.noise == "maps":
-            return super().masked(photos, maps + span(maps) * drawn, numbers)
-        return super().masked(photos, maps, numbers) + span(photos) * drawn
+            return super().masked(photos, maps + span(maps) * added, numbers)
+        return super().masked(photos, maps, numbers) + span(photos) * added
 
 
 @register
@@ -409,9 +409,9 @@ class ViTCX(RowMethod):
         def seen_through(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             chosen = numbers // 2
             keep = masks(maps[images, chosen], evidence.size)
-            drawn = noises(self.seed, chosen, x[0])
+            added = noises(self.seed, chosen, x[0])
             seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, 1)
-            return x[images] * seen + self.sigma * drawn * (1 - keep)
+            return x[images] * seen + self.sigma * added * (1 - keep)
 
         return rows_of([2 * len(of_image) for of_image in clusters], x.device, seen_through)
 
@@ -520,9 +520,9 @@ class TIS(RowMethod):
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         values = []
-        for of_image, own in zip(self.tokens(evidence), scores, strict=True):
-            keep = of_image.to(own)
-            values.append(ratio(torch.einsum("k,khw->hw", own, keep), keep.sum(0)))
+        for of_image, of_masks in zip(self.tokens(evidence), scores, strict=True):
+            keep = of_image.to(of_masks)
+            values.append(ratio(torch.einsum("k,khw->hw", of_masks, keep), keep.sum(0)))
         return torch.stack(values)
 
 

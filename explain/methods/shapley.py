@@ -117,7 +117,7 @@ class _Fit:
         Its scale is that of what was observed, or, if that is more, that by which pairs differ from
         what all others say of them.
         """
-        known = (
+        explained = (
             torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False)
             .square()
             .sum(0)
@@ -128,8 +128,8 @@ class _Fit:
         left_out = (weighted.square() / inverse.diagonal()).mean()
         regions = signs.shape[1]
         of_rest = 4 / regions**2 * sum(1 / math.comb(regions - 1, size) for size in range(regions))
-        before = (4 + (4 / 3 * self.threes if regions > 2 else 0)) / regions + self.rest * of_rest
-        return torch.sqrt(torch.maximum(observed, left_out) * (before - known).clamp(min=0))
+        prior = (4 + (4 / 3 * self.threes if regions > 2 else 0)) / regions + self.rest * of_rest
+        return torch.sqrt(torch.maximum(observed, left_out) * (prior - explained).clamp(min=0))
 
 
 def _compared(
@@ -163,10 +163,10 @@ def coefficients(signs: torch.Tensor) -> torch.Tensor:
     """
     regions = signs.shape[1]
     sizes = ((signs.sum(1) + regions) / 2).round().long().tolist()
-    inside = [2 / regions / math.comb(regions - 1, size - 1) for size in sizes]
-    outside = [-2 / regions / math.comb(regions - 1, min(size, regions - 1)) for size in sizes]
+    of_seen = [2 / regions / math.comb(regions - 1, size - 1) for size in sizes]
+    of_hidden = [-2 / regions / math.comb(regions - 1, min(size, regions - 1)) for size in sizes]
     return torch.where(
-        signs > 0, signs.new_tensor(inside)[:, None], signs.new_tensor(outside)[:, None]
+        signs > 0, signs.new_tensor(of_seen)[:, None], signs.new_tensor(of_hidden)[:, None]
     )
 
 
@@ -199,8 +199,8 @@ def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
     generator = seeded(seed)
     if regions <= 24 and pairs >= 2 ** (regions - 1) - 1:
         numbers = torch.arange(1, 2 ** (regions - 1), device="cpu")
-        found = (numbers[:, None] >> torch.arange(regions, device="cpu")) & 1 == 1
-        return found[torch.randperm(len(found), generator=generator, device="cpu")]
+        coalitions = (numbers[:, None] >> torch.arange(regions, device="cpu")) & 1 == 1
+        return coalitions[torch.randperm(len(coalitions), generator=generator, device="cpu")]
     seen = set[bytes]()
     kept = list[torch.Tensor]()
     for coalition in _coalitions(regions, generator):
@@ -242,7 +242,9 @@ class ShapleyMethod(SampledRegions):
         gain: torch.Tensor = (
             evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
         )
-        return torch.stack([each.sum() for each in region_values(values, labels)]) - gain
+        return (
+            torch.stack([of_regions.sum() for of_regions in region_values(values, labels)]) - gain
+        )
 
 
 @register
@@ -308,14 +310,14 @@ class Permutations(CoalitionDesign):
                 f"{self.samples}"
             )
         generator = seeded(self.seed)
-        found = []
+        orders = []
         for _ in range(self.samples // self.unit(regions)):
             order = torch.randperm(regions, generator=generator, device="cpu")
             both = torch.stack([order, order.flip(0)]).argsort(1)
-            found.append(
+            orders.append(
                 (both[:, None] < torch.arange(1, regions, device="cpu")[:, None]).flatten(0, 1)
             )
-        return torch.cat(found)
+        return torch.cat(orders)
 
     def unit(self, regions: int) -> int:
         return max(1, 2 * (regions - 1))
@@ -429,9 +431,9 @@ def cut(cell: Cell) -> tuple[Cell, Cell] | None:
     middle = (start + end) // 2
     if middle == start:
         return None
-    before = cell[:longest]
-    behind = cell[longest + 1 :]
-    return (*before, (start, middle), *behind), (*before, (middle, end), *behind)
+    first_sides = cell[:longest]
+    last_sides = cell[longest + 1 :]
+    return (*first_sides, (start, middle), *last_sides), (*first_sides, (middle, end), *last_sides)
 
 
 @register

@@ -181,7 +181,7 @@ class PermutedRegions(Perturbation):
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         return self.masks.count(channels, size)
 
-    def others(self, images: int) -> torch.Tensor:
+    def givers(self, images: int) -> torch.Tensor:
         """Which image each one gets its region from: all stand in a random circle, and look to
         their neighbour."""
         circle = permutation(images, self.seed)
@@ -195,10 +195,10 @@ class PermutedRegions(Perturbation):
                 "featureablation"
             )
         masks = self.masks.masks(evidence)
-        others = x[self.others(len(x)).to(x.device)]
+        other_images = x[self.givers(len(x)).to(x.device)]
 
         def exchanged(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return torch.where(masks.build(images, numbers) > 0, x[images], others[images])
+            return torch.where(masks.build(images, numbers) > 0, x[images], other_images[images])
 
         return replace(masks, build=exchanged)
 

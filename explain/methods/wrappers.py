@@ -45,8 +45,8 @@ def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
 
 def noises(seed: int, numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The samples with these numbers ``(b,)``, each drawn once: ``(b, ...)``."""
-    drawn = {number: noise(seed, number, like) for number in set(numbers.tolist())}
-    return torch.stack([drawn[number] for number in numbers.tolist()])
+    samples = {number: noise(seed, number, like) for number in set(numbers.tolist())}
+    return torch.stack([samples[number] for number in numbers.tolist()])
 
 
 def span(values: torch.Tensor) -> torch.Tensor:
@@ -93,16 +93,16 @@ class WrapperMethod(Method):
     method: Method
 
     @property
-    def found(self) -> Attributions:
+    def attributions(self) -> Attributions:
         """What the method says of the copies, taken together."""
         raise NotImplementedError
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self.found})
+        return frozenset({self.attributions})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return evidence[self.found]  # type: ignore[no-any-return]
+        return evidence[self.attributions]  # type: ignore[no-any-return]
 
 
 @register
@@ -168,7 +168,7 @@ class Smooth(WrapperMethod):
         return self.method.style if self.statistic == "mean" else unsigned
 
     @property
-    def found(self) -> Attributions:
+    def attributions(self) -> Attributions:
         return Attributions(
             NoisyCopies(self.samples, self.sigma, self.seed),
             self.method,
@@ -202,9 +202,9 @@ class Moments(Accumulator):
             self._of[image] = count + 1, mean, squares + off * (value - mean)
 
     def result(self) -> torch.Tensor:
-        found = [self._of[image] for image in sorted(self._of)]
+        moments = [self._of[image] for image in sorted(self._of)]
         return torch.stack(
-            [s / count if self._statistic == "variance" else mean for count, mean, s in found]
+            [s / count if self._statistic == "variance" else mean for count, mean, s in moments]
         )
 
 
@@ -305,17 +305,14 @@ class Views(Perturbation):
         x = evidence.inputs
 
         def carry(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            pairs = zip(tensor, numbers.tolist(), strict=True)
-            return torch.cat(
-                [
-                    _shown(each[None], *self.kinds[number], padding="reflection")
-                    for each, number in pairs
-                ]
-            )
+            views = []
+            for image, number in zip(tensor, numbers.tolist(), strict=True):
+                scale, flip = self.kinds[number]
+                views.append(_shown(image[None], scale, flip, padding="reflection"))
+            return torch.cat(views)
 
-        rows = rows_of(
-            [len(self.kinds)] * len(x), x.device, lambda images, numbers: carry(x[images], numbers)
-        )
+        counts = [len(self.kinds)] * len(x)
+        rows = rows_of(counts, x.device, lambda images, numbers: carry(x[images], numbers))
         return replace(rows, carry=carry)
 
 
@@ -333,16 +330,15 @@ class MappedBack(Reducer):
         def weigh(
             images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor
         ) -> torch.Tensor:
-            return torch.stack([back(*each) for each in zip(numbers.tolist(), values, strict=True)])
+            rows = zip(numbers.tolist(), values, strict=True)
+            return torch.stack([back(number, value) for number, value in rows])
 
         def back(number: int, value: torch.Tensor) -> torch.Tensor:
             scale, flip = self.views.kinds[number]
             flat = value[None] if value.ndim == ndim - 1 else value[None, None]
-            both = [
-                _shown(each, 1 / scale, flip, padding="zeros")
-                for each in (flat, torch.ones_like(flat))
-            ]
-            return torch.stack([each[0].reshape(value.shape) for each in both])
+            moved = _shown(flat, 1 / scale, flip, padding="zeros")
+            ones = _shown(torch.ones_like(flat), 1 / scale, flip, padding="zeros")
+            return torch.cat([moved, ones]).reshape(2, *value.shape)
 
         return SumOfRows(count, weigh)
 
@@ -399,7 +395,7 @@ class Augmented(WrapperMethod):
         return self.method.style
 
     @property
-    def found(self) -> Attributions:
+    def attributions(self) -> Attributions:
         views = Views(self.flip, self.scales)
         return Attributions(views, self.method, MappedBack(views))
 
