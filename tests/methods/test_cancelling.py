@@ -8,7 +8,7 @@ from torch import nn
 
 import explain
 from explain import ExplainWarning
-from explain.methods import GradCAM, HiResCAM, XGradCAM
+from explain.methods import GradCAM, XGradCAM
 from tests.conftest import settled
 
 CHANNELS = 16
@@ -81,23 +81,6 @@ def test_maps_that_add_up_to_nothing_have_no_weight_in_xgradcam(dtype: torch.dty
     with pytest.warns(ExplainWarning, match="maps of layer norm add up to rounding errors"):
         values = explain.attribute(model, x, XGradCAM(relu=False), target=1, layer="norm").values
     assert not values.any()
-
-
-def test_hirescam_before_a_normalisation_of_the_channels_is_empty() -> None:
-    """The score does not change with the scale of a place, so that its products of maps and
-    gradients cancel."""
-    model = settled(Normalised(nn.LayerNorm(CHANNELS, eps=0))).double().eval()
-    x = torch.rand(2, 3, 8, 8).double()
-    with torch.no_grad():
-        maps = model.maps(x)
-        assert torch.allclose(
-            model.after(maps * (1 + torch.rand(2, 1, 8, 8))), model.after(maps), atol=1e-12
-        )
-    with pytest.warns(
-        ExplainWarning,
-        match="products of maps and gradients of layer maps add up to rounding errors",
-    ):
-        assert not explain.attribute(model, x, HiResCAM(), target=1, layer="maps").values.any()
 
 
 def test_a_map_is_as_it_was_where_the_gradients_of_some_channels_cancel() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import explain
-from explain.baselines import Noise, OtherPhoto, Zero
+from explain.baselines import OtherPhoto, Zero
 from explain.methods import GradCAM, Necessary, Squares, Sufficient
 from explain.methods import evidence as search
 from tests.methods.plain_transformer import Transformer
@@ -181,15 +181,6 @@ def test_two_marks_of_which_either_is_enough_are_two_reasons_and_both_are_needed
     assert float(first.min()) > float(second.max()) > 0
     assert not attribution.values[0][~marks.any(0)].any()
     assert torch.equal(the_set(Marks(), x, Necessary(3, Zero())).mask, marks.any(0))
-
-
-def test_a_set_is_enough_with_each_of_several_baselines() -> None:
-    model = network(2)
-    x = photo(2, model)
-    baselines = (Zero(), Noise(seed=3), OtherPhoto(photo(9)[0]))
-    mask = the_set(model, x, Sufficient(SIDE, baselines)).mask[None, None].double()
-    for baseline in baselines:
-        assert top(model, baseline(x, mask)) == top(model, x)
 
 
 def test_what_turns_the_answer_into_another_class() -> None:

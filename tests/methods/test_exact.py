@@ -16,7 +16,7 @@ from torch.testing import assert_close
 import explain
 from explain import methods
 from explain.methods.base import MethodLike, get_method
-from tests.conftest import GuidedFunction, TinyNet, settled
+from tests.conftest import GuidedFunction, Made, settled
 from tests.fuzz.expected import METHODS, drawn
 from tests.methods import (
     plain,
@@ -128,6 +128,7 @@ CASES: list[Case] = [
 # a random network may have nothing to say for a class
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_a_method_equals_its_plain_computation(case: Case, seed: int) -> None:
+    """With rectifiers in place, and with functional ones."""
     method, slow = case
     # The plain kernel methods rotate matrices with a row for each place by hand: a few places do;
     # paths have steps.
@@ -140,6 +141,9 @@ def test_a_method_equals_its_plain_computation(case: Case, seed: int) -> None:
     layers = random_network(seed)
     x = photo(seed + 10, (1, 3, 3, 4) if small else (2, 3, 6, 5))
     model = plain.module_of(layers)
+    if seed:
+        for number in (1, 3):
+            model[number] = Made(lambda net, x: F.relu(x))
     target = (0, 4)[seed]
     found = explain.attribute(model, x, method, target=target, layer=str(LAYER))
     for i in range(len(x)):
@@ -253,17 +257,6 @@ def test_scales_are_mapped_back() -> None:
         assert divmod(int(found.argmax()), 33) == (8, 20), scale
 
 
-@pytest.mark.parametrize("inner", ["gradcam", "layercam", "scorecam", "augmented(saliency)"])
-def test_without_noise_smoothing_changes_nothing(inner: str, net: TinyNet, x: Tensor) -> None:
-    plainly = explain.attribute(net, x, inner, target=1)
-    smoothed = explain.attribute(
-        net, x, methods.Smooth(get_method(inner), samples=2, sigma=0.0), target=1
-    )
-    assert smoothed.method == f"smooth({inner})"
-    assert smoothed.layer == plainly.layer
-    assert_close(smoothed.values, plainly.values, rtol=1e-12, atol=1e-14)
-
-
 def test_legrad_and_rollout() -> None:
     torch.manual_seed(0)
     vit = torchvision.models.VisionTransformer(12, 4, 3, 2, 8, 12, num_classes=5).double().eval()
@@ -286,16 +279,16 @@ def test_legrad_and_rollout() -> None:
 
 @pytest.mark.parametrize(
     "builder",
-    ["alexnet", "resnet18", "densenet121", "googlenet", "inception_v3", "shufflenet_v2_x0_5"],
+    ["alexnet", "densenet121", "googlenet"],
 )
 def test_guided_backprop_misses_no_relu_of_torchvision(
     builder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Modules and functions alike: the reference replaces what they all end in."""
-    extra = {"init_weights": False} if builder in ("googlenet", "inception_v3") else {}
+    extra = {"init_weights": False} if builder == "googlenet" else {}
     model = torchvision.models.get_model(builder, num_classes=3, **extra)
     model = settled(model).double().eval()
-    side = {"inception_v3": 75, "alexnet": 63}.get(builder, 32)
+    side = 63 if builder == "alexnet" else 32
     x = photo(5, (1, 3, side, side))
     found = explain.attribute(model, x, "guidedbackprop", target=1).values
 
@@ -309,18 +302,3 @@ def test_guided_backprop_misses_no_relu_of_torchvision(
     assert expected.abs().max() > 0
     scale = expected.abs().max()
     assert_close(found / scale, expected / scale, rtol=0, atol=1e-10)
-
-
-def test_heatmaps_are_divided_by_their_maximum_and_never_shifted() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    nn.init.constant_(model[0].weight, 2.0)
-    constant = explain.attribute(model, torch.ones(1, 1, 4, 6), "gradcam", target=0, layer="0")
-    assert torch.equal(constant.heatmap, torch.ones(1, 4, 6))
-    ramp = torch.linspace(1, 2, 24).reshape(1, 1, 4, 6)
-    assert explain.attribute(
-        model, ramp, "gradcam", target=0, layer="0"
-    ).heatmap.min().item() == pytest.approx(0.5)
-    signed = explain.attribute(model, ramp - 1.5, methods.GradCAM(relu=False), target=0, layer="0")
-    assert signed.values.min() < 0
-    assert signed.heatmap.min() == 0
-    assert signed.signed.min().item() == pytest.approx(-1)

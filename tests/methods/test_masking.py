@@ -286,15 +286,6 @@ def test_estimates_stop_at_the_same_run_whatever_the_batch_size(
     assert (few.relative_error <= 0.3).all()
 
 
-def test_images_that_are_exact_enough_are_not_run_any_more(curved: Curved) -> None:
-    x = torch.cat([photos(), photos() * 0.01])
-    method = KernelSHAP(4000, 4)
-    attribution = explain.attribute(curved, x, method, target=1, tolerance=0.01, batch_size=32)
-    few, many = sorted(attribution.spent.tolist())
-    assert few < many
-    assert sum(curved.rows) < few + many + 90
-
-
 def test_a_budget_in_seconds_ends_with_what_there_is(
     curved: Curved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,21 +307,6 @@ def test_a_budget_in_seconds_ends_with_what_there_is(
     assert 8 <= clock[0] <= 10  # the photo and the blank one are told too
     assert ((shared.spent >= 8) & (shared.spent < 100)).all()
     assert shared.finished.all()
-
-
-def test_partitionshap_tells_how_far_it_is_and_shows_its_maps(curved: Curved) -> None:
-    steps: list[tuple[int, int, Tensor]] = []
-
-    def note(done: int, total: int, maps: Any) -> None:
-        steps.extend((done, total, values) for values in maps.values())
-
-    attribution = explain.attribute(curved, photos(2), PartitionSHAP(40), target=1, progress=note)
-    assert [done for done, _, _ in steps] == sorted({done for done, _, _ in steps})
-    assert {total for _, total, _ in steps} == {80}
-    assert torch.equal(steps[-1][2], attribution.values)
-    halfway = next(values for done, _, values in steps if done == 40)
-    assert torch.equal(halfway[0], attribution.values[0])
-    assert not halfway[1].any()
 
 
 def interrupt_after(rows: int) -> Callable[[int, int], None]:
@@ -416,13 +392,10 @@ def test_partitionshap_gives_owen_values(height: int, width: int, curved: Curved
     expected = owen(score, x[0], ((0, height), (0, width)), [], score(x[0] * 0), score(x[0]))
     attribution = explain.attribute(curved, x, PartitionSHAP(100_000), target=1)
     assert_close(attribution.values[0], expected, **EXACT)
-
-
-@pytest.mark.parametrize("samples", [2, 3, 40])
-def test_partitionshap_adds_up_at_any_run(samples: int, curved: Curved) -> None:
-    few = explain.attribute(curved, photos(2), PartitionSHAP(samples), target=1)
-    assert few.delta.abs().max() < 1e-9
-    assert samples - 2 < few.samples <= samples
+    for samples in (2, 3, 20):
+        few = explain.attribute(curved, x, PartitionSHAP(samples), target=1)
+        assert few.delta.abs().max() < 1e-9
+        assert samples - 2 < few.samples <= samples
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 import explain
@@ -22,7 +22,6 @@ from explain.methods import (
     GuidedIntegratedGradients,
     IntegratedGradients,
 )
-from explain.methods.base import get_method
 from tests.conftest import TinyNet, settled
 from tests.relevance.test_relevance import random
 
@@ -49,31 +48,6 @@ def test_values_add_up_exactly_for_a_linear_model(method: Any) -> None:
     assert a.delta.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        BlurIntegratedGradients,
-        GuidedIntegratedGradients,
-        lambda steps: GuidedIntegratedGradients(steps, 0.2),
-    ],
-)
-def test_values_add_up_better_with_more_steps(make: Any) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(75, 6), nn.Softplus(), nn.Linear(6, 2)).double()
-    x = random(1, 2, 3, 5, 5)
-    few, many = (explain.attribute(model, x, make(steps), target=1).delta for steps in (4, 32))
-    assert many.abs().max() < 0.2 * few.abs().max()
-
-
-@pytest.mark.parametrize(
-    "path", ["integratedgradients", "blurintegratedgradients", "guidedintegratedgradients"]
-)
-def test_changes_of_the_score_add_up_whatever_the_steps(path: str) -> None:
-    a = explain.attribute(
-        net(), random(1, 2, 3, 12, 10), get_method(f"idgi(path={path}(steps=2))"), target=1
-    )
-    assert a.delta.abs().max() < 1e-12
-
-
 def test_a_change_without_a_gradient_is_nobodys() -> None:
     """All units are off at the baseline: the first step changes the score, and no direction says
     why."""
@@ -85,20 +59,6 @@ def test_a_change_without_a_gradient_is_nobodys() -> None:
     a = explain.attribute(model, x, IDGI(IntegratedGradients(2)), target=0)
     assert torch.allclose(a.values.flatten(), torch.full((3,), (4.0 - 1.0) / 3).double())
     assert float(a.delta) == pytest.approx(-1)  # half of the way takes the score from 0 to 1
-
-
-def test_a_guided_path_never_leaves_the_line_by_more_than_its_distance() -> None:
-    given: list[Tensor] = []
-    model = net()
-    x = random(2, 1, 3, 12, 10)
-    model.register_forward_pre_hook(lambda module, args: given.append(args[0].detach().clone()))
-    explain.attribute(model, x, GuidedIntegratedGradients(10, distance=0.15), target=1)
-    shares = [float(g.sum() / x.sum()) for g in given]
-    points = [g / x for g in given if 0 < (g / x).std() < 0.2]
-    assert len(points) >= 8, shares
-    for step, point in enumerate(points, start=10 - len(points)):
-        assert (point - step / 10).abs().max() <= 0.15 + 1e-9
-        assert float((x.abs() * point).sum() / x.abs().sum()) == pytest.approx(step / 10)
 
 
 def test_deepliftshap_is_the_mean_of_deeplift() -> None:

@@ -13,7 +13,6 @@ from torch.testing import assert_close
 import explain
 from explain.methods import LRP, XRAI, IntegratedGradients
 from explain.methods.base import get_method
-from explain.methods.path_variants import dilated
 from explain.methods.regions import GivenRegions, joined
 from explain.models import CenterCrop
 from tests.conftest import Made, TinyNet, settled
@@ -60,19 +59,6 @@ def test_it_is_its_formula() -> None:
         model.requires_grad_(False), x[1:], XRAI(4, GivenRegions(regions)), target=1
     ).values
     assert_close(alone, found[1:], rtol=1e-9, atol=1e-12)
-
-
-def test_regions_grow_to_all_pixels_within_a_distance() -> None:
-    masks = torch.rand(3, 9, 12, generator=torch.Generator().manual_seed(0)) < 0.1
-    places = (
-        torch.stack(torch.meshgrid(torch.arange(9), torch.arange(12), indexing="ij"), -1)
-        .reshape(-1, 2)
-        .float()
-    )
-    near = torch.cdist(places, places) <= 3
-    for mask, grown in zip(masks, dilated(masks, 3), strict=True):
-        assert torch.equal(grown.flatten(), near[:, mask.flatten()].any(1))
-    assert torch.equal(dilated(masks, 0), masks)
 
 
 def test_regions_are_those_of_scikit_image() -> None:

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import explain
 from explain import ImageError
-from explain.methods import FullGrad, IntegratedGradients, Occlusion
+from explain.methods import IntegratedGradients, Occlusion
 from tests.conftest import Made, settled
 
 N = 3
@@ -81,31 +81,6 @@ def test_paths_are_one_for_all_inputs(
             total += gradient / 6
     for part, x, total in zip(found.parts.values(), tensors(given), sums, strict=True):
         assert_close(part.values, x * total, rtol=1e-10, atol=1e-13)
-
-
-def test_the_parts_together_add_up_to_the_difference_of_the_scores(
-    model: nn.Module, given: explain.Inputs
-) -> None:
-    found = explain.attribute(model, given, IntegratedGradients(steps=400), target=0)
-    blank = model(
-        *(torch.zeros_like(t) for t in given.args), facts=torch.zeros_like(given.kwargs["facts"])
-    )[:, 0]
-    total = sum(part.values.flatten(1).sum(1) for part in found.parts.values())
-    assert_close(total - (found.score - blank.detach()), found.delta, rtol=1e-9, atol=1e-12)
-    # shrinks with the steps, as it has to
-    assert found.delta.abs().max() < 1e-3 * found.score.abs().max()
-
-
-def test_fullgrad_counts_each_bias_once(model: nn.Module, given: explain.Inputs) -> None:
-    class Added(Two):
-        def forward(self, left: Tensor, right: Tensor, *, facts: Tensor) -> Tensor:
-            a, b = (torch.relu(m).mean((2, 3)) for m in (self.left(left), self.right(right)))
-            return self.head(a + b + self.vector(facts))
-
-    added = settled(Added(), seed=4).double().eval()
-    found = explain.attribute(added, given, FullGrad(), target=1)
-    # with ReLUs and sums alone, input and biases add up to the score
-    assert found.delta.abs().max() < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from explain import ExplainError, ModelError
 from explain.methods import TIS, ViTCX
 from explain.methods.score_cam import complete_linkage, means
 from explain.methods.wrappers import noise
-from tests.conftest import Made, TinyNet, settled
+from tests.conftest import TinyNet, settled
 
 EXACT = {"rtol": 1e-8, "atol": 1e-12}
 BLOCKS = ["encoder.layers.encoder_layer_0", "encoder.layers.encoder_layer_1"]
@@ -164,17 +164,6 @@ def test_tis_averages_the_scores_of_samples_that_have_a_token(
     for i, x in enumerate(photos(2)):
         assert_close(found.values[i], plain_tis(vit, x, i + 1, samples, share), **EXACT)
     assert found.samples == min(samples, 24)
-
-
-def test_the_first_block_is_the_one_that_runs_first(
-    vit: torchvision.models.VisionTransformer,
-) -> None:
-    """Tokens are left out where the blocks begin, however the blocks are registered."""
-    expected = explain.attribute(vit, photos(), TIS(9), target=1, layer=LAYER)
-    first, second = vit.encoder.layers
-    vit.encoder.layers = Made(lambda net, x: net.second(net.first(x)), second=second, first=first)
-    found = explain.attribute(vit, photos(), TIS(9), target=1, layer="encoder.layers.second.ln_1")
-    assert_close(found.values, expected.values, **EXACT)
 
 
 class Counting(nn.Module):

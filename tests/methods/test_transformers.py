@@ -15,7 +15,6 @@ import explain
 from explain import MethodError
 from explain.methods import CheferBimodal
 from tests.conftest import Made, settled, snapshot
-from tests.methods import plain_attention
 from tests.methods import plain_transformer as plain
 from tests.relevance.test_relevance import random
 
@@ -130,28 +129,6 @@ def test_queries_that_look_at_a_photo_are_followed_rule_by_rule(in_the_model: bo
         model.requires_grad_(free)
         a = explain.attribute(model, x, CheferBimodal(token=2), target=score_of)
         assert_close(a.values, torch.stack(expected), rtol=1e-9, atol=1e-12)
-
-
-class Joined(torchvision.models.VisionTransformer):
-    """What follows the blocks joins them with a map that has one row for each photo (TransUNet,
-    depth models)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        patches = self._process_input(x)
-        tokens = torch.cat([self.class_token.expand(len(x), -1, -1), patches], 1)
-        tokens = self.encoder(tokens)
-        both = torch.cat([tokens[:, :1], patches.mean(1, keepdim=True)], 2)
-        return self.heads(both[:, 0, : tokens.shape[2]])
-
-
-def test_legrad_of_blocks_that_are_joined_with_other_rows_reads_each_alone() -> None:
-    vit = settled(Joined(12, 4, 3, 2, 8, 12, num_classes=5)).double().eval()
-    x = random(0, 2, 3, 12, 12)
-    found = explain.attribute(vit, x, "legrad", target=2).values
-    by_hand = plain_attention.ViT(dict(vit.named_parameters()), heads=2, patch=4)
-    for image, values in zip(x, found, strict=True):
-        expected = plain_attention.legrad(by_hand.attention_gradients(image, 2), (3, 3))
-        assert_close(values, expected, rtol=1e-8, atol=1e-12)
 
 
 def test_networks_without_the_kind_of_attention_are_refused() -> None:

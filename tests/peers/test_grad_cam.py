@@ -23,7 +23,6 @@ from tests.peers.common import (
     off,
     photo,
     random,
-    random_model,
     resnet,
 )
 
@@ -143,13 +142,6 @@ def test_refinecam_is_the_same_where_minima_are_zero_and_nothing_is_enlarged() -
     assert agree(found, both.heatmap)
 
 
-def test_guided_backprop_is_the_same_where_every_relu_is_a_module() -> None:
-    model = random_model("resnet18")
-    x = random(3, 1, 3, 64, 64)
-    found = explain.attribute(model, x, "guidedbackprop", target=1).values[0]
-    assert agree(peer.GuidedBackpropReLUModel(model)(x.clone(), 1).transpose(2, 0, 1), found)
-
-
 # Where it computes something else
 
 
@@ -187,21 +179,6 @@ def test_grad_cam_eigencam_is_centred_and_may_show_the_background() -> None:
         assert agree(ours("eigencam", layers, x), paper, 1e-8)
         # the first direction of feature maps that are positive is positive
         assert paper.min() >= -1e-12
-    assert against > 2
-
-
-def test_grad_cam_eigengradcam_is_centred_and_may_oppose_the_target() -> None:
-    against = 0
-    for seed in range(20):
-        layers = network(seed)
-        x = photo(seed)
-        found = theirs(peer.EigenGradCAM, layers, x)
-        paper = plain_factors.eigengradcam(layers, x, TARGET, LAYER)
-        centred = plain_factors.eigengradcam(layers, x, TARGET, LAYER, centred=True)
-        assert agree(found, centred) or agree(-found, centred)
-        against += bool((found * plain.hirescam(layers, x, TARGET, LAYER)).sum() < 0)
-        assert agree(ours("eigengradcam", layers, x), paper, 1e-8)
-        assert (paper * plain.hirescam(layers, x, TARGET, LAYER)).sum() > 0
     assert against > 2
 
 
@@ -321,35 +298,6 @@ def test_grad_cam_fullgrad_pairs_biases_with_gradients_in_the_order_of_registrat
     )
     assert torch.equal(found.values, other.values)
     assert found.delta.abs().max() < 1e-9 < found.score.abs().max()
-
-
-def test_grad_cam_shifts_maps_so_that_a_constant_one_shows_nothing() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    nn.init.constant_(model[0].weight, 2.0)
-    x = torch.ones(1, 1, 4, 6)
-    assert not peer.GradCAM(model, [model[0]])(x, [objectives.ClassifierOutputTarget(0)]).any()
-    assert torch.equal(
-        explain.attribute(model, x, "gradcam", target=0, layer="0").heatmap, torch.ones(1, 4, 6)
-    )
-
-
-def test_grad_cam_pairs_activations_that_a_relu_overwrote_with_gradients_from_before() -> None:
-    layers = network()
-    x = photo()
-    conv = 4
-    a, g = plain.look(layers, x, TARGET, conv)
-    assert agree(
-        theirs(peer.GradCAM, layers, x, layer=conv),
-        plain.gradcam_map(plain.rectified(a), g, relu=False),
-    )
-    assert (
-        off(theirs(peer.GradCAM, layers, x, layer=conv), plain.gradcam_map(a, g, relu=False)) > 0.1
-    )
-    assert agree(
-        ours(methods.GradCAM(relu=False), layers, x, layer=conv),
-        plain.gradcam_map(a, g, relu=False),
-        1e-10,
-    )
 
 
 def test_grad_cam_guided_backprop_misses_relus_that_are_functions() -> None:
