@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from torch.testing import assert_close
 
 import explain
-from explain import TargetError
 from explain.models.nanodet import detect
 from explain.targets import Detections, Segmentation
 from tests.conftest import ROOT
@@ -79,33 +77,3 @@ def test_a_segmenter_explains_what_it_predicts(segmenter: explain.Explainer) -> 
         segmenter.model, segmenter.as_input(photo), "saliency", target=Segmentation(0)
     )
     assert_close(explanation.values, expected.values[0], atol=1e-6, rtol=1e-4)
-
-
-def test_one_person_of_two_is_explained(segmenter: explain.Explainer) -> None:
-    with Image.open(ROOT / "assets" / "astronaut.png") as one:
-        photo = Image.new("RGB", (1000, one.height), "white")
-        photo.paste(one.crop((40, 0, 440, one.height)), (0, 0))
-        photo.paste(one.crop((40, 0, 440, one.height)), (600, 0))
-    with torch.no_grad():
-        person = segmenter.model(segmenter.as_input(photo))[0, 0] > 0
-    x = 200
-    y = 100
-    column = int(x / photo.width * 256)
-    row = int(y / photo.height * 256)
-    part = {(row, column)}
-    left = [(row, column)]
-    while left:
-        a, b = left.pop()
-        for near in ((a + i, b + j) for i in (-1, 0, 1) for j in (-1, 0, 1)):
-            if near not in part and 0 <= near[0] < 256 and 0 <= near[1] < 256 and person[near]:
-                part.add(near)
-                left.append(near)
-    mask = torch.zeros(256, 256, dtype=torch.bool)
-    for place in part:
-        mask[place] = True
-    assert 0.2 < mask.sum() / person.sum() < 0.8
-    explanation = segmenter(photo, "saliency", f"person@{x},{y}")
-    expected = segmenter(photo, "saliency", Segmentation(0, mask))
-    assert_close(explanation.values, expected.values)
-    with pytest.raises(TargetError, match="predicted at this point"):
-        segmenter(photo, "saliency", "person@500,20")

@@ -35,23 +35,6 @@ def test_one_call_explains_a_photo(tmp_path: Path) -> None:
     assert np.load(paths[1]).shape == (7, 7)
 
 
-def test_several_targets_and_the_best_k_are_explained_together(
-    explainer: explain.Explainer, tmp_path: Path
-) -> None:
-    both = explainer(CAT, ["gradcam", "saliency"], targets=["tabby", "espresso"])
-    assert both.targets == ["tabby cat", "espresso"]
-    assert both.overlay("gradcam", "espresso").tobytes() == both.overlay("gradcam", 1).tobytes()
-    assert both.overlay("gradcam", "tabby").tobytes() == both.overlay("gradcam", 0).tobytes()
-    assert both.overlay("gradcam", 0).tobytes() != both.overlay("gradcam", 1).tobytes()
-    names = [path.name for path in both.save(tmp_path)]
-    assert "chelsea-tabby-cat-gradcam.png" in names
-    assert "chelsea-espresso-saliency.json" in names
-    assert names[-1] == "chelsea-sheet.png"
-    best = explainer(CAT, top_k=3)
-    assert best.targets == [label for label, _ in best.predictions[:3]]
-    assert len(explainer(CAT, top_k=7).predictions) == 7
-
-
 def test_any_module_can_be_explained_with_its_own_labels() -> None:
     net = settled(TinyNet()).train()
     before = snapshot(net)

@@ -104,15 +104,6 @@ def test_the_smallest_evidence_of_a_number_keeps_nine_tenths_of_it() -> None:
     assert (found.alone, found.without) == (pytest.approx(95.0), pytest.approx(5.0))
 
 
-@pytest.mark.parametrize("activation", [None, "none"])
-def test_the_map_of_a_number_is_checked(activation: Any) -> None:
-    explainer = explain.Explainer(Age().eval(), ["age"], PLAIN, activation=activation)
-    verdict = explainer(PHOTO, "occlusion(window=2, stride=2)").check(samples=40)
-    answers = {each.check: each.passed for each in verdict["occlusion"]}
-    assert answers.pop("depends_on_class") is None  # there is no other
-    assert None not in answers.values()
-
-
 @pytest.mark.parametrize("target", ["no", "yes", "not old"])
 def test_who_asks_for_yes_or_no_says_that_the_number_is_a_score_of_yes(target: str) -> None:
     model = Age().eval()
@@ -130,13 +121,6 @@ def test_who_asks_for_yes_or_no_says_that_the_number_is_a_score_of_yes(target: s
     )
     covered = model(torch.zeros_like(x)).detach().double().sigmoid()
     torch.testing.assert_close(a.values[0, 0, 0].double(), yes - covered[0, 0], rtol=0, atol=1e-6)
-
-
-def test_metrics_of_a_probability_are_refused_for_numbers() -> None:
-    with pytest.raises(explain.TargetError, match="score='logit'"):
-        explain.evaluate(
-            Age(3).eval(), PLAIN(PHOTO)[None], "saliency", "deletion", activation="none"
-        )
 
 
 @pytest.mark.parametrize("unit", [3, ["years"]])

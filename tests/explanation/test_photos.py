@@ -16,8 +16,6 @@ from torch.testing import assert_close
 import explain
 from explain import (
     ImageError,
-    ModelError,
-    PhotoError,
     PhotosError,
     TargetError,
 )
@@ -198,17 +196,6 @@ def test_an_attribution_has_the_attributions_of_its_images() -> None:
     assert torch.equal(batch[1:3].values, batch.values[1:3])
     with pytest.raises(IndexError):
         batch[4]
-
-
-def test_errors_of_photos_can_be_told_apart(explainer: explain.Explainer) -> None:
-    with pytest.raises(PhotosError) as caught:
-        explainer([b"no photo"] * 5)
-    assert str(caught.value).count("photo ") == 3
-    assert all(isinstance(error, PhotoError) for error in caught.value.errors.values())
-    with pytest.raises(ModelError, match="classes"):
-        explain.Explainer(settled(TinyNet()), categories=["a"], preprocess=as_it_is)(
-            [picture(0)], "saliency"
-        )
 
 
 def test_a_list_of_targets_is_one_for_each_photo(explainer: explain.Explainer) -> None:

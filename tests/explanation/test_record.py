@@ -102,11 +102,6 @@ def test_options_come_back_from_json_as_they_were(value: Any) -> None:
     assert same(decode(written), value)
 
 
-def test_a_difference_comes_back_as_the_sum_that_it_is() -> None:
-    back = decode(json.loads(json.dumps(encode(Difference(2, 0)))))
-    assert back.pick(torch.tensor([[1.0, 0.0, 4.0]]), 1)[0].tolist() == [3.0]
-
-
 @pytest.mark.parametrize(
     "value",
     [

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 from PIL import Image
 
 from explain.report.pages import Section, document
-from tests.browsing import chromium
 from tests.report.conftest import HOSTILE
 
 SECTIONS = [
@@ -26,37 +22,11 @@ SECTIONS = [
 ]
 
 
-@pytest.mark.browser
-@pytest.mark.xdist_group("browser")
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_a_page_fits_any_window_and_asks_for_nothing(
-    tmp_path: Path, width: int, scheme: str
-) -> None:
-    file = tmp_path / "page.html"
-    file.write_text(document("A title", "About it.", SECTIONS), "utf-8")
-    said = []
-    requests = []
-    with chromium() as browser:
-        tab = browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme=scheme
-        ).new_page()
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.goto(file.as_uri())
-        assert tab.evaluate("document.documentElement.scrollWidth") == width
-        table, picture = tab.locator(".wide").all()
-        assert (
-            table.evaluate("e => e.scrollWidth > e.clientWidth"),
-            tab.locator("img").count(),
-        ) == (True, 1)
-        assert picture.evaluate("e => e.scrollWidth > e.clientWidth") is (width < 680)
-        assert tab.locator("img").evaluate("e => e.naturalWidth") == 900
-        assert tab.locator("td").first.evaluate("e => getComputedStyle(e).textAlign") == "left"
-        assert (
-            tab.locator("td.figure").first.evaluate("e => getComputedStyle(e).textAlign") == "right"
-        )
-        paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert paper == ("rgb(246, 245, 242)" if scheme == "light" else "rgb(18, 17, 22)")
-        assert tab.title() == "A title"
-    assert said == []
-    assert [url for url in requests if not url.startswith(("data:", file.as_uri()))] == []
+def test_lines_are_paragraphs_and_numbers_end_at_the_same_place() -> None:
+    page = document("A title", "About it.", SECTIONS)
+    assert "<p>One line.</p>\n<p>&lt;img" in page
+    assert page.count('<th class="figure">') == 1
+    assert page.count('<td class="figure">') == 2
+    assert '<td class="figure">26%</td>' in page
+    assert "<img src=x" not in page
+    assert "<table" not in document("A title", "", [Section("Empty", table=[["class"]])])

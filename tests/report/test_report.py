@@ -22,7 +22,7 @@ from explain import ExplainError, MetricError
 from explain.cli import main
 from explain.methods import GradCAM, IntegratedGradients, Smooth
 from explain.metrics import Deletion, Insertion
-from explain.report.item import Detail, cost_ahead, item, plane
+from explain.report.item import Detail, item, plane
 from explain.report.pages import sheet
 from explain.report.reproduce import reproduction
 from tests.conftest import ROOT
@@ -342,23 +342,6 @@ def test_a_sheet_knows_right_and_wrong_and_figures(
 
     with pytest.raises(MetricError, match="metrics need an"):
         sheet([copy.copy(found[0])], tmp_path / "none.html", metrics="sparseness")
-
-
-@pytest.mark.long
-def test_the_cost_of_checks_is_about_what_they_take() -> None:
-    explainer = explain.Explainer("tiny", size=32)
-    explanation = explainer(photo(), ["gradcam"], targets=[0])
-    rows = 0
-    told, _ = cost_ahead(explanation, check=True, steps=0)
-
-    def counted(module: Any, given: Any) -> None:
-        nonlocal rows
-        rows += len(given[0])
-
-    handle = explainer.model.register_forward_pre_hook(counted)
-    explanation.check()
-    handle.remove()
-    assert told == pytest.approx(rows, rel=0.25)
 
 
 def test_the_report_that_is_shown_is_small_and_tells_no_paths() -> None:

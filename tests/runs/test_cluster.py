@@ -123,22 +123,6 @@ def test_an_actor_that_is_killed_costs_time_and_nothing_else(tmp_path: Path) -> 
     assert table(tmp_path / "maps") == table(tmp_path / "r.parquet")
 
 
-def test_an_address_of_a_storage_works_as_a_folder_does(tmp_path: Path) -> None:
-    folder_of(tmp_path / "photos", 6)
-    address = (tmp_path / "maps").as_uri()
-    assert (
-        run_on_ray(tmp_path / "photos", explainer(), output=address, actors=1, per_file=4).photos
-        == 6
-    )
-    folder_of(tmp_path / "photos", 8)
-    states: list[State] = []
-    found = run_on_ray(
-        tmp_path / "photos", explainer(), output=address, actors=1, progress=states.append
-    )
-    assert (found.photos, states[-1].there, states[-1].done) == (8, 6, 2)
-    assert len(explain.open_run(address)) == len(table(tmp_path / "maps")) == 8
-
-
 def test_the_command_runs_on_a_cluster_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,15 +114,6 @@ def test_parquet_has_the_maps_too(run: explain.Run, tmp_path: Path) -> None:
     assert json.loads(table.schema.metadata[b"explain"])["weights"] == run.manifest["weights"]
 
 
-def test_parquet_without_its_package_is_refused(
-    run: explain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(RunError, match="pyarrow must"):
-        run.export(tmp_path / "run.parquet")
-    assert not (tmp_path / "run.parquet").exists()
-
-
 def test_a_table_appears_complete_or_not_at_all(
     run: explain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,25 +146,6 @@ def test_a_photo_that_hangs_its_decoder_is_given_up(tmp_path: Path) -> None:
     assert [row.name for row in run.rows()] == ["a", "c", "d"]
 
 
-def test_a_worker_that_hangs_ends_with_the_process_that_it_works_for(tmp_path: Path) -> None:
-    began = tmp_path / "began"
-
-    def hang() -> None:
-        began.touch()
-        time.sleep(60)
-
-    def go() -> None:
-        explain.run(Trap(a=hang), explainer(), output=tmp_path / "run.sqlite", workers=1)
-
-    process = forked(go)
-    until(began.exists)
-    workers_ = children(process.pid)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert len(workers_) == 1
-    until(lambda: not is_there(workers_[0]))
-
-
 def test_a_worker_that_dies_costs_its_photo_only(tmp_path: Path) -> None:
     run = explain.run(
         Trap(c=lambda: os.kill(os.getpid(), signal.SIGKILL)),

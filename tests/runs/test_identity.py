@@ -22,7 +22,7 @@ from explain.runs.manifest import identity
 from explain.store.manifest import must_agree
 from tests.conftest import TinyNet, settled
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
-from tests.store.test_sources import Items, png, shard
+from tests.store.test_sources import Items
 
 METHODS = ["gradcam", "saliency"]
 
@@ -118,22 +118,6 @@ def test_a_file_that_was_replaced_with_its_size_and_time_kept_is_noticed(tmp_pat
     assert os.stat(folder / "1.bmp").st_size == before.st_size
     run = go(folder, tmp_path)
     assert_is_of(run, {"0.bmp": picture(0), "1.bmp": picture(9), "2.bmp": picture(2)})
-
-
-def test_photos_of_one_name_in_two_shards_are_all_there(tmp_path: Path) -> None:
-    for place, folder in enumerate(("a", "b")):
-        (tmp_path / folder).mkdir()
-        members = [(f"{number}.png", png(3 * place + number)) for number in range(3)]
-        shard(tmp_path / folder / "s.tar", members)
-    run = go(str(tmp_path / "*" / "s.tar"), tmp_path)
-    assert run.failures == {}
-    expected = {f"{'ab'[number // 3]}/s.tar/{number % 3}": picture(number) for number in range(6)}
-    assert_is_of(run, expected)
-    assert len(go(str(tmp_path / "*" / "s.tar"), tmp_path)) == 12
-    run.path.unlink()
-    shard(tmp_path / "s.tar", [("a.png", png(0)), ("b.png", png(1)), ("a.png", png(2))])
-    run = go(tmp_path / "s.tar", tmp_path)
-    assert_is_of(run, {"s.tar/a": picture(0), "s.tar/b": picture(1), "s.tar/a (2)": picture(2)})
 
 
 @pytest.mark.parametrize("kind", ["path", "picture", "csv"])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import explain
-from explain import ExplainWarning, LayerError, MethodError, ModelError, RunError, TargetError
+from explain import LayerError, MethodError, ModelError, RunError, TargetError
 from explain.data.boxes import locate
 from explain.methods import GradCAM
 from explain.metrics import evaluate
@@ -108,14 +108,6 @@ def test_labels_say_which_predictions_are_right(tmp_path: Path) -> None:
     assert [row.name for row in run.rows(label=label)] == [
         row.name for row in rows if row.label == label
     ]
-
-
-def test_metrics_that_need_boxes_say_when_there_are_none(tmp_path: Path) -> None:
-    with pytest.warns(ExplainWarning, match="no photo has boxes"):
-        run = explain.run(
-            [picture(0)], explainer(), output=tmp_path / "r", metrics=["pointinggame"], workers=0
-        )
-    assert [dict(row.metrics) for row in run.rows()] == [{"pointinggame": None}]
 
 
 def test_metrics_that_ask_the_method_again_judge_it_for_the_same_class(tmp_path: Path) -> None:
@@ -273,18 +265,6 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
         )
 
 
-def test_two_runs_into_one_file_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "run.sqlite"
-    options: dict[str, Any] = {"output": file, "workers": 0}
-
-    def again(state: State) -> None:
-        with pytest.raises(RunError, match="written"):
-            explain.run([picture(0)], explainer(), **options)
-
-    explain.run([picture(0)], explainer(), progress=again, **options)
-    assert not (tmp_path / "run.sqlite-lock").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -313,18 +293,6 @@ def test_what_is_wrong_for_all_photos_is_raised(
     }
     with pytest.raises(error, match=message):
         explain.run(**{**given, **options})
-
-
-def test_inputs_of_integers_are_refused(tmp_path: Path) -> None:
-    made = explain.Explainer(
-        settled(TinyNet()).eval(), preprocess=lambda photo: as_it_is(photo).mul(255).byte()
-    )
-    run = explain.run([picture(0)], made, output=tmp_path / "run.sqlite", target=1, workers=0)
-    assert len(run) == 0
-    assert [
-        "must return a float tensor (C, H, W), got torch.uint8" in each
-        for each in run.failures.values()
-    ] == [True]
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -356,17 +324,6 @@ def test_tensors_are_given_to_the_model_as_they_are(tmp_path: Path) -> None:
     assert (rows[0].label_class, rows[0].path, rows[0].size) == (1, None, (10, 12))
 
 
-def test_warnings_about_photos_are_kept_as_notes(tmp_path: Path) -> None:
-    model = settled(TinyNet()).eval()
-    torch.nn.init.zeros_(model.fc.weight)
-    run = explain.run(
-        [picture(0), picture(1)], explainer(model), output=tmp_path / "run.sqlite", workers=0
-    )
-    assert len(run.notes) == 1
-    assert run.notes[0].startswith("gradcam is zero everywhere for image photo 0, photo 1: ")
-    assert [row.values.any().item() for row in run.rows()] == [False, False]
-
-
 def test_photos_go_alone_where_the_rows_of_a_batch_are_not_apart(tmp_path: Path) -> None:
     class Centred(Counting):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -380,32 +337,3 @@ def test_photos_go_alone_where_the_rows_of_a_batch_are_not_apart(tmp_path: Path)
     assert set(made.model.rows) == {1, 2}
     alone_ = explain.attribute(made.model, as_it_is(picture(2))[None], "saliency", target=1)
     torch.testing.assert_close(list(run.rows())[2].values, alone_.values[0], rtol=1e-3, atol=1e-6)
-
-
-def test_rows_can_be_read_while_the_run_goes_on_and_from_a_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[int] = []
-    file = tmp_path / "run.sqlite"
-    photos = [picture(number) for number in range(4)]
-    made = explainer()
-    explain.run(
-        photos,
-        made,
-        output=file,
-        workers=0,
-        batch_size=1,
-        progress=lambda state: counts.append(len(explain.open_run(file))),
-    )
-    assert counts == sorted(counts)
-    run = explain.open_run(file)
-    connect = sqlite3.connect
-
-    def refused(address: str, **options: Any) -> sqlite3.Connection:
-        if "mode=rw" in address:
-            raise sqlite3.OperationalError("unable to open database file")
-        return connect(address, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", refused)
-    assert next(run.rows()).name == "photo 0"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.sqlite"]

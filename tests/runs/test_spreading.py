@@ -226,15 +226,6 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
         open_run(tmp_path)
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ray", "s3fs"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(RunError, match="ray"):
-        run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
-    with pytest.raises(RunError, match="s3fs"):
-        Storage("s3://bucket/maps")
-
-
 def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None:
     index = maps / "_run.sqlite"
     complete = digests(open_run(maps))
@@ -303,3 +294,12 @@ def test_damaged_json_of_a_folder_is_refused_in_one_line(maps: Path, content: by
     for call in (lambda: open_run(maps), lambda: spread(maps.parent / "photos", maps, per_file=2)):
         with pytest.raises(RunError, match=r"_run\.json"):
             call()
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ray", "s3fs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(RunError, match="ray"):
+        run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
+    with pytest.raises(RunError, match="s3fs"):
+        Storage("s3://bucket/maps")
