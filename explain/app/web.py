@@ -149,7 +149,6 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-NEEDED: Any = ("for the app", "app", AppError)
 STATUS = {ExpiredError: 404, requests.TooLargeError: 413, BusyError: 503}
 
 
@@ -168,14 +167,19 @@ def _json(values: Any) -> Any:
 Handler = Callable[[Any], Awaitable[Any]]
 
 
+def _package(name: str) -> Any:
+    """A package of the app, or the error that says what to install."""
+    return optional(name, "for the app", "app", AppError)
+
+
 def application(service: Service, access: Access | None = None) -> Any:
     """Return the app as an ASGI application.
 
     Raises:
         AppError: Starlette is not installed.
     """
-    starlette = optional("starlette.applications", *NEEDED)
-    routing = optional("starlette.routing", *NEEDED)
+    starlette = _package("starlette.applications")
+    routing = _package("starlette.routing")
     handlers = Handlers(service, access or Access())
     gets = {
         "/": handlers.index,
@@ -394,7 +398,7 @@ def listen(
     Raises:
         AppError: uvicorn is not installed.
     """
-    uvicorn = optional("uvicorn", *NEEDED)
+    uvicorn = _package("uvicorn")
     config = uvicorn.Config(
         application,
         log_level="warning",

@@ -311,7 +311,7 @@ class Attribution(Outcome):
         maps = getattr(self, style.reads).detach().float().flatten(0, len(self.size) - 2)
         times = max(1, round(ENLARGED / max(maps.shape[-2:])))
         blank = Image.new("RGB", (maps.shape[-1] * times, maps.shape[-2] * times), "white")
-        box = Box(0, 0, *map(float, blank.size))
+        box = Box.whole(blank.size)
         frames = len(maps) // len(self)
         names = [name for name in self._names() for _ in range(frames)]
         legend = style.legend(blank)

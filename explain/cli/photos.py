@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from explain._utils.errors import ExplainError, printable
-from explain._utils.progress import duration
 from explain.cli import commands as cli
 from explain.cli.commands import (
     PHOTOS,
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
 SHEET = "contact-sheet.html"
 FEW = 10  # photos up to which their pages have curves
 MOST_PREDICTIONS = 20  # printed of a photo; records have all
-LONG = 30.0  # seconds of checks and curves from which on it is said before how long they take
 MOST = 500  # photos of one sheet; a browser opens no more at once with ease
 
 
@@ -161,36 +159,17 @@ class ContactSheet:
     ) -> None:
         self.options = options
         self.answer = answer
-        self.count = count
         self.has_models = has_models
         self.entries: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.pages = 0
         has_curves = options.html and (count <= FEW or options.curves)
         self.steps = None if has_curves else 0
-        self.is_announced = not (options.check or has_curves)
         if options.html and not has_curves:
             message = (
                 f"the pages have no curves, as there are more than {FEW} photos; --curves "
                 "computes them"
             )
             answer.note(message)
-
-    def announce(self, explanation: "Explanation") -> None:
-        """Say before the first checks and curves how long those of all photos will take, if that is
-        long."""
-        if self.is_announced:
-            return
-        from explain.report.item import cost_ahead
-
-        self.is_announced = True
-        passes, seconds = cost_ahead(explanation, check=self.options.check, steps=self.steps)
-        if seconds * self.count >= LONG:
-            what = " and ".join(["checks"] * self.options.check + ["curves"] * (self.steps is None))
-            cost = (
-                f"about {passes:,} passes of the model for a photo, and "
-                f"{duration(seconds * self.count)} for all photos"
-            )
-            self.answer.note(f"{what} will take {cost}")
 
     def page(
         self,
@@ -291,7 +270,6 @@ class PhotoWork:
             )
             explanation = replace(explanation, key=self._keys())
             tables = self._evaluated(explanation) if self.metrics else []
-            self.sheet.announce(explanation)
             verdicts = self._checked(explanation, bar) if options.check else []
         if (options.target or options.text) and len(explanation.targets) == 1:
             stem += f"-{slug(explanation.targets[0])}"

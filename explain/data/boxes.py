@@ -40,6 +40,11 @@ class Box:
     right: float
     bottom: float
 
+    @classmethod
+    def whole(cls, size: tuple[int, int]) -> "Box":
+        """All of a photo of this (width, height)."""
+        return cls(0.0, 0.0, float(size[0]), float(size[1]))
+
     @property
     def width(self) -> float:
         return self.right - self.left

@@ -113,5 +113,5 @@ def _share(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _difference(photo: Image.Image, values: np.ndarray[Any, Any]) -> Image.Image:
-    whole = Box(0, 0, *map(float, photo.size))
+    whole = Box.whole(photo.size)
     return overlays.draw_marked(photo, values, styles.get_style("signed"), whole, [whole])

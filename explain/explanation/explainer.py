@@ -411,7 +411,7 @@ class Explainer:
         for index, photo in enumerate(photos):
             of_this_photo = requests[index]
             of_photo = results
-            box = seen[index] if seen else Box(0.0, 0.0, *map(float, photo.image.size))
+            box = seen[index] if seen else Box.whole(photo.image.size)
             if tiles:
                 of_photo = _each(
                     results, partial(several.on_photo, boxes=tiles, size=photo.image.size)

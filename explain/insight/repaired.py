@@ -260,7 +260,7 @@ def _map_tiles(repair: Repair, row: Row, photo: Image.Image, x: torch.Tensor) ->
     for name, model in (("before", explainer.model), ("after", repair.model)):
         with muted():
             attribution = attribute(model, explainer._placed(x[None]), method, target=TopClass())
-        whole = Box(0.0, 0.0, float(photo.width), float(photo.height))
+        whole = Box.whole(photo.size)
         picture = heated(photo, attribution.heatmap[0], whole, attribution.style)
         answer = class_label(explainer.categories, int(attribution.target[0]))
         tiles.append(Tile(picture, f"{name}: {answer}", f"label: {row.label}" if row.label else ""))
@@ -308,5 +308,5 @@ def _framed(photo: Image.Image, region: torch.Tensor) -> Image.Image:
     """A photo with the edge of a region ``(1, H, W)`` drawn in it."""
     scale = max(1, SIDE // max(photo.size))
     large = photo.resize((photo.width * scale, photo.height * scale), Image.Resampling.NEAREST)
-    whole = Box(0.0, 0.0, float(large.width), float(large.height))
+    whole = Box.whole(large.size)
     return Contour(shares=(0.99,)).draw(large, region[0].float().numpy(), whole)

@@ -105,7 +105,7 @@ class WholePhoto:
         """Return what the input shows of a photo of ``size`` (width, height); padding lies outside
         of the photo."""
         if not self.pad:
-            return Box(0.0, 0.0, float(size[0]), float(size[1]))
+            return Box.whole(size)
         width, height = self._scaled_size(size)
         across = size[0] / width  # pixels of the photo in one of the input
         down = size[1] / height

@@ -35,7 +35,19 @@ from explain.render.captions import (
     words,
 )
 from explain.render.sheets import Group, Layout, Tile, evenly_spread, sheet
-from explain.render.styles import Array, Reading, Style, StyleLike, get_style, mark_unseen, place
+from explain.render.styles import (
+    VALUES,
+    Array,
+    Reading,
+    Style,
+    StyleLike,
+    curve,
+    get_style,
+    grey,
+    mark_unseen,
+    percents,
+    place,
+)
 
 LARGEST = float(np.finfo(np.float32).max)
 Edges = tuple[float, float, float, float]
@@ -194,16 +206,13 @@ def concepts(
         first[placed > strongest] = i
         np.maximum(placed, strongest, out=strongest)
     palette = np.resize(np.array(COLORS, np.uint8), (len(maps), 3))
-    opacity = (255 * alpha * np.sqrt(np.arange(256) / 255)).round().astype(np.uint8)
-    grey = photo.convert("L").convert("RGB")
-    colored = Image.composite(
-        Image.fromarray(palette[first]), grey, Image.fromarray(opacity[strongest])
-    )
+    opacity = curve(alpha * np.sqrt(VALUES))
+    colors = Image.fromarray(palette[first])
+    colored = Image.composite(colors, grey(photo), Image.fromarray(opacity[strongest]))
     colored = mark_unseen(colored, photo, [region])
-    ends = [f"{share:.0%}".replace("%", " %") for share in shares] or [""] * len(labels)
-    return _with_lines(
-        colored, list(zip(palette.tolist(), ends, labels, strict=True)), title, detail
-    )
+    ends = percents(shares) or [""] * len(labels)
+    entries = list(zip(palette.tolist(), ends, labels, strict=True))
+    return _with_lines(colored, entries, title, detail)
 
 
 def _with_lines(

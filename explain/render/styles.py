@@ -152,9 +152,7 @@ def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -
         return picture
     extent = min(min(right - left, bottom - top) for left, top, right, bottom in parts)
     line = max(1, round(min(extent, max(photo.size) / 4) / 125))
-    ground = Image.blend(
-        Image.new("RGB", photo.size, PALE), photo.convert("L").convert("RGB"), CONTRAST
-    )
+    ground = Image.blend(Image.new("RGB", photo.size, PALE), grey(photo), CONTRAST)
     ground.paste(HATCH, mask=_stripes(photo.size))
     marked = Image.composite(picture, ground, seen_mask)
     marked.paste((255, 255, 255), mask=_rim(seen_mask, line))
@@ -243,6 +241,20 @@ SHARES = (0.5, 0.75, 0.9)
 STEPS = 65  # colours in the legend of a ramp; that of zero is in the middle
 
 
+def grey(photo: Image.Image) -> Image.Image:
+    """Return a photo in shades of grey, in RGB."""
+    return photo.convert("L").convert("RGB")
+
+
+VALUES = np.arange(256) / 255
+"""The values in [0, 1] that a map has where it is placed on a photo."""
+
+
+def curve(levels: Array) -> Array:
+    """Return what becomes of each of `VALUES`, levels in [0, 1], as uint8."""
+    return (255 * levels).round().astype(np.uint8)
+
+
 class Style(CheckedFields):
     """A way to draw a map on a photo: a frozen dataclass whose fields are its options."""
 
@@ -300,10 +312,8 @@ class Heat(Style):
         colors = Image.fromarray(lookup_table(self.colormap)[placed])
         # Opacity rises quickly, then levels off: a weak map is seen, and a strong one does not hide
         # the photo.
-        rising = (255 * self.alpha * (1 - (1 - np.arange(256) / 255) ** 3)).round().astype(np.uint8)
-        return Image.composite(
-            colors, photo.convert("L").convert("RGB"), Image.fromarray(rising[placed])
-        )
+        opacity = curve(self.alpha * (1 - (1 - VALUES) ** 3))
+        return Image.composite(colors, grey(photo), Image.fromarray(opacity[placed]))
 
 
 @dataclass(frozen=True)
@@ -322,7 +332,7 @@ class Contour(Style):
         return _outlined(photo, self._colors, areas)
 
     def legend(self, photo: Image.Image) -> Legend:
-        return Legend(self._colors, _percents(self.shares), "evidence inside", ramp=False)
+        return Legend(self._colors, percents(self.shares), "evidence inside", ramp=False)
 
     def signed(self) -> "SignedContour":
         """The same for contributions."""
@@ -346,7 +356,7 @@ class SignedContour(Contour):
 
     def legend(self, photo: Image.Image) -> Legend:
         against_and_for = (self._colors[1], self._colors[0])
-        description = f"lines hold {', '.join(_percents(self.shares))}"
+        description = f"lines hold {', '.join(percents(self.shares))}"
         return Legend(against_and_for, ("against", "for"), description, ramp=False)
 
     @property
@@ -372,16 +382,15 @@ class Mask(Style):
         areas = _areas(values, self.shares, photo.size, region)
         for visible, within in zip(self._visible[::-1], areas[::-1], strict=True):
             opacity[within] = round(255 * visible)
-        return Image.composite(
-            photo, Image.new("RGB", photo.size, self.cover), Image.fromarray(opacity)
-        )
+        cover = Image.new("RGB", photo.size, self.cover)
+        return Image.composite(photo, cover, Image.fromarray(opacity))
 
     def legend(self, photo: Image.Image) -> Legend:
         tones = [
             np.add(self.cover, np.subtract(_mean(photo), self.cover) * visible)
             for visible in self._visible
         ]
-        return Legend(_rgb(np.round(tones)), _percents(self.shares), "evidence shown", ramp=False)
+        return Legend(_rgb(np.round(tones)), percents(self.shares), "evidence shown", ramp=False)
 
     @property
     def _visible(self) -> list[float]:
@@ -398,13 +407,11 @@ class Spotlight(Style):
     name: ClassVar[str] = "spotlight"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        unlit = (
-            photo.convert("L").convert("RGB").point([round(self.dark * v) for v in range(256)] * 3)
-        )
-        lit = (255 * (1 - (1 - np.arange(256) / 255) ** 2)).round().astype(np.uint8)
-        return Image.composite(
-            photo, unlit, Image.fromarray(lit[place(values, photo.size, region)])
-        )
+        darkened = [round(self.dark * level) for level in range(256)]
+        unlit = grey(photo).point(darkened * 3)
+        light = curve(1 - (1 - VALUES) ** 2)
+        placed = place(values, photo.size, region)
+        return Image.composite(photo, unlit, Image.fromarray(light[placed]))
 
 
 @dataclass(frozen=True)
@@ -417,9 +424,8 @@ class Intensity(Style):
     shows: ClassVar[str] = "magnitude"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        return Image.fromarray(
-            lookup_table(self.colormap)[place(_stretched(values), photo.size, region)]
-        )
+        placed = place(_stretched(values), photo.size, region)
+        return Image.fromarray(lookup_table(self.colormap)[placed])
 
 
 @dataclass(frozen=True)
@@ -438,14 +444,10 @@ class Signed(Style):
         spread = _stretched(values)
         magnitude = place(np.sqrt(np.abs(spread)), photo.size, region)
         side = place(spread / 2 + 0.5, photo.size, region, outside=128)
-        faded = (
-            photo.convert("L")
-            .point([round(255 - (255 - v) * 0.4) for v in range(256)])
-            .convert("RGB")
-        )
-        return Image.composite(
-            Image.fromarray(lookup_table(self.colormap)[side]), faded, Image.fromarray(magnitude)
-        )
+        paler = [round(255 - (255 - level) * 0.4) for level in range(256)]
+        faded = grey(photo).point(paler * 3)
+        colors = Image.fromarray(lookup_table(self.colormap)[side])
+        return Image.composite(colors, faded, Image.fromarray(magnitude))
 
 
 @dataclass(frozen=True)
@@ -459,9 +461,8 @@ class Color(Style):
         if values.shape[0] != 3:
             values = np.broadcast_to(values.mean(0, keepdims=True), (3, *values.shape[1:]))
         scaled = _stretched(values) / 2 + 0.5
-        return Image.merge(
-            "RGB", [Image.fromarray(place(c, photo.size, region, outside=128)) for c in scaled]
-        )
+        channels = [place(channel, photo.size, region, outside=128) for channel in scaled]
+        return Image.merge("RGB", list(map(Image.fromarray, channels)))
 
     def legend(self, photo: Image.Image) -> Legend:
         return Legend(
@@ -485,19 +486,19 @@ class RegionSets(Style):
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         times = -(-max(photo.size) // min(values.shape[1:]))  # so that the corners of cells stay
-        masks = [
-            mask.astype(np.float32).repeat(times, 0).repeat(times, 1)
-            for mask in values
-            if mask.any()
-        ]
-        sets = [area(mask, 0.5, photo.size, region) for mask in masks]
+        sets = []
+        for mask in values:
+            if mask.any():
+                fine_mask = mask.astype(np.float32).repeat(times, 0).repeat(times, 1)
+                sets.append(area(fine_mask, 0.5, photo.size, region))
         cover = Image.new("RGB", photo.size, Mask.cover)
+        if self.without and not sets:
+            return photo.copy()
         if self.without:
-            return Image.composite(cover, photo, Image.fromarray(sets[0])) if sets else photo.copy()
+            return Image.composite(cover, photo, Image.fromarray(sets[0]))
         shown = np.any(sets, axis=0) if sets else np.zeros(photo.size[::-1], bool)
-        picture = Image.composite(
-            photo, Image.blend(photo, cover, self.pale), Image.fromarray(shown)
-        )
+        rest = Image.blend(photo, cover, self.pale)
+        picture = Image.composite(photo, rest, Image.fromarray(shown))
         colors = [COLORS[i % len(COLORS)] for i in range(len(sets))]
         return _outlined(picture, colors, sets)
 
@@ -576,14 +577,14 @@ def _outlined(photo: Image.Image, colors: Sequence[RGB], areas: Sequence[Array])
     outlines = []
     for within in areas:
         borders, _ = cv2.findContours(within.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-        outlines.append(
-            [np.rint(16 * _rounded(border, 2 * line + 1)).astype(np.int32) for border in borders]
-        )
-    rims = [(places, INK, line + 2 * max(1, line // 2)) for places in outlines]
-    lines = [(places, color, line) for places, color in zip(outlines, colors, strict=True)]
-    for places, color, thick in rims + lines[::-1]:
+        rounded = [_rounded(border, 2 * line + 1) for border in borders]
         # in sixteenths of a pixel
-        cv2.polylines(outlined, places, True, color, thick, cv2.LINE_AA, shift=4)
+        outlines.append([np.rint(16 * border).astype(np.int32) for border in rounded])
+    rim = line + 2 * max(1, line // 2)
+    for outline in outlines:
+        cv2.polylines(outlined, outline, True, INK, rim, cv2.LINE_AA, shift=4)
+    for outline, color in reversed(list(zip(outlines, colors, strict=True))):
+        cv2.polylines(outlined, outline, True, color, line, cv2.LINE_AA, shift=4)
     return Image.fromarray(outlined)
 
 
@@ -607,7 +608,8 @@ def _rgb(colors: Array) -> tuple[RGB, ...]:
     return tuple(map(tuple, colors.astype(int).tolist()))
 
 
-def _percents(shares: Sequence[float]) -> tuple[str, ...]:
+def percents(shares: Sequence[float]) -> tuple[str, ...]:
+    """Return shares as people read them: "50 %"."""
     return tuple(f"{share:.0%}".replace("%", " %") for share in shares)
 
 

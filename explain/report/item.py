@@ -3,12 +3,10 @@
 import base64
 import io
 import math
-import timeit
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,35 +74,6 @@ def passes_run(cost: float, attribution: Attribution | None) -> float:
     ):
         return cost
     return max(0.0, cost - float(attribution.planned.max() - attribution.spent.max()))
-
-
-CHECK_RERUNS = 11
-"""How often the checks of a map run its method again."""
-TIMED = 4
-"""Passes that are timed for an estimate; the first is often slow."""
-RERUN_PASSES = 40
-"""Passes of a method that they run again, at most: those of more take fewer samples."""
-
-
-def cost_ahead(subject: Subject, *, check: bool, steps: int | None) -> tuple[int, float]:
-    """About how many passes, and seconds, the checks and curves of all maps will take; the model
-    runs a few times."""
-    from explain.metrics import Faithful  # takes long to be imported
-
-    passes = costs(subject)
-    maps = len(subject.results) * len(subject.methods)
-    total = 2 * maps * (steps_for(maps) if steps is None else steps)
-    if check:
-        reruns = CHECK_RERUNS * sum(
-            min(passes.get(name, 0), RERUN_PASSES) for name in subject.methods
-        )
-        total += round(len(subject.results) * (Faithful.samples + reruns))
-    if not total:
-        return 0, 0.0
-    model = subject.explainer.model
-    run = partial(model, subject.explainer.as_input(subject.photo))
-    with untouched(model), torch.no_grad():
-        return total, total * min(timeit.repeat(run, number=1, repeat=TIMED))
 
 
 def has_model(subject: Subject) -> bool:

@@ -61,7 +61,7 @@ class Preparer:
         if isinstance(content.image, torch.Tensor):
             x = _as_float(content.image).cpu().contiguous()
             size = (x.shape[-1], x.shape[-2])
-            box = Box(0.0, 0.0, float(size[0]), float(size[1]))
+            box = Box.whole(size)
             pixels = x.view(torch.uint8).numpy().tobytes()
         else:
             photo = load_image(content.image)

@@ -62,10 +62,11 @@ def read_ahead(
     while True:
         alone = bool(suspects)
         source = _drained(suspects) if alone else entries
-        workers = (1, 1) if alone else (count, AHEAD)
+        processes = 1 if alone else count
+        ahead = 1 if alone else AHEAD
         try:
             with (
-                _loading(preparer, _sending(source, sent), *workers) as loaded,
+                _loading(preparer, _sending(source, sent), processes, ahead) as loaded,
                 _deaths_are_awaited(),
             ):
                 for content in _in_time(loaded, timeout):

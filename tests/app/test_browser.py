@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import threading
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,19 +146,6 @@ def test_a_region_is_covered_and_the_answers_follow(app: Any) -> None:
     page.tab.get_by_role("button", name="Uncover it").click()
     page.until("explainPage.viewer.item.photo.startsWith('photo/')")
     assert page.item("predictions[0]") == before
-
-
-def test_files_and_the_report_are_saved(app: Any, tmp_path: Path) -> None:
-    page = app().give()
-    with page.tab.expect_download() as waited:
-        page.tab.get_by_role("button", name="Save the files").click()
-    assert waited.value.suggested_filename == "cat-explained.zip"
-    waited.value.save_as(tmp_path / "cat.zip")
-    names = zipfile.ZipFile(tmp_path / "cat.zip").namelist()
-    assert names == ["cat-gradcam.png", "cat-gradcam.npy", "cat-gradcam.json"]
-    with page.tab.expect_download() as waited:
-        page.tab.get_by_role("button", name="Save the report").click()
-    assert waited.value.suggested_filename == "cat-explained.html"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

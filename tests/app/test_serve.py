@@ -12,20 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from explain.cli import main
 from tests.app.conftest import encoded
 from tests.conftest import ROOT
 from tests.report.conftest import photo
-
-
-def test_serve_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "starlette.applications", None)  # as where it is not installed
-    assert main(["serve", "--model", "tiny", "--port", "0"]) == 1
-    assert capsys.readouterr().err == (
-        "explain: starlette must be installed for the app; run pip install 'explain-hooks[app]'\n"
-    )
 
 
 @pytest.mark.long

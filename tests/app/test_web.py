@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
-import threading
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,18 +139,6 @@ def test_questions_that_are_none_are_refused(client: Any, body: bytes) -> None:
         assert status == (expected.get(path, 400) if body == b'{"photo": 3}' else 400), path
 
 
-def test_too_many_questions_are_refused_and_nothing_breaks(client: Any, service: Service) -> None:
-
-    gate = threading.Event()
-    for _ in range(LIMITS.waiting + 1):
-        service.models[0].quick.submit(lambda: gate.wait(60) and None)
-    name = send(client).json()["photo"]
-    reply = client.post("/api/explain", json={"photo": name}, headers=SELF)
-    gate.set()
-    assert reply.status_code == 503
-    assert "requests wait already" in reply.text
-
-
 def test_the_token_leaves_the_address_and_becomes_a_cookie(service: Service) -> None:
     from starlette.testclient import TestClient
 
@@ -179,58 +164,3 @@ def test_only_this_machine_is_listened_to_without_a_token() -> None:
     assert address("0.0.0.0", 8000, "t") == "http://0.0.0.0:8000/?token=t"
     with bound("127.0.0.1", 0) as one, pytest.raises(AppError, match="listened"):
         bound("127.0.0.1", one.getsockname()[1])
-
-
-class CountingService(Service):
-    """Counts how many photos are decoded at the same time."""
-
-    running = most = 0
-    lock = threading.Lock()
-
-    def upload(self, content: bytes, name: str) -> dict[str, Any]:
-        with self.lock:
-            self.running += 1
-            self.most = max(self.most, self.running)
-        threading.Event().wait(0.02)
-        with self.lock:
-            self.running -= 1
-        return super().upload(content, name)
-
-
-async def upload_status(app: Any, content: bytes) -> int:
-    """Upload a photo as a server does, and return the status of the reply."""
-    headers = [
-        (b"host", b"127.0.0.1:8000"),
-        *((name.encode(), value.encode()) for name, value in SELF.items()),
-    ]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/api/photos",
-        "headers": headers,
-        "query_string": b"",
-    }
-    replies: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": content, "more_body": False}
-
-    async def keep(message: Any) -> None:
-        replies.append(message)
-
-    await app({**scope, "http_version": "1.1", "root_path": ""}, receive, keep)
-    return int(replies[0]["status"])
-
-
-def test_uploads_are_decoded_two_at_a_time(explainer: explain.Explainer) -> None:
-    from explain.app import application
-
-    service = CountingService([explainer], replace(LIMITS, decoders=2))
-
-    async def at_once() -> list[int]:
-        app = application(service)
-        return await asyncio.gather(*(upload_status(app, encoded(photo())) for _ in range(12)))
-
-    assert asyncio.run(at_once()) == [200] * 12
-    service.close()
-    assert service.most == 2

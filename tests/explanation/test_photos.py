@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,18 +20,9 @@ from explain import (
 )
 from explain.methods import IntegratedGradients
 from tests.conftest import Made, TinyNet, settled, snapshot
+from tests.runs.networks import as_it_is, picture
 
 METHODS = ["gradcam", "saliency", "randomcam", "smoothgrad", "ablationcam", "eigencam", "finercam"]
-
-
-def picture(number: int, size: tuple[int, int] = (24, 20)) -> Image.Image:
-    pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3))
-    return Image.fromarray(pixels.astype(np.uint8))
-
-
-def as_it_is(image: Image.Image) -> Tensor:
-    """A preprocessing that keeps the size, so that photos differ in it."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
 
 
 class Counting(TinyNet):

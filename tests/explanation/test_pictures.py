@@ -20,7 +20,7 @@ from explain.attribution.pictures import Look, layer_of, map_for, remark
 from explain.attribution.result import Attribution
 from explain.methods import IntegratedGradients, list_methods
 from explain.methods import base as methods_base
-from explain.methods.base import FAMILIES, innermost, title_of
+from explain.methods.base import title_of
 from explain.models import CenterCrop
 from explain.render import styles
 from explain.targets import Detections, Segmentation, Similarity
@@ -192,10 +192,6 @@ def test_maps_that_say_nothing_and_fusions_are_named() -> None:
         remark(Attribution("smooth(randomcam)", one, "t", torch.ones(1), "a", (4, 4)))
         == "null map: random weights"
     )
-
-
-def test_every_method_has_a_family() -> None:
-    assert {innermost(name).family for name in list_methods()} <= {*FAMILIES} - {"other methods"}
 
 
 def test_every_method_has_a_title_of_its_own_letters_and_no_other_name_has() -> None:

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain import render
 from explain.methods import RISE, GradCAM, KernelSHAP, Occlusion, PartitionSHAP
 from explain.models import CenterCrop
-from explain.render import styles
 from explain.report.item import Detail, item
 
 SIDE = 16
@@ -83,18 +81,6 @@ class TestMethodsOfContributions:
         assert torch.equal(saved.attribution.signed, explanation[method].signed)
         with Image.open(tmp_path / f"photo-{method}.png") as picture:
             assert has_both(picture.convert("RGB"))
-
-
-def test_lines_around_contributions_hold_a_share_of_all_that_speaks() -> None:
-    values = np.zeros((120, 120), np.float32)
-    values[:, :40] = 0.5
-    values[:, 80:] = -1.0
-    white = Image.new("RGB", (120, 120), "white")
-    red, blue = red_and_blue(render.overlay(white, values, styles.SignedContour(shares=(0.6,))))
-    assert blue.any()  # two thirds of what speaks is against
-    assert not red.any()
-    red, blue = red_and_blue(render.overlay(white, values, styles.SignedContour(shares=(0.9,))))
-    assert np.nonzero(red.any(0))[0].max() < 60 < np.nonzero(blue.any(0))[0].min()
 
 
 def test_maps_of_a_layer_without_rectification_are_drawn_with_their_sign() -> None:

@@ -15,9 +15,7 @@ from PIL import Image
 
 import explain
 from explain import report
-from explain.layers.layouts import enlarge
 from explain.render import styles
-from explain.render.styles import thresholds
 from tests.browsing import DESKTOP, PHONE, Tab, chromium
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, KINDS, LABELS, of_kind, photo
@@ -157,27 +155,6 @@ def test_the_page_draws_what_the_package_draws(
     assert off < {"heat": 8, "mask": 10, "spotlight": 14}[view]
     # a map that is turned is not taken for it
     assert off < np.abs(other[inside] - drawn[inside]).mean() / 2
-
-
-def test_values_and_shares_are_those_of_the_map(opened: Open, file: Path, explanation: Any) -> None:
-    page = opened(file)
-    values = page.tab.evaluate("[...explainPage.viewer.now.values]")
-    width, height = page.tab.evaluate(
-        "[explainPage.viewer.now.width, explainPage.viewer.now.height]"
-    )
-    wanted = enlarge(explanation.attributions["gradcam"].values[:, None].float(), (height, width))[
-        0, 0
-    ].numpy()
-    wanted = wanted / np.abs(explanation.attributions["gradcam"].values[0].numpy()).max()
-    assert np.abs(np.reshape(values, (height, width)) - wanted).max() < 1e-3
-    for share in (0.3, 0.5, 0.9):
-        least = page.tab.evaluate(f"threshold(explainPage.viewer.now.falling, {share})")
-        assert least == pytest.approx(thresholds(np.clip(wanted, 0, None), [share])[0], abs=2e-3)
-    found = page.tab.evaluate("explainPage.viewer.now.within([0, 0, 0.5, 0.25])")
-    positive = np.clip(wanted, 0, None)
-    assert found["for"] == pytest.approx(
-        positive[: height // 4, : width // 2].sum() / positive.sum(), abs=1e-3
-    )
 
 
 def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(
