@@ -1,0 +1,242 @@
+"""How layers reach a score: whether what a layer gives shows what the score comes from.
+
+A layer that the score does not depend on shows nothing; nor does one whose gradient cancels out
+over its places (the logits of an attention), the answer itself, and what only weighs another map
+(gates, attention over places).
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from explain._utils import nested
+from explain._utils.rounding import all_cancel
+from explain.data.inputs import Inputs
+from explain.hooks import HookGroup, capturing, preserve
+from explain.hooks.graph import ValueDroppedError, differentiate, graph
+from explain.hooks.layer_names import place_of
+from explain.layers.grids import NetworkGrids
+from explain.layers.layouts import to_spatial
+from explain.layers.recording import ForwardGraph, tensors_in
+from explain.layers.summary import ForwardSummary
+
+Score: TypeAlias = Callable[[Any], Tensor]
+"""From a model's output to one score per image."""
+
+CANDIDATES = 24  # whose gradients one pass computes
+MAX_CANDIDATES = 6 * CANDIDATES
+_WEIGHTED = re.compile("(Slow)?Conv|Mkldnn|Cudnn|Linear|((Add|B|Baddb)m|M)m|Mv|Scaled|Generated")
+"""Nodes of operations with weights, or that mix channels or places in another way."""
+_PRODUCT = re.compile("Mul|Div|Bmm|Mm|GridSampler|Generated")
+"""Nodes of products; the registered operations are among them for deformable convolutions, which
+move a map."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSearch:
+    """What a layer is looked for with; without a score, the model's best one counts."""
+
+    model: nn.Module
+    inputs: Inputs
+    summary: ForwardSummary
+    score: Score | None
+    recorded: ForwardGraph | None
+    """The graph of a pass of these inputs, if there is one: the model then does not run again."""
+
+    def influences_in_turn(self, layers: Sequence[str]) -> Iterator[dict[str, "Influence"]]:
+        """How layers reach the score, some at a time."""
+        for start in range(0, min(len(layers), MAX_CANDIDATES), CANDIDATES):
+            yield influences_of(self, layers[start : start + CANDIDATES])
+
+
+@dataclass(frozen=True)
+class Influence:
+    """How a layer reaches the score of each image."""
+
+    positions: list[int]
+    """At how many positions of its map the score of each image changes with it."""
+    cancels: bool
+    """Whether its gradient adds up to nothing over the positions, but for rounding errors."""
+    is_answer: bool
+    """Whether no operation with weights lies between it and the score."""
+    is_factor: bool
+    """Whether it only says how another map, from which it is computed, is weighed."""
+
+    @property
+    def shows(self) -> bool:
+        """Whether it shows what the score comes from."""
+        return not (self.cancels or self.is_answer or self.is_factor)
+
+
+def first_that_shows(layers: Iterable[str], influences: Mapping[str, Influence]) -> str | None:
+    """The first layer that shows something, or else the first one that reaches the score."""
+    reached = [
+        layer for layer in layers if layer in influences and any(influences[layer].positions)
+    ]
+    return next((layer for layer in reached if influences[layer].shows), next(iter(reached), None))
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """A backward pass from a score: what it reached of some layers, by name."""
+
+    score: Tensor | None
+    output: Any
+    gradients: Mapping[str, Tensor]
+    nodes: Mapping[str, set[Node]]
+
+
+def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, Influence]:
+    """How some layers reach the score; those that no gradient comes back to are left out."""
+    score = search.score
+    backward = (
+        None
+        if search.recorded is None
+        else _backward_through(search.recorded, search.model, layers, score)
+    )
+    if backward is None:
+        backward = _run_backward(search.model, search.inputs, layers, score)
+    grids = NetworkGrids(search.model, search.inputs)
+    answers = set() if score is None else _nodes_of_answer(backward.score, backward.output)
+    factors = _layers_that_weigh(backward.score, set().union(*backward.nodes.values()))
+    influences = {}
+    for layer, of_layer in backward.gradients.items():
+        gradient = to_spatial(of_layer, grids, layer)
+        nodes = backward.nodes[layer]
+        means = gradient.flatten(2).mean(2)
+        positions = (gradient != 0).any(1).flatten(1).sum(1)
+        rounding = all_cancel(means, gradient) & (positions > 0)
+        influences[layer] = Influence(
+            positions.tolist(),
+            cancels=bool(rounding.any() and (rounding | (positions == 0)).all()),
+            is_answer=not answers.isdisjoint(nodes),
+            is_factor=factors.issuperset(nodes),
+        )
+    return influences
+
+
+def _run_backward(
+    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None
+) -> _Backward:
+    """Run a model, and backward to some layers."""
+    names = dict.fromkeys(place_of(layer, model).layer for layer in layers)
+
+    def run(cut: bool) -> tuple[capturing.Capture, Tensor | None, Any]:
+        with preserve.untouched(model, grad=not cut), HookGroup(model) as group:
+            capture = capturing.Capture(group, names, gradients=True, cut=cut)
+            output = inputs.detached().call(model)
+            total = _total(score, output)
+            if total is not None:
+                capture.backward(total, roughly=True)
+        return capture, total, output
+
+    capture, total, output = capturing.cut_where_allowed(run)
+    capture, total, output = run(False) if capture.misses else (capture, total, output)
+    gradients: dict[str, Tensor] = {}
+    nodes: dict[str, set[Node]] = {}
+    for layer in layers:
+        record = capture.of(layer)
+        if record is not None and record.gradient is not None:
+            gradients[layer] = record.gradient
+            nodes[layer] = set(capture.nodes_of(record))
+    return _Backward(total, output, gradients, nodes)
+
+
+def _backward_through(
+    recorded: ForwardGraph, model: nn.Module, layers: Sequence[str], score: Score | None
+) -> _Backward | None:
+    """Run backward in the graph of a pass to some layers; None where it did not keep the values
+    that this takes."""
+    edges = {
+        layer: edge
+        for layer in layers
+        if (edge := recorded.edge_of(place_of(layer, model))) is not None
+    }
+    with preserve.untouched(model, grad=True):
+        total = _total(score, recorded.output)
+        if total is None or not total.requires_grad or not edges:
+            return _Backward(total, recorded.output, {}, {})
+        try:
+            results = differentiate(total, list(edges.values()), retain_graph=True)
+        except ValueDroppedError:
+            return None
+    gradients = {
+        layer: result for layer, result in zip(edges, results, strict=True) if result is not None
+    }
+    nodes = {layer: {edges[layer].node} for layer in gradients}
+    return _Backward(total, recorded.output, gradients, nodes)
+
+
+def _total(score: Score | None, output: Any) -> Tensor | None:
+    return _best_score(output) if score is None else score(output).sum()
+
+
+def _best_score(output: Any) -> Tensor | None:
+    """The best score of a row of numbers, if a network gives any, or else the largest number of its
+    first tensor."""
+    tensors = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2)
+    return tensors[0].float().amax() if tensors else None
+
+
+def _nodes_of_answer(score: Tensor | None, output: Any) -> set[Node]:
+    """The Nodes from which no way to a score leads through an operation with weights.
+
+    A row of scores is where they end: there is no map that would be the answer.
+    """
+    rows = {tensor.grad_fn for tensor in tensors_in(output) if tensor.ndim <= 2}
+
+    def ends(node: Node) -> bool:
+        return node in rows or _mixes(node)
+
+    near = {*graph(score, until=ends)}
+    sources = {parent for node in near if ends(node) for parent, _ in node.next_functions}
+    return near.difference(*(graph(source) for source in sources))
+
+
+def _mixes(node: Node) -> bool:
+    return _WEIGHTED.match(node.name()) is not None
+
+
+def _layers_that_weigh(score: Tensor | None, layers: AbstractSet[Node]) -> set[Node]:
+    """The layers that reach a score only as a factor of a map from which they are computed.
+
+    These are gates, attention over places, and the offsets of deformable convolutions. Of layers
+    that are multiplied side by side, none is such a factor.
+    """
+
+    def ends(node: Node) -> bool:
+        return node in layers or _mixes(node)
+
+    factors = set[Node]()
+    for product in graph(score):
+        parents = {parent for parent, _ in product.next_functions if parent is not None}
+        if len(parents) < 2 or not _PRODUCT.match(product.name()):
+            continue
+        for factor in parents:
+            cofactors = parents - {factor}
+            weighed = layers & {
+                node for cofactor in cofactors for node in graph(cofactor, until=ends)
+            }
+            if weighed and not weighed.isdisjoint(graph(factor)):
+                elsewhere = {*graph(score, until=partial(operator.is_, product))}
+                factors |= layers - elsewhere.union(*(graph(cofactor) for cofactor in cofactors))
+    return factors
+
+
+def numbers_read(score: Tensor, output: Any) -> int:
+    """How many of the numbers in an output a score depends on."""
+    tensors = [tensor for _, tensor in nested.paths(output) if tensor.requires_grad]
+    gradients = (
+        torch.autograd.grad(score.sum(), tensors, retain_graph=True, allow_unused=True)
+        if tensors
+        else ()
+    )
+    return sum(int((gradient != 0).sum()) for gradient in gradients if gradient is not None)
