@@ -176,12 +176,12 @@ def import_package(path: str | os.PathLike[str]) -> Packaged:
     _check_archive(path)
     try:
         importer = PackageImporter(str(path))
-        about = json.loads(importer.load_text(HOME, "about.json"))
+        contents = json.loads(importer.load_text(HOME, "about.json"))
     except (RuntimeError, ImportError, ValueError):
         raise ModelError(
             f"path must be an archive of export_package, got {str(path)!r}, which is another"
         ) from None
-    report = _report_of(about["report"])
+    report = _report_of(contents["report"])
     try:
         # torch.package is written with storages that torch deprecates, which no caller can help
         with quiet():
@@ -194,7 +194,7 @@ def import_package(path: str | os.PathLike[str]) -> Packaged:
         raise ModelError(
             f"path {str(path)!r} needs code that is not installed here ({error}); {remedy}"
         ) from error
-    categories = about["categories"]
+    categories = contents["categories"]
     return Packaged(model, None if categories is None else tuple(categories), report)
 
 

@@ -72,22 +72,22 @@ class _Product:
     >>> product = product_of(
     ...     "einsum", ("bihd,bjhd->bhij", torch.ones(2, 3, 4, 5), torch.ones(2, 6, 4, 5))
     ... )
-    >>> product.shared, product.summed, product.own
+    >>> product.shared, product.summed, product.separate
     ('bh', 'd', ['i', 'j'])
     """
 
-    before: tuple[Any, ...]
+    leading: tuple[Any, ...]
     tensors: list[torch.Tensor]
-    after: tuple[Any, ...]
+    trailing: tuple[Any, ...]
     terms: list[str]
     """The letters of both tensors and of the result."""
     shared: str
     summed: str
-    own: list[str]
+    separate: list[str]
 
     def of(self, func: Any, kwargs: dict[str, Any]) -> Any:
         """Make the product."""
-        return func(*self.before, *self.tensors, *self.after, **kwargs)
+        return func(*self.leading, *self.tensors, *self.trailing, **kwargs)
 
 
 def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
@@ -96,15 +96,15 @@ def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
     It is None for anything else, such as products with weights.
     """
     if name == "einsum":
-        before = args[:1]
+        leading = args[:1]
         tensors = list(args[1]) if isinstance(args[1], (tuple, list)) else list(args[1:])
-        after: tuple[Any, ...] = ()
+        trailing: tuple[Any, ...] = ()
         terms = str(args[0]).replace(" ", "").replace("->", ",").split(",")
     else:
         first = 1 if name == "baddbmm" else 0  # behind what it adds the product to
-        before = args[:first]
+        leading = args[:first]
         tensors = list(args[first : first + 2])
-        after = args[first + 2 :]
+        trailing = args[first + 2 :]
         terms = ["...ij", "...jk", "...ik"]
     if (
         len(tensors) != 2
@@ -119,13 +119,13 @@ def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
         return None
     shared = "".join(letter for letter in result if letter in left and letter in right)
     summed = "".join(letter for letter in left if letter in right and letter not in result)
-    own = [
+    separate = [
         left.translate(dict.fromkeys(map(ord, right))),
         right.translate(dict.fromkeys(map(ord, left))),
     ]
-    if not shared or len(summed) != 1 or len(own[0]) != 1 or len(own[1]) != 1:
+    if not shared or len(summed) != 1 or len(separate[0]) != 1 or len(separate[1]) != 1:
         return None
-    return _Product(before, tensors, after, terms, shared, summed, own)
+    return _Product(leading, tensors, trailing, terms, shared, summed, separate)
 
 
 class AttentionTracer(Tracer):
@@ -188,17 +188,19 @@ class AttentionTracer(Tracer):
         of_weights = [self._has_weights((tensor,)) for tensor in tensors]
         if any(of_weights):
             values = of_weights.index(False) if False in of_weights else 1
-            queries = product.own[1 - values]
-            channels = product.own[values]
+            queries = product.separate[1 - values]
+            channels = product.separate[values]
             order = product.shared + product.summed + channels
             tensors[values] = self._edited("v", tensors[values], product.terms[values], order)
             self._weights = []
             return self._edited(
                 "heads", product.of(func, kwargs), result, product.shared + queries + channels
             )
-        keys = 0 if product.own[0] == result[-1] else 1  # the softmax is over the last dimension
+        keys = (
+            0 if product.separate[0] == result[-1] else 1
+        )  # the softmax is over the last dimension
         for part, number in (("q", 1 - keys), ("k", keys)):
-            order = product.shared + product.own[number] + product.summed
+            order = product.shared + product.separate[number] + product.summed
             tensors[number] = self._edited(part, tensors[number], product.terms[number], order)
         self._scored = True
         return product.of(func, kwargs)

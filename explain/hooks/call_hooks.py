@@ -64,7 +64,7 @@ def hook_calls(group: HookGroup, where: Where, hook_of: HookOfCall) -> None:
 
 
 def _with_gradient(values: Sequence[Any]) -> list[torch.Tensor]:
-    return [each for each in values if isinstance(each, torch.Tensor) and each.requires_grad]
+    return [value for value in values if isinstance(value, torch.Tensor) and value.requires_grad]
 
 
 @contextmanager

@@ -496,23 +496,23 @@ class Capture:
     def _attach_all(
         self,
         record: LayerCall,
-        seen: Iterable[tuple[TensorRecord, torch.Tensor]],
+        tensors: Iterable[tuple[TensorRecord, torch.Tensor]],
         inputs: Versions,
         output: Any,
     ) -> Any:
         """Let the gradients of an output arrive; return what replaces it, if anything does."""
         requested_with: list[Source] = []
         replaced: dict[int, torch.Tensor] = {}
-        for each, tensor in seen:
+        for seen, tensor in tensors:
             if not tensor.is_floating_point():
                 continue
-            if each is record and not tensor.requires_grad:
+            if seen is record and not tensor.requires_grad:
                 self._must_have_histories(record.layer, tensor, inputs, output)
-            (sources, others), used = self._attach(record.layer, each, tensor, inputs)
+            (sources, with_them), used = self._attach(record.layer, seen, tensor, inputs)
             if used is not tensor:
                 replaced[id(tensor)] = used
-            requested_with += others
-            if each is record:
+            requested_with += with_them
+            if seen is record:
                 self._sources[record] = sources
             else:
                 requested_with += sources
@@ -525,12 +525,12 @@ class Capture:
     ) -> None:
         """Note that gradients are missing where the layer made other tensors from the same values
         out of sight."""
-        others = [
+        computed = [
             t
             for _, t in nested.paths(output)
             if t is not first and not _is_passed_through(t, inputs)
         ]
-        if self._was_cut or any(t.is_floating_point() and not t.requires_grad for t in others):
+        if self._was_cut or any(t.is_floating_point() and not t.requires_grad for t in computed):
             self._lost.append(layer)
 
     def _attach(
@@ -633,7 +633,7 @@ class FullBackwardCapture(Capture):
             return None
         self._must_be_floating(record, first)
         outputs = output if isinstance(output, tuple) else (output,)
-        number = next((i for i, each in enumerate(outputs) if each is first), None)
+        number = next((i for i, tensor in enumerate(outputs) if tensor is first), None)
         if number is None:
             must = (
                 f"return a tensor, or several, for full-backward hooks, got {type(output).__name__}"

@@ -61,10 +61,10 @@ class Gates:
     def add(self, hook: "GateHook", direction: str, *, first: bool) -> Callable[[], None]:
         """Add a hook, ``first`` or last, to those of its direction; return what removes it."""
         if not self._handles:
-            before = partial(self._module.register_forward_pre_hook, with_kwargs=True)
+            register = partial(self._module.register_forward_pre_hook, with_kwargs=True)
             after = self._module.register_forward_hook
             self._handles.append(
-                Registered(self._enter, before, self._thread, self._callers).handle
+                Registered(self._enter, register, self._thread, self._callers).handle
             )
             self._handles.append(Registered(self._leave, after, self._thread, self._callers).handle)
         hooks = self.hooks[direction]
@@ -201,14 +201,14 @@ def _through(
     first = sorted(
         {id(values[i]): i for i in made_here if values[i].grad_fn._sequence_nr() >= began}.values()
     )
-    others = [i for i in where if i not in first]
+    rest = [i for i in where if i not in first]
     keepers = [_unsafe_preserve_version_counter(values[i]) for i in first]
-    made = _Gate.apply(act, len(first), *(values[i] for i in (*first, *others)))
+    gated = _Gate.apply(act, len(first), *(values[i] for i in (*first, *rest)))
     for keeper in keepers:  # their values have not been touched
         keeper.__exit__()
-    for i, alias in zip(others, made[len(first) :], strict=True):
+    for i, alias in zip(rest, gated[len(first) :], strict=True):
         passed[i] = alias
-    return passed, [*first, *others]
+    return passed, [*first, *rest]
 
 
 def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:

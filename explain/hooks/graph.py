@@ -194,22 +194,22 @@ class Reach:
         self, leaves: Iterable[torch.Tensor], ends: Iterable[Node] = (), since: int = 0
     ) -> None:
         self._leaves: dict[int, torch.Tensor] = {}
-        self._known = dict.fromkeys(ends, True)
+        self._reaches = dict.fromkeys(ends, True)
         self._since = since
         for leaf in leaves:
             self._leaves[id(leaf)] = leaf
             if leaf.grad_fn is not None:  # of the caller's graph
-                self._known[leaf.grad_fn] = True
+                self._reaches[leaf.grad_fn] = True
 
     def of(self, node: Node | None) -> bool:
         if node is None:
             return False
-        known = self._known
+        reaches = self._reaches
         waiting = [node]
         while waiting:  # without recursion, since networks are deep
             last = waiting[-1]
-            if last in known or last._sequence_nr() < self._since:
-                known.setdefault(last, False)
+            if last in reaches or last._sequence_nr() < self._since:
+                reaches.setdefault(last, False)
                 waiting.pop()
                 continue
             leads = (
@@ -219,14 +219,14 @@ class Reach:
             for parent, _ in last.next_functions:
                 if parent is None:
                     continue
-                if parent not in known:
+                if parent not in reaches:
                     waiting.append(parent)
-                elif known[parent]:
+                elif reaches[parent]:
                     leads = True
             if len(waiting) == count:
-                known[last] = leads
+                reaches[last] = leads
                 waiting.pop()
-        return known[node]
+        return reaches[node]
 
 
 def is_of_hooks(node: Node) -> bool:

@@ -392,15 +392,15 @@ class HookGroup(SignalSafe["HookGroup"]):
             act = hook if counter is None else counter.only(hook)
             if place.part == "input":
                 swap = InputSwap(partial(_replace_first, name, act, options["with_kwargs"]))
-                before = partial(
+                register = partial(
                     module.register_forward_pre_hook, with_kwargs=True, prepend=options["prepend"]
                 )
-                handle.place(before, swap.enter, self._thread, hooks)
+                handle.place(register, swap.enter, self._thread, hooks)
                 handle.place(module.register_forward_hook, swap.leave, self._thread)
                 handle.undo.append(swap.restore_all)
             elif place.part:
-                for each in hooks:
-                    each.unfired = f"the layer did not run, or {NO_ATTENTION}"
+                for own_hook in hooks:
+                    own_hook.unfired = f"the layer did not run, or {NO_ATTENTION}"
                 self._on_attention(handle, module, place.part, act, hooks)
             else:
                 handle.place(

@@ -150,8 +150,8 @@ class Handle:
         if not self.hooks:
             return "hook of explain"
         first = self.hooks[0]
-        others = len(self.hooks) - 1
-        more = f" and {others} more" if others else ""
+        more_places = len(self.hooks) - 1
+        more = f" and {more_places} more" if more_places else ""
         words = [f"hook {first.name!r} on {first.where}{more} ({first.direction})"]
         words += [word for word in ("fired", "removed") if getattr(self, word)]
         return ", ".join(words)

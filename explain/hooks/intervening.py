@@ -85,7 +85,9 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
     applied = {*outer, *active_interventions(model)}  # by a caller of this
     several = [intervention for intervention in several if intervention not in applied]
     replacements = [
-        each for each in several if isinstance(each, Replace) and isinstance(each.by, nn.Module)
+        change
+        for change in several
+        if isinstance(change, Replace) and isinstance(change.by, nn.Module)
     ]
     inserted = [
         (f"{replacement.layer}/{replacement.name}", replacement.by) for replacement in replacements
@@ -102,7 +104,8 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
                 for part in placed[replacement]:
                     _apply(first, part, _ModelCalls(), model)
             bound = {
-                each: tuple(part.bound(model) for part in parts) for each, parts in placed.items()
+                change: tuple(part.bound(model) for part in parts)
+                for change, parts in placed.items()
             }
         parts = tuple(part for several in bound.values() for part in several)
         passes = _ModelCalls()

@@ -174,12 +174,12 @@ class _WrittenState:
                     buffers[name] = kept[name]
                 else:
                     del buffers[name]
-        for now, before in self._attributes:
-            for name in (now.keys() | before.keys()) - _MODULE:
-                if name not in before:
+        for now, earlier in self._attributes:
+            for name in (now.keys() | earlier.keys()) - _MODULE:
+                if name not in earlier:
                     del now[name]
-                elif now.get(name, now) is not before[name]:
-                    now[name] = before[name]
+                elif now.get(name, now) is not earlier[name]:
+                    now[name] = earlier[name]
         for tensor, copied, version in self._copies:
             if not _is_same(tensor, copied, version):
                 with torch.no_grad():
@@ -386,16 +386,18 @@ def own_statistics(model: nn.Module) -> Iterator[None]:
         for module in modules_of(model)
         if isinstance(module, nn.modules.batchnorm._NormBase)
     ]
-    found = [
-        (each, name, each[name]) for each in buffers for name in ("running_mean", "running_var")
+    statistics = [
+        (of_norm, name, of_norm[name])
+        for of_norm in buffers
+        for name in ("running_mean", "running_var")
     ]
     try:
-        for each, name, buffer in found:
-            each[name] = None if buffer is None else buffer.clone()
+        for of_norm, name, buffer in statistics:
+            of_norm[name] = None if buffer is None else buffer.clone()
         yield
     finally:
-        for each, name, buffer in found:
-            each[name] = buffer
+        for of_norm, name, buffer in statistics:
+            of_norm[name] = buffer
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:

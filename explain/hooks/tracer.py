@@ -90,7 +90,8 @@ class ModuleTracker:
 
     def __call__(self) -> Running:
         module = next(
-            (each for each in running_modules(sys._getframe(1)) if each in self._names), None
+            (running for running in running_modules(sys._getframe(1)) if running in self._names),
+            None,
         )
         return (None, None) if module is None else (self._names[module], module)
 
@@ -123,8 +124,8 @@ _CLOSED = frozenset(["softsign", "gumbel_softmax", "interpolate", "grid_sample",
 
 def _copy(function: types.FunctionType) -> Callable[..., Any]:
     scope = {**function.__globals__, **dict.fromkeys(_MODE_CHECKS, lambda *values: False)}
-    found = types.FunctionType(
+    copy = types.FunctionType(
         function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
     )
-    found.__kwdefaults__ = function.__kwdefaults__
-    return found
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

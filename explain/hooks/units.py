@@ -117,8 +117,8 @@ class Axes:
             self.channel_dim = last
         else:
             self.channel_dim = min(1, last)
-        others = [dim for dim in range(values.ndim) if dim not in (image_dim, self.channel_dim)]
-        self.places = [last - 1] if self._of_attention else others
+        other_dims = [dim for dim in range(values.ndim) if dim not in (image_dim, self.channel_dim)]
+        self.places = [last - 1] if self._of_attention else other_dims
 
     def mask(self, units: Units) -> torch.Tensor | None:
         """Return where the units are, as truth values that broadcast to the values; None for all of
@@ -191,13 +191,13 @@ class Axes:
         x0, y0, x1, y1 = region
         ys = (torch.arange(height, device=self._device) + 0.5) * self._size[0] / height
         xs = (torch.arange(width, device=self._device) + 0.5) * self._size[1] / width
-        inside = ((ys >= y0) & (ys < y1))[:, None] & ((xs >= x0) & (xs < x1))
-        if not inside.any():
+        in_region = ((ys >= y0) & (ys < y1))[:, None] & ((xs >= x0) & (xs < x1))
+        if not in_region.any():
             raise HookError(
                 f"region of {self._what} must hold the centre of a position, got none; make it "
                 "larger"
             )
-        return inside
+        return in_region
 
     def _placed(self, grid: torch.Tensor) -> torch.Tensor:
         """A grid of truth values where the positions are in the values."""
@@ -235,11 +235,11 @@ def _is_channels_last(
 
     That is the last one inside the module, or the first for its input, and else the last before it.
     """
-    inside = list(module.modules())
-    everything = list(model.modules())
-    before = everything[: next((i for i, other in enumerate(everything) if other is module), 0)]
-    nearest_first = inside if of_input else inside[::-1]
-    for other in [*nearest_first, *before[::-1]]:
+    parts = list(module.modules())
+    modules = list(model.modules())
+    position = next((i for i, other in enumerate(modules) if other is module), 0)
+    nearest_first = parts if of_input else parts[::-1]
+    for other in [*nearest_first, *modules[:position][::-1]]:
         dims: Any = getattr(other, "dims", None)
         if isinstance(dims, (list, tuple)) and len(dims) == values.ndim:  # a permutation
             return bool(dims[1] == values.ndim - 1) if of_input else bool(dims[-1] == 1)

@@ -185,24 +185,21 @@ def sharded(model: nn.Module) -> dict[str, nn.Module]:
     if fsdp is None:  # then nothing is made of it
         return {}
     kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
-    found = {
-        name: module for module, name in modules_of(model).items() if isinstance(module, kinds)
-    }
     whole = fsdp.ShardingStrategy.NO_SHARD
     return {
-        name: each
-        for name, each in found.items()
-        if getattr(each, "sharding_strategy", None) is not whole
+        name: module
+        for module, name in modules_of(model).items()
+        if isinstance(module, kinds) and getattr(module, "sharding_strategy", None) is not whole
     }
 
 
-def _description(given: object) -> str:
+def _description(value: object) -> str:
     """What was given for a model, and what to do about it."""
-    if isinstance(given, str):
-        return f"the name {given!r}; explain.Explainer({given!r}) takes names"
-    if isinstance(given, type):
-        return f"the class {given.__name__}; make an instance of it"
-    return f"{type(given).__name__}; give the network itself, or a module whose forward calls it"
+    if isinstance(value, str):
+        return f"the name {value!r}; explain.Explainer({value!r}) takes names"
+    if isinstance(value, type):
+        return f"the class {value.__name__}; make an instance of it"
+    return f"{type(value).__name__}; give the network itself, or a module whose forward calls it"
 
 
 _KINDS = ("forward_pre", "forward", "backward_pre", "backward")
@@ -233,8 +230,8 @@ def callers_hooks(model: nn.Module) -> list[str]:
     """
     owners: list[tuple[str, Any, str]] = [("every module", global_hooks, "_global_{}_hooks")]
     owners += [
-        (f"layer {name}" if name else "the model", each, "_{}_hooks")
-        for name, each in model.named_modules()
+        (f"layer {name}" if name else "the model", module, "_{}_hooks")
+        for name, module in model.named_modules()
     ]
     names: dict[str, None] = {}
     for where, owner, attribute in owners:
@@ -250,6 +247,6 @@ def callers_hooks(model: nn.Module) -> list[str]:
 def _of_caller(hook: Any, kind: str) -> list[tuple[str, str]]:
     """The names and directions of the caller's hooks in what PyTorch calls as a hook."""
     if isinstance(hook, Registered):  # gates for gradients are hooks of another kind
-        return [(each.name, each.direction) for each in hook.hooks]
+        return [(fn.name, fn.direction) for fn in hook.hooks]
     of_torch = str(getattr(hook, "__module__", "")).startswith("torch.export.")  # checks of inputs
     return [] if of_torch or is_ours(hook) else [(name_of_function(hook), kind.replace("_", "-"))]

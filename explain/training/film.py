@@ -63,7 +63,7 @@ class Film:
         """
         maps = [row.values.double().flatten().numpy() for row in self.rows]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return [float(np.corrcoef(each, maps[-1])[0, 1]) for each in maps]
+            return [float(np.corrcoef(values, maps[-1])[0, 1]) for values in maps]
 
     def pictures(self) -> list[Image.Image]:
         """Return the photo with the map of each look, and below it the step and the probability;

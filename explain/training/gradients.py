@@ -236,8 +236,8 @@ class DeadUnits(OnParameters):
             moved = moved.reshape(layer.groups, -1, *moved.shape[1:]).transpose(1, 2).flatten(0, 1)
         alive = moved.flatten(1).any(1)
         # it stays on the device: reading it would wait for the device in every step
-        before = self._alive.get(name)
-        self._alive[name] = alive if before is None else before | alive
+        alive_earlier = self._alive.get(name)
+        self._alive[name] = alive if alive_earlier is None else alive_earlier | alive
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class GradientFlow(OnParameters):
         It has the mean of their root mean squares, their largest magnitude, and the mean share that
         is zero.
         """
-        found = {}
+        mean_flows = {}
         for name, rms in self._means().items():
             flows = [step[name] for step in self.steps if name in step]
             zero = sum(flow.zero for flow in flows) / len(flows)
@@ -317,13 +317,13 @@ class GradientFlow(OnParameters):
             largest = float(
                 torch.tensor([flow.largest for flow in flows], dtype=torch.float64).amax()
             )
-            found[name] = Flow(rms, largest, zero)
-        return found
+            mean_flows[name] = Flow(rms, largest, zero)
+        return mean_flows
 
     def __repr__(self) -> str:
         counts = Counter(self.verdicts().values())
-        found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        return f"GradientFlow({len(self.steps)} steps{f'; {found}' if found else ''})"
+        judged = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        return f"GradientFlow({len(self.steps)} steps{f'; {judged}' if judged else ''})"
 
     def _repr_html_(self) -> str:
         return picture_html(
@@ -386,8 +386,8 @@ class GradientFlow(OnParameters):
         the other way."""
         steps = self.steps[-last:] if last else self.steps
         names = reversed(dict.fromkeys(name for step in steps for name in step))
-        found = {name: [step[name].rms for step in steps if name in step] for name in names}
-        return {name: sum(values) / len(values) for name, values in found.items()}
+        sizes = {name: [step[name].rms for step in steps if name in step] for name in names}
+        return {name: sum(values) / len(values) for name, values in sizes.items()}
 
 
 _COLORS = {

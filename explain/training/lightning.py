@@ -34,13 +34,15 @@ def callback(photos: Any, *, explainer: Callable[[Any], Any] | None = None, **op
     """
     if "start" in options:
         raise RunError("start must be left to the trainer, but was given; leave it out")
-    known = {*inspect.signature(Monitor).parameters, *RunOptions.__annotations__} - {
+    options_of_monitor = {*inspect.signature(Monitor).parameters, *RunOptions.__annotations__} - {
         "explainer",
         "photos",
         "options",
     }
-    for name in options.keys() - known:
-        raise RunError(f"option {name!r} is unknown; {did_you_mean(name, sorted(known))}")
+    for name in options.keys() - options_of_monitor:
+        raise RunError(
+            f"option {name!r} is unknown; {did_you_mean(name, sorted(options_of_monitor))}"
+        )
     return _class(MonitorCallback, _base())(photos, explainer, options)
 
 
@@ -161,8 +163,8 @@ class PriorCallback:
 
 
 @functools.cache
-def _class(own: type, base: type) -> Any:
-    return type(own.__name__, (own, base), {"__module__": __name__, "__doc__": own.__doc__})
+def _class(kind: type, base: type) -> Any:
+    return type(kind.__name__, (kind, base), {"__module__": __name__, "__doc__": kind.__doc__})
 
 
 def _base() -> type:

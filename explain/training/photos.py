@@ -68,13 +68,13 @@ class WatchedPhotos:
     def explained(self, step: int) -> list[PhotoRecord | Failed]:
         """Explain the photos; each is called as it is at this step."""
         labelled: list[Prepared] = []
-        others: list[Prepared] = []
+        unlabelled: list[Prepared] = []
         names = [stored_name(step, photo.entry.name) for photo in self.photos]
         for photo, name in zip(self.photos, names, strict=True):
-            group = others if self.job.labels.first_class(photo.label) is None else labelled
+            group = unlabelled if self.job.labels.first_class(photo.label) is None else labelled
             group.append(replace(photo, entry=replace(photo.entry, name=name)))
         records: dict[str, PhotoRecord | Failed] = {}
-        for group in (labelled, others):
+        for group in (labelled, unlabelled):
             for batch in self.job.explained(group):
                 for record in batch:
                     records[record.name] = record

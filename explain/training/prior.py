@@ -117,19 +117,19 @@ class AttributionPrior:
         """
         values = self._values(model, x, target)
         if self.penalty == "sparsity":
-            found = 1 - gini(values)
+            penalty = 1 - gini(values)
         elif self.penalty == "agreement":
             other = self._values(model, self.augment(x), target)
             changed = self.augment(values) if self.moves else values
-            found = 1 - F.cosine_similarity(changed.flatten(1), other.flatten(1))
+            penalty = 1 - F.cosine_similarity(changed.flatten(1), other.flatten(1))
         else:
             outside = 1 - _at_size(mask, x, values)
             if self.penalty == "outside":
-                found = (values.square() * outside).flatten(1).sum(1)
+                penalty = (values.square() * outside).flatten(1).sum(1)
             else:
                 sizes = values.abs()
-                found = ratio((sizes * outside).flatten(1).sum(1), sizes.flatten(1).sum(1))
-        return self.weight * found.mean()
+                penalty = ratio((sizes * outside).flatten(1).sum(1), sizes.flatten(1).sum(1))
+        return self.weight * penalty.mean()
 
     def _values(self, model: nn.Module, x: torch.Tensor, target: TargetLike) -> torch.Tensor:
         with muted():
@@ -149,5 +149,5 @@ def _at_size(mask: torch.Tensor | None, x: torch.Tensor, values: torch.Tensor) -
             f"mask must have the shape {(len(x), *size)}, got {got}; give one, or "
             "penalty='sparsity'"
         )
-    found = F.interpolate(mask[:, None].to(values), size=values.shape[2 - x.ndim :], mode="area")
-    return found if values.ndim == x.ndim else found[:, 0]
+    resized = F.interpolate(mask[:, None].to(values), size=values.shape[2 - x.ndim :], mode="area")
+    return resized if values.ndim == x.ndim else resized[:, 0]

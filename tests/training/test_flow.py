@@ -7,6 +7,22 @@ from torch import nn
 from explain.training import GradientFlow
 
 
+def test_gradient_flow_judges_layers_by_their_mean_gradient() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model.empty = nn.Parameter(torch.empty(0))
+    with GradientFlow(model) as flow:
+        for _ in range(3):
+            scores = model[2](model[1](model[0](torch.ones(2, 4)) * 1e-9))
+            (scores.sum() + model.empty.sum()).backward()
+    assert len(flow.steps) == 3
+    assert flow.steps[0]["2.bias"].rms == pytest.approx(2.0)  # two rows, each of gradient 1
+    assert flow.verdicts()["0.weight"] == "vanishing"
+    assert flow.verdicts()["2.bias"] == "ok"
+    assert flow.verdicts()["empty"] == "dead"
+    assert flow.summary()["2.bias"].largest == 2.0
+    assert len(flow.plot().axes) == 2
+
+
 def test_gradient_flow_goes_from_the_first_layer_to_the_last_and_survives_a_failed_pass() -> None:
     model = nn.Sequential(
         *(layer for _ in range(9) for layer in (nn.Linear(4, 4), nn.Sigmoid())), nn.Linear(4, 1)

@@ -96,6 +96,12 @@ def test_agreement_compares_the_map_of_the_changed_photo() -> None:
     assert alike.item() == pytest.approx(0, abs=1e-12)
 
 
+def test_a_penalty_that_is_unknown_and_a_weight_that_is_none_are_refused() -> None:
+    for options in ({"penalty": "inside"}, {"weight": float("nan")}):
+        with pytest.raises(explain.MethodError, match="must be"):
+            AttributionPrior(**options)  # type: ignore[arg-type]
+
+
 def test_a_prior_needs_a_mask_of_the_right_shape_and_a_method_with_a_graph() -> None:
     model = network()
     x, labels, mask = batch()
