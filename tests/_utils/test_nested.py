@@ -10,9 +10,6 @@ import torch
 from explain import HookError
 from explain._utils import nested
 from explain._utils.nested import replace_first
-from explain.hooks import HookGroup
-from explain.layers.recording import tensors_in
-from explain.targets.base import find_tensor
 from tests.model_output import BaseModelOutputWithPooling
 
 Pair = namedtuple("Pair", "left right")
@@ -98,43 +95,3 @@ def test_a_container_that_cannot_be_made_with_other_contents_is_refused() -> Non
 
     with pytest.raises(HookError, match="Stubborn"):
         replace_first(Stubborn(torch.zeros(1), 2), torch.ones(1))
-
-
-def test_targets_and_looks_read_the_same_containers() -> None:
-    scores = torch.zeros(2, 5)
-    other = torch.zeros(2, 7)
-    assert find_tensor(Pair(other, scores), 2, [2]) is other
-    assert find_tensor({"aux": other, "logits": scores}, 2, [2]) is scores
-    for kind, (given, key) in CONTAINERS.items():
-        assert tensors_in(given)[0] is dict(nested.items(given))[key], kind
-
-    class Plain:
-        def __init__(self) -> None:
-            self.logits = scores
-
-    assert find_tensor(Plain(), 2, [2]) is scores
-    assert tensors_in(Plain()) == [scores]
-
-
-@pytest.mark.parametrize("kind", CONTAINERS)
-def test_full_backward_hooks_take_outputs_in_containers_of_every_kind(kind: str) -> None:
-    given, key = CONTAINERS[kind]
-
-    class Returns(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return nested.replace(given, lambda way, old: x * 3)
-
-    seen: list[Any] = []
-    model = Returns()
-    x = torch.ones(2, requires_grad=True)
-    with HookGroup(model) as group:
-        group.backward(
-            "", lambda module, grad_input, grad_output: seen.append((grad_input, grad_output))
-        )
-        output = model(x)
-        assert type(output) is type(given)
-        dict(nested.items(output))[key].sum().backward()
-    grad_input, grad_output = seen[0]
-    position = [each for each, _ in nested.items(given)].index(key)
-    assert torch.equal(grad_output[position], torch.ones(2))
-    assert torch.equal(grad_input[0], torch.full((2,), 3.0))

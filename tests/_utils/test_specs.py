@@ -136,13 +136,6 @@ def test_any_text_is_a_method_or_refused(text: str) -> None:
         assert "\n" not in message
 
 
-def test_a_wrapper_that_takes_no_options_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(explain.methods.base._wrappers, "twice", lambda method: Smooth(method, 2))
-    assert get_method("twice(gradcam)") == Smooth(GradCAM(), 2)
-    with pytest.raises(MethodError, match="method twice takes no"):
-        get_method("twice(gradcam, samples=3)")
-
-
 def test_python_takes_the_same_text(net: Any, x: Any) -> None:
     text = "integratedgradients(steps=3, baseline=mean)"
     written = explain.attribute(net, x, text, target=1)

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import nn
 
 import explain
 from explain.attribution.concepts import factorise, update
-from explain.data.boxes import Box
-from explain.render import overlays
-from explain.render.overlays import COLORS
 from tests.conftest import ROOT, TinyNet, snapshot
 from tests.methods import plain, plain_factors
 from tests.methods.test_exact import photo, random_network
@@ -83,35 +77,8 @@ def test_the_model_is_left_as_found_and_a_seed_gives_the_same_again(
     assert snapshot(net) == before
 
 
-def test_the_picture_has_a_color_and_a_line_for_each_concept() -> None:
-    base = Image.new("RGB", (300, 200), "white")
-    maps = np.zeros((2, 10, 15))
-    maps[0, :, :7] = 1
-    maps[1, :, 8:] = 1
-    drawn = overlays.concepts(base, maps, Box(0, 0, 300, 200), ["left", "right"], alpha=1.0)
-    assert drawn.getpixel((40, 100)) == COLORS[0]
-    assert drawn.getpixel((260, 100)) == COLORS[1]
-    below = np.asarray(drawn)[200:]
-    for color in COLORS[:2]:
-        assert (below == color).all(-1).sum() > 50
-
-
 def test_an_explainer_shows_concepts_of_a_photo() -> None:
     picture, found = explain.Explainer("tiny").concepts(ROOT / "assets" / "chelsea.png", 3)
     assert len(found) == 3
     assert picture.width == 451
     assert json.dumps(found.layer) == '"layer3"'
-
-
-def test_a_caller_in_inference_mode_may_have_a_model_that_works_in_place(x: torch.Tensor) -> None:
-    layers = (
-        nn.Conv2d(3, 4, 3),
-        nn.ReLU(),
-        nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-    )
-    model = nn.Sequential(*layers, nn.Linear(4, 3)).double()
-    expected = explain.find_concepts(model, x, 2, layer="1")
-    with torch.inference_mode():
-        assert torch.equal(explain.find_concepts(model, x, 2, layer="1").logits, expected.logits)

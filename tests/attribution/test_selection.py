@@ -98,21 +98,3 @@ def test_a_layer_and_a_target_decide_what_is_chosen() -> None:
         select(net, x, target="b", categories=list("abcde")).methods
         == select(net, x, target=1).methods
     )
-
-
-def test_both_names_are_taken_wherever_methods_are(
-    net: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every = explain.applicable_methods(WIDE, X[:1])
-    cheap = list(select(WIDE, X[:1]).methods)
-    assert len(cheap) < len(every)
-    assert list(explain.plan(WIDE, X[:1], "all").wanted) == cheap
-    assert list(explain.plan(WIDE, X[:1], "everything").wanted) == every
-    explainer = explain.Explainer(net, preprocess=lambda image: x[0])
-    photo = torch.zeros(4, 4, 3, dtype=torch.uint8).numpy()
-    names = [name for name in cheap if name in ("gradcam", "saliency")]
-    monkeypatch.setattr(
-        "explain.attribution.selection.list_methods", lambda: [*names, "scorecam", "legrad"]
-    )
-    assert explainer(photo, "everything", 1).methods == [*names, "scorecam"]
-    assert list(explain.attribute(WIDE, X[:1], "all", target=1)) == names

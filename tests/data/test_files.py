@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from explain._utils.errors import FolderError, OutputError, printable
-from explain.data.files import Files, distinct, json_text, locked, slug
+from explain.data.files import Files, distinct, json_text, slug
 from tests.conftest import in_threads
 
 
@@ -43,20 +43,6 @@ def test_nothing_is_overwritten_without_leave(tmp_path: Path) -> None:
     assert np.load(tmp_path / "a.npy").tolist() == [0, 1, 2]
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int, after: int = 0) -> None:
-    """Let a function of ``os`` fail on files, from a call on: rather than chmod, which does not
-    stop root."""
-    function = getattr(os, name)
-    calls = iter(range(1000))
-
-    def fails(path: Any, *args: Any, **options: Any) -> Any:
-        if next(calls) >= after:
-            raise OSError(number, os.strerror(number), str(path))
-        return function(path, *args, **options)
-
-    monkeypatch.setattr(os, name, fails)
-
-
 @pytest.mark.parametrize(
     ("number", "after", "message"),
     [(errno.ENOSPC, 0, "written"), (errno.ENOSPC, 2, "written"), (errno.EACCES, 0, "Permission")],
@@ -76,15 +62,6 @@ def test_a_failure_half_way_leaves_nothing_behind(
     with pytest.raises(FolderError, match=message):
         filled(tmp_path).write()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_read_only_file_system_is_what_the_message_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing(monkeypatch, "open", errno.EROFS)
-    failing(monkeypatch, "unlink", errno.EROFS)  # there, even of what does not exist
-    with pytest.raises(FolderError, match="Read-only"):
-        filled(tmp_path).write()
 
 
 def test_a_name_that_is_too_long_is_no_fault_of_the_folder(tmp_path: Path) -> None:
@@ -137,16 +114,6 @@ def contents(folder: Path) -> dict[str, Any]:
     return {path.name: json.loads(path.read_text("utf-8")) for path in folder.iterdir()}
 
 
-def test_a_folder_kept_locked_is_waited_for_and_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("explain.data.files.PATIENCE", 0.05)
-    with locked(tmp_path), pytest.raises(FolderError, match="program"):
-        filled(tmp_path).write()
-    assert list(tmp_path.iterdir()) == []
-    assert len(filled(tmp_path).write()) == 3
-
-
 def test_planted_links_are_never_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -183,17 +150,6 @@ def test_a_folder_in_the_place_of_a_file_stops_everything(tmp_path: Path) -> Non
     with pytest.raises(OutputError, match="folder"):
         filled(tmp_path, overwrite=True).write()
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_one_name_cannot_be_given_twice() -> None:
-    files = filled(Path())
-    with pytest.raises(OutputError, match="written"):
-        files.add_picture("a.png", Image.new("RGB", (1, 1)))
-
-
-def test_records_are_strict_json() -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        Files(Path()).add_json("a.json", {"x": float("nan")})
 
 
 @pytest.mark.parametrize(

@@ -3,28 +3,20 @@ from __future__ import annotations
 import io
 import os
 import socket
-import struct
-import sys
-import threading
 import time
-import tracemalloc
 import warnings
-import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
-from torch import Tensor
+from PIL import Image
 from torchvision.transforms import v2
 
 from explain import ExplainWarning, ImageError
-from explain.cli import main
 from explain.data.boxes import Box, locate
 from explain.data.images import MAX_PIXELS, load_image
-from explain.data.opening import hushed, photos_in
+from explain.data.opening import hushed
 from explain.models import CenterCrop
 
 
@@ -42,35 +34,6 @@ def test_paths_bytes_arrays_and_pictures_give_the_same(
     expected = np.asarray(gradient)
     for given in (path, str(path), path.read_bytes(), gradient, expected, expected / 255.0):
         assert np.array_equal(np.asarray(load_image(given)), expected)
-
-
-def test_a_photo_is_decoded_once_however_often_it_is_loaded(
-    gradient: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command line loads it, and so do the explainer, the model's input and the curves."""
-    gradient.save(tmp_path / "a.png")
-    sizes = []
-    monkeypatch.setattr(
-        ImageOps, "exif_transpose", lambda picture: sizes.append(picture.size) or picture
-    )
-    photo = load_image(tmp_path / "a.png")
-    assert load_image(photo) is photo
-    assert sizes == [(40, 30)]
-    changed = photo.copy()
-    changed.putpixel((0, 0), (1, 2, 3))
-    assert load_image(changed).getpixel((0, 0)) == (1, 2, 3)
-    sizes.clear()
-    words = [
-        str(tmp_path / "a.png"),
-        "--model",
-        "tiny",
-        "--method",
-        "gradcam",
-        "--method",
-        "saliency",
-    ]
-    assert main([*words, "-o", str(tmp_path)]) == 0
-    assert sizes == [(40, 30)]
 
 
 @pytest.mark.parametrize("orientation", [*range(1, 9), 99])
@@ -141,47 +104,6 @@ def test_greys_of_fewer_bits_than_their_file_are_bright_and_said_to_be(
     assert [f"{bits} bits" in str(each.message) for each in caught] == [True] * (not is_usual)
 
 
-def chunk(name: bytes, content: bytes) -> bytes:
-    return (
-        struct.pack(">I", len(content))
-        + name
-        + content
-        + struct.pack(">I", zlib.crc32(name + content))
-    )
-
-
-@pytest.mark.parametrize("bits", [12, 14, 16])
-def test_colors_of_fewer_bits_than_their_file_are_said_to_be_dark(bits: int) -> None:
-    """Pillow gives 8 of the 16 bits alone."""
-    colors = np.linspace(0, 2**bits - 1, 60).reshape(4, 5, 3).astype(">u2")
-    rows = b"".join(b"\0" + row.tobytes() for row in colors)
-    header = struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0)
-    parts = (b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
-    file = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
-    if bits == 16:
-        assert np.array_equal(np.asarray(load_image(file)), colors // 256)
-        return
-    with pytest.warns(ExplainWarning, match="16 bits"):
-        load_image(file)
-
-
-def test_a_file_that_says_its_bits_is_read_so() -> None:
-    """A TIFF file with two greys of 12 bits, of which none is bright."""
-    tags = {256: 2, 257: 1, 258: 12, 259: 1, 262: 1, 273: 122, 277: 1, 278: 1, 279: 3}
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    file = (
-        b"II*\0"
-        + struct.pack("<IH", 8, len(tags))
-        + entries
-        + struct.pack("<I", 0)
-        + bytes([0x10, 0x00, 0x80])
-    )
-    assert np.asarray(load_image(file))[0, :, 0].tolist() == [
-        round(256 / 4095 * 255),
-        round(128 / 4095 * 255),
-    ]
-
-
 @pytest.mark.parametrize("values", [[-1000, 0, 3000], [-1.0, 0.0, 1.0], [0.0, 0.5, 1.02]])
 def test_greys_below_zero_or_a_little_above_one_are_told_apart(values: list[float]) -> None:
     array = np.array([values], np.int32 if values[2] == 3000 else np.float32)
@@ -216,22 +138,6 @@ def test_what_is_no_image_or_cannot_be_read_is_named(gradient: Image.Image, tmp_
     ):
         with pytest.raises(ImageError, match=message):
             load_image(path)
-
-
-def test_photos_of_phones_are_named_and_read_where_a_package_can(
-    gradient: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "photo.heic"
-    file.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
-    monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    with pytest.raises(
-        ImageError, match="a HEIC photo, which needs the package pillow-heif; run pip"
-    ):
-        load_image(file)
-    reader = SimpleNamespace(open_heif=lambda file: SimpleNamespace(to_pillow=lambda: gradient))
-    monkeypatch.setitem(sys.modules, "pillow_heif", reader)
-    assert load_image(file).size == gradient.size
-    assert [name for name, _ in photos_in(str(tmp_path))] == ["photo.heic"]
 
 
 def test_a_decompression_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
@@ -289,16 +195,6 @@ def test_the_part_that_any_preprocessing_keeps_is_found_by_trying_it(
     assert locate(ours, size) == expected
 
 
-def test_padding_around_the_photo_is_left_out() -> None:
-    def letterbox(image: Image.Image) -> Tensor:
-        small = ImageOps.pad(image, (64, 64), color=(90, 90, 90))
-        return v2.functional.to_dtype(v2.functional.to_image(small), torch.float32, scale=True)
-
-    found = locate(letterbox, (400, 200))
-    for edge, expected in {"left": 0, "top": -100, "right": 400, "bottom": 300}.items():
-        assert getattr(found, edge) == pytest.approx(expected, abs=8), edge
-
-
 def test_preprocessing_that_cannot_be_located_is_taken_to_show_the_whole_photo_and_says_so() -> (
     None
 ):
@@ -309,26 +205,6 @@ def test_preprocessing_that_cannot_be_located_is_taken_to_show_the_whole_photo_a
             assert locate(preprocess, (40, 20)) == Box(0, 0, 40, 20)  # type: ignore[arg-type]
     strip = v2.Compose([v2.Resize(8), v2.CenterCrop(8), v2.ToImage(), v2.ToDtype(torch.float32)])
     assert locate(strip, (1, 100)).top == pytest.approx(49.5, abs=3)
-
-
-def test_open_files_and_pipes_that_are_open_already_are_read(
-    gradient: Image.Image, tmp_path: Path
-) -> None:
-    gradient.save(tmp_path / "a.png")
-    with (tmp_path / "a.png").open("rb") as file:
-        assert load_image(file).size == (40, 30)
-    ours, theirs = os.pipe()
-    with os.fdopen(ours, "rb"), os.fdopen(theirs, "wb") as writer:
-        thread = threading.Thread(
-            target=lambda: (
-                time.sleep(0.05),
-                writer.write((tmp_path / "a.png").read_bytes()),
-                writer.close(),
-            )
-        )
-        thread.start()
-        assert load_image(f"/dev/fd/{ours}").size == (40, 30)
-        thread.join()
 
 
 def test_named_pipes_devices_and_sockets_are_refused_at_once(tmp_path: Path) -> None:
@@ -349,56 +225,6 @@ def test_named_pipes_devices_and_sockets_are_refused_at_once(tmp_path: Path) -> 
             ):
                 load_image(name)
     assert time.monotonic() - begun < 5
-
-
-@pytest.mark.parametrize("format", ["EPS", "GRIB", "HDF5", "WMF"])
-def test_formats_that_hold_no_photo_are_refused_and_start_no_program(
-    format: str, gradient: Image.Image, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(*_: object, **__: object) -> None:
-        raise AssertionError("Ghostscript was started on a file of unknown origin")
-
-    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", start)
-    drawing = io.BytesIO()
-    gradient.save(drawing, "EPS")
-    metafile = (
-        b"\xd7\xcd\xc6\x9a\0\0"
-        + np.array([0, 0, 99, 99, 96], "<i2").tobytes()
-        + bytes(6)
-        + b"\1\0\x09\0"
-    )
-    contents = {
-        "EPS": drawing.getvalue(),
-        "GRIB": b"GRIB\0\0\0\1",
-        "HDF5": b"\x89HDF\r\n\x1a\n",
-        "WMF": metafile,
-    }
-    with pytest.raises(
-        ImageError, match=f"must be a photo, got {format}; convert it to PNG or JPEG"
-    ):
-        load_image(contents[format] + bytes(60))
-
-
-def test_pipes_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explain.data.images.MAX_BYTES", 5000)
-    ours, theirs = os.pipe()
-    with os.fdopen(ours, "rb"), os.fdopen(theirs, "wb", buffering=0) as writer:
-        writer.write(bytes(6000))
-        with pytest.raises(ImageError, match="image"):
-            load_image(f"/dev/fd/{ours}")
-
-
-def test_large_deep_greys_are_scaled_by_one_range_and_in_little_memory() -> None:
-    deep = np.random.default_rng(0).integers(-9, 40_000, (1500, 1000)).astype(np.int32)
-    deep[-1, -1] = 80_000  # in the last band of rows
-    picture = Image.fromarray(deep)
-    tracemalloc.start()
-    found = np.asarray(load_image(picture))[:, :, 0]
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert np.array_equal(found, (deep.clip(min=0) / 80_000 * 255).round().astype(np.uint8))
-    # a band in double precision a few times over, and not the whole picture
-    assert peak < 40 * 2**20
 
 
 def test_libraries_in_c_are_heard_without_being_printed_and_for_a_while_only(

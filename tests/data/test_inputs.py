@@ -169,22 +169,6 @@ def test_each_call_of_a_layer_has_its_own_map(x: Tensor) -> None:
         explain.attribute(again, x, target=2, layer="conv@3")
 
 
-def test_a_module_under_two_names_goes_by_either(x: Tensor) -> None:
-    conv = nn.Conv2d(3, 3, 3, padding=1)
-    model = (
-        settled(nn.Sequential(conv, nn.ReLU(), conv, nn.AdaptiveAvgPool2d(1), nn.Flatten()))
-        .double()
-        .eval()
-    )
-    first, last = (
-        explain.attribute(model, x, "gradcam", target=0, layer=layer).values
-        for layer in ("0@0", "0")
-    )
-    assert not torch.equal(first, last)
-    assert torch.equal(explain.attribute(model, x, "gradcam", target=0, layer="2").values, last)
-    assert torch.equal(explain.attribute(model, x, "gradcam", target=0, layer=conv).values, last)
-
-
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -258,26 +242,6 @@ def test_inputs_may_lie_in_containers(
         assert_close(found.values, expected.values)
         assert found.input == ".".join(map(str, path))
     assert unpack(batch)[0] is pair[0]
-
-
-def test_no_input_is_altered_by_a_model_that_works_in_place() -> None:
-    greedy = Made(lambda net, image, mask: image.mul_(mask.add_(1)).mean((2, 3)))
-    image = torch.rand(2, 3, 4, 4)
-    mask = torch.rand(2, 1, 4, 4)
-    kept = image.clone(), mask.clone()
-    explain.attribute(
-        greedy, (image, mask), ["saliency", "integratedgradients", "smoothgrad"], target=0
-    )
-    assert torch.equal(image, kept[0])
-    assert torch.equal(mask, kept[1])
-    assert (image._version, mask._version) == (0, 0)
-
-
-def test_other_inputs_that_require_gradients_are_left_alone(siamese: Siamese, pair: Two) -> None:
-    left, right = (side.clone().requires_grad_() for side in pair)
-    explain.attribute(siamese, (left, right), ["gradcam", "saliency"], target=0)
-    assert left.grad is None
-    assert right.grad is None
 
 
 def test_rows_of_other_inputs_go_with_their_image_and_all_else_stays() -> None:
@@ -377,82 +341,6 @@ def test_inputs_that_belong_to_no_single_image_are_shared(images: int, x: Tensor
             assert_close(found[method].values[i], alone[method].values[0], rtol=1e-9, atol=1e-12)
 
 
-def test_an_input_that_says_what_the_classes_are_needs_not_be_named_as_shared(x: Tensor) -> None:
-    model = matching()
-    texts = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
-    for count in (1, 2):
-        methods = ["ablationcam", "scorecam", "integratedgradients"]
-        found = explain.attribute(model, (x[:count], texts[:count]), methods, target=count - 1)
-        shared = Inputs((x[:count], texts[:count]), shared=[1])
-        for method, expected in explain.attribute(model, shared, methods, target=count - 1).items():
-            assert_close(found[method].values, expected.values, rtol=1e-9, atol=1e-12)
-
-
-def test_statistics_that_happen_to_be_as_many_as_the_images_are_told_from_theirs(x: Tensor) -> None:
-    normalised = Made(
-        lambda net, x, mean: F.relu(net.conv(x - mean)).mean((2, 3)), conv=nn.Conv2d(3, 4, 3)
-    )
-    model = settled(normalised).double().eval()
-    mean = torch.tensor([0.1, 0.5, 0.9]).double()[:, None, None]
-    found = explain.attribute(model, (x, mean), "integratedgradients", target=1)
-    alone = explain.attribute(
-        model, Inputs((x[:1], mean), shared=[1]), "integratedgradients", target=1
-    )
-    assert_close(found.values[:1], alone.values)
-
-
-class OfTwo(nn.Module):
-    """Takes two images and no other number, each with a gain."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.fc, self.fixed = nn.Conv2d(3, 5, 3), nn.Linear(5, 5), True
-
-    def forward(self, x: Tensor, gain: Tensor) -> Tensor:
-        if self.fixed and len(x) != 2:
-            raise RuntimeError(f"expected 2 images, got {len(x)}")
-        return self.fc(F.relu(self.conv(x)).mean((2, 3))) * gain[:, None]
-
-
-@pytest.mark.parametrize("method", ["ablationcam", "scorecam", "smoothgrad"])
-def test_rows_beside_the_images_go_with_them_in_a_network_of_a_fixed_batch_size(
-    method: str, x: Tensor
-) -> None:
-    model = settled(OfTwo()).double().eval()
-    gain = torch.tensor([1.0, 2.0]).double()
-    found = explain.attribute(model, (x[:2], gain), method, target=1, layer="conv").values
-    model.fixed = False  # type: ignore[assignment]
-    expected = explain.attribute(model, (x[:2], gain), method, target=1, layer="conv").values
-    assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-class FrozenTower(nn.Module):
-    """Looks at both images without gradients; the head alone has any."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.reference, self.fc = (
-            nn.Conv2d(3, 4, 3),
-            nn.Conv2d(3, 4, 3),
-            nn.Linear(8, 5),
-        )
-
-    def forward(self, query: Tensor, reference: Tensor) -> Tensor:
-        with torch.no_grad():
-            maps = self.query(query), self.reference(reference.double())
-        return self.fc(torch.cat([each.mean((2, 3)) for each in maps], 1))
-
-
-@pytest.mark.parametrize("kind", [torch.float64, torch.uint8])
-def test_what_depends_on_the_explained_image_is_seen_without_gradients_too(
-    kind: torch.dtype, x: Tensor
-) -> None:
-    model = settled(FrozenTower()).double().eval()
-    reference = (x * 50).abs().to(kind)
-    for method in ("eigencam", "scorecam"):
-        assert explain.attribute(model, (x, reference), method, target=0).layer == "query"
-
-
 class ReadsText(nn.Module):
     """Image tokens, then text tokens, through one transformer."""
 
@@ -482,25 +370,6 @@ def test_tokens_of_a_text_are_not_taken_for_places(words: int) -> None:
     assert_close(found.values[0], of_patches)
 
 
-def test_a_switch_among_the_inputs_may_change_which_layers_are_called_and_when() -> None:
-    class Switched(Siamese):
-        def forward(self, left: Tensor, right: Tensor, right_first: bool = False) -> Tensor:
-            order = (right, left) if right_first else (left, right)
-            seen = [F.relu(self.encoder(side)).mean((2, 3)) for side in order]
-            return self.fc(torch.cat(seen[::-1] if right_first else seen, 1))
-
-    model = settled(Switched()).eval()
-    left = torch.rand(1, 3, 8, 8)
-    right = torch.rand(1, 3, 8, 8)
-    for _ in range(2):
-        found = explain.attribute(model, (left, right), "eigencam", target=1)
-        turned = explain.attribute(
-            model, Inputs((left, right), {"right_first": True}), "eigencam", target=1
-        )
-        assert (found.layer, turned.layer) == ("encoder@0", "encoder")
-        assert_close(found.values, turned.values)
-
-
 def test_what_was_seen_of_a_network_is_forgotten_when_it_is_another_one(x: Tensor) -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
@@ -510,16 +379,6 @@ def test_what_was_seen_of_a_network_is_forgotten_when_it_is_another_one(x: Tenso
         model[1] = nn.MaxPool2d(2)
         assert default_layer(model, x) == "0"
         model[1] = nn.ReLU()
-
-
-@pytest.mark.parametrize(
-    "several", [list, tuple, iter, dict.fromkeys, lambda names: dict.fromkeys(names).keys()]
-)
-def test_layers_come_in_any_iterable(several: Any, siamese: Siamese, pair: Two) -> None:
-    found = explain.attribute(
-        siamese, pair, ["eigencam", "layercam"], target=1, layer=several(["encoder.2"])
-    )
-    assert [a.layer for a in found.values()] == ["encoder.2@0"] * 2
 
 
 def test_a_network_that_was_switched_over_is_looked_at_again(x: Tensor) -> None:

@@ -14,15 +14,11 @@ from torch import nn
 
 import explain
 from explain import ExplainWarning
-from explain.hooks import HookGroup, capture
+from explain.hooks import HookGroup
 
 
 def doubled(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
     return output.flip(1)
-
-
-def looks(module: nn.Module, args: Any, output: torch.Tensor) -> None:
-    pass
 
 
 def made(folder: Path) -> tuple[explain.Explainer, str]:
@@ -65,16 +61,3 @@ def test_a_map_that_the_callers_hooks_altered_says_so_and_is_not_repeated_silent
     explainer.model.get_submodule("layer1").register_forward_hook(doubled)
     with pytest.warns(ExplainWarning, match="hooks"):
         plain.repeat(explainer)
-
-
-def test_hooks_that_only_look_are_recorded_and_do_not_warn(tmp_path: Path) -> None:
-    explainer, path = made(tmp_path)
-    with capture(explainer.model, "layer1"):  # one of this package
-        handle = explainer.model.get_submodule("layer1").register_forward_hook(looks)
-        found = saved(explainer, path, tmp_path / "looked")
-        handle.remove()
-    assert len(found.record["explainer"]["hooks"]) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again = found.repeat(explainer)
-    torch.testing.assert_close(again.values, found.values)

@@ -3,7 +3,6 @@ in one line."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain import LayerError, MethodError
+from explain import MethodError
 from tests.conftest import TinyNet, settled
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::torch.jit.TracerWarning")
@@ -49,10 +48,6 @@ def with_compiled_part(calls: list[int]) -> nn.Module:
     return with_part(lambda part: torch.compile(part, backend=counting(calls)))
 
 
-def with_part_compiled_in_place(calls: list[int]) -> nn.Module:
-    return with_part(lambda part: part.compile(backend=counting(calls)))
-
-
 def compiled_in_place(calls: list[int]) -> nn.Module:
     net = plain()
     net.compile(backend=counting(calls))
@@ -73,7 +68,6 @@ def with_compiled_function(calls: list[int]) -> nn.Module:
 
 COMPILED = [
     with_compiled_part,
-    with_part_compiled_in_place,
     compiled_in_place,
     with_compiled_function,
 ]
@@ -109,37 +103,6 @@ def test_a_layer_in_a_compiled_part_has_its_name_there() -> None:
     torch.testing.assert_close(
         found.values, explain.attribute(plain(), x, target=1, layer="layer1.2").values
     )
-
-
-def test_the_setting_of_the_compiler_comes_back_after_errors_and_from_threads() -> None:
-    from torch._dynamo import eval_frame
-
-    net = plain()
-    x = torch.randn(1, 3, 12, 10, dtype=torch.float64)
-    inside = threading.Event()
-    leave = threading.Event()
-
-    def wait(output: torch.Tensor) -> torch.Tensor:
-        inside.set()
-        leave.wait(10)
-        return output[:, 1]
-
-    before = eval_frame._stance
-    thread = threading.Thread(
-        target=explain.attribute, args=(net, x, "saliency"), kwargs={"target": wait}
-    )
-    thread.start()
-    assert inside.wait(10)
-    assert eval_frame._stance.stance == "force_eager"
-    with pytest.raises(LayerError):
-        explain.attribute(net, x, target=1, layer="unused")
-    assert eval_frame._stance.stance == "force_eager"  # the other one goes on
-    leave.set()
-    thread.join()
-    assert eval_frame._stance is before
-    with pytest.raises(ZeroDivisionError):
-        explain.attribute(net, x, "saliency", target=lambda output: 1 // 0)
-    assert eval_frame._stance is before
 
 
 def exported_part() -> nn.Module:
@@ -197,8 +160,3 @@ def test_methods_that_look_inside_are_refused_with_scripted_parts(
         MethodError, match=f"{method} must see every operation of the model, but layer 'layer1'"
     ):
         explain.attribute(build(), torch.randn(2, 3, 12, 10, dtype=torch.float64), method, target=1)
-
-
-def test_a_scripted_layer_is_refused_in_one_line() -> None:
-    with pytest.raises(LayerError, match="layer 'layer1' must"):
-        explain.attribute(scripted_part(), PART[:, :3] + 1, target=1, layer="layer1")

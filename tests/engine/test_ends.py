@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import explain
-from explain.attribution.trace import trace
-from explain.methods import Necessary, Occlusion
+from explain.methods import Occlusion
 from explain.models import CenterCrop
 
 SIDE = 8
@@ -79,36 +77,6 @@ def test_no_photo_decides_whether_several_labels_may_be_true(end: str, first: An
         assert [label for label, _ in explanation.predictions] == [
             ["red", "green", "blue"][i] for i in best
         ]
-
-
-def test_the_smallest_evidence_for_a_label_is_that_of_the_photo_alone() -> None:
-    photos = torch.stack([PLAIN(one_colour(colour)) for colour in (RED, YELLOW)])
-    method = Necessary(4, "zero")
-    cases: list[tuple[Any, Tensor]] = [
-        (None, photos[:1]),
-        ("none", photos),
-        ("sigmoid", photos[:1]),
-    ]
-    for activation, x in cases:
-        (found,) = explain.attribute(
-            Channels(torch.sigmoid), x, method, target=0, activation=activation
-        ).sets[0]
-        # Without k of 16 squares, the probability is sigmoid(12 * 0.95 * (16 - k) / 16 - 6): below
-        # 1/2 from k = 8 on.
-        assert found.size == 8 / 16
-
-
-def test_a_configuration_of_transformers_says_what_outputs_are() -> None:
-    x = PLAIN(one_colour(YELLOW))[None]
-    for problem, expected in (
-        ("multi_label_classification", torch.sigmoid),
-        ("regression", lambda s: s),
-    ):
-        model = Channels(lambda s: s)
-        model.config = SimpleNamespace(problem_type=problem)  # type: ignore[assignment]
-        a = explain.attribute(model, x, Occlusion(SIDE, SIDE, score="probability"), target=0)
-        change = expected(12 * x.mean((2, 3)) - 6) - expected(torch.tensor(-6.0))
-        torch.testing.assert_close(a.values[:, 0, 0], change[:, 0])
 
 
 def outside_of_torch(scores: Tensor) -> Tensor:
@@ -194,30 +162,8 @@ def test_where_nothing_tells_features_from_scores_it_is_said() -> None:
     )
 
 
-def test_features_are_not_explained_as_a_number() -> None:
-    class Aged(Heads):
-        def forward(self, x: Tensor) -> Any:
-            f = self.features(self.conv(x).relu().mean((2, 3)))
-            return f, self.scores(f)[:, 0]
-
-    model = Aged(lambda f, s, o: None).eval()
-    x = torch.rand(2, 3, SIDE, SIDE)
-    a = explain.attribute(model, x, "saliency")
-    torch.testing.assert_close(a.score, model(x)[1].detach())
-
-
 def test_of_several_heads_the_labels_say_which_is_explained() -> None:
     model = Heads(lambda f, s, o: (s, o)).eval()
     found = explain.Explainer(model, ["a", "b", "c"], PLAIN)(one_colour(RED), "saliency")
     scores = model(PLAIN(one_colour(RED))[None])[1][0]
     torch.testing.assert_close(found.probabilities, scores.softmax(0).detach())
-
-
-def test_features_are_not_read_in_metrics_checks_and_traces() -> None:
-    x = torch.rand(1, 3, SIDE, SIDE)
-    first = Heads(lambda f, s, o: (f, s)).eval()
-    plain = Heads(lambda f, s, o: s).eval()
-    tables = [explain.evaluate(model, x, "saliency", "deletion") for model in (first, plain)]
-    torch.testing.assert_close(*(table["saliency"]["deletion"] for table in tables))
-    effects = [trace(model, x, 1 - x, "channels", layers="conv") for model in (first, plain)]
-    assert effects[0].rows() == effects[1].rows()

@@ -41,12 +41,6 @@ class Decorated(Plain):
         return super().forward(x)
 
 
-class ForGood(Plain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        torch.set_grad_enabled(True)
-        return super().forward(x)
-
-
 class Begins(Plain):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():
@@ -79,45 +73,12 @@ class Enabled(nn.Sequential):
         return super().forward(x)
 
 
-class AsideWithout(Plain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        maps = self.one(x).tanh()
-        with torch.no_grad():
-            self.seen = maps.mean()
-        return self.fc(self.two(maps).tanh().mean((2, 3)))
-
-
-class InnerGradient(Plain):
-    """Its input is moved along a gradient of its own."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            start = x.detach().requires_grad_()
-            slope = torch.autograd.grad(self.one(start).square().sum(), start)[0]
-        return super().forward(x + 0.1 * slope)
-
-
-class GradientInside(Plain):
-    """Its score is computed from a gradient: energies and forces are."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            maps = self.one(x)
-            maps = maps if maps.requires_grad else maps.requires_grad_()
-            slope = torch.autograd.grad(maps.tanh().square().sum(), maps, create_graph=True)[0]
-            return self.fc(self.two(maps + slope).tanh().mean((2, 3)))
-
-
 KINDS = [
     Flag,
     Decorated,
-    ForGood,
     Begins,
     Ends,
     InBlock,
-    AsideWithout,
-    InnerGradient,
-    GradientInside,
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +14,6 @@ from torch.nn import functional as F
 import explain
 from explain.baselines import OtherPhoto
 from explain.engine.incremental import BoxMaps, PhotoPass, changed_box
-from explain.engine.reruns import InputRerun
-from explain.hooks import Ablate
 from explain.methods import Occlusion
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -178,76 +175,6 @@ def test_it_is_used_where_a_trial_finds_it_faster(
     explain.attribute(model, x, Occlusion(window=4, stride=2), target=1, batch_size=8)
     handle.remove()
     assert passes[0] == (2 + 18 if factor < 1 else 2)  # in the trial, and of 144 rows by eight
-
-
-def test_feature_maps_that_are_the_output_have_all_values() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-    x = torch.rand(1, 3, 16, 16)
-    perturbed = x.repeat(2, 1, 1, 1)
-    perturbed[0, :, 3:5, 7:9] = 0
-    box = changed_box(x, torch.tensor([0, 0]), perturbed)
-    assert box is not None
-    with torch.no_grad():
-        results: list[Any] = []
-        found = model(BoxMaps(box, PhotoPass(results)))
-        torch.testing.assert_close(found.whole(), model(perturbed))
-        torch.testing.assert_close(found.amax((2, 3)), model(perturbed).amax((2, 3)))
-    assert [str(function) for function, *_ in results] == [
-        "aten.convolution.default",
-        "aten.relu.default",
-    ]
-
-
-class Scripted(nn.Module):
-    """A network with a part that no tracer sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 4, 3, padding=1)
-        rest = nn.Sequential(
-            nn.Conv2d(4, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-        ).double()
-        with warnings.catch_warnings(action="ignore"):  # scripts are deprecated, and still in use
-            self.rest = torch.jit.script(rest)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.rest(self.first(x).relu())
-        return found
-
-
-@pytest.mark.parametrize(
-    "kind", ["plain", "several photos", "batch size", "scripted", "probability", "ablated"]
-)
-def test_occlusion_is_the_same_with_whole_passes(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    model = Scripted() if kind == "scripted" else random_network(1, (26, 26))
-    model = model.double().eval()
-    x = torch.rand(3 if kind == "several photos" else 1, 3, 26, 26, dtype=torch.double)
-    more: dict[str, Any] = {
-        "batch size": {"batch_size": 5},
-        "ablated": {"interventions": [Ablate("0", channels=[1])]},
-    }.get(kind, {})
-    method = Occlusion(
-        window=6, stride=2, score="probability" if kind == "probability" else "logit"
-    )
-    model(x)
-    calls = []
-    plain = PhotoPass.result
-
-    def counted(self: PhotoPass, *call: Any) -> Tensor:
-        calls.append(call[0])
-        return plain(self, *call)
-
-    monkeypatch.setattr(PhotoPass, "result", counted)
-    found = explain.attribute(model, x, method, target=1, **more).values
-    assert calls
-    monkeypatch.setattr(InputRerun, "_find_incremental", lambda self: None)
-    calls.clear()
-    expected = explain.attribute(model, x, method, target=1, **more).values
-    assert not calls
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 class Overwrites(nn.Module):

@@ -3,9 +3,7 @@ without."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,7 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain import ExplainWarning, ModelError, RecordError, TargetError
-from explain.cli import main
+from explain import ExplainWarning, ModelError, TargetError
 from explain.methods import RISE, Occlusion
 from explain.metrics import AverageDrop, Deletion
 from explain.models import CenterCrop, Classifier
@@ -243,82 +240,6 @@ class TestEverythingReadsTheSameProbability:
         drop = ((probability(x) - seen).clamp(min=0) / probability(x)).double()
         torch.testing.assert_close(table["map"]["averagedrop"].double(), drop, rtol=0, atol=1e-6)
 
-    @pytest.mark.filterwarnings("ignore::explain.ExplainWarning")
-    def test_runs_reports_and_checks(self, end: str, tmp_path: Path) -> None:
-        model, x, options, probability = self.given(end)
-        model = model.float()
-        labels = LABELS[: ENDS[end][1]]
-        explainer = explain.Explainer(model, labels, PLAIN, **options)
-        found = explainer(PHOTO, "saliency", 0)
-        expected = pytest.approx(float(probability(x.float())), abs=1e-5)
-        assert found.record()["probability"] == expected
-        from explain.report.item import Detail, item
-
-        shown = item(found, Detail(steps=4))
-        assert shown["targets"][0]["probability"] == expected
-        curve = shown["maps"][0][0]["curve"]
-        if curve["reading"] == "probability":
-            assert curve["deletion"][0] == expected
-        else:
-            assert ENDS[end][1] == 1
-            assert curve["deletion"][0] == pytest.approx(model(x.float()).item(), abs=1e-5)
-        assert found.check()["saliency"]
-        fresh = explain.Explainer(model, labels, PLAIN, **options)
-        run = explain.run(
-            [PHOTO], fresh, "saliency", target=0, output=tmp_path / "run.sqlite", workers=0
-        )
-        assert next(run.rows()).probability == expected
-
-
-@pytest.mark.parametrize("positive", [True, False])
-def test_runs_say_yes_or_no_of_one_output(positive: bool, tmp_path: Path) -> None:
-    model = Scores(lambda s: (1 if positive else -1) * s.abs(), classes=1)
-    explainer = explain.Explainer(model, ["cat"], PLAIN, activation="sigmoid")
-    run = explain.run([PHOTO], explainer, "saliency", output=tmp_path / "run.sqlite", workers=0)
-    row = next(run.rows())
-    assert row.prediction == ("cat" if positive else "not cat")
-    assert row.prediction_probability == pytest.approx(
-        float(scores(model).abs().sigmoid()), abs=1e-5
-    )
-    assert row.prediction_class is None
-
-
-@pytest.mark.parametrize(
-    "method", ["saliency", "integratedgradients", "inputxgradient", Occlusion(2, 2)]
-)
-def test_a_softmax_without_a_slope_is_the_reason_of_an_empty_map(method: Any) -> None:
-    model = Scores(lambda scores: (1e4 * scores).softmax(1))
-    model.head.weight.data *= 0
-    with pytest.warns(ExplainWarning, match="before the softmax"):
-        explain.attribute(model, PLAIN(PHOTO)[None], method, target=int(model.head.bias.argmax()))
-
-
-def test_an_activation_is_saved_and_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_labels.py").write_text(
-        "import torch\nfrom explain.models import CenterCrop\n"
-        "def make():\n"
-        "    torch.manual_seed(0)\n"
-        "    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))\n"
-        "    model.preprocess = CenterCrop(8)\n"
-        "    return model\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    PHOTO.save(tmp_path / "photo.png")
-    explainer = explain.Explainer("own_labels:make", activation="sigmoid")
-    method = RISE(samples=32, grid=2)
-    found = explainer(tmp_path / "photo.png", method)
-    found.save(tmp_path / "out")
-    record = json.loads((tmp_path / "out" / "photo-rise.json").read_text())
-    assert record["activation"] == "sigmoid"
-    assert record["explainer"]["arguments"]["activation"] == "sigmoid"
-    saved = explain.load(tmp_path / "out" / "photo-rise.json")
-    again = saved.repeat(explain.Explainer("own_labels:make", activation="sigmoid"))
-    assert torch.equal(again["rise"].values, found["rise"].values)
-    with pytest.raises(RecordError, match="activation"):
-        saved.repeat(explain.Explainer("own_labels:make", activation="softmax"))
-
 
 def test_a_classifier_may_say_what_its_outputs_are() -> None:
     model = Scores()
@@ -327,28 +248,3 @@ def test_a_classifier_may_say_what_its_outputs_are() -> None:
     torch.testing.assert_close(
         found.probabilities.double(), scores(model).sigmoid(), rtol=0, atol=1e-6
     )
-
-
-def test_the_command_line_takes_an_activation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    PHOTO.save(tmp_path / "photo.png")
-    out = str(tmp_path / "out")
-    common = [
-        str(tmp_path / "photo.png"),
-        "--model",
-        "tiny",
-        "-m",
-        "saliency",
-        "--output",
-        out,
-        "--force",
-    ]
-    for activation in ("softmax", "sigmoid"):
-        assert main([*common, "--activation", activation]) == 0
-        assert (
-            json.loads((tmp_path / "out" / "photo-tiny-saliency.json").read_text())["activation"]
-            == activation
-        )
-    assert main([*common, "--activation", "softmux"]) == 2
-    assert "'softmux' is not one of 'softmax'" in capsys.readouterr().err

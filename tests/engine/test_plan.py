@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import explain
 from explain.engine import Attributions
-from explain.engine.needs import BlockAttention
 from explain.engine.perturbations import Scores
 from explain.methods import AblationCAM, Augmented, IntegratedGradients, Smooth
 from explain.methods.base import get_method
@@ -125,24 +124,6 @@ def test_two_methods_that_rerun_cost_no_more_together_than_apart(first: str, sec
     assert_together_is_not_dearer(first, second)
 
 
-def test_a_method_pays_for_its_own_layers_alone() -> None:
-    """Curvature at one layer, and gradients at all stages: neither is gathered where only the other
-    looks."""
-    plan = explain.plan(net(), X, ["shapleycam", "refinecam"], targets=[1])
-    needs = {(type(need.kind).__name__, need.layer) for need in plan.needs}
-    looked_at = alone("refinecam")[1].layer
-    assert isinstance(looked_at, tuple)
-    assert len(looked_at) > 1
-    assert {layer for need, layer in needs if need == "LayerCurvature"} == {
-        alone("shapleycam")[1].layer
-    }
-    assert {layer for need, layer in needs if need == "LayerGradients"} == set(looked_at)
-    together = worked(("shapleycam", "refinecam"))[0]
-    apart = alone("refinecam")[0] + alone("shapleycam")[0]
-    back = "aten.convolution_backward.default of (6, 8, 8)"  # the one behind the first stage
-    assert together[back] == apart[back] == len(X)
-
-
 class Counting(TinyNet):
     """Notes how many rows it was called with, and how many its head was."""
 
@@ -204,54 +185,6 @@ def test_a_plan_counts_what_runs_row_by_row(
     # a replay is tried with the maps as they are
     assert sum(counted.scored) == plan.passes + plan.rows + replays
     assert len(gradients) == plan.passes_back + plan.rows_back
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_plan_counts_what_runs_in_pieces(
-    name: str, counted: Counting, gradients: list[int]
-) -> None:
-    method = SMALL.get(name, get_method(name))
-    plan = explain.plan(counted, X, method, targets=[1])
-    explain.attribute(counted, X, [method], targets=[1], batch_size=512)
-    at_layer = [
-        stream for stream in plan.streams if stream.of.of_layer and plan.rows_of(stream) > len(X)
-    ]
-    at_input = [stream for stream in plan.streams if not stream.of.of_layer]
-    # rows that show whether rows follow their images
-    probed = 3 * bool(at_input) + 3 * len(X) * len(at_layer)
-    assert sum(counted.scored) == len(X) * plan.passes + plan.rows + probed
-    pieces = sum(bool(stream.inner) for stream in at_input)
-    assert len(gradients) == plan.passes_back + pieces * (plan.rows_back > 0)
-
-
-def test_a_plan_for_transformer_blocks_counts_their_passes(gradients: list[int]) -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.attn(x, x, x, need_weights=False)[0]
-
-    class Transformer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.patches, self.fc, self.calls = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5), 0
-            self.blocks = nn.Sequential(Block(), Block())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return self.fc(self.blocks(self.patches(x).flatten(2).mT).mean(1))
-
-    model = settled(Transformer()).double().eval()
-    explain.attribute(model, X, "legrad", target=1)
-    model.calls = 0
-    gradients.clear()
-    plan = explain.plan(model, X, ["legrad", "rollout"], targets=[1, 2])
-    assert any(isinstance(need.kind, BlockAttention) for need in plan.needs)
-    explain.attribute(model, X, ["legrad", "rollout"], targets=[1, 2])
-    assert model.calls == plan.passes == 3
-    assert len(gradients) == plan.passes_back == 2
 
 
 PRINTED = {

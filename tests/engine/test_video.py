@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-import torchvision
 from torch import nn
-from torchvision.models.video.mvit import MSBlockConfig, MViT
-from torchvision.models.video.swin_transformer import SwinTransformer3d
 
 import explain
-from explain.layers import default_layer
-from explain.methods import Augmented, GradCAM, IntegratedGradients, Saliency, Smooth
+from explain.methods import IntegratedGradients
 from tests.conftest import ATTENDING, COVERING, settled, snapshot
 
 FRAMES = 3
@@ -99,125 +92,3 @@ def test_a_frozen_picture_is_explained_like_the_picture(method: str) -> None:
     )
     for frame in range(FRAMES):
         torch.testing.assert_close(found.heatmap[:, frame], expected.heatmap, rtol=1e-5, atol=1e-6)
-
-
-def test_values_add_up_over_time(clip: Clip, video: torch.Tensor) -> None:
-    found = explain.attribute(
-        clip, video, ["fullgrad", IntegratedGradients(steps=200), "cam"], target=2
-    )
-    assert found["fullgrad"].delta.abs().max() < 1e-9
-    assert (
-        found["integratedgradients"].delta.abs().max()
-        < 1e-3 * found["integratedgradients"].score.abs().max()
-    )
-    mean = found["cam"].values.flatten(1).mean(1) + clip.fc.bias[2]
-    torch.testing.assert_close(mean.detach(), found["cam"].score)
-
-
-def test_wrappers_and_fusion_work_in_time(clip: Clip, video: torch.Tensor) -> None:
-    for method in (
-        Augmented(GradCAM(relu=False)),
-        Augmented(Saliency(), scales=(1.0, 1.2)),
-        Smooth(GradCAM(relu=False)),
-    ):
-        assert explain.attribute(clip, video, method, target=2).heatmap.shape == (2, FRAMES, 12, 10)
-    fused = explain.attribute(clip, video, GradCAM(relu=False), target=2, layer=["conv1", "conv2"])
-    assert fused.values.shape == (2, FRAMES, 12, 10)
-    concepts = explain.find_concepts(clip, video, 2, layer="relu")
-    assert concepts.heatmaps.shape == (2, 2, FRAMES, 12, 10)
-    flipped = explain.attribute(
-        clip, video.flip(-1), Augmented(GradCAM(relu=False), scales=(1.0,)), target=2
-    ).values
-    same = explain.attribute(
-        clip, video, Augmented(GradCAM(relu=False), scales=(1.0,)), target=2
-    ).values
-    torch.testing.assert_close(flipped.flip(-1), same)
-
-
-def tiny_swin(weights: None, num_classes: int) -> nn.Module:
-    return SwinTransformer3d([2, 4, 4], 8, [1, 1], [2, 2], [2, 3, 3], num_classes=num_classes)
-
-
-def tiny_mvit(**options: Any) -> nn.Module:
-    blocks = [
-        MSBlockConfig(
-            1,
-            8,
-            8,
-            kernel_q=[3, 3, 3],
-            kernel_kv=[3, 3, 3],
-            stride_q=[1, 1, 1],
-            stride_kv=[1, 2, 2],
-        ),
-        MSBlockConfig(
-            1,
-            8,
-            8,
-            kernel_q=[3, 3, 3],
-            kernel_kv=[3, 3, 3],
-            stride_q=[1, 2, 2],
-            stride_kv=[1, 1, 1],
-        ),
-    ]
-    kernel = (3, 7, 7)
-    stride = (2, 4, 4)
-    padding = (1, 3, 3)
-    return MViT(
-        (32, 48),
-        4,
-        blocks,
-        False,
-        False,
-        False,
-        False,
-        patch_embed_kernel=kernel,
-        patch_embed_stride=stride,
-        patch_embed_padding=padding,
-        num_classes=options["num_classes"],
-    )
-
-
-# random weights may have nothing to say
-@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
-@pytest.mark.parametrize(
-    ("build", "size", "layer", "places"),
-    [
-        pytest.param(
-            torchvision.models.video.r3d_18,
-            (8, 32, 48),
-            "layer4",
-            (1, 2, 3),
-            marks=pytest.mark.long,
-        ),
-        (tiny_swin, (4, 32, 48), "norm", (2, 4, 6)),
-        (tiny_mvit, (4, 32, 48), "blocks.1.norm1", (2, 8, 12)),
-    ],
-    ids=["convolutions", "windows", "tokens"],
-)
-def test_torchvisions_video_networks(
-    build: Callable[..., nn.Module], size: tuple[int, ...], layer: str, places: tuple[int, ...]
-) -> None:
-    torch.manual_seed(0)
-    model = build(weights=None, num_classes=4).eval()
-    x = torch.randn(1, 3, *size)
-    assert default_layer(model, x) == layer
-    found = explain.attribute(model, x, PLAIN, target=1)
-    assert found["gradcam"].values.shape == (1, *places)
-    for attribution in found.values():
-        assert attribution.heatmap.shape == (1, *size)
-        assert torch.isfinite(attribution.values).all()
-
-
-def test_a_video_without_its_batch_is_taken_for_pictures_and_refused(
-    clip: Clip, video: torch.Tensor
-) -> None:
-    with pytest.raises(explain.ExplainError, match="x must"):
-        explain.attribute(clip, video[0, 0], "saliency", target=0)
-
-
-def test_a_volume_with_one_channel_is_a_video() -> None:
-    model = nn.Sequential(nn.Conv3d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten())
-    found = explain.attribute(
-        settled(model).eval(), torch.rand(1, 1, 6, 7, 8), GradCAM(relu=False), target=0
-    )
-    assert found.heatmap.shape == (1, 6, 7, 8)
