@@ -28,32 +28,30 @@ class RowErrors:
     varies as much.
     """
 
-    of_some: Tensor
+    sample: Tensor
     """The errors of some rows ``(few, ...)``."""
-    alike: Tensor
+    sample_of_row: Tensor
     """Which of them each row ``(rows,)`` has."""
-    is_other: Tensor
-    """Whether it is none of these rows ``(rows,)``."""
-    some: Tensor | None = None
+    is_sampled: Tensor
+    """Whether it is one of these rows ``(rows,)``."""
+    sample_inputs: Tensor | None = None
     """The inputs of some rows ``(few, C, H, W)``."""
 
-    def of(self, rows: Tensor, inputs: Tensor) -> Tensor:
-        """The errors of rows at these places with these inputs."""
-        errors = self.of_some[self.alike[rows]]
-        if self.some is None or len(self.some) < 2:
+    def of_rows(self, indices: Tensor, inputs: Tensor) -> Tensor:
+        """The errors of the rows with these indices and inputs."""
+        errors = self.sample[self.sample_of_row[indices]]
+        if self.sample_inputs is None or len(self.sample_inputs) < 2:
             return errors
         draw = torch.Generator().manual_seed(0)
-        direction = torch.randn(self.some[0].numel(), generator=draw).to(self.some)
-        along = self.some.flatten(1) @ direction
+        direction = torch.randn(self.sample_inputs[0].numel(), generator=draw)
+        direction = direction.to(self.sample_inputs)
+        along = self.sample_inputs.flatten(1) @ direction
         spread = along.std()
         if not spread:
             return errors
-        steps = (
-            (inputs.to(self.some).flatten(1) @ direction - along.mean())
-            / spread
-            * self.is_other[rows]
-        )
-        return errors + steps.reshape(-1, *[1] * (errors.ndim - 1)) * self.of_some.std(0)
+        steps = (inputs.to(direction).flatten(1) @ direction - along.mean()) / spread
+        steps = torch.where(self.is_sampled[indices], 0, steps)
+        return errors + steps.reshape(-1, *[1] * (errors.ndim - 1)) * self.sample.std(0)
 
 
 class TargetAccumulators:
@@ -75,13 +73,13 @@ class TargetAccumulators:
         self._names = names
         self._context = context
         self._errors = errors or {}
-        self._of: dict[NeedAtLayer, perturbations.Accumulator] = {}
+        self._accumulators: dict[NeedAtLayer, perturbations.Accumulator] = {}
         self._inexact: dict[NeedAtLayer, perturbations.Accumulator] = {}
         self._ends: dict[NeedAtLayer, float] = {}
         for need in stream.needs:
             reducer: perturbations.Reducer = need.kind.reducer  # type: ignore[attr-defined]
             evidence = context.evidence(resolved, need.layer, need.input)
-            self._of[need] = reducer.begin(evidence)
+            self._accumulators[need] = reducer.begin(evidence)
             seconds: float | None = getattr(reducer, "max_seconds", None)
             if seconds is not None:
                 self._ends[need] = time.monotonic() + seconds
@@ -89,21 +87,21 @@ class TargetAccumulators:
                 self._inexact[need] = reducer.begin(evidence)
 
     def read(
-        self, images: Tensor, rows: Tensor, evidence_of: EvidenceLookup, first: int = 0
+        self, images: Tensor, indices: Tensor, evidence_of: EvidenceLookup, first: int = 0
     ) -> Add:
-        """Read what the unfinished accumulators need from the evidence on these rows, from the
-        ``first`` on."""
+        """Read what the unfinished accumulators need from the evidence on the rows with these
+        indices, which are in a batch from its row ``first`` on."""
         by_need = {need: evidence_of(need.layer, need.input) for need in self._unfinished}
         values = {need: applied(need.kind.method, evidence) for need, evidence in by_need.items()}  # type: ignore[attr-defined]
-        places = slice(first, first + len(rows))
-        numbers = self._numbers[rows]
+        rows = slice(first, first + len(indices))
+        numbers = self._numbers[indices]
 
         def add() -> None:
             for need, of_batch in values.items():
-                of_rows = of_batch[places]
-                self._of[need].add(images, numbers, of_rows)
+                of_rows = of_batch[rows]
+                self._accumulators[need].add(images, numbers, of_rows)
                 if need in self._inexact:
-                    errors = self._errors[need].of(rows, by_need[need].inputs[places])
+                    errors = self._errors[need].of_rows(indices, by_need[need].inputs[rows])
                     self._inexact[need].add(images, numbers, of_rows + errors)
 
         return add
@@ -111,7 +109,7 @@ class TargetAccumulators:
     def read_output(
         self,
         images: Tensor,
-        rows: Tensor,
+        indices: Tensor,
         output: Any,
         first: int = 0,
         inputs: Tensor | None = None,
@@ -137,7 +135,8 @@ class TargetAccumulators:
             else None,
             find_outputs=self._context.evidence(resolved, None).find_outputs,
         )
-        return self.read(images[first : first + len(rows)], rows, lambda *place: evidence, first)
+        of_rows = images[first : first + len(indices)]
+        return self.read(of_rows, indices, lambda *place: evidence, first)
 
     @property
     def _unfinished(self) -> list[NeedAtLayer]:
@@ -145,11 +144,13 @@ class TargetAccumulators:
         alone."""
         now = time.monotonic() if self._ends else 0.0
         late = {
-            need for need, end in self._ends.items() if now >= end and self._of[need].has_result()
+            need
+            for need, end in self._ends.items()
+            if now >= end and self._accumulators[need].has_result()
         }
         return [
             need
-            for need, accumulator in self._of.items()
+            for need, accumulator in self._accumulators.items()
             if need not in late and not accumulator.enough()
         ]
 
@@ -158,7 +159,7 @@ class TargetAccumulators:
 
     def results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
         """The results; ``partial`` ones, of those that have one, where not all rows have come."""
-        return _results(self._of, partial)
+        return _results(self._accumulators, partial)
 
     def inexact_results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
         """The same with an error in each row's value, where these are known."""
@@ -168,13 +169,13 @@ class TargetAccumulators:
         """The maps that there are so far, by the methods that need them."""
         maps = [
             (self._names.get(need, ()), accumulator.so_far())
-            for need, accumulator in self._of.items()
+            for need, accumulator in self._accumulators.items()
         ]
         return {name: values for names, values in maps if values is not None for name in names}
 
     def needed(self, owners: Tensor) -> Tensor | None:
         """Which rows, of images ``(P,)``, are still needed; None for all of them."""
-        done = [self._of[need].done() for need in self._unfinished]
+        done = [self._accumulators[need].done() for need in self._unfinished]
         by_image = [of_images for of_images in done if of_images is not None]
         if not done or len(by_image) < len(done):
             return None

@@ -290,14 +290,14 @@ class ScoreOf:
 class Attributions(Need[Any]):
     """The results of a method for all perturbed rows, added up by a reducer."""
 
-    of: Perturbation
+    perturbation: Perturbation
     method: Attributor
     reducer: Reducer
 
     @property
     def of_layer(self) -> bool:  # type: ignore[override]
-        return self.of.of_layer or any(
-            need.of_layer for need in (*self.method.needs, *self.of.needs)
+        return self.perturbation.of_layer or any(
+            need.of_layer for need in (*self.method.needs, *self.perturbation.needs)
         )
 
     @property
@@ -306,7 +306,7 @@ class Attributions(Need[Any]):
 
     @property
     def also(self) -> frozenset[Need[Any]]:  # type: ignore[override]
-        return self.of.needs
+        return self.perturbation.needs
 
     @property
     def reads_weights(self) -> bool:

@@ -35,16 +35,16 @@ from explain.engine.settings import Precision
 class PerturbationPass:
     """Perturbed rows that are run once, at a layer or none, and the needs that they answer."""
 
-    of: Perturbation
+    perturbation: Perturbation
     layer: str | None
     needs: tuple[NeedAtLayer, ...]
 
     def is_known(self, precision: Precision) -> bool:
         """Whether the first forward pass has the result: nothing is perturbed, and the precision is
         the same."""
-        return isinstance(self.of, Unperturbed) and precision == "full" and not self.inner
+        return isinstance(self.perturbation, Unperturbed) and precision == "full" and not self.inner
 
-    @property
+    @cached_property
     def inner(self) -> frozenset[NeedAtLayer]:
         """The evidence that is needed of each perturbed row."""
         of_methods = [
@@ -54,12 +54,17 @@ class PerturbationPass:
         ]
         return frozenset(need.at_same_place(inner) for need, needs in of_methods for inner in needs)
 
+    @cached_property
+    def inner_plan(self) -> "Plan":
+        """The passes over its rows that gather this evidence."""
+        return Plan({"": self.inner})
+
     @property
     def in_bfloat16(self) -> bool:
         """Whether its rows may be run in bfloat16: scores are off by little then, gradients by tens
         of percent."""
         return not (
-            self.of.full_precision
+            self.perturbation.full_precision
             or any(need.kind.whole or need.kind.at_layer for need in self.inner)
         )
 
@@ -125,18 +130,17 @@ class Plan:
         needs_of: dict[tuple[Perturbation, str | None], list[NeedAtLayer]] = {}
         for need in self.needs:
             if isinstance(need.kind, Attributions):
-                of = need.kind.of
-                depends = of.of_layer or any(need.of_layer for need in of.needs)
-                needs_of.setdefault((of, need.layer if depends else None), []).append(need)
-        return tuple(
-            PerturbationPass(of, layer, tuple(needs)) for (of, layer), needs in needs_of.items()
-        )
+                perturbation = need.kind.perturbation
+                depends = perturbation.of_layer or any(n.of_layer for n in perturbation.needs)
+                place = (perturbation, need.layer if depends else None)
+                needs_of.setdefault(place, []).append(need)
+        return tuple([PerturbationPass(*place, tuple(needs)) for place, needs in needs_of.items()])
 
     def rounding(self, name: str, errors: Mapping[Perturbation, float]) -> float | None:
         """The largest error that was found for the perturbed rows of a method, and for those that
         were named later."""
         later = self.names_of(self.searches)
-        names = {stream.of: self.names_of(stream.needs) for stream in self.streams}
+        names = {stream.perturbation: self.names_of(stream.needs) for stream in self.streams}
         return max(
             (error for of, error in errors.items() if name in names.get(of, later)), default=None
         )
@@ -190,7 +194,7 @@ class Plan:
     @cached_property
     def perturbed_layer(self) -> str | None:
         """The first layer whose maps are perturbed, if there is one."""
-        return next((stream.layer for stream in self.streams if stream.of.of_layer), None)
+        return next((stream.layer for stream in self.streams if stream.perturbation.of_layer), None)
 
     @cached_property
     def reads_attention(self) -> bool:
@@ -257,7 +261,7 @@ class Plan:
     def rows_of(self, stream: PerturbationPass) -> int:
         """How many perturbed rows a stream has at most."""
         layer = stream.layer or next((need.layer for need in stream.needs if need.layer), None)
-        return self.images * stream.of.count(self.channels.get(layer or "", 0), self.size)
+        return self.images * stream.perturbation.count(self.channels.get(layer or "", 0), self.size)
 
     def cost(self, shares: Mapping[str, float] = MappingProxyType({})) -> float:
         """How many passes of one image it takes, forward and backward ones alike.
@@ -280,7 +284,7 @@ class Plan:
             if not inner.images:
                 return float("inf")  # as many as there may be
             total += inner.cost(shares) * (
-                shares.get(stream.layer or "", 1.0) if stream.of.of_layer else 1.0
+                shares.get(stream.layer or "", 1.0) if stream.perturbation.of_layer else 1.0
             )
         return total
 
@@ -351,10 +355,10 @@ class Plan:
         """What is run of a stream."""
         count = self.rows_of(stream)
         rows = _counted(count, "perturbed row", "s") if count else "perturbed rows"
-        start = f" from {stream.layer} on" if stream.of.of_layer else ""
+        start = f" from {stream.layer} on" if stream.perturbation.of_layer else ""
         back = inner.passes_back
         return (
-            f"{rows} ({stream.of}) "
+            f"{rows} ({stream.perturbation}) "
             f"forward{start}{' and back' * bool(back)}{f' {back} times' * (back > 1)}"
         )
 

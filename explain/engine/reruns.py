@@ -66,7 +66,7 @@ def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
             else:
                 waiting.append((stream, _rows(stream, context)))
         # what others are compared with comes first
-        waiting.sort(key=lambda item: not item[0].of.is_reference)
+        waiting.sort(key=lambda item: not item[0].perturbation.is_reference)
         total = sum(len(rows[context.inputs.path].owners) for _, rows in waiting)
         progress = ProgressCallback(context.settings, total)
         noted = False
@@ -121,7 +121,7 @@ def _run_stream(
     for of_target in sums:
         of_target.resolved.answers.update(of_target.results(partial=is_partial))
         of_target.resolved.inexact.update(of_target.inexact_results(partial=is_partial))
-    return bool(errors) and not stream.of.is_reference
+    return bool(errors) and not stream.perturbation.is_reference
 
 
 def _note_rounding(
@@ -139,30 +139,31 @@ def _note_rounding(
         return []
     few = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
     chosen = {path: of_input.some(few) for path, of_input in rows.items()}
-    score = NeedAtLayer(Scores(stream.of), stream.layer)
+    score = NeedAtLayer(Scores(stream.perturbation), stream.layer)
     values = {
-        need: replace(need, kind=Scores(stream.of, need.kind.method)) for need in stream.needs
+        need: replace(need, kind=Scores(stream.perturbation, need.kind.method))
+        for need in stream.needs
     }  # type: ignore[attr-defined]
-    compared = PerturbationPass(stream.of, stream.layer, tuple({score, *values.values()}))
+    compared = PerturbationPass(stream.perturbation, stream.layer, tuple({score, *values.values()}))
     all_rounded = _run_few(compared, chosen, context, context.settings.precision)
     all_exact = _run_few(compared, chosen, context, "full")
-    alike = torch.randint(len(few), (len(owners),), generator=torch.Generator().manual_seed(0)).to(
-        owners.device
-    )
-    alike[few] = torch.arange(len(few), device=owners.device)
-    is_other = torch.ones_like(owners, dtype=torch.bool).index_fill(0, few, False)
-    covers = not (stream.of.of_layer or stream.of.of_tokens)
+    generator = torch.Generator().manual_seed(0)
+    sample_of_row = torch.randint(len(few), (len(owners),), generator=generator)
+    sample_of_row = sample_of_row.to(owners.device)
+    sample_of_row[few] = torch.arange(len(few), device=owners.device)
+    is_sampled = torch.zeros_like(owners, dtype=torch.bool).index_fill(0, few, True)
+    covers = not (stream.perturbation.of_layer or stream.perturbation.of_tokens)
     inputs = at_least_float32(rows[context.inputs.path].make(few)) if covers else None
     errors = []
     for resolved, rounded, exact in zip(context.targets, all_rounded, all_exact, strict=True):
         largest = (exact[score] - resolved.score[owners[few]]).abs().max()
-        if not stream.of.is_reference:
+        if not stream.perturbation.is_reference:
             off = (rounded[score] - exact[score]).abs().max()
-            resolved.rounding[stream.of] = float(off / largest) if largest else 0.0
+            resolved.rounding[stream.perturbation] = float(off / largest) if largest else 0.0
         errors.append(
             {
-                need: RowErrors(rounded[of] - exact[of], alike, is_other, inputs)
-                for need, of in values.items()
+                need: RowErrors(rounded[of_few] - exact[of_few], sample_of_row, is_sampled, inputs)
+                for need, of_few in values.items()
             }
         )
     return errors
@@ -194,18 +195,14 @@ def _rows(stream: PerturbationPass, context: RerunContext) -> StreamRows:
         context.inputs.paths if len(context.inputs.paths) > 1 else (None,)
     )
     evidence = [context.evidence(context.targets[0], stream.layer, path) for path in paths]
-    first = stream.of.rows(evidence[0])
+    first = stream.perturbation.rows(evidence[0])
     rows = {context.inputs.path: first}
     for path, of_input in zip(context.inputs.paths[1:], evidence[1:], strict=True):
-        rows[path] = stream.of.matching_rows(of_input, first)
+        rows[path] = stream.perturbation.matching_rows(of_input, first)
         if not torch.equal(rows[path].owners.cpu(), first.owners.cpu()):
-            got = (
-                f"got {len(first.owners)} and {len(rows[path].owners)} for {dotted(path)}; name one"
-            )
-            raise MethodError(
-                f"explained must name inputs with as many perturbed copies each ({stream.of}), "
-                f"{got}"
-            )
+            got = f"got {len(first.owners)} and {len(rows[path].owners)} for {dotted(path)}"
+            must = "explained must name inputs with as many perturbed copies each"
+            raise MethodError(f"{must} ({stream.perturbation}), {got}; name one")
     return rows
 
 
@@ -221,35 +218,35 @@ def _run_rows(
     first = rows[context.inputs.path]
     if not stream.in_bfloat16 and context.settings.precision != "full":
         context = replace(context, settings=replace(context.settings, precision="full"))
-    if not (stream.of.of_tokens or stream.of.of_layer):
-        numbers = torch.arange(len(first.owners), device=context.device)
-        _run_in_batches(InputRerun(stream, rows, sums, context), numbers, sums, progress)
+    if not (stream.perturbation.of_tokens or stream.perturbation.of_layer):
+        indices = torch.arange(len(first.owners), device=context.device)
+        _run_in_batches(InputRerun(stream, rows, sums, context), indices, sums, progress)
         return
-    of_layer = stream.of.of_layer
+    of_layer = stream.perturbation.of_layer
     rerun = (
         LayerRerun(context, stream.layer or "", first, sums)
         if of_layer
         else TokenRerun(context, first, sums)
     )
     for image in range(len(context.inputs)):
-        numbers = (first.owners == image).nonzero()[:, 0]
-        if len(numbers):
+        indices = (first.owners == image).nonzero()[:, 0]
+        if len(indices):
             rerun.begin(torch.tensor([image], device=context.device))
-            _run_in_batches(rerun, numbers, sums, progress)
+            _run_in_batches(rerun, indices, sums, progress)
 
 
 def _run_in_batches(
     rerun: "InputRerun | LayerRerun | TokenRerun",
-    numbers: Tensor,
+    indices: Tensor,
     sums: Sequence[TargetAccumulators],
     progress: "ProgressCallback",
 ) -> None:
-    """Run rows with these numbers in batches. One that does not fit into memory is halved."""
+    """Run rows with these indices in batches. One that does not fit into memory is halved."""
     state = rerun.context.state
-    while len(numbers) and not all(of_target.enough() for of_target in sums):
+    while len(indices) and not all(of_target.enough() for of_target in sums):
         most = min(rerun.rows_at_once, state.fitting or rerun.rows_at_once)
-        batches = math.ceil(len(numbers) / most)
-        batch = numbers[: math.ceil(len(numbers) / batches)]  # as many in each: a small one is slow
+        batches = math.ceil(len(indices) / most)
+        batch = indices[: math.ceil(len(indices) / batches)]  # as many in each: a small one is slow
         try:
             with reading_once():
                 results = rerun.run(batch)
@@ -260,22 +257,22 @@ def _run_in_batches(
             continue
         for add in results:
             add()
-        left = _still_needed(numbers[len(batch) :], rerun.rows.owners, sums)
-        progress.add(len(numbers) - len(left), sums[0].maps)
-        numbers = left
-    if len(numbers):
-        progress.add(len(numbers), sums[0].maps)
+        left = _still_needed(indices[len(batch) :], rerun.rows.owners, sums)
+        progress.add(len(indices) - len(left), sums[0].maps)
+        indices = left
+    if len(indices):
+        progress.add(len(indices), sums[0].maps)
 
 
-def _still_needed(numbers: Tensor, owners: Tensor, sums: Sequence[TargetAccumulators]) -> Tensor:
+def _still_needed(indices: Tensor, owners: Tensor, sums: Sequence[TargetAccumulators]) -> Tensor:
     """The rows without those that no target needs any more."""
     needed = [
-        accumulators.needed(owners[numbers]) for accumulators in sums if not accumulators.enough()
+        accumulators.needed(owners[indices]) for accumulators in sums if not accumulators.enough()
     ]
     by_row = [of_images for of_images in needed if of_images is not None]
     if not by_row or len(by_row) < len(needed):
-        return numbers
-    return numbers[torch.stack(by_row).any(0)]
+        return indices
+    return indices[torch.stack(by_row).any(0)]
 
 
 class InputRerun:
@@ -296,7 +293,7 @@ class InputRerun:
         self.rows = rows[context.inputs.path]
         self._of_inputs = rows
         self._sums = sums
-        self._inner = Plan({"": stream.inner})
+        self._inner = stream.inner_plan
         is_alone = len(self.rows.owners) == len(context.inputs) == 1
         self._way: Way = "in place" if is_alone else self._find_way()
         are_classes = all(resolved.classes is not None for resolved in context.targets)
@@ -330,14 +327,9 @@ class InputRerun:
             self._reads_scores and self._way != "in place" and context.settings.precision == "full"
         )
         is_photo = len(context.inputs.paths) == 1 and context.inputs.layout != "NTCHW"
-        of_photos = context.footprint.whole * len(x)
-        if (
-            not is_plain
-            or not is_photo
-            or x.device.type != "cpu"
-            or of_photos > MEMORY
-            or count < WORTH_A_TRIAL
-        ):
+        if not is_plain or not is_photo or x.device.type != "cpu" or count < WORTH_A_TRIAL:
+            return None
+        if context.footprint.whole * len(x) > MEMORY:
             return None
         incremental = context.state.incremental or IncrementalInference(context.model, x)
         context.state.incremental = incremental
@@ -358,13 +350,13 @@ class InputRerun:
         with context.runs_model(), rows_of(images, few):
             return incremental if incremental.is_faster(images, inputs, agree) else None
 
-    def _batch(self, numbers: Tensor) -> tuple[Tensor, Inputs]:
+    def _batch(self, indices: Tensor) -> tuple[Tensor, Inputs]:
         """The image of each row that is run, and the inputs for perturbed rows with these
-        numbers."""
+        indices."""
         inputs = self.context.inputs
-        images = self.rows.owners[numbers]
+        images = self.rows.owners[indices]
         perturbed = {
-            path: rows.make(numbers).to(inputs.tensor(path))
+            path: rows.make(indices).to(inputs.tensor(path))
             for path, rows in self._of_inputs.items()
         }
         if self._way == "in place":
@@ -375,12 +367,12 @@ class InputRerun:
             images = torch.arange(len(inputs), device=images.device)
         return images, self.context.laid_out(self._way, images, perturbed)
 
-    def run(self, numbers: Tensor) -> list[Add]:
-        """Gather what the accumulators need of the perturbed inputs with these numbers."""
+    def run(self, indices: Tensor) -> list[Add]:
+        """Gather what the accumulators need of the perturbed inputs with these indices."""
         context = self.context
-        of_rows = self.rows.owners[numbers]
+        of_rows = self.rows.owners[indices]
         place = int(of_rows) if self._way == "in place" else 0
-        images, inputs = self._batch(numbers)
+        images, inputs = self._batch(indices)
         if self._reads_scores:
             with context.runs_model(), rows_of(images):
                 incremental = self._incremental
@@ -392,17 +384,17 @@ class InputRerun:
             # otherwise, `gather` says what is wrong
             if bool(find_logits(output, len(images)).sum().isfinite()):
                 return [
-                    of_target.read_output(images, numbers, output, place, inputs.x)
+                    of_target.read_output(images, indices, output, place, inputs.x)
                     for of_target in self._sums
                 ]
-        lookups = self._gathered(numbers, images, place, inputs)
+        lookups = self._gathered(indices, images, place, inputs)
         pairs = zip(self._sums, lookups, strict=True)
         return [
-            of_target.read(of_rows, numbers, evidence_of, place) for of_target, evidence_of in pairs
+            of_target.read(of_rows, indices, evidence_of, place) for of_target, evidence_of in pairs
         ]
 
     def _gathered(
-        self, numbers: Tensor, images: Tensor, place: int, inputs: Inputs
+        self, indices: Tensor, images: Tensor, place: int, inputs: Inputs
     ) -> Sequence[EvidenceLookup]:
         """The evidence on all rows of a batch, of which the perturbed ones begin at a ``place``."""
         context = self.context
@@ -410,7 +402,7 @@ class InputRerun:
         if self._way == "in place":
             settings = replace(settings, batch_size=1)
         unperturbed = context.evidence(context.targets[0], None)
-        end = place + len(numbers)
+        end = place + len(indices)
 
         def carried(tensor: Tensor) -> Tensor:
             """Bring a tensor of the caller's images to the rows; others, not perturbed, may be
@@ -418,7 +410,7 @@ class InputRerun:
             of_rows = unperturbed.of_images(tensor)[images]
             if self.rows.carry is None:
                 return of_rows
-            moved = self.rows.carry(of_rows[place:end], self.rows.numbers[numbers])
+            moved = self.rows.carry(of_rows[place:end], self.rows.numbers[indices])
             return torch.cat([of_rows[:place], moved, of_rows[end:]])
 
         image = place if self._way == "in place" else None

@@ -452,7 +452,7 @@ class _Evaluation:
             least = (0.9 * evidence[whole_score("probability")]).clamp(min=(1 + 1 / classes) / 2)
             kept = evidence[need] > least
             if kept.any():
-                baseline = need.of.baseline.name  # type: ignore[attr-defined]
+                baseline = need.perturbation.baseline.name  # type: ignore[attr-defined]
                 where = (
                     f"{evidence[need][kept].min():.2f} or more where the baseline {baseline!r} "
                     "covers all of it"

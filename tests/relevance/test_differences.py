@@ -89,7 +89,7 @@ def test_gradients_at_random_points_are_their_formula() -> None:
     x = random(0, 2, 3, 12, 10)
     known = random(1, 4, 3, 12, 10)
     method = GradientSHAP(3, known, 0.1, seed=5)
-    points = next(iter(method.needs)).of  # type: ignore[attr-defined]
+    points = next(iter(method.needs)).perturbation  # type: ignore[attr-defined]
     found = explain.attribute(model, x, method, target=2).values
     for i in range(2):
         total = torch.zeros_like(x[0])
