@@ -187,3 +187,12 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         [row["effect"] for row in expected.rows()], abs=1e-4
     )
     assert main(["trace", photos[0]]) == 2
+
+
+def test_figures_and_tables_are_drawn() -> None:
+    model, clean, corrupted = network("transformer")
+    for at in ("layers", "heads", "positions"):
+        effects = trace(model, clean, corrupted, at)  # type: ignore[arg-type]
+        assert effects.figure().axes
+        assert "correlation" in str(effects)
+        assert effects.target == f"class {int(model(clean).argmax())}"

@@ -3,9 +3,11 @@ from __future__ import annotations
 import io
 import os
 import socket
+import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -236,3 +238,39 @@ def test_libraries_in_c_are_heard_without_being_printed_and_for_a_while_only(
     os.write(2, b"afterwards\n")
     assert said == ["from a library"]
     assert capfd.readouterr().err == "afterwards\n"
+
+
+def test_photos_of_phones_are_named_and_read_where_a_package_can(
+    gradient: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "photo.heic"
+    file.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(
+        ImageError, match="a HEIC photo, which needs the package pillow-heif; run pip"
+    ):
+        load_image(file)
+    reader = SimpleNamespace(open_heif=lambda file: SimpleNamespace(to_pillow=lambda: gradient))
+    monkeypatch.setitem(sys.modules, "pillow_heif", reader)
+    assert load_image(file).size == gradient.size
+    assert [name for name, _ in photos_in(str(tmp_path))] == ["photo.heic"]
+
+
+def test_open_files_and_pipes_that_are_open_already_are_read(
+    gradient: Image.Image, tmp_path: Path
+) -> None:
+    gradient.save(tmp_path / "a.png")
+    with (tmp_path / "a.png").open("rb") as file:
+        assert load_image(file).size == (40, 30)
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb"), os.fdopen(theirs, "wb") as writer:
+        thread = threading.Thread(
+            target=lambda: (
+                time.sleep(0.05),
+                writer.write((tmp_path / "a.png").read_bytes()),
+                writer.close(),
+            )
+        )
+        thread.start()
+        assert load_image(f"/dev/fd/{ours}").size == (40, 30)
+        thread.join()
