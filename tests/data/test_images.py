@@ -4,6 +4,7 @@ import io
 import os
 import socket
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -18,7 +19,7 @@ from torchvision.transforms import v2
 from explain import ExplainWarning, ImageError
 from explain.data.boxes import Box, locate
 from explain.data.images import MAX_PIXELS, load_image
-from explain.data.opening import hushed
+from explain.data.opening import hushed, photos_in
 from explain.models import CenterCrop
 
 
