@@ -3,7 +3,7 @@ change."""
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -113,13 +113,13 @@ class AblationResult:
         chosen = [number for number, key in enumerate(self.keys) if key in keys]
         if not chosen:
             raise RunError(NOTHING)
-        return AblationResult(
-            self.what,
-            tuple(self.keys[number] for number in chosen),
-            self.wanted[chosen],
-            self.labels[chosen],
-            self.answers[chosen],
-            self.covered[chosen],
+        return replace(
+            self,
+            keys=tuple(self.keys[number] for number in chosen),
+            wanted=self.wanted[chosen],
+            labels=self.labels[chosen],
+            answers=self.answers[chosen],
+            covered=self.covered[chosen],
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,14 +129,14 @@ class AblationResult:
 
     def __str__(self) -> str:
         part = PARTS[self.what].format(share=f"{self.share:.0%}")
-        right = f"; {self.accuracy[1]:.0%} become right, {self.accuracy[2]:.0%} elsewhere" * (
-            self.what == "mistake"
+        after = f"{self.after:.0%} {part}, {self.control:.0%} without as many elsewhere"
+        line = (
+            f"{self.photos} photos: {self.intact:.0%} as they are, {after} (p = {self.chance:.2g})"
         )
-        shares = (
-            f"{self.intact:.0%} as they are, {self.after:.0%} {part}, {self.control:.0%} "
-            "without as many elsewhere"
-        )
-        return f"{self.photos} photos: {shares} (p = {self.chance:.2g}){right}"
+        if self.what != "mistake":
+            return line
+        _, right, right_elsewhere = self.accuracy
+        return f"{line}; {right:.0%} become right, {right_elsewhere:.0%} elsewhere"
 
 
 def removed(
@@ -259,7 +259,9 @@ def _counted(
         cover = filling.covering(batch.x)
         owners = torch.arange(len(batch.x), device=batch.x.device)
         with torch.inference_mode():
-            inputs = [batch.x, *(cover(owners, (~part).to(batch.x)) for part in (mask, elsewhere))]
+            inputs = [batch.x]
+            for part in (mask, elsewhere):
+                inputs.append(cover(owners, (~part).to(batch.x)))
             answers.append(torch.stack([model(x).argmax(1) for x in inputs], 1).cpu())
         covered.append(mask.float().mean((1, 2, 3)).cpu())
         counted += batch.rows

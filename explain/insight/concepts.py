@@ -183,7 +183,7 @@ def _measured(photos: RunPhotos, name: str, what: torch.Tensor, most: int) -> Sh
         left += float((rows - where @ what).square().sum())
         whole += float(rows.square().sum())
         count += len(batch.rows)
-        placed = where.unflatten(0, (len(maps), *maps.shape[2:])).movedim(-1, 1)
+        placed = where.reshape((len(maps), *maps.shape[2:], len(what))).movedim(-1, 1)
         for number, strongest in enumerate(examples):
             strongest += _strongest(batch, placed[:, number], most)
             strongest.sort(key=lambda example: -example.strength)

@@ -57,15 +57,13 @@ def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tens
     def loss(weights: torch.Tensor) -> torch.Tensor:
         """The loss of each plane ``(B,)``."""
         above = heights(weights)
-        return F.softplus(-signs * above).mean(1) + DECAY * (
-            weights[:, :-1] * (above - weights[:, -1:])
-        ).sum(1)
+        squared_length = (weights[:, :-1] * (above - weights[:, -1:])).sum(1)
+        return F.softplus(-signs * above).mean(1) + DECAY * squared_length
 
     for _ in range(STEPS):
         margins = signs * heights(weights)
-        if (
-            weights[:, :-1] - signs * torch.sigmoid(-margins) / ridge
-        ).abs().max() * ridge < TOLERANCE:
+        slopes = weights[:, :-1] - signs * torch.sigmoid(-margins) / ridge
+        if slopes.abs().max() * ridge < TOLERANCE:
             break
         step = _newton(gram, signs, margins, ridge) - weights
         current_loss = loss(weights)
@@ -90,9 +88,8 @@ def _newton(
     # By Cholesky, as of every symmetric matrix: LU of several at once fails or hangs in some builds
     # with two threads.
     factor = torch.linalg.cholesky(gram + torch.diag_embed(ridge / curvature))
-    free, ones = torch.cholesky_solve(
-        torch.stack([wanted, torch.ones_like(wanted)], 2), factor
-    ).unbind(2)
+    sides = torch.stack([wanted, torch.ones_like(wanted)], 2)
+    free, ones = torch.cholesky_solve(sides, factor).unbind(2)
     # with it, the weights add up to 0
     height = free.sum(1, keepdim=True) / ones.sum(1, keepdim=True)
     return torch.cat([free - height * ones, height], 1)

@@ -84,29 +84,24 @@ class MarkedPhotos:
         }
         first = 0.0
         for share in (FIT, CHOOSE, PROVE):
+            last = first + share
             part: dict[str, Any] = {}
             for name, of_kind in kinds.items():
-                part[name] = of_kind[
-                    orders[name][
-                        round(first * len(of_kind)) : round((first + share) * len(of_kind))
-                    ]
-                ]
+                start = round(first * len(of_kind))
+                end = round(last * len(of_kind))
+                part[name] = of_kind[orders[name][start:end]]
             yield replace(self, **part)
-            first += share
+            first = last
 
     def donors(self, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """For each host a marked photo and another host, whose pixels it gets; and the region,
         ``(N, 1, H, W)``."""
         generator = torch.Generator().manual_seed(seed)
         donors = torch.randint(len(self.carriers), (len(self),), generator=generator)
-        controls = (
-            torch.arange(len(self)) + torch.randint(1, len(self), (len(self),), generator=generator)
-        ) % len(self)
-        return (
-            donors,
-            controls,
-            self.hosts.regions if self.from_host else self.carriers.regions[donors],
-        )
+        steps = torch.randint(1, len(self), (len(self),), generator=generator)
+        controls = (torch.arange(len(self)) + steps) % len(self)
+        regions = self.hosts.regions if self.from_host else self.carriers.regions[donors]
+        return donors, controls, regions
 
     def pairs(self, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Each host with the region of a marked photo, and of another host instead: ``(N, C, H,

@@ -79,7 +79,8 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
     contrast = _mean_around((grey - _mean_around(grey, side)).square(), side).clamp(min=0).sqrt()
     edges = F.pad(grey.diff(dim=0).abs(), (0, 0, 0, 1)) + F.pad(grey.diff(dim=1).abs(), (0, 1))
     away = _from_middle(height)[:, None] + _from_middle(width)
-    middle, wide = (torch.exp(-away / (2 * sigma**2)).to(image) for sigma in (0.2, 0.35))
+    middle = torch.exp(-away / (2 * 0.2**2)).to(image)
+    wide = torch.exp(-away / (2 * 0.35**2)).to(image)
     blurred = _mean_around(edges, max(3, min(height, width) // 8 | 1))
     return torch.stack(
         [distance, contrast, edges, blurred, middle, wide, contrast * middle, distance * middle]

@@ -221,24 +221,18 @@ class Continuity(ReattributionMetric):
             raise MetricError(
                 f"pixels of continuity must be less than half of the photo, got {got}; take fewer"
             )
-        for shift in self._shifts:
-            yield Variant(ShiftedPhotos(shift))
-
-    @property
-    def _shifts(self) -> list[tuple[int, int]]:
-        return [shift for by in self.pixels for shift in ((by, 0), (-by, 0), (0, by), (0, -by))]
+        for by in self.pixels:
+            for shift in ((by, 0), (-by, 0), (0, by), (0, -by)):
+                yield Variant(ShiftedPhotos(shift))
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        # The variant is one of the shifts: all correlations are computed, and `__call__` takes the
-        # right one.
-        values = data.maps.per_pixel(self.sign)
-        other = variant.maps.per_pixel(self.sign)
-        return torch.stack(
-            [correlation(within(values, d, a), within(other, -d, -a)) for d, a in self._shifts], 1
-        )
+        assert isinstance(variant.of.images, ShiftedPhotos)
+        down, across = variant.of.images.by
+        values = within(data.maps.per_pixel(self.sign), down, across)
+        return correlation(values, within(variant.maps.per_pixel(self.sign), -down, -across))
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        by_shift = numbers.diagonal(dim1=1, dim2=2).nan_to_num(0)
+        by_shift = numbers.nan_to_num(0)
         value = data.undefined(self, by_shift.mean(1), data.maps.constant, CONSTANT)
         return MetricResult(value.to(data.maps.values.dtype), parts={"shifts": by_shift})
 

@@ -130,7 +130,7 @@ class Check(Metric):
 
 
 @dataclass(frozen=True)
-class Dependence(Check, ReattributionMetric):
+class DependenceCheck(Check, ReattributionMetric):
     """A check that compares the map with the method's maps in other settings, and their difference
     with the scores.
 
@@ -176,7 +176,7 @@ class Dependence(Check, ReattributionMetric):
             differences = values - F.normalize(other_maps[0], eps=TINY)
             drops = self.drops(data.masked, alike.shape[1])
             p_value[0] = data.masked.test(
-                differences.unflatten(-1, data.size), drops, data.masked.by_area
+                differences.reshape((-1, *data.size)), drops, data.masked.by_area
             )[1]
         zeros = (other_maps == 0).all(2)
         return MetricResult(alike.mean(1), parts={"alike": alike, "zeros": zeros, "p": p_value})
@@ -211,7 +211,7 @@ class Dependence(Check, ReattributionMetric):
 
 
 @dataclass(frozen=True)
-class DependsOnClass(Dependence):
+class DependsOnClass(DependenceCheck):
     """How similar the map is to those of classes far down the ranking, and whether what differs
     predicts the scores.
 
@@ -222,7 +222,7 @@ class DependsOnClass(Dependence):
 
     Args:
         classes: how many.
-        most, level, similarity, sign: as for `Dependence`.
+        most, level, similarity, sign: as for `DependenceCheck`.
 
     Sixt et al., "When Explanations Lie", ICML 2020, for comparing the maps of classes.
 
@@ -284,7 +284,7 @@ def far_down(behind: int, count: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class DependsOnModel(Dependence):
+class DependsOnModel(DependenceCheck):
     """How similar the map is to those of models with random upper layers, and whether what differs
     predicts the scores.
 
@@ -298,7 +298,7 @@ class DependsOnModel(Dependence):
     Args:
         copies: how many.
         seed: of the weights.
-        most, level, similarity, sign: as for `Dependence`.
+        most, level, similarity, sign: as for `DependenceCheck`.
 
     Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, whose cascade from the output
     this is halfway.

@@ -147,6 +147,7 @@ class Variant:
 class VariantResult:
     """The maps and scores of a method in a variant."""
 
+    of: Variant
     maps: Maps
     images: torch.Tensor
     score: torch.Tensor
@@ -305,7 +306,7 @@ def _run(
                 of_variant = attributions[number if classes else 0][method.name][rows]
                 maps = Maps.of(name, of_variant, images[rows])
                 result[name] = VariantResult(
-                    maps, images[rows], of_variant.score, of_variant.logits
+                    variants[number], maps, images[rows], of_variant.score, of_variant.logits
                 )
     return results
 
