@@ -259,10 +259,10 @@ def _counted(
         cover = filling.covering(batch.x)
         owners = torch.arange(len(batch.x), device=batch.x.device)
         with torch.inference_mode():
-            inputs = [batch.x]
-            for part in (mask, elsewhere):
-                inputs.append(cover(owners, (~part).to(batch.x)))
-            answers.append(torch.stack([model(x).argmax(1) for x in inputs], 1).cpu())
+            without = cover(owners, (~mask).to(batch.x))
+            control = cover(owners, (~elsewhere).to(batch.x))
+            classes = [model(x).argmax(1) for x in (batch.x, without, control)]
+        answers.append(torch.stack(classes, 1).cpu())
         covered.append(mask.float().mean((1, 2, 3)).cpu())
         counted += batch.rows
     if not counted:
