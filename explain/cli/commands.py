@@ -204,7 +204,11 @@ def configured(command: Command) -> tuple[str, dict[str, Any]]:
         values = {key: value for key, value in table.items() if not isinstance(value, dict)}
         values |= table.get(command.name or "explain", {})
         if values:
-            flags = [flag for each in commands.commands.values() for flag in each.flags]  # type: ignore[attr-defined]
+            flags = [
+                flag
+                for any_command in commands.commands.values()
+                for flag in any_command.flags  # type: ignore[attr-defined]
+            ]
             for key in values:
                 if f"--{key}" not in flags:
                     names = [flag[2:] for flag in flags if flag.startswith("--")]

@@ -125,7 +125,7 @@ def _set_apart() -> Iterator[TextIO | None]:
         stack.callback(os.close, kept)
         stack.callback(os.dup2, kept, 1)
         os.dup2(2, 1)
-        mine = open(  # noqa: SIM115
+        output = open(  # noqa: SIM115
             kept,
             "w",
             encoding=ours.encoding,
@@ -133,8 +133,8 @@ def _set_apart() -> Iterator[TextIO | None]:
             closefd=False,
             buffering=1 if getattr(ours, "line_buffering", False) else -1,
         )
-        stack.callback(mine.close)
-        yield mine
+        stack.callback(output.close)
+        yield output
 
 
 def _number(stream: Any) -> int | None:
@@ -157,7 +157,7 @@ def tell(line: str) -> None:
 
 
 @contextmanager
-def notes(answer: Output, about: str = "") -> Iterator[None]:
+def notes(answer: Output, photo: str = "") -> Iterator[None]:
     """Print the package's own warnings as notes, and keep those of libraries to themselves."""
     heard: list[str] = []
     try:
@@ -165,7 +165,7 @@ def notes(answer: Output, about: str = "") -> Iterator[None]:
             yield
     finally:
         for said in heard:
-            answer.note(f"{about}: {said}" if about and about not in said else said, once=True)
+            answer.note(said if photo in said else f"{photo}: {said}", once=True)
 
 
 MOMENT = 1.0  # seconds after which the passes of one photo are shown

@@ -98,7 +98,8 @@ def metrics_of(names: Sequence[str], *, has_boxes: bool = False) -> "list[Metric
     for name, metric in metrics.items():
         if metric.needs_object and not has_boxes:
             raise UsageError(
-                f"metric {name!r} needs to know where the object is; use evaluate(..., boxes=...)"
+                f"metric {name!r} needs to know where the object is; use 'explain run' with a list "
+                "of photos that has their boxes"
             )
     return list(metrics.values())
 

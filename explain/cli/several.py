@@ -70,14 +70,14 @@ def find_photos(names: Sequence[str], *, recursive: bool = False, apart_from: st
         if name == STDIN or not os.path.isdir(name):  # unlike Path.is_dir, this accepts any name
             photos.append(str(Path(name)))
             continue
-        inside = list(photos_in(name, recursive=recursive, apart_from=apart))
-        for path, problem in inside:
+        files = list(photos_in(name, recursive=recursive, apart_from=apart))
+        for path, problem in files:
             whole = str(Path(name, path))
             if problem is None:
                 photos.append(whole)
             else:
                 problems.append(f"folder {whole!r} {problem}")
-        if not inside:
+        if not files:
             is_deeper = any(path.is_dir() and path.name[0] != "." for path in Path(name).iterdir())
             remedy = "; --recursive looks into its folders" if is_deeper and not recursive else ""
             problems.append(

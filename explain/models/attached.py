@@ -43,7 +43,7 @@ def as_classifier(
     >>> as_classifier(nn.Conv2d(3, 5, 1), size=32).assumed.split("; ")[1]
     "assumed: a centre crop of 32 pixels, ImageNet's mean and standard deviation"
     """
-    inner = inside(model)
+    inner = unwrapped_or_same(model)
     name = name or type(inner).__name__
     preprocess = _attribute(model, inner, "preprocess")
     labels = _attribute(model, inner, "categories")
@@ -99,7 +99,7 @@ def fixed_size(name: str) -> ModelError:
     return ModelError(f"{option('size')} {problem}, got {name!r}; leave it out")
 
 
-def inside(model: nn.Module) -> nn.Module:
+def unwrapped_or_same(model: nn.Module) -> nn.Module:
     """Return the module inside of DataParallel and the like, or the given one; scripted ones are
     refused elsewhere."""
     with muted(), suppress(ModelError):
@@ -107,21 +107,21 @@ def inside(model: nn.Module) -> nn.Module:
     return model
 
 
-def as_preprocess(given: Any) -> Preprocess:
-    """Return what was given for a preprocessing as a function of a photo; image processors of
-    transformers are known.
+def as_preprocess(preprocess: Any) -> Preprocess:
+    """Return a caller's preprocessing as a function of a photo; it may be an image processor of
+    transformers.
 
     Raises:
         ModelError: it cannot be called.
     """
-    if (processed := huggingface.as_processed(given)) is not None:
+    if (processed := huggingface.as_processed(preprocess)) is not None:
         return processed
-    if not callable(given):
-        got = type(given).__name__
+    if not callable(preprocess):
+        got = type(preprocess).__name__
         raise ModelError(
             f"preprocess must be a function of a PIL image, got {got}; use a transform or a lambda"
         )
-    return cast("Preprocess", given)
+    return cast("Preprocess", preprocess)
 
 
 def resolve_preprocessing(

@@ -166,7 +166,8 @@ def imagenet_labels() -> Categories:
             first, _, last = part.partition("-")
             for index in range(int(first), int(last or first) + 1):
                 words[index] += kinds.split(", ")
-    return Categories([first for first, *_ in words], [others for _, *others in words], absent)
+    labels = [first for first, *_ in words]
+    return Categories(labels, [synonyms[1:] for synonyms in words], absent)
 
 
 def with_synonyms(labels: Iterable[str]) -> Categories:
@@ -176,10 +177,10 @@ def with_synonyms(labels: Iterable[str]) -> Categories:
     ()
     """
     labels = list(labels)
-    known = dict(zip(map(str.casefold, imagenet_labels()), imagenet_labels().synonyms, strict=True))
-    return Categories(
-        labels, [known.get(label.casefold(), ()) for label in labels], imagenet_labels().absent
-    )
+    imagenet = imagenet_labels()
+    synonyms = dict(zip(map(str.casefold, imagenet), imagenet.synonyms, strict=True))
+    of_labels = [synonyms.get(label.casefold(), ()) for label in labels]
+    return Categories(labels, of_labels, imagenet.absent)
 
 
 NANODET = "nanodet"
@@ -368,10 +369,10 @@ def filled(make: Callable[[], nn.Module], state: Mapping[str, torch.Tensor]) -> 
     """Make a network with these weights, in full precision, for inference."""
     with torch.device("meta"):  # no time spent on initial values that are replaced at once
         model = make()
-    floats = {
-        name: each.float() if each.is_floating_point() else each for name, each in state.items()
-    }
-    model.load_state_dict(floats, assign=True)
+    full = {}
+    for name, tensor in state.items():
+        full[name] = tensor.float() if tensor.is_floating_point() else tensor
+    model.load_state_dict(full, assign=True)
     return model.eval()
 
 
@@ -384,8 +385,10 @@ def read_published(path: Path, sha256: str, name: str, package: str = "explain-h
     try:
         content = path.read_bytes()
     except OSError as error:
-        told = f"its weights at {str(path)!r} ({error.strerror}); install {package} again"
-        raise ModelError(f"model {name!r} needs {told}") from None
+        raise ModelError(
+            f"model {name!r} needs its weights at {str(path)!r} ({error.strerror}); install "
+            f"{package} again"
+        ) from None
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256:
         got = f"{digest[:12]}… in {str(path)!r}; install {package} again"

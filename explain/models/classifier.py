@@ -44,8 +44,8 @@ class Classifier:
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Return calibrated probabilities ``(N, K)`` from logits ``(N, K)``."""
-        found = outputs_like(logits, self.activation)
-        return replace(found, temperature=self.temperature).probabilities(logits.float())  # type: ignore[return-value]
+        outputs = outputs_like(logits, self.activation)
+        return replace(outputs, temperature=self.temperature).probabilities(logits.float())  # type: ignore[return-value]
 
     def label(self, index: int) -> str:
         """Return the label of a class, or a plain name where it has none."""

@@ -50,10 +50,10 @@ def as_module(model: Any) -> Any:
     if isinstance(model, torch.jit.ScriptModule):
         return nn.Sequential(model)
     if isinstance(model, ExportedProgram):
-        given = next(
+        x = next(
             node for node in model.graph.nodes if node.name in model.graph_signature.user_inputs
         )
-        shape = tuple(side if isinstance(side, int) else None for side in given.meta["val"].shape)
+        shape = tuple(side if isinstance(side, int) else None for side in x.meta["val"].shape)
         return BlackBox(model.module(), shape)
     return model
 
@@ -79,23 +79,24 @@ def load_file(path: Path) -> nn.Module:
             suffix, "a TorchScript file"
         )
         reason = " ".join(str(error).split())[:100]
-        told = (
+        requirement = (
             f"must be {kind}, but cannot be read ({reason}); a state dict is given as weights "
             "of a model"
         )
-        raise ModelError(f"model {str(path)!r} {told}") from None
+        raise ModelError(f"model {str(path)!r} {requirement}") from None
 
 
 def _onnx(path: Path) -> BlackBox:
     runtime = optional("onnxruntime", f"for the model {str(path)!r}", "onnx", ModelError)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    given = session.get_inputs()[0]
+    x_info = session.get_inputs()[0]
 
     def scores(x: torch.Tensor) -> torch.Tensor:
-        (found, *_) = session.run(None, {given.name: x.detach().cpu().numpy()})
-        return torch.from_numpy(found).to(x.device)
+        outputs = session.run(None, {x_info.name: x.detach().cpu().numpy()})
+        return torch.from_numpy(outputs[0]).to(x.device)
 
-    return BlackBox(scores, tuple(side if isinstance(side, int) else None for side in given.shape))
+    shape = tuple(side if isinstance(side, int) else None for side in x_info.shape)
+    return BlackBox(scores, shape)
 
 
 TIMM = "timm:"

@@ -102,10 +102,10 @@ def config_of(model: nn.Module) -> Any:
 def labels(config: Any) -> list[str] | None:
     """Return the labels of a configuration in the order of the classes, if they say more than
     LABEL_0, LABEL_1, ..."""
-    given = getattr(config, "id2label", None)
-    if not isinstance(given, dict) or set(given) != set(range(len(given))):
+    by_index = getattr(config, "id2label", None)
+    if not isinstance(by_index, dict) or set(by_index) != set(range(len(by_index))):
         return None
-    names = [str(given[i]) for i in range(len(given))]
+    names = [str(by_index[i]) for i in range(len(by_index))]
     return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
 
 
@@ -143,9 +143,10 @@ def _usual(config: Any) -> Processed | None:
     # a family without one, or a release of transformers that keeps them elsewhere
     with suppress(Exception), quiet():
         auto = importlib.import_module("transformers.models.auto.image_processing_auto")
-        known = auto.IMAGE_PROCESSOR_MAPPING[type(config)]
-        if isinstance(known, dict):
-            known = (known.get("torchvision"), known.get("pil"))
-        kinds = known if isinstance(known, tuple) else (known,)
+        kinds = auto.IMAGE_PROCESSOR_MAPPING[type(config)]
+        if isinstance(kinds, dict):
+            kinds = (kinds.get("torchvision"), kinds.get("pil"))
+        if not isinstance(kinds, tuple):
+            kinds = (kinds,)
         return Processed(next(kind for kind in kinds if kind is not None)())
     return None

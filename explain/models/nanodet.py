@@ -116,8 +116,10 @@ class NanoDet(nn.Module):
     "boxes" ``(N, cells, 4)``. Cells are those of stride 8, then 16, then 32, each row by row.
     `detect` picks the detections among them.
 
-    >>> found = NanoDet(classes=5).eval()(torch.zeros(1, 3, 64, 96))  # 8 * 12 + 4 * 6 + 2 * 3 cells
-    >>> found["scores"].shape, found["boxes"].shape
+    >>> output = NanoDet(classes=5).eval()(
+    ...     torch.zeros(1, 3, 64, 96)
+    ... )  # 8 * 12 + 4 * 6 + 2 * 3 cells
+    >>> output["scores"].shape, output["boxes"].shape
     (torch.Size([1, 126, 5]), torch.Size([1, 126, 4]))
     """
 
@@ -150,8 +152,8 @@ def decode(
         4)``: x0 y0 x1 y1 in pixels of the input.
 
     >>> flat = torch.zeros(1, 1 + 4 * BINS, 1, 2)  # one class, two cells, every distance 5 strides
-    >>> found = decode([flat], [8])
-    >>> found["scores"][0, :, 0].tolist(), found["boxes"][0].round().tolist()
+    >>> output = decode([flat], [8])
+    >>> output["scores"][0, :, 0].tolist(), output["boxes"][0].round().tolist()
     ([0.5, 0.5], [[-36.0, -36.0, 44.0, 44.0], [-28.0, -36.0, 52.0, 44.0]])
     """
     logits, boxes = detector_outputs.read_bins(maps, strides, BINS, maps[0].shape[1] - 4 * BINS)
@@ -185,7 +187,7 @@ def detect(
     >>> detect({"scores": torch.tensor([[[0.9], [0.8], [0.7]]]), "boxes": boxes})[0]["cells"]
     tensor([0, 2])
     """
-    found = []
+    images = []
     for scores, boxes in zip(output["scores"], output["boxes"], strict=True):
         chosen = list(
             detections.suppressed(
@@ -195,7 +197,7 @@ def detect(
         cells, labels = (
             torch.tensor(chosen, dtype=torch.long, device=boxes.device).reshape(-1, 2).unbind(1)
         )
-        found.append(
+        images.append(
             {
                 "boxes": boxes[cells],
                 "labels": labels,
@@ -203,4 +205,4 @@ def detect(
                 "cells": cells,
             }
         )
-    return found
+    return images

@@ -69,8 +69,8 @@ class SmallResNet(nn.Module):
         inputs = stem
         for stage, (width, depth) in enumerate(zip(widths, depths, strict=True), start=1):
             first = Bottleneck(inputs, width, stride=2 if stage > 1 else 1)
-            others = (Bottleneck(width, width, stride=1) for _ in range(depth - 1))
-            self.add_module(f"layer{stage}", nn.Sequential(first, *others))
+            rest = [Bottleneck(width, width, stride=1) for _ in range(depth - 1)]
+            self.add_module(f"layer{stage}", nn.Sequential(first, *rest))
             inputs = width
         self.stages = len(widths)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -238,8 +238,8 @@ class EfficientNetLite0(nn.Module):
         features: list[nn.Module] = [ConvNormActivation(3, inputs, 3, 2)]
         for expansion, kernel, stride, outputs, count in STAGES:
             first = MBConv(inputs, outputs, expansion, kernel, stride)
-            others = (MBConv(outputs, outputs, expansion, kernel, 1) for _ in range(count - 1))
-            features.append(nn.Sequential(first, *others))
+            rest = [MBConv(outputs, outputs, expansion, kernel, 1) for _ in range(count - 1)]
+            features.append(nn.Sequential(first, *rest))
             inputs = outputs
         features.append(ConvNormActivation(inputs, 1280))
         self.features = nn.Sequential(*features)

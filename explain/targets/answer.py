@@ -18,7 +18,7 @@ from explain._utils.errors import ModelError, TargetError, shown
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
 from explain.hooks.preserve import untouched
-from explain.targets.base import Picked, Target, find_tensor, unsuitable
+from explain.targets.base import CheckedTarget, Picked, Target, find_tensor, unsuitable
 from explain.targets.text import Prepared, find_embedding, targets_in
 from explain.targets.tokenizer import (
     TokenIds,
@@ -35,7 +35,7 @@ LONGEST = 32  # tokens of a model's own answer
 
 
 @dataclass(frozen=True)
-class Answer(Target):
+class Answer(CheckedTarget):
     """The log-probability that an image-to-text model gives an answer, or one word of it, after
     photo and prompt.
 
@@ -70,6 +70,7 @@ class Answer(Target):
                 f"word must be the number of a word from 0, got {shown(self.word)}; None is all of "
                 "them"
             )
+        super().__post_init__()
 
     @property
     def name(self) -> str:

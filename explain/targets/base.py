@@ -10,6 +10,7 @@ import torch
 
 from explain._utils import nested
 from explain._utils.errors import ModelError, TargetError
+from explain._utils.options import CheckedFields
 from explain.targets.outputs import Activation
 
 Picked: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
@@ -98,6 +99,17 @@ class Target:
         return Sum(tuple((factor * weight, target) for weight, target in _terms(self)))
 
     __rmul__ = __mul__
+
+
+class CheckedTarget(CheckedFields, Target):
+    """A target that callers make: a value that is not of its field's type is refused when it is
+    made."""
+
+    error = TargetError
+
+    def _checked(self, checked: Any, value: Any) -> Any:
+        plain = super()._checked(checked, value)
+        return value if isinstance(plain, int) else plain  # a class index may hold its label
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import TargetError, short_repr
+from explain._utils.errors import TargetError, short_repr, shown
 from explain.targets import detections, detector_outputs, regions
 from explain.targets.base import (
+    CheckedTarget,
     Labels,
     Picked,
     Target,
@@ -45,6 +46,13 @@ class ClassTarget(Target):
     index: int | str | tuple[int, ...]
     categories: Labels = field(default=None, repr=False, compare=False)
     """The labels of the classes, for messages."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.index, (int, str, tuple)):
+            raise TargetError(
+                "index must be a class index, a label, or a tuple with an index for each image, "
+                f"got {shown(self.index)}"
+            )
 
     @property
     def name(self) -> str:
@@ -86,7 +94,7 @@ class ClassTarget(Target):
 
 
 @dataclass(frozen=True)
-class TopClass(Target):
+class TopClass(CheckedTarget):
     """Each image's own best class, or with ``rank`` its second best (1), third best (2) and so on.
 
     Where a model gives boxes, these are its best detections; where it gives one map, the region
@@ -138,7 +146,7 @@ def _elsewhere(
 
 
 @dataclass(frozen=True)
-class BinaryLogit(Target):
+class BinaryLogit(CheckedTarget):
     """The answer of a model with one logit for each image, ``(N,)`` or ``(N, 1)``: yes, or with
     ``positive=False`` no.
 

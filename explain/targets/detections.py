@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from explain._utils.errors import TargetError, short_repr, warn
 from explain.data.boxes import Box
-from explain.targets.base import Labels, Picked, Target, check_count
+from explain.targets.base import CheckedTarget, Labels, Picked, Target, check_count
 from explain.targets.detector_outputs import Boxes, Decode, Size, find_layout, read
 from explain.targets.labels import class_label, find_category
 from explain.targets.regions import Segmentation
@@ -31,7 +31,7 @@ class NotDetectedError(TargetError):
 
 
 @dataclass(frozen=True, eq=False)
-class Detections(Target):
+class Detections(CheckedTarget):
     """One detected box: its class score, one of its sides, its overlap with a box, or that there is
     anything.
 
@@ -91,14 +91,10 @@ class Detections(Target):
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.overlap <= 1:
             raise TargetError(
                 f"overlap must be a share from 0 to 1, got {self.overlap}; 0.5 is usual"
-            )
-        if self.of not in get_args(Part):
-            raise TargetError(
-                f"of must be one of {', '.join(get_args(Part))}, got {self.of!r}; choose one of "
-                "them"
             )
         if self.box is None:
             return

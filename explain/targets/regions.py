@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from explain._utils.errors import TargetError, short_repr
 from explain.targets.base import (
     READER,
+    CheckedTarget,
     Labels,
     Picked,
-    Target,
     check_class,
     check_count,
     find_tensor,
@@ -83,7 +83,7 @@ def _of_images(output: Any, names: tuple[str, ...], count: int) -> list[torch.Te
 
 
 @dataclass(frozen=True, eq=False)
-class Segmentation(Target):
+class Segmentation(CheckedTarget):
     """The mean score of a class over a region, for a model that gives class maps ``(N, K, H, W)``,
     or of volumes.
 
@@ -127,6 +127,7 @@ class Segmentation(Target):
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mask is None:
             return
         mask = torch.as_tensor(self.mask).detach().bool()

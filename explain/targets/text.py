@@ -20,7 +20,7 @@ from explain._utils.errors import ModelError, TargetError
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
 from explain.hooks.preserve import untouched
-from explain.targets.base import Picked, Target, described, unsuitable
+from explain.targets.base import CheckedTarget, Picked, Target, described, unsuitable
 from explain.targets.tokenizer import (
     TokenIds,
     check_text,
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Text(Target):
+class Text(CheckedTarget):
     """How similar an image-text model finds each photo and a text: the logit that it gives the
     pair.
 
@@ -68,6 +68,7 @@ class Text(Target):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", check_text(self.text))
+        super().__post_init__()
 
     @property
     def name(self) -> str:

@@ -241,7 +241,7 @@ def test_what_is_no_detection_is_refused_in_one_line(rand: Any) -> None:
         ({"decode": "detr"}, rand(2, 5), "layout 'detr'"),
         ({"decode": "yolo99"}, rand(2, 5), "one of results, cells"),
         ({"decode": lambda output: (output, output)}, rand(2, 5), "decode must return"),
-        ({"of": "area"}, None, "of must be"),
+        ({"of": "area"}, None, "of of detections must be one of"),
         ({"overlap": 2}, None, "overlap must be"),
         ({"box": (3, 3, 2, 4)}, None, "box must be"),
     ]

@@ -22,6 +22,7 @@ from explain.targets import (
     ScoreTarget,
     Segmentation,
     Similarity,
+    Text,
     TopClass,
     as_target,
 )
@@ -324,3 +325,20 @@ def test_a_neuron_is_an_output_of_the_network_that_ends_there(
     expected = explain.attribute(by_hand, x, method, target=lambda maps: maps[:, 5, 3, 4])
     assert_close(neuron.values, expected.values, rtol=1e-10, atol=1e-12)
     assert_close(neuron.score, expected.score, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ClassTarget(1.5),  # type: ignore[arg-type]
+        lambda: TopClass("best"),  # type: ignore[arg-type]
+        lambda: BinaryLogit(positive="no"),  # type: ignore[arg-type]
+        lambda: Detections(index="second"),  # type: ignore[arg-type]
+        lambda: Detections(threshold="high"),  # type: ignore[arg-type]
+        lambda: Segmentation(1.5),  # type: ignore[arg-type]
+        lambda: Text("a bus", words="yes"),  # type: ignore[arg-type]
+    ],
+)
+def test_fields_of_another_type_are_refused_when_a_target_is_made(make: Callable[[], Any]) -> None:
+    with pytest.raises(TargetError, match="must be"):
+        make()
