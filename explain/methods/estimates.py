@@ -380,6 +380,10 @@ class _RowsOf(Perturbation):
         return self.method.of_tokens
 
     @property
+    def of_layer(self) -> bool:
+        return self.method.alters_layer
+
+    @property
     def needs(self) -> frozenset[Need[Any]]:
         return self.method.looks_at
 
@@ -406,6 +410,8 @@ class RowMethod(PerturbationMethod):
     words = "perturbed photos"
     of_tokens: ClassVar[bool] = False
     """Whether they say which tokens of a transformer stay."""
+    alters_layer: ClassVar[bool] = False
+    """Whether they are feature maps ``(b, C, h, w)`` of the layer that ``looks_at`` has."""
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         """How many rows each image has, for a plan; 0 where that is not known."""
@@ -420,13 +426,18 @@ class RowMethod(PerturbationMethod):
         raise NotImplementedError
 
     @property
+    def whole(self) -> Scores:
+        """The need for the score ``(N,)`` of the photo, or of the layer's maps, as it is."""
+        return Scores(Unperturbed(of_layer=self.alters_layer), ScoreOf(self.score))
+
+    @property
     def scores(self) -> Scores:
         """The need for the scores of all rows, by image."""
         return Scores(_RowsOf(self), ScoreOf(self.score), ByImage())
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return self.looks_at | {self.scores, whole_score(self.score)}
+        return self.looks_at | {self.scores, self.whole}
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return self.map(evidence, evidence[self.scores])

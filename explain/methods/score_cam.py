@@ -2,7 +2,7 @@
 transformer input sampling; and feature maps taken away (Ablation-CAM)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -11,42 +11,15 @@ from torch.nn.utils.rnn import pad_sequence
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import permutation
 from explain.baselines.replacements import to_unit
-from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows
+from explain.engine import Activations, Evidence, Need, PerturbedRows
 from explain.engine.needs import BlockTokens
-from explain.engine.perturbations import Scores, Unperturbed, ZeroInput, rows_of
+from explain.engine.perturbations import Scores, ZeroInput, rows_of
 from explain.layers.layouts import enlarge
-from explain.methods.base import PERTURBATION, Outcome, over_all, register
-from explain.methods.cam import ClassActivationMap, ratio, unless_rounding, weighted
-from explain.methods.estimates import RowMethod, Score, whole_score
+from explain.methods.base import Outcome, Style, over_all, register
+from explain.methods.cam import ratio, unless_rounding, weighted
+from explain.methods.estimates import RowMethod, Score
 from explain.methods.occlusion import enlarging
 from explain.methods.wrappers import noises, span
-
-
-@dataclass(frozen=True)
-class ChannelAblation(Perturbation):
-    """A layer's feature maps with one of them set to zero; those that are zero already have no
-    rows."""
-
-    of_layer = True
-    needs = frozenset({Activations()})
-
-    words = "the layer's maps without one of them"
-
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return channels
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        a = evidence.activations
-        channel_of = [of_image.nonzero()[:, 0] for of_image in _alive(a)]
-        channels = pad_sequence(channel_of, batch_first=True)
-
-        def ablated(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            # copies whole maps, where indexing copies value by value
-            maps = a.index_select(0, images)
-            maps[torch.arange(len(images), device=images.device), channels[images, numbers]] = 0
-            return maps
-
-        return rows_of([len(of_image) for of_image in channel_of], a.device, ablated)
 
 
 class ScoreWeightedMethod(RowMethod):
@@ -244,7 +217,7 @@ class ISCAM(ScoreWeightedMethod):
 
 
 @register
-class AblationCAM(ClassActivationMap):
+class AblationCAM(RowMethod):
     r"""Feature maps weighted by the drop of the score without them.
 
     Weigh each feature map by what the score loses without it: :math:`w_k = (y - y_{\setminus k}) /
@@ -276,20 +249,44 @@ class AblationCAM(ClassActivationMap):
 
     relu: bool = True
 
-    family = PERTURBATION
     by_score = True
-    needs = frozenset(
-        {Activations(), Scores(ChannelAblation()), Scores(Unperturbed(of_layer=True))}
-    )
+    alters_layer = True
+    looks_at = frozenset({Activations()})
+    words = "the layer's maps without one of them"
 
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
+    @property
+    def style(self) -> Style:
+        return "heat" if self.relu else "signed"
+
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return channels
+
+    def perturbed(self, evidence: Evidence) -> PerturbedRows:
+        """The layer's maps with one of them set to zero; those that are zero already have no
+        rows."""
+        a = evidence.activations
+        channel_of = [of_image.nonzero()[:, 0] for of_image in _alive(a)]
+        channels = pad_sequence(channel_of, batch_first=True)
+
+        def ablated(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            # copies whole maps, where indexing copies value by value
+            maps = a.index_select(0, images)
+            maps[torch.arange(len(images), device=images.device), channels[images, numbers]] = 0
+            return maps
+
+        return rows_of([len(of_image) for of_image in channel_of], a.device, ablated)
+
+    def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         a = evidence.activations
         # differences are taken in one precision
-        score = evidence[Scores(Unperturbed(of_layer=True))][:, None]
+        score = evidence[self.whole][:, None]
         without = score.repeat(1, a.shape[1]).to(a.dtype)
-        without[_alive(a)] = evidence[Scores(ChannelAblation())].to(a.dtype)
+        without[_alive(a)] = torch.cat(list(scores)).to(a.dtype)
         drops = unless_rounding(score - without, score)
         return weighted(ratio(drops, score.expand_as(without)), evidence, relu=self.relu)
+
+    def outcome(self, evidence: Evidence) -> Outcome:
+        return Outcome()
 
 
 def masks(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
@@ -417,9 +414,7 @@ class ViTCX(RowMethod):
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         values = []
-        of_images = zip(
-            self.clusters(evidence), scores, evidence[whole_score(self.score)], strict=True
-        )
+        of_images = zip(self.clusters(evidence), scores, evidence[self.whole], strict=True)
         for maps, of_rows, whole in of_images:
             seen, of_noise = of_rows.reshape(-1, 2).unbind(1)
             values.append(weighted_mean(maps.to(whole), seen - of_noise + whole, evidence.size))

@@ -2,7 +2,7 @@
 indices, and HSIC."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,12 +11,10 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import permutation, seeded, uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.methods.base import register
 from explain.methods.cam import ratio
 from explain.methods.estimates import (
     CoalitionDesign,
-    Coalitions,
     CoveredRegions,
     Estimate,
     RegionMethod,
@@ -170,37 +168,25 @@ class LIME(CoveredRegions):
 
 
 @dataclass(frozen=True)
-class PermutedRegions(Perturbation):
-    """Photos of which one region is that of another image of the batch."""
+class NeighbourImage(Baseline):
+    """Another image of the batch: all stand in a random circle, and each shows its neighbour."""
 
-    masks: Coalitions
-    seed: int
+    seed: int = 0
 
-    words = "photos with a region of another image"
-
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return self.masks.count(channels, size)
+    name = "another image of the batch"
 
     def givers(self, images: int) -> torch.Tensor:
-        """Which image each one gets its region from: all stand in a random circle, and look to
-        their neighbour."""
+        """Which image each one gets its region from."""
         circle = permutation(images, self.seed)
         return circle.roll(1)[circle.argsort()]
 
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        x = evidence.inputs
-        if len(x) < 2:
+    def replacement(self, images: torch.Tensor) -> torch.Tensor:
+        if len(images) < 2:
             raise MethodError(
                 "featurepermutation must have a batch of several images, got 1; take "
                 "featureablation"
             )
-        masks = self.masks.masks(evidence)
-        other_images = x[self.givers(len(x)).to(x.device)]
-
-        def exchanged(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return torch.where(masks.build(images, numbers) > 0, x[images], other_images[images])
-
-        return replace(masks, build=exchanged)
+        return images[self.givers(len(images)).to(images.device)]
 
 
 @register
@@ -238,9 +224,8 @@ class FeaturePermutation(DropMethod):
     only_for = "batches of several images"
 
     @property
-    def perturbation(self) -> PermutedRegions:
-        # no baseline is shown
-        return PermutedRegions(Coalitions(Zero(), self.regions, self.design), self.seed)
+    def baseline(self) -> Baseline:  # type: ignore[override]
+        return NeighbourImage(self.seed)
 
 
 DESIGNS = 4  # pairs of points of one scrambled sequence

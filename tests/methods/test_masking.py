@@ -462,7 +462,7 @@ def test_hsic_is_the_trace_of_the_centred_kernels(curved: Curved) -> None:
 def test_feature_permutation_exchanges_regions_between_images(curved: Curved) -> None:
     method = FeaturePermutation(regions=LABELS, seed=1)
     values = explain.attribute(curved, photos(3), method, target=1).values
-    givers = method.perturbation.givers(3)
+    givers = method.baseline.givers(3)
     assert sorted(givers.tolist()) == [0, 1, 2]
     assert (givers != torch.arange(3)).all()
     for i, x in enumerate(photos(3)):
