@@ -93,9 +93,8 @@ class Baseline(CheckedFields):
             keep[height // 4 : height - height // 4, width // 4 : width - width // 4] = 0
         covered = self(x, keep.reshape(1, 1, height, width))[0].cpu()
         levels = (covered - black.view(-1, 1, 1)) / span.view(-1, 1, 1)
-        pixels: np.ndarray[Any, Any] = (
-            (levels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
-        )
+        in_bytes = (levels.clamp(0, 1) * 255).round().byte()
+        pixels: np.ndarray[Any, Any] = in_bytes.permute(1, 2, 0).numpy()
         return Image.fromarray(pixels[..., 0] if len(levels) == 1 else pixels)
 
 

@@ -148,7 +148,9 @@ def _coarser(maps: torch.Tensor) -> torch.Tensor:
 
 def _even(maps: torch.Tensor) -> torch.Tensor:
     height, width = maps.shape[2:]
-    return F.pad(maps, (0, width % 2, 0, height % 2)) if height % 2 or width % 2 else maps
+    if height % 2 == width % 2 == 0:
+        return maps
+    return F.pad(maps, (0, width % 2, 0, height % 2))
 
 
 def _around(maps: torch.Tensor) -> torch.Tensor:

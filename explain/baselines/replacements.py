@@ -154,8 +154,10 @@ class Black(Baseline):
             raise BaselineError(
                 f"mean and std of black must be for {channels} channels, got {shown(self.mean)}"
             )
-        mean, std = (torch.tensor(values, dtype=torch.float64) for values in (self.mean, self.std))
-        return (-mean / std).to(images).reshape((1, -1, *[1] * (images.ndim - 2))).expand_as(images)
+        mean = torch.tensor(self.mean, dtype=torch.float64)
+        std = torch.tensor(self.std, dtype=torch.float64)
+        black = (-mean / std).to(images)
+        return black.reshape((1, -1, *[1] * (images.ndim - 2))).expand_as(images)
 
 
 @register

@@ -1,6 +1,7 @@
 """Methods for vision transformers: attention, rollout, LeGrad, and attention weighted by
 gradients."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -252,15 +253,13 @@ class GradECLIP(AttentionMethod):
             (every, (-1, 1)) if of_words and every else photo_tokens(self.name, weights, evidence)
         )
         among = tokens if joint is None else every
-        values = torch.stack(
-            [self._of(attention, _rows_read(maps[-1]), among) for attention in maps[-self.blocks :]]
-        ).sum(0)
-        if joint is not None:
-            values = (
-                values.index_fill(1, torch.tensor(joint.photo).to(values.device), 0)
-                if of_words
-                else values[:, tokens]
-            )
+        read = _rows_read(maps[-1])
+        of_blocks = [self._of(attention, read, among) for attention in maps[-self.blocks :]]
+        values = torch.stack(of_blocks).sum(0)
+        if joint is not None and of_words:
+            values = values.index_fill(1, torch.tensor(joint.photo).to(values.device), 0)
+        elif joint is not None:
+            values = values[:, tokens]
         return values.clamp(min=0).reshape((len(values), *size))
 
     def _of(self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]) -> torch.Tensor:
@@ -429,9 +428,8 @@ class CheferBimodal(AttentionMethod):
         read = _rows_read(of_other[-1])
         if self.token is not None:
             read = torch.arange(other).to(read.device)[:, None] == self.token
-        row = (_followed(maps, photo, other)[other, photo] * read).sum(1) / read.sum(-2).clamp(
-            min=1
-        )
+        relevance = _followed(maps, photo, other)[other, photo]
+        row = (relevance * read).sum(1) / read.sum(-2).clamp(min=1)
         grid = evidence.grids.grid((len(evidence.inputs), photo, 1))
         assert grid is not None
         return row[:, list(grid.tokens)].reshape((-1, *grid.size))
@@ -461,11 +459,10 @@ class CheferBimodal(AttentionMethod):
 def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int], torch.Tensor]:
     """What each kind of token has of each, by their numbers, after all attentions."""
     first = maps[0].weights
-    relevance = {
-        (a, b): (torch.eye(a, b) * (a == b)).to(first).expand(len(first), a, b)
-        for a in sizes
-        for b in sizes
-    }
+    relevance = {}
+    for a, b in itertools.product(sizes, repeat=2):
+        start = torch.eye(a, b) * (a == b)
+        relevance[a, b] = start.to(first).expand(len(first), a, b)
     steps = [weighted(attention.weights, attention.gradient) for attention in maps]
     while steps:
         size = steps[0].shape[1:]

@@ -340,11 +340,12 @@ class _Estimating(Accumulator):
             image.take_rest()
         estimates = [image.estimate() for image in self._images]
         unknown = torch.full_like(estimates[0].values, torch.nan)
-        errors = [unknown if estimate.error is None else estimate.error for estimate in estimates]
+        errors = None
+        if any(estimate.error is not None for estimate in estimates):
+            of_images = [unknown if one.error is None else one.error for one in estimates]
+            errors = torch.stack(of_images)
         outcome = Outcome(
-            error=None
-            if all(estimate.error is None for estimate in estimates)
-            else torch.stack(errors),
+            error=errors,
             spent=self._of_images([image.taken for image in self._images]),
             planned=self._of_images([image.estimator.count for image in self._images]),
             finished=self._of_images(ended),
@@ -467,10 +468,10 @@ class SearchMethod(PerturbationMethod):
 
     def outcome(self, evidence: Evidence) -> Outcome:
         def of_images(figure: Callable[[Search], float]) -> torch.Tensor:
-            listed = [
-                figure(search) for search in evidence[Searches(self)] for _ in range(search.images)
-            ]
-            return torch.tensor(listed, device=evidence.inputs.device)
+            figures: list[float] = []
+            for search in evidence[Searches(self)]:
+                figures += [figure(search)] * search.images
+            return torch.tensor(figures, device=evidence.inputs.device)
 
         return Outcome(
             spent=of_images(lambda search: search.samples // search.images),

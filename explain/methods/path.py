@@ -459,9 +459,8 @@ class RandomPoints(Path):
             g = seeded(self.seed, sample)
             which, share = uniform((2,), g).tolist()
             photo = x[image]
-            end = photo + self.sigma * (photo.max() - photo.min()) * normal(photo.shape, g).to(
-                photo
-            )
+            spread = self.sigma * (photo.max() - photo.min())
+            end = photo + spread * normal(photo.shape, g).to(photo)
             number = min(int(which * len(starts)), len(starts) - 1) if choices else image
             return starts[number], end, share
 

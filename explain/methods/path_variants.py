@@ -373,12 +373,10 @@ class XRAI(Method):
             else [Felzenszwalb(scale) for scale in SCALES]
         )
         maps = [cut(image)[0].cpu() for cut in cuts]
-        masks = torch.cat(
-            [
-                torch.stack([labels == number for number in range(int(labels.max()) + 1)])
-                for labels in maps
-            ]
-        )
+        regions = []
+        for labels in maps:
+            regions += [labels == number for number in range(int(labels.max()) + 1)]
+        masks = torch.stack(regions)
         grown = masks if self.regions is not None else dilated(masks, round(DILATION * share))
         return ranked(pixels, grown, max(1, round(LEAST * share**2)))
 

@@ -135,14 +135,19 @@ def halves(cell: Cell) -> list[Cell]:
     >>> halves(((0, 1), (0, 3)))
     [((0, 1), (0, 1)), ((0, 1), (1, 3))]
     """
-    cuts = [[(a, (a + b) // 2), ((a + b) // 2, b)] if b - a > 1 else [(a, b)] for a, b in cell]
+    cuts = []
+    for start, end in cell:
+        middle = (start + end) // 2
+        cuts.append([(start, middle), (middle, end)] if middle > start else [(start, end)])
     return list(product(*cuts))
 
 
 def _spread(image: torch.Tensor, cell: Cell) -> float:
     """The sum of squared deviations from a cell's mean colour; -1 for what cannot be cut."""
     part = image[:, *pixels_of(cell)].flatten(1)
-    return -1.0 if part.shape[1] == 1 else float((part - part.mean(1, keepdim=True)).square().sum())
+    if part.shape[1] == 1:
+        return -1.0
+    return float((part - part.mean(1, keepdim=True)).square().sum())
 
 
 @dataclass(frozen=True)

@@ -322,9 +322,9 @@ def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> tor
         return maps[:0].double()
     maps = maps[varies].double()
     least = least[varies, None]
-    down, across = (
-        enlarging(small, large).to(maps) for small, large in zip(maps.shape[1:], size, strict=True)
-    )
+    height, width = maps.shape[1:]
+    down = enlarging(height, size[0]).to(maps)
+    across = enlarging(width, size[1]).to(maps)
     # (C, h, w): each map enlarged, and brought back by the transpose
     seen = down.T @ down @ maps @ (across.T @ across)
     sums = torch.einsum("cij,i,j->c", maps, down.sum(0), across.sum(0))[:, None]

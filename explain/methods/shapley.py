@@ -117,19 +117,19 @@ class _Fit:
         Its scale is that of what was observed, or, if that is more, that by which pairs differ from
         what all others say of them.
         """
-        explained = (
-            torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False)
-            .square()
-            .sum(0)
-        )
+        solved = torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False)
+        explained = solved.square().sum(0)
         inverse = torch.cholesky_inverse(self.factor)
         weighted = inverse @ half
         observed = (half * weighted).mean()
         left_out = (weighted.square() / inverse.diagonal()).mean()
         regions = signs.shape[1]
-        of_rest = 4 / regions**2 * sum(1 / math.comb(regions - 1, size) for size in range(regions))
-        prior = (4 + (4 / 3 * self.threes if regions > 2 else 0)) / regions + self.rest * of_rest
-        return torch.sqrt(torch.maximum(observed, left_out) * (prior - explained).clamp(min=0))
+        of_sizes = [1 / math.comb(regions - 1, size) for size in range(regions)]
+        of_rest = 4 / regions**2 * sum(of_sizes)
+        of_threes = 4 / 3 * self.threes if regions > 2 else 0
+        prior = (4 + of_threes) / regions + self.rest * of_rest
+        unexplained = (prior - explained).clamp(min=0)
+        return torch.sqrt(torch.maximum(observed, left_out) * unexplained)
 
 
 def _compared(
@@ -144,14 +144,14 @@ def _compared(
     rests = [rest for rest in REST if rest >= least]
     for threes, rest in itertools.product(of_threes if regions > 2 else (0.0,), rests):
         factor, failed = torch.linalg.cholesky_ex(single + threes * triples + rest * eye)
-        if not int(failed):
-            scale = (
-                torch.linalg.solve_triangular(factor, half[:, None], upper=False).square().mean()
-            )
-            likelihood = -float(
-                0.5 * len(half) * scale.clamp(min=1e-300).log() + factor.diagonal().log().sum()
-            )
-            yield _Fit(likelihood, threes, rest, factor)
+        if int(failed):
+            continue
+        solved = torch.linalg.solve_triangular(factor, half[:, None], upper=False)
+        scale = solved.square().mean()
+        log_scale = scale.clamp(min=1e-300).log()
+        log_determinant = factor.diagonal().log().sum()
+        likelihood = -float(0.5 * len(half) * log_scale + log_determinant)
+        yield _Fit(likelihood, threes, rest, factor)
 
 
 def coefficients(signs: torch.Tensor) -> torch.Tensor:
@@ -377,13 +377,12 @@ class ShapleySampling(ShapleyMethod):
             values = seen.new_tensor([whole - blank])
             return Estimate(values, torch.zeros_like(values))
         orders = seen.reshape(-1, regions - 1, regions)
-        uncovered = F.pad(F.pad(orders, (0, 0, 1, 0)), (0, 0, 0, 1), value=1.0).diff(dim=1)
-        ends = F.pad(
-            F.pad(scores.reshape(-1, regions - 1), (1, 0), value=blank), (0, 1), value=whole
-        )
-        gains = (
-            torch.einsum("nsm,ns->nm", uncovered, ends.diff(dim=1)).reshape(-1, 2, regions).mean(1)
-        )
+        from_none = F.pad(orders, (0, 0, 1, 0))
+        uncovered = F.pad(from_none, (0, 0, 0, 1), value=1.0).diff(dim=1)
+        from_blank = F.pad(scores.reshape(-1, regions - 1), (1, 0), value=blank)
+        steps = F.pad(from_blank, (0, 1), value=whole).diff(dim=1)
+        of_orders = torch.einsum("nsm,ns->nm", uncovered, steps)
+        gains = of_orders.reshape(-1, 2, regions).mean(1)
         values = gains.mean(0)
         pairs = len(gains)
         if pairs < FEWEST:
@@ -518,10 +517,9 @@ class _Tree(Search):
     def steps(self) -> Steps:
         """Cut cells, those of the largest values first, until the runs are spent."""
         while True:
+            left = self._method.samples - self.samples
             # few at first, when little is known
-            chosen = self._next(
-                min(TOGETHER, 1 + self.samples // 8, (self._method.samples - self.samples) // 2)
-            )
+            chosen = self._next(min(TOGETHER, 1 + self.samples // 8, left // 2))
             if not chosen:
                 return
             wanted = [(*part.seen, half) for part, halves in chosen for half in halves]
