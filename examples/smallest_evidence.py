@@ -54,6 +54,7 @@ sys.path.append(str(ROOT / "examples" / "benchmarks"))
 from tables import Table, line, replaced  # noqa: E402
 
 PAGE = ROOT / "docs" / "evidence.md"
+FEWEST = 10  # photos of a row
 OWN = "`sufficient`"
 COLUMNS = (
     "way",
@@ -302,6 +303,8 @@ def summary(results: Sequence[dict[str, Found]]) -> str:
     for name, pairs in rows_of(results).items():
         found = [one for one, _ in pairs]
         sizes = [each["size"] for each in found if each["size"] is not None]
+        if len(sizes) < FEWEST:
+            continue
         proofs = [each.get("proof") in ("minimal", "smallest") for each in found]
         without = len(found) - len(sizes)
         lines.append(
@@ -366,7 +369,7 @@ def compared(name: str, results: Sequence[dict[str, Found]]) -> str:
         if {"ReX", "sufficient"} <= each.keys()
     ]
     pairs = [(at_budget(own, rex["passes"]), rex) for own, rex in both]
-    if not pairs:
+    if len(pairs) < FEWEST:
         return ""
     middle = statistics.median(own["size"] / rex["size"] for own, rex in pairs)
     smaller = sum(own["size"] <= rex["size"] for own, rex in pairs)

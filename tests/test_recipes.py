@@ -11,9 +11,22 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
+COMPARED = """
+import explain, torch
+
+g = torch.Generator().manual_seed(0)
+weights = [torch.randn(*size, generator=g).double() for size in ((4, 3, 3, 3), (4,), (2, 4), (2,))]
+layers = [("conv", *weights[:2]), ("relu",), ("mean",), ("linear", *weights[2:])]
+x = torch.randn(3, 6, 5, generator=g).double()
+values = explain.attribute(plain.module_of(layers), x[None], "peakcam", target=1, layer="1").values
+assert torch.allclose(values[0], peakcam(layers, x, 1, 1))
+"""
+"""What tests do with an entry of ``AS_THEY_ARE``."""
 RECIPES = [
+    ("a class activation map", "methods/cam.py", "PeakCAM"),
+    ("a relevance rule", "relevance/linear_rules.py", "Sizes"),
+    ("a command", "cli/lists.py", "list_all_baselines"),
     ("a metric", "metrics/axioms.py", "TopShare"),
-    ("a baseline", "baselines/replacements.py", "Median"),
     ("a target", "targets/classes.py", "Margin"),
     ("a perturbation method", "methods/score_cam.py", "ColumnDrop"),
 ]
@@ -34,17 +47,20 @@ def test_a_recipe_is_one_class_in_one_file_and_one_test(tmp_path: Path) -> None:
         assert len([line for line in code.splitlines() if line.strip()]) <= 40
         written, test = code.split("# The test", 1)
         imports, own = re.split(r"(?=^@)", written, maxsplit=1, flags=re.MULTILINE)
-        with (tmp_path / "explain" / module).open("a", encoding="utf-8") as file:
-            file.write(f"\n\n{own}")
         home = "explain." + module.removesuffix(".py").replace("/", ".")
+        needed = re.findall(r"^from explain\.\w+\.\w+ import .*$", imports, re.MULTILINE)
+        needed = [line for line in needed if not line.startswith(f"from {home} ")]
+        with (tmp_path / "explain" / module).open("a", encoding="utf-8") as file:
+            file.write("\n".join(["", *needed, own]))
+        compared = COMPARED if name == "PeakCAM" else ""
         (tmp_path / f"of_{name.lower()}.py").write_text(
-            f"{imports}\nfrom {home} import {name}\n# The test{test}"
+            f"{imports}\nfrom {home} import {name}\n# The test{test}{compared}"
         )
     command = "; ".join(f"import of_{name.lower()}" for _, _, name in RECIPES)
     ended = subprocess.run(
         [sys.executable, "-c", command],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
         check=False,
