@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import torch
 
 import explain
 from tests.conftest import ROOT
@@ -202,8 +203,8 @@ def test_every_link_leads_somewhere(site: Site) -> None:
     page = site.folder / "index.html"
     assert site.missing(page, "nowhere.html") == "index.html: there is no nowhere.html"
     assert (
-        site.missing(page, "methods.html#nowhere")
-        == "index.html: there is no place methods.html#nowhere"
+        site.missing(page, "metrics.html#nowhere")
+        == "index.html: there is no place metrics.html#nowhere"
     )
 
 
@@ -250,3 +251,52 @@ def test_the_lines_on_training_run_one_after_the_other(tmp_path: Path) -> None:
     assert {"training.sqlite", "chelsea.gif", "chelsea.png"} <= {
         path.name for path in (tmp_path / "0").iterdir()
     }
+
+
+# What the pages claim
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_methods_with_a_baseline_of_zeros_give_nothing_to_places_of_its_colour(seed: int) -> None:
+    torch.manual_seed(seed)
+    conv, head = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Linear(4 * 64, 2)
+    model = torch.nn.Sequential(conv, torch.nn.ReLU(), torch.nn.Flatten(), head)
+    x = torch.randn(1, 3, 8, 8)
+    x[..., 2:5, 2:5] = 0
+    methods = ["integratedgradients(steps=4)", "deeplift", "inputxgradient"]
+    for found in explain.attribute(model, x, methods, target=1).values():
+        assert not found.values[..., 2:5, 2:5].any()
+        assert found.values.any()
+    seen = explain.attribute(model, x, "integratedgradients(steps=4, baseline=1.0)", target=1)
+    assert seen.values[..., 2:5, 2:5].all()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_metrics_in_units_of_the_map_grow_with_the_scores(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 4), torch.nn.Tanh())
+    larger = torch.nn.Sequential(model, torch.nn.Linear(4, 4, bias=False))
+    with torch.no_grad():
+        larger[1].weight.copy_(100 * torch.eye(4))
+    x = torch.rand(1, 3, 4, 4)
+    names = ["locallipschitz", "completeness"]
+    one, other = (
+        explain.evaluate(network, x, "inputxgradient", names, target=0)["inputxgradient"]
+        for network in (model, larger)
+    )
+    for name in names:
+        assert other[name].item() == pytest.approx(100 * one[name].item(), rel=1e-3)
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_the_page_on_cheating_is_right_for_other_photos(seed: int) -> None:
+    (code,) = blocks_of("docs/cheating.md", "python")
+    names: dict[str, Any] = {}
+    exec(code.replace("seed=1", f"seed={seed}"), names)
+    share, labels = names["share_of_first"], names["labels"]
+    without = share(names["clean"][labels == 0])
+    control = share(names["elsewhere"])
+    assert control - without > 0.5
+    with pytest.raises(AssertionError):
+        names["test_the_mark_does_not_decide"]()
