@@ -677,7 +677,10 @@ def _last_in(module: nn.Module) -> nn.Module:
 def _has_backward_hooks(module: nn.Module) -> bool:
     if global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks:
         return True
-    return any(part._backward_hooks or part._backward_pre_hooks for part in modules_of(module))
+    for part in modules_of(module):
+        if part._backward_hooks or part._backward_pre_hooks:
+            return True
+    return False
 
 
 def _aliased_inputs(inputs: Any) -> nested.SwappedInputs:

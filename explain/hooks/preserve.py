@@ -66,25 +66,13 @@ class _HeldMode:
     """A module that is put in evaluation mode, for one or several blocks, and gets its own mode
     back after the last."""
 
-    def __init__(self, module: nn.Module) -> None:
-        attributes = vars(module)
-        self.blocks = 0
-        self.module = module
-        self.training = module.training  # of a scripted module too
-        self.method = attributes.get("train")
-        """A ``train`` that the user put in the module itself, if any."""
-        self.disturbed = False
-        """Whether another thread has called ``train()`` meanwhile."""
-        attributes["train"] = MethodType(_train, module)
-        if self.training:
-            module.training = False
-
-    def restore(self) -> None:
-        vars(self.module).pop("train", None)
-        if self.method is not None:
-            vars(self.module)["train"] = self.method
-        if self.module.training != self.training:
-            self.module.training = self.training
+    module: nn.Module
+    training: bool
+    method: Any
+    """A ``train`` that the user put in the module itself, if any."""
+    blocks = 0
+    disturbed = False
+    """Whether another thread has called ``train()`` meanwhile."""
 
 
 _held_modes: dict[int, _HeldMode] = {}
@@ -101,7 +89,14 @@ def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
         for module in modules:
             held = _held_modes.get(id(module))
             if held is None:
-                held = _HeldMode(module)
+                held = _HeldMode()
+                attributes = vars(module)
+                held.module = module
+                held.training = module.training  # of a scripted module too
+                held.method = attributes.get("train")
+                attributes["train"] = MethodType(_train, module)
+                if held.training:
+                    module.training = False
                 _held_modes[id(module)] = held
             held.blocks += 1
             modes.append(held)
@@ -112,14 +107,27 @@ def _release_modes(modes: Iterable[_HeldMode]) -> bool:
     """Give modules their own modes back, unless other blocks hold them; whether another thread
     disturbed them."""
     disturbed = False
+    ended: list[_HeldMode] = []
     with lock:
         for held in modes:
             disturbed |= held.disturbed
             held.blocks -= 1
             # a forked child has none
             if held.blocks == 0 and _held_modes.pop(id(held.module), None) is held:
-                held.restore()
+                ended.append(held)
+        _give_back_modes(ended)
     return disturbed
+
+
+def _give_back_modes(modes: Iterable[_HeldMode]) -> None:
+    for held in modes:
+        module = held.module
+        attributes = vars(module)
+        attributes.pop("train", None)
+        if held.method is not None:
+            attributes["train"] = held.method
+        if module.training != held.training:
+            module.training = held.training
 
 
 def _train(module: nn.Module, mode: bool = True) -> Any:
@@ -225,9 +233,10 @@ class _TorchState:
         self._inference = torch.inference_mode(False)
         self._gradients = torch.is_grad_enabled()
         self._function_modes = torch._C._len_torch_function_stack()
-        self._autocast = [
-            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES
-        ]
+        self._autocast: list[tuple[str, bool, torch.dtype]] = []
+        for device in DEVICES:
+            enabled = torch.is_autocast_enabled(device)
+            self._autocast.append((device, enabled, torch.get_autocast_dtype(device)))
         self._caching = torch.is_autocast_cache_enabled()
         self._nesting = _autocast_nesting()
 
@@ -557,8 +566,7 @@ def _begin_child() -> None:
     _inspecting.alone = False
     _inspecting.create_graph = False
     _inspecting.depth = 0
-    for held in _held_modes.values():
-        held.restore()
+    _give_back_modes(_held_modes.values())
     _held_modes.clear()
     if _used_threads:
         torch.set_num_threads(1)
