@@ -677,10 +677,7 @@ def _last_in(module: nn.Module) -> nn.Module:
 def _has_backward_hooks(module: nn.Module) -> bool:
     if global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks:
         return True
-    for part in modules_of(module):
-        if part._backward_hooks or part._backward_pre_hooks:
-            return True
-    return False
+    return any(part._backward_hooks or part._backward_pre_hooks for part in modules_of(module))
 
 
 def _aliased_inputs(inputs: Any) -> nested.SwappedInputs:
