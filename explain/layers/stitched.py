@@ -187,7 +187,7 @@ class Stitched(nn.Module):
         return prod(map(len, self.starts(size)))
 
     def _weights(self, sides: Size) -> Tensor:
-        weights = torch.ones(1, 1, *sides, dtype=torch.float64)
+        weights = torch.ones((1, 1, *sides), dtype=torch.float64)
         if self.weights == "uniform":
             return weights
         for dim, side in enumerate(sides, start=2):

@@ -273,7 +273,8 @@ class LinearMap:
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """What the function makes of other values than those of the call; in the widest of their
         types."""
-        return self.function(*in_one_type(x, weight, bias))
+        x, weight, bias = in_one_type(x, weight, bias)
+        return self.function(x, weight, bias)
 
     def backward(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """The gradient in x of the sum of ``gradient * run(x, weight)``."""
@@ -372,8 +373,10 @@ def _weighted(call: Call) -> LinearMap:
     def scaled(factor: Tensor) -> Tensor:
         if not transposed:
             return torch.mul(weight, along(factor, spatial + 2))
-        parts = weight.reshape(groups, -1, *weight.shape[1:])
-        return torch.mul(parts, factor.reshape(groups, 1, -1, *[1] * spatial)).reshape(weight.shape)
+        parts = weight.unflatten(0, (groups, -1))
+        return torch.mul(parts, factor.reshape([groups, 1, -1] + [1] * spatial)).reshape(
+            weight.shape
+        )
 
     back: Back | None = None
     if not spatial:

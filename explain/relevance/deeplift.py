@@ -73,9 +73,8 @@ def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
 def _rescale(pair: StepPair, gradient: Tensor) -> dict[int, Answer]:
     """A function of one number: the slope between the two points, and the plain gradient where they
     coincide."""
-    slope = _slope(
-        *pair.inputs_at(0), pair.step.result.tensor, pair.of_reference.result.tensor
-    ).conj()
+    x, x0 = pair.inputs_at(0)
+    slope = _slope(x, x0, pair.step.result.tensor, pair.of_reference.result.tensor).conj()
     of_point = slope.isnan()
 
     def rescaled(plain: Tensor) -> Tensor:
@@ -152,6 +151,11 @@ def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
     return sent - slope / slope.sum(dim, keepdim=True) * sent.sum(dim, keepdim=True)
 
 
+def _softmax(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
+    x, x0 = pair.inputs_at(0)
+    return {0: _of_softmax(x, x0, pair.step.options["dim"], gradient)}
+
+
 def _attention(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     (q, q0), (k, k0), (v, v0) = (pair.inputs_at(i) for i in range(3))
     scores, scale = attention_scores(pair.step, q, k)
@@ -205,8 +209,9 @@ def _maximum(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     (y, at), (y0, at0) = (pool(signal, **options, return_indices=True) for signal in (x, x0))
     flat = x.flatten(2)
     flat0 = x0.flatten(2)
-    held = (y.flatten(2), at.flatten(2)), (y0.flatten(2), at0.flatten(2))
-    return {0: _to_holders(flat, flat0, *held, gradient.flatten(2)).reshape(x.shape)}
+    held = y.flatten(2), at.flatten(2)
+    held0 = y0.flatten(2), at0.flatten(2)
+    return {0: _to_holders(flat, flat0, held, held0, gradient.flatten(2)).reshape(x.shape)}
 
 
 def _over_dimensions(x: Tensor, x0: Tensor, options: Mapping[str, Any], gradient: Any) -> Tensor:
@@ -216,8 +221,9 @@ def _over_dimensions(x: Tensor, x0: Tensor, options: Mapping[str, Any], gradient
     ends = tuple(range(-len(dims), 0))
     rows, rows0 = (signal.movedim(dims, ends).flatten(ends[0]) for signal in (x, x0))
     held, held0 = (tuple(signal.max(-1, keepdim=True)) for signal in (rows, rows0))
-    multipliers = _to_holders(rows, rows0, held, held0, gradient.reshape(*rows.shape[:-1], 1))
-    return multipliers.reshape(*rows.shape[:-1], *(x.shape[d] for d in dims)).movedim(ends, dims)
+    multipliers = _to_holders(rows, rows0, held, held0, gradient.reshape(held[0].shape))
+    sizes = [x.shape[dim] for dim in dims]
+    return multipliers.unflatten(-1, sizes).movedim(ends, dims)
 
 
 def _to_holders(
@@ -239,9 +245,7 @@ _BACK: dict[str, Callable[[StepPair, Tensor], Mapping[int, Any]]] = {
     "product": _product,
     "quotient": _quotient,
     "matrixproduct": _matrix_product,
-    "softmax": lambda pair, gradient: {
-        0: _of_softmax(*pair.inputs_at(0), pair.step.options["dim"], gradient)
-    },
+    "softmax": _softmax,
     "attention": _attention,
     "deviation": _deviation,
     "maximum": _maximum,

@@ -184,7 +184,7 @@ class Prefix:
             return None
         try:
             reach = Reach(sources)
-            end = _through(*node.next_functions[0], reach)
+            end = _through(node.next_functions[0], reach)
             if not reach.of(end[0]):
                 return None
             operations = list(_operations(end, reach))
@@ -227,9 +227,10 @@ class Prefix:
         return values_by_edge[self._end]
 
 
-def _through(node: Node | None, output: int, reach: Reach) -> Edge:
+def _through(edge: tuple[Node | None, int], reach: Reach) -> Edge:
     """An edge, behind what gives what it is given; a source that is a copy itself is not looked
     through."""
+    node, output = edge
     while (
         node is not None
         and node.name().startswith(_SAME)
@@ -266,7 +267,7 @@ def _operations(end: Edge, reach: Reach) -> Iterator[_Operation]:
             operation_of_node = _Operation(
                 node,
                 {
-                    i: _through(*n, reach)
+                    i: _through(n, reach)
                     for i, n in enumerate(node.next_functions)
                     if reach.of(n[0])
                 },

@@ -340,7 +340,8 @@ def _signed(tensor: Tensor, sign: int) -> Tensor:
 
 def _run(of: Step, parts: list[tuple[Tensor, Tensor]], bias: Tensor | None) -> Tensor:
     """The sum of the map's results for some inputs and weights, and of the bias."""
-    z = of.linear.run(*parts[0], bias)
+    first_x, first_weight = parts[0]
+    z = of.linear.run(first_x, first_weight, bias)
     for x, weight in parts[1:]:
         z += of.linear.run(x, weight, None)
     return z

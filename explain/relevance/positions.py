@@ -328,7 +328,7 @@ def _resampled(call: Call, state: State, result: Tensor) -> State:
     run = _by_ones(call) if call.name.startswith("conv") else partial(_with_first, call)
     resampled = []
     for position in mean:
-        values = position.double().expand(len(position), 1, *call.flat[0].shape[2:])
+        values = position.double().expand((len(position), 1, *call.flat[0].shape[2:]))
         sums = run(values)
         counts = run((values > 0).double())
         resampled.append(_quotient(sums, counts))
@@ -350,7 +350,7 @@ def _by_ones(call: Call) -> Callable[[Tensor], Tensor]:
         if name not in ("input", "weight", "bias", "groups")
     }
     weight: Tensor = call.named["weight"]
-    ones = torch.ones(1, 1, *weight.shape[2:], device=weight.device, dtype=torch.float64)
+    ones = torch.ones((1, 1, *weight.shape[2:]), device=weight.device, dtype=torch.float64)
     return lambda values: call.function(values, ones, None, **options)
 
 

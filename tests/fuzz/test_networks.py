@@ -3,19 +3,16 @@ many more."""
 
 from __future__ import annotations
 
-import warnings
-
 import hypothesis
 import pytest
 import torch
-from torch import nn
 from torch.testing import assert_close
 
 import explain
 from explain.methods.base import MAPS, PATTERNS, get_method
 from tests.conftest import COVERING
 from tests.fuzz.expected import CHEAP, METHODS, RERUNS
-from tests.fuzz.networks import Case, cases, check, is_map, places, read_for_scores
+from tests.fuzz.networks import Case, cases, check
 from tests.fuzz.programs import Network, Program, Step, scores_in
 from tests.fuzz.pure import Pure
 from tests.fuzz.sketch import programs
@@ -67,60 +64,6 @@ def test_a_network_computes_what_its_program_means(program: Program) -> None:
         found = Pure(network, inputs[0][i], [x[i] for x in inputs[1:]]).forward(inputs[0][i])[-1]
         assert_close(found, expected, rtol=1e-9, atol=1e-11)
     assert eval(repr(program)) == program
-
-
-class OfFrames(nn.Module):
-    """The weighted sum of what a network says of each frame, tile or patch ``(N, T, C, H, W)``."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores = scores_in(self.network(x.flatten(0, 1))).unflatten(0, x.shape[:2])
-        return scores[:, 0] + 2 * scores[:, 1]
-
-
-@hypothesis.settings(ALWAYS, max_examples=8)
-@hypothesis.given(programs())
-def test_frames_before_channels_are_explained_as_each_frame_alone(program: Program) -> None:
-    hypothesis.assume(len(program.inputs) == 1)
-    maps = [
-        name
-        for name, place in places(program).items()
-        if is_map(program, place) and "@" not in name
-    ]
-    hypothesis.assume([name for name in maps if places(program)[name] in read_for_scores(program)])
-    network = Network(program).eval()
-    g = torch.Generator().manual_seed(0)
-    frames = torch.randn(2, 2, *program.inputs[0], generator=g, dtype=torch.float64)
-    layer = next(
-        name for name in reversed(maps) if places(program)[name] in read_for_scores(program)
-    )
-    for method in (
-        "inputxgradient",
-        "occlusion(window=2,stride=2)",
-        "hirescam(relu=False)",
-        "gradcam(relu=False)",
-    ):
-        own, inside = (layer, f"network.{layer}") if "cam" in method else (None, None)
-        with warnings.catch_warnings(action="ignore", category=explain.ExplainWarning):
-            try:
-                alone = [
-                    explain.attribute(network, frames[:, t], method, target=1, layer=own)
-                    for t in range(2)
-                ]
-            except explain.ExplainError:
-                continue  # as it would be for photos
-            try:
-                found = explain.attribute(
-                    OfFrames(network), frames, method, target=1, layer=inside, layout="NTCHW"
-                )
-            except explain.LayerError:
-                # the layout, which is looked at in time and place together, may be less clear
-                continue
-        expected = torch.stack([alone[0].values, 2 * alone[1].values], 1)
-        assert_close(found.values, expected, rtol=1e-6, atol=1e-9)
 
 
 # What random networks found, each shrunk to the least that shows it.

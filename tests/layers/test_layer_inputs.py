@@ -108,29 +108,3 @@ def test_inputs_that_are_none_or_no_numbers_are_refused(net: TinyNet, x: torch.T
         explain.attribute(model, x, target=0, layer="table:input")
     with pytest.raises(LayerError, match="layer 'none:input' must"):
         explain.attribute(model, x, target=0, layer="none:input")
-
-
-def test_layers_with_suffixes_in_their_own_names_are_explained(x: torch.Tensor) -> None:
-    class Named(nn.Module):
-        def __init__(self, names: list[str]) -> None:
-            super().__init__()
-            parts = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Conv2d(5, 6, 3)]
-            self.parts, self.fc = (
-                nn.ModuleDict(dict(zip(names, parts, strict=True))),
-                nn.Linear(6, 5),
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for part in self.parts.values():
-                x = part(x).tanh()
-            return self.fc(x.mean((2, 3)))
-
-    plain = ["a", "b", "c"]
-    odd = ["conv", "conv@0", "conv:input"]
-    one, other = (settled(Named(names)).double().eval() for names in (plain, odd))
-    for name, same in zip(plain, odd, strict=True):
-        for method in ("gradcam", "ablationcam", "eigencam"):
-            expected = explain.attribute(one, x, method, target=1, layer=f"parts.{name}").values
-            found = explain.attribute(other, x, method, target=1, layer=f"parts.{same}")
-            assert found.layer == f"parts.{same}"
-            assert torch.equal(found.values, expected)

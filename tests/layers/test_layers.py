@@ -14,7 +14,6 @@ from explain.attribution.api import attribute
 from explain.data.inputs import as_inputs
 from explain.hooks import HookGroup
 from explain.layers import default_layer
-from explain.layers.layouts import Grid, Grids, find_grid, to_spatial
 from explain.layers.recording import executed_modules
 from explain.layers.summary import summary_is_current
 from explain.methods import FullGrad, GradCAM, HiResCAM
@@ -119,39 +118,6 @@ def test_remembering_does_not_keep_a_model_alive(x: torch.Tensor) -> None:
 def test_a_model_without_maps_must_be_told_its_layer() -> None:
     with pytest.raises(LayerError, match="none of its layers gives a"):
         default_layer(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), torch.zeros(1, 3, 2, 2))
-
-
-@pytest.mark.parametrize(
-    ("shape", "size", "grid"),
-    [
-        ((2, 16, 7, 9), (224, 288), Grid("NCHW", 7, 9)),
-        ((2, 7, 9, 16), (224, 288), Grid("NHWC", 7, 9)),
-        ((2, 7, 7, 7), (224, 224), Grid("NCHW", 7, 7)),
-        ((2, 1 + 14 * 14, 8), (224, 224), Grid("tokens", 14, 14, 1)),
-        ((2, 5 + 14 * 7, 8), (224, 112), Grid("tokens", 14, 7, 5)),
-        ((2, 49, 8), (224, 224), Grid("tokens", 7, 7, 0)),
-        ((1, 32, 28, 7), (224, 224), Grid("NCHW", 28, 7)),
-        ((1, 512, 49), (224, 224), None),
-        ((2, 16, 1, 1), (224, 224), None),
-        ((2, 1000), (224, 224), None),
-        ((2, 1, 8), (224, 224), None),
-    ],
-)
-def test_grids_are_found_in_any_layout(
-    shape: tuple[int, ...], size: tuple[int, int], grid: Grid | None
-) -> None:
-    assert find_grid(shape, size) == grid
-
-
-def test_a_map_is_the_same_whatever_its_layout() -> None:
-    maps = torch.randn(2, 16, 7, 9)
-    size = (224, 288)
-    last = maps.permute(0, 2, 3, 1)
-    tokens = torch.cat([torch.zeros(2, 2, 16), last.reshape(2, 63, 16)], dim=1)
-    for tensor in (maps, last, tokens):
-        assert torch.equal(to_spatial(tensor, Grids(size, 2), "layer"), maps)
-    with pytest.raises(LayerError, match="'fc' must"):
-        to_spatial(torch.zeros(2, 10), Grids(size, 2), "fc")
 
 
 @pytest.mark.parametrize("channels", [2, 4, 5])

@@ -145,30 +145,6 @@ def test_scores_gradients_and_maps_equal_the_plain_computation(
     assert found["gradcam"].heatmap.shape == (2, *size)
 
 
-@pytest.mark.parametrize("window", [(14, 20), 24])
-def test_one_window_of_the_whole_photo_is_the_model_itself(window: Any) -> None:
-    net: nn.Module = nn.Sequential(nn.Conv2d(1, 4, 3, 1, 1), nn.ReLU(), nn.Conv2d(4, 3, 3, 1, 1))
-    net = settled(net, seed=3).double().eval()
-    x = photos(14, 20)
-    if window == 24:  # zeros around the photo
-        padded = Segmentation(1, F.pad(torch.ones(14, 20), (2, 2, 5, 5)))
-        x = F.pad(x, (2, 2, 5, 5))
-        target = Segmentation(1, torch.ones(14, 20))
-    else:
-        padded = target = Segmentation(1, torch.ones(14, 20))
-    methods = [GradCAM(), Saliency(absolute=False), "deeplift"]
-    whole = explain.attribute(net, x, methods, target=padded, layer="1")
-    inner = (slice(None), slice(None), slice(5, 19), slice(2, 22)) if window == 24 else ...
-    x = x[inner]
-    found = explain.attribute(
-        Stitched(net, window).eval(), x, methods, target=target, layer="model.1"
-    )
-    for name in ("saliency", "deeplift"):
-        assert_close(found[name].values, whole[name].values[inner], **EXACT)
-    if window != 24:
-        assert_close(found["gradcam"].heatmap, whole["gradcam"].heatmap)
-
-
 class Tokens(nn.Module):
     """A segmenter of patches as tokens, with one module that is called twice."""
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import explain
 from explain import MethodError
-from explain.methods import DeepLIFT, GradientSHAP
-from tests.conftest import TinyNet, settled, snapshot
+from explain.methods import DeepLIFT
+from tests.conftest import settled, snapshot
 from tests.relevance.test_relevance import Everything, random
 
 
@@ -84,23 +84,6 @@ def test_a_baseline_that_takes_another_way_is_refused() -> None:
         explain.attribute(Branching(), random(0, 1, 3, 2, 2).abs(), "deeplift", target=0)
 
 
-def test_gradients_at_random_points_are_their_formula() -> None:
-    model = settled(TinyNet()).double().eval()
-    x = random(0, 2, 3, 12, 10)
-    known = random(1, 4, 3, 12, 10)
-    method = GradientSHAP(3, known, 0.1, seed=5)
-    points = next(iter(method.needs)).perturbation  # type: ignore[attr-defined]
-    found = explain.attribute(model, x, method, target=2).values
-    for i in range(2):
-        total = torch.zeros_like(x[0])
-        for sample in range(3):
-            start, end, share = points.drawing(x)(i, sample)
-            assert any(torch.equal(start, each) for each in known)
-            point = (start + share * (end - start)).requires_grad_()
-            total += torch.autograd.grad(model(point[None])[0, 2], point)[0] * (end - start) / 3
-        assert torch.allclose(found[i], total, rtol=1e-9, atol=1e-12)
-
-
 class Complex(nn.Module):
     """A layer, something with complex numbers, and a head."""
 
@@ -114,27 +97,6 @@ class Complex(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.function(self, self.first(x))
         return self.head(torch.view_as_real(y).sum(-1).mean((2, 3)))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda net, h: torch.fft.fft2(h) * net.weight,
-        lambda net, h: net.weight * h,
-        lambda net, h: torch.fft.fft2(h) / net.weight,
-        lambda net, h: net.matrix @ torch.fft.fft2(h),
-        lambda net, h: torch.einsum("nchw,wv->nchv", torch.fft.fft2(h), net.matrix),
-    ],
-    ids=["product", "real signal", "quotient", "matmul", "einsum"],
-)
-def test_differences_of_a_linear_network_with_complex_weights_are_its_gradient(
-    function: Any,
-) -> None:
-    model = Complex(function).double()
-    x = random(5, 2, 3, 5, 5).requires_grad_()
-    (gradient,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
-    values = explain.attribute(model, x.detach(), DeepLIFT(0.25), target=1).values
-    assert torch.allclose(values, gradient * (x - 0.25), rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize(

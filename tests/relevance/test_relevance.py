@@ -173,35 +173,6 @@ def args_of(m: Any) -> tuple[Any, ...]:
     return (*common, m.dilation, m.groups, False)
 
 
-def test_relevance_goes_from_layer_to_layer() -> None:
-    """Two convolutions, a rectifier and a head: every rule in a row, by hand."""
-    one = settled(nn.Conv2d(4, 3, 3), 5).double()
-    two = settled(nn.Conv2d(3, 2, 2), 6).double()
-    model = nn.Sequential(
-        one,
-        nn.ReLU(inplace=True),
-        two,
-        nn.ReLU(),
-        nn.Flatten(),
-        settled(nn.Linear(12, 2), 7).double(),
-    )
-    x = random(1, *SHAPE)
-    hidden = one(x[None]).relu()
-    last = two(hidden).relu()
-    w1, b1 = plain.matrix(one, SHAPE)
-    w2, b2 = plain.matrix(two, (3, 3, 4))
-    w3 = model[-1].weight.detach()
-    b3 = model[-1].bias.detach()
-    r3 = torch.zeros(2).double()
-    r3[1] = model(x[None])[0, 1].detach()
-    r2 = plain.epsilon(w3, b3, last.flatten().detach(), r3)
-    r1 = plain.alphabeta(w2, b2, hidden.flatten().detach(), r2)
-    inside = plain.matrix(ones_of(one), SHAPE)[0].detach()
-    expected = plain.flat(w1, b1, x.flatten(), r1, inside).reshape(SHAPE)
-    found = explain.attribute(model, x[None], LRP("EpsilonPlusFlat"), target=1).values[0]
-    assert torch.allclose(found, expected, rtol=1e-8, atol=1e-9)
-
-
 # What is conserved
 
 
