@@ -50,7 +50,8 @@ class StatusLine:
         """Remove the line, so that others can be printed."""
         if self._shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-        self._shown, self._drawn = False, float("-inf")
+        self._shown = False
+        self._drawn = float("-inf")
 
 
 class ProgressLine(StatusLine):
@@ -63,7 +64,8 @@ class ProgressLine(StatusLine):
 
     def __call__(self, done: int, total: int | None) -> None:
         if done <= self._last or not self._last:  # something else has begun
-            self._first, self._drawn = (done, self.clock()), float("-inf")
+            self._first = (done, self.clock())
+            self._drawn = float("-inf")
         begun, since = self._first
         self._last = done
         if done == total:

@@ -66,13 +66,14 @@ class Part(CheckedFields):
         """
         if not isinstance(value, dict):
             return value
-        needed = [option.name for option in fields(cls) if option.default is MISSING]  # type: ignore[arg-type]
+        options = fields(cls)  # type: ignore[arg-type]
+        needed = [option.name for option in options if option.default is MISSING]
         missing = [name for name in needed if name not in value]
         if missing:
             raise RecordError(f"{cls.name} must have {', '.join(missing)}, got {shown(value)}")
         return cls(
-            **{option.name: value[option.name] for option in fields(cls) if option.name in value}
-        )  # type: ignore[arg-type]
+            **{option.name: value[option.name] for option in options if option.name in value}
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The same in values of JSON."""

@@ -29,7 +29,7 @@ from explain.hooks.preserve import detached
 from explain.layers.layouts import Grid
 from explain.layers.summary import independent_calls
 from explain.relevance.constants import AddedConstant
-from explain.relevance.gradient_rules import GradientRule, uninspected
+from explain.relevance.gradient_rules import Coverage, GradientRule, uninspected
 from explain.relevance.propagation import relevance_of
 from explain.targets.detections import Detected
 
@@ -229,6 +229,13 @@ def _relevance(
     return at_least_float32(relevance if deposit is None else relevance + deposit)
 
 
+def _relevance_coverage(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> Coverage:
+    assert need.kind.backward is not None
+    return resolved.propagated[need.kind.backward].coverage
+
+
 def _bias_terms(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensors:
@@ -279,12 +286,15 @@ def _attention(
         ):
             # a fused kernel sends half of its relevance to the values first
             gradient = gradient * 0.5
-        parts = (record.weights, gradient, record.query, record.key)
+        count = forward.count
         maps.append(
             needs.AttentionMap(
-                *(None if part is None else by_image(part, forward.count) for part in parts)
+                weights=by_image(record.weights, count),
+                gradient=None if gradient is None else by_image(gradient, count),
+                query=None if record.query is None else by_image(record.query, count),
+                key=None if record.key is None else by_image(record.key, count),
             )
-        )  # type: ignore[arg-type]
+        )
     return tuple(maps)
 
 
@@ -314,9 +324,7 @@ ANSWERS: dict[
     needs.Relevance: _relevance,
     needs.LayerRelevance: _layer_relevance,
     needs.Multipliers: _input_gradients,
-    needs.RelevanceCoverage: lambda _, resolved, need, __: (
-        resolved.propagated[need.kind.backward].coverage
-    ),  # type: ignore[index]
+    needs.RelevanceCoverage: _relevance_coverage,
     needs.BiasTerms: _bias_terms,
     needs.Uninspected: lambda forward, resolved, *_: uninspected(
         resolved.total, forward.operations

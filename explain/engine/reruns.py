@@ -140,10 +140,10 @@ def _note_rounding(
     few = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
     chosen = {path: of_input.some(few) for path, of_input in rows.items()}
     score = NeedAtLayer(Scores(stream.perturbation), stream.layer)
-    values = {
-        need: replace(need, kind=Scores(stream.perturbation, need.kind.method))
-        for need in stream.needs
-    }  # type: ignore[attr-defined]
+    values = {}
+    for need in stream.needs:
+        method = need.kind.method  # type: ignore[attr-defined]
+        values[need] = replace(need, kind=Scores(stream.perturbation, method))
     compared = PerturbationPass(stream.perturbation, stream.layer, tuple({score, *values.values()}))
     all_rounded = _run_few(compared, chosen, context, context.settings.precision)
     all_exact = _run_few(compared, chosen, context, "full")

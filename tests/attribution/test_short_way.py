@@ -30,6 +30,9 @@ def evaluation(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
 WORKS: dict[str, Callable[[nn.Module, torch.Tensor], Callable[[], object]]] = {
     "gradcam": lambda model, x: lambda: explain.attribute(model, x, "gradcam", target=1),
     "saliency": lambda model, x: lambda: explain.attribute(model, x, "saliency", target=1),
+    "integrated gradients": lambda model, x: (
+        lambda: explain.attribute(model, x, "integratedgradients(steps=8)", target=1)
+    ),
     "a metric of a given map": evaluation,
 }
 
@@ -37,8 +40,9 @@ WORKS: dict[str, Callable[[nn.Module, torch.Tensor], Callable[[], object]]] = {
 @pytest.mark.parametrize(
     ("work", "calls", "functions", "modules"),
     [
-        ("gradcam", 420, 290, 41),
-        ("saliency", 290, 215, 34),
+        ("gradcam", 410, 280, 41),
+        ("saliency", 280, 205, 34),
+        ("integrated gradients", 1_120, 390, 42),
         ("a metric of a given map", 60, 50, 14),
     ],
 )
