@@ -107,23 +107,14 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
         raise TargetError(
             f"targets must be about one answer, got {answers[0].name!r} and others; make two calls"
         )
-    prompt = inputs.kwargs.get("input_ids")
-    if not isinstance(prompt, torch.Tensor) or prompt.ndim != 2 or len(prompt) != len(inputs):
-        got = (
-            f"{inputs}; use explain.attribute(model, dict(processor(images=photo, text=prompt, "
-            'return_tensors="pt")))'
-        )
-        raise TargetError(
-            'inputs must have the prompt of each photo as "input_ids" (N, L) for an answer, got '
-            f"{got}"
-        )
+    count = _check_prompts(inputs)
     inputs = _with_padding(model, inputs)
     ids = _ids(model, inputs, answers[0])
     longer = _behind(inputs, ids)
     end = _ends(inputs.kwargs)[:, None] - 1
     with torch.no_grad(), untouched(model):
-        alone = _at(_logits(inputs.call(model), len(prompt)), end)
-        last = _at(_logits(longer.call(model), len(prompt)), end)
+        alone = _at(_logits(inputs.call(model), count), end)
+        last = _at(_logits(longer.call(model), count), end)
         layer, embedded = find_embedding(
             model, longer.kwargs["input_ids"], lambda: longer.call(model)
         )
@@ -141,21 +132,41 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     answered.joint_tokens = _joint_tokens(model, longer, len(ids))  # type: ignore[assignment]
     if not any(answer.words for answer in answers):
         return answered, longer, {}
-    prompts = longer.kwargs["input_ids"]
+    names = _prompt_words(model, longer, tokenizer)
+    kwargs = {**longer.kwargs, "words": embedded.to(inputs.x)}
+    explained = Inputs(longer.args, kwargs, [inputs.path, "words"], inputs.shared, inputs.layout)
+    return answered, explained, {"words": names}
+
+
+def _check_prompts(inputs: Inputs) -> int:
+    """The number of prompts, of which each photo must have one."""
+    prompt = inputs.kwargs.get("input_ids")
+    if not isinstance(prompt, torch.Tensor) or prompt.ndim != 2 or len(prompt) != len(inputs):
+        got = (
+            f"{inputs}; use explain.attribute(model, dict(processor(images=photo, text=prompt, "
+            'return_tensors="pt")))'
+        )
+        raise TargetError(
+            'inputs must have the prompt of each photo as "input_ids" (N, L) for an answer, got '
+            f"{got}"
+        )
+    return len(prompt)
+
+
+def _prompt_words(model: nn.Module, inputs: Inputs, tokenizer: Any) -> tuple[str, ...]:
+    """The tokens of the prompt that all photos have; "" for those of photos and of padding."""
+    prompts = inputs.kwargs["input_ids"]
     if not bool((prompts == prompts[0]).all()):
         raise TargetError(
             "inputs must have the same prompt for all photos with words=True, got several; explain "
             "one each"
         )
-    names = list(token_names(tokenizer, prompts[0].tolist()))
     is_no_word = torch.isin(prompts[0], _image_ids(model, prompts.device))
-    if "attention_mask" in longer.kwargs:
-        is_no_word |= longer.kwargs["attention_mask"][0] == 0
-    for place in is_no_word.nonzero()[:, 0].tolist():
-        names[place] = ""
-    kwargs = {**longer.kwargs, "words": embedded.to(inputs.x)}
-    explained = Inputs(longer.args, kwargs, [inputs.path, "words"], inputs.shared, inputs.layout)
-    return answered, explained, {"words": tuple(names)}
+    if "attention_mask" in inputs.kwargs:
+        is_no_word |= inputs.kwargs["attention_mask"][0] == 0
+    names = token_names(tokenizer, prompts[0].tolist())
+    pairs = zip(names, is_no_word.tolist(), strict=True)
+    return tuple("" if no_word else name for name, no_word in pairs)
 
 
 def _log_probabilities(

@@ -207,7 +207,7 @@ def _suggestion(label: str, categories: Sequence[str]) -> str:
     if len(part) < 3:
         similar = []
     if not similar:
-        labels = {}
+        labels: dict[str, str] = {}
         for index, synonyms in enumerate(_synonyms(categories)):
             labels |= {" ".join(words): categories[index] for words in synonyms}
         close = difflib.get_close_matches(part, labels, n=1, cutoff=0.8)
