@@ -137,40 +137,29 @@ def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_a
 
 def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.Explainer) -> None:
     methods = ["saliency", "gradcam", "randomcam", "layercam", "inputxgradient"]
-    explanation = explainer(spot((90, 60), (50, 30)), methods, 0, layer="light")
-    layout = explanation.layout()
+    photo = spot((90, 60), (50, 30))
+    layout = explainer(photo, methods, 0, layer="light").layout()
     assert layout.title == "light, 50 %"
     assert layout.detail.startswith("Brightness: light 50 %, dark 50 %")
     assert [group.heading for group in layout.groups] == ["", "class activation maps", "gradients"]
-    told = {tile.name: (tile.detail, tile.remark) for tile in layout.tiles}
-    assert list(told) == [
-        "photo",
-        "Grad-CAM",
-        "Random CAM",
-        "LayerCAM",
-        "Saliency",
-        "Input × Gradient",
-    ]
-    assert told["Grad-CAM"] == ("layer light", "")
-    assert told["Random CAM"] == ("layer light", "null map: random weights")
-    assert told["Saliency"] == ("", "")
+    assert {tile.name: (tile.detail, tile.remark) for tile in layout.tiles} == {
+        "photo": ("", ""),
+        "Grad-CAM": ("layer light", ""),
+        "Random CAM": ("layer light", "null map: random weights"),
+        "LayerCAM": ("layer light", ""),
+        "Saliency": ("", ""),
+        "Input × Gradient": ("", ""),
+    }
     below = [legend.meaning for row in layout.legends() for legend in row.values()]
     assert sorted(below) == ["contribution", "evidence", "evidence", "evidence", "magnitude"]
-    several = explainer(
-        spot((90, 60), (50, 30)), ["gradcam"], targets=[0, 1], layer="light"
-    ).layout()
-    assert [group.heading for group in several.groups] == ["", "light, 50 %", "dark, 50 %"]
-    assert sum(tile.name == "photo" for tile in several.tiles) == 1
-    both = explainer(
-        spot((90, 60), (50, 30)), ["gradcam", "saliency"], targets=[0, 1], layer="light"
-    ).layout()
-    lined = [
-        {c: (group.heading, tile.name) for c, (group, tile) in row.items()} for row in both.places()
-    ]
-    assert lined[0].pop(0) == ("", "photo")
-    assert lined == [
-        {1: (title, "Grad-CAM"), 2: (title, "Saliency")} for title in ("light, 50 %", "dark, 50 %")
-    ]
+    both = explainer(photo, ["gradcam", "saliency"], targets=[0, 1], layer="light").layout()
+    titles = ["light, 50 %", "dark, 50 %"]
+    assert [group.heading for group in both.groups] == ["", *titles]
+    rows = both.places()
+    assert rows[0].pop(0)[1].name == "photo"
+    for title, row in zip(titles, rows, strict=True):  # below each other, beside one photo
+        names = {column: (group.heading, tile.name) for column, (group, tile) in row.items()}
+        assert names == {1: (title, "Grad-CAM"), 2: (title, "Saliency")}
 
 
 def test_maps_that_say_nothing_and_fusions_are_named() -> None:
@@ -217,28 +206,16 @@ def test_concepts_are_saved_with_their_shares_values_and_a_record(tmp_path: Path
     assert concepts.shares == pytest.approx((parts / parts.sum()).tolist(), rel=1e-5)
     assert sum(concepts.shares) == pytest.approx(1)
     paths = found.save(tmp_path / "out")
-    names = [
-        "cat-concepts.png",
-        "cat-concepts.npy",
-        "cat-concepts-vectors.npy",
-        "cat-concepts.json",
-    ]
-    assert [path.name for path in paths] == names
-    maps = np.load(paths[1])
-    vectors = np.load(paths[2])
-    assert np.array_equal(maps, concepts.maps[0].numpy())
-    assert np.array_equal(vectors, concepts.vectors.numpy())
+    ends = ["concepts.png", "concepts.npy", "concepts-vectors.npy", "concepts.json"]
+    assert [path.name for path in paths] == [f"cat-{end}" for end in ends]
+    assert np.array_equal(np.load(paths[1]), concepts.maps[0].numpy())
+    assert np.array_equal(np.load(paths[2]), concepts.vectors.numpy())
     record = json.loads(paths[3].read_text())
-    assert record["layer"] == "layer3"
-    assert record["error"] == concepts.error
-    assert [each["share"] for each in record["concepts"]] == concepts.shares
-    assert [each["label"] for each in record["concepts"]] == found.labels
-    assert record["values"]["shape"] == list(maps.shape)
+    assert (record["layer"], record["error"]) == ("layer3", concepts.error)
+    assert [part["share"] for part in record["concepts"]] == concepts.shares
+    assert [part["label"] for part in record["concepts"]] == found.labels
     with pytest.raises(OutputError, match="exists already"):
         found.save(tmp_path / "out")
-    assert (
-        found.save(tmp_path / "out", overwrite=True, stem="other")[0].name == "other-concepts.png"
-    )
 
 
 def results() -> dict[str, Any]:
