@@ -38,6 +38,6 @@ def service(
 ) -> Iterator[Service]:
     place = tmp_path_factory.mktemp("examples") / "stripes.png"
     photo().save(place)
-    found = Service([explainer], LIMITS, {"stripes.png": place})
-    yield found
-    found.close()
+    service = Service([explainer], LIMITS, {"stripes.png": place})
+    yield service
+    service.close()

@@ -27,8 +27,8 @@ uvicorn = pytest.importorskip("uvicorn", reason="the app needs uvicorn: pip inst
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
+    with chromium() as launched:
+        yield launched
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +71,12 @@ class Opened(Tab):
 
     def give(self, content: bytes | None = None, name: str = "cat.png") -> Opened:
         """Choose a photo, and wait for its map."""
-        given = {
+        upload = {
             "name": name,
             "mimeType": "image/png",
             "buffer": encoded(photo()) if content is None else content,
         }
-        self.tab.set_input_files("input[type=file]", given)
+        self.tab.set_input_files("input[type=file]", upload)
         self.until(f"explainPage.viewer?.item.name === {json.dumps(name)}")
         return self
 
@@ -131,7 +131,7 @@ def test_names_and_labels_are_texts(app: Any) -> None:
 
 def test_a_region_is_covered_and_the_answers_follow(app: Any) -> None:
     page = app().give()
-    before = page.item("predictions[0]")
+    uncovered = page.item("predictions[0]")
     button = page.tab.get_by_role("button", name="Cover the region")
     assert button.is_disabled()
     box = page.tab.locator(".stage").bounding_box()
@@ -141,11 +141,11 @@ def test_a_region_is_covered_and_the_answers_follow(app: Any) -> None:
     page.tab.mouse.up()
     button.click()
     page.until("explainPage.viewer.item.photo.startsWith('data:')")
-    assert page.item("predictions[0]") != before
+    assert page.item("predictions[0]") != uncovered
     assert "→" in page.tab.locator(".cover-choice .hint").inner_text()
     page.tab.get_by_role("button", name="Uncover it").click()
     page.until("explainPage.viewer.item.photo.startsWith('photo/')")
-    assert page.item("predictions[0]") == before
+    assert page.item("predictions[0]") == uncovered
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -156,8 +156,11 @@ def test_it_is_accessible_and_fits(app: Any, size: dict[str, int], scheme: str) 
     )
     page = app(size, color_scheme=scheme, bypass_csp=True)
     for _ in range(2):
-        found = axe.Axe().run(page.tab).response["violations"]
-        assert [(each["id"], [node["target"] for node in each["nodes"]]) for each in found] == []
+        violations = axe.Axe().run(page.tab).response["violations"]
+        assert [
+            (violation["id"], [node["target"] for node in violation["nodes"]])
+            for violation in violations
+        ] == []
         assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.give()
         page.tab.locator("details.choice").evaluate("(each) => { each.open = true; }")

@@ -44,7 +44,7 @@ def test_serve_answers_until_it_is_interrupted(tmp_path: Path) -> None:
         with urllib.request.urlopen(question, timeout=60) as answer:  # interrupted while it goes on
             assert b"work" in answer.readline()
             process.send_signal(signal.SIGINT)
-            _, told = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=60)
         assert process.returncode == 0
-        assert told == ""
+        assert errors == ""
     assert list(tmp_path.iterdir()) == []

@@ -46,11 +46,11 @@ def steps_of(
     """Send a request, and collect the steps of its answer; ``during`` sees each as it comes."""
     sent: queue.Queue[Mapping[str, Any]] = queue.Queue()
     (begin or service.explain)(values, sent.put)
-    found = []
-    while not (found and found[-1].get("end")):
-        found.append(sent.get(timeout=WAIT))
-        during(found[-1])
-    return found
+    steps = []
+    while not (steps and steps[-1].get("end")):
+        steps.append(sent.get(timeout=WAIT))
+        during(steps[-1])
+    return steps
 
 
 def at_progress(end: Callable[[str], None]) -> Callable[[Mapping[str, Any]], None]:
@@ -101,8 +101,8 @@ def test_slow_methods_sharpen_after_the_quick_ones(
 ) -> None:
     name = service.add_photo(photo())["photo"]
     steps = steps_of(service, photo=name, methods=["rise", "gradcam"], seconds=60)
-    found = items(steps)
-    assert [[method["name"] for method in item["methods"]] for item in found] == [
+    items_so_far = items(steps)
+    assert [[method["name"] for method in item["methods"]] for item in items_so_far] == [
         ["gradcam"],
         ["gradcam", "rise"],
     ]
@@ -110,8 +110,8 @@ def test_slow_methods_sharpen_after_the_quick_ones(
     assert between[-1]["progress"] == [RISE.samples] * 2
     assert all(step["maps"][0]["plane"]["width"] == 32 for step in between if "maps" in step)
     assert any("maps" in step for step in between)
-    expected = explainer(photo(), RISE, targets=[found[0]["targets"][0]["class"]])
-    assert found[1]["maps"][0][1]["plane"] == plane(map_of(expected["rise"])[0])
+    expected = explainer(photo(), RISE, targets=[items_so_far[0]["targets"][0]["class"]])
+    assert items_so_far[1]["maps"][0][1]["plane"] == plane(map_of(expected["rise"])[0])
 
 
 @pytest.mark.parametrize("method", ["rise", "lime"])
@@ -154,9 +154,9 @@ def test_a_method_more_takes_the_maps_that_are_there(
         def __getattr__(self, name: str) -> Any:
             return getattr(explainer, name)
 
-        def __call__(self, of: Any, methods: Any, *others: Any, **options: Any) -> Any:
+        def __call__(self, of: Any, methods: Any, *arguments: Any, **options: Any) -> Any:
             asked.append([method.name for method in methods])
-            return explainer(of, methods, *others, **options)
+            return explainer(of, methods, *arguments, **options)
 
     monkeypatch.setattr(service.models[0], "explainer", Asked())
     classes = [target["class"] for target in first["item"]["targets"]]
@@ -227,7 +227,7 @@ def test_the_model_is_as_before_after_interleaved_questions(
     service: Service, explainer: explain.Explainer
 ) -> None:
     model = explainer.model
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = {name: value.clone() for name, value in model.state_dict().items()}
     name = service.add_photo(photo())["photo"]
     threads = [
         threading.Thread(
@@ -242,8 +242,10 @@ def test_the_model_is_as_before_after_interleaved_questions(
     for thread in threads:
         thread.join(WAIT)
     assert not any(thread.is_alive() for thread in threads)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(each.requires_grad and each.grad is None for each in model.parameters())
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert all(
+        parameter.requires_grad and parameter.grad is None for parameter in model.parameters()
+    )
     assert not model.training
     assert all(
         not module._forward_hooks and not module._backward_hooks for module in model.modules()
@@ -376,9 +378,9 @@ def test_models_that_find_nothing_in_an_empty_photo_have_methods(
 ) -> None:
     preprocess = None if model == "nanodet" else PREPROCESS
     service = Service([explain.Explainer(model, preprocess=preprocess)], Limits())
-    found = {each["name"] for each in service.models[0].methods()}
+    names = {method["name"] for method in service.models[0].methods()}
     service.close()
-    assert {"gradcam", "saliency", "rise"} | more <= found
+    assert {"gradcam", "saliency", "rise"} | more <= names
 
 
 def test_an_image_text_model_explains_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,12 +402,12 @@ def test_an_image_text_model_explains_a_text(monkeypatch: pytest.MonkeyPatch) ->
         "targets": [8, text],
     }
     *_, last = steps_of(service, **request)  # the second method is a slow one
-    found = service.answer(last["answer"])
+    answer = service.answer(last["answer"])
     expected = explainer(coffee, ["gradcam", path], targets=[8, Text(text)])
-    assert [each["texts"] for each in service.models_info()] == [True]
-    assert [each["class"] for each in last["item"]["targets"]] == [8, text]
-    assert found.targets == expected.targets == ["espresso", text]
-    for one, other in zip(found.results, expected.results, strict=True):
+    assert [info["texts"] for info in service.models_info()] == [True]
+    assert [target["class"] for target in last["item"]["targets"]] == [8, text]
+    assert answer.targets == expected.targets == ["espresso", text]
+    for one, other in zip(answer.results, expected.results, strict=True):
         for method in methods:
             torch.testing.assert_close(one[method].values, other[method].values)
     *_, curve = steps_of(

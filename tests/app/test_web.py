@@ -29,8 +29,8 @@ def client(service: Service) -> Iterator[Any]:
 
     from explain.app import application
 
-    with TestClient(application(service), base_url=HOST, raise_server_exceptions=True) as found:
-        yield found
+    with TestClient(application(service), base_url=HOST, raise_server_exceptions=True) as client:
+        yield client
 
 
 def send(client: Any, content: bytes | None = None, **headers: str) -> Any:
@@ -69,13 +69,13 @@ def test_from_a_photo_to_a_saved_archive_and_report(
 
 def test_examples_methods_and_layers(client: Any) -> None:
     assert client.get("/example/stripes.png").headers["content-type"] == "image/jpeg"
-    found = client.post("/api/examples", json={"name": "stripes.png"}, headers=SELF).json()
-    assert found["size"] == [90, 60]
+    example = client.post("/api/examples", json={"name": "stripes.png"}, headers=SELF).json()
+    assert example["size"] == [90, 60]
     methods = client.post("/api/methods", json={"model": 0}, headers=SELF).json()
-    quick = {each["name"]: each["quick"] for each in methods}
+    quick = {method["name"]: method["quick"] for method in methods}
     assert (quick["gradcam"], quick["saliency"], quick["rise"]) == (True, True, False)
     layers = client.post(
-        "/api/layers", json={"model": 0, "photo": found["photo"]}, headers=SELF
+        "/api/layers", json={"model": 0, "photo": example["photo"]}, headers=SELF
     ).json()
     assert layers["layers"][0] == ["first", "Conv2d", "16 x 16"]
 
@@ -148,10 +148,10 @@ def test_the_token_leaves_the_address_and_becomes_a_cookie(service: Service) -> 
     with TestClient(app, base_url="http://box:8000", follow_redirects=False) as client:
         assert client.get("/").status_code == 401
         assert client.get("/?token=other").status_code == 401
-        found = client.get("/?token=secret")
-        assert (found.status_code, found.headers["location"]) == (303, "/")
-        assert "httponly" in found.headers["set-cookie"].lower()
-        assert "samesite=strict" in found.headers["set-cookie"].lower()
+        reply = client.get("/?token=secret")
+        assert (reply.status_code, reply.headers["location"]) == (303, "/")
+        assert "httponly" in reply.headers["set-cookie"].lower()
+        assert "samesite=strict" in reply.headers["set-cookie"].lower()
         assert client.get("/").status_code == 200
         assert send(client).status_code == 200
 

@@ -31,15 +31,15 @@ def segmenter() -> explain.Explainer:
 def test_what_is_found_is_what_suppression_leaves(detector: explain.Explainer) -> None:
     explanation = detector(PHOTO, "layercam")
     with torch.no_grad():
-        (found,) = detect(detector.model(detector.as_input(PHOTO)))
+        (detections,) = detect(detector.model(detector.as_input(PHOTO)))
     width, height = explanation.photo.size
-    assert [each.label for each in explanation.predicted] == ["person", "tie"]
-    for each, box, score in zip(
-        explanation.detections, found["boxes"], found["scores"], strict=True
+    assert [detection.label for detection in explanation.predicted] == ["person", "tie"]
+    for detection, box, score in zip(
+        explanation.detections, detections["boxes"], detections["scores"], strict=True
     ):
         scale = torch.tensor([width, height] * 2) / 416
-        assert each.box == pytest.approx((box * scale).tolist(), abs=1e-2)
-        assert each.probability == pytest.approx(float(score))
+        assert detection.box == pytest.approx((box * scale).tolist(), abs=1e-2)
+        assert detection.probability == pytest.approx(float(score))
     assert explanation.targets == ["person"]
     assert explanation.boxes[0] == explanation.detections[0]
     assert explanation["layercam"].score.tolist() == pytest.approx(

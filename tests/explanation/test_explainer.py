@@ -37,14 +37,14 @@ def test_one_call_explains_a_photo(tmp_path: Path) -> None:
 
 def test_any_module_can_be_explained_with_its_own_labels() -> None:
     net = settled(TinyNet()).train()
-    before = snapshot(net)
+    state = snapshot(net)
     explainer = explain.Explainer(
         net, categories=["a", "b", "c", "d", "e"], preprocess=CenterCrop(40)
     )
     explanation = explainer(
         np.random.default_rng(0).random((30, 50, 3)), METHODS, target="c", layer="layer1"
     )
-    assert snapshot(net) == before
+    assert snapshot(net) == state
     assert explainer.model is net
     assert explainer.preprocess(Image.new("RGB", (9, 9))).shape == (3, 40, 40)
     assert explanation.targets == ["c"]

@@ -63,18 +63,20 @@ def test_records_and_captions_say_what_was_altered_and_repeat_it(
 ) -> None:
     other = explainer.as_input(ROOT / "assets" / "coffee.png")
     several = [Patch("layer2", other, channels=[1]), ABLATED]
-    found = explainer(PHOTO, "gradcam", target=3, interventions=several)
-    assert [type(each).__name__ for each in found["gradcam"].interventions] == ["Patch", "Ablate"]
-    record = json.loads(json.dumps(found.record()))
+    explanation = explainer(PHOTO, "gradcam", target=3, interventions=several)
+    assert [
+        type(intervention).__name__ for intervention in explanation["gradcam"].interventions
+    ] == ["Patch", "Ablate"]
+    record = json.loads(json.dumps(explanation.record()))
     assert len(record["interventions"]) == 2
     assert explainer(PHOTO, "gradcam", target=3).record()["interventions"] == []
-    remarks = [tile.remark for group in found.layout().groups for tile in group.tiles]
+    remarks = [tile.remark for group in explanation.layout().groups for tile in group.tiles]
     assert any("ablate layer3" in remark and "patch layer2" in remark for remark in remarks)
-    assert "ablate layer3" in found.to_html()
-    found.save(tmp_path)
+    assert "ablate layer3" in explanation.to_html()
+    explanation.save(tmp_path)
     (saved,) = tmp_path.glob("*.json")
     again = explain.load(saved).repeat()
-    assert torch.equal(again["gradcam"].values, found["gradcam"].values)
+    assert torch.equal(again["gradcam"].values, explanation["gradcam"].values)
     assert again.record()["interventions"] == record["interventions"]
 
 

@@ -95,13 +95,13 @@ def test_the_smallest_evidence_of_a_number_keeps_nine_tenths_of_it() -> None:
     model = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(12, 1, bias=False)).eval()
     weights = torch.tensor([50.0, 30.0, 15.0, 5.0])  # of the quarters of a white photo, 100 in all
     model[2].weight.data.copy_((weights / 3).repeat(3)[None])
-    (found,) = explain.attribute(model, torch.ones(1, 3, 8, 8), Sufficient(2, "zero")).sets[0]
+    (smallest,) = explain.attribute(model, torch.ones(1, 3, 8, 8), Sufficient(2, "zero")).sets[0]
     best = min(
         (keep for keep in product([False, True], repeat=4) if weights[list(keep)].sum() >= 90),
         key=sum,
     )
-    assert found.mask[::4, ::4].flatten().tolist() == list(best)
-    assert (found.alone, found.without) == (pytest.approx(95.0), pytest.approx(5.0))
+    assert smallest.mask[::4, ::4].flatten().tolist() == list(best)
+    assert (smallest.alone, smallest.without) == (pytest.approx(95.0), pytest.approx(5.0))
 
 
 @pytest.mark.parametrize("target", ["no", "yes", "not old"])

@@ -50,9 +50,9 @@ def assert_same(one: explain.Explanation, other: explain.Explanation) -> None:
     assert [p for _, p in one.predictions] == pytest.approx(
         [p for _, p in other.predictions], rel=1e-6
     )
-    for found, expected in zip(one.results, other.results, strict=True):
-        assert list(found) == list(expected)
-        for method, attribution in found.items():
+    for maps, expected in zip(one.results, other.results, strict=True):
+        assert list(maps) == list(expected)
+        for method, attribution in maps.items():
             alone = expected[method]
             assert_close(attribution.values, alone.values, rtol=1e-9, atol=1e-12)
             assert_close(attribution.score, alone.score)
@@ -62,11 +62,11 @@ def assert_same(one: explain.Explanation, other: explain.Explanation) -> None:
 
 def test_a_list_gives_what_each_photo_gives_alone_in_order(explainer: explain.Explainer) -> None:
     photos = [picture(i, (24, 20) if i % 3 else (20, 28)) for i in range(7)]
-    before = snapshot(explainer.model)
-    found = explainer(photos, METHODS, top_k=2)
-    assert snapshot(explainer.model) == before
-    assert isinstance(found, list)
-    for photo, explanation in zip(photos, found, strict=True):
+    state = snapshot(explainer.model)
+    explanations = explainer(photos, METHODS, top_k=2)
+    assert snapshot(explainer.model) == state
+    assert isinstance(explanations, list)
+    for photo, explanation in zip(photos, explanations, strict=True):
         assert_same(explanation, explainer(photo, METHODS, top_k=2))
         assert explanation.explainer is explainer
     assert explainer([]) == []
@@ -109,7 +109,7 @@ def test_of_many_photos_the_bad_ones_are_named_and_no_others_lost(
     with pytest.raises(PhotosError, match="2 of 5 photos could not be") as caught:
         explainer(photos, "saliency", 1)
     assert [
-        None if each is None else Path(str(each.source)).name for each in caught.value.results
+        None if result is None else Path(str(result.source)).name for result in caught.value.results
     ] == [
         "0.png",
         None,
@@ -133,10 +133,14 @@ def test_one_photo_that_breaks_the_model_does_not_spoil_its_batch(
 
     fragile = explain.Explainer(settled(Fragile()), preprocess=as_it_is)
     photos = [picture(0), Image.new("RGB", (24, 20)), picture(1)]
-    found = list(fragile.each(photos, "saliency", 1))
-    assert [type(each).__name__ for each in found] == ["Explanation", "PhotoError", "Explanation"]
-    assert str(found[1]) == "photo 1: raised ZeroDivisionError: black"
-    assert_same(found[2], fragile(photos[2], "saliency", 1))  # type: ignore[arg-type]
+    results = list(fragile.each(photos, "saliency", 1))
+    assert [type(result).__name__ for result in results] == [
+        "Explanation",
+        "PhotoError",
+        "Explanation",
+    ]
+    assert str(results[1]) == "photo 1: raised ZeroDivisionError: black"
+    assert_same(results[2], fragile(photos[2], "saliency", 1))  # type: ignore[arg-type]
 
 
 def test_networks_that_couple_a_batch_see_one_photo_at_a_time() -> None:
@@ -146,8 +150,8 @@ def test_networks_that_couple_a_batch_see_one_photo_at_a_time() -> None:
     net = Made(lambda net, x: net.fc(net.norm(net.conv(x)).relu().mean((2, 3))), **parts)
     coupled = explain.Explainer(net.double(), preprocess=as_it_is)
     photos = [picture(i) for i in range(3)]
-    for photo, found in zip(photos, coupled(photos, ["gradcam", "saliency"], 1), strict=True):
-        assert_same(found, coupled(photo, ["gradcam", "saliency"], 1))
+    for photo, explanation in zip(photos, coupled(photos, ["gradcam", "saliency"], 1), strict=True):
+        assert_same(explanation, coupled(photo, ["gradcam", "saliency"], 1))
 
 
 def test_targets_and_baselines_of_the_callers_own_see_one_photo_at_a_time(
@@ -157,12 +161,14 @@ def test_targets_and_baselines_of_the_callers_own_see_one_photo_at_a_time(
     it."""
     photos = [picture(i) for i in range(3)]
 
-    def own(output: Tensor) -> Tensor:
+    def first_row_alone(output: Tensor) -> Tensor:
         assert len(output) == 1
         return output[[0], 2]
 
-    for photo, found in zip(photos, explainer(photos, "saliency", own), strict=True):
-        assert_same(found, explainer(photo, "saliency", own))
+    for photo, explanation in zip(
+        photos, explainer(photos, "saliency", first_row_alone), strict=True
+    ):
+        assert_same(explanation, explainer(photo, "saliency", first_row_alone))
     explainer.model.seen.clear()
     explainer(photos, IntegratedGradients(steps=2, baseline=torch.zeros(3, 20, 24).double()), 1)
     assert max(explainer.model.seen) == 3  # two steps of one photo, and the photo as it is
@@ -192,8 +198,8 @@ def test_a_list_of_targets_is_one_for_each_photo(explainer: explain.Explainer) -
     photos = [picture(i) for i in range(3)]
     wanted: list[Any] = [2, None, explain.targets.Difference(0, 1)]
     for targets in ([2, 0, 1], wanted):
-        found = explainer(photos, "saliency", targets)
-        for photo, target, one in zip(photos, targets, found, strict=True):
+        explanations = explainer(photos, "saliency", targets)
+        for photo, target, one in zip(photos, targets, explanations, strict=True):
             alone = explainer(photo, "saliency", target)
             assert one.targets == alone.targets
             assert_close(one["saliency"].values, alone["saliency"].values, rtol=1e-5, atol=1e-7)
@@ -205,8 +211,8 @@ def test_a_list_of_targets_is_one_for_each_photo(explainer: explain.Explainer) -
 @pytest.mark.parametrize("count", [2, 4])
 def test_targets_are_as_many_as_photos(count: int, explainer: explain.Explainer) -> None:
     photos = [picture(i) for i in range(3)]
-    for given in (photos, iter(photos)):
+    for images in (photos, iter(photos)):
         with pytest.raises(TargetError, match="targets="):
-            explainer(given, "saliency", [0] * count)
+            explainer(images, "saliency", [0] * count)
     with pytest.raises(TargetError, match="targets="):
         explainer(photos[0], "saliency", [0, 1])

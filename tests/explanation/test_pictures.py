@@ -75,10 +75,10 @@ def test_overlays_of_every_crop_lie_where_they_belong(crop: Any, size: tuple[int
     explanation = explainer(spot(size, at), METHODS, 0, layer="light")
     for method in METHODS:
         style = render.Mask(shares=(0.5,))
-        drawn = np.asarray(explanation.overlay(method, style=style)).astype(int)
+        overlay = np.asarray(explanation.overlay(method, style=style)).astype(int)
         # the mask shows these pixels as they are, or covers them
         lit = np.asarray(explanation.photo).max(2) > 60
-        shown = lit & (np.abs(drawn - np.asarray(explanation.photo)).max(2) <= 2)
+        shown = lit & (np.abs(overlay - np.asarray(explanation.photo)).max(2) <= 2)
         assert shown.any()
         rows, columns = np.nonzero(shown)
         pixel = min(size) / 64
@@ -120,8 +120,8 @@ def test_options_of_styles_go_to_those_that_have_them() -> None:
 def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_areas(
     explainer: explain.Explainer,
 ) -> None:
-    found = explainer(spot((90, 60), (50, 30)), METHODS, 0, layer="light").attributions
-    layers, pixels = (found[method] for method in METHODS)
+    attributions = explainer(spot((90, 60), (50, 30)), METHODS, 0, layer="light").attributions
+    layers, pixels = (attributions[method] for method in METHODS)
     heatmap = pixels.heatmap[0].numpy()
     cells = layers.values[0].clamp(min=0).numpy()
     for name in styles.CHOICES:
@@ -164,15 +164,15 @@ def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.
 
 def test_maps_that_say_nothing_and_fusions_are_named() -> None:
     one = torch.ones(1, 2, 2)
-    made = Attribution(
+    fused = Attribution(
         "layercam", one, torch.tensor([1]), torch.ones(1), ("a", "b"), (4, 4), fuse="product"
     )
-    assert layer_of(made) == "product of a, b"
+    assert layer_of(fused) == "product of a, b"
     many = Attribution(
         "layercam", one, torch.tensor([1]), torch.ones(1), tuple("abcd"), (4, 4), fuse="max"
     )
     assert layer_of(many) == "max of 4 layers, a to d"
-    assert remark(made) == ""
+    assert remark(fused) == ""
     assert (
         remark(Attribution("gradcam", one * 0, torch.tensor([1]), torch.ones(1), "a", (4, 4)))
         == "zero everywhere"
@@ -199,13 +199,13 @@ def test_concepts_are_saved_with_their_shares_values_and_a_record(tmp_path: Path
     photo = tmp_path / "cat.png"
     with Image.open(ROOT / "assets" / "chelsea.png") as opened:
         opened.resize((400, 266)).save(photo)
-    found = explainer.concepts(photo, 3)
-    picture, concepts = found
-    assert picture.tobytes() == found.picture.tobytes()
+    result = explainer.concepts(photo, 3)
+    picture, concepts = result
+    assert picture.tobytes() == result.picture.tobytes()
     parts = (concepts.maps.sum((0, 2, 3)) * concepts.vectors.sum(1)).double()
     assert concepts.shares == pytest.approx((parts / parts.sum()).tolist(), rel=1e-5)
     assert sum(concepts.shares) == pytest.approx(1)
-    paths = found.save(tmp_path / "out")
+    paths = result.save(tmp_path / "out")
     ends = ["concepts.png", "concepts.npy", "concepts-vectors.npy", "concepts.json"]
     assert [path.name for path in paths] == [f"cat-{end}" for end in ends]
     assert np.array_equal(np.load(paths[1]), concepts.maps[0].numpy())
@@ -213,9 +213,9 @@ def test_concepts_are_saved_with_their_shares_values_and_a_record(tmp_path: Path
     record = json.loads(paths[3].read_text())
     assert (record["layer"], record["error"]) == ("layer3", concepts.error)
     assert [part["share"] for part in record["concepts"]] == concepts.shares
-    assert [part["label"] for part in record["concepts"]] == found.labels
+    assert [part["label"] for part in record["concepts"]] == result.labels
     with pytest.raises(OutputError, match="exists already"):
-        found.save(tmp_path / "out")
+        result.save(tmp_path / "out")
 
 
 def results() -> dict[str, Any]:
@@ -264,11 +264,11 @@ def test_results_show_themselves_in_a_notebook(name: str, shown: dict[str, Any])
             r"<div [^<>]+><div>(<img [^<>]+>)</div>(<iframe [^<>]+></iframe></div>)", html
         ).groups()
         assert re.search(r' sandbox="allow-scripts allow-downloads" ', frame)
-    found = re.fullmatch(
+    matched = re.fullmatch(
         r'<img src="data:image/\w+;base64,[\w+/=]+" alt="([^"<>]+)" style="[^"<>]*">', html
     )
-    assert found is not None, html[-300:]
-    assert len(found[1]) > 20
+    assert matched is not None, html[-300:]
+    assert len(matched[1]) > 20
 
 
 def test_a_repr_is_short_and_harmless(shown: dict[str, Any]) -> None:

@@ -122,9 +122,12 @@ def test_what_no_version_has_written_is_refused(value: Any) -> None:
 
 
 def test_what_is_the_callers_own_is_said_to_be_so() -> None:
-    def own() -> None: ...
+    def callers_function() -> None: ...
 
-    assert unknown(encode({"a": [own, (len, 3)]})) == [own.__qualname__, "len"]
+    assert unknown(encode({"a": [callers_function, (len, 3)]})) == [
+        callers_function.__qualname__,
+        "len",
+    ]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npy"])
@@ -249,7 +252,10 @@ def test_a_repetition_with_something_else_is_refused(
     assert torch.equal(weighed.repeat().attributions["saliency"].values[0], weighed.values)
     state = bundled.model.state_dict()
     torch.save(
-        {name: each + 1 if each.is_floating_point() else each for name, each in state.items()},
+        {
+            name: tensor + 1 if tensor.is_floating_point() else tensor
+            for name, tensor in state.items()
+        },
         weights,
     )
     with pytest.raises(RecordError, match="weights"):

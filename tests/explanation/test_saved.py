@@ -44,13 +44,13 @@ def damaged(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for *outer, last in records.places(record):
         for wrong in ["gone", *WRONG]:
             other = json.loads(json.dumps(record))
-            inside = other
+            nested = other
             for key in outer:
-                inside = inside[key]
+                nested = nested[key]
             if wrong == "gone":
-                del inside[last]
+                del nested[last]
             else:
-                inside[last] = wrong
+                nested[last] = wrong
             yield f"{'.'.join(map(str, [*outer, last]))} = {wrong!r}", other
 
 
@@ -70,13 +70,13 @@ def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference
         saved.write_text(json.dumps(other), "utf-8")
         tried += 1
         try:
-            found = explain.load(saved)
-            heatmap = found.heatmap
-            assert torch.equal(found.values, first.values), what
+            loaded = explain.load(saved)
+            heatmap = loaded.heatmap
+            assert torch.equal(loaded.values, first.values), what
             assert heatmap.shape == first.heatmap.shape or what.startswith(
                 ("input_size", "values")
             ), what
-            found.repeat(explainer)
+            loaded.repeat(explainer)
         except ExplainError as error:
             message = str(error)
             refused += 1
@@ -85,10 +85,10 @@ def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference
     assert tried / 4 < refused < tried
 
 
-@pytest.mark.parametrize("given", [None, 3, b"a.json", ["a.json"], "a.png"])
-def test_what_is_no_path_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("file", [None, 3, b"a.json", ["a.json"], "a.png"])
+def test_what_is_no_path_is_refused(file: Any) -> None:
     with pytest.raises(RecordError, match="file must"):
-        explain.load(given)
+        explain.load(file)
 
 
 def test_a_tensor_too_large_for_a_record_is_named_in_it_and_the_rest_is_kept(

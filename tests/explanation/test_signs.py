@@ -73,9 +73,9 @@ class TestMethodsOfContributions:
     def test_saved_maps_and_reports_have_signs(
         self, method: str, explanation: explain.Explanation, tmp_path: Path
     ) -> None:
-        drawn = item(explanation, Detail())["maps"][0][explanation.methods.index(method)]
-        assert drawn["kind"] == "signed"
-        assert drawn["plane"]["signed"]
+        page_map = item(explanation, Detail())["maps"][0][explanation.methods.index(method)]
+        assert page_map["kind"] == "signed"
+        assert page_map["plane"]["signed"]
         explanation.save(tmp_path, stem="photo")
         saved = explain.load(tmp_path / f"photo-{method}.json")
         assert torch.equal(saved.attribution.signed, explanation[method].signed)
@@ -89,7 +89,7 @@ def test_maps_of_a_layer_without_rectification_are_drawn_with_their_sign() -> No
 
 
 @pytest.fixture(scope="module")
-def found() -> explain.Explanation:
+def of_rise() -> explain.Explanation:
     explainer = explain.Explainer(OnTop(), ["one", "other"], PLAIN)
     return explainer(
         Image.new("RGB", (SIDE, SIDE), "white"), RISE(samples=400, grid=4, score="logit"), 0
@@ -98,9 +98,9 @@ def found() -> explain.Explanation:
 
 class TestRISE:
     def test_pictures_show_the_difference_from_the_mean_score_over_the_masks(
-        self, found: explain.Explanation
+        self, of_rise: explain.Explanation
     ) -> None:
-        a = found["rise"]
+        a = of_rise["rise"]
         x = torch.ones(1, 3, SIDE, SIDE)
         scores = []
 

@@ -59,10 +59,10 @@ def test_values_of_patches_are_those_of_the_photo(tmp_path: Path) -> None:
     explainer = explain.Explainer(
         model, preprocess=lambda image: cut(pixels(image)), layout="NTCHW"
     )
-    found = explainer(photo(), ["inputxgradient", "gradcam(relu=False)"], target=1)
+    explanation = explainer(photo(), ["inputxgradient", "gradcam(relu=False)"], target=1)
     x = pixels(photo()).requires_grad_()
     (gradient,) = torch.autograd.grad(model(cut(x)[None])[0, 1], x)
-    assert_close(found["inputxgradient"].values[0], gradient * x.detach())
+    assert_close(explanation["inputxgradient"].values[0], gradient * x.detach())
     kept: list[torch.Tensor] = []
     handle = model.conv.register_forward_hook(lambda module, args, output: kept.append(output))
     score = model(cut(x)[None])[0, 1]
@@ -71,15 +71,15 @@ def test_values_of_patches_are_those_of_the_photo(tmp_path: Path) -> None:
     maps = (of_maps.mean((2, 3), keepdim=True) * kept[0]).sum(1).detach()
     large = nn.functional.interpolate(maps[:, None], (SIDE, SIDE), mode="bilinear")[:, 0]
     rows = [torch.cat([*large[i : i + 3]], 1) for i in (0, 3)]
-    assert_close(found["gradcam"].values[0], torch.cat(rows))
-    assert found.overlay("gradcam").size == photo().size
-    assert len(found.crops) == 6
-    paths = found.save(tmp_path)
+    assert_close(explanation["gradcam"].values[0], torch.cat(rows))
+    assert explanation.overlay("gradcam").size == photo().size
+    assert len(explanation.crops) == 6
+    paths = explanation.save(tmp_path)
     saved = explain.load(next(path for path in paths if path.name.endswith("gradcam.json")))
-    assert_close(saved.values, found["gradcam"].values[0])
+    assert_close(saved.values, explanation["gradcam"].values[0])
     several = explainer([photo(), photo()], "inputxgradient", target=1)
-    for each in several:
-        assert torch.equal(each.values, found["inputxgradient"].values[0])
+    for explanation_of_one in several:
+        assert torch.equal(explanation_of_one.values, explanation["inputxgradient"].values[0])
 
 
 def test_a_photo_is_a_film_that_stands_still_where_a_model_takes_frames() -> None:
@@ -101,10 +101,10 @@ def test_tiles_of_other_sizes_add_up_and_those_beyond_the_photo_are_cut() -> Non
     tiles = Attribution("m", values, "score", torch.ones(1), None, (2, 4, 4), frames_first=True)
     # the whole photo, and a finer one whose upper half is padding
     boxes = [Box(0, 0, 8, 8), Box(4, -2, 8, 2)]
-    found = on_photo(tiles, boxes, (8, 8)).values
+    values_on_photo = on_photo(tiles, boxes, (8, 8)).values
     expected = torch.full((1, 3, 8, 8), 1 / 4)  # a value of the whole is shared by four places
     expected[:, :, :2, 4:] += 2
-    assert_close(found, expected)
+    assert_close(values_on_photo, expected)
     layers = Attribution("m", values[:, :, 0], "score", torch.ones(1), "a", (2, 4, 4))
     means = torch.ones(1, 8, 8)
     means[:, :2, 4:] = 1.5

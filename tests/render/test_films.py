@@ -19,27 +19,27 @@ MAPS = torch.rand(5, 90, 64, generator=torch.Generator().manual_seed(1))
 
 @pytest.mark.parametrize("style", ["heat", "contour"])
 def test_each_picture_is_the_overlay_of_a_slice_on_one_scale(style: str) -> None:
-    found = film(VOLUME, MAPS, style, unit="slice")
+    clip = film(VOLUME, MAPS, style, unit="slice")
     grey = ((VOLUME + 2) * 51).round().byte()[0].numpy()
-    for i, picture in enumerate(found.pictures[:2]):
+    for i, picture in enumerate(clip.pictures[:2]):
         # enlarged to 320 pixels or more
         photo = Image.fromarray(np.kron(grey[i], np.ones((4, 4), np.uint8)))
         np.testing.assert_array_equal(
             np.asarray(picture), np.asarray(overlay(photo, MAPS[i], style))
         )
-    assert found.names[1] == "slice 2 of 5"
+    assert clip.names[1] == "slice 2 of 5"
 
 
 def test_frames_may_have_colours_in_any_place() -> None:
     video = np.random.default_rng(0).integers(0, 256, (4, 30, 40, 3), np.uint8)
     maps = np.zeros((4, 30, 40), np.float32)
-    wanted = [np.asarray(each) for each in film(list(video), maps).pictures]
+    wanted = [np.asarray(picture) for picture in film(list(video), maps).pictures]
     tensor = torch.as_tensor(video)
     for frames in (
         video,
         tensor.movedim(3, 0),
         tensor.movedim(3, 1),
-        [Image.fromarray(each) for each in video],
+        [Image.fromarray(frame) for frame in video],
     ):
         for picture, expected in zip(film(frames, maps).pictures, wanted, strict=True):
             np.testing.assert_array_equal(np.asarray(picture), expected)
@@ -54,16 +54,16 @@ def test_frames_may_have_colours_in_any_place() -> None:
 def test_a_film_moves_through_all_frames_and_its_sheet_shows_some(
     ending: str, tmp_path: Path
 ) -> None:
-    found = film(VOLUME, MAPS)
-    path = found.save(tmp_path / f"volume{ending}", seconds=0.1)
+    clip = film(VOLUME, MAPS)
+    path = clip.save(tmp_path / f"volume{ending}", seconds=0.1)
     with Image.open(path) as moving:
         frames = [
             (frame.convert("RGB"), frame.info["duration"])
             for frame in ImageSequence.Iterator(moving)
         ]
     assert [pause for _, pause in frames] == [100] * 4 + [400]
-    for (frame, _), picture in zip(frames, found.pictures, strict=True):
-        inside = frame.crop(
+    for (frame, _), picture in zip(frames, clip.pictures, strict=True):
+        centre = frame.crop(
             (
                 (frame.width - picture.width) // 2,
                 0,
@@ -71,9 +71,9 @@ def test_a_film_moves_through_all_frames_and_its_sheet_shows_some(
                 picture.height,
             )
         )
-        assert np.abs(np.asarray(inside, float) - np.asarray(picture, float)).mean() < 12
-    assert found.sheet(3, tile=100).width < found.sheet(5, tile=100).width
-    assert found._repr_png_().startswith(b"\x89PNG")
+        assert np.abs(np.asarray(centre, float) - np.asarray(picture, float)).mean() < 12
+    assert clip.sheet(3, tile=100).width < clip.sheet(5, tile=100).width
+    assert clip._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

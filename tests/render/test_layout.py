@@ -26,27 +26,27 @@ def test_a_figure_is_a_sheet_that_shows_itself_once(monkeypatch: pytest.MonkeyPa
     contents = sheets.Layout(
         "heading", "model", (sheets.Group("", (BLANK,)), sheets.Group("family", tiles))
     )
-    drawn = sheets.figure(contents, "three <maps>")
+    figure = sheets.figure(contents, "three <maps>")
     picture = sheets.sheet(contents, 340)
-    assert np.array_equal(np.asarray(sheets.as_picture(drawn).convert("RGB")), np.asarray(picture))
-    shown = drawn._repr_html_()
+    assert np.array_equal(np.asarray(sheets.as_picture(figure).convert("RGB")), np.asarray(picture))
+    shown = figure._repr_html_()
     displayed = []
     monkeypatch.setitem(
         sys.modules,
         "IPython.display",
-        SimpleNamespace(display=lambda each, raw: displayed.append(each)),
+        SimpleNamespace(display=lambda formats, raw: displayed.append(formats)),
     )
-    drawn._ipython_display_()
+    figure._ipython_display_()
     # and no PNG beside it
-    assert [sorted(each) for each in displayed] == [["text/html", "text/plain"]]
+    assert [sorted(formats) for formats in displayed] == [["text/html", "text/plain"]]
     assert re.fullmatch(
         r'<img src="data:image/png;base64,[\w+/=]+" alt="three &lt;maps&gt;" style="[^"]*">', shown
     )
 
 
 def test_tables_are_escaped_and_numbers_stand_at_the_right() -> None:
-    drawn = table_html(["<layer>"], [["a\x1b<b>"], ["12"]], "x & y")
-    assert "<layer>" not in drawn
-    assert r"a\x1b&lt;b&gt;" in drawn
-    assert '<td style="text-align: right">12</td>' in drawn
-    assert "<caption>x &amp; y</caption>" in drawn
+    table = table_html(["<layer>"], [["a\x1b<b>"], ["12"]], "x & y")
+    assert "<layer>" not in table
+    assert r"a\x1b&lt;b&gt;" in table
+    assert '<td style="text-align: right">12</td>' in table
+    assert "<caption>x &amp; y</caption>" in table

@@ -90,10 +90,10 @@ PICTURES: dict[str, Callable[[], Image.Image]] = {
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_looks_as_it_did_when_somebody_looked(name: str) -> None:
-    drawn = PICTURES[name]()
+    picture = PICTURES[name]()
     golden = Image.open(GOLDEN / f"{name}.png").convert("RGB")
-    assert drawn.size == golden.size
-    difference = np.abs(np.asarray(drawn).astype(int) - np.asarray(golden).astype(int))
+    assert picture.size == golden.size
+    difference = np.abs(np.asarray(picture).astype(int) - np.asarray(golden).astype(int))
     assert difference.mean() < TOLERANCE
 
 

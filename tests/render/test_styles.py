@@ -30,11 +30,11 @@ def test_legends_have_the_colours_that_are_on_the_photo(name: str, brightness: i
     style = styles.get_style(name)
     low = -1.0 if style.reads == "signed" else 0.0
     ramp = np.linspace(low, 1, 256)[None]
-    drawn = np.asarray(style.draw(flat, ramp, Box(0, 0, 200, 100))).astype(int).reshape(-1, 3)
+    colors = np.asarray(style.draw(flat, ramp, Box(0, 0, 200, 100))).astype(int).reshape(-1, 3)
     legend = style.legend(flat)
     assert legend is not None
     shown = np.asarray(legend.colors)
-    assert np.abs(drawn[:, None] - shown).max(2).min(1).max() <= 12  # a step of the legend
+    assert np.abs(colors[:, None] - shown).max(2).min(1).max() <= 12  # a step of the legend
     for value, color in ((low, shown[0]), (1.0, shown[-1])):
         constant = np.asarray(style.draw(flat, np.full((2, 2), value), Box(0, 0, 200, 100)))
         assert np.abs(constant[50, 100].astype(int) - color).max() <= 2
@@ -54,16 +54,18 @@ def test_thresholds_are_the_largest_that_keep_the_share() -> None:
 
 def test_a_mask_shows_the_photo_where_the_shares_lie_and_nothing_else() -> None:
     values = np.array([[8.0, 4.0], [3.0, 1.0]]) / 8
-    drawn = np.asarray(
+    masked = np.asarray(
         render.Mask(shares=(0.5, 0.75)).draw(photo(), np.kron(values, np.ones((60, 90))), WHOLE)
     )
-    given = np.asarray(photo())
-    assert np.array_equal(drawn[:60, :90], given[:60, :90])  # half of the evidence
-    assert (drawn[60:] == render.Mask.cover).all()  # what is beyond three quarters
-    between = drawn[10, 100].astype(float)
+    original = np.asarray(photo())
+    assert np.array_equal(masked[:60, :90], original[:60, :90])  # half of the evidence
+    assert (masked[60:] == render.Mask.cover).all()  # what is beyond three quarters
+    between = masked[10, 100].astype(float)
     share = 1 - 1 / 2.5
     assert (
-        np.abs(between - (given[10, 100] * share + np.array(render.Mask.cover) * (1 - share))).max()
+        np.abs(
+            between - (original[10, 100] * share + np.array(render.Mask.cover) * (1 - share))
+        ).max()
         <= 1
     )
 
@@ -75,10 +77,10 @@ def test_a_contour_runs_around_the_places_of_the_shares() -> None:
     blank = Image.new("RGB", (240, 240), "white")
     for share in (0.5, 0.9):
         style = render.Contour(shares=(share,))
-        drawn = np.asarray(style.draw(blank, values, Box(0, 0, 240, 240)))
+        lines = np.asarray(style.draw(blank, values, Box(0, 0, 240, 240)))
         color = style.legend(blank).colors[0]
         # the line's edges are mixed with its dark border
-        near = np.abs(drawn.astype(int) - color).max(2) < 80
+        near = np.abs(lines.astype(int) - color).max(2) < 80
         rows, columns = np.nonzero(near)
         distance = np.hypot(rows + 0.5 - 120, columns + 0.5 - 120)
         expected = 30 * np.sqrt(-2 * np.log(1 - share))  # of a two-dimensional bell
@@ -93,15 +95,15 @@ def test_the_evidence_of_padding_is_not_counted() -> None:
     values[4, 4] = 0.4
     square = Image.new("RGB", (80, 40), "white")
     strip = Box(0, -20, 80, 60)
-    drawn = np.asarray(render.Mask(shares=(0.5,)).draw(square, values, strip))
-    assert (drawn[15, 45] == 255).all()
-    assert (drawn[:, :30] == render.Mask.cover).all()
-    assert (drawn[:5] == render.Mask.cover).all()
+    masked = np.asarray(render.Mask(shares=(0.5,)).draw(square, values, strip))
+    assert (masked[15, 45] == 255).all()
+    assert (masked[:, :30] == render.Mask.cover).all()
+    assert (masked[:5] == render.Mask.cover).all()
 
 
 def test_a_spotlight_is_the_photo_at_the_top_and_dark_grey_at_zero() -> None:
-    drawn = render.Spotlight(dark=0.25).draw(photo(), np.array([[1.0]]), WHOLE)
-    assert drawn.tobytes() == photo().tobytes()
+    lit = render.Spotlight(dark=0.25).draw(photo(), np.array([[1.0]]), WHOLE)
+    assert lit.tobytes() == photo().tobytes()
     unlit = np.asarray(render.Spotlight(dark=0.25).draw(photo(), np.zeros((2, 2)), WHOLE)).astype(
         float
     )
@@ -112,20 +114,22 @@ def test_sets_of_regions_are_the_photo_and_the_rest_is_pale() -> None:
     sets = np.zeros((3, 4, 6), bool)  # cells of 30 pixels; of three sets, two were found
     sets[0, 1, 1] = True
     sets[1, 2, 4] = True
-    given = np.asarray(photo())
-    drawn = np.asarray(render.overlay(photo(), sets, "evidence"))
+    original = np.asarray(photo())
+    with_sets = np.asarray(render.overlay(photo(), sets, "evidence"))
     without = np.asarray(render.overlay(photo(), sets, styles.RegionSets(without=True)))
     first = np.s_[36:54, 36:54]
     second = np.s_[66:84, 126:144]
-    assert all(np.array_equal(drawn[each], given[each]) for each in (first, second))
+    assert all(np.array_equal(with_sets[place], original[place]) for place in (first, second))
     outside = np.s_[96:, :]
-    pale = given[outside] + styles.RegionSets.pale * (np.array(styles.Mask.cover) - given[outside])
-    assert np.abs(drawn[outside] - pale).max() <= 1
+    pale = original[outside] + styles.RegionSets.pale * (
+        np.array(styles.Mask.cover) - original[outside]
+    )
+    assert np.abs(with_sets[outside] - pale).max() <= 1
     assert (without[first] == styles.Mask.cover).all()
-    assert np.array_equal(without[second], given[second])
+    assert np.array_equal(without[second], original[second])
     # lines in the colour of the set
     for color, (y, x) in zip(COLORS, ((30, 45), (60, 135)), strict=False):
-        assert np.abs(drawn[y - 2 : y + 3, x].astype(int) - color).max(1).min() < 40
+        assert np.abs(with_sets[y - 2 : y + 3, x].astype(int) - color).max(1).min() < 40
 
 
 @pytest.mark.parametrize("shares", [(), (0.9, 0.5), (0.0, 0.5), (0.5, 1.1), (0.5, 0.5)])

@@ -95,8 +95,8 @@ class Boxes(nn.Module):
     def forward(self, x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
         box = torch.tensor([[8.0, 4.0, 24.0, 28.0]])
         return [
-            {"boxes": box, "labels": torch.tensor([1]), "scores": each.mean().sigmoid()[None]}
-            for each in x
+            {"boxes": box, "labels": torch.tensor([1]), "scores": image.mean().sigmoid()[None]}
+            for image in x
         ]
 
 

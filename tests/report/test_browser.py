@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
+    with chromium() as launched:
+        yield launched
 
 
 class Opened(Tab):
@@ -45,7 +45,7 @@ class Opened(Tab):
     def state(self, name: str) -> Any:
         return self.tab.evaluate(f"explainPage.viewer.state.{name}")
 
-    def drawn(self) -> None:
+    def settle(self) -> None:
         """Wait until everything that was asked for is drawn."""
         self.tab.evaluate(
             "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -69,8 +69,8 @@ class Opened(Tab):
 
     @property
     def elsewhere(self) -> list[str]:
-        own = ("data:", "blob:", "about:", self.file.as_uri())
-        return [url for url in self.requests if not url.startswith(own)]
+        local = ("data:", "blob:", "about:", self.file.as_uri())
+        return [url for url in self.requests if not url.startswith(local)]
 
 
 Open = Callable[..., Opened]
@@ -90,27 +90,27 @@ def opened(browser: Any) -> Iterator[Open]:
         return pages[-1].go(address) if options.get("java_script_enabled", True) else pages[-1]
 
     yield open_
-    for each in pages:
-        assert each.elsewhere == []
-        assert each.said == []
+    for page in pages:
+        assert page.elsewhere == []
+        assert page.said == []
     for context in contexts:
         context.close()
 
 
 @pytest.fixture(scope="module")
 def file(explanation: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found: Path = explanation.to_html(tmp_path_factory.mktemp("page") / "cat.html", steps=4)
-    return found
+    path: Path = explanation.to_html(tmp_path_factory.mktemp("page") / "cat.html", steps=4)
+    return path
 
 
 @pytest.fixture(scope="module")
 def sheet(explainer: explain.Explainer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = explainer(
+    explanations = explainer(
         [photo(seed=seed) for seed in range(6)], ["gradcam", "inputxgradient"], targets=[0, 1]
     )
-    truth = [LABELS.index(found[0].predictions[0][0]), *[4] * 4, None]
+    truth = [LABELS.index(explanations[0].predictions[0][0]), *[4] * 4, None]
     return report.sheet(
-        found,
+        explanations,
         tmp_path_factory.mktemp("sheet") / "photos.html",
         truth=truth,
         metrics="sparseness",
@@ -143,18 +143,18 @@ def test_the_page_draws_what_the_package_draws(
     scale = large.width / explanation.photo.width
     box = explain.data.boxes.Box(*(edge * scale for edge in vars(explanation.box).values()))
     style: Any = styles.get_style(view)
-    drawn = np.asarray(
+    overlay = np.asarray(
         style.draw(large, explanation.attributions["gradcam"].heatmap[0].numpy(), box)
     ).astype(int)
     left, top, right, bottom = (round(edge) for edge in vars(box).values())
-    inside = np.s_[top + 3 : bottom - 3, left + 3 : right - 3]
-    off = np.abs(shown[inside].astype(int) - drawn[inside]).mean()
+    seen = np.s_[top + 3 : bottom - 3, left + 3 : right - 3]
+    off = np.abs(shown[seen].astype(int) - overlay[seen]).mean()
     other = np.asarray(
         style.draw(large, explanation.attributions["gradcam"].heatmap[0].numpy()[::-1, ::-1], box)
     ).astype(int)
     assert off < {"heat": 8, "mask": 10, "spotlight": 14}[view]
     # a map that is turned is not taken for it
-    assert off < np.abs(other[inside] - drawn[inside]).mean() / 2
+    assert off < np.abs(other[seen] - overlay[seen]).mean() / 2
 
 
 def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(
@@ -163,11 +163,11 @@ def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(
     page = opened(file)
     page.tab.get_by_role("radio", name="LayerCAM").check(force=True)
     page.tab.get_by_text("Contour").click()
-    page.drawn()
+    page.settle()
     assert page.address == {"method": "1", "view": "contour"}
     assert page.tab.locator(".lines path.thin").count() == 3
     page.tab.get_by_role("radio", name=HOSTILE).check(force=True)
-    page.drawn()
+    page.settle()
     assert page.tab.locator("h1").inner_text() == f"Why {HOSTILE}?"
     pressed = [
         ("m", "method", 2),
@@ -180,7 +180,7 @@ def test_methods_targets_views_and_layers_are_switched_by_click_and_by_keys(
     ]
     for key, name, value in pressed:
         page.tab.keyboard.press(key)
-        page.drawn()
+        page.settle()
         assert page.state(name) == value
     assert page.tab.get_by_label("Layer", exact=True).input_value() == "1"
     kept = page.address
@@ -198,7 +198,7 @@ def test_every_kind_of_explanation_is_shown(opened: Open, tmp_path: Path, kind: 
     page = opened(of_kind(kind).to_html(tmp_path / "kind.html", steps=2))
     for key in "mtlvvvwcc":
         page.tab.keyboard.press(key)
-        page.drawn()
+        page.settle()
     assert page.tab.locator(".marks .asked").count() == {"detection": 2, "segmentation": 1}.get(
         kind, 0
     )
@@ -259,9 +259,9 @@ def test_nothing_is_in_the_way_of_a_screen_reader(
         "axe_playwright_python.sync_playwright", reason="the audit is by axe-playwright-python"
     )
     page = opened(file if which == "page" else sheet, address, size, color_scheme=scheme)
-    page.drawn()
-    found = axe.Axe().run(page.tab, options={"resultTypes": ["violations"]})
-    assert found.violations_count == 0, found.generate_report()
+    page.settle()
+    audit = axe.Axe().run(page.tab, options={"resultTypes": ["violations"]})
+    assert audit.violations_count == 0, audit.generate_report()
 
 
 GOLDEN = ROOT / "tests" / "report" / "golden"
@@ -288,7 +288,7 @@ def test_the_page_looks_as_it_did(
 
     plain = copy.copy(explainer(photo(180, 120), ["gradcam", "inputxgradient"], targets=[0]))
     page = opened(plain.to_html(tmp_path / "plain.html"), "", size, color_scheme=scheme)
-    page.drawn()
+    page.settle()
     page.tab.wait_for_timeout(200)
     shot = Image.open(io.BytesIO(page.tab.screenshot())).convert("RGB")
     small = shot.resize((shot.width // 10, shot.height // 10), Image.Resampling.BOX)

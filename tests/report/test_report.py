@@ -91,9 +91,9 @@ def test_maps_survive_their_packing(size: tuple[int, int], signed: bool, smooth:
 
 
 def test_a_page_has_the_maps_and_answers_of_its_explanation(explanation: Any) -> None:
-    found = Read(explanation.to_html(steps=4)).data
-    short = found["index"]["photos"][0]
-    full = found["item-0"]
+    data = Read(explanation.to_html(steps=4)).data
+    short = data["index"]["photos"][0]
+    full = data["item-0"]
     assert (
         short["label"]
         == full["predictions"][0][0]
@@ -109,10 +109,15 @@ def test_a_page_has_the_maps_and_answers_of_its_explanation(explanation: Any) ->
             one = full["maps"][target][number]
             assert np.abs(unpacked(one["plane"]) - values).max() <= np.abs(values).max() / 100
             assert one["score"] == pytest.approx(float(attribution.score[0]))
-            layers = {each["layer"]: unpacked(each["plane"]) for each in one["layers"]}
+            layers = {
+                layer_map["layer"]: unpacked(layer_map["plane"]) for layer_map in one["layers"]
+            }
             assert set(layers) == set(attribution.maps)
-            for name, each in attribution.maps.items():
-                assert np.abs(layers[name] - each[0].numpy()).max() <= each.abs().max() / 2**15
+            for name, layer_map in attribution.maps.items():
+                assert (
+                    np.abs(layers[name] - layer_map[0].numpy()).max()
+                    <= layer_map.abs().max() / 2**15
+                )
     assert full["box"] == pytest.approx([18.0, 3.0, 72.0, 57.0])
     # the preprocessing's mean, which is what deletion covers with
     assert full["zero"] == [64, 128, 128]
@@ -141,9 +146,9 @@ def test_the_curves_are_those_of_the_metrics(
 
 
 def test_the_costs_are_those_of_the_plan(explainer: explain.Explainer) -> None:
-    found = explainer(photo(), ["gradcam", IntegratedGradients(steps=3)], 0)
-    cost = [method["passes"] for method in item(found, Detail())["methods"]]
-    x = explainer.as_input(found.photo)
+    explanation = explainer(photo(), ["gradcam", IntegratedGradients(steps=3)], 0)
+    cost = [method["passes"] for method in item(explanation, Detail())["methods"]]
+    x = explainer.as_input(explanation.photo)
     assert cost == [
         explain.plan(explainer.model, x, method).cost()
         for method in ("gradcam", IntegratedGradients(steps=3))
@@ -162,16 +167,16 @@ def test_nothing_in_a_page_becomes_markup(text: str, explanation: Any, tmp_path:
             both, tmp_path / "sheet.html", title=HOSTILE, truth=[HOSTILE, None]
         ).read_text("utf-8")
     else:
-        found = Read(explanation._repr_html_())
-        assert found.tags == ["div", "div", "img", "iframe"]
-        written = dict(found.attributes)["srcdoc"] or ""
+        page = Read(explanation._repr_html_())
+        assert page.tags == ["div", "div", "img", "iframe"]
+        written = dict(page.attributes)["srcdoc"] or ""
     blocks_of_data = re.findall(
         r'<script type="application/json" id="[\w-]+">(.*?)</script>', written, re.DOTALL
     )
     assert len(blocks_of_data) == (3 if text == "sheet" else 2)
     assert not any(re.search("[<>&]", block) for block in blocks_of_data)
-    found = Read(written)
-    outside = [tag for tag in found.tags if tag not in ("tr", "td", "th")]
+    page = Read(written)
+    outside = [tag for tag in page.tags if tag not in ("tr", "td", "th")]
     blocks = 1 + (2 if text == "sheet" else 1)
     assert outside == [
         "html",
@@ -193,10 +198,10 @@ def test_nothing_in_a_page_becomes_markup(text: str, explanation: Any, tmp_path:
         "tbody",
         *["script"] * (blocks + 1),
     ]
-    assert not any(name.startswith("on") for name, _ in found.attributes)
-    labels = [target["label"] for target in found.data["item-0"]["targets"]]
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+    labels = [target["label"] for target in page.data["item-0"]["targets"]]
     assert labels == [explain._utils.errors.printable(label) for label in LABELS[:2]]
-    assert found.data["item-0"]["name"] == '"><img src=x>.png'
+    assert page.data["item-0"]["name"] == '"><img src=x>.png'
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", written)
     assert "src=" not in re.sub(r"<script.*?</script>", "", written, flags=re.DOTALL).replace(
         "&lt;img src=x", ""
@@ -204,22 +209,22 @@ def test_nothing_in_a_page_becomes_markup(text: str, explanation: Any, tmp_path:
 
 
 def test_a_page_forbids_all_but_its_own_script_and_style(explanation: Any) -> None:
-    found = Read(explanation.to_html(steps=0))
-    policy = dict(part.strip().split(" ", 1) for part in _policy(found).split(";"))
+    page = Read(explanation.to_html(steps=0))
+    policy = dict(part.strip().split(" ", 1) for part in _policy(page).split(";"))
     assert (
         policy.pop("default-src") == policy.pop("base-uri") == policy.pop("form-action") == "'none'"
     )
     assert policy.pop("img-src") == "data: blob:"
     for name in ("style", "script"):
-        digest = base64.b64encode(hashlib.sha256(found.texts[name].encode()).digest()).decode()
+        digest = base64.b64encode(hashlib.sha256(page.texts[name].encode()).digest()).decode()
         assert policy.pop(f"{name}-src") == f"'sha256-{digest}'"
     assert not policy
 
 
-def _policy(found: Read) -> str:
+def _policy(page: Read) -> str:
     return next(
         value
-        for name, value in found.attributes
+        for name, value in page.attributes
         if name == "content" and value and "default-src" in value
     )
 
@@ -242,31 +247,33 @@ def test_the_command_makes_the_same_again(
     photo().save(place)
     names = [f"thing {number}" for number in range(200)]
     (tmp_path / "names.txt").write_text("\n".join(names))
-    made = explain.Explainer("tiny", categories=tmp_path / "names.txt", crop="whole")(
+    first = explain.Explainer("tiny", categories=tmp_path / "names.txt", crop="whole")(
         place,
         ["gradcam", "integratedgradients(steps=3, baseline=blur)", Smooth(GradCAM(), samples=2)],
         targets=[281 % 200, 3],
     )
-    found = reproduction(made)
-    assert found.command is not None
-    words = shlex.split(found.command)
+    again = reproduction(first)
+    assert again.command is not None
+    words = shlex.split(again.command)
     assert words[0] == "explain"
     assert main([*words[1:], "-o", str(tmp_path / "out")]) == 0
-    told = capsys.readouterr().out
-    assert "a-b-tiny.html" in told
+    printed = capsys.readouterr().out
+    assert "a-b-tiny.html" in printed
     records = {
         path.name: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")
     }
     digests = {record["values"]["sha256"] for record in records.values()}
     wanted = {
-        made.record(name, index)["values"]["sha256"] for name in made.methods for index in range(2)
+        first.record(name, index)["values"]["sha256"]
+        for name in first.methods
+        for index in range(2)
     }
     assert digests == wanted
     assert {record["label"] for record in records.values()} == {names[281 % 200], names[3]}
     scope: dict[str, Any] = {}
-    exec(found.python.rsplit("\n", 1)[0], scope)
+    exec(again.python.rsplit("\n", 1)[0], scope)
     repeated = scope["explanation"]
-    assert repeated.targets == made.targets == [names[281 % 200], names[3]]
+    assert repeated.targets == first.targets == [names[281 % 200], names[3]]
     assert {
         repeated.record(n, i)["values"]["sha256"] for n in repeated.methods for i in range(2)
     } == wanted
@@ -275,17 +282,17 @@ def test_the_command_makes_the_same_again(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_a_page_of_every_kind_of_explanation(kind: str) -> None:
-    found = of_kind(kind)
-    data = Read(found.to_html(steps=2)).data["item-0"]
+    explanation = of_kind(kind)
+    data = Read(explanation.to_html(steps=2)).data["item-0"]
     compile(data["again"]["python"], "again", "exec")
     places = [target["place"] for target in data["targets"]]
     if kind == "detection":
         assert places == [{"box": [8 / 32, 4 / 32, 24 / 32, 28 / 32]}]
     elif kind == "segmentation":
-        bright = found.explainer.as_input(found.photo)[0].mean(0) > 0
+        bright = explanation.explainer.as_input(explanation.photo)[0].mean(0) > 0
         assert (unpacked(places[0]["mask"]).astype(bool) == bright.numpy()).all()
     else:
-        assert places == [None] * len(found.results)
+        assert places == [None] * len(explanation.results)
     curves = [one["curve"] for row in data["maps"] for one in row]
     assert all(curves)
     classes = kind not in ("one logit", "detection") and all(
@@ -298,9 +305,11 @@ def test_a_page_of_every_kind_of_explanation(kind: str) -> None:
 def test_a_page_has_the_verdict_of_each_map(explanation: Any) -> None:
     data = Read(checked(explanation).to_html(steps=0)).data
     assert data["index"]["photos"][0]["passed"] is True
-    found = [one["verdict"] for one in data["item-0"]["maps"][0]]
-    assert found == [checked(explanation).record(name)["verdict"] for name in explanation.methods]
-    assert [each and each["passed"] for each in found] == [True, False, None]
+    verdicts = [one["verdict"] for one in data["item-0"]["maps"][0]]
+    assert verdicts == [
+        checked(explanation).record(name)["verdict"] for name in explanation.methods
+    ]
+    assert [verdict and verdict["passed"] for verdict in verdicts] == [True, False, None]
     assert [one["verdict"] for one in data["item-0"]["maps"][1]] == [None] * 3
     assert "\nexplanation.check()\n" in data["item-0"]["again"]["python"]
     assert "check()" not in reproduction(explanation).python
@@ -309,21 +318,23 @@ def test_a_page_has_the_verdict_of_each_map(explanation: Any) -> None:
 def test_a_sheet_knows_right_and_wrong_and_figures(
     explainer: explain.Explainer, tmp_path: Path
 ) -> None:
-    found = explainer([photo(seed=seed) for seed in range(3)], ["gradcam", "saliency"])
-    best = [each.predictions[0][0] for each in found]
+    explanations = explainer([photo(seed=seed) for seed in range(3)], ["gradcam", "saliency"])
+    best = [explanation.predictions[0][0] for explanation in explanations]
     classes: list[Any] = [
         LABELS.index(best[0]),
         "tabby cat" if best[1] != "tabby cat" else "{{data}}",
         None,
     ]
-    place = sheet(found, tmp_path / "sheet.html", truth=classes, metrics=["sparseness"], steps=3)
+    place = sheet(
+        explanations, tmp_path / "sheet.html", truth=classes, metrics=["sparseness"], steps=3
+    )
     data = Read(place.read_text("utf-8")).data
     photos = data["index"]["photos"]
-    assert [each.get("right") for each in photos] == [True, False, None]
+    assert [one_photo.get("right") for one_photo in photos] == [True, False, None]
     table = explain.evaluate(
         explainer.model,
-        explainer.as_input(found[1].photo),
-        dict(found[1].attributions),
+        explainer.as_input(explanations[1].photo),
+        dict(explanations[1].attributions),
         "sparseness",
     )
     assert photos[1]["figures"]["saliency"]["sparseness"] == pytest.approx(
@@ -332,16 +343,16 @@ def test_a_sheet_knows_right_and_wrong_and_figures(
     assert data["item-1"]["maps"][0][1]["figures"] == photos[1]["figures"]["saliency"]
     assert (
         data["item-2"]["maps"][0][1]["curve"]
-        == item(found[2], Detail(steps=3))["maps"][0][1]["curve"]
+        == item(explanations[2], Detail(steps=3))["maps"][0][1]["curve"]
     )
     with pytest.raises(ExplainError, match="truth must"):
-        sheet(found, tmp_path / "none.html", truth=[0])
+        sheet(explanations, tmp_path / "none.html", truth=[0])
     with pytest.raises(ExplainError, match="explanations must"):
         sheet([], tmp_path / "none.html")
     import copy
 
     with pytest.raises(MetricError, match="metrics need an"):
-        sheet([copy.copy(found[0])], tmp_path / "none.html", metrics="sparseness")
+        sheet([copy.copy(explanations[0])], tmp_path / "none.html", metrics="sparseness")
 
 
 def test_the_report_that_is_shown_is_small_and_tells_no_paths() -> None:

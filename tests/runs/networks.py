@@ -50,11 +50,11 @@ def contents(run: explain.Run) -> dict[tuple[str, str, str], tuple[Any, ...]]:
 
 
 def assert_same(one: explain.Run, other: explain.Run) -> None:
-    found = contents(one)
+    actual = contents(one)
     expected = contents(other)
-    assert found.keys() == expected.keys()
-    assert len(one) == len(found)
-    for key, (sha256, prediction, values, score, probability) in found.items():
+    assert actual.keys() == expected.keys()
+    assert len(one) == len(actual)
+    for key, (sha256, prediction, values, score, probability) in actual.items():
         assert expected[key][:2] == (sha256, prediction)
         torch.testing.assert_close(values, expected[key][2], rtol=2e-3, atol=1e-6)
         torch.testing.assert_close(

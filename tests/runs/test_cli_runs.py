@@ -63,18 +63,18 @@ def test_a_document_says_the_same_and_pictures_are_drawn_on_request(typed: Typed
     code, out, _ = typed(
         "run", "photos", "-m", "saliency", "--json", "--pictures", "worst:1", *QUICK
     )
-    found = json.loads("\n".join(out))
-    assert (code, found["errors"]) == (0, [])
-    about = found["runs"][0]
-    assert (about["run"], about["rows"], about["explained"], about["failures"]) == (
+    document = json.loads("\n".join(out))
+    assert (code, document["errors"]) == (0, [])
+    summary = document["runs"][0]
+    assert (summary["run"], summary["rows"], summary["explained"], summary["failures"]) == (
         "run.sqlite",
         3,
         3,
         {},
     )
-    assert len(about["pictures"]) == 1
-    assert Path(about["pictures"][0]).parent == Path("run-pictures")
-    assert Path(about["pictures"][0]).is_file()
+    assert len(summary["pictures"]) == 1
+    assert Path(summary["pictures"][0]).parent == Path("run-pictures")
+    assert Path(summary["pictures"][0]).is_file()
 
 
 def test_a_run_is_exported(typed: Typed) -> None:

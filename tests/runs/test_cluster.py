@@ -58,23 +58,28 @@ class Slow(Folder):
 
 def table(where: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
     rows = parquet.read_table(where).to_pylist()
-    found = {(row["name"], row["method"], row["target"]): row for row in rows}
-    assert len(found) == len(rows)
-    return found
+    by_key = {(row["name"], row["method"], row["target"]): row for row in rows}
+    assert len(by_key) == len(rows)
+    return by_key
 
 
 def test_two_actors_find_what_one_machine_exports(tmp_path: Path) -> None:
     folder_of(tmp_path / "photos", 21)
     (tmp_path / "photos" / "bad.png").write_bytes(b"none")
-    made = explainer(categories=list("abcde"))
+    model_explainer = explainer(categories=list("abcde"))
     options: dict[str, Any] = {"batch_size": 4, "top_k": 2, "metrics": ["insertion"]}
     local = explain.run(
-        tmp_path / "photos", made, METHODS, output=tmp_path / "r.sqlite", workers=0, **options
+        tmp_path / "photos",
+        model_explainer,
+        METHODS,
+        output=tmp_path / "r.sqlite",
+        workers=0,
+        **options,
     )
     local.export(tmp_path / "r.parquet")
-    found = run_on_ray(
+    run = run_on_ray(
         tmp_path / "photos",
-        made,
+        model_explainer,
         METHODS,
         output=tmp_path / "maps",
         actors=ACTORS,
@@ -85,7 +90,7 @@ def test_two_actors_find_what_one_machine_exports(tmp_path: Path) -> None:
     ours = parquet.read_table(tmp_path / "maps").schema
     theirs = parquet.read_table(tmp_path / "r.parquet").schema
     assert ours.equals(theirs, check_metadata=False)
-    assert (len(found), found.failures) == (84, local.failures)
+    assert (len(run), run.failures) == (84, local.failures)
 
 
 def test_an_actor_that_is_killed_costs_time_and_nothing_else(tmp_path: Path) -> None:
@@ -95,10 +100,10 @@ def test_an_actor_that_is_killed_costs_time_and_nothing_else(tmp_path: Path) -> 
 
     def kill_one(state: State) -> None:
         if not killed and state.done >= 8:
-            killed.append(max(int(each.name) for each in (tmp_path / "readers").iterdir()))
+            killed.append(max(int(file.name) for file in (tmp_path / "readers").iterdir()))
             os.kill(killed[0], signal.SIGKILL)
 
-    found = run_on_ray(
+    run = run_on_ray(
         Slow(tmp_path / "photos"),
         explainer(),
         METHODS,
@@ -108,10 +113,10 @@ def test_an_actor_that_is_killed_costs_time_and_nothing_else(tmp_path: Path) -> 
         batch_size=4,
         progress=kill_one,
     )
-    readers = {int(each.name) for each in (tmp_path / "readers").iterdir()}
+    readers = {int(file.name) for file in (tmp_path / "readers").iterdir()}
     assert killed
     assert len(readers) > ACTORS  # another took its place
-    assert (found.photos, found.failures, found.ended) == (40, {}, True)
+    assert (run.photos, run.failures, run.ended) == (40, {}, True)
     explain.run(
         tmp_path / "photos",
         explainer(),

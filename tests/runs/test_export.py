@@ -91,10 +91,10 @@ def test_a_run_with_two_names_is_refused_before_it_is_written(tmp_path: Path) ->
     photos = [picture(0), picture(1)]
     file = explain.run(photos, explainer(), output=tmp_path / "run.sqlite", workers=0).path
     os.link(file, tmp_path / "other.sqlite")
-    before = file.read_bytes()
+    content = file.read_bytes()
     with pytest.raises(RunError, match="hard links"):
         explain.run([*photos, picture(2)], explainer(), output=tmp_path / "other.sqlite", workers=0)
-    assert file.read_bytes() == before
+    assert file.read_bytes() == content
     assert not list(tmp_path.glob("*-lock"))
 
 
@@ -102,15 +102,15 @@ def test_parquet_has_the_maps_too(run: explain.Run, tmp_path: Path) -> None:
     parquet: Any = pytest.importorskip("pyarrow.parquet", reason="an extra")
     assert run.export(tmp_path / "run.parquet") == 6
     table = parquet.read_table(tmp_path / "run.parquet")
-    for row, found in zip(run.rows(), table.to_pylist(), strict=True):
-        values = np.array(found["map"], np.float32).reshape(found["map_shape"])
+    for row, exported in zip(run.rows(), table.to_pylist(), strict=True):
+        values = np.array(exported["map"], np.float32).reshape(exported["map_shape"])
         assert torch.equal(torch.from_numpy(values), row.values)
-        assert (found["name"], found["score"], found["correct"]) == (
+        assert (exported["name"], exported["score"], exported["correct"]) == (
             row.name,
             row.score,
             row.correct,
         )
-        assert found["boxes"] == [list(box) for box in row.boxes]
+        assert exported["boxes"] == [list(box) for box in row.boxes]
     assert json.loads(table.schema.metadata[b"explain"])["weights"] == run.manifest["weights"]
 
 
@@ -141,8 +141,8 @@ def test_pictures_are_drawn_of_the_photos_that_are_asked_for(
     ]
     assert ([path.name for path in written], failures) == (names, {})
     expected = worst[0].overlay(get_style(worst[0].style))
-    with Image.open(written[0]) as drawn:
-        assert drawn.convert("RGB").tobytes() == expected.tobytes()
+    with Image.open(written[0]) as picture_file:
+        assert picture_file.convert("RGB").tobytes() == expected.tobytes()
     alone = explainer(categories=list("abcde"))(
         picture(int(worst[0].name[-5])), worst[0].method
     ).overlay()
@@ -173,14 +173,19 @@ def test_a_page_of_a_run_has_its_rows_without_the_model(run: explain.Run, tmp_pa
     data = Read(place.read_text("utf-8")).data
     rows = list(run.rows())
     for number, photo in enumerate(data["index"]["photos"]):
-        mine = rows[2 * number : 2 * number + 2]
-        assert (photo["name"], photo["label"]) == (Path(mine[0].name).name, mine[0].prediction)
+        of_photo = rows[2 * number : 2 * number + 2]
+        assert (photo["name"], photo["label"]) == (
+            Path(of_photo[0].name).name,
+            of_photo[0].prediction,
+        )
         assert (photo.get("truth"), photo.get("right")) == (
-            (None, None) if mine[0].correct is None else (mine[0].label, mine[0].correct)
+            (None, None)
+            if of_photo[0].correct is None
+            else (of_photo[0].label, of_photo[0].correct)
         )
         item = data[f"item-{number}"]
         assert [method["name"] for method in item["methods"]] == ["gradcam", "saliency"]
-        for row, one in zip(mine, item["maps"][0], strict=True):
+        for row, one in zip(of_photo, item["maps"][0], strict=True):
             values = row.values.abs().amax(0) if row.values.ndim == 3 else row.values
             assert (
                 np.abs(unpacked(one["plane"]) - values.numpy()).max() <= float(values.max()) / 100
@@ -196,9 +201,9 @@ def test_a_page_takes_the_worst_and_leaves_out_what_is_gone(
 ) -> None:
     place, _ = run.to_html(tmp_path / "worst.html", "worst:1")
     worst = next(iter(run.rows(order="worst"))).name
-    assert [each["name"] for each in Read(place.read_text("utf-8")).data["index"]["photos"]] == [
-        Path(worst).name
-    ]
+    assert [
+        summary["name"] for summary in Read(place.read_text("utf-8")).data["index"]["photos"]
+    ] == [Path(worst).name]
     (tmp_path / "photos" / "001.png").unlink()
     place, failures = run.to_html(tmp_path / "left.html")
     assert len(Read(place.read_text("utf-8")).data["index"]["photos"]) == 2

@@ -72,13 +72,15 @@ def test_a_run_that_is_killed_at_any_time_goes_on_where_it_stopped(tmp_path: Pat
     model = explainer().model
 
     def go() -> None:
-        made = explain.Explainer(model, preprocess=slowly)
-        explain.run(folder, made, methods, output=file, target=1, workers=1, batch_size=3)
+        model_explainer = explain.Explainer(model, preprocess=slowly)
+        explain.run(
+            folder, model_explainer, methods, output=file, target=1, workers=1, batch_size=3
+        )
 
-    before = 0
+    stored = 0
     for _ in range(2):
         process = forked(go)
-        until(lambda: rows(file) > before)  # noqa: B023
+        until(lambda: rows(file) > stored)  # noqa: B023
         workers_ = children(process.pid)
         assert len(workers_) == 1
         os.kill(process.pid, signal.SIGKILL)
@@ -89,9 +91,9 @@ def test_a_run_that_is_killed_at_any_time_goes_on_where_it_stopped(tmp_path: Pat
             counts = db.execute("SELECT count(*) FROM results GROUP BY photo").fetchall()
         db.close()
         assert {count for (count,) in counts} == {2}
-        assert before < rows(file) < 32
-        before = rows(file)
-    made = explainer(model)
+        assert stored < rows(file) < 32
+        stored = rows(file)
+    model_explainer = explainer(model)
     run = explain.run(
         folder,
         explain.Explainer(model, preprocess=slowly),
@@ -102,7 +104,7 @@ def test_a_run_that_is_killed_at_any_time_goes_on_where_it_stopped(tmp_path: Pat
     )
     assert (run.photos, len(run), run.ended) == (16, 32, True)
     whole = explain.run(
-        folder, made, methods, output=tmp_path / "whole.sqlite", target=1, workers=0
+        folder, model_explainer, methods, output=tmp_path / "whole.sqlite", target=1, workers=0
     )
     assert_same(run, whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -176,13 +178,13 @@ def test_a_source_that_breaks_off_is_told_and_what_came_before_is_kept(tmp_path:
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """No file can grow beyond this: to SQLite it is the same as a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
 
 

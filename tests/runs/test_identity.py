@@ -28,24 +28,31 @@ METHODS = ["gradcam", "saliency"]
 
 
 def go(
-    source: Any, tmp_path: Path, made: explain.Explainer | None = None, **options: Any
+    source: Any, tmp_path: Path, model_explainer: explain.Explainer | None = None, **options: Any
 ) -> explain.Run:
     options = {"methods": METHODS, "target": 1, "workers": 0, **options}
-    return explain.run(source, made or explainer(), output=tmp_path / "run.sqlite", **options)
+    return explain.run(
+        source, model_explainer or explainer(), output=tmp_path / "run.sqlite", **options
+    )
 
 
 def assert_is_of(
-    run: explain.Run, photos: dict[str, Image.Image], made: explain.Explainer | None = None
+    run: explain.Run,
+    photos: dict[str, Image.Image],
+    model_explainer: explain.Explainer | None = None,
 ) -> None:
     """Each row is what its photo gives alone, and no photo is missing."""
-    made = made or explainer()
+    model_explainer = model_explainer or explainer()
     rows = list(run.rows())
     assert sorted((row.name, row.method) for row in rows) == sorted(
         (n, m) for n in photos for m in METHODS
     )
     for row in rows:
         alone = explain.attribute(
-            made.model, made.preprocess(photos[row.name])[None], row.method, target=1
+            model_explainer.model,
+            model_explainer.preprocess(photos[row.name])[None],
+            row.method,
+            target=1,
         )
         torch.testing.assert_close(row.values, alone.values[0], rtol=1e-3, atol=1e-6)
 
@@ -112,17 +119,17 @@ def test_a_file_that_was_replaced_with_its_size_and_time_kept_is_noticed(tmp_pat
     for number in range(3):
         picture(number).save(folder / f"{number}.bmp")
     go(folder, tmp_path)
-    before = os.stat(folder / "1.bmp")
+    status = os.stat(folder / "1.bmp")
     picture(9).save(folder / "1.bmp")
-    os.utime(folder / "1.bmp", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert os.stat(folder / "1.bmp").st_size == before.st_size
+    os.utime(folder / "1.bmp", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert os.stat(folder / "1.bmp").st_size == status.st_size
     run = go(folder, tmp_path)
     assert_is_of(run, {"0.bmp": picture(0), "1.bmp": picture(9), "2.bmp": picture(2)})
 
 
 @pytest.mark.parametrize("kind", ["path", "picture", "csv"])
 def test_a_label_or_box_that_has_changed_is_noticed(kind: str, tmp_path: Path) -> None:
-    made = explainer(categories=list("abcde"))
+    model_explainer = explainer(categories=list("abcde"))
     path = folder_of(tmp_path / "photos", 1) / "000.png"
 
     def source(label: str, edge: int) -> Any:
@@ -133,10 +140,10 @@ def test_a_label_or_box_that_has_changed_is_noticed(kind: str, tmp_path: Path) -
             return tmp_path / "list.csv"
         return [(path if kind == "path" else picture(0), label)]
 
-    assert {row.label for row in go(source("a", 5), tmp_path, made).rows()} == {"a"}
-    assert {row.label for row in go(source("b", 5), tmp_path, made).rows()} == {"b"}
+    assert {row.label for row in go(source("a", 5), tmp_path, model_explainer).rows()} == {"a"}
+    assert {row.label for row in go(source("b", 5), tmp_path, model_explainer).rows()} == {"b"}
     if kind == "csv":
-        assert {row.boxes for row in go(source("b", 7), tmp_path, made).rows()} == {
+        assert {row.boxes for row in go(source("b", 7), tmp_path, model_explainer).rows()} == {
             ((0.0, 0.0, 7.0, 5.0),)
         }
 
@@ -238,10 +245,10 @@ def test_a_run_of_another_version_is_refused(tmp_path: Path) -> None:
 
 def test_asking_in_sql_makes_and_changes_no_file(tmp_path: Path) -> None:
     run = go([picture(0)], tmp_path)
-    before = run.path.read_bytes()
+    content = run.path.read_bytes()
     for statement in (
-        f"ATTACH '{tmp_path / 'made.sqlite'}' AS other",
-        f"VACUUM INTO '{tmp_path / 'made.sqlite'}'",
+        f"ATTACH '{tmp_path / 'model_explainer.sqlite'}' AS other",
+        f"VACUUM INTO '{tmp_path / 'model_explainer.sqlite'}'",
         "PRAGMA journal_mode = DELETE",
         "PRAGMA query_only = OFF",
         "DELETE FROM photos",
@@ -252,7 +259,7 @@ def test_asking_in_sql_makes_and_changes_no_file(tmp_path: Path) -> None:
         with pytest.raises(ExplainError, match="run"):
             list(run.query(statement))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.sqlite"]
-    assert run.path.read_bytes() == before
+    assert run.path.read_bytes() == content
     assert list(
         run.query(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 3) "

@@ -28,17 +28,22 @@ METHODS = ["gradcam", "saliency"]
 
 def test_each_row_is_what_the_photo_gives_alone(tmp_path: Path) -> None:
     photos = [picture(number, (24, 20) if number % 3 else (20, 28)) for number in range(7)]
-    made = explainer(categories=list("abcde"))
-    before = snapshot(made.model)
+    model_explainer = explainer(categories=list("abcde"))
+    state = snapshot(model_explainer.model)
     run = explain.run(
-        photos, made, METHODS, output=tmp_path / "run.sqlite", targets=[None, "b"], workers=0
+        photos,
+        model_explainer,
+        METHODS,
+        output=tmp_path / "run.sqlite",
+        targets=[None, "b"],
+        workers=0,
     )
-    assert snapshot(made.model) == before
+    assert snapshot(model_explainer.model) == state
     seen = set()
     for row in run.rows():
         photo = photos[int(row.name.split()[1])]
         alone_ = explain.attribute(
-            made.model, as_it_is(photo)[None], row.method, target=row.target_class
+            model_explainer.model, as_it_is(photo)[None], row.method, target=row.target_class
         )
         torch.testing.assert_close(row.values, alone_.values[0], rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(torch.tensor([row.score]), alone_.score)
@@ -70,13 +75,13 @@ def test_each_row_is_what_the_photo_gives_alone(tmp_path: Path) -> None:
 
 def test_maps_are_stored_in_half_precision_with_a_scale() -> None:
     values = np.random.default_rng(0).standard_normal((3, 8, 9)).astype(np.float32) * 1e-7
-    found = packed(values)
-    assert (len(found["map"]), found["shape"], found["scale"]) == (
+    columns = packed(values)
+    assert (len(columns["map"]), columns["shape"], columns["scale"]) == (
         2 * 3 * 8 * 9,
         "[3, 8, 9]",
         np.abs(values).max(),
     )
-    back = unpacked(found)
+    back = unpacked(columns)
     error = (back.numpy().astype(np.float64) - values) / np.abs(values)
     assert np.abs(error).max() < 2.0**-11 * 1.01
     assert back.abs().max() == np.abs(values).max()
@@ -84,15 +89,18 @@ def test_maps_are_stored_in_half_precision_with_a_scale() -> None:
 
 
 def test_labels_say_which_predictions_are_right(tmp_path: Path) -> None:
-    made = explainer(categories=list("abcde"))
+    model_explainer = explainer(categories=list("abcde"))
     photos = [picture(number) for number in range(6)]
-    says = [int(made.model(as_it_is(photo)[None]).argmax()) for photo in photos]
-    given = [
+    says = [int(model_explainer.model(as_it_is(photo)[None]).argmax()) for photo in photos]
+    labelled = [
         (photo, "abcde"[said] if number % 3 else (said + 1) % 5)
         for number, (photo, said) in enumerate(zip(photos, says, strict=True))
     ]
     run = explain.run(
-        [*given, (picture(9), "zebra")], made, output=tmp_path / "run.sqlite", workers=0
+        [*labelled, (picture(9), "zebra")],
+        model_explainer,
+        output=tmp_path / "run.sqlite",
+        workers=0,
     )
     rows = list(run.rows())
     assert [row.correct for row in rows] == [False, True, True, False, True, True, None]
@@ -111,10 +119,10 @@ def test_labels_say_which_predictions_are_right(tmp_path: Path) -> None:
 
 
 def test_metrics_that_ask_the_method_again_judge_it_for_the_same_class(tmp_path: Path) -> None:
-    made = explainer()
+    model_explainer = explainer()
     run = explain.run(
         [picture(0), picture(1)],
-        made,
+        model_explainer,
         METHODS,
         output=tmp_path / "r",
         metrics=["randomlogit"],
@@ -122,7 +130,9 @@ def test_metrics_that_ask_the_method_again_judge_it_for_the_same_class(tmp_path:
     )
     for row in run.rows():
         x = as_it_is(picture(int(row.name[-1])))[None]
-        table = evaluate(made.model, x, row.method, "randomlogit", target=row.target_class)
+        table = evaluate(
+            model_explainer.model, x, row.method, "randomlogit", target=row.target_class
+        )
         assert row.metrics["randomlogit"] == pytest.approx(
             float(table[row.method]["randomlogit"][0]), rel=1e-3
         )
@@ -202,16 +212,16 @@ def test_a_run_with_other_options_refuses_to_be_mixed_in(tmp_path: Path) -> None
         folder_of(tmp_path / name, 1)
 
     def go(options: dict[str, Any]) -> explain.Run:
-        given = {**options, "source": tmp_path / options["source"]}
-        return explain.run(output=tmp_path / "run.sqlite", workers=0, **given)
+        arguments = {**options, "source": tmp_path / options["source"]}
+        return explain.run(output=tmp_path / "run.sqlite", workers=0, **arguments)
 
-    before = contents(go(options))
+    first = contents(go(options))
     for changed, message in OTHER_OPTIONS:
         with pytest.raises(
             RunError, match=f"run '.*run.sqlite' must be continued as it was begun, but {message}"
         ):
             go({**options, **changed})
-    assert contents(go(options)).keys() == before.keys()
+    assert contents(go(options)).keys() == first.keys()
 
 
 def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
@@ -226,20 +236,22 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
     ]
     done: list[list[tuple[str, int]]] = []
     for options in more:
-        made = explainer()
+        model_explainer = explainer()
         states = list[State]()
         asked = list[tuple[str, int]]()
         gather = explain.runs.job.attribute
 
-        def noted(model: Any, x: Any, methods: Any, asked: list[Any] = asked, **given: Any) -> Any:
+        def noted(
+            model: Any, x: Any, methods: Any, asked: list[Any] = asked, **options_of_call: Any
+        ) -> Any:
             asked += [(method.name, len(x)) for method in methods]
-            return gather(model, x, methods, **given)  # noqa: B023
+            return gather(model, x, methods, **options_of_call)  # noqa: B023
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("explain.runs.job.attribute", noted)
             run = explain.run(
                 folder,
-                made,
+                model_explainer,
                 **options,
                 output=tmp_path / "run.sqlite",
                 target=1,
@@ -255,8 +267,8 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
     )
     assert_same(run, whole)
     one, other = (
-        {row.name + row.method: row.metrics["complexity"] for row in each.rows()}
-        for each in (run, whole)
+        {row.name + row.method: row.metrics["complexity"] for row in one_run.rows()}
+        for one_run in (run, whole)
     )
     assert one == pytest.approx(other)
     with pytest.raises(RunError, match="methods, saliency"):
@@ -285,14 +297,14 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
 def test_what_is_wrong_for_all_photos_is_raised(
     options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    given = {
+    defaults = {
         "source": [picture(0)],
         "explainer": explainer(),
         "output": tmp_path / "run.sqlite",
         "workers": 0,
     }
     with pytest.raises(error, match=message):
-        explain.run(**{**given, **options})
+        explain.run(**{**defaults, **options})
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -301,21 +313,25 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
         db.execute("CREATE TABLE cats (name TEXT)")
     db.close()
     for name in ("text", "other.sqlite"):
-        before = (tmp_path / name).read_bytes()
+        content = (tmp_path / name).read_bytes()
         with pytest.raises(RunError, match="must be a run or a new file"):
             explain.run([picture(0)], explainer(), output=tmp_path / name, workers=0)
         with pytest.raises(RunError, match=r"run '.*' (cannot be read|must be the file of a run)"):
             explain.open_run(tmp_path / name)
-        assert (tmp_path / name).read_bytes() == before
+        assert (tmp_path / name).read_bytes() == content
 
 
 def test_tensors_are_given_to_the_model_as_they_are(tmp_path: Path) -> None:
     x = torch.rand(3, 3, 12, 10)
-    made = explain.Explainer(settled(TinyNet()).eval(), preprocess=lambda photo: 1 / 0)  # type: ignore[arg-type]
+    model_explainer = explain.Explainer(settled(TinyNet()).eval(), preprocess=lambda photo: 1 / 0)  # type: ignore[arg-type]
     run = explain.run(
-        [(each, 1) for each in x], made, output=tmp_path / "run.sqlite", target=0, workers=0
+        [(tensor, 1) for tensor in x],
+        model_explainer,
+        output=tmp_path / "run.sqlite",
+        target=0,
+        workers=0,
     )
-    expected = explain.attribute(made.model, x, "gradcam", target=0).values
+    expected = explain.attribute(model_explainer.model, x, "gradcam", target=0).values
     rows = list(run.rows())
     torch.testing.assert_close(
         torch.stack([row.values for row in rows]), expected, rtol=1e-3, atol=1e-6
@@ -329,11 +345,18 @@ def test_photos_go_alone_where_the_rows_of_a_batch_are_not_apart(tmp_path: Path)
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x - x.mean(0) / 2)
 
-    made = explainer(settled(Centred()).eval())
+    model_explainer = explainer(settled(Centred()).eval())
     run = explain.run(
-        [picture(n) for n in range(3)], made, "saliency", output=tmp_path / "r", target=1, workers=0
+        [picture(n) for n in range(3)],
+        model_explainer,
+        "saliency",
+        output=tmp_path / "r",
+        target=1,
+        workers=0,
     )
-    assert made.model.rows.count(2) == 1  # the question whether they are
-    assert set(made.model.rows) == {1, 2}
-    alone_ = explain.attribute(made.model, as_it_is(picture(2))[None], "saliency", target=1)
+    assert model_explainer.model.rows.count(2) == 1  # the question whether they are
+    assert set(model_explainer.model.rows) == {1, 2}
+    alone_ = explain.attribute(
+        model_explainer.model, as_it_is(picture(2))[None], "saliency", target=1
+    )
     torch.testing.assert_close(list(run.rows())[2].values, alone_.values[0], rtol=1e-3, atol=1e-6)

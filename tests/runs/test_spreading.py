@@ -60,13 +60,13 @@ def spread(
     methods: Any = "gradcam",
     cluster: Cluster | None = None,
     *,
-    made: Any = None,
+    model_explainer: Any = None,
     metrics: Any = (),
     per_file: int = 64,
     progress: Any = None,
     **options: Any,
 ) -> explain.Run:
-    job = Job(source, made or explainer(), methods, None, metrics, **options)
+    job = Job(source, model_explainer or explainer(), methods, None, metrics, **options)
     folder = Storage(output)
     explain_in_pieces(
         job, folder, lambda: (cluster or Cluster()).joined(job, folder), per_file, progress
@@ -90,9 +90,9 @@ def digests(run: explain.Run) -> list[tuple[Any, ...]]:
 
 def by_key(file: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
     rows = parquet.read_table(file).to_pylist()
-    found = {(row["name"], row["method"], row["target"]): row for row in rows}
-    assert len(found) == len(rows)
-    return found
+    by_name = {(row["name"], row["method"], row["target"]): row for row in rows}
+    assert len(by_name) == len(rows)
+    return by_name
 
 
 def test_rows_are_those_of_one_machine_to_the_last_digit(tmp_path: Path) -> None:
@@ -100,18 +100,23 @@ def test_rows_are_those_of_one_machine_to_the_last_digit(tmp_path: Path) -> None
     lines = [f"photos/{n:03}.png,{'abcde'[n % 5]},2,3,9,11" for n in range(22)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label,x0,y0,x1,y1", *lines]))
     options: dict[str, Any] = {"metrics": ["pointinggame"], "batch_size": 4, "top_k": 2}
-    made = explainer(categories=list("abcde"))
+    model_explainer = explainer(categories=list("abcde"))
     cluster = Cluster()
     local = explain.run(
-        tmp_path / "list.csv", made, METHODS, output=tmp_path / "r.sqlite", workers=0, **options
+        tmp_path / "list.csv",
+        model_explainer,
+        METHODS,
+        output=tmp_path / "r.sqlite",
+        workers=0,
+        **options,
     )
     states: list[State] = []
-    found = spread(
+    run = spread(
         tmp_path / "list.csv",
         tmp_path / "maps",
         METHODS,
         cluster,
-        made=made,
+        model_explainer=model_explainer,
         per_file=8,
         progress=states.append,
         **options,
@@ -119,17 +124,17 @@ def test_rows_are_those_of_one_machine_to_the_last_digit(tmp_path: Path) -> None
     assert sorted(map(len, cluster.pieces)) == [6, 8, 8]
     local.export(tmp_path / "r.parquet")
     assert by_key(tmp_path / "maps") == by_key(tmp_path / "r.parquet")
-    assert digests(found) == digests(local)
-    assert (len(found), found.photos, found.ended, found.failures) == (88, 22, True, {})
+    assert digests(run) == digests(local)
+    assert (len(run), run.photos, run.ended, run.failures) == (88, 22, True, {})
     assert (states[-1].done, states[-1].total) == (22, 22)
     free = {"begun": None, "ended": None}
-    assert {**found.manifest, **free} == {**local.manifest, **free}
+    assert {**run.manifest, **free} == {**local.manifest, **free}
     for query in (
         "name, class, options, style, paper, digest FROM methods",
         "name, stamp, label, digest FROM photos",
     ):
-        assert sorted(found.query(f"SELECT {query}")) == sorted(local.query(f"SELECT {query}"))
-    assert found.insight("gradcam").lines(1)[0].endswith("44 maps of gradcam")
+        assert sorted(run.query(f"SELECT {query}")) == sorted(local.query(f"SELECT {query}"))
+    assert run.insight("gradcam").lines(1)[0].endswith("44 maps of gradcam")
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -143,16 +148,16 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     with pytest.raises(KeyboardInterrupt):
         spread(photos, maps, cluster=Stopped(), per_file=2)
-    before = open_run(maps)
-    assert (before.photos, before.ended) == (4, False)
-    names = set(before.identified)
+    stopped = open_run(maps)
+    assert (stopped.photos, stopped.ended) == (4, False)
+    names = set(stopped.identified)
     cluster = Cluster()
     states: list[State] = []
-    found = spread(photos, maps, cluster=cluster, per_file=5, progress=states.append)
+    run = spread(photos, maps, cluster=cluster, per_file=5, progress=states.append)
     assert sorted(map(len, cluster.pieces)) == [1, 5]
     assert not {name for piece in cluster.pieces for name in piece} & names
-    assert len(by_key(maps)) == found.photos == 10
-    assert (found.ended, states[-1].there, states[-1].done) == (True, 4, 6)
+    assert len(by_key(maps)) == run.photos == 10
+    assert (run.ended, states[-1].there, states[-1].done) == (True, 4, 6)
     with pytest.raises(RunError, match="its methods"):
         spread(photos, maps, "saliency")
 
@@ -189,10 +194,10 @@ def test_a_photo_that_ends_each_process_costs_itself_only(tmp_path: Path) -> Non
                 deaths.append(piece)
                 return None
 
-    found = spread(Deadly(), tmp_path / "maps", cluster=Restarting())
+    run = spread(Deadly(), tmp_path / "maps", cluster=Restarting())
     assert list(map(len, deaths)) == [4, 4, 1, 1]  # twice with the others, and twice alone
-    assert (list(found.failures), found.photos) == (["c"], 3)
-    assert found.failures["c"].startswith("image 'c' ended the process that explained it")
+    assert (list(run.failures), run.photos) == (["c"], 3)
+    assert run.failures["c"].startswith("image 'c' ended the process that explained it")
 
 
 def test_errors_of_all_photos_and_machines_are_raised(
@@ -229,9 +234,9 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None:
     index = maps / "_run.sqlite"
     complete = digests(open_run(maps))
-    before = index.stat()
+    status = index.stat()
     assert digests(open_run(maps)) == complete
-    assert index.stat() == before  # nothing was new
+    assert index.stat() == status  # nothing was new
     for content in (b"", b"no database" * 100):
         index.write_bytes(content)
         with pytest.warns(ExplainWarning, match="3 new"):
@@ -274,12 +279,12 @@ def test_an_address_is_indexed_in_the_cache(
     photos = folder_of(tmp_path / "photos", 3)
     address = f"memory://{tmp_path}"
     cluster = Cluster()
-    found = spread(photos, address, METHODS, per_file=2)
-    assert (found.photos, len(found), found.path.parent) == (3, 6, tmp_path / "cache" / "explain")
+    run = spread(photos, address, METHODS, per_file=2)
+    assert (run.photos, len(run), run.path.parent) == (3, 6, tmp_path / "cache" / "explain")
     picture(9).save(photos / "more.png")
     assert len(spread(photos, address, METHODS, cluster)) == 8
     assert cluster.pieces == [["more.png"]]
-    found.path.unlink()
+    run.path.unlink()
     with pytest.warns(ExplainWarning, match="3 new"):
         run = open_run(address)
     written, failures = run.write_pictures("worst:2", tmp_path / "pictures")

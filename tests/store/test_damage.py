@@ -18,9 +18,14 @@ from tests.runs.networks import explainer, picture
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("whole") / "run.sqlite"
     photos = [(picture(number), number % 5) for number in range(6)]
-    made = explainer(categories=list("abcde"))
+    model_explainer = explainer(categories=list("abcde"))
     explain.run(
-        photos, made, ["gradcam", "saliency"], output=file, metrics=["sparseness"], workers=0
+        photos,
+        model_explainer,
+        ["gradcam", "saliency"],
+        output=file,
+        metrics=["sparseness"],
+        workers=0,
     )
     return file
 
@@ -29,10 +34,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_corruption_of_the_file_gives_other_maps_unseen(
     kind: int, whole: Path, tmp_path: Path
 ) -> None:
-    found = {
+    outcomes = {
         check(whole, tmp_path / "damaged.sqlite", seed) for seed in range(kind, 60, len(KINDS))
     }
-    assert "refused" in found
+    assert "refused" in outcomes
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from tests.runs.networks import explainer, folder_of, picture
 
 
 def listed(source: Source) -> list[tuple[str, Any, Any]]:
-    found = [entry for entry in source.entries() if entry.problem is None]
-    assert source.count in (None, len(found))
-    return [(entry.name, entry.label, entry.boxes) for entry in found]
+    entries = [entry for entry in source.entries() if entry.problem is None]
+    assert source.count in (None, len(entries))
+    return [(entry.name, entry.label, entry.boxes) for entry in entries]
 
 
 def read(source: Source, name: str) -> tuple[bytes, Any]:
@@ -110,7 +110,7 @@ def png(number: int) -> bytes:
 
 
 def test_shards_hold_photos_with_labels(tmp_path: Path) -> None:
-    about = json.dumps({"label": "dog", "boxes": [[0, 0, 3, 4]]}).encode()
+    description = json.dumps({"label": "dog", "boxes": [[0, 0, 3, 4]]}).encode()
     shard(
         tmp_path / "s-08.tar",
         [
@@ -121,14 +121,16 @@ def test_shards_hold_photos_with_labels(tmp_path: Path) -> None:
             ("in/a.png", png(2)),
         ],
     )
-    shard(tmp_path / "s-09.tar", [("b.json", about), ("b.png", png(3)), ("c.txt", b"no photo")])
+    shard(
+        tmp_path / "s-09.tar", [("b.json", description), ("b.png", png(3)), ("c.txt", b"no photo")]
+    )
     expected = [
         ("s-08.tar/a", 7, ()),
         ("s-08.tar/in/a", "cat", ()),
         ("s-09.tar/b", "dog", ((0.0, 0.0, 3.0, 4.0),)),
     ]
-    for given in ("s-{08..09}.tar", "s-*.tar", ""):
-        source = source_of(str(tmp_path / given))
+    for pattern in ("s-{08..09}.tar", "s-*.tar", ""):
+        source = source_of(str(tmp_path / pattern))
         assert listed(source) == expected
         assert read(source, "s-08.tar/in/a")[0] == picture(2).tobytes()
     assert len(listed(source_of(tmp_path / "s-09.tar"))) == 1
@@ -147,11 +149,11 @@ def test_a_damaged_shard_is_told_and_the_others_are_read(tmp_path: Path) -> None
         (tmp_path / name).write_bytes(content)
     with tarfile.open(tmp_path / "c.tar", "w:gz") as tar:
         tar.add(tmp_path / "d.tar")
-    found = list(source_of(str(tmp_path / "[a-d].tar")).entries())
-    problems = {each.name: each.problem for each in found if each.problem is not None}
+    entries = list(source_of(str(tmp_path / "[a-d].tar")).entries())
+    problems = {entry.name: entry.problem for entry in entries if entry.problem is not None}
     assert list(problems) == ["a.tar", "b.tar", "c.tar"]
     assert all("is damaged or no plain tar file" in problem for problem in problems.values())
-    names = [each.name for each in found if each.problem is None]
+    names = [entry.name for entry in entries if entry.problem is None]
     assert names[-3:] == ["d.tar/0", "d.tar/1", "d.tar/2"]
     assert "b.tar/0" in names
 
@@ -159,9 +161,9 @@ def test_a_damaged_shard_is_told_and_the_others_are_read(tmp_path: Path) -> None
 class Items:
     """What data sets of PyTorch are: a length, and items by number."""
 
-    def __init__(self, items: list[Any], **about: Any) -> None:
+    def __init__(self, items: list[Any], **attributes: Any) -> None:
         self.items = items
-        vars(self).update(about)
+        vars(self).update(attributes)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -197,24 +199,24 @@ def test_the_columns_of_a_hugging_face_data_set_are_found_by_their_features() ->
         {"id": 1, "picture": picture(0), "kind": 1},
         {"id": 2, "picture": {"bytes": png(1), "path": None}, "kind": 0},
     ]
-    given = hugging_face(
+    data_set = hugging_face(
         rows,
         id=kinds["Value"](),
         picture=kinds["Image"](),
         kind=kinds["ClassLabel"](names=["cat", "dog"]),
     )
-    source = source_of(given)
+    source = source_of(data_set)
     assert read(source, "item 0") == (picture(0).tobytes(), 1)
     assert read(source, "item 1") == (picture(1).tobytes(), 0)
     assert (source.classes, source.identity()["fingerprint"]) == (["cat", "dog"], "abc")
     with pytest.raises(RunError, match="column"):
         source_of(hugging_face(rows, id=kinds["Value"]()))
     with pytest.raises(RunError, match="several"):
-        source_of({"train": given, "test": given})
+        source_of({"train": data_set, "test": data_set})
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("value", "message"),
     [
         ("none", "source 'none' must"),
         ("none.csv", "source"),
@@ -225,9 +227,9 @@ def test_the_columns_of_a_hugging_face_data_set_are_found_by_their_features() ->
         (b"abc", "source must"),
     ],
 )
-def test_what_is_no_source_is_refused(given: Any, message: str) -> None:
+def test_what_is_no_source_is_refused(value: Any, message: str) -> None:
     with pytest.raises(RunError, match=message):
-        source_of(given)
+        source_of(value)
 
 
 LABELS: list[tuple[Any, tuple[str, ...]]] = [
@@ -246,11 +248,11 @@ LABELS: list[tuple[Any, tuple[str, ...]]] = [
 
 
 def test_labels_of_any_kind_are_kept(tmp_path: Path) -> None:
-    made = explainer(categories=["cat", "owl", "dog", "fishing reel", "e"])
+    model_explainer = explainer(categories=["cat", "owl", "dog", "fishing reel", "e"])
     photos = [(picture(number), label) for number, (label, _) in enumerate(LABELS)]
-    run = explain.run(photos, made, output=tmp_path / "run.sqlite", workers=0)
+    run = explain.run(photos, model_explainer, output=tmp_path / "run.sqlite", workers=0)
     assert [row.labels for row in run.rows()] == [labels for _, labels in LABELS]
-    again = explain.run(photos, made, output=tmp_path / "run.sqlite", workers=0)
+    again = explain.run(photos, model_explainer, output=tmp_path / "run.sqlite", workers=0)
     assert len(again) == len(LABELS)
 
 
