@@ -309,6 +309,19 @@ def test_a_budget_in_seconds_ends_with_what_there_is(
     assert shared.finished.all()
 
 
+def test_progress_gets_maps_that_sharpen(curved: Curved) -> None:
+    maps: list[Tensor] = []
+
+    def note(done: int, total: int, so_far: dict[str, Tensor]) -> None:
+        maps.extend(so_far.values())
+
+    options: dict[str, Any] = {"target": 1, "batch_size": 16, "progress": note}
+    values = explain.attribute(curved, photos(), RISE(64, 3), **options).values
+    assert len(maps) == 4
+    assert torch.equal(maps[-1], values)
+    assert not torch.equal(maps[0], values)
+
+
 def interrupt_after(rows: int) -> Callable[[int, int], None]:
     def progress(done: int, total: int) -> None:
         if done >= rows:

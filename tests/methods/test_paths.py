@@ -101,3 +101,22 @@ def test_methods_of_several_baselines_take_a_single_one_too(method: Any, baselin
         start = baseline(x, x.new_zeros(1, 1, 6, 5))
     weight = model[1].weight[1].reshape(3, 6, 5)
     assert_close(found, weight * (x - start), rtol=1e-10, atol=1e-12)
+
+
+def test_a_blurred_baseline_is_the_photo_behind_a_gaussian() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 5, 2)).double()
+    x = random(0, 2, 3, 6, 5)
+    values = explain.attribute(model, x, IntegratedGradients(2, "blur"), target=1).values
+    side = torch.exp(-torch.tensor([1.0, 0.0, 1.0]).double().square() / (2 * 0.5**2))
+    kernel = torch.outer(side, side) / side.sum() ** 2
+    padded = nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")
+    start = nn.functional.conv2d(padded, kernel.expand(3, 1, 3, 3), groups=3)
+    assert_close(values, model[1].weight[1].reshape(3, 6, 5) * (x - start), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 6, 5), (2, 2)])
+def test_baselines_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 5, 2)).double()
+    with pytest.raises(explain.MethodError, match="baseline must be"):
+        method = IntegratedGradients(2, torch.zeros(shape))
+        explain.attribute(model, random(0, 2, 3, 6, 5), method, target=1)
