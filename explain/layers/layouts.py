@@ -103,8 +103,8 @@ class Grid:
         """Give frames that are folded into the batch a dimension: ``(N, T, ...)``."""
         frames = self.frames or 1
         if self.folded == "by time":
-            return tensor.unflatten(0, (frames, -1)).transpose(0, 1)
-        return tensor.unflatten(0, (-1, frames))
+            return tensor.reshape((frames, -1, *tensor.shape[1:])).transpose(0, 1)
+        return tensor.reshape((-1, frames, *tensor.shape[1:]))
 
     def refolded(self, tensor: Tensor) -> Tensor:
         """Undo `unfolded`."""
@@ -126,7 +126,7 @@ class Grid:
             if self.places
             else rows[:, self.skip : self.skip + math.prod(self.size)]
         )
-        return rows.unflatten(1, self.size).movedim(-1, 1)
+        return rows.reshape((len(rows), *self.size, -1)).movedim(-1, 1)
 
     def fold(self, maps: Tensor, like: Tensor) -> Tensor:
         """Undo `spread`: lay ``maps`` out as ``like``, whose other tokens stay.

@@ -373,7 +373,7 @@ def _weighted(call: Call) -> LinearMap:
     def scaled(factor: Tensor) -> Tensor:
         if not transposed:
             return torch.mul(weight, along(factor, spatial + 2))
-        parts = weight.unflatten(0, (groups, -1))
+        parts = weight.reshape((groups, -1, *weight.shape[1:]))
         return torch.mul(parts, factor.reshape([groups, 1, -1] + [1] * spatial)).reshape(
             weight.shape
         )

@@ -222,8 +222,8 @@ def _over_dimensions(x: Tensor, x0: Tensor, options: Mapping[str, Any], gradient
     rows, rows0 = (signal.movedim(dims, ends).flatten(ends[0]) for signal in (x, x0))
     held, held0 = (tuple(signal.max(-1, keepdim=True)) for signal in (rows, rows0))
     multipliers = _to_holders(rows, rows0, held, held0, gradient.reshape(held[0].shape))
-    sizes = [x.shape[dim] for dim in dims]
-    return multipliers.unflatten(-1, sizes).movedim(ends, dims)
+    sizes = [*rows.shape[:-1], *(x.shape[dim] for dim in dims)]
+    return multipliers.reshape(sizes).movedim(ends, dims)
 
 
 def _to_holders(

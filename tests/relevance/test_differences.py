@@ -12,8 +12,8 @@ from torch import nn
 
 import explain
 from explain import MethodError
-from explain.methods import DeepLIFT
-from tests.conftest import settled, snapshot
+from explain.methods import DeepLIFT, GradientSHAP
+from tests.conftest import TinyNet, settled, snapshot
 from tests.relevance.test_relevance import Everything, random
 
 
@@ -82,6 +82,22 @@ def test_a_baseline_that_takes_another_way_is_refused() -> None:
 
     with pytest.raises(MethodError, match="baseline of deeplift must"):
         explain.attribute(Branching(), random(0, 1, 3, 2, 2).abs(), "deeplift", target=0)
+
+
+def test_gradients_at_random_points_are_their_formula() -> None:
+    model = settled(TinyNet()).double().eval()
+    x = random(0, 2, 3, 12, 10)
+    baselines = random(1, 4, 3, 12, 10)
+    method = GradientSHAP(3, baselines, 0.1, seed=5)
+    points = next(iter(method.needs)).perturbation  # type: ignore[attr-defined]
+    values = explain.attribute(model, x, method, target=2).values
+    for i in range(2):
+        total = torch.zeros_like(x[0])
+        for sample in range(3):
+            start, end, share = points.drawing(x)(i, sample)
+            point = (start + share * (end - start)).requires_grad_()
+            total += torch.autograd.grad(model(point[None])[0, 2], point)[0] * (end - start) / 3
+        assert torch.allclose(values[i], total, rtol=1e-9, atol=1e-12)
 
 
 class Complex(nn.Module):
