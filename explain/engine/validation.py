@@ -53,6 +53,33 @@ def check_inputs(
             f"{name} must be floating point, got {x.dtype}; use x / 255 or the model's "
             "preprocessing"
         )
+    _check_weights(model, inputs, name)
+    if x.is_meta:
+        raise ImageError(
+            f"{name} must hold values, got one on the meta device; load the model and the input "
+            "first"
+        )
+    for path in inputs.paths:  # the image, and what is explained together with it
+        tensor = inputs.tensor(path)
+        name = name if path == inputs.path else f"input {dotted(path)}"
+        if not tensor.is_floating_point():
+            raise ImageError(
+                f"{name} must be floating point, got {tensor.dtype}; leave it out of explained"
+            )
+        if path != inputs.path and not inputs.goes_with_images(path):
+            raise ImageError(
+                f"{name} must have {len(inputs)} rows, got {tuple(tensor.shape)}; leave it out"
+            )
+        if not all_finite(tensor):
+            raise ImageError(
+                f"{name} must hold finite values, got NaN or infinity; check the preprocessing"
+            )
+    return with_layout(model, inputs) if x.ndim == 5 else inputs
+
+
+def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
+    """Refuse a model without weights that go with its inputs, of which the first has this name."""
+    x = inputs.x
     parameters = unwrap.parameters_of(model)
     if any(map(is_lazy, parameters)):
         raise ModelError(
@@ -76,24 +103,3 @@ def check_inputs(
         raise ModelError(
             "model must have weights made outside torch.inference_mode(), got others; load it again"
         )
-    if x.is_meta:
-        raise ImageError(
-            f"{name} must hold values, got one on the meta device; load the model and the input "
-            "first"
-        )
-    for path in inputs.paths:  # the image, and what is explained together with it
-        tensor = inputs.tensor(path)
-        name = name if path == inputs.path else f"input {dotted(path)}"
-        if not tensor.is_floating_point():
-            raise ImageError(
-                f"{name} must be floating point, got {tensor.dtype}; leave it out of explained"
-            )
-        if path != inputs.path and not inputs.goes_with_images(path):
-            raise ImageError(
-                f"{name} must have {len(inputs)} rows, got {tuple(tensor.shape)}; leave it out"
-            )
-        if not all_finite(tensor):
-            raise ImageError(
-                f"{name} must hold finite values, got NaN or infinity; check the preprocessing"
-            )
-    return with_layout(model, inputs) if x.ndim == 5 else inputs
