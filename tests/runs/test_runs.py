@@ -360,3 +360,29 @@ def test_photos_go_alone_where_the_rows_of_a_batch_are_not_apart(tmp_path: Path)
         model_explainer.model, as_it_is(picture(2))[None], "saliency", target=1
     )
     torch.testing.assert_close(list(run.rows())[2].values, alone_.values[0], rtol=1e-3, atol=1e-6)
+
+
+def test_a_group_of_methods_is_chosen_by_the_first_photo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "explain.attribution.selection.list_methods", lambda: ["gradcam", "saliency", "rollout"]
+    )
+    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
+    run = explain.run([picture(0), picture(1)], explainer(), "all", **options)
+    assert sorted(run.methods) == ["gradcam", "saliency"]
+    assert run.manifest["methods"] == "all"
+
+
+def test_inputs_of_integers_are_refused(tmp_path: Path) -> None:
+    model_explainer = explain.Explainer(
+        settled(TinyNet()).eval(), preprocess=lambda photo: as_it_is(photo).mul(255).byte()
+    )
+    run = explain.run(
+        [picture(0)], model_explainer, output=tmp_path / "run.sqlite", target=1, workers=0
+    )
+    assert len(run) == 0
+    assert [
+        "must return a float tensor (C, H, W), got torch.uint8" in reason
+        for reason in run.failures.values()
+    ] == [True]
