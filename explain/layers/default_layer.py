@@ -14,9 +14,9 @@ from explain.data.inputs import Inputs, InputsLike, as_inputs
 from explain.layers.frames import with_layout
 from explain.layers.influence import (
     CANDIDATES,
-    Influence,
     LayerSearch,
     Score,
+    ScoreInfluence,
     first_that_shows,
     influences_of,
     numbers_read,
@@ -284,7 +284,7 @@ def _last_feature_map(search: LayerSearch) -> tuple[str, bool]:
     order = [*latest, *last_tokens, *_latest_first(maps + tokens), *_latest_first(other_maps)]
     order.sort(key=lambda candidate: candidate.is_gate)
     names = list(dict.fromkeys(candidate.name for candidate in order))
-    influences: dict[str, Influence] = {}
+    influences: dict[str, ScoreInfluence] = {}
     for some in search.influences_in_turn(names):
         influences |= some
         if any(influence.shows for influence in influences.values()):

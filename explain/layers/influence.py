@@ -51,14 +51,14 @@ class LayerSearch:
     recorded: ForwardGraph | None
     """The graph of a pass of these inputs, if there is one: the model then does not run again."""
 
-    def influences_in_turn(self, layers: Sequence[str]) -> Iterator[dict[str, "Influence"]]:
+    def influences_in_turn(self, layers: Sequence[str]) -> Iterator[dict[str, "ScoreInfluence"]]:
         """How layers reach the score, some at a time."""
         for start in range(0, min(len(layers), MAX_CANDIDATES), CANDIDATES):
             yield influences_of(self, layers[start : start + CANDIDATES])
 
 
 @dataclass(frozen=True)
-class Influence:
+class ScoreInfluence:
     """How a layer reaches the score of each image."""
 
     positions: list[int]
@@ -76,7 +76,7 @@ class Influence:
         return not (self.cancels or self.is_answer or self.is_factor)
 
 
-def first_that_shows(layers: Iterable[str], influences: Mapping[str, Influence]) -> str | None:
+def first_that_shows(layers: Iterable[str], influences: Mapping[str, ScoreInfluence]) -> str | None:
     """The first layer that shows something, or else the first one that reaches the score."""
     reached = [
         layer for layer in layers if layer in influences and any(influences[layer].positions)
@@ -94,7 +94,7 @@ class _Backward:
     nodes: Mapping[str, set[Node]]
 
 
-def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, Influence]:
+def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, ScoreInfluence]:
     """How some layers reach the score; those that no gradient comes back to are left out."""
     score = search.score
     backward = (
@@ -114,7 +114,7 @@ def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, Influ
         means = gradient.flatten(2).mean(2)
         positions = (gradient != 0).any(1).flatten(1).sum(1)
         rounding = all_cancel(means, gradient) & (positions > 0)
-        influences[layer] = Influence(
+        influences[layer] = ScoreInfluence(
             positions.tolist(),
             cancels=bool(rounding.any() and (rounding | (positions == 0)).all()),
             is_answer=not answers.isdisjoint(nodes),

@@ -370,10 +370,7 @@ class StepRecorder(Tracer):
                 output.detach().requires_grad_().clone()
             )  # of another image: its graph begins here
         self._layout.see(run, dependent, output)
-        several = isinstance(output, (list, tuple))
-        results = [
-            tensor for tensor in (output if several else (output,)) if isinstance(tensor, Tensor)
-        ]
+        results = _tensors_in(output)
         if kind == "other":
             storages = {calls.storage_of(tensor) for tensor in call.tensors}
             if any(calls.storage_of(result) in storages for result in results):
@@ -385,7 +382,7 @@ class StepRecorder(Tracer):
                 # One may be made of another, as an LSTM's output of its state: apart, each gets its
                 # own relevance.
                 output = type(output)(t.clone() if isinstance(t, Tensor) else t for t in output)
-                results = [tensor for tensor in output if isinstance(tensor, Tensor)]
+                results = _tensors_in(output)
         for result in results if kind == "other" else results[:1]:
             if result.grad_fn is not None:
                 step = self._add(kind, call, dependent, result, entrances)
@@ -496,6 +493,11 @@ class StepRecorder(Tracer):
             )
             return of_matrices and len(dependent) > 1
         return kind != "maximum" or call.name.startswith(("max_pool", "adaptive_max_pool", "amax"))
+
+
+def _tensors_in(output: Any) -> list[Tensor]:
+    results = output if isinstance(output, (list, tuple)) else (output,)
+    return [result for result in results if isinstance(result, Tensor)]
 
 
 def _scales(kind: str, call: Call, dependent: Sequence[int]) -> dict[int, str]:
