@@ -129,11 +129,11 @@ print(repaired)
 # torch. ``save`` writes it, with a page that has three pictures. The first shows the
 # mark:
 
-from explain.insight.repaired import bars, maps, marks
+from explain.insight.repaired import bars, draw_maps, draw_regions
 
 print([path.name for path in repaired.save(folder / "repaired.pt")])
 print(repaired.model)
-marks(repaired)
+draw_regions(repaired)
 
 # %%
 # The second shows the accuracies before and after:
@@ -146,7 +146,7 @@ bars(repaired)
 # say red, and some of their balls are blue or green. The repair shows which labels
 # are wrong.
 
-maps(repaired)
+draw_maps(repaired)
 
 # %%
 # With ``how="train"``, a copy of the model is trained to answer as the old model does
