@@ -143,7 +143,7 @@ def communicate(
     hook = _recorded(exchange, recorder)
     # DDP checks these annotations, and knows the types by no other names.
     hook.__annotations__ = {
-        "bucket": dist.GradBucket,
+        "bucket": dist.GradBucket,  # type: ignore[attr-defined]
         "return": torch.futures.Future[torch.Tensor],
     }
     try:
