@@ -163,3 +163,15 @@ def test_what_is_assumed_is_said_once_and_only_where_it_matters() -> None:
         explain.Explainer()
         net.preprocess = CenterCrop(8)
         assert explain.Explainer(net).preprocess == CenterCrop(8)
+
+
+def test_another_size_is_cut_from_as_large_a_share_of_the_photo() -> None:
+    model = tiny_vit()
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    # a shorter side of 256, of which 224 are cut
+    model.image_processor = transformers.MobileNetV2ImageProcessor(
+        size={"shortest_edge": 256}, crop_size={"height": 224, "width": 224}
+    )
+    resized: Any = as_classifier(model, size=112).preprocess
+    assert resized.options["size"] == {"shortest_edge": 128}
+    assert resized.options["crop_size"] == {"height": 112, "width": 112}

@@ -177,3 +177,10 @@ def test_weights_that_hold_code_or_nothing_useful_are_refused(
         with pytest.raises(ModelError, match=message):
             read_weights(tmp_path / name)
     assert "code ran" not in capsys.readouterr().out
+
+
+def test_ones_own_weights_in_a_torchvision_model_may_have_other_classes(tmp_path: Path) -> None:
+    torch.save(torchvision.models.resnet18(num_classes=7).state_dict(), tmp_path / "seven.pt")
+    loaded = load("resnet18", weights=tmp_path / "seven.pt")
+    assert loaded.model.fc.out_features == 7
+    assert loaded.categories is None
