@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -354,3 +356,68 @@ def test_one_function_for_one_or_several_methods_and_targets(net: TinyNet, x: to
         assert torch.equal(same.values, one.values)
     assert [len(found) for found in (targets, both, best)] == [2, 1, 2]
     assert torch.equal(best[0].values, explain.attribute(net, x, "saliency").values)
+
+
+RECTIFIERS = [F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.silu, F.mish, F.hardswish]
+
+
+class OverwritesViews(nn.Module):
+    """Rectifiers of which each overwrites a view of another tensor."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 18, 3, padding=1)
+        self.fc = nn.Linear(18, 5)
+        self.in_place = in_place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = []
+        for rectify, part in zip(RECTIFIERS, self.conv(x).chunk(9, 1), strict=True):
+            parts.append(rectify(part.clone()[:], inplace=self.in_place))
+        return self.fc(torch.cat(parts, 1).square().mean((2, 3)))
+
+
+class ReadsBothNames(nn.Module):
+    """Overwrites a view, and reads it by its old name as well as by its new one; ``.view`` refuses
+    other layouts."""
+
+    def __init__(self, *, in_place: bool, again: bool = False) -> None:
+        super().__init__()
+        self.again = again
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.relu = nn.ReLU(inplace=in_place)
+        self.fc = nn.Linear(4, 5)
+        self.last = nn.Linear(4 * 80, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        earlier = self.conv(x)[:]
+        later = self.relu(input=earlier)
+        if not self.relu.inplace:
+            earlier = later = later * 1.5 if self.again else later
+        elif self.again:  # autograd allows it where it has not kept what the rectifier gave
+            later.mul_(1.5)
+        return self.fc(later.mean((2, 3))) + self.last(
+            (earlier * 0.5).contiguous().view(len(x), -1)
+        )
+
+
+MAPS = ["gradcam(relu=False)", "ablationcam(relu=False)"]
+
+
+@pytest.mark.parametrize(
+    ("build", "layer", "methods"),
+    [
+        (OverwritesViews, "conv", ["guidedbackprop", "deconvnet", "saliency"]),
+        (ReadsBothNames, "relu", [*MAPS, "saliency"]),
+        (partial(ReadsBothNames, again=True), "relu", MAPS),
+    ],
+)
+def test_overwritten_views_are_explained_like_tensors_that_are_not(
+    build: Any, layer: str, methods: list[str], x: torch.Tensor
+) -> None:
+    overwriting = settled(build(in_place=True)).double().eval()
+    plain = settled(build(in_place=False)).double().eval()
+    values = explain.attribute(overwriting, x, methods, target=1, layer=layer)
+    for name, expected in explain.attribute(plain, x, methods, target=1, layer=layer).items():
+        assert expected.values.any()
+        torch.testing.assert_close(values[name].values, expected.values)

@@ -16,6 +16,7 @@ import explain
 from explain.attribution.trace import trace
 from explain.layers.frames import with_layout
 from explain.methods import GradCAM, Occlusion, Smooth
+from explain.targets import Answer
 from tests.conftest import ATTENDING, COVERING
 
 TARGETS = [1, 2, 0]
@@ -68,7 +69,7 @@ def clips(frames: int = 4, channels: int = 3, count: int = 3) -> torch.Tensor:
     return torch.rand(count, frames, channels, 12, 8, generator=generator, dtype=torch.float64)
 
 
-def gradient(model: nn.Module, x: torch.Tensor, targets: list[int]) -> torch.Tensor:
+def gradient(model: Any, x: torch.Tensor, targets: list[int]) -> torch.Tensor:
     x = x.clone().requires_grad_()
     scores = model(x).gather(1, torch.tensor(targets)[:, None])
     return torch.autograd.grad(scores.sum(), x)[0]
@@ -276,3 +277,74 @@ def test_a_layer_that_takes_each_frame_as_a_photo_cannot_be_traced() -> None:
     x = explain.Inputs((clips(count=1),), layout="NTCHW")
     with pytest.raises(explain.ExplainError, match="its frames"):
         trace(made(PerFrame()), x, x, "channels", layers="conv2", target=1)
+
+
+def test_one_number_is_a_cube_in_a_volume() -> None:
+    volume = torch.rand(1, 1, 6, 6, 6, dtype=torch.float64)
+    model = made(nn.Sequential(nn.Flatten(), nn.Linear(216, 2)))
+    values = explain.attribute(model, volume, Occlusion(2, 2), target=1).values
+    parts = (model[1].weight[1].reshape(6, 6, 6) * volume[0, 0]).detach()
+    cubes = parts.reshape(3, 2, 3, 2, 3, 2).sum((1, 3, 5))
+    assert_close(values, nn.functional.interpolate(cubes[None, None], scale_factor=2.0)[0])
+
+
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "tubelet", "frames"),
+    [("VideoMAE", 2, 2), ("Vivit", [2, 8, 8], 2), ("Timesformer", None, 4)],
+)
+@pytest.mark.filterwarnings(SEEN)
+def test_video_transformers_have_gradients_of_frames_and_tokens_where_they_lie(
+    family: str, tubelet: Any, frames: int
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    config = getattr(transformers, f"{family}Config")(
+        **SIZES, num_frames=4, num_labels=3, tubelet_size=tubelet
+    )
+    model = made(getattr(transformers, f"{family}ForVideoClassification")(config))
+    x = torch.rand(2, 4, 3, 16, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    methods = ["inputxgradient", "gradcam(relu=False)"]
+    values = explain.attribute(model, {"pixel_values": x}, methods, target=[1, 2])
+    expected = gradient(lambda clip: model(pixel_values=clip).logits, x, [1, 2]) * x
+    assert_close(values["inputxgradient"].values, expected)
+    assert values["gradcam"].values.shape == (2, frames, 2, 2)
+    assert values["gradcam"].heatmap.shape == (2, 4, 16, 16)
+
+
+@pytest.mark.filterwarnings(SEEN)
+def test_packed_tiles_have_the_gradient_of_the_answer() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    words = transformers.LlamaConfig(**SIZES, num_key_value_heads=1, vocab_size=40, pad_token_id=0)
+    photos = transformers.CLIPVisionConfig(**SIZES)
+    config = transformers.LlavaNextConfig(
+        vision_config=photos, text_config=words, image_token_id=39, image_grid_pinpoints=[[32, 32]]
+    )
+    model = made(transformers.LlavaNextForConditionalGeneration(config))
+    generator = torch.Generator().manual_seed(4)
+    tiles = torch.randn(1, 5, 3, 16, 16, generator=generator, dtype=torch.float64)
+    # four tokens of the whole, and those of 4 x 4 places with line ends
+    ids = torch.tensor([[1, *[39] * 24, 5, 6]])
+    rest = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "image_sizes": torch.tensor([[32, 32]]),
+    }
+
+    def answer(tiles: torch.Tensor) -> torch.Tensor:
+        return model(pixel_values=tiles, **rest).logits[:, -1].log_softmax(-1)
+
+    expected = gradient(answer, tiles, [8]) * tiles
+    for target in (Answer((8,)), Answer((8,), words=True)):
+        values = explain.attribute(
+            model, {"pixel_values": tiles, **rest}, "inputxgradient", target=target
+        ).values
+        assert_close(values, expected, rtol=1e-4, atol=1e-7)  # norms in float32

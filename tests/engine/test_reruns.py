@@ -17,6 +17,7 @@ import explain
 from explain import ModelError
 from explain.methods import (
     AblationCAM,
+    Augmented,
     IntegratedGradients,
     ScoreCAM,
     Smooth,
@@ -384,3 +385,40 @@ def test_each_noisy_copy_has_the_baseline_of_its_image(batch_size: int | None) -
     for x, start, values in zip(X, baseline, found, strict=True):
         each = [(copy - start) * integrated(model, copy, 1, 3, start) for copy in noisy(x[None], 4)]
         torch.testing.assert_close(values[None], sum(each) / 4, **EXACT)
+
+
+@pytest.mark.parametrize(("images", "batch_size"), [(1, None), (3, 2)])
+def test_a_baseline_is_mirrored_with_the_photo(images: int, batch_size: int | None) -> None:
+    model = small()
+    generator = torch.Generator().manual_seed(3)
+    baseline = torch.rand(images, 3, 6, 5, generator=generator, dtype=torch.float64)
+    method = Augmented(IntegratedGradients(steps=3, baseline=baseline), scales=(1.0,))
+    values = explain.attribute(model, X, method, target=1, batch_size=batch_size).values
+    starts = baseline.expand_as(X)
+
+    def plainly(x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        return (x - start) * integrated(model, x[None], 1, 3, start)[0]
+
+    for x, start, image in zip(X, starts, values, strict=True):
+        mirrored = plainly(x.flip(-1), start.flip(-1)).flip(-1)
+        torch.testing.assert_close(image, (plainly(x, start) + mirrored) / 2, **EXACT)
+
+
+@pytest.mark.parametrize("shift", [None, 12.0], ids=["tiny scores", "small probabilities"])
+def test_coupled_rows_are_seen_however_small_the_scores_are(shift: float | None) -> None:
+    model = COUPLED["the mean of the batch"]().float()
+    head = model.head
+
+    def scaled(maps: torch.Tensor) -> torch.Tensor:
+        scores = head(maps)
+        if shift is None:
+            return 1e-6 * scores
+        return (10 * scores - torch.tensor([0.0, 0, shift, 0, 0])).softmax(1)
+
+    model.head = scaled  # type: ignore[method-assign]
+    method = IntegratedGradients(steps=8)
+    pieces, alone = (
+        explain.attribute(model, X[:1].float(), method, target=2, batch_size=size).values
+        for size in (5, 1)
+    )
+    torch.testing.assert_close(pieces, alone, rtol=1e-4, atol=1e-7 * float(alone.abs().max()))
