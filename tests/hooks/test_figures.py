@@ -97,3 +97,15 @@ def test_a_hooked_module_that_overwrites_its_input_does_so_with_its_gradient() -
     assert x.grad is not None
     assert x.grad.tolist() == [0.0, 3.0]
     assert seen == [([3.0, 3.0], [0.0, 3.0])] * 2
+
+
+def test_a_removed_hook_changes_no_gradient_of_a_pass_that_it_saw() -> None:
+    model = linear_network()
+    x = torch.ones(1, 3, requires_grad=True)
+    group = HookGroup(model)
+    group.backward("1", lambda module, grad_input, grad_output: (grad_input[0] * 0,))
+    score = model(x)
+    group.remove()
+    score.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[22, 26, 30]]

@@ -257,3 +257,52 @@ def test_transforms_of_torch_func_are_refused() -> None:
     with HookGroup(model) as group, pytest.raises(HookError, match="backward"):
         group.backward("", lambda module, gi, go: None)
         torch.func.grad(lambda x: model(x).sum())(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("way", "options", "layer", "of_input", "of_output"),
+    [
+        ("attribute", {"inplace": True}, "layer", [0.0, 42.0], ([0.0, 14.0],)),
+        ("twice", {}, "layer", [-12.0, 42.0], ([2.0, 2.0], [-6.0, 12.0])),
+        ("twice", {"only": True}, "layer", [-18.0, 36.0], (None, [-6.0, 12.0])),
+        ("derived", {}, "layer", [6.0, 42.0], ([2.0, 2.0], 12.0)),
+        # the view that was kept is none of the hook's, and what is kept of an input is the input's
+        ("view", {}, "layer.0", [-12.0, 42.0], ([2.0, 2.0],)),
+        ("input", {}, "layer.0", [4.0, 10.0], ([2.0, 2.0],)),
+    ],
+)
+def test_gradients_of_what_leaves_by_several_ways(
+    way: str, options: dict[str, bool], layer: str, of_input: list[float], of_output: Any
+) -> None:
+    model = Network(way, **options)
+    x = torch.tensor([-1.0, 2.0], requires_grad=True)
+    assert watched(model, layer, lambda: model(x)) == [((of_input,), of_output)]
+
+
+def test_an_input_by_keyword_may_be_overwritten() -> None:
+    class Overwrites(nn.Module):
+        def forward(self, *, x: torch.Tensor) -> None:
+            x.mul_(3)
+
+    model = Overwrites()
+    x = torch.tensor(2.0, requires_grad=True)
+    hidden = x * 1
+    with HookGroup(model) as group:
+        handle = group.backward("", lambda module, gi, go: None)
+        model(x=hidden)
+        handle.remove()  # it would tell that it never fired
+    (hidden * 5).backward()
+    assert x.grad is not None
+    assert x.grad.item() == 15
+
+
+def test_second_derivatives_pass_through_hooks_that_change_gradients() -> None:
+    model = nn.Tanh().double()
+    x = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    with HookGroup(model) as group:
+        group.backward("", lambda module, gi, go: (gi[0] * 2,))
+        (first,) = torch.autograd.grad(model(x), x, create_graph=True)
+        (second,) = torch.autograd.grad(first, x)
+    t = x.tanh().item()
+    assert first.item() == pytest.approx(2 * (1 - t**2))
+    assert second.item() == pytest.approx(-4 * t * (1 - t**2))

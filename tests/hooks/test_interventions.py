@@ -450,3 +450,91 @@ def test_directions_are_not_rounded_to_half_precision() -> None:
         torch.testing.assert_close(
             found, x.double() - (x.double() @ unit)[:, None] * unit, rtol=0, atol=3e-3
         )
+
+
+def test_a_patch_is_safe_from_later_in_place_operations() -> None:
+    model = net()
+    other = photos(1, seed=1)
+    with capture(model, "bn1", gradients=False) as seen:  # an in-place ReLU overwrites its output
+        model(other)
+    values = seen.activations["bn1"]
+    copied = values.clone()
+    with intervene(model, [Patch("bn1", values, from_input=False)]):
+        model(photos(1))
+        patched = model(photos(1))
+    assert torch.equal(values, copied)
+    torch.testing.assert_close(patched, model(other), rtol=0, atol=1e-14)
+
+
+def test_interventions_on_the_same_units_add_up() -> None:
+    model = net()
+    x = photos()
+    one = Steer("layer1", DIRECTION, 1.0)
+    other = Steer("layer1", DIRECTION.flip(0), 2.0)
+    added = (DIRECTION + 2 * DIRECTION.flip(0))[:, None, None]
+    expected = under_a_hook(model, "layer1", lambda out: out + added, x)
+    with intervene(model, [one]), intervene(model, [other]):
+        torch.testing.assert_close(model(x), expected)
+
+
+class Two(nn.Module):
+    """Two attentions one after the other, and a layer that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2)]
+        self.blocks = nn.ModuleList(Multihead(layer, False) for layer in layers)
+        self.shared = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(self.shared(x + block(x)))
+        return x
+
+
+def test_every_attention_takes_its_values_from_an_input() -> None:
+    model = Two().double()
+    x = torch.rand(2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    other = x[1:]
+    with capture(model, ["blocks.0:heads", "blocks.1:heads"], gradients=False) as seen:
+        model(other)
+    expected = x[:1]
+    for i, block in enumerate(model.blocks):
+        values = seen.activations[f"blocks.{i}:heads"]
+        plain = PlainAttention({"heads": lambda h, v=values: torch.stack([h[:, 0], v[:, 1]], 1)})
+        expected = torch.tanh(model.shared(expected + plain(block.of, expected)))
+    with intervene(model, [Patch("blocks.?", other, from_input=True, heads=[1])]):
+        torch.testing.assert_close(model(x[:1]), expected)
+    with intervene(model, [Patch("shared@1", other, from_input=True)]):
+        torch.testing.assert_close(model(x[:1]), model(other))
+
+
+def test_a_tensor_that_is_there_twice_is_replaced_twice() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            return x, {"same": x}
+
+    model = nn.ModuleDict({"twice": Twice()})
+    with intervene(model, [Ablate("twice")]):
+        first, rest = model["twice"](torch.ones(1, 2))
+    assert not first.any()
+    assert not rest["same"].any()
+
+
+@pytest.mark.parametrize("metric", ["mprt", "emprt"])
+def test_copies_with_random_weights_are_altered_too(metric: str) -> None:
+    model = net()
+
+    def scores() -> torch.Tensor:
+        table = explain.evaluate(model, photos(1), "saliency", metric, target=1)
+        return table["saliency"][metric]
+
+    unaltered = scores()
+    change = with_channels(lambda out: 0, [1, 4])
+    with intervene(model, [Ablate("layer1", channels=[1, 4])]):
+        values = scores()
+    # copies have it, too
+    with model.layer1.register_forward_hook(lambda module, args, output: change(output)):
+        torch.testing.assert_close(values, scores())
+    assert not torch.allclose(values, unaltered)

@@ -111,3 +111,29 @@ def test_handles_have_an_id_and_with_removes_them_and_printed_hooks_name_the_fun
         assert handle.removed
         other.remove()
     assert not net[0]._forward_hooks
+
+
+def test_a_captured_activation_that_a_hook_returns_is_not_overwritten() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(inplace=True))
+    with torch.no_grad(), capture(net, "0", gradients=False) as seen:
+        net(x() - 1)
+    copied = seen.activations["0"].clone()
+    assert copied.min() < 0
+    with torch.no_grad(), HookGroup(net) as group:
+        group.forward("0", lambda module, args, output: seen.records[0].activation)
+        net(x())
+    with torch.no_grad(), net[0].register_forward_hook(lambda *args: seen.activations["0"]):
+        net(x())
+    assert torch.equal(seen.records[0].activation, copied)
+    assert torch.equal(seen.activations["0"], copied)
+
+
+def test_a_modules_name_goes_before_the_suffixes() -> None:
+    net = nn.Sequential()
+    for width, name in enumerate(["conv", "conv@0", "conv:input"], 1):
+        net.add_module(name, nn.Conv2d(width, width + 1, 1))
+    names = ["conv", "conv@0", "conv:input", "conv@0@0", "conv@0:input"]
+    with capture(net, names) as seen:
+        net(torch.rand(1, 1, 4, 4)).sum().backward()
+    assert [seen.activations[name].shape[1] for name in names] == [2, 3, 4, 3, 2]
+    assert [seen.gradients[name].shape[1] for name in names] == [2, 3, 4, 3, 2]

@@ -114,3 +114,30 @@ def test_gradients_that_are_not_finite_become_what_torch_makes_of_them(
         model.weight.grad, by_torch(gradient, limit), equal_nan=True, rtol=1e-5, atol=0
     )
     assert clipper.nonfinite == ({} if gradient.isfinite().all() else {"weight": 1})
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(3e30, torch.float32), (1e-30, torch.float32), (6e4, torch.float16)]
+)
+def test_norms_that_would_overflow_or_vanish_are_exact(size: float, dtype: torch.dtype) -> None:
+    model = Weight(3, dtype=dtype)
+    direction = torch.tensor([2.0, -2.0, 1.0], dtype=torch.float64) / 3
+    with GradientClipper(model, norm=size / 100):
+        model((direction * size).to(dtype)).backward()
+    expected = (direction * size / 100).to(dtype)
+    rtol = 2e-3 if dtype == torch.float16 else 1e-6
+    torch.testing.assert_close(model.weight.grad, expected, rtol=rtol, atol=0)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("enabled", [True, False])
+def test_limits_hold_for_gradients_without_the_scalers_scale(
+    limit: dict[str, float], enabled: bool
+) -> None:
+    model = Weight(3)
+    gradient = torch.tensor([2.0, -0.3, 0.1])
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0, enabled=enabled)
+    with GradientClipper(model, **limit, scaler=scaler):
+        scaler.scale(model(gradient)).backward()
+    scaler.step(torch.optim.SGD(model.parameters(), lr=1.0))
+    torch.testing.assert_close(-model.weight.detach(), by_torch(gradient, limit))
