@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -92,8 +93,14 @@ sphinx_gallery_conf = {
 }
 
 
+def outside_links(app, page, source):  # type: ignore[no-untyped-def]
+    """Files of Markdown beside docs/ are no pages: links to them give the file."""
+    source[0] = re.sub(r"\]\((\.\./[^)]*\.md)\)", r"](path:\1)", source[0])
+
+
 def setup(app):  # type: ignore[no-untyped-def]
     """Write the pages of the reference, and have docstrings of modules keep their tables."""
+    app.connect("source-read", outside_links)
     app.add_html_math_renderer("mathml", (mathml.inline, None), (mathml.block, None))
     reference.write(HERE / "reference")
     app.connect("autodoc-process-docstring", reference.with_tables, priority=100)

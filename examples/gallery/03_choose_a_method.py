@@ -59,5 +59,5 @@ both = [LayerCAM(), Smooth(LayerCAM(), samples=6)]
 explainer(photo, both, layer="features.4")
 
 # %%
-# :doc:`/which-method` helps to choose, and :doc:`/methods` lists all methods with their
+# :doc:`/which-method` helps to choose, and :doc:`/which-method` lists all methods with their
 # costs and papers.

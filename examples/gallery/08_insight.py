@@ -121,6 +121,6 @@ for look in [tiny["looks"][0], tiny["looks"][2]]:
 # Volleyballs are recognised by something beside the ball: covering the evidence changes
 # more than covering as much elsewhere. The ball itself is too small to be tested. Each
 # point is a class: the more of its evidence is on the object, the fewer predictions
-# stay when the object is blurred. See :doc:`/insight`.
+# stay when the object is blurred. See :doc:`/runs`.
 
 Image.open(assets / "insight" / "tiny-objects.png")

@@ -358,9 +358,8 @@ class Infidelity(ScoreMetric):
         sigma: its standard deviation in the units of the input.
         scaled: multiply the map by the factor that serves it best,
             :math:`\beta = \mathbb E[I^\top a\,\Delta]/\mathbb E[(I^\top a)^2]`, as maps without
-                units need it. In
-            ``parts``, "plain" and "scaled" are both there. A map of zeros predicts no change at
-            all, in both.
+            units need it. In ``parts``, "plain" and "scaled" are both there. A map of
+            zeros predicts no change at all, in both.
         score: the target's own "logit", or "probability".
         seed: of the noise.
 

@@ -272,8 +272,8 @@ def run_on_ray(
             processor.
         gpus: the share of a GPU that each actor takes: 0.25 for four actors on each.
         per_file: photos that are explained at a time, and that are in one file.
-        target, targets, top_k, metrics, layer, fuse, batch_size, precision, samples, tolerance,
-            max_seconds: as for `explain.run`.
+        target, targets, top_k, metrics, layer, fuse, batch_size: as for `explain.run`.
+        precision, samples, tolerance, max_seconds: as for `explain.run`.
         progress: called with a `State` after each piece.
 
     Returns:
