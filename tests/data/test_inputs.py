@@ -409,3 +409,57 @@ def test_an_input_that_is_missing_is_named_for_tensors_and_photos(x: Tensor) -> 
         explain.attribute(model, (x, torch.ones(1, 1)), "saliency", target=1).values.shape
         == x.shape
     )
+
+
+def test_no_input_is_altered_by_a_model_that_works_in_place() -> None:
+    greedy = Made(lambda net, image, mask: image.mul_(mask.add_(1)).mean((2, 3)))
+    inputs = torch.rand(2, 3, 4, 4), torch.rand(2, 1, 4, 4)
+    copies = [tensor.clone() for tensor in inputs]
+    methods = ["saliency", "integratedgradients", "smoothgrad"]
+    explain.attribute(greedy, inputs, methods, target=0)
+    for tensor, expected in zip(inputs, copies, strict=True):
+        assert torch.equal(tensor, expected)
+
+
+def test_statistics_that_happen_to_be_as_many_as_the_images_are_told_from_theirs(x: Tensor) -> None:
+    normalised = Made(
+        lambda net, x, mean: F.relu(net.conv(x - mean)).mean((2, 3)), conv=nn.Conv2d(3, 4, 3)
+    )
+    model = settled(normalised).double().eval()
+    mean = torch.tensor([0.1, 0.5, 0.9]).double()[:, None, None]
+    alone = Inputs((x[:1], mean), shared=[1])
+    values, expected = (
+        explain.attribute(model, inputs, "integratedgradients", target=1).values
+        for inputs in ((x, mean), alone)
+    )
+    assert_close(values[:1], expected)
+
+
+@pytest.mark.parametrize("method", ["ablationcam", "scorecam", "smoothgrad"])
+def test_rows_beside_the_images_go_with_them_in_a_network_of_a_fixed_batch_size(
+    method: str, x: Tensor
+) -> None:
+    def scores(net: Any, x: Tensor, gain: Tensor) -> Tensor:
+        if len(x) not in net.sizes:
+            raise RuntimeError(f"expected 2 images, got {len(x)}")
+        return F.relu(net.conv(x)).mean((2, 3)) * gain[:, None]
+
+    model = settled(Made(scores, conv=nn.Conv2d(3, 5, 3))).double().eval()
+    inputs = x[:2], torch.tensor([1.0, 2.0]).double()
+    model.sizes = [2]
+    values = explain.attribute(model, inputs, method, target=1, layer="conv").values
+    model.sizes = range(100)
+    expected = explain.attribute(model, inputs, method, target=1, layer="conv").values
+    assert_close(values, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_module_under_two_names_goes_by_either(x: Tensor) -> None:
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+    model = nn.Sequential(conv, nn.ReLU(), conv, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = settled(model).double().eval()
+    layers: list[Any] = ["0", "2", conv, "0@0"]
+    last, *same, first = (
+        explain.attribute(model, x, "gradcam", target=0, layer=layer).values for layer in layers
+    )
+    assert not torch.equal(first, last)
+    assert all(torch.equal(values, last) for values in same)

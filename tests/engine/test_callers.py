@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrize import remove_parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import explain
 from explain import ExplainError, ExplainWarning, ModelError
+from explain.distributed.communication import communicate
 from tests.conftest import ATTENDING, COVERING, TinyNet, in_threads, settled, snapshot
 
 METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
@@ -180,3 +186,45 @@ def test_eval_and_train_that_another_thread_calls_meanwhile_hold_afterwards(
     assert errors == [refused] * 2
     assert snapshot(net)["hooks"] == hooks
     assert not any("train" in vars(module) for module in net.modules())
+
+
+def test_a_distributed_model_is_looked_into_and_trains_on(
+    net: TinyNet, x: torch.Tensor, tmp_path: Path
+) -> None:
+    del net.unused  # each parameter must have a part in what is trained
+    alone = copy.deepcopy(net)
+    store = f"file://{tmp_path / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        distributed = DistributedDataParallel(net)
+        sent = communicate(distributed)
+        state = snapshot(distributed)
+        methods = ["gradcam", "guidedbackprop", "fullgrad", "scorecam"]
+        expected = explain.attribute(alone, x, methods, target=1)
+        for name, attribution in explain.attribute(distributed, x, methods, target=1).items():
+            assert torch.equal(attribution.values, expected[name].values), name
+        assert snapshot(distributed) == state
+        assert sent.buckets == []
+        for model in (distributed, alone):
+            loss = model(x).square().sum()
+            explain.attribute(model, x, "saliency", target=1)  # amid a step
+            loss.backward()
+        assert sent.buckets
+    finally:
+        dist.destroy_process_group()
+    for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_parametrised_weights_are_explained_as_what_they_come_to(
+    net: TinyNet, x: torch.Tensor
+) -> None:
+    methods = ["gradcam", "cam", "guidedbackprop", "fullgrad"]
+    for layer in (net.conv1, net.fc):
+        nn.utils.parametrizations.weight_norm(layer)
+        layer.parametrizations.weight.original0.data.mul_(3)  # norms other than the weight had
+    values = explain.attribute(net, x, methods, target=1)
+    for layer in (net.conv1, net.fc):
+        remove_parametrizations(layer, "weight")
+    for name, expected in explain.attribute(net, x, methods, target=1).items():
+        torch.testing.assert_close(values[name].values, expected.values, rtol=1e-9, atol=1e-12)

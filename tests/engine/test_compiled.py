@@ -3,6 +3,7 @@ in one line."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain import MethodError
+from explain import LayerError, MethodError
 from tests.conftest import TinyNet, settled
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::torch.jit.TracerWarning")
@@ -160,3 +161,31 @@ def test_methods_that_look_inside_are_refused_with_scripted_parts(
         MethodError, match=f"{method} must see every operation of the model, but layer 'layer1'"
     ):
         explain.attribute(build(), torch.randn(2, 3, 12, 10, dtype=torch.float64), method, target=1)
+
+
+def test_the_setting_of_the_compiler_comes_back_after_errors_and_from_threads() -> None:
+    from torch._dynamo import eval_frame
+
+    net = plain()
+    x = torch.randn(1, 3, 12, 10, dtype=torch.float64)
+    at_target = threading.Barrier(2, timeout=10)
+
+    def wait(output: torch.Tensor) -> torch.Tensor:
+        at_target.wait()
+        at_target.wait()
+        return output[:, 1]
+
+    stance = eval_frame._stance
+    options = {"target": wait}
+    thread = threading.Thread(target=explain.attribute, args=(net, x, "saliency"), kwargs=options)
+    thread.start()
+    at_target.wait()
+    with pytest.raises(LayerError):
+        explain.attribute(net, x, target=1, layer="unused")
+    assert eval_frame._stance.stance == "force_eager"  # the other one goes on
+    at_target.wait()
+    thread.join()
+    assert eval_frame._stance is stance
+    with pytest.raises(ZeroDivisionError):
+        explain.attribute(net, x, "saliency", target=lambda output: 1 // 0)
+    assert eval_frame._stance is stance

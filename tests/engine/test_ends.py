@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,3 +168,26 @@ def test_of_several_heads_the_labels_say_which_is_explained() -> None:
     found = explain.Explainer(model, ["a", "b", "c"], PLAIN)(one_colour(RED), "saliency")
     scores = model(PLAIN(one_colour(RED))[None])[1][0]
     torch.testing.assert_close(found.probabilities, scores.softmax(0).detach())
+
+
+def test_features_are_not_explained_as_a_number() -> None:
+    model = Heads(lambda f, s, o: (f, s[:, 0])).eval()
+    x = torch.rand(2, 3, SIDE, SIDE)
+    score = explain.attribute(model, x, "saliency").score
+    torch.testing.assert_close(score, model(x)[1].detach())
+
+
+@pytest.mark.parametrize(
+    ("problem", "end"),
+    [("multi_label_classification", torch.sigmoid), ("regression", lambda s: s)],
+)
+def test_a_configuration_of_transformers_says_what_outputs_are(
+    problem: str, end: Callable[[Tensor], Tensor]
+) -> None:
+    x = PLAIN(one_colour(YELLOW))[None]
+    model = Channels(lambda s: s)
+    model.config = SimpleNamespace(problem_type=problem)  # type: ignore[assignment]
+    method = Occlusion(SIDE, SIDE, score="probability")
+    values = explain.attribute(model, x, method, target=0).values
+    change = end(12 * x.mean((2, 3)) - 6) - end(torch.tensor(-6.0))
+    torch.testing.assert_close(values[:, 0, 0], change[:, 0])
