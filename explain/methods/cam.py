@@ -175,6 +175,7 @@ class GradCAMPlusPlus(ClassActivationMap):
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     ... )
+    >>> _ = [torch.nn.init.uniform_(weight) for weight in model.parameters()]
     >>> explain.attribute(
     ...     model, torch.rand(1, 3, 8, 8), GradCAMPlusPlus(), target=1, layer="0"
     ... ).values.shape
@@ -214,6 +215,7 @@ class XGradCAM(ClassActivationMap):
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     ... )
+    >>> _ = [torch.nn.init.uniform_(weight) for weight in model.parameters()]
     >>> explain.attribute(
     ...     model, torch.rand(1, 3, 8, 8), XGradCAM(), target=1, layer="0"
     ... ).values.shape
@@ -322,6 +324,7 @@ class LayerCAM(ClassActivationMap):
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     ... )
+    >>> _ = [torch.nn.init.uniform_(weight) for weight in model.parameters()]
     >>> explain.attribute(
     ...     model, torch.rand(1, 3, 8, 8), LayerCAM(), target=1, layer="0"
     ... ).values.shape
@@ -355,6 +358,7 @@ class ShapleyCAM(ClassActivationMap):
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     ... )
+    >>> _ = [torch.nn.init.uniform_(weight) for weight in model.parameters()]
     >>> explain.attribute(
     ...     model, torch.rand(1, 3, 8, 8), ShapleyCAM(), target=1, layer="0"
     ... ).values.shape
@@ -507,6 +511,7 @@ class RefineCAM(ClassActivationMap):
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 4, 2), torch.nn.Flatten(2)
     ... )
+    >>> _ = [torch.nn.init.uniform_(weight) for weight in model.parameters()]
     >>> target = lambda output: output.sum((1, 2))
     >>> explain.attribute(
     ...     model, torch.rand(1, 3, 9, 9), RefineCAM(), target=target, layer=["0", "1"]

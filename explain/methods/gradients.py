@@ -127,6 +127,7 @@ class GuidedBackprop(RuleGradientMethod):
     >>> import explain, torch
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+    >>> _ = [nn.init.uniform_(weight) for weight in model.parameters()]
     >>> explain.attribute(model, torch.rand(1, 3, 3, 3), GuidedBackprop(), target=0).values.shape
     torch.Size([1, 3, 3, 3])
     """
@@ -164,6 +165,7 @@ class Deconvnet(RuleGradientMethod):
     >>> import explain, torch
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+    >>> _ = [nn.init.uniform_(weight) for weight in model.parameters()]
     >>> explain.attribute(model, torch.rand(1, 3, 3, 3), Deconvnet(), target=0).values.shape
     torch.Size([1, 3, 3, 3])
     """
@@ -188,6 +190,7 @@ class GuidedGradCAM(GradientMethod):
     >>> import explain, torch
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    >>> _ = [nn.init.uniform_(weight) for weight in model.parameters()]
     >>> explain.attribute(model, torch.rand(1, 3, 4, 4), GuidedGradCAM(), target=0).values.shape
     torch.Size([1, 3, 4, 4])
     """

@@ -111,6 +111,7 @@ class ScoreCAM(ScoreWeightedMethod):
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     ... )
+    >>> _ = [torch.nn.init.uniform_(weight) for weight in model.parameters()]
     >>> explain.attribute(
     ...     model, torch.rand(1, 3, 8, 8), ScoreCAM(), target=1, layer="0"
     ... ).values.shape
@@ -142,6 +143,7 @@ class SSCAM(ScoreWeightedMethod):
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     ... )
+    >>> _ = [torch.nn.init.uniform_(weight) for weight in model.parameters()]
     >>> explain.attribute(
     ...     model, torch.rand(1, 3, 8, 8), SSCAM(samples=2), target=1, layer="0"
     ... ).values.shape
@@ -194,6 +196,7 @@ class ISCAM(ScoreWeightedMethod):
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     ... )
+    >>> _ = [torch.nn.init.uniform_(weight) for weight in model.parameters()]
     >>> explain.attribute(
     ...     model, torch.rand(1, 3, 8, 8), ISCAM(steps=2), target=1, layer="0"
     ... ).values.shape
@@ -241,6 +244,7 @@ class AblationCAM(RowMethod):
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     ... )
+    >>> _ = [torch.nn.init.uniform_(weight) for weight in model.parameters()]
     >>> explain.attribute(
     ...     model, torch.rand(1, 3, 8, 8), AblationCAM(), target=1, layer="0"
     ... ).values.shape

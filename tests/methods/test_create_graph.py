@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -23,47 +22,13 @@ from explain.methods import (
     GuidedIntegratedGradients,
     Method,
 )
-from explain.methods.base import ATTENTION, PATTERNS, PERTURBATION, get_method, options
+from explain.methods.base import get_method, options
 from explain.relevance import COMPOSITES
 from explain.relevance.composites import transformer_attribution
 from explain.relevance.table import TABLE
 from tests.conftest import settled, snapshot
 
 LABELS = torch.tensor([1, 2])
-
-
-def smooth_net(*, activation: Callable[[], nn.Module] = nn.GELU) -> nn.Sequential:
-    """Maps at layer 4, whose mean one linear layer follows at layer 5."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.Softplus(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(4, 5, 3, padding=1),
-        activation(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(5, 3),
-    ).double()
-    norm = model[1]
-    norm.running_mean.uniform_(-0.5, 0.5)  # type: ignore[union-attr,operator]
-    norm.running_var.uniform_(0.5, 1.5)  # type: ignore[union-attr,operator]
-    nn.init.constant_(model[4].bias, 0.5)  # type: ignore[arg-type]
-    nn.init.uniform_(model[8].weight, -0.1, 0.5)  # type: ignore[arg-type]  # and maps are positive somewhere
-    return model.eval()
-
-
-def photos() -> Tensor:
-    return torch.rand(
-        2,
-        2,
-        6,
-        6,
-        dtype=torch.float64,
-        generator=torch.Generator().manual_seed(1),
-        requires_grad=True,
-    )
 
 
 def small(method: Method) -> Method:
@@ -186,22 +151,14 @@ NETWORKS: dict[str, Callable[[], Mixed]] = {
 
 
 def values_of(model: nn.Module, x: Tensor, *, graph: bool) -> dict[str, Tensor]:
-    """The values of all methods: in one call those that have names of their own, the others one by
-    one."""
-    asked = dict[str, Any](target=LABELS, create_graph=graph)
-    found = {}
-    for of_layer in (True, False):
-        chosen = {
-            n: m for n, m in METHODS.items() if any(need.of_layer for need in m.needs) == of_layer
-        }
-        layer = "last" if of_layer else None
-        together = [method for name, method in chosen.items() if name == method.name]
-        found |= {
-            n: a.values for n, a in attribute(model, x, together, layer=layer, **asked).items()
-        }
-        for name in chosen.keys() - found.keys():
-            found[name] = attribute(model, x, chosen[name], layer=layer, **asked).values
-    return found
+    """The values of all methods."""
+    values = {}
+    for name, method in METHODS.items():
+        layer = "last" if any(need.of_layer for need in method.needs) else None
+        values[name] = attribute(
+            model, x, method, layer=layer, target=LABELS, create_graph=graph
+        ).values
+    return values
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -242,68 +199,54 @@ def test_every_method_has_the_derivative_of_central_differences_in_input_and_wei
         assert not up.requires_grad
 
 
+def smooth_net() -> Mixed:
+    torch.manual_seed(0)
+    return settled(Mixed(nn.BatchNorm2d(4), nn.GELU(), 4)).double().eval()
+
+
+def photos() -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(2, 2, 5, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+
+
 def test_curvature_is_refused_where_pytorch_has_a_wrong_third_derivative() -> None:
-    model = Mixed(LastDimension(nn.LayerNorm(4)), nn.GELU(), 4).double()
-    x = photos()
+    model = NETWORKS["layer"]().double()
     with pytest.raises(explain.MethodError, match="create_graph"):
-        attribute(model, x, "shapleycam", target=LABELS, layer="stem", create_graph=True)
-    attribute(model, x, "shapleycam", target=LABELS, layer="last", create_graph=True)
-    attribute(model, x, "shapleycam", target=LABELS, layer="stem")
+        attribute(model, photos(), "shapleycam", layer="stem", create_graph=True)
+    attribute(model, photos(), "shapleycam", layer="last", create_graph=True)
 
 
-MADE_OF_SUCH = [GuidedIntegratedGradients(), "smooth(lime)", "smooth(rollout)"]
+WITHOUT = [name for name in explain.list_methods() if not get_method(name).differentiable]
 
 
-@pytest.mark.parametrize("method", [*explain.list_methods(), *MADE_OF_SUCH])
+@pytest.mark.parametrize(
+    "method", [*WITHOUT, GuidedIntegratedGradients(), "smooth(lime)", "smooth(rollout)"]
+)
 def test_methods_without_a_graph_say_so(method: Method | str) -> None:
-    if method not in MADE_OF_SUCH and get_method(method).differentiable:
-        assert get_method(method).family not in (PERTURBATION, ATTENTION, PATTERNS)
-        return
     with pytest.raises(explain.MethodError, match="create_graph"):
         attribute(smooth_net(), photos(), ["gradcam", method], create_graph=True)
 
 
-def test_the_model_is_left_as_found_and_its_own_statistics_are_used() -> None:
+@pytest.mark.filterwarnings("ignore::explain.ExplainWarning")
+def test_the_model_is_left_as_found_and_nothing_stays_alive() -> None:
+    """A graph goes on before the input; the model's running statistics are used."""
     model = smooth_net().train()
-    x = photos()
-    x.grad = torch.ones_like(x)
-    before = snapshot(model)
-    found = attribute(
-        model, x, ["saliency", "gradcam", "lrp"], target=LABELS, layer="5", create_graph=True
-    )
-    assert snapshot(model) == before
-    assert model.training
-    assert torch.equal(x.grad, torch.ones_like(x))
-    model.eval()
-    for name, each in attribute(model, x, list(found), target=LABELS, layer="5").items():
-        assert torch.equal(found[name].values, each.values)
-        assert found[name].values.requires_grad
-        assert not found[name].score.requires_grad
-        assert found[name].delta is None or not found[name].delta.requires_grad
-
-
-def test_the_graph_of_an_input_goes_on_before_it_and_nothing_stays_alive() -> None:
-    model = smooth_net()
+    state = snapshot(model)
     photo = photos()
     x = photo * 2
-    values = attribute(model, x, LRP("EpsilonPlusFlat"), target=LABELS, create_graph=True).values
-    of_x, of_photo = grad(values.square().sum(), [x, photo])
+    names = ["saliency", "gradcam", "guidedbackprop", "lrp", "deeplift", "fullgrad"]
+    attributions = attribute(model, x, names, target=LABELS, layer="last", create_graph=True)
+    assert snapshot(model) == state
+    of_x, of_photo = grad(attributions["lrp"].values.square().sum(), [x, photo])
     assert torch.allclose(of_photo, 2 * of_x)
     assert bool(of_x.any())
-    gone = []
-    for method in (
-        "saliency",
-        "gradcam",
-        "guidedbackprop",
-        "lrp",
-        "deeplift",
-        "fullgrad",
-        "integratedgradients",
-    ):
-        values = attribute(
-            model, photos(), method, target=LABELS, layer="5", create_graph=True
-        ).values
-        gone.append(weakref.ref(values))
-        del values
+    plainly = attribute(model.eval(), x, names, target=LABELS, layer="last")
+    for name, attribution in attributions.items():
+        assert torch.equal(attribution.values, plainly[name].values)
+        assert attribution.values.requires_grad
+        assert not attribution.score.requires_grad
+        assert attribution.delta is None or not attribution.delta.requires_grad
+    alive = [weakref.ref(attribution.values) for attribution in attributions.values()]
+    del attributions, attribution, of_x, of_photo
     gc.collect()
-    assert not any(ref() is not None for ref in gone)
+    assert not any(reference() is not None for reference in alive)
