@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,119 +117,65 @@ def covered(
 ) -> list[tuple[float, int]]:
     """Of each game, the share of values whose interval holds the exact one, and how many seeds have
     an error at all."""
-    inside: list[list[float]] = [[] for _ in exact]
+    shares: list[list[float]] = [[] for _ in exact]
     for seed in range(seeds):
-        for found, values, kept in zip(explained(games, make(seed)), exact, inside, strict=True):
-            if found.error is not None:
-                off = (found.values.flatten() - values).abs()
-                kept.append((off <= 1.96 * found.error.flatten() + 1e-9).double().mean().item())
-    return [(sum(each) / max(1, len(each)), len(each)) for each in inside]
+        attributions = explained(games, make(seed))
+        for attribution, values, kept in zip(attributions, exact, shares, strict=True):
+            if attribution.error is not None:
+                off = (attribution.values.flatten() - values).abs()
+                bound = 1.96 * attribution.error.flatten() + 1e-9
+                kept.append((off <= bound).double().mean().item())
+    return [(sum(kept) / max(1, len(kept)), len(kept)) for kept in shares]
 
 
-STOPS = {
-    KernelSHAP: (8, 16, 18, 24, 32, 40, 42, 44, 48, 64, 96, 128, 192, 256, 400, 510),
-    ShapleySampling: (16, 32, 48, 64, 80, 112, 160, 320),
-    Sobol: (44, 88, 132, 176, 440),
-    RISE: (2, 4, 8, 16, 32, 64, 200),
-    HSIC: (20, 40, 60, 80, 100, 200, 500),
-    LIME: (2, 8, 10, 12, 16, 32, 64, 200),
-}
-FEW = {KernelSHAP: (42,), ShapleySampling: (48,), RISE: (16,), LIME: (12,)}
-MORE = {
-    KernelSHAP: (44, 96),
-    ShapleySampling: (48,),
-    Sobol: (132,),
-    RISE: (4,),
-    HSIC: (60,),
-    LIME: (16,),
-}
-"""``STOPS`` has all that examples/benchmarks/coverage.py prints; these are those of the long
-tests."""
+@pytest.mark.parametrize(("kind", "stop"), [(KernelSHAP, 42), (ShapleySampling, 48), (Sobol, 132)])
+def test_values_lie_within_errors(kind: type[Any], stop: int) -> None:
+    games = Games(QUICK)
+    exact_values = sobol if kind is Sobol else shapley
+    exact = [exact_values(scores) for scores in games.scores.T]
+    shares = covered(games, exact, lambda seed: kind(stop, SIDE, seed=seed), FEWER_SEEDS)
+    for name, (share, seeds) in zip(QUICK, shares, strict=True):
+        assert share >= 0.9, name
+        assert seeds == FEWER_SEEDS or kind is Sobol, name
 
 
-def at_stops(*kinds: type[Any]) -> Any:
-    """A few games and stops, and, as long tests, all of them."""
-    return pytest.mark.parametrize(
-        ("kind", "names", "stops"),
-        [
-            *(
-                pytest.param(kind, QUICK, FEW[kind], id=f"{kind.name}-few")
-                for kind in kinds
-                if kind in FEW
-            ),
-            *(
-                pytest.param(
-                    kind, tuple(GAMES), (stop,), id=f"{kind.name}-{stop}", marks=pytest.mark.long
-                )
-                for kind in kinds
-                for stop in MORE[kind]
-            ),
-        ],
-    )
-
-
-@at_stops(KernelSHAP, ShapleySampling, Sobol)
-def test_values_lie_within_errors_at_every_stop(
-    kind: type[Any], names: Sequence[str], stops: Sequence[int]
-) -> None:
-    games = Games(names)
-    seeds = FEWER_SEEDS if names == QUICK else SEEDS
-    exact = [(sobol if kind is Sobol else shapley)(scores) for scores in games.scores.T]
-    for stop in stops:
-        found = covered(games, exact, lambda seed, stop=stop: kind(stop, SIDE, seed=seed), seeds)
-        for name, (share, given) in zip(names, found, strict=True):
-            assert share >= 0.9 or not given, (stop, name, share)
-            assert given in (0, seeds) or kind is Sobol, (stop, name, given)
-
-
-# where no mask shows what unanimity takes
-@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
-@at_stops(RISE, HSIC, LIME)
-def test_values_lie_within_errors_of_many_seeds(
-    kind: type[Any], names: Sequence[str], stops: Sequence[int]
-) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [RISE(16, SIDE, score="logit"), HSIC(60, SIDE), LIME(12, SIDE)],
+    ids=lambda method: method.name,
+)
+def test_values_lie_within_errors_of_many_seeds(method: Any) -> None:
     """That is what they estimate: the means of HSIC and of ridge regression depend on the number of
     runs."""
-    games = Games(names)
-    option = {
-        RISE: {"grid": SIDE, "score": "logit"},
-        HSIC: {"grid": SIDE},
-        LIME: {"regions": SIDE},
-    }[kind]
-    for stop in stops:
-        count = 2 * (FEWER_SEEDS if names == QUICK else SEEDS)
-        seeds = [explained(games, kind(stop, seed=seed, **option)) for seed in range(count)]
-        for name, found in zip(names, zip(*seeds, strict=True), strict=True):
-            mean = torch.stack([each.values for each in found]).mean(0)
-            known = [each for each in found if each.error is not None]
-            inside = [
-                ((each.values - mean).abs() <= 1.96 * each.error + 1e-9).double().mean().item()
-                for each in known
-            ]
-            assert not known or sum(inside) / len(known) >= 0.9, (
-                stop,
-                name,
-                sum(inside) / len(known),
-            )
+    games = Games(QUICK)
+    runs = [explained(games, replace(method, seed=seed)) for seed in range(2 * FEWER_SEEDS)]
+    for attributions in zip(*runs, strict=True):
+        values = torch.stack([attribution.values for attribution in attributions])
+        errors = torch.stack([attribution.error for attribution in attributions])
+        off = (values - values.mean(0)).abs()
+        assert (off <= 1.96 * errors + 1e-9).double().mean() >= 0.9
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        KernelSHAP(40, SIDE),
+        ShapleySampling(32, SIDE),
+        Sobol(88, SIDE),
+        HSIC(40, SIDE),
+        RISE(3, SIDE),
+        LIME(11, SIDE),
+    ],
+    ids=lambda method: method.name,
+)
+def test_few_runs_give_no_error(method: Method) -> None:
+    assert explain.attribute(Games(["random"]), PHOTO, method, target=0).error is None
 
 
 def test_until_does_not_stop_before_there_is_an_error() -> None:
     """2 (M - 1) runs fit any score; nine equal voters are one dictator to them."""
-    found = explain.attribute(
-        Games(["majority"]), PHOTO, KernelSHAP(500, SIDE, tolerance=0.01), target=0
-    )
-    assert found.samples == 500
-    for kind, samples in (
-        (KernelSHAP, 40),
-        (ShapleySampling, 32),
-        (Sobol, 88),
-        (HSIC, 40),
-        (RISE, 3),
-        (LIME, 11),
-    ):
-        option = {"grid": SIDE} if kind in (Sobol, HSIC, RISE) else {"regions": SIDE}
-        few = explain.attribute(Games(["random"]), PHOTO, kind(samples=samples, **option), target=0)
-        assert few.error is None, kind.name
+    method = KernelSHAP(500, SIDE, tolerance=0.01)
+    assert explain.attribute(Games(["majority"]), PHOTO, method, target=0).samples == 500
 
 
 def test_an_image_without_an_error_yet_has_nan_beside_others() -> None:
