@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> explain.Run:
 def test_shares_on_the_object_are_those_of_the_metric(run: explain.Run) -> None:
     maps = read_maps(run, "gradcam")
     rows = {row.name: row for row in run.rows("gradcam")}
-    assert len(maps) == 11 - maps.empty
-    assert maps.repeated == 1
-    torch.testing.assert_close(maps.values.sum((1, 2)), torch.ones(len(maps)))
+    assert (len(maps), maps.repeated) == (11 - maps.empty, 1)
     for number, name in enumerate(maps.names):
         x0, y0, x1, y1 = rows[name].boxes[0]
         assert maps.object_size[number].item() == pytest.approx((x1 - x0) * (y1 - y0) / (24 * 20))
@@ -104,21 +103,17 @@ def test_the_figures_of_a_class_are_those_of_its_maps() -> None:
     of_class = statistics["b"]
     torch.testing.assert_close(of_class.mean, values.mean(0))
     torch.testing.assert_close(of_class.spread, values.std(0))
-    border = torch.ones(16, 16)
-    border[2:14, 2:14] = 0
-    at_border = (values * border).sum().item() / 7
-    assert of_class.at_border.value == pytest.approx(at_border, rel=1e-5)
+    middle = values[:, 2:14, 2:14].sum().item() / 7
+    assert of_class.at_border.value == pytest.approx(1 - middle, rel=1e-5)
     entropy = -(values * values.log()).sum((1, 2)) / math.log(256)
     assert of_class.entropy.value == pytest.approx(entropy.mean().item(), rel=1e-5)
     assert of_class.entropy.error == pytest.approx(entropy.std().item() / math.sqrt(7), rel=1e-4)
-    assert of_class.to_dict()["on_object"] == {"mean": None, "error": None}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_class_that_looks_elsewhere_comes_first(seed: int) -> None:
-    places = {name: random_places(20, 10 * seed + number) for number, name in enumerate("abcdef")}
+def test_the_class_that_looks_elsewhere_comes_first() -> None:
+    places = {name: random_places(20, number) for number, name in enumerate("abcdef")}
     places["d"][:] = 14.0
-    first, second, *_ = class_mean_maps(maps_of(places, seed, width=2.0))
+    first, second, *_ = class_mean_maps(maps_of(places, width=2.0))
     assert first.target == "d"
     assert first.apart > 3 * second.apart
 
@@ -140,74 +135,50 @@ def test_distances_are_those_of_hellinger_and_silhouettes_those_of_the_definitio
     values = torch.rand(9, 3, 3, generator=torch.Generator().manual_seed(0))
     values = values / values.sum((1, 2), keepdim=True)
     apart = distances(values)
-    for one in range(9):
-        for other in range(9):
-            expected = (values[one].sqrt() - values[other].sqrt()).square().sum().div(2).sqrt()
-            assert apart[one, other].item() == pytest.approx(expected.item(), abs=1e-3)
-    groups = [0, 0, 0, 1, 1, 1, 1, 2, 0]
-    for one, fit in enumerate(silhouettes(apart, torch.tensor(groups)).tolist()):
-        means = {}
-        for group in range(3):
-            members = [k for k in range(9) if groups[k] == group and k != one]
-            means[group] = apart[one, members].mean().item() if members else 0.0
-        within = means.pop(groups[one])
-        nearest = min(means.values())
-        expected = (nearest - within) / max(nearest, within) if within else 0.0
-        assert fit == pytest.approx(expected)
+    roots = values.double().sqrt().flatten(1)
+    expected = (roots[:, None] - roots).square().sum(2).div(2).sqrt()
+    torch.testing.assert_close(apart.double(), expected, rtol=0, atol=1e-3)
+    groups = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 0])
+    for row, fit in enumerate(silhouettes(apart, groups).tolist()):
+        rest = torch.arange(9) != row
+        means = [apart[row, rest & (groups == group)].mean().item() for group in range(3)]
+        within = means.pop(int(groups[row]))
+        nearest = min(means)
+        alone = math.isnan(within)
+        assert fit == pytest.approx(0 if alone else (nearest - within) / max(nearest, within))
 
 
 def test_a_graph_in_k_parts_has_k_eigenvalues_of_zero_and_a_gap_behind_them() -> None:
     generator = torch.Generator().manual_seed(0)
-    points = torch.randn(45, 2, generator=generator, dtype=torch.float64)
-    points += 50 * torch.arange(3).repeat_interleave(15)[:, None]
+    parts = torch.arange(3).repeat_interleave(15)
+    points = torch.randn(45, 2, generator=generator, dtype=torch.float64) + 50 * parts[:, None]
     values, vectors = spectrum(torch.cdist(points, points), 6)
     assert (values < 1e-9).tolist() == [True] * 3 + [False] * 4
     assert number_of_groups(values) == (3, pytest.approx(float(values[3]) / 1e-3 + 1))
-    groups = grouped(vectors, 3).reshape(3, 15)
-    assert torch.equal(groups, groups[:, :1].expand(3, 15))
-    assert len(groups.unique()) == 3
+    groups = grouped(vectors, 3)
+    assert torch.equal(groups[:, None] == groups, parts[:, None] == parts)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_shortcut_comes_out_first_without_being_told(seed: int) -> None:
+def test_the_planted_shortcut_comes_out_first() -> None:
     """A quarter of the photos of one class have a mark in a corner."""
-    first, *rest = map_clusters(with_shortcut(seed), seed=seed)
-    assert first.target == "c"
+    first, *rest = map_clusters(with_shortcut())
+    assert (first.target, first.share) == ("c", 0.25)
     assert sorted(first.rows.tolist()) == list(range(80, 90))
-    assert first.share == 0.25
-    assert set(first.photos) <= {f"c {number}" for number in range(80, 90)}
     assert first.stands_out > 0.5
     assert all(cluster.stands_out < first.stands_out for cluster in rest)
-
-
-@pytest.mark.parametrize(("shift", "expected"), [(0.5, 0), (6.0, 2)])
-def test_groups_that_show_the_same_places_have_no_reason_of_their_own(
-    shift: float, expected: int
-) -> None:
-    """Two tight groups stand out by their silhouettes, also where their mean maps are nearly
-    equal."""
-    noise = 0.001 * torch.rand(40, 16, 16, generator=torch.Generator().manual_seed(0))
-    centres = torch.tensor([5.0, 5.0 + shift]).repeat_interleave(20)[:, None, None]
-    values = torch.exp(-((ROWS - centres) ** 2 + (COLUMNS - 6) ** 2) / 8) + noise
-    values = values / values.sum((1, 2), keepdim=True)
-    maps = replace(maps_of({"a": random_places(40, 0)}), values=values)
-    assert silhouettes(distances(values), torch.arange(40) // 20).mean() > 0.5
-    assert len(map_clusters(maps)) == expected
 
 
 def test_mistakes_are_counted_and_the_difference_says_what_spoke_for_either(
     run: explain.Run, tmp_path: Path
 ) -> None:
-    rows = {row.name: row for row in run.rows("gradcam")}
-    wrong = [(row.label, row.prediction) for row in rows.values() if row.label != row.prediction]
+    rows = [*run.rows("gradcam")]
+    wrong = Counter((row.label, row.prediction) for row in rows if row.label != row.prediction)
     network = explainer(categories=list("abcde"))
     insight = run.insight(explainer=network)
-    counts = {(pair.label, pair.prediction): pair.count for pair in insight.pairs}
-    assert counts == {pair: wrong.count(pair) for pair in wrong}
-    assert list(counts.values()) == sorted(counts.values(), reverse=True)
+    assert {(pair.label, pair.prediction): pair.count for pair in insight.pairs} == wrong
     first = insight.pairs[0]
-    assert first.of == sum(row.label == first.label for row in rows.values())
-    assert [evidence.row.name for evidence in first.spoken] == list(first.photos)
+    assert first.count == max(wrong.values())
+    assert first.of == sum(row.label == first.label for row in rows)
     evidence = first.spoken[0]
     x = as_it_is(Image.open(evidence.row.path))[None]  # type: ignore[arg-type]
     prediction = ClassTarget(first.prediction_class)
@@ -225,9 +196,7 @@ def test_mistakes_are_counted_and_the_difference_says_what_spoke_for_either(
     names = [path.name for path in written]
     assert names == ["looks.png", "mistakes.png", "insight.json", "insight.html"]
     assert json.loads(written[2].read_text()) == json.loads(json.dumps(insight.to_dict()))
-    page = written[3].read_text()
-    assert page.count("data:image/png;base64,") == 2
-    assert f"<td>{first.label}</td><td>{first.prediction}</td>" in page
+    assert written[3].read_text().count("data:image/png;base64,") == 2
     with pytest.raises(OutputError, match="exist"):
         insight.save(tmp_path / "out")
 
@@ -238,38 +207,31 @@ def test_photos_whose_smallest_evidence_is_off_the_object_are_listed(tmp_path: P
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 20 * 24, 2))
     quarter = torch.zeros(3, 20, 24)
     quarter[:, :10, :12] = 1
-    with torch.no_grad():
-        model[1].weight[0] = quarter.flatten()
-        model[1].weight[1] = 0
-        model[1].bias[:] = torch.tensor([0.0, 20.0])
-    picture(2).save(tmp_path / "on.png")
-    picture(1).save(tmp_path / "off.png")
-    picture(1).save(tmp_path / "unknown.png")
-    Image.new("RGB", (24, 20)).save(tmp_path / "black.png")
+    model[1].weight.data = torch.stack([quarter, quarter * 0]).flatten(1)
+    model[1].bias.data = torch.tensor([0.0, 20.0])
     rows: list[dict[str, Any]] = [
         {"path": "on.png", "boxes": [[0, 0, 12, 10]]},
         {"path": "off.png", "boxes": [[12, 10, 24, 20]]},
-        {"path": "unknown.png"},
         {"path": "black.png"},
     ]
+    images = (picture(2), picture(1), Image.new("RGB", (24, 20)))
+    for row, image in zip(rows, images, strict=True):
+        image.save(tmp_path / row["path"])
     (tmp_path / "list.json").write_text(json.dumps(rows))
     methods = [Sufficient(4, "zero"), Necessary(4, "zero")]  # type: ignore[arg-type]
     network = explainer(model, categories=["left", "blank"])
     output = tmp_path / "run.sqlite"
     run = explain.run(tmp_path / "list.json", network, methods, output=output, workers=0)
     insight = run.insight()
-    assert [(odd.photo, odd.finding) for odd in insight.evidence] == [
-        ("off.png", "enough is off the object"),
-        ("off.png", "needs nothing of the object"),
-        ("black.png", "needs nothing of the photo"),
+    assert [(odd.photo, odd.finding, odd.on_object == 0) for odd in insight.evidence] == [
+        ("off.png", "enough is off the object", True),
+        ("off.png", "needs nothing of the object", True),
+        ("black.png", "needs nothing of the photo", False),
     ]
-    assert insight.evidence[0].on_object == 0
     assert "Evidence off the object" in str(insight)
 
 
-def test_insight_is_plain_values_and_tables(
-    run: explain.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_insight_is_plain_values_and_tables(run: explain.Run) -> None:
     insight = explain.open_run(run.path).insight()
     document = json.loads(json.dumps(insight.to_dict(), allow_nan=False))
     assert document["maps"] == len(insight.maps)
@@ -277,37 +239,30 @@ def test_insight_is_plain_values_and_tables(
     assert first.endswith("maps of gradcam; left out: 1 of photos that were there twice")
     headings = [line for line in lines if line and not line.startswith(" ")]
     assert headings == ["Where each class looks", "Clusters of reasons", "Mistakes"]
-    assert "  no class has enough photos" in lines
+    assert list(insight.pictures(photos=False)) == ["looks"]
     with pytest.raises(RunError, match="did you mean"):
         run.insight("gradcan")
     with pytest.raises(RunError, match="explainer must"):
         RunPhotos(run, explainer(settled(TinyNet(), seed=1).eval()))
 
-    def refuse(*_: Any) -> None:
-        raise AssertionError("a photo was read")
-
-    monkeypatch.setattr("explain.store.reading.load_image", refuse)
-    assert list(insight.pictures(photos=False)) == ["looks"]
-
 
 def test_what_stands_out_is_said_first_and_what_does_not_is_said_to(run: explain.Run) -> None:
     insight = run.insight()
-    insight = replace(insight, maps=replace(insight.maps, resolution=(6, 6)), pairs=[])
     maps = with_shortcut()
     clusters = map_clusters(maps)
     statistics = class_mean_maps(maps)
-    weak = [replace(cluster, stands_out=0.4) for cluster in clusters]
-    elsewhere, nothing = replace(insight, looks=statistics, reasons=weak).headlines
-    assert elsewhere.startswith(f"The maps of {statistics[0].target} differ most")
-    assert nothing.startswith("No cluster of reasons stands out: by 0.40 at most")
-    (cluster,) = replace(insight, looks=[], reasons=clusters).headlines
-    assert cluster.startswith("10 photos of c have a reason of their own (25% of the class)")
     on_object = torch.tensor([0.6, 0.7] * 20 + [0.2, 0.3] * 20 + [0.6] * 120)
-    maps = replace(maps, on_object=on_object, object_size=torch.full((200,), 0.5))
-    boxed = replace(insight, looks=class_mean_maps(maps), reasons=[])
-    assert boxed.headlines[0].startswith("The maps of b are on the object least")
+    boxed = replace(maps, on_object=on_object, object_size=torch.full((200,), 0.5))
+    weak = [replace(cluster, stands_out=0.4) for cluster in clusters]
+    frequent = [replace(insight.pairs[0], of=count) for count in (4, 5)]  # four are too few
+    fine = replace(insight, maps=replace(insight.maps, resolution=(6, 6)), looks=[], pairs=[])
+    for changed, starts in (
+        ({"looks": statistics}, f"The maps of {statistics[0].target} differ most"),
+        ({"reasons": weak}, "No cluster of reasons stands out: by 0.40 at most"),
+        ({"reasons": clusters}, "10 photos of c have a reason of their own (25% of the class)"),
+        ({"looks": class_mean_maps(boxed)}, "The maps of b are on the object least"),
+    ):
+        assert replace(fine, **changed).headlines[0].startswith(starts), starts
+    assert replace(fine, pairs=frequent).headlines[0].endswith("of 5 photos.")
     coarse = replace(insight, looks=[], maps=replace(insight.maps, resolution=(5, 9)))
     assert "explain layers" in coarse.headlines[0]
-    four, five = [replace(run.insight().pairs[0], of=count) for count in (4, 5)]
-    mistakes = replace(insight, looks=[], pairs=[four, five])  # four photos are too few
-    assert mistakes.headlines[0].endswith("of 5 photos.")
