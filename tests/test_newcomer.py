@@ -217,7 +217,7 @@ REFUSED = {
     "--style contour --alpha 0.5": "--alpha",
     "--method grad-cam": "did you mean 'gradcam'",
     "--metod gradcam": "'--method'",
-    "--metric relevancemass": "boxes=",
+    "--metric relevancemass": "that has their boxes",
     "--layer nope": "explain layers",
     "--target tabbby": "'tabby cat'",
     "--top-k 300": "at most 200",
