@@ -22,7 +22,7 @@ import click
 import explain
 from explain.cli import main  # noqa: F401  # with all commands
 from explain.cli.commands import commands
-from explain.methods.base import FAMILIES, get_method, innermost
+from explain.methods.base import FAMILIES, get_method, innermost_method
 from explain.metrics import get_metric
 from explain.metrics.evaluation import ARROWS
 
@@ -167,7 +167,7 @@ def methods_table() -> str:
     rows = [("name", "what it shows", "cost", "paper"), ("---",) * 4]
     methods = [get_method(name) for name in explain.list_methods()]
     for family in FAMILIES:
-        members = [method for method in methods if innermost(method).family == family]
+        members = [method for method in methods if innermost_method(method).family == family]
         if members:
             rows.append((f"**{family}**", "", "", ""))
         for method in members:

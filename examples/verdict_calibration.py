@@ -34,7 +34,7 @@ from explain._utils.errors import muted
 from explain.engine import Evidence, InputGradients, Need
 from explain.methods import Method
 from explain.methods.base import Style
-from explain.metrics.base import digest_of
+from explain.metrics.base import digest_of_tensor
 from explain.metrics.masked_scores import photo_maps
 from explain.metrics.verdict import Share, check_maps
 from explain.targets import ClassTarget
@@ -57,7 +57,7 @@ known: dict[bytes, torch.Tensor] = {}
 
 def photo_map(image: torch.Tensor, number: int) -> torch.Tensor:
     """One of the maps of a photo, all of which are computed once."""
-    key = digest_of(image)
+    key = digest_of_tensor(image)
     if key not in known:
         known[key] = photo_maps(image)
     return known[key][number]

@@ -64,3 +64,31 @@ def test_no_class_has_the_name_of_another() -> None:
                 homes[node.name].append(path.relative_to(ROOT))
     twice = {name: paths for name, paths in homes.items() if len(paths) > 1}
     assert not twice
+
+
+SHARED = {
+    "register": "a decorator, in each room for what the room lists",
+    "load": "`explain.load` reads explanations, `explain.models.load` reads models",
+    "film": "`explain.render.film` is of frames, `explain.training.film` of checkpoints",
+}
+"""Names of functions that users know in two rooms, with what each does."""
+
+
+def functions_of(tree: ast.Module) -> list[str]:
+    """Return the public functions of a module without the commands of the command line."""
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and not node.name.startswith("_")
+        and not any("commands.command(" in ast.unparse(line) for line in node.decorator_list)
+    ]
+
+
+def test_no_public_function_has_the_name_of_another() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name in set(functions_of(ast.parse(path.read_text("utf-8")))):
+            homes[name].append(path.relative_to(ROOT).as_posix())
+    twice = {name: paths for name, paths in homes.items() if len(paths) > 1}
+    assert set(twice) == set(SHARED), twice

@@ -23,7 +23,7 @@ import torch
 
 import explain
 from explain.data.opening import EXTENSIONS
-from explain.runs.exporting import arrow_modules, schema_of, with_map
+from explain.runs.exporting import arrow_modules, arrow_schema, with_map
 
 PHOTOS = 1_000_000
 FEW = {"integratedgradients": 4, "smoothgrad": 4, "scorecam": 8, "rise": 70}
@@ -71,7 +71,7 @@ def size_of(run: explain.Run) -> float:
     rows = [with_map(row, []) for row in run.rows()]
     buffer = io.BytesIO()
     parquet.write_table(
-        arrow.Table.from_pylist(rows, schema_of(arrow, [])), buffer, compression="zstd"
+        arrow.Table.from_pylist(rows, arrow_schema(arrow, [])), buffer, compression="zstd"
     )
     return len(buffer.getvalue()) / len(run)
 

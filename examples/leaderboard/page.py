@@ -28,7 +28,7 @@ from standings import Array, figures, interval, means, rank_correlation
 from store import ROOT, TABLE, stored
 
 from explain.methods import list_methods
-from explain.methods.base import FAMILIES, MAPS, PATTERNS, get_method, innermost, uses_layer
+from explain.methods.base import FAMILIES, MAPS, PATTERNS, get_method, innermost_method, uses_layer
 from explain.metrics import get_metric
 
 sys.path.append(str(ROOT / "examples" / "benchmarks"))
@@ -80,11 +80,11 @@ def group_of(metric: str) -> str:
 
 
 def is_cam_or_control(method: str) -> bool:
-    return method in BLIND or innermost(method).family in (MAPS, PATTERNS)
+    return method in BLIND or innermost_method(method).family in (MAPS, PATTERNS)
 
 
 def family_of(method: str) -> str:
-    return "control maps" if method in BLIND else innermost(method).family
+    return "control maps" if method in BLIND else innermost_method(method).family
 
 
 def label(method: str) -> str:

@@ -221,13 +221,13 @@ def either(python: str, command: str) -> str:
     return command if _here.typed else python
 
 
-def option(name: str) -> str:
+def option_name(name: str) -> str:
     """How messages call an argument: by its name, or as it is typed.
 
     >>> with typed():
-    ...     option("batch_size")
+    ...     option_name("batch_size")
     '--batch-size'
-    >>> option("batch_size")
+    >>> option_name("batch_size")
     'batch_size'
     """
     return either(name, f"--{name.replace('_', '-')}")

@@ -65,7 +65,7 @@ class TooLargeError(ImageError):
     """A photo or a request has more bytes or pixels than the app takes."""
 
 
-def check_size(what: str, count: int, most: int) -> None:
+def check_byte_count(what: str, count: int, most: int) -> None:
     """Refuse what has too many bytes."""
     if count > most:
         raise TooLargeError(
@@ -84,7 +84,7 @@ def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
     Traceback (most recent call last):
     explain.ImageError: image of 0 bytes is empty (0 bytes); get the file again
     """
-    check_size("photo", len(content), limits.upload)
+    check_byte_count("photo", len(content), limits.upload)
     width = height = 0
     # broken files raise nearly anything; `load_image` says what is wrong
     with suppress(Exception), quiet():

@@ -89,7 +89,7 @@ class Access:
         return None
 
     def _is_known(self, host: str) -> bool:
-        name = name_of(host)
+        name = host_name(host)
         if name in self.hosts:
             return True
         with suppress(ValueError):
@@ -98,10 +98,15 @@ class Access:
         return False
 
 
-def name_of(host: str) -> str | None:
+def host_name(host: str) -> str | None:
     """Return the name in a ``Host`` header, without its port; None where there is none.
 
-    >>> name_of("LocalHost:8000"), name_of("[::1]:8000"), name_of("a b"), name_of("x@127.0.0.1")
+    >>> (
+    ...     host_name("LocalHost:8000"),
+    ...     host_name("[::1]:8000"),
+    ...     host_name("a b"),
+    ...     host_name("x@127.0.0.1"),
+    ... )
     ('localhost', '::1', None, None)
     """
     matched = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+))(?::\d{1,5})?", host.lower())
@@ -341,7 +346,7 @@ async def _body(request: Any, what: str, most: int) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
-        requests.check_size(what, len(body), most)
+        requests.check_byte_count(what, len(body), most)
     return bytes(body)
 
 

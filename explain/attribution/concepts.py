@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from explain._utils.errors import LayerError, MethodError, keywords, option, warn
+from explain._utils.errors import LayerError, MethodError, keywords, option_name, warn
 from explain._utils.random_numbers import normal
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Activations
@@ -147,7 +147,9 @@ def find_concepts(
         most = min(rows.shape)
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
             allowed = f"a whole number from 1 to {most} at layer {name}"
-            raise MethodError(f"{option('count')} must be {allowed}, got {count!r:.60}; 4 is usual")
+            raise MethodError(
+                f"{option_name('count')} must be {allowed}, got {count!r:.60}; 4 is usual"
+            )
         where, what = factorise(rows, count, seed)
         strongest = where.amax(0).clamp(min=torch.finfo(where.dtype).tiny)
         where = where / strongest

@@ -31,11 +31,11 @@ from explain.targets.labels import Category
 LARGEST = 2**25  # bytes of a tensor that is written; a baseline has less than a million
 
 
-def described(function: Any) -> str:
+def name_of_callable(function: Any) -> str:
     """Return a function's name, or how a callable object shows itself, on one line and without its
     address.
 
-    >>> described(len), described(slice(1))
+    >>> name_of_callable(len), name_of_callable(slice(1))
     ('len', 'slice(None, 1, None)')
     """
     text = getattr(function, "__qualname__", None) or " ".join(repr(function).split())
@@ -67,7 +67,7 @@ def encode(value: Any) -> Any:
         return _encode_tensor(value)
     name = class_name(value)
     if name is None:
-        return {"unknown": described(value)}
+        return {"unknown": name_of_callable(value)}
     return {"class": name, "options": encode_fields(value)}
 
 

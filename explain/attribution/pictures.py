@@ -13,7 +13,7 @@ from explain import render
 from explain._utils.errors import ExplainError
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
-from explain.methods.base import FAMILIES, innermost, method_or_unknown, title_of
+from explain.methods.base import FAMILIES, innermost_method, method_or_unknown, title_of
 from explain.render import overlays, styles
 from explain.render.captions import Legend, Mark
 from explain.render.overlays import Edges
@@ -161,7 +161,7 @@ def tiles_of(
     name = title_of(attribution.method)
     picture = scene.overlay(attribution, style, target)
     yield Tile(
-        picture, name, place_of(attribution), remark(attribution), marks, scene.legend(style)
+        picture, name, layer_caption(attribution), remark(attribution), marks, scene.legend(style)
     )
     if without := without_set(attribution, style):
         yield Tile(scene.overlay(attribution, without, target), "without it")
@@ -197,7 +197,7 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
     """
     if attribution.sets is None:
         return ""
-    sufficient = innermost(attribution.method).name == "sufficient"
+    sufficient = innermost_method(attribution.method).name == "sufficient"
     becomes = attribution.options.get("becomes")
     whole = layer_of(attribution) if attribution.options.get("of_layer") else "the photo"
     if becomes is None:
@@ -288,7 +288,7 @@ def layer_of(attribution: Attribution) -> str:
     return f"{attribution.fuse or 'mean'} of {names}"
 
 
-def place_of(attribution: Attribution) -> str:
+def layer_caption(attribution: Attribution) -> str:
     """The layer of a method as captions have it; empty for a map of the photo's pixels."""
     return (
         f"layer {attribution.layer}"
@@ -305,7 +305,7 @@ def remark(attribution: Attribution) -> str:
         remarks.append("zero everywhere")
     elif float(attribution.score[0]) < 0 and method_or_unknown(attribution.method).by_score:
         remarks.append("negative score: signs reversed")
-    elif does := innermost(attribution.method).control:
+    elif does := innermost_method(attribution.method).control:
         remarks.append(f"null map: {does}")
     else:
         remarks.append(attribution.stopped)
@@ -329,7 +329,7 @@ def _families(result: Mapping[str, Attribution]) -> list[tuple[str, list[Attribu
             [
                 attribution
                 for attribution in result.values()
-                if innermost(attribution.method).family == name
+                if innermost_method(attribution.method).family == name
             ],
         )
         for name in FAMILIES

@@ -128,7 +128,7 @@ class RecordedValues(Part):
 
     def are(self, values: np.ndarray[Any, Any]) -> bool:
         """Whether an array is the one that is meant."""
-        return {"shape": list(self.shape), "sha256": self.sha256} == identity(values)
+        return {"shape": list(self.shape), "sha256": self.sha256} == shape_and_digest(values)
 
 
 @dataclass(frozen=True)
@@ -206,14 +206,14 @@ class ModelOrigin:
         }
 
 
-def digest(content: bytes) -> str:
+def sha256_of(content: bytes) -> str:
     """Return the SHA-256 of some bytes, in the form that records use."""
     return hashlib.sha256(content).hexdigest()
 
 
-def identity(values: np.ndarray[Any, Any]) -> dict[str, Any]:
+def shape_and_digest(values: np.ndarray[Any, Any]) -> dict[str, Any]:
     """The shape and digest of an array, as records have them."""
-    return {"shape": list(values.shape), "sha256": digest(values.tobytes())}
+    return {"shape": list(values.shape), "sha256": sha256_of(values.tobytes())}
 
 
 def versions() -> dict[str, str]:
@@ -239,7 +239,7 @@ def origin_of(
     """The photo, the model and the packages behind a result: the fields that all records have."""
     return {
         "format": FORMAT,
-        "image": {"path": source, "size": list(photo.size), "sha256": digest(photo.tobytes())},
+        "image": {"path": source, "size": list(photo.size), "sha256": sha256_of(photo.tobytes())},
         "model": model.name,
         "weights": model.weights,
         "preprocess": model.preprocess,
@@ -281,7 +281,7 @@ def results_of(attribution: result.Attribution) -> dict[str, Any]:
         if isinstance(attribution.target, str)
         else int(attribution.target[0]),
         "estimate": estimate,
-        "values": identity(pictures.array(attribution.values[0])),
+        "values": shape_and_digest(pictures.array(attribution.values[0])),
         "sets": None if attribution.sets is None else attribution.sets.described(0),
         "interventions": encode(list(attribution.interventions)),
     }

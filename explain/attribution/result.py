@@ -28,7 +28,7 @@ from explain.methods.base import (
 )
 from explain.methods.evidence import EvidenceSets
 from explain.relevance.gradient_rules import Coverage
-from explain.render.sheets import Group, Layout, Tile, sheet
+from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.render.styles import get_style
 from explain.targets.tokenizer import words_of
 
@@ -342,7 +342,8 @@ class Attribution(Outcome):
         if len(self.size) < 2 or not len(self):
             return lines_html([repr(self)])
         return picture_html(
-            sheet(self.layout(), 180), f"{self.method}: maps for {'; '.join(self._names()[:SHOWN])}"
+            contact_sheet(self.layout(), 180),
+            f"{self.method}: maps for {'; '.join(self._names()[:SHOWN])}",
         )
 
     def _must_have_places(self) -> None:

@@ -83,7 +83,7 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         answer: Output = ctx.obj
         answer.key = self.key
-        file, ctx.default_map = configured(self)
+        file, ctx.default_map = options_from_file(self)
         try:
             rest = super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -186,7 +186,7 @@ CONFIGS = {"explain.toml": (), "pyproject.toml": ("tool", "explain")}
 """Files of the current folder that may hold options, and the table that has them."""
 
 
-def configured(command: Command) -> tuple[str, dict[str, Any]]:
+def options_from_file(command: Command) -> tuple[str, dict[str, Any]]:
     """Read the options that one repeats from ``explain.toml``, or ``[tool.explain]`` in
     ``pyproject.toml``.
 
@@ -310,12 +310,12 @@ def names_of(kind: str) -> Complete:
     return complete
 
 
-def words(*known_words: str) -> Complete:
+def complete_words(*known_words: str) -> Complete:
     """Some words that are usual."""
     return lambda context, option, begin: [word for word in known_words if word.startswith(begin)]
 
 
-models = words(
+models = complete_words(
     "efficientnet-lite0", "tiny", "tiny-transformer", "tiny-clip", "nanodet", "person-segmenter"
 )
 

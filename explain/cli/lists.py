@@ -26,12 +26,12 @@ pattern = click.argument("pattern", required=False)
 def list_methods(answer: Output, pattern: str | None) -> None:
     """List the methods by family; of a name or pattern, their options too."""
     import explain
-    from explain.methods.base import FAMILIES, get_method, innermost, options
+    from explain.methods.base import FAMILIES, get_method, innermost_method, options
 
     methods = list(map(get_method, _matching(explain.list_methods(), pattern, "method")))
     width = max(len(name) for name in [*(method.name for method in methods), "augmented(METHOD)"])
     for family in FAMILIES:
-        members = [method for method in methods if innermost(method).family == family]
+        members = [method for method in methods if innermost_method(method).family == family]
         if members:
             answer.say(family)
         for method in members:

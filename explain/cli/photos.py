@@ -17,10 +17,10 @@ from explain.cli.commands import (
     PHOTOS,
     UsageError,
     commands,
+    complete_words,
     is_typed,
     model_options,
     option,
-    words,
 )
 from explain.cli.output import DONE, Output, ProgressBar
 from explain.cli.questions import (
@@ -89,7 +89,7 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
     "the baseline of covered pixels in methods and metrics that cover some: zero, black, "
     "mean, blur, noise or neighbours, also with options as in 'blur(sigma=3)'",
     show_default="each one's own",
-    shell_complete=words("zero", "black", "mean", "blur", "noise", "neighbours"),
+    shell_complete=complete_words("zero", "black", "mean", "blur", "noise", "neighbours"),
 )
 @model_options(several=True)
 @cli.batch_size
@@ -201,7 +201,9 @@ class ContactSheet:
             self.answer.note(f"{SHEET} has the first {MOST} of {self.pages} photos")
         place = Path(self.options.output) / SHEET
         try:
-            path = pages.written(pages.sheet_of(self.entries), place, overwrite=self.options.force)
+            path = pages.write_page(
+                pages.sheet_of(self.entries), place, overwrite=self.options.force
+            )
         except ExplainError as error:
             return self.answer.complain(str(error))
         self.answer.add({"image": None, "files": [str(path)], "records": []})
@@ -293,8 +295,8 @@ class PhotoWork:
     def _keys(self) -> dict[str, str]:
         """A key for each method: a digest of all that was asked, by which records of the same are
         recognised."""
-        from explain.attribution.encoding import described, encode
-        from explain.attribution.records import digest
+        from explain.attribution.encoding import encode, name_of_callable
+        from explain.attribution.records import sha256_of
 
         explainer = self.explainer
         options = self.options
@@ -307,7 +309,7 @@ class PhotoWork:
             options.ablate,
             labels,
             explainer.weights,
-            described(explainer.preprocess),
+            name_of_callable(explainer.preprocess),
             options.activation,
             options.unit,
             options.baseline,
@@ -315,7 +317,7 @@ class PhotoWork:
         keys = {}
         for method in self.methods:
             described_method = self.group or encode(method)
-            keys[method.name] = digest(json.dumps([asked, described_method]).encode())
+            keys[method.name] = sha256_of(json.dumps([asked, described_method]).encode())
         return keys
 
     def _stored(self, path: str, stem: str, photo: "Image.Image") -> PhotoResult | None:

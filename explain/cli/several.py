@@ -86,7 +86,7 @@ def find_photos(names: Sequence[str], *, recursive: bool = False, apart_from: st
     return list(dict.fromkeys(photos)), problems
 
 
-def title_of(path: str) -> str:
+def photo_label(path: str) -> str:
     """How messages call a photo."""
     return "standard input" if path == STDIN else path
 
@@ -100,7 +100,7 @@ def read_photo(path: str, answer: Output) -> "Image.Image":
     with hushed() as printed:
         photo = load_image(_piped() if path == STDIN else path)
     for trouble in troubles(printed):
-        answer.note(f"{title_of(path)}: {trouble}")
+        answer.note(f"{photo_label(path)}: {trouble}")
     photo.filename = "" if path == STDIN else path  # type: ignore[attr-defined]  # as Pillow has it
     return photo
 
@@ -244,9 +244,9 @@ def _work_on(paths: Sequence[str], work: Work, tally: "_Tally") -> None:
     bar.hidden = answer.quiet
     stems = distinct(slug("stdin" if path == STDIN else Path(path).stem) for path in paths)
     for path, stem in zip(paths, stems, strict=True):
-        bar.begin(title_of(path))
+        bar.begin(photo_label(path))
         try:
-            with notes(answer, title_of(path)), closing(bar):
+            with notes(answer, photo_label(path)), closing(bar):
                 result = work(path, stem, bar)
         except ExplainError as error:
             goes_on = tally.fail(path, error)
@@ -293,15 +293,15 @@ class _Tally:
         self.files += len(result.files)
         self.answer.add(result.document)
         if self.total > 1 and result.summary and not self.answer.verbose:
-            self.answer.say(f"{title_of(path)}: {result.summary}")
+            self.answer.say(f"{photo_label(path)}: {result.summary}")
         else:
-            self.answer.say(title_of(path), *result.lines)
+            self.answer.say(photo_label(path), *result.lines)
         return True
 
     def fail(self, path: str, error: ExplainError) -> bool:
         """Say why a photo failed; return whether the others may go better."""
         self.failed += 1
-        message = str(error) if repr(path) in str(error) else f"{title_of(path)}: {error}"
+        message = str(error) if repr(path) in str(error) else f"{photo_label(path)}: {error}"
         stops = isinstance(error, FolderError)
         may_hold_for_all = not (
             isinstance(error, (ImageError, OutputError)) or self.done or self.skipped
@@ -311,7 +311,7 @@ class _Tally:
             self.common_error = str(error)
             self.is_refused = isinstance(error, ASKED) and (stops or self.total == 1)
             if stops:
-                message = f"{title_of(path)} fails in the same way, as every photo would"
+                message = f"{photo_label(path)} fails in the same way, as every photo would"
             elif self.is_refused:
                 message = str(error)
         rest = f"; stopped, {self.left} more not looked at" if stops and self.left else ""

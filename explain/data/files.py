@@ -185,7 +185,7 @@ class Files:
                 parts.append(self.folder / f".explain-{secrets.token_hex(8)}.part")
                 with parts[-1].open("xb") as file:
                     file.write(content)
-            with locked(self.folder):
+            with locked_folder(self.folder):
                 self._check(paths)
                 _put_in_place(parts, paths)
         except OSError as error:
@@ -256,7 +256,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path) -> Iterator[None]:
     """Keep other processes and threads out of a folder that they write in this way too.
 
     The lock is one on the folder itself: it leaves no file behind, and ends with the process that

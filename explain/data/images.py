@@ -21,7 +21,7 @@ from explain._utils.errors import (
     warn,
 )
 from explain.data.greys import DEEP, stored_bits, to_8_bits
-from explain.data.opening import NoFileError, opened
+from explain.data.opening import NoFileError, open_for_reading
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ImageLike: TypeAlias = (
@@ -78,10 +78,10 @@ def load_image(image: ImageLike) -> Image.Image:
     )
 
 
-def source_of(image: ImageLike) -> str | None:
+def image_path(image: ImageLike) -> str | None:
     """Return the path of the file that an image comes from, where that is known.
 
-    >>> source_of("cat.jpg"), source_of(b"...")
+    >>> image_path("cat.jpg"), image_path(b"...")
     ('cat.jpg', None)
     """
     return (
@@ -97,7 +97,9 @@ def _from_path(path: Path, name: str) -> Image.Image:
     if os.path.isdir(path):  # unlike Path.is_dir, this accepts any name
         raise ImageError(f"image {name!r} must be a file, got a folder; name the images in it")
     try:
-        with opened(path, pipes=_OURS.fullmatch(os.path.abspath(path)) is not None) as file:
+        with open_for_reading(
+            path, pipes=_OURS.fullmatch(os.path.abspath(path)) is not None
+        ) as file:
             status = os.fstat(file.fileno())
             if stat.S_ISREG(status.st_mode):
                 return _open(file, repr(name), status.st_size)

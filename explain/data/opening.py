@@ -73,7 +73,7 @@ class NoFileError(OSError):
     """What was to be opened is there, but is no file."""
 
 
-def opened(path: Path, *, pipes: bool = False) -> IO[bytes]:
+def open_for_reading(path: Path, *, pipes: bool = False) -> IO[bytes]:
     """Open a file for reading. Anything else is refused without waiting: opening a pipe may take
     forever.
 

@@ -24,7 +24,7 @@ from torch import nn
 from explain._utils.errors import HookError, ModelError, quiet, raised
 from explain._utils.version import __version__
 from explain.data.files import Files
-from explain.data.opening import opened
+from explain.data.opening import open_for_reading
 from explain.hooks.guard import Hook
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _check_archive(path: str | os.PathLike[str]) -> None:
     """Refuse a damaged file: the reader of torch compares no checksums, so weights could change
     unnoticed."""
     try:
-        with opened(Path(path)) as file, zipfile.ZipFile(file) as archive:
+        with open_for_reading(Path(path)) as file, zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
     except (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         reason = getattr(error, "strerror", None) or error

@@ -21,17 +21,17 @@ from explain.hooks.preserve import untouched
 from explain.hooks.tracer import Tracer
 from explain.layers.stitched import Stitched
 from explain.relevance.table import info, operation_name
-from explain.targets.base import READER, described, find_scores
+from explain.targets.base import READER, find_scores, summary_of_output
 from explain.targets.outputs import (
     ROUNDING,
     Activation,
     End,
     Outputs,
     adds_up,
-    configured,
+    configured_activation,
     is_fractional,
+    may_be_probabilities,
     outputs_like,
-    within,
 )
 
 Read: TypeAlias = Callable[[Any, int], Tensor | None]
@@ -227,7 +227,7 @@ class OutputReader:
     @cached_property
     def activation(self) -> Activation | None:
         """What the caller says of the outputs, or else the model's configuration."""
-        return self.said or configured(self.model)
+        return self.said or configured_activation(self.model)
 
     def outputs(self, values: Tensor, read: Read) -> Outputs:
         """Say what ``values`` ``(N, K, ...)`` are, which ``read`` takes from an output."""
@@ -252,7 +252,7 @@ class OutputReader:
             fitting = [key for key, width in widths.items() if width == self.classes]
             self._key = (fitting if len(fitting) == 1 else list(tensors))[:1]
             if len(weights) < len(tensors) and len(fitting) != 1:
-                self._unsure = described(output)
+                self._unsure = summary_of_output(output)
         return self._key[0]
 
     def say_if_unsure(self) -> None:
@@ -288,7 +288,11 @@ class OutputReader:
             on_noise = self._on_noise(read)
             if all(map(adds_up, on_noise)) and any(map(is_fractional, on_noise)):
                 return End(values.shape[1])
-        if origin is None and self.activation == "none" and all(map(within, self._on_noise(read))):
+        if (
+            origin is None
+            and self.activation == "none"
+            and all(map(may_be_probabilities, self._on_noise(read)))
+        ):
             return End()
         return None
 

@@ -17,7 +17,7 @@ from explain.engine.replay import PrefixRecorder, ReachedError, Replay, Tape, at
 from explain.engine.rerun_context import RerunContext, Way, between_far_rows
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
-from explain.hooks.interventions import rows_of
+from explain.hooks.interventions import intervening_on_rows
 from explain.hooks.layer_names import name_of_call
 from explain.hooks.unwrap import has_hooks
 
@@ -129,7 +129,7 @@ class LayerRerun:
             return replace_first(output, perturbed)
 
         inputs = context.inputs.rows(images_before)
-        with HookGroup(context.model) as group, rows_of(images, images_before):
+        with HookGroup(context.model) as group, intervening_on_rows(images, images_before):
             at_call(group, record.layer, record.call, replaced)
             with replay or nullcontext():
                 output = inputs.call(context.model)

@@ -22,7 +22,7 @@ from explain.engine.incremental import IncrementalInference
 from explain.engine.needs import Evidence, EvidenceLookup, RowOrigin
 from explain.engine.replay import Tape
 from explain.engine.settings import Footprint, RuntimeSettings, autocast, lacks_memory
-from explain.hooks.interventions import rows_of
+from explain.hooks.interventions import intervening_on_rows
 from explain.hooks.preserve import untouched
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
@@ -132,7 +132,7 @@ class RerunContext:
         logits = self.forward.logits
         place = slice(0, 1) if len(images) == 1 else slice(1, 2)
         try:
-            with rows_of(images), self.runs_model():
+            with intervening_on_rows(images), self.runs_model():
                 output = run(images)
             # some input may say which classes there are
             if logits is not None and self.inputs.other_tensors:
@@ -168,7 +168,7 @@ class RerunContext:
                 "model must score each row of a batch on its own, but does not; use batch_size=1"
             )
         images = torch.arange(len(self.inputs), device=self.device)
-        with rows_of(images), self.runs_model():
+        with intervening_on_rows(images), self.runs_model():
             output = self.inputs.rows(images).call(self.model)
         for resolved in self.targets:
             again = resolved.scores_in(images, output)

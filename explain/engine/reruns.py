@@ -39,7 +39,7 @@ from explain.engine.settings import (
     report_progress,
 )
 from explain.engine.token_reruns import TokenRerun
-from explain.hooks.interventions import rows_of
+from explain.hooks.interventions import intervening_on_rows
 from explain.hooks.preserve import calculating
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
@@ -347,7 +347,7 @@ class InputRerun:
                 for resolved, all_of_them, some in scores
             )
 
-        with context.runs_model(), rows_of(images, few):
+        with context.runs_model(), intervening_on_rows(images, few):
             return incremental if incremental.is_faster(images, inputs, agree) else None
 
     def _batch(self, indices: Tensor) -> tuple[Tensor, Inputs]:
@@ -374,7 +374,7 @@ class InputRerun:
         place = int(of_rows) if self._way == "in place" else 0
         images, inputs = self._batch(indices)
         if self._reads_scores:
-            with context.runs_model(), rows_of(images):
+            with context.runs_model(), intervening_on_rows(images):
                 incremental = self._incremental
                 output = (
                     inputs.call(context.model)
@@ -414,7 +414,7 @@ class InputRerun:
             return torch.cat([of_rows[:place], moved, of_rows[end:]])
 
         image = place if self._way == "in place" else None
-        with rows_of(images), context.mixed_precision:
+        with intervening_on_rows(images), context.mixed_precision:
             return context.gather(
                 inputs,
                 plan=self._inner,

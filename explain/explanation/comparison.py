@@ -46,12 +46,14 @@ def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np
     """The heatmap of each model in pixels of the photo, zero where one of them did not see it."""
     cells = np.ones((1, 1), np.float32)
     shown = np.logical_and.reduce(
-        [styles.area(cells, 1, one.photo.size, one.box) for one in models.values()]
+        [styles.mask_above(cells, 1, one.photo.size, one.box) for one in models.values()]
     )
     heatmaps = []
     for one in models.values():
         values = array(one.results[target][method].heatmap[0])
-        heatmaps.append(styles.place(values, one.photo.size, one.box) / np.float32(255) * shown)
+        heatmaps.append(
+            styles.resampled_on_photo(values, one.photo.size, one.box) / np.float32(255) * shown
+        )
     return heatmaps
 
 

@@ -22,7 +22,7 @@ from explain.attribution.selection import GROUPS
 from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
 from explain.data.boxes import Box, Preprocess, as_input, locate, locate_tiles
-from explain.data.images import ImageLike, load_image, source_of
+from explain.data.images import ImageLike, image_path, load_image
 from explain.data.inputs import InputLayout, Inputs, InputsLike, check_layout
 from explain.engine.validation import check_inputs
 from explain.explanation import photos as several
@@ -173,7 +173,7 @@ class Explainer:
         self.unit = unit or ""
         self._outputs: Outputs | None = None
         self._origin = records.ModelOrigin(
-            loaded.name, loaded.weights, encoding.described(self.preprocess)
+            loaded.name, loaded.weights, encoding.name_of_callable(self.preprocess)
         )
         parts = []
         arguments: dict[str, Any] = {}
@@ -244,7 +244,7 @@ class Explainer:
         request = self._request(methods, target, **options)
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
             return several.collected(self._all(image, request))
-        (one,) = several.matched([image], request)
+        (one,) = several.photos_for_targets([image], request)
         return self._explained([self._photo(one)], request)[0]
 
     @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
@@ -345,7 +345,10 @@ class Explainer:
             return min(most, max(1, several.AREA // area))
 
         batches = several.explained(
-            (read(image, place) for place, image in enumerate(several.matched(images, request))),
+            (
+                read(image, place)
+                for place, image in enumerate(several.photos_for_targets(images, request))
+            ),
             lambda photos: self._explained(photos, request),
             alike=lambda photo: (
                 (photo.x.shape, photo.x.dtype) if isinstance(photo, Photo) else None
@@ -361,7 +364,7 @@ class Explainer:
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
         photo = load_image(image)
-        source = source_of(image)
+        source = image_path(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
     def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
@@ -414,7 +417,7 @@ class Explainer:
             box = seen[index] if seen else Box.whole(photo.image.size)
             if tiles:
                 of_photo = _each(
-                    results, partial(several.on_photo, boxes=tiles, size=photo.image.size)
+                    results, partial(several.tiles_on_photo, boxes=tiles, size=photo.image.size)
                 )
             if len(photos) > 1:
                 of_photo = _each(results, operator.itemgetter(index))

@@ -20,7 +20,7 @@ from explain._utils.errors import (
     shown,
 )
 from explain.attribution import pictures, records
-from explain.attribution.pictures import Look, Scene, array, place_of
+from explain.attribution.pictures import Look, Scene, array, layer_caption
 from explain.attribution.result import Attribution, alone
 from explain.data.files import Files, distinct, halved, restored, slug
 from explain.engine.settings import Progress
@@ -199,7 +199,7 @@ class Explanation(Reportable):
         details = [
             pictures.sentence(attribution, title, self.categories),
             title_of(attribution.method),
-            place_of(attribution),
+            layer_caption(attribution),
             pictures.remark(attribution),
             self._model,
         ]
@@ -285,7 +285,7 @@ class Explanation(Reportable):
     def sheet(self, tile: int = 300, **options: Unpack[StyleOptions]) -> Image.Image:
         """Return the photo and all methods side by side, under a title; ``tile`` is the side of a
         picture in pixels."""
-        return sheets.sheet(self.layout(**options), tile)
+        return sheets.contact_sheet(self.layout(**options), tile)
 
     @property
     def alternative(self) -> str:
@@ -354,7 +354,7 @@ class Explanation(Reportable):
                 record = self.record(name, index)
                 if map_format == "npz":
                     record["values"] |= {
-                        **records.identity(restored(*halved(values))),
+                        **records.shape_and_digest(restored(*halved(values))),
                         "format": map_format,
                     }
                 files.add_picture(

@@ -26,11 +26,11 @@ from explain._utils.errors import (
     warn,
 )
 from explain.attribution import records, result
-from explain.attribution.encoding import decode, described, method_of
+from explain.attribution.encoding import decode, method_of, name_of_callable
 from explain.attribution.selection import requested
 from explain.data.files import restored
 from explain.data.images import ImageLike, load_image
-from explain.data.opening import opened
+from explain.data.opening import open_for_reading
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.hooks import intervene, preserve
@@ -147,14 +147,14 @@ class Saved:
             why = "; ".join(missing.values())
             raise RecordError(f"{self._name} cannot be repeated alone: {why}; use repeat({names})")
         photo = load_image(arguments["image"])
-        if records.digest(photo.tobytes()) != record.image.sha256:
+        if records.sha256_of(photo.tobytes()) != record.image.sha256:
             raise RecordError(
                 f"image for {self._name} must have the pixels that were explained; use "
                 "repeat(image=...)"
             )
         photo.filename = record.image.path or ""  # type: ignore[attr-defined]  # as Pillow does for those that it opens
         explainer = arguments["explainer"]
-        self._check_same("preprocessing", record.preprocess, described(explainer.preprocess))
+        self._check_same("preprocessing", record.preprocess, name_of_callable(explainer.preprocess))
         self._check_same("weights", record.weights, explainer.weights)
         self._check_same("activation", record.activation, explainer.activation)
         size = explainer.as_input(photo).shape[-2:]
@@ -290,7 +290,7 @@ def _read_record(path: Path) -> records.Record:
     has."""
     name = f"record {str(path)!r}"
     try:
-        with opened(path) as file:
+        with open_for_reading(path) as file:
             content = json.load(file)
     except OSError as error:
         raise RecordError(f"{name} cannot be read: {error.strerror}; check the path") from None
@@ -320,7 +320,7 @@ def _read_record(path: Path) -> records.Record:
 def _read_values(path: Path) -> np.ndarray[Any, Any]:
     """Read an array of float32, or as `halved` has left it in ``.npz``."""
     try:
-        with opened(path) as file:  # which refuses pipes and devices
+        with open_for_reading(path) as file:  # which refuses pipes and devices
             if path.suffix == ".npz":
                 with np.load(file) as arrays:  # by its name, NumPy would leave a damaged file open
                     return restored(arrays["values"], arrays["scale"])
@@ -369,7 +369,7 @@ def stored_results(
         count: the number of targets.
         formats: of pictures and of values.
     """
-    pixels = records.digest(photo.tobytes())
+    pixels = records.sha256_of(photo.tobytes())
     results: list[Saved] = []
     # those of photos with longer names are among them
     for path in sorted(Path(folder).glob(f"{escape(stem)}-*.json")):

@@ -81,7 +81,7 @@ class PhotoConcepts:
             "concepts": [
                 {"share": share, "classes": best, "label": label} for share, best, label in parts
             ],
-            "values": records.identity(maps),
+            "values": records.shape_and_digest(maps),
         }
 
     @keywords()

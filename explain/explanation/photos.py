@@ -28,7 +28,9 @@ from explain.methods import Method
 from explain.targets import Target
 
 
-def on_photo(attribution: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> Attribution:
+def tiles_on_photo(
+    attribution: Attribution, boxes: Sequence[Box], size: tuple[int, int]
+) -> Attribution:
     """Lay the maps of tiles where the tiles lie in their photo.
 
     Args:
@@ -42,7 +44,7 @@ def on_photo(attribution: Attribution, boxes: Sequence[Box], size: tuple[int, in
         place.
 
     >>> tiles = Attribution("m", torch.ones(1, 2, 2, 2), "score", torch.ones(1), "a", (2, 2, 2))
-    >>> on_photo(tiles, [Box(0, 0, 2, 2), Box(2, 0, 4, 2)], (4, 2)).values.shape
+    >>> tiles_on_photo(tiles, [Box(0, 0, 2, 2), Box(2, 0, 4, 2)], (4, 2)).values.shape
     torch.Size([1, 2, 4])
     """
     side = attribution.size[1:]
@@ -160,7 +162,7 @@ class Photo:
     place: int = 0
 
 
-def matched(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[ImageLike]:
+def photos_for_targets(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[ImageLike]:
     """Yield photos, and check that there are as many as targets, where there is one for each.
 
     Raises:

@@ -18,7 +18,7 @@ from explain.hooks.attention_parts import NO_ATTENTION
 from explain.hooks.group import HookGroup
 from explain.hooks.guard import Hook
 from explain.hooks.interventions import Intervention, Replace, row_counts
-from explain.hooks.layer_names import find_places, name_of, place_of
+from explain.hooks.layer_names import find_places, name_of_place, place_of
 from explain.hooks.preserve import copied
 from explain.hooks.units import Axes
 from explain.hooks.unwrap import inserting, unwrapped
@@ -137,7 +137,7 @@ def _placed(intervention: Intervention, model: nn.Module) -> list[Intervention]:
     for place in find_places(model, intervention.layer).values():
         if intervention.heads is not None and not place.part:
             place = place._replace(part="heads")
-        name = name_of(place, model)
+        name = name_of_place(place, model)
         parts.append(
             intervention if name == intervention.layer else replace(intervention, layer=name)
         )

@@ -35,7 +35,7 @@ class _RowImages(threading.local):
 _rows = _RowImages()
 
 
-def rows_of(*images: torch.Tensor) -> AbstractContextManager[None]:
+def intervening_on_rows(*images: torch.Tensor) -> AbstractContextManager[None]:
     """Say which of the explained images each row of a batch belongs to, for values that differ
     between images.
 

@@ -124,7 +124,7 @@ def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
         pattern = place_of(item, model) if isinstance(item, str) else LayerPlace("")
         for module in _selected(model, pattern.module if isinstance(item, str) else item):
             place = pattern._replace(module=module)
-            places[name_of(place, model)] = place
+            places[name_of_place(place, model)] = place
     return places
 
 
@@ -133,14 +133,16 @@ def select_places(model: nn.Module, where: Where) -> list[str]:
     return list(find_places(model, where))
 
 
-def name_of(place: LayerPlace, model: nn.Module | None = None) -> str:
+def name_of_place(place: LayerPlace, model: nn.Module | None = None) -> str:
     """Join the parts of a name, so that `place_of` splits it again.
 
     A module of the model that is itself called so makes the number longer.
 
-    >>> name_of(LayerPlace("conv", "input", 2))
+    >>> name_of_place(LayerPlace("conv", "input", 2))
     'conv:input@2'
-    >>> name_of(LayerPlace("conv", "", 0), nn.ModuleDict({"conv": nn.ReLU(), "conv@0": nn.ReLU()}))
+    >>> name_of_place(
+    ...     LayerPlace("conv", "", 0), nn.ModuleDict({"conv": nn.ReLU(), "conv@0": nn.ReLU()})
+    ... )
     'conv@00'
     """
     if place.call is None:
@@ -153,7 +155,7 @@ def name_of(place: LayerPlace, model: nn.Module | None = None) -> str:
 
 def name_of_call(layer: str, number: int, model: nn.Module) -> str:
     """Name a call of a layer."""
-    return name_of(place_of(layer, model)._replace(call=number), model)
+    return name_of_place(place_of(layer, model)._replace(call=number), model)
 
 
 def _is_module(name: str, model: nn.Module | None) -> bool:

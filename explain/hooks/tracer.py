@@ -64,7 +64,7 @@ class Tracer(TorchFunctionMode):
         kwargs = kwargs or {}
         if threading.get_ident() != self._thread:
             return func(*args, **kwargs)
-        inner = opened(func) if self.opens else None
+        inner = transparent_copy(func) if self.opens else None
         if inner is None:
             return self.called(func, args, kwargs)
         with self:
@@ -100,7 +100,7 @@ _MODE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_fun
 _opened: dict[Any, Callable[..., Any] | None] = {}
 
 
-def opened(function: Any) -> Callable[..., Any] | None:
+def transparent_copy(function: Any) -> Callable[..., Any] | None:
     """A function of `torch.nn.functional` that shows the calls inside it to modes; None where it is
     no such function.
 
@@ -108,7 +108,7 @@ def opened(function: Any) -> Callable[..., Any] | None:
     it. A copy of the function without that check shows the calls inside.
 
     >>> from torch.nn import functional as F
-    >>> opened(F.multi_head_attention_forward).__name__, opened(F.conv2d)
+    >>> transparent_copy(F.multi_head_attention_forward).__name__, transparent_copy(F.conv2d)
     ('multi_head_attention_forward', None)
     """
     if not isinstance(function, types.FunctionType) or function.__module__ != "torch.nn.functional":

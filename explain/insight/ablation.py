@@ -124,7 +124,7 @@ class AblationResult:
 
     def to_dict(self) -> dict[str, Any]:
         figures = maps.fields_of(self, "after control chance accuracy")
-        shares = {"before": maps.plain(self.intact), **figures}
+        shares = {"before": maps.json_value(self.intact), **figures}
         return {**maps.fields_of(self, "what photos share"), **shares}
 
     def __str__(self) -> str:

@@ -19,11 +19,11 @@ from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.hooks import FeatureExtractor
 from explain.hooks.layer_names import Where
-from explain.insight.maps import Names, fields_of, most_frequent, plain
+from explain.insight.maps import Names, fields_of, json_value, most_frequent
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
-from explain.render.sheets import Group, Layout, Tile, sheet
+from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.store.reading import Row
-from explain.store.sources import check_count
+from explain.store.sources import check_whole_number
 from explain.targets import ClassTarget, Target, TopClass
 
 DRAWS = 8  # inputs by which a receptive field is found
@@ -100,7 +100,7 @@ class ChannelPatch:
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.row.name,
-            "value": plain(self.value),
+            "value": json_value(self.value),
             "box": list(vars(self.box).values()),
         }
 
@@ -166,7 +166,7 @@ class ChannelReport:
             )
             groups.append(Group(f"channel {channel.number}, weight {channel.weight:.3g}", tiles))
         title = f"What channels of {self.layer} see, by weight for {self.target}"
-        return sheet(
+        return contact_sheet(
             Layout(
                 title, f"each place sees {self.field[0]} × {self.field[1]} pixels", tuple(groups)
             ),
@@ -216,8 +216,8 @@ def channels(
         TargetError: there is no such label.
         LayerError: there is no such layer.
     """
-    check_count("count", count, 1, optional=False)
-    check_count("patches", patches, 1, optional=False)
+    check_whole_number("count", count, 1, optional=False)
+    check_whole_number("patches", patches, 1, optional=False)
     number, label = (
         (None, "their best class") if target is None else class_in(photos.explainer, target)
     )

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import torch
 
-from explain.insight.maps import RunMaps, fields_of, plain
+from explain.insight.maps import RunMaps, fields_of, json_value
 
 SURE = 1.96  # standard errors within which the true mean lies in 95 of 100 cases
 FILLED = 0.9
@@ -40,7 +40,7 @@ class MeanWithError:
         return format(self.value, spec)
 
     def to_dict(self) -> dict[str, float | None]:
-        return {"mean": plain(self.value), "error": plain(self.error)}
+        return {"mean": json_value(self.value), "error": json_value(self.error)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -73,7 +73,7 @@ class MapStatistics:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {**fields_of(self), "map": plain(self.mean)}
+        return {**fields_of(self), "map": json_value(self.mean)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -71,7 +71,7 @@ def number_of_groups(values: torch.Tensor) -> tuple[int, float]:
     return count, float(gaps[count - 1])
 
 
-def grouped(vectors: torch.Tensor, count: int, seed: int = 0) -> torch.Tensor:
+def cluster_numbers(vectors: torch.Tensor, count: int, seed: int = 0) -> torch.Tensor:
     """Put points into groups by their places among the first eigenvectors ``(N, E)``: a number for
     each, ``(N,)``.
 
@@ -185,7 +185,7 @@ def clusters_of(
     apart = distances(maps.values[rows])
     values, vectors = spectrum(apart, min(most, len(rows) - 1))
     count, gap = number_of_groups(values)
-    groups = grouped(vectors, count, seed)
+    groups = cluster_numbers(vectors, count, seed)
     fits = silhouettes(apart, groups)
     numbers = sorted(set(groups.tolist()))
     clusters: list[Cluster] = []

@@ -12,12 +12,20 @@ from explain.attribution.concepts import factorise, one_layer
 from explain.data.inputs import as_inputs
 from explain.hooks.layer_names import Where
 from explain.insight.channels import feature_maps
-from explain.insight.maps import Names, fields_of, heated, most_frequent, named, percent, plain
+from explain.insight.maps import (
+    Names,
+    caption_of_row,
+    fields_of,
+    heated,
+    json_value,
+    most_frequent,
+    whole_percent,
+)
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.layers.layouts import enlarge
-from explain.render.sheets import Group, Layout, Tile, sheet
+from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.store.reading import Row
-from explain.store.sources import check_count
+from explain.store.sources import check_whole_number
 
 INNER = 30  # steps by which the places of a batch follow the concepts
 OUTER = 5  # steps by which the concepts follow the batches so far
@@ -57,10 +65,10 @@ class SharedConcepts:
         concepts = []
         for share, examples in zip(self.shares, self.examples, strict=True):
             photos = [
-                {"name": example.row.name, "strength": plain(example.strength)}
+                {"name": example.row.name, "strength": json_value(example.strength)}
                 for example in examples
             ]
-            concepts.append({"share": plain(share), "photos": photos})
+            concepts.append({"share": json_value(share), "photos": photos})
         return {**fields_of(self, "layer photos error"), "concepts": concepts}
 
     @property
@@ -70,7 +78,9 @@ class SharedConcepts:
         for share, examples in zip(self.shares, self.examples, strict=True):
             rows = [example.row for example in examples]
             names = Names(row.name for row in rows)
-            table.append([str(len(table) + 1), percent(share), most_frequent(rows, 3), f"{names}"])
+            table.append(
+                [str(len(table) + 1), whole_percent(share), most_frequent(rows, 3), f"{names}"]
+            )
         return table
 
     def picture(self, photos: RunPhotos, tile: int = 140) -> Image.Image:
@@ -80,10 +90,12 @@ class SharedConcepts:
             tiles = []
             for example in examples:
                 picture = heated(photos.picture(example.row), example.heatmap, example.row.box)
-                tiles.append(Tile(picture, named(example.row)))
+                tiles.append(Tile(picture, caption_of_row(example.row)))
             groups.append(Group(f"concept {len(groups) + 1}: {share:.0%}", tuple(tiles)))
         title = f"{len(self.shares)} concepts of {self.layer} in {self.photos} photos"
-        return sheet(Layout(title, f"{self.error:.0%} of the layer left over", tuple(groups)), tile)
+        return contact_sheet(
+            Layout(title, f"{self.error:.0%} of the layer left over", tuple(groups)), tile
+        )
 
 
 def shared_concepts(
@@ -116,7 +128,7 @@ def shared_concepts(
         RunError: there are no photos, or the layer is zero everywhere.
         LayerError: there is no such layer.
     """
-    check_count("count", count, 1, optional=False)
+    check_whole_number("count", count, 1, optional=False)
     model = photos.explainer.model
     name = ""
     # the concepts (K, C); and sums over all places so far, by which they follow them
@@ -139,7 +151,7 @@ def shared_concepts(
                     )
                 what = factorise(rows, count, seed)[1]
                 what = what / what.norm(dim=1, keepdim=True).clamp(min=TINY)
-            where = places(rows, what)
+            where = concept_strengths(rows, what)
             gram = gram + where.T @ where
             cross = cross + where.T @ rows
             for _ in range(OUTER):
@@ -157,7 +169,7 @@ def shared_concepts(
     return _measured(photos, name, what, examples)
 
 
-def places(rows: torch.Tensor, what: torch.Tensor) -> torch.Tensor:
+def concept_strengths(rows: torch.Tensor, what: torch.Tensor) -> torch.Tensor:
     """How strong concepts ``(K, C)`` are at each place ``(P, C)``: ``(P, K)``, none negative."""
     cross = rows @ what.T
     gram = what @ what.T
@@ -178,7 +190,7 @@ def _measured(photos: RunPhotos, name: str, what: torch.Tensor, most: int) -> Sh
     for batch in photos.batches(one_for_each_photo(photos.run)):
         maps = feature_maps(model, batch.x, name)
         rows = _rows(maps)
-        where = places(rows, what)
+        where = concept_strengths(rows, what)
         totals += where.sum(0) * what.sum(1)
         left += float((rows - where @ what).square().sum())
         whole += float(rows.square().sum())

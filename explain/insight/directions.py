@@ -17,7 +17,7 @@ from explain.hooks.layer_names import Where
 from explain.insight.channels import feature_maps, with_gradients
 from explain.insight.maps import fields_of
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
-from explain.store.sources import check_count
+from explain.store.sources import check_whole_number
 from explain.targets import ClassTarget
 
 DECAY = 0.01
@@ -207,8 +207,8 @@ def concept_direction(
     """
     if len(examples) < LEAST:
         raise RunError(f"examples must be at least {LEAST} photos, got {len(examples)}; give more")
-    check_count("draws", draws, 1, optional=False)
-    check_count("fakes", fakes, 20, optional=False)
+    check_whole_number("draws", draws, 1, optional=False)
+    check_whole_number("fakes", fakes, 20, optional=False)
     number, label = class_in(photos.explainer, target)
     model = photos.explainer.model
     xs = [photos.explainer.as_input(image) for image in examples]

@@ -11,10 +11,10 @@ from explain._utils.errors import ExplainError
 from explain.data.boxes import Box
 from explain.insight.class_statistics import ClassStatistics
 from explain.insight.clusters import Cluster, distances
-from explain.insight.maps import RunMaps, heated, percent, short
+from explain.insight.maps import RunMaps, heated, short, whole_percent
 from explain.insight.mistakes import Confusion
 from explain.insight.reattribution import RunPhotos
-from explain.render.sheets import Group, Layout, Tile, sheet
+from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.render.styles import get_style
 from explain.store.reading import Row
 
@@ -87,9 +87,11 @@ def draw_class_means(
         nearest = apart.argsort(stable=True)[:PHOTOS].tolist()
         keys = [(of_class.names[i], look.target) for i in nearest]
         on_object = (
-            f", {percent(look.on_object.value)} on the object" if look.on_object.value >= 0 else ""
+            f", {whole_percent(look.on_object.value)} on the object"
+            if look.on_object.value >= 0
+            else ""
         )
-        border = f"{percent(look.at_border.value)} at the border"
+        border = f"{whole_percent(look.at_border.value)} at the border"
         means.append(
             MeanMap(look.target, f"{look.photos} photos{on_object}", look.mean, border, keys)
         )
@@ -100,7 +102,7 @@ def draw_clusters(clusters: Sequence[Cluster], album: Album) -> Image.Image | No
     """Draw clusters of reasons: the mean map of each, and photos that stand for it."""
     means = []
     for cluster in clusters[:GROUPS]:
-        figures = f"{cluster.size} photos, {percent(cluster.share)} of the class"
+        figures = f"{cluster.size} photos, {whole_percent(cluster.share)} of the class"
         keys = [(name, cluster.target) for name in cluster.photos[:PHOTOS]]
         means.append(
             MeanMap(
@@ -159,4 +161,4 @@ def draw_mistakes(pairs: Sequence[Confusion], album: Album) -> Image.Image | Non
 
 def _drawn(title: str, groups: Sequence[Group]) -> Image.Image | None:
     full = tuple(group for group in groups if group.tiles)
-    return sheet(Layout(title, "", full), TILE) if full else None
+    return contact_sheet(Layout(title, "", full), TILE) if full else None

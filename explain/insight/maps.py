@@ -19,19 +19,19 @@ from explain.store.reading import Row, StoredRun
 from explain.store.sources import on_input
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """A value as JSON has it: None where a number is not finite. What knows its plain values says
     them itself.
 
-    >>> plain([float("nan"), torch.ones(2)])
+    >>> json_value([float("nan"), torch.ones(2)])
     [None, [1.0, 1.0]]
     """
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, torch.Tensor):
-        return plain(value.tolist())
+        return json_value(value.tolist())
     if hasattr(value, "to_dict"):
         return value.to_dict()
     return fields_of(value) if is_dataclass(value) else value
@@ -41,7 +41,7 @@ def fields_of(thing: Any, names: str = "") -> dict[str, Any]:
     """Some attributes of a result as plain values; without ``names``, which spaces separate, those
     that it prints."""
     listed = names.split() or [column.name for column in fields(thing) if column.repr]
-    return {name: plain(getattr(thing, name)) for name in listed}
+    return {name: json_value(getattr(thing, name)) for name in listed}
 
 
 def short(name: str, most: int = 24) -> str:
@@ -57,15 +57,15 @@ def short(name: str, most: int = 24) -> str:
     return f"…{end[end.index('/') :] if '/' in end else end}"
 
 
-def named(row: Row) -> str:
+def caption_of_row(row: Row) -> str:
     """What a photo shows, as far as it is known: its label, what the model says, or its name."""
     return row.label or row.prediction or row.name
 
 
-def percent(value: float) -> str:
+def whole_percent(value: float) -> str:
     """A share for people.
 
-    >>> percent(0.256), percent(float("nan"))
+    >>> whole_percent(0.256), whole_percent(float("nan"))
     ('26%', '–')
     """
     return "–" if math.isnan(value) else f"{value:.0%}"
@@ -80,7 +80,7 @@ class Names(tuple[str, ...]):
 
 def most_frequent(rows: Sequence[Row], most: int) -> str:
     """What most of some photos show."""
-    return ", ".join(name for name, _ in Counter(map(named, rows)).most_common(most))
+    return ", ".join(name for name, _ in Counter(map(caption_of_row, rows)).most_common(most))
 
 
 GRID = 16

@@ -14,7 +14,7 @@ from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import in_batches
 from explain.methods import Method
-from explain.store.manifest import digest_of
+from explain.store.manifest import digest_of_model
 from explain.store.reading import PhotoReader, Row, StoredRun
 from explain.targets import ClassTarget, as_target
 from explain.targets.labels import class_label
@@ -55,7 +55,7 @@ class RunPhotos(PhotoReader):
         if (
             explainer is not None
             and made_with is not None
-            and digest_of(explainer.model) != made_with
+            and digest_of_model(explainer.model) != made_with
         ):
             raise RunError(
                 "explainer must have the weights that the run was made with; give the same model"

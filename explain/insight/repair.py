@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from explain._utils.errors import LayerError, RunError, keywords, option
+from explain._utils.errors import LayerError, RunError, keywords, option_name
 from explain.hooks import FeatureExtractor
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import submodule
@@ -331,7 +331,8 @@ def repair(
     """
     if how not in ("project", "train"):
         raise RunError(
-            f"{option('how')} must be 'project' or 'train', got {how!r}; project needs no training"
+            f"{option_name('how')} must be 'project' or 'train', got {how!r}; "
+            "project needs no training"
         )
     begun = time.monotonic()
     model = photos.explainer.model
@@ -402,7 +403,9 @@ def _layers(
             name for name in stage_layers(model, run.place(marks.hosts.x[:1])) if "@" not in name
         ]
     if not layer:
-        raise LayerError(f"{option('layer')} must name a layer of this model, got none; give one")
+        raise LayerError(
+            f"{option_name('layer')} must name a layer of this model, got none; give one"
+        )
     return layer
 
 

@@ -18,10 +18,10 @@ from explain.attribution.api import attribute
 from explain.data.boxes import Box
 from explain.data.files import Files
 from explain.insight.ablation import sign_test
-from explain.insight.maps import fields_of, heated, percent, table_lines
+from explain.insight.maps import fields_of, heated, table_lines, whole_percent
 from explain.insight.reattribution import RunPhotos, method_in
 from explain.insight.spurious_regions import MarkedPhotos
-from explain.render.sheets import Group, Layout, Tile, as_picture, empty, sheet
+from explain.render.sheets import Group, Layout, Tile, as_picture, contact_sheet, empty
 from explain.render.styles import Contour
 from explain.report.pages import Section, document
 from explain.store.reading import Row
@@ -117,7 +117,9 @@ class Repair:
         table = [["accuracy", "photos", "before", "after"]]
         for name, answers in self.answers.items():
             old, new = answers.accuracy
-            table.append([GROUPS[name], str(len(answers.classes)), percent(old), percent(new)])
+            table.append(
+                [GROUPS[name], str(len(answers.classes)), whole_percent(old), whole_percent(new)]
+            )
         return table
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,7 +142,7 @@ class Repair:
             done = f"{directions} of {self.layer} taken out, strength {self.strength:g}"
         if self.target is None:
             return f"{done}."
-        old, new, control = map(percent, self.taken)
+        old, new, control = map(whole_percent, self.taken)
         doubt = " It is not shown that the model reads the mark at all." * (self.chance >= 0.05)
         moved = f"With the mark, {old} of other photos were taken for {self.finding}, now {new}"
         return f"{done}. {moved}; with another patch, {control} (p = {self.chance:.2g}).{doubt}"
@@ -268,7 +270,7 @@ def _map_tiles(repair: Repair, row: Row, photo: Image.Image, x: torch.Tensor) ->
 
 
 def _sheet(title: str, bearing: Sequence[Tile], moved: Sequence[Tile]) -> Image.Image:
-    return sheet(
+    return contact_sheet(
         Layout("", "", (Group(title, tuple(bearing)), Group("others with its mark", tuple(moved)))),
         SIDE,
     )

@@ -16,7 +16,7 @@ from explain._utils.errors import (
     RunError,
     either,
     keywords,
-    option,
+    option_name,
     printable,
     shown,
 )
@@ -31,7 +31,7 @@ from explain.insight.clusters import Cluster, map_clusters
 from explain.insight.concepts import SharedConcepts, shared_concepts
 from explain.insight.directions import Direction, concept_direction
 from explain.insight.drawing import Album, draw_class_means, draw_clusters, draw_mistakes
-from explain.insight.maps import RunMaps, plain, read_maps, table_lines
+from explain.insight.maps import RunMaps, json_value, read_maps, table_lines
 from explain.insight.mistakes import Confusion, OddEvidence, odd_evidence, with_reasons
 from explain.insight.mistakes import pairs as find_pairs
 from explain.insight.reattribution import RunPhotos, method_in
@@ -77,7 +77,7 @@ class Insight:
             "maps": len(self.maps),
             "empty": self.maps.empty,
             "repeated": self.maps.repeated,
-            **{name: plain(rows) for name, rows in self._results.items()},
+            **{name: json_value(rows) for name, rows in self._results.items()},
         }
 
     @property
@@ -173,7 +173,8 @@ class Insight:
                 return look
         allowed = f"the number of a cluster, 1 to {len(self.reasons)}, or the label of a class"
         raise RunError(
-            f"{option('finding')} must be {allowed}, got {shown(which)}; the insight lists them"
+            f"{option_name('finding')} must be {allowed}, got {shown(which)}; "
+            "the insight lists them"
         )
 
     def lines(self, most: int = 10) -> list[str]:
@@ -294,18 +295,21 @@ def insight(
     for name, value in (("target", target), ("layer", layer)):
         if value is not None and not requested:
             raise ArgumentError(
-                f"{option(name)} has no effect without channels, concepts or examples; leave it out"
+                f"{option_name(name)} has no effect without channels, concepts or examples; "
+                "leave it out"
             )
     if requested and explainer is None:
         remedy = either("give the explainer of the run", "give --model")
-        raise ArgumentError(f"{option(requested[0])} must have the model, got none; {remedy}")
+        raise ArgumentError(f"{option_name(requested[0])} must have the model, got none; {remedy}")
     if examples is not None and target is None:
         raise ArgumentError(
-            f"{option('target')} must say of which class the examples may be a reason; give a class"
+            f"{option_name('target')} must say of which class the examples may be a reason; "
+            "give a class"
         )
     if target is not None and requested == ["concepts"]:
         raise ArgumentError(
-            f"{option('target')} has no effect with concepts, which all photos share; leave it out"
+            f"{option_name('target')} has no effect with concepts, which all photos share; "
+            "leave it out"
         )
     maps = read_maps(run, method)
     result = Insight(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import LayerError, RunError, option
+from explain._utils.errors import LayerError, RunError, option_name
 from explain._utils.random_numbers import permutation
 from explain.insight.channels import Channel, feature_maps
 from explain.insight.class_statistics import FILLED, ClassStatistics
@@ -146,8 +146,8 @@ def marked_photos(
     boxed = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
     if not boxed:
         raise RunError(
-            f"{option('finding')} {finding.target!r} is a class, whose mark is all but its object, "
-            "but the run has no"
+            f"{option_name('finding')} {finding.target!r} is a class, whose mark is all but its "
+            "object, but the run has no"
             " boxes of objects; give a cluster by its number, or run photos with boxes"
         )
     with_class = [row for row in boxed if class_of(row) == target]

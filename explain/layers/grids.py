@@ -7,7 +7,7 @@ from functools import cached_property
 from torch import nn
 
 from explain.data.inputs import Inputs
-from explain.hooks.layer_names import LayerPlace, name_of, place_of
+from explain.hooks.layer_names import LayerPlace, name_of_place, place_of
 from explain.hooks.unwrap import modules_of, submodule
 from explain.layers.layouts import (
     Grid,
@@ -20,7 +20,7 @@ from explain.layers.layouts import (
     layout_of,
     read_map,
 )
-from explain.layers.located import FOLDED, PLACES, Places, folded_by_time, locate
+from explain.layers.located import FOLDED, PLACES, Places, folded_by_time, locate_tensors
 from explain.layers.recording import ModuleCall
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, summary_of
@@ -76,7 +76,7 @@ class NetworkGrids(Grids):
         summary = self._summary
         if PLACES not in summary.chosen:
             inputs = self._inputs.first() if summary.alone else self._inputs
-            summary.chosen[PLACES] = locate(self._model, inputs.detached(), summary.calls)
+            summary.chosen[PLACES] = locate_tensors(self._model, inputs.detached(), summary.calls)
         places: Places = summary.chosen[PLACES]
         return places
 
@@ -189,7 +189,8 @@ def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
     number = count - 1 if place.call is None else place.call
     windows = model.count(tuple(inputs.x.shape[2:]))
     return [
-        name_of(place._replace(call=window * count + number), model) for window in range(windows)
+        name_of_place(place._replace(call=window * count + number), model)
+        for window in range(windows)
     ]
 
 

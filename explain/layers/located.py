@@ -72,7 +72,7 @@ class Places:
         return None if grid is None else replace(grid, layout="tokens first")
 
 
-def locate(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]) -> Places:
+def locate_tensors(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]) -> Places:
     """Run a network, and follow where the values of its tensors lie.
 
     Two images tell the tokens of one image from single tokens of its windows.

@@ -16,7 +16,7 @@ from explain._utils.errors import ModelError, keywords, shown
 from explain.data.inputs import Inputs
 from explain.hooks.layer_names import LayerPlace
 from explain.layers.layouts import Size, enlarge
-from explain.targets.base import described
+from explain.targets.base import summary_of_output
 from explain.targets.regions import read_class_maps
 
 SIGMA = 1 / 8  # of the gaussian, in window lengths
@@ -104,7 +104,7 @@ class Stitched(nn.Module):
         """The class maps in what the segmenter returned for so many windows."""
         class_maps = read_class_maps(output, count)
         if class_maps is None:
-            got = f"got {described(output)}; wrap it in a module that does"
+            got = f"got {summary_of_output(output)}; wrap it in a module that does"
             raise ModelError(f"model must give class maps (N, K, H, W) to be stitched, {got}")
         return class_maps.maps
 
@@ -163,7 +163,9 @@ class Stitched(nn.Module):
             weights * (part if part.shape[2:] == sides else enlarge(part, sides)) for part in parts
         ]
         lengths = [max(length, side) for length, side in zip(size, sides, strict=True)]
-        stitched = joined(parts, starts, lengths) / joined([weights] * len(parts), starts, lengths)
+        stitched = sum_of_windows(parts, starts, lengths) / sum_of_windows(
+            [weights] * len(parts), starts, lengths
+        )
         for dim, (length, full) in enumerate(zip(size, lengths, strict=True), start=2):
             stitched = (
                 stitched if length == full else stitched.narrow(dim, (full - length) // 2, length)
@@ -198,14 +200,14 @@ class Stitched(nn.Module):
         return weights.clamp(min=LEAST)
 
 
-def joined(
+def sum_of_windows(
     parts: Sequence[Tensor], starts: Sequence[Sequence[int]], lengths: Sequence[int]
 ) -> Tensor:
     """Lay parts down at their starts, row by row, and add them where they overlap.
 
     Each row of windows is joined first, so that no more is added than needed.
 
-    >>> joined([torch.ones(1, 1, 2), torch.ones(1, 1, 2)], [[0, 1]], [3])
+    >>> sum_of_windows([torch.ones(1, 1, 2), torch.ones(1, 1, 2)], [[0, 1]], [3])
     tensor([[[1., 2., 1.]]])
     """
     for dim, length in reversed(list(enumerate(lengths))):

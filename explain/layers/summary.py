@@ -11,11 +11,11 @@ from torch import nn
 from explain._utils.errors import ExplainError, keywords
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike
-from explain.hooks.layer_names import LayerPlace, Where, name_of, place_of, select_places
+from explain.hooks.layer_names import LayerPlace, Where, name_of_place, place_of, select_places
 from explain.hooks.unwrap import modules_of, unwrapped
 from explain.layers.frames import with_layout
 from explain.layers.layouts import Size
-from explain.layers.located import PLACES, laid_out, locate
+from explain.layers.located import PLACES, laid_out, locate_tensors
 from explain.layers.recording import CallKey, ForwardGraph, ModuleCall, maps_of, record, tensors_in
 from explain.targets.regions import read_class_maps
 
@@ -148,7 +148,7 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
     if with_graph:
         chosen[GRAPH] = ForwardGraph(output, recorder.edges)
     if recorder.open:
-        chosen[PLACES] = locate(model, inputs, calls)
+        chosen[PLACES] = locate_tensors(model, inputs, calls)
         calls = [laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]
     with_map = (call for call in calls if call.grid is not None or call.doubt)
     # see what changes though no gradient leads there
@@ -207,7 +207,7 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
             if call.name == place.module and call.depends
         ]
         if place.call is None and calls and not calls[-1].last:
-            layers[i] = name_of(place._replace(call=calls[-1].number), model)
+            layers[i] = name_of_place(place._replace(call=calls[-1].number), model)
     return layers
 
 

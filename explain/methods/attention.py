@@ -61,7 +61,7 @@ def photo_tokens(
     return list(grid.tokens), grid.size
 
 
-def weighted(weights: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
+def weighted_attention(weights: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
     """The mean over heads of what is positive of attention times gradient: ``(N, queries,
     keys)``."""
     return (weights * (0 if gradient is None else gradient)).clamp(min=0).mean(1)
@@ -318,7 +318,7 @@ class GradientRollout(RolloutMethod):
 
     def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
         for attention in evidence[_GRADIENTS]:
-            yield mixed(weighted(attention.weights, attention.gradient))
+            yield mixed(weighted_attention(attention.weights, attention.gradient))
 
 
 @register
@@ -358,7 +358,7 @@ class CheferAttribution(RolloutMethod):
         for plain, changed in zip(maps, relevance, strict=True):
             if changed.gradient is not None:
                 of_one = changed.weights * changed.gradient / over_all(score, changed.weights)
-                matrix = weighted(of_one, plain.gradient)
+                matrix = weighted_attention(of_one, plain.gradient)
                 yield matrix + _identity(matrix)
 
 
@@ -463,7 +463,7 @@ def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int]
     for a, b in itertools.product(sizes, repeat=2):
         start = torch.eye(a, b) * (a == b)
         relevance[a, b] = start.to(first).expand(len(first), a, b)
-    steps = [weighted(attention.weights, attention.gradient) for attention in maps]
+    steps = [weighted_attention(attention.weights, attention.gradient) for attention in maps]
     while steps:
         size = steps[0].shape[1:]
         both = size[0] != size[1] and len(steps) > 1 and steps[1].shape[1:] == size[::-1]

@@ -310,7 +310,7 @@ def can_be_stitched(method: Method, model: torch.nn.Module) -> bool:
     window."""
     if not isinstance(model, Stitched):
         return True
-    family = innermost(method).family
+    family = innermost_method(method).family
     biases = any(isinstance(need, BiasTerms) for need in method.needs)
     return family in (MAPS, PATTERNS) if uses_layer(method) else family != ATTENTION and not biases
 
@@ -339,7 +339,7 @@ def spatial_dims(maps: torch.Tensor) -> tuple[int, ...]:
     return tuple(range(2, maps.ndim))
 
 
-def map_of(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
+def cam_map(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
     """The map ``(N, h, w)`` of the CAM that a method is made of.
 
     Raises:
@@ -569,17 +569,17 @@ def _title(name: str) -> str:
     return _titles().get(name, spelled_as_class)
 
 
-def innermost(method: str | Method) -> Method:
+def innermost_method(method: str | Method) -> Method:
     """The method that wrappers are around, whose family is theirs; one of no family for a name that
     is not known.
 
     >>> (
-    ...     innermost("smooth(saliency)").family,
-    ...     innermost("smooth(randomcam)").control,
-    ...     innermost("my own").family,
+    ...     innermost_method("smooth(saliency)").family,
+    ...     innermost_method("smooth(randomcam)").control,
+    ...     innermost_method("my own").family,
     ... )
     ('gradients', 'random weights', 'other methods')
     """
     outer = method_or_unknown(method)
     inner = getattr(outer, "method", None)
-    return innermost(inner) if isinstance(inner, Method) else outer
+    return innermost_method(inner) if isinstance(inner, Method) else outer

@@ -22,7 +22,7 @@ from explain.methods.base import (
     PATTERNS,
     Method,
     Style,
-    map_of,
+    cam_map,
     over_all,
     register,
     spatial_dims,
@@ -32,7 +32,7 @@ from explain.targets.functions import Contrast, ResidualSoftmax
 BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
 
 
-def weighted(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.Tensor:
+def weighted_maps(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.Tensor:
     """The sum of the feature maps with weights ``(N, C)``, and of it the positive part if
     ``relu``."""
     maps = evidence.activations
@@ -101,7 +101,7 @@ class CAM(ClassActivationMap):
     needs = frozenset({Activations(), ClassWeights()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return weighted(evidence[ClassWeights()], evidence, relu=False)
+        return weighted_maps(evidence[ClassWeights()], evidence, relu=False)
 
 
 @register
@@ -147,7 +147,7 @@ class GradCAM(ClassActivationMap):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         g = evidence[LayerGradients(gradients=self.gradients)]
-        return weighted(unless_rounding(g.mean(spatial_dims(g)), g), evidence, relu=self.relu)
+        return weighted_maps(unless_rounding(g.mean(spatial_dims(g)), g), evidence, relu=self.relu)
 
 
 @register
@@ -190,7 +190,7 @@ class GradCAMPlusPlus(ClassActivationMap):
         g = evidence.gradients
         total = evidence.activations.sum(spatial_dims(evidence.activations), keepdim=True)
         weights = ratio(g.clamp(min=0), 2 + g * total).sum(spatial_dims(g))
-        return weighted(weights, evidence, relu=self.relu)
+        return weighted_maps(weights, evidence, relu=self.relu)
 
 
 @register
@@ -234,7 +234,7 @@ class XGradCAM(ClassActivationMap):
         gradients = unless_rounding(products.sum(places), products, count)
         totals = a.sum(places)
         totals = totals.masked_fill(totals.abs() <= count * rounding_error(a, places), 0)
-        return weighted(ratio(gradients, totals), evidence, relu=self.relu)
+        return weighted_maps(ratio(gradients, totals), evidence, relu=self.relu)
 
 
 @register
@@ -378,7 +378,7 @@ class ShapleyCAM(ClassActivationMap):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         objective = ResidualSoftmax() if self.residual_softmax else None
         slope = evidence[LayerGradients(objective)] - 0.5 * evidence[LayerCurvature(objective)]
-        return weighted(
+        return weighted_maps(
             unless_rounding(slope.mean(spatial_dims(slope)), slope), evidence, relu=True
         )
 
@@ -417,7 +417,7 @@ class RandomCAM(ClassActivationMap):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         images, channels = evidence.activations.shape[:2]
         weights = uniform((channels,), seeded(self.seed)) * 2 - 1
-        return weighted(
+        return weighted_maps(
             weights.to(evidence.activations).expand(images, -1), evidence, relu=self.relu
         )
 
@@ -528,7 +528,7 @@ class RefineCAM(ClassActivationMap):
         return self.cam.needs
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return map_of(self.name, self.cam, evidence)
+        return cam_map(self.name, self.cam, evidence)
 
 
 class FeatureMapPattern(Method):

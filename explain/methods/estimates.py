@@ -168,13 +168,17 @@ SERIES = (
 )  # of Student's quantile, in powers of one over the freedom: Abramowitz and Stegun 26.7.5
 
 
-def widened(freedom: int) -> float:
+def student_factor(freedom: int) -> float:
     """By how much a standard error is too small that is known with so few degrees of freedom.
 
     Errors are multiplied by this, so that the value ± 1.96 errors is a 95 % interval of Student's
     t, however few scores there are by now.
 
-    >>> round(1.96 * widened(2), 2), round(1.96 * widened(9), 2), round(1.96 * widened(1000), 2)
+    >>> (
+    ...     round(1.96 * student_factor(2), 2),
+    ...     round(1.96 * student_factor(9), 2),
+    ...     round(1.96 * student_factor(1000), 2),
+    ... )
     (4.3, 2.26, 1.96)
     """
     if freedom <= len(STUDENT):
@@ -190,7 +194,7 @@ def floored_error(variance: torch.Tensor, freedom: int) -> torch.Tensor:
     A small sample may not meet what moves a value seldom, and give it none: a variance is taken to
     be at least the mean over all values.
     """
-    return widened(freedom) * variance.clamp(min=variance.mean()).sqrt()
+    return student_factor(freedom) * variance.clamp(min=variance.mean()).sqrt()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from explain.engine import Evidence, InputGradients, Need
 from explain.engine.needs import GradientsBy, RuleCoverage
 from explain.layers.layouts import enlarge
-from explain.methods.base import GRADIENTS, Method, map_of, register
+from explain.methods.base import GRADIENTS, Method, cam_map, register
 from explain.methods.cam import GradCAM
 from explain.relevance.gradient_rules import DeconvnetRule, GradientRule, GuidedRule
 
@@ -209,5 +209,5 @@ class GuidedGradCAM(GradientMethod):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return GuidedBackprop()(evidence) * enlarge(
-            map_of(self.name, self.cam, evidence)[:, None], evidence.size
+            cam_map(self.name, self.cam, evidence)[:, None], evidence.size
         )

@@ -322,10 +322,10 @@ class Felzenszwalb(Regions):
         _check_photos("Felzenszwalb", image)
         area = image[0].numel() / USUAL_AREA
         smooth = blurred(2 * to_unit(image[None])[0] - 1, self.sigma)
-        return joined(smooth, self.scale / 255 * area, max(1, round(self.least * area)))
+        return joined_pixels(smooth, self.scale / 255 * area, max(1, round(self.least * area)))
 
 
-def joined(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
+def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
     """Join the pixels of ``image`` ``(C, H, W)`` to regions of at least so many: their numbers
     ``(H, W)``."""
     numbers = torch.arange(image[0].numel()).reshape(image.shape[1:])

@@ -16,7 +16,7 @@ from explain.engine.needs import BlockTokens
 from explain.engine.perturbations import Scores, ZeroInput, rows_of
 from explain.layers.layouts import enlarge
 from explain.methods.base import Outcome, Style, over_all, register
-from explain.methods.cam import ratio, unless_rounding, weighted
+from explain.methods.cam import ratio, unless_rounding, weighted_maps
 from explain.methods.estimates import RowMethod, Score
 from explain.methods.occlusion import enlarging
 from explain.methods.wrappers import noises, span
@@ -83,7 +83,7 @@ class ScoreWeightedMethod(RowMethod):
         seen = self.seen(evidence)
         of_maps = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
         of_maps[seen] = torch.cat(list(scores)).reshape(-1, self.times).mean(1)
-        return weighted(of_maps.softmax(1), evidence, relu=True)
+        return weighted_maps(of_maps.softmax(1), evidence, relu=True)
 
     def outcome(self, evidence: Evidence) -> Outcome:
         return Outcome()
@@ -287,7 +287,7 @@ class AblationCAM(RowMethod):
         without = score.repeat(1, a.shape[1]).to(a.dtype)
         without[_alive(a)] = torch.cat(list(scores)).to(a.dtype)
         drops = unless_rounding(score - without, score)
-        return weighted(ratio(drops, score.expand_as(without)), evidence, relu=self.relu)
+        return weighted_maps(ratio(drops, score.expand_as(without)), evidence, relu=self.relu)
 
     def outcome(self, evidence: Evidence) -> Outcome:
         return Outcome()

@@ -28,8 +28,8 @@ from explain.methods.estimates import (
     blank_score,
     box_mask,
     floored_error,
+    student_factor,
     whole_score,
-    widened,
 )
 from explain.methods.regions import Cell, pixels_of, region_values
 
@@ -57,7 +57,8 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     The first M pairs are fitted without a miss, whatever the regions do together: they say nothing
     of the error. So there is none before as many pairs again, and at least 12, have put the fit to
     the test. It is the largest that any plausible variances lead to, each scaled to how well every
-    pair is predicted from all others, and widened for the few pairs that tell this (see `widened`).
+    pair is predicted from all others, and widened for the few pairs that tell this (see
+    `student_factor`).
 
     KernelSHAP's own regression has single regions only, and takes all that they do together for
     noise.
@@ -88,7 +89,7 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     values = best.across(signs).T @ torch.cholesky_solve(half[:, None], best.factor)[:, 0]
     error = None
     if freedom > max(regions, TESTED):
-        factor = widened(freedom) * math.sqrt(len(half) / freedom)
+        factor = student_factor(freedom) * math.sqrt(len(half) / freedom)
         error = factor * torch.stack([fit.error(signs, half) for fit in plausible]).amax(0)
     return Estimate(values + (gain - values.sum()) / regions, error)
 

@@ -278,7 +278,9 @@ class SmoothGradCAMPlusPlus(cam.ClassActivationMap):
         first, second, third = evidence[self.derivatives].unbind(1)
         a = evidence.activations
         alpha = cam.ratio(second, 2 * second + a.sum(spatial_dims(a), keepdim=True) * third)
-        return cam.weighted((alpha * first.clamp(min=0)).sum(spatial_dims(a)), evidence, relu=True)
+        return cam.weighted_maps(
+            (alpha * first.clamp(min=0)).sum(spatial_dims(a)), evidence, relu=True
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,14 @@ from explain.baselines.base import Baseline
 from explain.data.inputs import Inputs, Path
 from explain.engine import Evidence
 from explain.engine.perturbations import OneForEach
-from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, digest_of, register
+from explain.metrics.base import (
+    ZERO,
+    MapMetric,
+    MetricInput,
+    MetricResult,
+    digest_of_tensor,
+    register,
+)
 from explain.metrics.faithfulness import SMALL
 from explain.metrics.maps import Sign, correlation, gini
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
@@ -233,7 +240,7 @@ class ADCC(ReattributionMetric):
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         data.need_probability(OTHER)
         keep = data.maps.heatmap[:, None].to(context.images)
-        yield Variant(MaskedBy(self.baseline, digest_of(keep), keep))
+        yield Variant(MaskedBy(self.baseline, digest_of_tensor(keep), keep))
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         assert variant.logits is not None

@@ -367,7 +367,7 @@ def cover_ranks(
     is_part = (low < high) & ((low > 0) | (high < most))
     intervals = torch.stack([images, low, high], -1)[is_part]
     intervals, places[is_part] = torch.unique(intervals, dim=0, return_inverse=True)
-    content = digest_of(ranks) + digest_of(intervals)
+    content = digest_of_tensor(ranks) + digest_of_tensor(intervals)
     return ScoreRequest(CoveredRanks(baseline, content, ranks, intervals), score, places)
 
 
@@ -396,9 +396,11 @@ def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> Sc
     places = torch.arange(len(mask), device=mask.device)
     places = torch.where((flat == 1).all(1), UNCHANGED, places)
     places = torch.where((flat == 0).all(1), COVERED, places)
-    return ScoreRequest(CoveredSoftly(baseline, digest_of(mask), mask), score, places[:, None])
+    return ScoreRequest(
+        CoveredSoftly(baseline, digest_of_tensor(mask), mask), score, places[:, None]
+    )
 
 
-def digest_of(tensor: torch.Tensor) -> bytes:
+def digest_of_tensor(tensor: torch.Tensor) -> bytes:
     """A hash of a tensor's values."""
     return hashlib.blake2b(tensor.cpu().contiguous().numpy().tobytes(), digest_size=16).digest()

@@ -240,7 +240,7 @@ def evaluate(
     named = by_name(metrics, base.get_metric, MetricError, "metric", "take two calls")
     sources = _named(methods)
     size = int(inputs.x.shape[2]), int(inputs.x.shape[3])
-    known_boxes = None if boxes is None else localisation.as_boxes(boxes, len(inputs), size)
+    known_boxes = None if boxes is None else localisation.boxes_per_image(boxes, len(inputs), size)
     regions = localisation.as_regions(masks, known_boxes, len(inputs), size)
     truth: dict[str, Any] = {"boxes": known_boxes, "regions": regions}
     maps_by_name: dict[str, Any] = {

@@ -13,7 +13,7 @@ from explain.engine.perturbations import ScoreKind
 from explain.methods.estimates import Score
 from explain.metrics import base
 from explain.metrics.base import MetricInput, MetricResult, ScoreMetric, ScoreRequest, register
-from explain.metrics.maps import Sign, area, grid_regions, region_ranks, steps_of
+from explain.metrics.maps import Sign, area_under_curve, grid_regions, region_ranks, steps_of
 
 PROBABILITY = "mean probability"
 
@@ -65,7 +65,9 @@ class _RankedCurve(ScoreMetric):
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         counts = self.counts(data)
-        return MetricResult(area(scores[0], counts), scores[0], torch.tensor(counts) / counts[-1])
+        return MetricResult(
+            area_under_curve(scores[0], counts), scores[0], torch.tensor(counts) / counts[-1]
+        )
 
 
 @dataclass(frozen=True)
@@ -496,7 +498,7 @@ class IROF(ScoreMetric):
         curve = scores[0] / torch.where(first == 0, 1, first)
         most = superpixels(data.images, self.segments).flatten(1).amax(1).tolist()
         areas = [
-            area(row[None, : last + 2], range(last + 2))
+            area_under_curve(row[None, : last + 2], range(last + 2))
             for row, last in zip(curve, most, strict=True)
         ]
         return MetricResult(

@@ -158,7 +158,7 @@ class PointingGame(LocalisationMetric):
 
     def __call__(self, data: MetricInput) -> MetricResult:
         maps = data.maps.per_pixel(self.sign)
-        near = widened(self.region(data), self.tolerance * max(data.size))
+        near = pixels_near(self.region(data), self.tolerance * max(data.size))
         tops = maps == maps.flatten(1).amax(1).reshape(-1, 1, 1)
         value = (tops & near).flatten(1).sum(1) / tops.flatten(1).sum(1)
         height, width = data.size
@@ -378,10 +378,10 @@ class IoU(LocalisationMetric):
         )
 
 
-def widened(region: torch.Tensor, by: float) -> torch.Tensor:
+def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
     """The pixels ``(N, H, W)`` no farther than ``by`` from a region.
 
-    >>> widened(torch.tensor([[[True, False, False]]]), 1.0)
+    >>> pixels_near(torch.tensor([[[True, False, False]]]), 1.0)
     tensor([[[ True,  True, False]]])
     """
     import cv2
@@ -400,7 +400,7 @@ def _pooled(data: MetricInput) -> torch.Tensor:
     )
 
 
-def as_boxes(boxes: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tensor]:
+def boxes_per_image(boxes: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tensor]:
     """Take boxes ``(N, 4)``, or a list with ``(k, 4)`` for each photo: x0 y0 x1 y1, x1 and y1
     exclusive.
 
@@ -409,7 +409,7 @@ def as_boxes(boxes: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tens
     Raises:
         MetricError: they are no such numbers, empty, or outside the photo.
 
-    >>> as_boxes([[-2, 0, 4, 3]], 1, (8, 8))
+    >>> boxes_per_image([[-2, 0, 4, 3]], 1, (8, 8))
     [tensor([[0, 0, 4, 3]])]
     """
     must = f"boxes must be numbers x0 y0 x1 y1 within the photo of {size[1]} x {size[0]} pixels"

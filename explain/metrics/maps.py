@@ -199,15 +199,15 @@ def steps_of(count: int, steps: int) -> list[int]:
     return [round(count * step / steps) for step in range(steps + 1)]
 
 
-def area(curve: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+def area_under_curve(curve: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """The area under curves ``(N, n)`` over the share of what is covered: ``counts`` of it at each
     step.
 
     By trapezia, since steps are not equal where they do not divide the number of pixels.
 
     >>> (
-    ...     area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 2]),
-    ...     area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 4]),
+    ...     area_under_curve(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 2]),
+    ...     area_under_curve(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 4]),
     ... )
     (tensor([0.5000]), tensor([0.5000]))
     """

@@ -14,7 +14,7 @@ from explain.baselines.base import Baseline
 from explain.baselines.replacements import Blur, Mean, Noise
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.engine.perturbations import rows_of
-from explain.metrics.base import digest_of
+from explain.metrics.base import digest_of_tensor
 
 SIDE = 64
 """Masks and maps are averaged to at most so many pixels a side before they are multiplied."""
@@ -152,7 +152,7 @@ class RandomMasks(Perturbation):
     def masks(self, images: torch.Tensor) -> torch.Tensor:
         """The masks of photos ``(N, C, H, W)``: ``(N, K, H, W)``, True where a photo is covered."""
         size = (int(images.shape[2]), int(images.shape[3]))
-        seeds = [int.from_bytes(digest_of(image)[:6], "big") + self.seed for image in images]
+        seeds = [int.from_bytes(digest_of_tensor(image)[:6], "big") + self.seed for image in images]
         return torch.stack([random_masks(size, self.samples, seeded(seed)) for seed in seeds])
 
     def rows(self, evidence: Evidence) -> PerturbedRows:

@@ -14,7 +14,7 @@ from explain.baselines.replacements import to_unit
 from explain.methods import Smooth
 from explain.metrics.base import CONSTANT, MetricInput, MetricResult, register
 from explain.metrics.maps import Sign, Similarity, similarity
-from explain.metrics.randomised import grouped
+from explain.metrics.randomised import layer_groups
 from explain.metrics.variants import (
     ModelContext,
     RandomWeights,
@@ -131,7 +131,7 @@ class MPRT(_MapSimilarity):
         if self.samples:
             wrap = Smooth(samples=self.samples, sigma=self.sigma, seed=self.seed)
             yield Variant(wrap=wrap)
-        groups = grouped(layers_of(self.name, context), self.steps)
+        groups = layer_groups(layers_of(self.name, context), self.steps)
         groups = groups[::-1] if self.order == "top" else groups
         for layers in groups if self.order == "independent" else accumulate(groups):
             yield Variant(model=RandomWeights(frozenset(layers), self.seed), wrap=wrap)

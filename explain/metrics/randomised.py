@@ -158,11 +158,11 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def grouped(layers: Sequence[str], steps: int | None) -> list[list[str]]:
+def layer_groups(layers: Sequence[str], steps: int | None) -> list[list[str]]:
     """Cut layers into so many groups of neighbours, of one size but for rounding; None makes each
     one of its own.
 
-    >>> grouped(["a", "b", "c"], 2)
+    >>> layer_groups(["a", "b", "c"], 2)
     [['a', 'b'], ['c']]
     """
     count = len(layers) if steps is None else min(steps, len(layers))

@@ -228,8 +228,10 @@ class Continuity(ReattributionMetric):
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         assert isinstance(variant.of.images, ShiftedPhotos)
         down, across = variant.of.images.by
-        values = within(data.maps.per_pixel(self.sign), down, across)
-        return correlation(values, within(variant.maps.per_pixel(self.sign), -down, -across))
+        values = pixels_kept_by_shift(data.maps.per_pixel(self.sign), down, across)
+        return correlation(
+            values, pixels_kept_by_shift(variant.maps.per_pixel(self.sign), -down, -across)
+        )
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         by_shift = numbers.nan_to_num(0)
@@ -252,7 +254,7 @@ class ShiftedPhotos(OneForEach):
         return x[..., rows[:, None], columns]
 
 
-def within(maps: torch.Tensor, down: int, across: int) -> torch.Tensor:
+def pixels_kept_by_shift(maps: torch.Tensor, down: int, across: int) -> torch.Tensor:
     """The pixels of maps ``(N, H, W)`` that stay on the photo when it is shifted: ``(N, K)``."""
     height, width = maps.shape[1:]
     return maps[

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch import nn
 
-from explain._utils.errors import ModelError, option, shown, warn
+from explain._utils.errors import ModelError, option_name, shown, warn
 from explain.layers.stitched import Stitched
 from explain.models import bundled
 from explain.models.attached import as_classifier
@@ -26,7 +26,7 @@ from explain.models.files import SUFFIXES, TIMM, as_module, load_file
 from explain.models.from_code import load_custom
 from explain.models.from_timm import load_timm
 from explain.models.from_torchvision import list_models, load_torchvision
-from explain.models.preprocessing import CenterCrop, WholePhoto, check_size
+from explain.models.preprocessing import CenterCrop, WholePhoto, check_side
 from explain.models.weights import describe_weights, with_weights
 
 __all__ = ["CenterCrop", "Classifier", "Stitched", "WholePhoto", "list_models", "load"]
@@ -59,7 +59,7 @@ def load(
         ModelError: one line that says what is missing.
     """
     if size is not None:
-        check_size(size)
+        check_side(size)
     if weights is not None and not isinstance(weights, (str, PathLike)):
         raise ModelError(
             f"weights must be a file, got {shown(weights)}; load tensors into a module of your own"
@@ -74,8 +74,8 @@ def load(
     if Path(name).suffix.lower() in SUFFIXES:
         if weights is not None:
             raise ModelError(
-                f"{option('weights')} cannot be given for {name!r}, which has its own; leave them "
-                "out"
+                f"{option_name('weights')} cannot be given for {name!r}, which has its own; leave "
+                "them out"
             )
         classifier = as_classifier(load_file(Path(name)), name=name, size=size)
         return replace(classifier, weights=describe_weights(name))
@@ -113,11 +113,11 @@ def classifier_of(
             "weights can be given for a model by name only; load them into your module yourself"
         )
     if size is not None:
-        check_size(size)
+        check_side(size)
         if isinstance(model, Classifier):
             raise ModelError(
-                f"{option('size')} cannot be changed for a classifier with preprocessing; leave it "
-                "out"
+                f"{option_name('size')} cannot be changed for a classifier with preprocessing; "
+                "leave it out"
             )
     if isinstance(model, Classifier):
         return model

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from explain._utils.errors import ModelError, either, muted, option, warn
+from explain._utils.errors import ModelError, either, muted, option_name, warn
 from explain.data.boxes import Preprocess
 from explain.hooks.unwrap import unwrapped
 from explain.models import huggingface
@@ -24,7 +24,7 @@ from explain.models.preprocessing import (
     adjusted,
     cropped,
 )
-from explain.targets.outputs import configured
+from explain.targets.outputs import configured_activation
 
 
 def as_classifier(
@@ -70,7 +70,7 @@ def as_classifier(
         is_known = False
     assumed = None if is_known else _what_is_assumed(name, preprocess)
     return Classifier(
-        model, preprocess, labels, name, assumed=assumed, activation=configured(inner)
+        model, preprocess, labels, name, assumed=assumed, activation=configured_activation(inner)
     )
 
 
@@ -96,7 +96,7 @@ def _attribute(model: nn.Module, inner: nn.Module, name: str) -> Any:
 def fixed_size(name: str) -> ModelError:
     """Return the error of a size for a model whose preprocessing has one."""
     problem = "cannot be changed for a model that brings its own preprocessing"
-    return ModelError(f"{option('size')} {problem}, got {name!r}; leave it out")
+    return ModelError(f"{option_name('size')} {problem}, got {name!r}; leave it out")
 
 
 def unwrapped_or_same(model: nn.Module) -> nn.Module:

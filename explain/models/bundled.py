@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load
 from torch import nn
 
-from explain._utils.errors import ModelError, option
+from explain._utils.errors import ModelError, option_name
 from explain.models import small_networks
 from explain.models.classifier import Classifier
 from explain.models.nanodet import NanoDet
@@ -90,8 +90,8 @@ def load_tiny(size: int | None = None) -> Classifier:
     """
     if size is not None and size < 16:
         raise ModelError(
-            f"{option('size')} must be at least 16 pixels for the model 'tiny', got {size}; leave "
-            "it out"
+            f"{option_name('size')} must be at least 16 pixels for the model 'tiny', got {size}; "
+            "leave it out"
         )
     return _read(TINY, small_networks.SmallResNet, FILE.read_bytes(), size)
 
@@ -113,8 +113,8 @@ def load_tiny_transformer(size: int | None = None) -> Classifier:
     weights = f"{TRANSFORMER_FILE.name} (sha256 {TRANSFORMER_SHA256})"
     if size not in (None, 64):
         raise ModelError(
-            f"{option('size')} must be 64 pixels for {TRANSFORMER!r}, got {size}; use 'tiny' for "
-            "others"
+            f"{option_name('size')} must be 64 pixels for {TRANSFORMER!r}, got {size}; use 'tiny' "
+            "for others"
         )
     return _read(TRANSFORMER, small_networks.SmallTransformer, content, None, weights)
 
@@ -244,7 +244,8 @@ def _converted(
     if preprocess.side % 32:
         got = f"{preprocess.side}; leave it out for that of its training"
         raise ModelError(
-            f"{option('size')} must be a multiple of 32 pixels for the model {name!r}, got {got}"
+            f"{option_name('size')} must be a multiple of 32 pixels for the model {name!r}, "
+            f"got {got}"
         )
     model = filled(kind, load(read_published(path, sha256, name)))
     origin = f"{path.name} (sha256 {sha256})"

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from explain._utils.errors import ModelError, did_you_mean, option
+from explain._utils.errors import ModelError, did_you_mean, option_name
 from explain.models.bundled import NAME, NANODET, PERSON_SEGMENTER, TINY, TINY_CLIP, TRANSFORMER
 from explain.models.classifier import Classifier
 from explain.models.preprocessing import center_of
@@ -81,7 +81,7 @@ def load_torchvision(
     preprocess = published.transforms()
     categories = published.meta["categories"]
     if size is not None:
-        preprocess = replace(center_of(preprocess, option("size")), side=size)
+        preprocess = replace(center_of(preprocess, option_name("size")), side=size)
     if weights is None:
         # as torchvision does: some builders set more than parameters by their published weights
         try:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ModelError, either, option, quiet
+from explain._utils.errors import ModelError, either, option_name, quiet
 from explain.models.preprocessing import Values, of_channels
 
 SHOWN = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")
@@ -63,7 +63,8 @@ class Processed:
             name = type(self.processor).__name__
             remedy = either("set it there, and pass it as preprocess=", "set it there")
             raise ModelError(
-                f"{option('size')} cannot be changed for {name}, whose size is {size}; {remedy}"
+                f"{option_name('size')} cannot be changed for {name}, whose size is {size}; "
+                f"{remedy}"
             )
         edges = {"shortest_edge": height, "longest_edge": max(height, width)}
         return Processed(self.processor, {"size": {name: edges[name] for name in size}})

@@ -112,8 +112,8 @@ class NanoDet(nn.Module):
     suppression.
 
     Takes ``(N, 3, H, W)`` in RGB, where H and W are multiples of 32 (416 in training), and gives
-    what `decode` does: "logits" ``(N, cells, classes)``, "scores", which are their sigmoids, and
-    "boxes" ``(N, cells, 4)``. Cells are those of stride 8, then 16, then 32, each row by row.
+    what `decode_heads` does: "logits" ``(N, cells, classes)``, "scores", which are their sigmoids,
+    and "boxes" ``(N, cells, 4)``. Cells are those of stride 8, then 16, then 32, each row by row.
     `detect` picks the detections among them.
 
     >>> output = NanoDet(classes=5).eval()(
@@ -131,10 +131,12 @@ class NanoDet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         maps = self.neck(self.backbone(x))
-        return decode([head(level) for head, level in zip(self.heads.values(), maps, strict=True)])
+        return decode_heads(
+            [head(level) for head, level in zip(self.heads.values(), maps, strict=True)]
+        )
 
 
-def decode(
+def decode_heads(
     maps: Sequence[torch.Tensor], strides: Sequence[int] = STRIDES
 ) -> dict[str, torch.Tensor]:
     """Turn the outputs of the heads into class scores and boxes; gradients pass through all of it.
@@ -152,7 +154,7 @@ def decode(
         4)``: x0 y0 x1 y1 in pixels of the input.
 
     >>> flat = torch.zeros(1, 1 + 4 * BINS, 1, 2)  # one class, two cells, every distance 5 strides
-    >>> output = decode([flat], [8])
+    >>> output = decode_heads([flat], [8])
     >>> output["scores"][0, :, 0].tolist(), output["boxes"][0].round().tolist()
     ([0.5, 0.5], [[-36.0, -36.0, 44.0, 44.0], [-28.0, -36.0, 52.0, 44.0]])
     """

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ModelError, either, option, shown
+from explain._utils.errors import ModelError, either, option_name, shown
 from explain.data.boxes import Box, Preprocess
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
@@ -22,7 +22,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def check_size(size: object) -> None:
+def check_side(size: object) -> None:
     """Refuse what cannot be the side of an input in pixels.
 
     Raises:
@@ -30,8 +30,8 @@ def check_size(size: object) -> None:
     """
     if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
         raise ModelError(
-            f"{option('size')} must be a whole number of pixels from 1, got {shown(size)}; leave "
-            "it out"
+            f"{option_name('size')} must be a whole number of pixels from 1, got {shown(size)}; "
+            "leave it out"
         )
 
 
@@ -55,7 +55,7 @@ class CenterCrop:
     interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
-        check_size(self.side)
+        check_side(self.side)
 
     def box(self, size: tuple[int, int]) -> Box:
         """Return the square that is cut out of a photo of ``size`` (width, height)."""
@@ -170,10 +170,12 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
     is_share = isinstance(crop, (int, float)) and not isinstance(crop, bool) and 0 < crop <= 1
     if not is_share and crop not in get_args(Crop):
         choices = "'center', 'whole', or a share above 0 and up to 1"
-        raise ModelError(f"{option('crop')} must be {choices}, got {shown(crop)}; leave it out")
+        raise ModelError(
+            f"{option_name('crop')} must be {choices}, got {shown(crop)}; leave it out"
+        )
     if crop == "center" or (crop == "whole" and isinstance(preprocess, WholePhoto)):
         return preprocess
-    center = center_of(preprocess, f"{option('crop')} {crop!r}")
+    center = center_of(preprocess, f"{option_name('crop')} {crop!r}")
     if isinstance(crop, (int, float)):
         return replace(center, crop=float(crop))
     return WholePhoto(
@@ -259,10 +261,11 @@ def adjusted(
     if interpolation is not None and interpolation not in get_args(Interpolation):
         choices = "'bilinear' or 'bicubic'"
         raise ModelError(
-            f"{option('interpolation')} must be {choices}, got {shown(interpolation)}; leave it out"
+            f"{option_name('interpolation')} must be {choices}, got {shown(interpolation)}; "
+            "leave it out"
         )
     center = center_of(
-        preprocess, f"{option('mean')}, {option('std')} or {option('interpolation')}"
+        preprocess, f"{option_name('mean')}, {option_name('std')} or {option_name('interpolation')}"
     )
     if channels is None:
         values = std if mean is None else mean
@@ -298,5 +301,5 @@ def of_channels(values: Any, name: str, channels: int = 3) -> tuple[float, ...]:
     if len(numbers) != channels or not in_range:
         alternative = "" if channels == 1 else ", or one for each of the three channels"
         got = f"{shown(values)}; divide by 255 what was computed from pixels from 0 to 255"
-        raise ModelError(f"{option(name)} must be a number {wanted}{alternative}, got {got}")
+        raise ModelError(f"{option_name(name)} must be a number {wanted}{alternative}, got {got}")
     return tuple(map(float, numbers))

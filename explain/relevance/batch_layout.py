@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from explain.relevance.calls import Call, along, places
+from explain.relevance.calls import Call, along, tensor_indices
 
 
 class BatchLayout:
@@ -95,7 +95,7 @@ class BatchLayout:
         joined with."""
         beside = self._numbers(call.flat[dependent[0]])
         numbers_by_place = {}
-        for i in places(call, lambda tensor: True):
+        for i in tensor_indices(call, lambda tensor: True):
             tensor = call.flat[i]
             shared = i not in dependent and beside is not None and fits(beside, tensor.shape)
             numbers = beside if shared else self._numbers(tensor)

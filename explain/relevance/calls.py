@@ -16,7 +16,7 @@ from explain._utils import nested
 from explain._utils.errors import MethodError
 from explain.hooks.graph import differentiate
 from explain.hooks.preserve import detached
-from explain.relevance.table import OperationInfo, info, is_registered
+from explain.relevance.table import OperationInfo, info, is_library_operator
 
 _AUGMENTED = (
     "add",
@@ -62,14 +62,14 @@ class Call:
         option = args[place] if 0 <= place < len(args) else kwargs.get("inplace")
         overwrites = by_name or (place >= 0 and bool(option))
         tensor_first = bool(self.tensors) and self.flat[0] is self.tensors[0]
-        self.in_place = overwrites and tensor_first and not is_registered(name)
+        self.in_place = overwrites and tensor_first and not is_library_operator(name)
 
     @property
     def overwritten(self) -> list[Tensor]:
         """What it overwrites: of a library's operator, as its schema says."""
-        if not is_registered(self.name):
+        if not is_library_operator(self.name):
             return self.flat[:1] if self.in_place else []
-        arguments = schema_of(self.function).arguments
+        arguments = operator_schema(self.function).arguments
         values = {
             **dict(zip((argument.name for argument in arguments), self.args, strict=False)),
             **self.kwargs,
@@ -139,7 +139,7 @@ def _overwriting(function: Any) -> tuple[bool, int]:
     return (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR, place
 
 
-def schema_of(operator: OpOverload | OpOverloadPacket) -> Any:
+def operator_schema(operator: OpOverload | OpOverloadPacket) -> Any:
     """The schema of an operator, or of the first of several of one name."""
     if isinstance(operator, OpOverloadPacket):
         names = operator.overloads()  # type: ignore[no-untyped-call]
@@ -147,7 +147,7 @@ def schema_of(operator: OpOverload | OpOverloadPacket) -> Any:
     return operator._schema
 
 
-def plain(call: Call) -> Call:
+def as_batch_norm(call: Call) -> Call:
     """The call; of an instance normalisation by running statistics, that of the batch normalisation
     which it equals."""
     if call.name != "instance_norm":
@@ -196,7 +196,7 @@ def storage_of(tensor: Tensor) -> int:
         return id(tensor)
 
 
-def places(call: Call, wanted: Callable[[Tensor], bool]) -> Sequence[int]:
+def tensor_indices(call: Call, wanted: Callable[[Tensor], bool]) -> Sequence[int]:
     """Where the tensors are that are wanted."""
     return [i for i, value in enumerate(call.flat) if isinstance(value, Tensor) and wanted(value)]
 
@@ -221,7 +221,7 @@ def is_watched(call: Call) -> bool:
 
     It is one of PyTorch's functions of tensors, or an operator that a library has registered.
     """
-    if is_registered(call.name):
+    if is_library_operator(call.name):
         return True
     if (
         call.info.traits & {"linear", "effect"}

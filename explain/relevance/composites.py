@@ -25,7 +25,7 @@ from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Grad
 from explain.relevance.operations import Operation, operations_of
 from explain.relevance.propagation import RelevanceFlow, RelevanceRule, consumers, with_merged_maps
 from explain.relevance.steps import ENTERED, Step
-from explain.relevance.table import KINDS, LINEAR, is_registered
+from explain.relevance.table import KINDS, LINEAR, is_library_operator
 
 _MATERIAL = 1e-3
 """The share of what arrives from which on an operation without a rule is named for what it
@@ -289,7 +289,7 @@ def propagate(
         rule = nonlinear.NoRule() if is_other else chosen.rule(step)
         if not is_other or id(step.call) not in calls:  # one call may have several results
             covered["gradient" if rule is None else rule.name, name] += 1
-            missed[name] += is_registered(name)
+            missed[name] += is_library_operator(name)
         calls.add(id(step.call))
         if rule is not None:
             flow.attach(step, partial(rule.back, step, flow=flow.for_step(step)))

@@ -30,7 +30,7 @@ from explain.relevance.table import (
     RECTIFIER_NODES,
     TABLE,
     info,
-    is_registered,
+    is_library_operator,
     operation_name,
     operator_of_node,
 )
@@ -116,7 +116,7 @@ class OperationRecorder(Tracer):
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = operation_name(func)
-        if is_registered(name) and name not in TABLE:
+        if is_library_operator(name) and name not in TABLE:
             return self._note_operator(Call(func, name, args, kwargs))
         if self._rectifiers is None or not (name in _BOUNDS or info(name).traits & _TRAITS):
             return func(*args, **kwargs)

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from explain._utils.signals import came_by_signal
 from explain.hooks.tracer import Tracer
 from explain.relevance.batch_layout import compact, fits
-from explain.relevance.calls import Call, along, places, storage_of
+from explain.relevance.calls import Call, along, storage_of, tensor_indices
 from explain.relevance.table import ADDS, operation_name
 
 Positions: TypeAlias = tuple[Tensor, ...]
@@ -155,7 +155,7 @@ class PositionTracer(Tracer):
     def _moved(self, call: Call, results: Sequence[Tensor]) -> Sequence[State]:
         """The positions of values that are moved as the call moves values."""
         joined = call.info.has("joins")
-        sources = places(call, lambda tensor: True) if joined else [0]
+        sources = tensor_indices(call, lambda tensor: True) if joined else [0]
         if call.name in ("setitem", "masked_scatter") and isinstance(call.flat[-1], Tensor):
             sources = [0, len(call.flat) - 1]
         states = {i: self.of(call.flat[i]) for i in sources}

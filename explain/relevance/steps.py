@@ -25,7 +25,7 @@ from explain.relevance.table import (
     LINEAR,
     SCALE_NODES,
     info,
-    is_registered,
+    is_library_operator,
     operation_name,
 )
 
@@ -292,10 +292,10 @@ class StepRecorder(Tracer):
             if name == "get" and isinstance(result, Tensor) and result.requires_grad:
                 self._layout.see(Call(func, func.__self__.__name__, args, {}), [0], result)
             return result
-        call = calls.plain(Call(func, name, args, kwargs))
+        call = calls.as_batch_norm(Call(func, name, args, kwargs))
         for tensor in call.overwritten:
             self._keeper.overwriting(tensor, name)
-        dependent = calls.places(call, self._dependence.of)
+        dependent = calls.tensor_indices(call, self._dependence.of)
         if (
             is_transforming()
             and call.info.kind is not None
@@ -337,7 +337,7 @@ class StepRecorder(Tracer):
     def _record(self, kind: str, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call, and note it as a step; out of place, where autograd would hide its Node or
         its input."""
-        if kind == "other" and is_registered(call.name) and call.overwritten:
+        if kind == "other" and is_library_operator(call.name) and call.overwritten:
             return self._record_name(call, dependent)
         first = call.flat[0]
         run = call
@@ -376,7 +376,9 @@ class StepRecorder(Tracer):
             if any(calls.storage_of(result) in storages for result in results):
                 # What is written into a view has to be seen in what it is a view of.
                 return (
-                    self._record_name(call, dependent) if is_registered(call.name) else call.make()
+                    self._record_name(call, dependent)
+                    if is_library_operator(call.name)
+                    else call.make()
                 )
             if len({result.grad_fn for result in results if result.grad_fn is not None}) > 1:
                 # One may be made of another, as an LSTM's output of its state: apart, each gets its

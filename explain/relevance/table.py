@@ -179,7 +179,7 @@ def operation_name(func: Any) -> str:
     return name
 
 
-def is_registered(name: str) -> bool:
+def is_library_operator(name: str) -> bool:
     """Whether an operation is an operator that a library has registered with PyTorch:
     ``library::operator``."""
     return "::" in name

@@ -90,7 +90,7 @@ def space(width: int, height: int) -> Image.Image:
     return Image.new("RGB", (width, height), PAPER)
 
 
-def words(
+def text_picture(
     text: str,
     size: int,
     color: RGB = INK,
@@ -118,7 +118,7 @@ def line_of(
     end: str = "",
 ) -> Image.Image:
     """Draw a text in one line that `fit` shortens."""
-    return words(fit(text, width, size, bold, end), size, color, bold=bold, line=line)
+    return text_picture(fit(text, width, size, bold, end), size, color, bold=bold, line=line)
 
 
 def stacked(pictures: Sequence[Image.Image], width: int, align: float = 0.0) -> Image.Image:
@@ -196,8 +196,8 @@ def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) ->
     >>> bar(steps, 120, 10, with_meaning=True).height - bar(steps, 120, 10).height
     14
     """
-    labels = [words(label, size, FAINT, line=1.4) for label in legend.labels]
-    named = words(legend.meaning, size, FAINT, line=1.4)
+    labels = [text_picture(label, size, FAINT, line=1.4) for label in legend.labels]
+    named = text_picture(legend.meaning, size, FAINT, line=1.4)
     room = width - named.width - 2 * size
     between = legend.ramp and len(labels) == 2 and sum(label.width for label in labels) < room
     if with_meaning and between:
@@ -271,7 +271,9 @@ def row(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
 
 
 def _named(mark: Mark, size: int) -> Image.Image:
-    return words(mark.word, size, FAINT if mark.passed is None else INK, line=1.4, top=size * 0.1)
+    return text_picture(
+        mark.word, size, FAINT if mark.passed is None else INK, line=1.4, top=size * 0.1
+    )
 
 
 STROKES: dict[bool | None, list[tuple[float, ...]]] = {
@@ -349,7 +351,7 @@ def caption(
         )
         room -= colors.width + pad
     lines = [line_of(title, room, large, bold=True, end=end)]
-    lines += [words(line, small, FAINT) for line in wrapped(detail, room, small, 3) or [""]]
+    lines += [text_picture(line, small, FAINT) for line in wrapped(detail, room, small, 3) or [""]]
     if marks:
         lines += [space(0, small // 2), row(marks, room, small)]
     words_of_caption = stacked(lines, room)

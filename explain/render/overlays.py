@@ -32,9 +32,9 @@ from explain.render.captions import (
     placed,
     space,
     stacked,
-    words,
+    text_picture,
 )
-from explain.render.sheets import Group, Layout, Tile, evenly_spread, sheet
+from explain.render.sheets import Group, Layout, Tile, contact_sheet, evenly_spread
 from explain.render.styles import (
     VALUES,
     Array,
@@ -46,7 +46,7 @@ from explain.render.styles import (
     grey,
     mark_unseen,
     percents,
-    place,
+    resampled_on_photo,
 )
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -198,11 +198,11 @@ def concepts(
     ... ).width
     300
     """
-    strongest = place(maps[0], photo.size, region)
+    strongest = resampled_on_photo(maps[0], photo.size, region)
     first = np.zeros(photo.size[::-1], np.uint16)
     # one at a time: on a large photo, all of them might not fit
     for i, values in enumerate(maps[1:], start=1):
-        placed = place(values, photo.size, region)
+        placed = resampled_on_photo(values, photo.size, region)
         first[placed > strongest] = i
         np.maximum(placed, strongest, out=strongest)
     palette = np.resize(np.array(COLORS, np.uint8), (len(maps), 3))
@@ -230,7 +230,7 @@ def _with_lines(
         lines.append(line_of(title, room, large, bold=True, line=1.45))
     if detail:
         lines.append(line_of(detail, room, size, FAINT, line=1.6))
-    shares = [words(end, size, bold=True, line=1.2) for _, end, _ in entries]
+    shares = [text_picture(end, size, bold=True, line=1.2) for _, end, _ in entries]
     column = max((share.width + size for share in shares if share.width), default=0)
     left = 2 * size + column
     for (color, _, label), share in zip(entries, shares, strict=True):
@@ -263,7 +263,7 @@ class MovingOverlay:
         """Return a picture of at most so many frames, evenly spread, each fitted into a square of
         ``tile`` pixels."""
         tiles = [Tile(self.pictures[i], self.names[i]) for i in evenly_spread(len(self), count)]
-        return sheet(Layout("", "", (Group("", tuple(tiles)),)), tile)
+        return contact_sheet(Layout("", "", (Group("", tuple(tiles)),)), tile)
 
     def save(
         self, path: str | os.PathLike[str], *, seconds: float = 0.2, overwrite: bool = False

@@ -25,7 +25,7 @@ from explain.render.captions import (
     placed,
     space,
     stacked,
-    words,
+    text_picture,
     wrapped,
 )
 from explain.render.captions import row as marked
@@ -183,12 +183,12 @@ REMARK = (176, 60, 20)
 RULE = (214, 216, 222)
 
 
-def sheet(layout: Layout, tile: int = 300) -> Image.Image:
+def contact_sheet(layout: Layout, tile: int = 300) -> Image.Image:
     """Draw a contact sheet with each picture fitted into a square of ``tile`` pixels, or for very
     long photos more.
 
     >>> blank = Tile(Image.new("RGB", (40, 30)), "photo")
-    >>> sheet(Layout("a cat", "", (Group("", (blank,) * 3),)), tile=100).width
+    >>> contact_sheet(Layout("a cat", "", (Group("", (blank,) * 3),)), tile=100).width
     332
     """
     drawing = _Sheet(tile, layout.columns, layout.stretch)
@@ -304,7 +304,7 @@ class _Sheet:
         marks."""
         texts = ((tile.name, INK, 1), (tile.detail, FAINT, 2), (tile.remark, REMARK, 2))
         lines = [
-            words(line, self.text, color, line=1.45)
+            text_picture(line, self.text, color, line=1.45)
             for text, color, most in texts
             for line in wrapped(text, self.tile, self.text, most)
         ]
@@ -325,7 +325,7 @@ LONGEST_SIDE = 19  # inches of a figure
 def figure(layout: Layout, alternative: str = "") -> "Figure":
     """Return a contact sheet as a figure, which belongs to no window, so that nothing has to be
     closed."""
-    picture = sheet(layout, 340)
+    picture = contact_sheet(layout, 340)
     dpi = max(DPI, max(picture.size) / LONGEST_SIDE)
     shown_figure = empty((picture.width / dpi, picture.height / dpi), alternative, dpi)
     shown_figure.set_layout_engine("none")

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image, ImageDraw
 
-from explain._utils.errors import ExplainError, did_you_mean, option, shown
+from explain._utils.errors import ExplainError, did_you_mean, option_name, shown
 from explain._utils.options import CheckedFields
 from explain.data.boxes import Box
 from explain.render.captions import COLORS, INK, RGB, Legend
@@ -54,7 +54,9 @@ def default_colormaps() -> dict[str, str]:
 Array = np.ndarray[Any, Any]
 
 
-def place(values: Array, size: tuple[int, int], region: Box, outside: int = 0) -> Array:
+def resampled_on_photo(
+    values: Array, size: tuple[int, int], region: Box, outside: int = 0
+) -> Array:
     """Resample a map in [0, 1] onto the pixels of a photo of ``size`` (width, height), as uint8
     ``(height, width)``.
 
@@ -68,7 +70,7 @@ def place(values: Array, size: tuple[int, int], region: Box, outside: int = 0) -
     return placed
 
 
-def area(values: Array, threshold: float, size: tuple[int, int], region: Box) -> Array:
+def mask_above(values: Array, threshold: float, size: tuple[int, int], region: Box) -> Array:
     """Return where on a photo of ``size`` (width, height) a map is at least ``threshold``: bool
     ``(height, width)``."""
     placed = np.zeros(size[::-1], bool)
@@ -77,7 +79,7 @@ def area(values: Array, threshold: float, size: tuple[int, int], region: Box) ->
     return placed
 
 
-def on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
+def part_on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
     """Return the part of a map that lies on a photo of ``size`` (width, height): padding around a
     photo does not."""
 
@@ -308,7 +310,7 @@ class Heat(Style):
     name: ClassVar[str] = "heat"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        placed = place(values, photo.size, region)
+        placed = resampled_on_photo(values, photo.size, region)
         colors = Image.fromarray(lookup_table(self.colormap)[placed])
         # Opacity rises quickly, then levels off: a weak map is seen, and a strong one does not hide
         # the photo.
@@ -410,7 +412,7 @@ class Spotlight(Style):
         darkened = [round(self.dark * level) for level in range(256)]
         unlit = grey(photo).point(darkened * 3)
         light = curve(1 - (1 - VALUES) ** 2)
-        placed = place(values, photo.size, region)
+        placed = resampled_on_photo(values, photo.size, region)
         return Image.composite(photo, unlit, Image.fromarray(light[placed]))
 
 
@@ -424,7 +426,7 @@ class Intensity(Style):
     shows: ClassVar[str] = "magnitude"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        placed = place(_stretched(values), photo.size, region)
+        placed = resampled_on_photo(_stretched(values), photo.size, region)
         return Image.fromarray(lookup_table(self.colormap)[placed])
 
 
@@ -442,8 +444,8 @@ class Signed(Style):
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         spread = _stretched(values)
-        magnitude = place(np.sqrt(np.abs(spread)), photo.size, region)
-        side = place(spread / 2 + 0.5, photo.size, region, outside=128)
+        magnitude = resampled_on_photo(np.sqrt(np.abs(spread)), photo.size, region)
+        side = resampled_on_photo(spread / 2 + 0.5, photo.size, region, outside=128)
         paler = [round(255 - (255 - level) * 0.4) for level in range(256)]
         faded = grey(photo).point(paler * 3)
         colors = Image.fromarray(lookup_table(self.colormap)[side])
@@ -461,7 +463,9 @@ class Color(Style):
         if values.shape[0] != 3:
             values = np.broadcast_to(values.mean(0, keepdims=True), (3, *values.shape[1:]))
         scaled = _stretched(values) / 2 + 0.5
-        channels = [place(channel, photo.size, region, outside=128) for channel in scaled]
+        channels = [
+            resampled_on_photo(channel, photo.size, region, outside=128) for channel in scaled
+        ]
         return Image.merge("RGB", list(map(Image.fromarray, channels)))
 
     def legend(self, photo: Image.Image) -> Legend:
@@ -490,7 +494,7 @@ class RegionSets(Style):
         for mask in values:
             if mask.any():
                 fine_mask = mask.astype(np.float32).repeat(times, 0).repeat(times, 1)
-                sets.append(area(fine_mask, 0.5, photo.size, region))
+                sets.append(mask_above(fine_mask, 0.5, photo.size, region))
         cover = Image.new("RGB", photo.size, Mask.cover)
         if self.without and not sets:
             return photo.copy()
@@ -549,7 +553,7 @@ def get_style(
                 style_name for style_name in CHOICES if hasattr(STYLES[style_name], name)
             )
             raise ExplainError(
-                f"{option(name)} is for the style {having}, got {style.name!r}; leave it out"
+                f"{option_name(name)} is for the style {having}, got {style.name!r}; leave it out"
             )
     return replace(style, **options) if options else style  # type: ignore[type-var]
 
@@ -564,8 +568,10 @@ def _areas(
     """Return the smallest places that hold these shares of what lies on the photo; of each those of
     both signs."""
     values = fine(values)
-    least = thresholds(np.abs(on_photo(values, size, region)), shares)
-    return [area(side * values, threshold, size, region) for threshold in least for side in sides]
+    least = thresholds(np.abs(part_on_photo(values, size, region)), shares)
+    return [
+        mask_above(side * values, threshold, size, region) for threshold in least for side in sides
+    ]
 
 
 def _outlined(photo: Image.Image, colors: Sequence[RGB], areas: Sequence[Array]) -> Image.Image:

@@ -25,7 +25,7 @@ from explain.data.inputs import Inputs
 from explain.engine.ends import reading
 from explain.engine.settings import Progress
 from explain.hooks.preserve import untouched
-from explain.methods.base import Style, get_method, innermost, title_of
+from explain.methods.base import Style, get_method, innermost_method, title_of
 from explain.report.reproduce import Reproduction, Subject, reproduction
 from explain.targets import Segmentation
 
@@ -202,7 +202,7 @@ def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     }
 
 
-def map_of(attribution: Attribution, longest: int | None = None) -> tuple[Array, str]:
+def map_and_kind(attribution: Attribution, longest: int | None = None) -> tuple[Array, str]:
     """Return the map ``(h, w)`` of the first image, and what its values are.
 
     That is "heat" for a map of a layer, "signed" for contributions of single pixels (added up over
@@ -218,7 +218,7 @@ def map_of(attribution: Attribution, longest: int | None = None) -> tuple[Array,
 def as_drawn(
     values: torch.Tensor, style: Style, of_layer: bool = False
 ) -> tuple[torch.Tensor, str]:
-    """Return the values of one image as a map ``(h, w)``, and their kind as in `map_of`."""
+    """Return the values of one image as a map ``(h, w)``, and their kind as in `map_and_kind`."""
     if style == "signed" and not (of_layer and values.ndim == 2):
         return values if values.ndim == 2 else values.sum(0), "signed"
     return (values, "heat") if values.ndim == 2 else (values.abs().amax(0), "intensity")
@@ -234,7 +234,7 @@ def _averaged(values: Array, longest: int | None) -> Array:
     return cv2.resize(values.astype(np.float32), (width, height), interpolation=cv2.INTER_AREA)
 
 
-def place(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any] | None:
+def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any] | None:
     """Return the box or region of a target, which the page marks.
 
     Where the target itself does not have it and ``live`` is set, the model runs once to find it.
@@ -317,7 +317,7 @@ def item(
             one["verdict"] = record.get("verdict")
             maps[index].append(one)
     return {
-        "name": name_of(subject),
+        "name": subject_name(subject),
         "photo": address,
         "size": list(subject.photo.size),
         "model": printable(subject.origin.name),
@@ -356,7 +356,7 @@ def summary(subject: Subject) -> dict[str, Any]:
     target = printable(subject.targets[0])
     probability = None if best is None else best.probability
     return {
-        "name": name_of(subject),
+        "name": subject_name(subject),
         "label": target if best is None else printable(best.label),
         "target": target,
         "probability": probability,
@@ -365,7 +365,7 @@ def summary(subject: Subject) -> dict[str, Any]:
     }
 
 
-def name_of(subject: Subject) -> str:
+def subject_name(subject: Subject) -> str:
     """Return the name of a photo in a page."""
     return printable(Path(subject.source).name) if subject.source else "photo"
 
@@ -380,12 +380,12 @@ def method_info(name: str, layer: str = "", passes: float | None = None) -> dict
     return {
         "name": printable(name),
         "title": printable(title_of(name)),
-        "family": innermost(name).family,
+        "family": innermost_method(name).family,
         "about": description,
         "paper": paper,
         "layer": layer,
         "passes": passes,
-        "control": innermost(name).control,
+        "control": innermost_method(name).control,
     }
 
 
@@ -410,7 +410,7 @@ def map_info(kind: str, quantised: Mapping[str, Any], **values: Any) -> dict[str
 
 
 def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
-    values, kind = map_of(attribution, detail.cells)
+    values, kind = map_and_kind(attribution, detail.cells)
     layers = [
         {"layer": name, "plane": plane(array(maps[0]))}
         for name, maps in attribution.maps.items()
@@ -478,7 +478,7 @@ def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
         "probability": probability,
         "score": float(attribution.score[0]),
         "amount": printable(subject.amount(index)) if probability is None else "",
-        "place": place(subject, index, live=live),
+        "place": marked_region(subject, index, live=live),
     }
     box = subject.boxes[index] if index < len(subject.boxes) else None
     if box is not None:

@@ -21,7 +21,7 @@ from explain._utils.version import __version__
 from explain.data.files import Files
 from explain.engine.settings import Progress
 from explain.render.styles import Mask, lookup_table
-from explain.report.item import Detail, has_model, item, name_of, summary, table_of
+from explain.report.item import Detail, has_model, item, subject_name, summary, table_of
 from explain.report.reproduce import Reproduction, Subject
 from explain.targets.labels import class_label, find_label
 
@@ -242,7 +242,7 @@ def page_of(
 def page_with(subject: Subject, values: Mapping[str, Any]) -> str:
     """Return the page of one photo from its ``values``, as `item` returns them."""
     short = summary(subject)
-    return page({"photos": [short]}, [values], title=f"{short['label']} – {name_of(subject)}")
+    return page({"photos": [short]}, [values], title=f"{short['label']} – {subject_name(subject)}")
 
 
 WIDGET = Detail(side=640, quality=80, live=False)
@@ -280,7 +280,7 @@ def _ascii(text: str) -> str:
     return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
-def written(text: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+def write_page(text: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write a page, complete or not at all, and return its path.
 
     Raises:
@@ -343,7 +343,7 @@ class Reportable(Subject):
             OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
         """
         text = page_of(self, steps=steps, progress=progress)
-        return text if path is None else written(text, path, overwrite=overwrite)
+        return text if path is None else write_page(text, path, overwrite=overwrite)
 
 
 Entry = tuple[dict[str, Any], dict[str, Any]]
@@ -406,7 +406,7 @@ def sheet(
         entry(subject, list(map(figures_in, tables_of(subject, chosen))), true_class, steps=steps)
         for subject, true_class in zip(subjects, truth or [None] * len(subjects), strict=True)
     ]
-    return written(sheet_of(entries, title), path, overwrite=overwrite)
+    return write_page(sheet_of(entries, title), path, overwrite=overwrite)
 
 
 def sheet_of(entries: Sequence[Entry], title: str | None = None) -> str:

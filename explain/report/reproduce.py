@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import ExplainError, printable
-from explain.attribution.encoding import decode, described
+from explain.attribution.encoding import decode, name_of_callable
 from explain.attribution.records import ModelOrigin
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
@@ -177,7 +177,7 @@ def _typed_method(attribution: Attribution) -> str | None:
     # also of options that are tensors: none can be compared
     with suppress(ExplainError, ValueError, RuntimeError):
         method = attribution.applied()
-        text = written(method, as_python=False)
+        text = spelled_out(method, as_python=False)
         return text if get_method(text) == method else None
     return None
 
@@ -186,7 +186,7 @@ def _method_code(attribution: Attribution, typed: str | None) -> str:
     if typed is not None:
         return repr(typed)
     with suppress(ExplainError, ValueError):
-        return written(attribution.applied(), as_python=True)
+        return spelled_out(attribution.applied(), as_python=True)
     return "your_" + re.sub(r"\W", "_", attribution.method)
 
 
@@ -196,11 +196,11 @@ def _target_code(subject: Subject, index: int) -> str:
         category = next(iter(subject.results[index].values())).target
         return str(int(category[0])) if isinstance(category, torch.Tensor) else repr(category)
     with suppress(ExplainError, ValueError):
-        return written(decode(encoded), as_python=True)
+        return spelled_out(decode(encoded), as_python=True)
     return "your_target"
 
 
-def written(value: Any, *, as_python: bool) -> str:
+def spelled_out(value: Any, *, as_python: bool) -> str:
     """A method, a target or one of their options, without what is as by default: in Python, or as
     it is typed.
 
@@ -208,25 +208,28 @@ def written(value: Any, *, as_python: bool) -> str:
         ValueError: it is the caller's own, or cannot be typed.
 
     >>> from explain.methods import RISE
-    >>> written(RISE(samples=500), as_python=True), written(RISE(samples=500), as_python=False)
+    >>> (
+    ...     spelled_out(RISE(samples=500), as_python=True),
+    ...     spelled_out(RISE(samples=500), as_python=False),
+    ... )
     ('explain.methods.RISE(samples=500)', 'rise(samples=500)')
     """
     kind = type(value)
     if isinstance(value, tuple | list):
-        items = "".join(f"{written(part, as_python=as_python)}, " for part in value)
+        items = "".join(f"{spelled_out(part, as_python=as_python)}, " for part in value)
         return f"({items.rstrip(' ')})" if kind is tuple else f"[{items.rstrip(', ')}]"
     if is_dataclass(kind):
         options = []
         for field in fields(value):
             option = getattr(value, field.name)
             if field.init and repr(option) != repr(field.default):
-                options.append(f"{field.name}={written(option, as_python=as_python)}")
+                options.append(f"{field.name}={spelled_out(option, as_python=as_python)}")
         return _call(value, as_python, ", ".join(options))
     if as_python and isinstance(value, torch.Tensor):
         return repr(value.tolist()) if value.numel() <= LONG else "your_tensor"
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
-    raise ValueError(f"{described(value)} cannot be written")
+    raise ValueError(f"{name_of_callable(value)} cannot be written")
 
 
 def _call(value: Any, as_python: bool, options: str) -> str:

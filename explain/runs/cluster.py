@@ -33,8 +33,8 @@ from explain.runs.parts import (
 )
 from explain.runs.result import Run
 from explain.runs.runner import ELSEWHERE, RunCall, State
-from explain.store.sources import Entry, Failed, check_count, text
-from explain.store.writing import PhotoRecord, Store, locked
+from explain.store.sources import Entry, Failed, check_whole_number, text
+from explain.store.writing import PhotoRecord, Store, locked_run
 from explain.targets.resolve import TargetLike
 
 SAME = ("explain", "torch")  # packages whose versions have to be the same everywhere
@@ -189,7 +189,7 @@ def explain_in_pieces(
         file.unlink(missing_ok=True)
         file.parent.mkdir(parents=True, exist_ok=True)
     files: list[str] = []
-    with locked(file), closing(Store(file, job.manifest, more=False)) as store:
+    with locked_run(file), closing(Store(file, job.manifest, more=False)) as store:
         describe(folder, store, files)
         call = RunCall(job, store, progress)
         entries = _missing(call)
@@ -288,9 +288,9 @@ def run_on_ray(
     Traceback (most recent call last):
     explain.RunError: actors must be a whole number from 1, got 0; leave it out
     """
-    check_count("actors", actors, 1)
-    check_count("per_file", per_file, 1, optional=False)
-    check_count("batch_size", options.get("batch_size"), 1)
+    check_whole_number("actors", actors, 1)
+    check_whole_number("per_file", per_file, 1, optional=False)
+    check_whole_number("batch_size", options.get("batch_size"), 1)
     if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not 0 <= gpus < float("inf"):
         raise RunError(f"gpus must be a number from 0, got {shown(gpus)}; leave it out")
     job = Job(source, explainer, methods, target, metrics, **options)

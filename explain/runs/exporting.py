@@ -88,7 +88,7 @@ def export(run: StoredRun, file: str | os.PathLike[str], *, overwrite: bool = Fa
         ) from None
 
 
-def plain(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
+def columns_without_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     """Return the columns of a row, but for its map."""
     columns = {
         name: getattr(row, name) if hasattr(row, name) else row.columns[name] for name in COLUMNS
@@ -103,13 +103,13 @@ def plain(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
 def with_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     """Return all columns of a row."""
     return {
-        **plain(row, metrics),
+        **columns_without_map(row, metrics),
         "map_shape": list(row.values.shape),
         "map": row.values.flatten().numpy(),
     }
 
 
-def schema_of(arrow: Any, metrics: Sequence[str]) -> Any:
+def arrow_schema(arrow: Any, metrics: Sequence[str]) -> Any:
     """Return the schema of a table in Arrow."""
     kinds = {name: arrow.type_for_alias(kind) for name, kind in COLUMNS.items()}
     kinds["boxes"] = arrow.list_(arrow.list_(arrow.float64()))
@@ -139,7 +139,7 @@ def _to_csv(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
         table = csv.DictWriter(file, [*COLUMNS, "boxes", "labels", *metrics], lineterminator="\n")
         table.writeheader()
         for row in run.rows():
-            columns = plain(row, metrics)
+            columns = columns_without_map(row, metrics)
             for name in ("boxes", "labels"):
                 columns[name] = (
                     json.dumps(columns[name], ensure_ascii=False) if columns[name] else None
@@ -153,14 +153,14 @@ def _to_json_lines(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for row in run.rows():
-            file.write(json.dumps(plain(row, metrics), ensure_ascii=False) + "\n")
+            file.write(json.dumps(columns_without_map(row, metrics), ensure_ascii=False) + "\n")
             count += 1
     return count
 
 
 def _to_parquet(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
     arrow, parquet = arrow_modules()
-    schema = schema_of(arrow, metrics).with_metadata({"explain": json.dumps(run.manifest)})
+    schema = arrow_schema(arrow, metrics).with_metadata({"explain": json.dumps(run.manifest)})
     rows = run.rows()
     count = 0
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:

@@ -24,7 +24,7 @@ from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
 from explain.models import Classifier
 from explain.runs import preparing
 from explain.runs.labels import Labels
-from explain.runs.manifest import identity, named_layer
+from explain.runs.manifest import model_identity, named_layer
 from explain.runs.preparing import Prepared, Preparer, Ready
 from explain.store.lists import source_of
 from explain.store.manifest import described_method
@@ -106,7 +106,7 @@ class Job:
         content = {
             "format": FORMAT,
             "source": self.source.identity(),
-            **identity(self.explainer, trained=self.is_training),
+            **model_identity(self.explainer, trained=self.is_training),
             "methods": methods,
             "targets": [encode(target) for target in self.targets],
             "metrics": {metric.name: repr(metric) for metric in self.metrics},

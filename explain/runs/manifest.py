@@ -20,14 +20,14 @@ from explain._utils.signals import came_by_signal
 from explain.attribution.encoding import encode
 from explain.explanation.explainer import Explainer
 from explain.hooks.preserve import untouched
-from explain.store.manifest import digest_of
+from explain.store.manifest import digest_of_model
 
 SIZES = ((160, 120), (300, 400))  # of the test pictures: width and height
 WAVES = 4  # numbers in the summary of a tensor
 CHANGED = "changed by training"
 
 
-def identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
+def model_identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
     """Return what identifies the model of an explainer and its preprocessing, in plain values.
 
     Args:
@@ -42,7 +42,7 @@ def identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
         "model": origin.name,
         "network": type(model).__name__,
         "structure": hashlib.sha256(structure.encode()).hexdigest(),
-        "weights": CHANGED if trained else digest_of(model),
+        "weights": CHANGED if trained else digest_of_model(model),
         "weights_from": origin.weights,
         "preprocess": origin.preprocess,
         "explainer": origin.to_dict(),

@@ -16,8 +16,8 @@ import numpy as np
 from explain._utils.errors import RunError, raised, warn
 from explain.data.files import replacing
 from explain.methods import Method
-from explain.runs.exporting import arrow_modules, schema_of, with_map
-from explain.store.reading import StoredRun, joined, row_of
+from explain.runs.exporting import arrow_modules, arrow_schema, with_map
+from explain.store.reading import StoredRun, columns_of_row, row_of
 from explain.store.sources import text
 from explain.store.writing import PhotoRecord, Store, content_digest, method_row, packed
 
@@ -122,12 +122,12 @@ def write_part(
     for record in records:
         results = []
         for result in record.results:
-            rows.append(with_map(row_of(joined(record.photo, result)), metrics))
+            rows.append(with_map(row_of(columns_of_row(record.photo, result)), metrics))
             results.append({**result, "map": None})
         photos.append({"photo": record.photo, "results": results, "notes": record.notes})
     content = json.dumps({"methods": list(map(method_row, methods)), "photos": photos})
     metadata = {"explain": content, "digest": str(content_digest(content.encode()))}
-    schema = schema_of(arrow, metrics).with_metadata(metadata)
+    schema = arrow_schema(arrow, metrics).with_metadata(metadata)
     buffer = io.BytesIO()
     parquet.write_table(arrow.Table.from_pylist(rows, schema), buffer, compression="zstd")
     names = "\n".join(record.name for record in records)

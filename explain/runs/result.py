@@ -15,7 +15,7 @@ from explain._utils.errors import ExplainError, RunError, keywords, printable, s
 from explain.attribution import pictures, records, result
 from explain.data.files import Files, distinct, slug
 from explain.render.styles import StyleLike
-from explain.report.pages import entry, sheet_of, written
+from explain.report.pages import entry, sheet_of, write_page
 from explain.report.reproduce import Reproduction
 from explain.runs.exporting import export
 from explain.runs.parts import index_of
@@ -129,7 +129,7 @@ def to_html(
             f"run {str(run.path)!r} must have photos that can be shown, but has not: {reason}"
         )
     page = sheet_of(items, title or f"{run.path.stem}: {len(items)} photos")
-    return written(page, path, overwrite=overwrite), failures
+    return write_page(page, path, overwrite=overwrite), failures
 
 
 def _as_explanation(rows: list[Row], photo: Image.Image, origin: records.ModelOrigin) -> Any:

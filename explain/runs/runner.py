@@ -28,12 +28,12 @@ from explain.store.sources import (
     Failed,
     Label,
     boxes_as_text,
-    check_count,
+    check_whole_number,
     entries_of,
     labels_as_text,
     text,
 )
-from explain.store.writing import PhotoRecord, Store, locked, method_row
+from explain.store.writing import PhotoRecord, Store, locked_run, method_row
 from explain.targets.resolve import TargetLike
 
 TIMEOUT = 60.0  # seconds that one photo may take to be read
@@ -135,8 +135,8 @@ def run(
     ...     [(row.name, tuple(row.values.shape)) for row in found.rows()], found.ended
     ([('photo 0', (6, 6)), ('photo 1', (6, 6))], True)
     """
-    check_count("workers", workers, 0)
-    check_count("batch_size", options.get("batch_size"), 1)
+    check_whole_number("workers", workers, 0)
+    check_whole_number("batch_size", options.get("batch_size"), 1)
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise RunError(
             f"timeout must be a number of seconds above 0, got {shown(timeout)}; leave it out"
@@ -155,7 +155,7 @@ def run(
             "run.sqlite"
         )
     count = default_workers() if workers is None else workers
-    with locked(file), closing(Store(file, job.manifest)) as store:
+    with locked_run(file), closing(Store(file, job.manifest)) as store:
         call = RunCall(job, store, progress)
         with closing(call.prepared(count, timeout)) as ready:
             call.carry_out(job.explained(call.changed(ready)))

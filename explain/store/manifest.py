@@ -21,8 +21,8 @@ FREE = frozenset(["begun", "ended", "device", "batch_size"])
 
 
 def alike(key: str, one: Any, other: Any) -> bool:
-    """Whether two values under a key of `identity` are the same, as far as devices compute the
-    same.
+    """Whether two values under a key of `model_identity` are the same, as far as devices
+    compute the same.
 
     >>> alike("weights", 1.0, 1.000001)
     False
@@ -37,12 +37,12 @@ def alike(key: str, one: Any, other: Any) -> bool:
     return bool((np.abs(numbers - other_numbers) <= TOLERANCES[key] * size).all())
 
 
-def digest_of(model: nn.Module) -> str:
+def digest_of_model(model: nn.Module) -> str:
     """Return the SHA-256 of all parameters and buffers of a model, with their names.
 
     >>> (
-    ...     digest_of(nn.ReLU()) == digest_of(nn.Tanh()),
-    ...     digest_of(nn.ReLU()) == digest_of(nn.Linear(1, 1)),
+    ...     digest_of_model(nn.ReLU()) == digest_of_model(nn.Tanh()),
+    ...     digest_of_model(nn.ReLU()) == digest_of_model(nn.Linear(1, 1)),
     ... )
     (True, False)
     """

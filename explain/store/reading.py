@@ -29,7 +29,7 @@ from explain.store.writing import (
     ORDERS,
     check_format,
     content_digest,
-    digest,
+    digest_of_cells,
     quoted,
     unpacked,
 )
@@ -355,7 +355,7 @@ class StoredRun:
     def _verified(self, db: sqlite3.Connection, table: str) -> Iterator[list[Any]]:
         """The rows of a table, each checked against its digest."""
         for *cells, expected in db.execute(_CHECKED[table]):
-            if digest(*cells) != expected:
+            if digest_of_cells(*cells) != expected:
                 raise self._damaged(f"a row of the {table} has changed since it was written")
             yield cells
 
@@ -419,7 +419,7 @@ class StoredRun:
         return db
 
 
-def joined(photo: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+def columns_of_row(photo: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a photo and a result by the names of `Row`, as a query gives them."""
     renamed = {"target_class": result["class"], "prediction_probability": photo["probability"]}
     return {**photo, **result, **renamed}

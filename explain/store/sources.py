@@ -383,7 +383,7 @@ def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[C
     return clipped
 
 
-def check_count(name: str, value: Any, least: int, *, optional: bool = True) -> None:
+def check_whole_number(name: str, value: Any, least: int, *, optional: bool = True) -> None:
     """Refuse an option that is no whole number from ``least``; None may stand for a default."""
     if value is None and optional:
         return
@@ -494,7 +494,7 @@ class DataSet(Source):
 
     def __init__(self, items: Any) -> None:
         self.items = items
-        self.inner, _ = innermost(items, 0)
+        self.inner, _ = innermost_dataset(items, 0)
         self.is_hugging_face = hasattr(items, "features") and hasattr(items, "column_names")
         self.columns = Columns.of(dict(items.features or {})) if self.is_hugging_face else Columns()
         self.classes = self.columns.classes
@@ -515,7 +515,7 @@ class DataSet(Source):
     def entries(self) -> Iterator[Entry]:
         files = getattr(self.inner, "samples", None) or getattr(self.inner, "imgs", None)
         for place in range(self.count):
-            _, number = innermost(self.items, place)
+            _, number = innermost_dataset(self.items, place)
             try:
                 path = files[number]  # type: ignore[index]
             except (TypeError, IndexError, KeyError):  # it has no list of its files
@@ -538,11 +538,11 @@ class DataSet(Source):
         return properties if root is None else {**properties, "root": text(os.path.realpath(root))}
 
 
-def innermost(items: Any, place: int) -> tuple[Any, int]:
+def innermost_dataset(items: Any, place: int) -> tuple[Any, int]:
     """Follow subsets of a data set to the data set that they were taken from.
 
     >>> from torch.utils.data import Subset
-    >>> innermost(Subset(Subset(["a", "b", "c"], [2, 1]), [1]), 0)
+    >>> innermost_dataset(Subset(Subset(["a", "b", "c"], [2, 1]), [1]), 0)
     (['a', 'b', 'c'], 1)
     """
     while hasattr(items, "dataset") and hasattr(items, "indices"):

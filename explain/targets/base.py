@@ -146,7 +146,7 @@ class Sum(Target):
         return self.mapped(lambda target: target.rows(images))
 
 
-def check_count(what: str, held: int, count: int) -> None:
+def check_one_per_image(what: str, held: int, count: int) -> None:
     """Refuse a target that holds something, such as boxes, for another number of images."""
     if held != count:
         remedy = "give one alone to use it for all, and several targets for every image as targets="
@@ -204,9 +204,8 @@ def need_tensor(
 def unsuitable(target: str, needs: str, output: Any) -> TargetError:
     """The error of a target that a model's output does not suit."""
     return TargetError(
-        f"target {target} must have a model that returns {needs}, got {described(output)}; give a "
-        "class index, or a "
-        "callable as target"
+        f"target {target} must have a model that returns {needs}, got {summary_of_output(output)}; "
+        "give a class index, or a callable as target"
     )
 
 
@@ -235,7 +234,7 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
         remedy = "for a detector take explain.targets.Detections(label), or "
     elif first is not None and first.ndim == 4:
         remedy = "for a map of classes take explain.targets.Segmentation(category), or "
-    got = described(output)
+    got = summary_of_output(output)
     raise ModelError(
         f"model must return class scores ({count}, K), got {got}; {remedy}give a callable target"
     )
@@ -256,7 +255,9 @@ def find_scores(output: Any, count: int) -> torch.Tensor | None:
 def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:
     """The tensors that may be class scores, by where they are; one alone where its name says so."""
     tensors = {key: t for key, t in nested.items(output) if isinstance(t, torch.Tensor)}
-    named_scores = [tensor for tensor in named(output, SCORES) if isinstance(tensor, torch.Tensor)]
+    named_scores = [
+        tensor for tensor in items_named(output, SCORES) if isinstance(tensor, torch.Tensor)
+    ]
     for tensor in named_scores:
         if tensor.ndim in (1, 2) and len(tensor) == count:
             return {(): tensor}
@@ -272,11 +273,11 @@ def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
     """The tensors in an output: those with one of the names, then the others in their order."""
     if isinstance(output, torch.Tensor):
         return [output]
-    values = named(output, names) + [value for _, value in nested.items(output)]
+    values = items_named(output, names) + [value for _, value in nested.items(output)]
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def named(output: Any, names: Sequence[str]) -> list[Any]:
+def items_named(output: Any, names: Sequence[str]) -> list[Any]:
     """The items or attributes of a model's output with these names; None for those that are not
     there."""
     items = dict(nested.items(output))
@@ -285,10 +286,10 @@ def named(output: Any, names: Sequence[str]) -> list[Any]:
     return [items[name] if name in items else getattr(output, name, None) for name in names]
 
 
-def described(output: Any) -> str:
+def summary_of_output(output: Any) -> str:
     """Say in a few words what a model returned.
 
-    >>> described({"out": torch.zeros(1, 2)}), described([3])
+    >>> summary_of_output({"out": torch.zeros(1, 2)}), summary_of_output([3])
     ("dict with 'out' (1, 2)", 'list with 0 int')
     """
     kind = type(output).__name__

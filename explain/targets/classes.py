@@ -15,7 +15,7 @@ from explain.targets.base import (
     Picked,
     Target,
     check_class,
-    check_count,
+    check_one_per_image,
     find_logits,
     find_tensor,
     need_tensor,
@@ -64,7 +64,7 @@ class ClassTarget(Target):
         scores = find_logits(output, count)
         indices = [self.index] * count if isinstance(self.index, int) else self.index
         if len(indices) != count:
-            check_count("target", len(indices), count)
+            check_one_per_image("target", len(indices), count)
         for index in dict.fromkeys(indices):
             check_class(index, scores.shape[1])
         chosen = torch.tensor(indices, device=scores.device)

@@ -12,7 +12,7 @@ import torch
 
 from explain._utils.errors import TargetError, short_repr, warn
 from explain.data.boxes import Box
-from explain.targets.base import CheckedTarget, Labels, Picked, Target, check_count
+from explain.targets.base import CheckedTarget, Labels, Picked, Target, check_one_per_image
 from explain.targets.detector_outputs import Boxes, Decode, Size, find_layout, read
 from explain.targets.labels import class_label, find_category
 from explain.targets.regions import Segmentation
@@ -128,12 +128,12 @@ class Detections(CheckedTarget):
         if boxes.doubt and self.decode is None:
             warn(boxes.doubt)
         labels = self.label if isinstance(self.label, tuple) else (self.label,) * count
-        check_count("label", len(labels), count)
+        check_one_per_image("label", len(labels), count)
         wanted: Any = [None] * count
         if self.box is not None:
             wanted = torch.as_tensor(self.box)
             wanted = wanted.expand(count, 4) if wanted.ndim == 1 else wanted
-            check_count("box", len(wanted), count)
+            check_one_per_image("box", len(wanted), count)
         settled_labels = []
         settled_boxes = []
         ranks = []
@@ -222,7 +222,9 @@ class Detections(CheckedTarget):
         nearest = "none"
         shared = 0.0
         if scores.numel():
-            cell, shared = matched(_of_label(scores, label).amax(1), corners, wanted, self.index)
+            cell, shared = matching_box(
+                _of_label(scores, label).amax(1), corners, wanted, self.index
+            )
             if shared >= self.overlap:
                 return cell, int(scores[cell].argmax()) if label is None else label
             nearest = ", ".join(f"{edge:.0f}" for edge in corners[cell].tolist())
@@ -313,7 +315,9 @@ class Detected(Target):
         """The box in one image, and how much it overlaps the settled one: less than 0 where there
         is none."""
         scores = boxes.scores[image][:, self.labels[image]].detach()
-        return matched(scores, boxes.boxes[image].detach(), self.boxes[image], self.ranks[image])
+        return matching_box(
+            scores, boxes.boxes[image].detach(), self.boxes[image], self.ranks[image]
+        )
 
     def _value(self, boxes: Boxes, image: int) -> torch.Tensor | None:
         """What is explained of the box in one image; None where it is not there."""
@@ -357,7 +361,7 @@ def _of_label(scores: torch.Tensor, label: int | None) -> torch.Tensor:
     return scores.masked_fill(is_other, -torch.inf)
 
 
-def matched(
+def matching_box(
     scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, rank: int = 0
 ) -> tuple[int, float]:
     """Return which of some boxes ``(Q, 4)`` with scores ``(Q,)`` is the same as one box, and how

@@ -14,7 +14,7 @@ import torch
 
 from explain._utils import nested
 from explain._utils.errors import TargetError, shown
-from explain.targets.base import described, find_tensor, named
+from explain.targets.base import find_tensor, items_named, summary_of_output
 
 Size: TypeAlias = tuple[int, ...]
 Decode: TypeAlias = Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
@@ -102,8 +102,8 @@ def read(
     if boxes is None:
         needs = "boxes with scores" if decode is None else f"boxes in the layout {decode!r}"
         got = (
-            f"{described(output)}; take that of evaluation mode, or pass decode=, which returns "
-            "scores and boxes"
+            f"{summary_of_output(output)}; take that of evaluation mode, or pass decode=, which "
+            "returns scores and boxes"
         )
         raise TargetError(
             f"target {name} must have a model that returns {needs} for each of {count} images, got "
@@ -195,7 +195,7 @@ def _without_broken(boxes: Boxes) -> Boxes:
 
 def _part(value: Any, *names: str) -> Any:
     """The first of these items or attributes that there is."""
-    return next((part for part in named(value, names) if part is not None), None)
+    return next((part for part in items_named(value, names) if part is not None), None)
 
 
 def _results(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -231,10 +231,10 @@ def _of_results(results: Sequence[Any]) -> Boxes:
 
 def _result(image: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """The boxes, labels and scores of an image."""
-    parts = named(image, ("boxes", "labels", "scores"))
-    for holder in named(image, ("obb", "boxes")):
+    parts = items_named(image, ("boxes", "labels", "scores"))
+    for holder in items_named(image, ("obb", "boxes")):
         if not isinstance(parts[1], torch.Tensor):
-            parts = named(holder, ("xyxy", "cls", "conf"))
+            parts = items_named(holder, ("xyxy", "cls", "conf"))
     if not all(isinstance(part, torch.Tensor) for part in parts):
         return None
     boxes, labels, scores = parts

@@ -11,7 +11,7 @@ from torch import nn
 
 from explain._utils.errors import TargetError
 from explain._utils.nested import first_tensor
-from explain.targets.base import Picked, Target, described, images_of_rows
+from explain.targets.base import Picked, Target, images_of_rows, summary_of_output
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class ScoreTarget(Target):
         if isinstance(score, torch.Tensor) and score.ndim == 0 and count == 1:
             score = score[None]
         if not isinstance(score, torch.Tensor) or tuple(score.shape) != (count,):
-            got = f"{described(score)}; pick a class as in output[:, 0], and sum over no images"
+            remedy = "pick a class as in output[:, 0], and sum over no images"
+            got = f"{summary_of_output(score)}; {remedy}"
             raise TargetError(
                 f"target {self.name} must return one score per image, a tensor ({count},), got "
                 f"{got}"

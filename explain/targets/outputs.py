@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
-from explain._utils.errors import ModelError, option, shown
+from explain._utils.errors import ModelError, option_name, shown
 
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 """What turns outputs into probabilities; "none" where they are probabilities already, or are
@@ -94,7 +94,9 @@ class Outputs:
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor | None:
         """Return the probabilities of all classes; None of numbers, and of what leaves [0, 1]."""
-        if self.kind == "numbers" or (self.activation == "none" and not within(outputs)):
+        if self.kind == "numbers" or (
+            self.activation == "none" and not may_be_probabilities(outputs)
+        ):
             return None
         return self._applied(outputs, self.temperature)
 
@@ -217,12 +219,12 @@ def check_activation(activation: object) -> None:
     """
     if activation is not None and activation not in get_args(Activation):
         raise ModelError(
-            f"{option('activation')} must be 'softmax', 'sigmoid' or 'none', got "
+            f"{option_name('activation')} must be 'softmax', 'sigmoid' or 'none', got "
             f"{shown(activation)}; leave it out to detect it"
         )
 
 
-def configured(model: Any) -> Activation | None:
+def configured_activation(model: Any) -> Activation | None:
     """Return what a configuration of transformers says of outputs: several labels, or numbers."""
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     if problem == "multi_label_classification":
@@ -270,13 +272,13 @@ def outputs_like(
     """
     classes = outputs.shape[1]
     if activation == "softmax" and classes == 1:
-        name = option("activation")
+        name = option_name("activation")
         raise ModelError(
             f"{name} must be 'sigmoid' or 'none' for a model with one output, got 'softmax'; leave "
             "it out"
         )
     scores = outputs_of_scores(activation, classes)
-    may_be = within(outputs)
+    may_be = may_be_probabilities(outputs)
     may_be_logs = activation != "none" and bool((outputs <= ROUNDING).all())
     end = seen() if may_be or may_be_logs else None
     if end is None or not (may_be_logs if end.logs else may_be):
@@ -303,7 +305,7 @@ def adds_up(outputs: torch.Tensor) -> bool:
 
     Those of whole numbers may be scores or votes as well; see `is_fractional`.
     """
-    if outputs.ndim < 2 or outputs.shape[1] < 2 or not within(outputs):
+    if outputs.ndim < 2 or outputs.shape[1] < 2 or not may_be_probabilities(outputs):
         return False
     rounding = ROUNDING if outputs.dtype in (torch.float32, torch.float64) else COARSE
     off = (outputs.double().sum(1) - 1).abs()
@@ -315,6 +317,6 @@ def is_fractional(outputs: torch.Tensor) -> bool:
     return outputs.is_floating_point() and bool((outputs != outputs.round()).any())
 
 
-def within(outputs: torch.Tensor) -> bool:
+def may_be_probabilities(outputs: torch.Tensor) -> bool:
     """Whether these may be probabilities: all of them lie in [0, 1]."""
     return bool(((outputs >= -ROUNDING) & (outputs <= 1 + ROUNDING)).all())

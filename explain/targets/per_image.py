@@ -11,7 +11,7 @@ from explain._utils.nested import items, with_items
 from explain.targets.base import (
     Picked,
     Target,
-    check_count,
+    check_one_per_image,
     find_tensor,
     images_of_rows,
     need_tensor,
@@ -130,7 +130,7 @@ class Separate(Target):
 
     def _images(self, count: int) -> Sequence[int]:
         images = range(len(self.targets)) if self.images is None else self.images
-        check_count("target", len(images), count)
+        check_one_per_image("target", len(images), count)
         return images
 
 

@@ -14,9 +14,9 @@ from explain.targets.base import (
     Labels,
     Picked,
     check_class,
-    check_count,
+    check_one_per_image,
     find_tensor,
-    named,
+    items_named,
     unsuitable,
 )
 from explain.targets.detector_outputs import SOFTMAX
@@ -75,7 +75,7 @@ def _of_images(output: Any, names: tuple[str, ...], count: int) -> list[torch.Te
     """The tensors of an output with these names; one that is not there, or has other rows, has no
     dimensions."""
     nothing = torch.tensor(0)
-    parts = named(output, names)
+    parts = items_named(output, names)
     fits = [
         isinstance(part, torch.Tensor) and part.ndim > 0 and len(part) == count for part in parts
     ]
@@ -201,7 +201,7 @@ class Segmentation(CheckedTarget):
             if self.mask.ndim == maps.ndim - 2
             else self.mask
         )
-        check_count("mask", len(mask), len(maps))
+        check_one_per_image("mask", len(mask), len(maps))
         if not mask.flatten(1).any(1).all():
             raise TargetError(
                 "mask must be true somewhere for each image, got an empty one; None is where "
@@ -215,7 +215,7 @@ class Segmentation(CheckedTarget):
         if self.category is not None:
             category = find_category(self.category, None)
             chosen = category if isinstance(category, tuple) else (category,) * count
-            check_count("category", len(chosen), count)
+            check_one_per_image("category", len(chosen), count)
             for index in chosen:
                 check_class(index, classes)
             return tuple(chosen)

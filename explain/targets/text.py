@@ -20,7 +20,7 @@ from explain._utils.errors import ModelError, TargetError
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
 from explain.hooks.preserve import untouched
-from explain.targets.base import CheckedTarget, Picked, Target, described, unsuitable
+from explain.targets.base import CheckedTarget, Picked, Target, summary_of_output, unsuitable
 from explain.targets.tokenizer import (
     TokenIds,
     check_text,
@@ -290,7 +290,7 @@ def _pooled(output: Any) -> torch.Tensor:
     for name in ("pooler_output", "image_embeds", "text_embeds"):
         output = getattr(output, name, output) if not isinstance(output, torch.Tensor) else output
     if not isinstance(output, torch.Tensor) or output.ndim != 2:
-        got = described(output)
+        got = summary_of_output(output)
         raise ModelError(
             f"model must give features (N, D) of photos and texts, got {got}; wrap it in some that "
             "do"

@@ -16,7 +16,15 @@ from explain.attribution.pictures import Look
 from explain.data.files import Files
 from explain.data.images import ImageLike, load_image
 from explain.render import captions, overlays, styles
-from explain.render.sheets import Group, Layout, Tile, as_picture, empty, evenly_spread, sheet
+from explain.render.sheets import (
+    Group,
+    Layout,
+    Tile,
+    as_picture,
+    contact_sheet,
+    empty,
+    evenly_spread,
+)
 from explain.runs.result import Run, open_run
 from explain.store import reading, sources
 from explain.targets.outputs import percent
@@ -113,7 +121,7 @@ class Film:
             Tile(self._overlays[i], f"step {self.steps[i]:,}", _outcome(self.rows[i]))
             for i in shown
         ]
-        picture = sheet(Layout("", "", (Group("", tuple(tiles)),)), 300)
+        picture = contact_sheet(Layout("", "", (Group("", tuple(tiles)),)), 300)
         height = WIDE * picture.height / picture.width
         steps = f"from step {self.steps[0]} to step {self.steps[-1]}"
         figure = empty(

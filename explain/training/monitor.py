@@ -18,8 +18,8 @@ from explain.hooks.unwrap import unwrapped
 from explain.methods.base import MethodLike
 from explain.models import Classifier
 from explain.store.lists import source_of
-from explain.store.sources import Failed, check_count, text
-from explain.store.writing import locked, method_row
+from explain.store.sources import Failed, check_whole_number, text
+from explain.store.writing import locked_run, method_row
 from explain.targets.resolve import TargetLike
 from explain.training.gradients import DeadUnits, GradientFlow, Scaler
 from explain.training.photos import WatchedPhotos
@@ -99,9 +99,9 @@ class Monitor:
         start: int = 0,
         **options: Unpack[RunOptions],
     ) -> None:
-        check_count("every", every, 1)
-        check_count("window", window, 0)
-        check_count("start", start, 0)
+        check_whole_number("every", every, 1)
+        check_whole_number("window", window, 0)
+        check_whole_number("start", start, 0)
         if output is None and board is None:
             raise RunError(
                 "output or board must be given, got neither; name a file such as training.sqlite"
@@ -195,7 +195,7 @@ class Monitor:
 
     def _begin_file(self, output: Path) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        self._files.enter_context(locked(output))
+        self._files.enter_context(locked_run(output))
         self._manifest = {"training": True, **self._photos.job.manifest}
         with self._store() as store:
             last = 0 if self.done else store.last()

@@ -27,7 +27,7 @@ from explain.app.service import Cache, Service
 from explain.app.web import Access
 from explain.explanation.loading import Saved
 from explain.methods.base import get_method
-from explain.report.item import Detail, item, map_of, plane
+from explain.report.item import Detail, item, map_and_kind, plane
 from explain.targets import Text
 from tests.app.conftest import LIMITS, encoded
 from tests.conftest import ROOT
@@ -88,7 +88,7 @@ def test_a_photo_is_explained_as_python_does_it(
         [printable(label), value] for label, value in expected.predictions
     ]
     assert [item["maps"][0][i]["plane"] for i in range(2)] == [
-        plane(map_of(expected[method])[0]) for method in ("gradcam", "saliency")
+        plane(map_and_kind(expected[method])[0]) for method in ("gradcam", "saliency")
     ]
     assert item["photo"] == f"photo/{name['photo']}"
     assert "explain cat.png" in str(item["again"]["command"]) or item["again"]["why"]
@@ -111,7 +111,7 @@ def test_slow_methods_sharpen_after_the_quick_ones(
     assert all(step["maps"][0]["plane"]["width"] == 32 for step in between if "maps" in step)
     assert any("maps" in step for step in between)
     expected = explainer(photo(), RISE, targets=[items_so_far[0]["targets"][0]["class"]])
-    assert items_so_far[1]["maps"][0][1]["plane"] == plane(map_of(expected["rise"])[0])
+    assert items_so_far[1]["maps"][0][1]["plane"] == plane(map_and_kind(expected["rise"])[0])
 
 
 @pytest.mark.parametrize("method", ["rise", "lime"])

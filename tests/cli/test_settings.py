@@ -12,7 +12,7 @@ from PIL import Image
 
 import explain
 from explain.cli import main
-from explain.cli.commands import commands, configured
+from explain.cli.commands import commands, options_from_file
 from tests.cli.conftest import Typed
 
 ALWAYS = ["--model", "tiny", "--size", "32"]
@@ -47,7 +47,7 @@ def test_options_of_a_file_are_defaults(typed: Typed) -> None:
     Path("explain.toml").write_text('method = ["saliency", "rise"]\n')
     # which takes one method alone
     for command, given in (("run", ["saliency", "rise"]), ("insight", "saliency")):
-        assert configured(commands.commands[command])[1]["method"] == given
+        assert options_from_file(commands.commands[command])[1]["method"] == given
     Path("explain.toml").write_text('methd = "rise"\n')
     assert typed("a.png")[::2] == (
         2,

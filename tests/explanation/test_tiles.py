@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import explain
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
-from explain.explanation.photos import on_photo
+from explain.explanation.photos import tiles_on_photo
 
 SIDE = 24
 
@@ -101,14 +101,14 @@ def test_tiles_of_other_sizes_add_up_and_those_beyond_the_photo_are_cut() -> Non
     tiles = Attribution("m", values, "score", torch.ones(1), None, (2, 4, 4), frames_first=True)
     # the whole photo, and a finer one whose upper half is padding
     boxes = [Box(0, 0, 8, 8), Box(4, -2, 8, 2)]
-    values_on_photo = on_photo(tiles, boxes, (8, 8)).values
+    values_on_photo = tiles_on_photo(tiles, boxes, (8, 8)).values
     expected = torch.full((1, 3, 8, 8), 1 / 4)  # a value of the whole is shared by four places
     expected[:, :, :2, 4:] += 2
     assert_close(values_on_photo, expected)
     layers = Attribution("m", values[:, :, 0], "score", torch.ones(1), "a", (2, 4, 4))
     means = torch.ones(1, 8, 8)
     means[:, :2, 4:] = 1.5
-    assert_close(on_photo(layers, boxes, (8, 8)).values, means)
+    assert_close(tiles_on_photo(layers, boxes, (8, 8)).values, means)
 
 
 def test_runs_and_concepts_of_tiles_are_refused(tmp_path: Path) -> None:

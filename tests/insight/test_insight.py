@@ -19,8 +19,8 @@ import explain
 from explain import OutputError, RunError
 from explain.insight.class_statistics import class_mean_maps
 from explain.insight.clusters import (
+    cluster_numbers,
     distances,
-    grouped,
     map_clusters,
     number_of_groups,
     silhouettes,
@@ -155,7 +155,7 @@ def test_a_graph_in_k_parts_has_k_eigenvalues_of_zero_and_a_gap_behind_them() ->
     values, vectors = spectrum(torch.cdist(points, points), 6)
     assert (values < 1e-9).tolist() == [True] * 3 + [False] * 4
     assert number_of_groups(values) == (3, pytest.approx(float(values[3]) / 1e-3 + 1))
-    groups = grouped(vectors, 3)
+    groups = cluster_numbers(vectors, 3)
     assert torch.equal(groups[:, None] == groups, parts[:, None] == parts)
 
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import explain
 from explain.methods import LRP, XRAI, IntegratedGradients
 from explain.methods.base import get_method
-from explain.methods.regions import GivenRegions, joined
+from explain.methods.regions import GivenRegions, joined_pixels
 from explain.models import CenterCrop
 from tests.conftest import Made, TinyNet, settled
 from tests.relevance.test_relevance import random
@@ -67,7 +67,7 @@ def test_regions_are_those_of_scikit_image() -> None:
     )
     image = torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for scale in (10, 100, 400):
-        ours = joined(image, scale / 255, 5)
+        ours = joined_pixels(image, scale / 255, 5)
         theirs = segmentation.felzenszwalb(
             image.movedim(0, -1).numpy(), scale=scale, sigma=0, min_size=5
         )

@@ -24,7 +24,7 @@ from explain.methods import (
     list_methods,
     register,
 )
-from explain.methods.base import get_method, innermost, options
+from explain.methods.base import get_method, innermost_method, options
 
 
 def test_names_find_methods_and_patterns_list_them() -> None:
@@ -217,7 +217,7 @@ def test_register_above_a_class_registers_its_default_object(
             return torch.zeros_like(evidence.inputs[:, 0])
 
     assert get_method("blank-of-test") == Blank()
-    assert innermost("blank-of-test").family == "other methods"
+    assert innermost_method("blank-of-test").family == "other methods"
 
 
 @pytest.mark.parametrize(

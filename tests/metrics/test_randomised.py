@@ -15,7 +15,7 @@ import explain
 from explain import MetricError
 from explain.data.inputs import as_inputs
 from explain.metrics import MPRT
-from explain.metrics.randomised import Randomised, grouped
+from explain.metrics.randomised import Randomised, layer_groups
 from tests.conftest import Made, TinyNet, registered_backwards, snapshot
 
 
@@ -62,8 +62,8 @@ def test_layers_are_initialised_on_one_copy_as_their_classes_do_it() -> None:
     assert not torch.equal(randomised.of(["0"], 4)[0].weight, model[0].weight)
     torch.set_rng_state(state)
     assert snapshot(model) == original
-    assert grouped(list("abcdefg"), 3) == [["a", "b", "c"], ["d", "e"], ["f", "g"]]
-    assert grouped(["a", "b"], None) == [["a"], ["b"]]
+    assert layer_groups(list("abcdefg"), 3) == [["a", "b", "c"], ["d", "e"], ["f", "g"]]
+    assert layer_groups(["a", "b"], None) == [["a"], ["b"]]
 
 
 class Network(nn.Module):

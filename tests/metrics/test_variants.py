@@ -27,7 +27,7 @@ from explain.metrics import (
     Sensitivity,
 )
 from explain.metrics.maps import spearman
-from explain.metrics.randomised import Randomised, grouped
+from explain.metrics.randomised import Randomised, layer_groups
 from tests.metrics.conftest import Counting
 
 CAM = "layer1"
@@ -152,7 +152,7 @@ def test_parameter_randomisation_by_a_plain_loop(
     metric = MPRT(order=order, steps=3, seed=1)
     table = explain.evaluate(model, photos, Saliency(), metric, target=TARGETS)
     curve = table.curve("saliency", metric.name)[1]
-    first, second, third = grouped(Randomised(model, as_inputs(photos)).layers, 3)
+    first, second, third = layer_groups(Randomised(model, as_inputs(photos)).layers, 3)
     states = {
         "top": [third, third + second, third + second + first],
         "bottom": [first, first + second, first + second + third],

@@ -19,7 +19,7 @@ from explain.engine import Evidence, InputGradients, Need
 from explain.methods import Method, RandomCAM, Saliency
 from explain.methods.base import Style, get_method
 from explain.metrics import Faithful, Verdict
-from explain.metrics.base import digest_of
+from explain.metrics.base import digest_of_tensor
 from explain.metrics.maps import spearman
 from explain.metrics.masked_scores import photo_maps
 from explain.metrics.randomised import Randomised
@@ -58,7 +58,7 @@ class PhotoItself(Method):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         if self.frequency:
             return torch.sin(self.frequency * evidence.inputs)
-        seed = int.from_bytes(digest_of(evidence[InputGradients()].double())[:4], "big")
+        seed = int.from_bytes(digest_of_tensor(evidence[InputGradients()].double())[:4], "big")
         generator = torch.Generator().manual_seed(seed)
         pattern = torch.randn(evidence.inputs.shape, generator=generator, dtype=torch.float64)
         return evidence.inputs.abs() + self.noise * pattern

@@ -14,7 +14,7 @@ from torchvision.ops import batched_nms
 import explain
 from explain import ModelError
 from explain.models import Classifier, bundled, load
-from explain.models.nanodet import BINS, STRIDES, NanoDet, decode, detect
+from explain.models.nanodet import BINS, STRIDES, NanoDet, decode_heads, detect
 from tests.conftest import ROOT
 
 GOLDEN = Path(__file__).with_name("golden") / "nanodet.safetensors"
@@ -41,7 +41,7 @@ def test_its_outputs_are_the_published_ones(classifier: Classifier) -> None:
     box_logits = torch.cat([raw[0, 80:].flatten(1).T for raw in heads])[::EVERY]
     torch.testing.assert_close(box_logits, expected["box_logits"].float(), atol=1e-2, rtol=0)
     torch.testing.assert_close(
-        decode(heads)["scores"][0, ::EVERY], expected["scores"].float(), atol=1e-3, rtol=0
+        decode_heads(heads)["scores"][0, ::EVERY], expected["scores"].float(), atol=1e-3, rtol=0
     )
 
 
@@ -68,7 +68,7 @@ def test_it_finds_what_is_on_a_photo(
 
 def test_decoding_is_what_its_description_says() -> None:
     raw = 3 * torch.randn(2, 3 + 4 * BINS, 4, 6, dtype=torch.float64)
-    values = decode([raw], STRIDES[:1])
+    values = decode_heads([raw], STRIDES[:1])
     powers = raw[:, 3:].exp().unflatten(1, (4, BINS))
     sides = 8 * (powers * torch.arange(BINS)[:, None, None]).sum(2) / powers.sum(2)
     left, top, right, bottom = sides.unbind(1)

@@ -27,7 +27,7 @@ def test_a_figure_is_a_sheet_that_shows_itself_once(monkeypatch: pytest.MonkeyPa
         "heading", "model", (sheets.Group("", (BLANK,)), sheets.Group("family", tiles))
     )
     figure = sheets.figure(contents, "three <maps>")
-    picture = sheets.sheet(contents, 340)
+    picture = sheets.contact_sheet(contents, 340)
     assert np.array_equal(np.asarray(sheets.as_picture(figure).convert("RGB")), np.asarray(picture))
     shown = figure._repr_html_()
     displayed = []

@@ -18,8 +18,8 @@ from explain.data.boxes import Box
 from explain.render import captions, overlays, sheets
 from explain.render.captions import fit, font
 from explain.render.styles import (
-    on_photo,
-    place,
+    part_on_photo,
+    resampled_on_photo,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -75,7 +75,7 @@ PICTURES: dict[str, Callable[[], Image.Image]] = {
         render.Heat().legend(photo()),
         end=", 87 %",
     ),
-    "sheet": lambda: sheets.sheet(contents(), 120),
+    "sheet": lambda: sheets.contact_sheet(contents(), 120),
     "concepts": lambda: overlays.concepts(
         photo(),
         np.stack([bump(), bump().T]),
@@ -100,11 +100,11 @@ def test_a_picture_looks_as_it_did_when_somebody_looked(name: str) -> None:
 def test_width_and_height_are_not_swapped_and_a_map_lands_where_it_belongs() -> None:
     values = np.zeros((2, 4))
     values[1, 3] = 1
-    placed = place(values, (40, 20), Box(0, 0, 40, 20))
+    placed = resampled_on_photo(values, (40, 20), Box(0, 0, 40, 20))
     assert placed.shape == (20, 40)
     assert np.unravel_index(placed.argmax(), placed.shape)[0] >= 15
     assert np.unravel_index(placed.argmax(), placed.shape)[1] >= 35
-    within = place(np.ones((3, 3)), (40, 20), Box(10, 5, 20, 15), outside=7)
+    within = resampled_on_photo(np.ones((3, 3)), (40, 20), Box(10, 5, 20, 15), outside=7)
     assert (within[5:15, 10:20] == 255).all()
     assert (within == 255).sum() == 100
     assert (within == 7).sum() == 700
@@ -112,9 +112,9 @@ def test_width_and_height_are_not_swapped_and_a_map_lands_where_it_belongs() -> 
 
 def test_what_lies_on_padding_is_not_on_the_photo() -> None:
     values = np.arange(64.0).reshape(8, 8)
-    assert np.array_equal(on_photo(values, (40, 20), Box(0, -10, 40, 30)), values[2:6])
-    assert np.array_equal(on_photo(values, (20, 40), Box(-10, 0, 30, 40)), values[:, 2:6])
-    assert np.array_equal(on_photo(values, (40, 20), Box(10, 5, 20, 15)), values)
+    assert np.array_equal(part_on_photo(values, (40, 20), Box(0, -10, 40, 30)), values[2:6])
+    assert np.array_equal(part_on_photo(values, (20, 40), Box(-10, 0, 30, 40)), values[:, 2:6])
+    assert np.array_equal(part_on_photo(values, (40, 20), Box(10, 5, 20, 15)), values)
 
 
 def test_a_label_is_cut_before_its_percentage() -> None:
@@ -134,7 +134,9 @@ def test_labels_that_steer_terminals_are_drawn_as_they_are_written() -> None:
         == captions.caption(blank, written, written).tobytes()
     )
     steered, plain = (
-        sheets.sheet(sheets.Layout(words, "", (sheets.Group("", (sheets.Tile(photo(), words),)),)))
+        sheets.contact_sheet(
+            sheets.Layout(words, "", (sheets.Group("", (sheets.Tile(photo(), words),)),))
+        )
         for words in (steering, written)
     )
     assert steered.tobytes() == plain.tobytes()

@@ -18,7 +18,7 @@ from torch import nn
 import explain
 from explain import ExplainError, RunError
 from explain.models import Classifier
-from explain.runs.manifest import identity
+from explain.runs.manifest import model_identity
 from explain.store.manifest import must_agree
 from tests.conftest import TinyNet, settled
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
@@ -151,7 +151,7 @@ def test_a_label_or_box_that_has_changed_is_noticed(kind: str, tmp_path: Path) -
 def assert_alike(one: explain.Explainer, other: explain.Explainer, alike: bool) -> None:
     """Whether a run of one can be continued with the other."""
     with nullcontext() if alike else pytest.raises(RunError, match="continued"):
-        must_agree(identity(one), identity(other), "run.sqlite")
+        must_agree(model_identity(one), model_identity(other), "run.sqlite")
 
 
 @pytest.mark.parametrize(
