@@ -35,43 +35,19 @@ class Normalised(nn.Module):
         return self.head((normalised if self.linear else normalised.relu()).mean((2, 3)))
 
 
-class Attended(nn.Module):
-    """The mean of a map with attention over its places."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maps, self.logits, self.head = (
-            nn.Conv2d(3, CHANNELS, 3),
-            nn.Conv2d(CHANNELS, 1, 1),
-            nn.Linear(CHANNELS, 5),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        maps = self.maps(x).relu()
-        return self.pooled(maps, self.logits(maps))
-
-    def pooled(self, maps: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        return self.head((maps.flatten(2) * logits.flatten(2).softmax(2)).sum(2))
-
-
-@pytest.mark.parametrize(("dtype", "side"), [(torch.float32, 64), (torch.float64, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "method", ["gradcam", "gradcam(relu=False)", "shapleycam", "finercam", "guidedgradcam"]
 )
 def test_a_mean_gradient_of_rounding_errors_gives_an_empty_map(
-    method: str, dtype: torch.dtype, side: int
+    method: str, dtype: torch.dtype
 ) -> None:
-    torch.manual_seed(side)
-    normalised = settled(Normalised(nn.InstanceNorm2d(CHANNELS, affine=True)))
-    attended = settled(Attended())
-    x = torch.rand(2, 3, side, side, dtype=dtype)
-    for model, layer in ((normalised, "maps"), (attended, "logits")):
-        model.to(dtype).eval()
-        with pytest.warns(
-            ExplainWarning, match=r"gradients of layer \w+ add up to rounding errors"
-        ):
-            values = explain.attribute(model, x, method, target=1, layer=layer).values
-        assert not values.any()
+    torch.manual_seed(64)
+    model = settled(Normalised(nn.InstanceNorm2d(CHANNELS, affine=True))).to(dtype).eval()
+    x = torch.rand(2, 3, 64, 64, dtype=dtype)
+    with pytest.warns(ExplainWarning, match="gradients of layer maps add up to rounding errors"):
+        values = explain.attribute(model, x, method, target=1, layer="maps").values
+    assert not values.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

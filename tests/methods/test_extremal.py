@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -62,17 +64,18 @@ class Corner(nn.Module):
         return 20 * torch.stack([x[:, :, :4, :4].mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
 
 
-def test_the_smallest_area_that_keeps_the_score_is_taken() -> None:
+@pytest.mark.parametrize(("keeps", "area"), [(0.0, 0.2), (None, 0.6), (1.0, 0.9)])
+def test_the_smallest_area_that_keeps_the_score_is_taken(keeps: float | None, area: float) -> None:
     x = torch.ones(2, 3, 8, 8)
-    method = ExtremalPerturbation((0.6, 0.2, 0.9), steps=2, baseline="zero", step=2, sigma=2.0)
-    each = {
-        area: explain.attribute(
-            Corner(), x, ExtremalPerturbation(area, 2, baseline="zero", step=2, sigma=2.0), target=1
-        )
-        for area in (0.2, 0.6, 0.9)
-    }
-    seen = {area: Corner()(x * found.values[:, None])[0, 1] / 20 for area, found in each.items()}
-    assert seen[0.2] < seen[0.6] < seen[0.9]
-    for keeps, area in ((0.0, 0.2), (float(seen[0.6] + seen[0.2]) / 2, 0.6), (1.0, 0.9)):
-        of = ExtremalPerturbation(method.area, 2, keeps, "zero", 2, 2.0)  # type: ignore[arg-type]
-        assert_close(explain.attribute(Corner(), x, of, target=1).values, each[area].values)
+    options: dict[str, Any] = {"steps": 2, "baseline": "zero", "step": 2, "sigma": 2.0}
+    masks = {}
+    shares = {}
+    for size in (0.2, 0.6, 0.9):
+        method = ExtremalPerturbation(size, **options)
+        masks[size] = explain.attribute(Corner(), x, method, target=1).values
+        shares[size] = float(Corner()(x * masks[size][:, None])[0, 1] / 20)
+    assert shares[0.2] < shares[0.6] < shares[0.9]
+    if keeps is None:
+        keeps = (shares[0.6] + shares[0.2]) / 2
+    method = ExtremalPerturbation((0.6, 0.2, 0.9), keeps=keeps, **options)
+    assert_close(explain.attribute(Corner(), x, method, target=1).values, masks[area])

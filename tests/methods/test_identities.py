@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from explain.methods import (
     GradCAM,
     HiResCAM,
     IntegratedGradients,
-    ShapleyCAM,
     XGradCAM,
 )
 from tests.conftest import settled
@@ -94,17 +92,6 @@ def test_behind_average_and_linear_head_the_family_agrees(shape: Shape, seed: in
 
 
 @for_many
-def test_without_biases_a_path_is_input_times_gradient(shape: Shape, seed: int) -> None:
-    model = network(seed, shape[1], bias=False, pooled=False, size=shape[2:])
-    x = images(seed, shape)
-    found = explain.attribute(model, x, [IntegratedGradients(steps=3), "inputxgradient"], target=1)
-    integrated = found["integratedgradients"]
-    product = found["inputxgradient"]
-    assert_close(integrated.values, product.values, rtol=1e-9, atol=1e-12)
-    assert_close(integrated.delta, torch.zeros_like(integrated.score), rtol=0, atol=1e-10)
-
-
-@for_many
 def test_integrated_gradients_are_complete_for_a_smooth_network(shape: Shape, seed: int) -> None:
     model = network(seed, shape[1], bias=True, size=shape[2:])
     x = images(seed, shape)
@@ -124,26 +111,3 @@ def test_full_gradients_are_complete(shape: Shape, seed: int) -> None:
     model.insert(1, settled(nn.BatchNorm2d(5), seed).double().eval())
     found = explain.attribute(model, x, "fullgrad", target=1)
     assert_close(found.delta, torch.zeros_like(found.score), rtol=0, atol=1e-9)
-
-
-@for_many
-@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
-def test_a_shapley_cam_without_curvature_is_grad_cam(shape: Shape, seed: int) -> None:
-    model = network(seed, shape[1], bias=True, size=shape[2:])
-    x = images(seed, shape)
-    flat = ShapleyCAM(residual_softmax=False)
-    found = explain.attribute(model, x, [flat, "gradcam"], target=2, layer="1")
-    assert_close(found["shapleycam"].values, found["gradcam"].values, rtol=1e-9, atol=1e-12)
-
-
-@for_many
-def test_where_all_maps_are_positive_eigencam_is_nowhere_negative(shape: Shape, seed: int) -> None:
-    model = network(seed, shape[1], bias=True, size=shape[2:])
-    x = images(seed, shape)
-    found = explain.attribute(model, x, "eigencam", layer="3").values
-    assert found.min() >= -1e-9 * found.abs().max()
-    with torch.no_grad():
-        maps = model[:4](x).flatten(2)
-    assert_close(
-        found.flatten(1).norm(dim=1), torch.linalg.matrix_norm(maps, ord=2), rtol=1e-7, atol=1e-9
-    )

@@ -4,8 +4,6 @@ precision."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -38,35 +36,6 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.two(F.relu(self.one(x)))), 2)
         return self.fc(F.relu(self.three(x)).mean((2, 3)))
-
-
-def pooled() -> nn.Module:
-    """The same, with modules that `CAM` knows."""
-    parts = {"two": nn.Conv2d(3, 8, 3, padding=1), "three": nn.Conv2d(8, 8, 3, padding=1)}
-    parts |= {"pool": nn.AdaptiveAvgPool2d(1), "fc": nn.Linear(8, 5)}
-    return Made(lambda net, x: net.fc(net.pool(net.three(F.relu(net.two(x)))).flatten(1)), **parts)
-
-
-def network(name: str) -> nn.Module:
-    return settled(pooled() if name == "cam" else Net()).double().eval()
-
-
-def scaled(name: str, part: str, factor: float) -> nn.Module:
-    """The network with other units: behind its second convolution, at its last one, or of its
-    scores."""
-    model: Any = network(name)
-    layers = {
-        "hidden": (model.two, model.three),
-        "layer": (model.three, model.fc),
-        "score": (model.fc, None),
-    }
-    layer, following = layers[part]
-    with torch.no_grad():
-        layer.weight *= factor
-        layer.bias *= factor
-        if following is not None:
-            following.weight /= factor
-    return model
 
 
 FEWER = {"samples": 4, "steps": 8, "grid": 4}
@@ -110,44 +79,6 @@ ELSEWHERE |= {"sufficient", "necessary"}  # these networks give a blank photo th
 METHODS = sorted(set(list_methods()) - ELSEWHERE - {"cam"})
 
 
-def map_of(model: nn.Module, method: Method | str, x: Tensor = X) -> Tensor:
-    return explain.attribute(model, x, method, target=1).values
-
-
-def maps_of(model: nn.Module, x: Tensor = X, leave_out: Collection[str] = ()) -> dict[str, Tensor]:
-    """The maps of all methods but some, which run together."""
-    found = explain.attribute(
-        model, x, [quick(name) for name in METHODS if name not in leave_out], target=1
-    )
-    return {name: each.values for name, each in found.items()}
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[str, Tensor]:
-    return {**maps_of(network("")), "cam": map_of(network("cam"), "cam")}
-
-
-@pytest.mark.filterwarnings("ignore:.*ablationcam divides by the score")
-@pytest.mark.parametrize(
-    ("part", "exponent"), [("hidden", POWERS[0]), ("layer", POWERS[-1]), ("score", POWERS[0])]
-)
-def test_units_of_a_network_change_nothing_but_units(
-    part: str, exponent: int, expected: dict[str, Tensor]
-) -> None:
-    factor = 2.0**exponent
-    left_out = NOT_OF_SCORES.keys() if part == "score" else ()
-    found = maps_of(scaled("", part, factor), leave_out=left_out)
-    found["cam"] = map_of(scaled("cam", part, factor), "cam")
-    assert found.keys() == expected.keys() - set(left_out)
-    for name, values in found.items():
-        power = {"hidden": 0, "layer": int(name in OF_LAYER), "score": OF_SCORES.get(name, 1)}[part]
-        largest = float(expected[name].abs().max())
-        assert largest > 0, name
-        assert_close(
-            values / factor**power, expected[name], rtol=1e-9, atol=1e-9 * largest, msg=name
-        )
-
-
 EXACT = [
     "lrp",
     "attnlrp",
@@ -160,55 +91,90 @@ EXACT = [
 ]
 
 
+def network() -> nn.Module:
+    return settled(Net()).double().eval()
+
+
+def scaled(part: str, factor: float) -> nn.Module:
+    """The network with other units: behind its second convolution, at its last one, or of its
+    scores."""
+    model: Any = network()
+    layers = [model.two, model.three, model.fc]
+    number = ["hidden", "layer", "score"].index(part)
+    with torch.no_grad():
+        layers[number].weight *= factor
+        layers[number].bias *= factor
+        if part != "score":
+            layers[number + 1].weight /= factor
+    return model
+
+
+def map_of(model: nn.Module, method: Method | str, x: Tensor = X) -> Tensor:
+    return explain.attribute(model, x, method, target=1).values
+
+
+def maps_of(model: nn.Module, x: Tensor = X) -> dict[str, Tensor]:
+    """The maps of all methods, which run together."""
+    attributions = explain.attribute(model, x, list(map(quick, METHODS)), target=1)
+    return {name: attribution.values for name, attribution in attributions.items()}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Tensor]:
+    return maps_of(network())
+
+
+@pytest.mark.filterwarnings("ignore:.*ablationcam divides by the score")
+@pytest.mark.parametrize(
+    ("part", "exponent"), [("hidden", POWERS[0]), ("layer", POWERS[-1]), ("score", POWERS[0])]
+)
+def test_units_of_a_network_change_nothing_but_units(
+    part: str, exponent: int, expected: dict[str, Tensor]
+) -> None:
+    factor = 2.0**exponent
+    for name, values in maps_of(scaled(part, factor)).items():
+        if part == "score" and name in NOT_OF_SCORES:
+            continue
+        power = {"hidden": 0, "layer": int(name in OF_LAYER), "score": OF_SCORES.get(name, 1)}[part]
+        tolerance = 1e-9 * float(expected[name].abs().max())
+        assert tolerance > 0, name
+        assert_close(values / factor**power, expected[name], rtol=1e-9, atol=tolerance, msg=name)
+
+
 @pytest.mark.parametrize("part", ["hidden", "layer", "score"])
 @pytest.mark.parametrize("method", [*EXACT, *map(LRP, sorted(COMPOSITES))], ids=str)
 def test_powers_of_two_are_exact(method: Any, part: str) -> None:
-    expected = map_of(network("lrp"), method)
+    values = map_of(network(), method)
     for exponent in POWERS:
-        found = map_of(scaled("lrp", part, 2.0**exponent), method)
-        assert torch.equal(found / (2.0**exponent if part == "score" else 1), expected)
+        unit = 2.0**exponent if part == "score" else 1
+        assert torch.equal(map_of(scaled(part, 2.0**exponent), method) / unit, values)
 
 
 @pytest.mark.parametrize("composite", ["EpsilonPlusFlat", "AttnLRP", "EpsilonGammaBox"])
 def test_images_have_their_own_stabilisers(composite: str) -> None:
     """One of a millionth of the other's size is explained beside it as it is alone."""
-    x = X * torch.tensor([1.0, 1e-6]).double()[:, None, None, None]
-    together = map_of(network("lrp"), LRP(composite), x)
-    for i in range(2):
-        alone = map_of(network("lrp"), LRP(composite), x[i : i + 1])[0]
-        assert_close(together[i], alone, rtol=1e-9, atol=1e-12 * float(alone.abs().max()))
-
-
-# The caller's default dtype
-
-
-@contextmanager
-def default(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    x = torch.stack([X[0], X[1] * 1e-6])
+    method = LRP(composite)
+    together = map_of(network(), method, x)
+    alone = map_of(network(), method, x[1:])
+    assert_close(together[1:], alone, rtol=1e-9, atol=1e-12 * float(alone.abs().max()))
 
 
 @pytest.mark.filterwarnings("ignore:.*ablationcam divides by the score")
 def test_the_default_dtype_of_the_caller_changes_no_map() -> None:
-    dtype = torch.float32
-    model = network("").to(dtype)
-    x = X.to(dtype)
-    expected = maps_of(model, x)
-    with default(torch.float64):
-        found = maps_of(model, x)
-    # Rounding may differ: whether parts of the network run again, or all of it, is decided by the
-    # time that it takes.
-    rounding = 100 * torch.finfo(dtype).eps
-    for name, values in found.items():
-        largest = float(expected[name].abs().max())
-        assert_close(values, expected[name], rtol=rounding, atol=rounding * largest, msg=name)
-
-
-# What DeepLIFT misses
+    model = network().float()
+    x = X.float()
+    maps = maps_of(model, x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        under_double = maps_of(model, x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    # whether parts of the network run again, or all of it, is decided by the time that it takes
+    rounding = 100 * torch.finfo(torch.float32).eps
+    for name, values in under_double.items():
+        tolerance = rounding * float(maps[name].abs().max())
+        assert_close(values, maps[name], rtol=rounding, atol=tolerance, msg=name)
 
 
 # Half precision
