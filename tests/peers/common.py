@@ -12,13 +12,11 @@ from copy import deepcopy
 from functools import cache
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
 from torch import nn
 
-from tests.conftest import GuidedFunction
 from tests.methods import plain
 
 LAYER = 5  # of `network`: a ReLU with a convolution, a ReLU, the mean and the classes behind it
@@ -91,15 +89,6 @@ def off(found: Any, expected: Any) -> float:
 
 def agree(found: Any, expected: Any, tolerance: float = 1e-5) -> bool:
     return off(found, expected) <= tolerance
-
-
-def guided_reference(model: nn.Module, x: torch.Tensor, target: int) -> torch.Tensor:
-    """Guided back-propagation with every ReLU replaced where modules and functions end: in `F.relu`
-    itself."""
-    source = x.clone().requires_grad_()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(F, "relu", lambda x, inplace=False: GuidedFunction.apply(x))
-        return torch.autograd.grad(model(source)[:, target].sum(), source)[0]
 
 
 class Functional(nn.Module):

@@ -12,11 +12,9 @@ from torch import nn
 import explain
 from explain import methods
 from explain.methods.path import RandomPoints
-from explain.methods.wrappers import noise
-from tests.methods import plain, plain_paths
+from tests.methods import plain
 from tests.peers.common import (
     TARGET,
-    Functional,
     agree,
     network,
     off,
@@ -94,78 +92,7 @@ def test_integrated_gradients_are_the_same(rule: Any, name: str) -> None:
     assert agree(delta, expected.delta)
 
 
-@pytest.mark.parametrize(
-    ("statistic", "name"),
-    [("mean", "smoothgrad"), ("square", "smoothgrad_sq"), ("variance", "vargrad")],
-)
-def test_noise_tunnel_is_the_same_with_the_same_noise(
-    statistic: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = plain.module_of(network())
-    x = photo()[None]
-    samples = 6
-    sigma = 0.2
-    spread = sigma * (x.max() - x.min())
-    drawn = torch.stack([spread * noise(0, i, x[0]) for i in range(samples)])
-    monkeypatch.setattr(torch, "normal", lambda mean, deviation: drawn)
-    found = peer.NoiseTunnel(peer.Saliency(model)).attribute(
-        x, name, samples, stdevs=float(spread), target=TARGET, abs=False
-    )
-    monkeypatch.undo()
-    assert agree(
-        found,
-        ours(model, methods.Smooth(methods.Saliency(absolute=False), samples, sigma, statistic), x),
-    )
-
-
 # Where it computes something else
-
-
-def test_captum_trapezoid_weights_do_not_sum_to_one() -> None:
-    """Completeness fails on a linear model, where one step would do."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
-    x = random(1, 1, 3, 2, 2)
-    steps = 10
-    reference = model(x)[0, 1] - model(torch.zeros_like(x))[0, 1]
-    found = peer.IntegratedGradients(model).attribute(
-        x, target=1, n_steps=steps, method="riemann_trapezoid"
-    )
-    assert (found.sum() / reference).item() == pytest.approx(1 - 1 / steps)
-    exact = explain.attribute(
-        model, x, methods.IntegratedGradients(steps, rule="trapezoid"), target=1
-    )
-    assert (exact.values.sum() / reference).item() == pytest.approx(1)
-    layers = network()
-    points, weights = plain_paths.quadrature("trapezoid", steps)
-    paper = plain_paths.integratedgradients(
-        layers, photo(), TARGET, baseline=torch.zeros_like(photo()), points=points, weights=weights
-    )
-    assert agree(
-        ours(
-            plain.module_of(layers),
-            methods.IntegratedGradients(steps, rule="trapezoid"),
-            photo()[None],
-        )[0],
-        paper,
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "method"), [("GuidedBackprop", "guidedbackprop"), ("Deconvolution", "deconvnet")]
-)
-def test_captum_misses_relus_that_are_functions(name: str, method: str) -> None:
-    layers = network()
-    x = photo()
-    model = Functional(layers).eval()
-    found = getattr(peer, name)(model).attribute(x[None], TARGET)
-    # the plain gradient
-    assert agree(found[0], plain.backward(layers, plain.forward(layers, x), TARGET)[0])
-    paper = getattr(plain, method)(layers, x, TARGET)
-    assert off(found[0], paper) > 0.1
-    assert agree(ours(model, method, x[None])[0], paper, 1e-10)
-
-
-# What it does to what it was lent
 
 
 def deep(pool: nn.Module) -> nn.Module:

@@ -24,7 +24,6 @@ from explain.metrics import (
     Monotonicity,
     PixelFlipping,
     RelevanceRank,
-    Sensitivity,
     Sparseness,
 )
 from explain.metrics.maps import gradient_histograms, ranks_of, ssim
@@ -246,37 +245,6 @@ def test_infidelity_is_captums_with_the_same_noise(model: nn.Module, photos: tor
                 model, perturb, photo, own, target=1, n_perturb_samples=5, normalize=scaled
             )
             assert found[0] == pytest.approx(theirs.item(), abs=1e-5)
-
-
-def test_sensitivity_is_captums_with_the_same_noise(model: nn.Module, photos: torch.Tensor) -> None:
-    captum = pytest.importorskip("captum.metrics", reason="Captum comes with the extra 'peers'")
-    metric = Sensitivity(radius=0.05, samples=4)
-
-    def gradient(inputs: Any) -> tuple[torch.Tensor, ...]:
-        x = inputs[0] if isinstance(inputs, tuple) else inputs
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            return torch.autograd.grad(model(x)[:, 1].sum(), x)
-
-    for i in range(2):
-        photo = photos[i : i + 1]
-        found: list[float] = []
-
-        def judge() -> None:
-            method = explain.methods.Saliency(absolute=False)
-            table = explain.evaluate(model, photo, method, metric, target=1)  # noqa: B023
-            found.append(table["saliency"]["maxsensitivity"].item())  # noqa: B023
-
-        rows = altered(model, photo, judge)
-        assert len(rows) == 4
-        theirs = captum.sensitivity_max(
-            gradient,
-            photo,
-            perturb_func=lambda inputs, radius=0.05: rows,  # noqa: B023
-            n_perturb_samples=4,
-            max_examples_per_batch=4,
-        )
-        assert found[0] == pytest.approx(theirs.item(), rel=1e-4)
 
 
 def test_similarities_are_those_of_scikit_image() -> None:

@@ -10,9 +10,9 @@ import torchvision
 from torch import nn
 
 import explain
-from explain.methods import LayerCAM, RefineCAM, SmoothGradCAMPlusPlus
+from explain.methods import SmoothGradCAMPlusPlus
 from explain.methods.base import MethodLike
-from tests.methods import plain, plain_attention, plain_masks, plain_scores
+from tests.methods import plain, plain_attention, plain_masks
 from tests.peers.common import LAYER, TARGET, agree, network, off, photo, random, resnet
 
 peer = pytest.importorskip("torchcam.methods", reason="torchcam comes with the extra 'peers'")
@@ -100,23 +100,6 @@ def test_legrad_is_the_same() -> None:
     assert agree(found[0], plain_attention.legrad(plainly, (3, 3)))
 
 
-def refined(
-    name: str, layers: list[plain.Layer], x: torch.Tensor, of: tuple[int, int] = (2, LAYER)
-) -> torch.Tensor:
-    model = plain.module_of(layers)
-    base = getattr(peer, name)
-    return raw(peer.RefineCAM, model, [model[i] for i in of], x[None], TARGET, base_method=base)[0]
-
-
-def explain_refined(
-    cam: Any, layers: list[plain.Layer], x: torch.Tensor, of: tuple[int, int] = (2, LAYER)
-) -> explain.Attribution:
-    named = [str(layer) for layer in of]
-    return explain.attribute(
-        plain.module_of(layers), x[None], RefineCAM(cam), target=TARGET, layer=named
-    )
-
-
 # Where it computes something else
 
 
@@ -130,46 +113,6 @@ def test_torchcam_gradcampp_divides_a_copy() -> None:
     assert agree(theirs(peer.GradCAMpp, layers, x), undivided)
     assert off(undivided, paper) > 0.5
     assert agree(ours("gradcam++", layers, x), paper, 1e-10)
-
-
-def test_refinecam_divides_by_the_maximum_where_torchcam_and_the_authors_subtract_the_minimum() -> (
-    None
-):
-    """A deliberate difference: a map that is positive everywhere is not brought to zero where it is
-    smallest."""
-    layers = network()
-    x = photo()
-    # the feature maps are positive throughout
-    raised = [*layers[:4], (*layers[4][:2], layers[4][2] + 9), *layers[5:]]
-    found = refined("LayerCAM", raised, x, (LAYER, 7))
-    both = explain_refined(LayerCAM(), raised, x, (LAYER, 7))
-    base = plain.layercam_map
-    assert agree(
-        found, plain_scores.refinecam(raised, x, TARGET, [LAYER, 7], base=base, shift=True)
-    )
-    assert agree(
-        both.values[0], plain_scores.refinecam(raised, x, TARGET, [LAYER, 7], base=base), 1e-8
-    )
-    assert off(found, both.values[0]) > 0.1
-
-
-def test_torchcam_smoothgradcampp_is_of_the_last_noisy_sample_instead_of_the_mean_and_the_photo() -> (
-    None
-):
-    layers = network()
-    x = photo()
-    noise = Noise(0.3)
-    last = 7
-    found = theirs(peer.SmoothGradCAMpp, layers, x, layer=last, num_samples=3, noise=noise)
-    drawn = [each[0] for each in noise.drawn]
-    a = plain.forward(layers, x)[last + 1]
-    looks = [plain.look(layers, x + each, TARGET, last) for each in drawn]
-    second, third = (sum(g**power for _, g in looks) / 3 for power in (2, 3))
-    alpha = second / (2 * second + a.sum((1, 2), keepdim=True) * third)
-    noisy_a, noisy_g = looks[-1]
-    weights = (alpha * noisy_g.clamp(min=0)).sum((1, 2))
-    assert agree(found, plain.weighted(list(weights), noisy_a, relu=True))
-    assert off(found, plain.smoothgradcampp(layers, x, TARGET, last, noise=drawn)) > 0.1
 
 
 def test_torchcam_smoothgradcampp_multiplies_each_place_with_its_own_activation_instead_of_their_sum() -> (
@@ -222,6 +165,3 @@ def test_torchcam_sscam_adds_noise_to_the_finished_mask() -> None:
     small = [random(i, *plain.forward(layers, x)[LAYER + 1].shape) for i in range(3)]
     for kind, of in ((1, small), (2, [random(i, *x.shape) for i in range(3)])):
         assert off(found, plain_masks.sscam(layers, x, TARGET, LAYER, noise=of, kind=kind)) > 0.01
-
-
-# What it asks of its caller
