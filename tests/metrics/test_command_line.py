@@ -29,19 +29,15 @@ def test_metrics_are_part_of_the_document_and_printed_as_a_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Of an ablated model, and covered by a baseline that all methods and metrics share."""
-    method = "featureablation(regions=2)"
-    arguments = [CAT, *TINY, "--method", method, "--target", "tabby", "--baseline", "black"]
-    arguments += ["--ablate", "layer3[0,7]", "--metric", "comprehensiveness"]
+    arguments = [CAT, *TINY, "--method", "featureablation(regions=2)", "--target", "tabby"]
+    arguments += ["--baseline", "black", "--ablate", "layer3[0,7]", "--metric", "comprehensiveness"]
     assert main([*arguments, "--json"]) == 0
     (document,) = json.loads(capsys.readouterr().out)["results"][0]["metrics"]
     explainer = explain.Explainer("tiny", size=32)
     x = explainer.as_input(Image.open(CAT))
     black = Black.of(explainer.preprocess)
-
-    def without(module: object, inputs: object, output: torch.Tensor) -> torch.Tensor:
-        return output.index_fill(1, torch.tensor([0, 7]), 0)
-
-    explainer.model.layer3.register_forward_hook(without)
+    channels = torch.tensor([0, 7])
+    explainer.model.layer3.register_forward_hook(lambda *args: args[2].index_fill(1, channels, 0))
     table = explain.evaluate(
         explainer.model,
         x,
@@ -54,22 +50,15 @@ def test_metrics_are_part_of_the_document_and_printed_as_a_table(
     values = document["values"]["featureablation"]["comprehensiveness"]
     assert values == pytest.approx(expected, rel=1e-4)
     assert main([*arguments, "--force", "--metric", "sparseness"]) == 0
-    head, row = [
-        line.split()
-        for line in capsys.readouterr().out.splitlines()
-        if "↑" in line or line.strip().startswith("featureablation ")
-    ][-2:]
-    assert head == ["comprehensiveness", "↑", "sparseness", "↑"]
-    assert row[0] == "featureablation"
+    assert "comprehensiveness ↑  sparseness ↑" in capsys.readouterr().out
 
 
 def test_metrics_are_listed_with_their_options_if_one_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["metrics"]) == 0
-    assert [
-        line.split()[0] for line in capsys.readouterr().out.splitlines()
-    ] == explain.list_metrics()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == explain.list_metrics()
     assert main(["metrics", "deletion"]) == 0
     assert "options: steps=64, baseline=Zero(), score=probability" in capsys.readouterr().out
 
@@ -91,17 +80,8 @@ def test_notes_call_a_single_photo_by_its_name_and_are_said_once(
 
 
 REFUSED = [
-    ([CAT, "--baseline", "grey", "--method", "occlusion"], "baseline 'grey' is unknown; "),
     ([CAT, "--baseline", "mean"], "--baseline would have no effect"),
-    (
-        [CAT, "--baseline", "mean", "--method", "occlusion(baseline=blur)"],
-        "both say what covers pixels",
-    ),
-    (
-        ["metrics", "--baseline", "mean"],
-        "--baseline would have no effect with explain metrics; leave it out",
-    ),
-    ([CAT, "--metric", "delition"], "metric 'delition' is unknown; did you mean 'deletion'"),
+    ([CAT, "--baseline", "mean", "--method", "occlusion(baseline=blur)"], "both say what covers"),
     (["metrics", "delition"], "metric 'delition' is unknown; did you mean 'deletion'"),
     ([CAT, "--model", "tiny", "--metric", "auc"], "needs to know where the object is"),
 ]
