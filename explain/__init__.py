@@ -22,7 +22,8 @@ The package map; each room imports only from rooms above it:
     report/         an explanation as a page for any browser: HTML, CSS and JavaScript in one file
     explanation/    `Explainer`, `Explanation`: photos and a model in, pictures and records out
     store/          sources of photos; the file that keeps the maps of a run, and its rows
-    insight/        summary of the maps of a run
+    insight/        what the maps of a run say together: clusters, channels, concepts, directions;
+                    the repair of a model
     runs/           all photos of a source explained, stored as they come, continued after anything
     training/       gradients clipped and watched, photos explained during training
     app/            a page to ask a live model in, and the small server behind it

@@ -238,9 +238,6 @@ class PageTask:
     waits for the answer.
     """
 
-    title = ""
-    """What is running, for the page."""
-
     def __init__(self, served: ServedModel, send: SendStep) -> None:
         self.served = served
         self.send = send
@@ -249,6 +246,11 @@ class PageTask:
         self.notes: list[str] = []
         self._sent = -math.inf
 
+    @property
+    def running(self) -> str:
+        """What is running, for the page: the key of a method, or a few words."""
+        return ""
+
     def attempt(self, step: Callable[[], None]) -> None:
         """Run a step of the job; an error is sent in one line, and the app continues."""
         try:
@@ -256,7 +258,7 @@ class PageTask:
         except AbandonedError:
             self.send({"end": True})
         except KeyboardInterrupt:  # stopped before there was anything to show
-            self.send({"stopped": self.title, "end": True})
+            self.send({"stopped": self.running, "end": True})
         except ExplainError as error:
             self.send({"error": str(error), "end": True})
         except MemoryError:
@@ -378,10 +380,15 @@ class ExplainTask(PageTask):
         if request.cover is not None:
             self.photo = request.cover.apply(photo, locate(served.explainer.preprocess, photo.size))
         self.photo_name = photo_name(photo)
+        self.method_key = ""
         self.keep = keep
         self.curves = {} if earlier is None else earlier.curves
         self.explanation = None if earlier is None else earlier.explanation
         self.notes += getattr(photo, "notes", ())
+
+    @property
+    def running(self) -> str:
+        return self.method_key
 
     def begin(self) -> None:
         """Explain with the methods that take a few passes, and queue the others."""
@@ -419,7 +426,7 @@ class ExplainTask(PageTask):
         assert self.explanation is not None
         targets = classes_of(self.explanation)
         for method in methods:
-            self.title = method.name
+            self.method_key = method.name
             start = time.perf_counter()
             seconds = self.request.seconds if "max_seconds" in options(method) else None
             with self.served.scheduler.slow():
@@ -450,17 +457,20 @@ class ExplainTask(PageTask):
     def partial_maps(
         self, done: int, total: int, maps: Mapping[str, torch.Tensor]
     ) -> dict[str, Any]:
-        values = maps.get(self.title)
+        """The method that is running, and its map so far, where it has one ``(N, h, w)`` or ``(N,
+        C, h, w)``; the maps of further targets are empty."""
+        values = maps.get(self.method_key)
         if values is None or values.ndim not in (3, 4):
-            return {"method": self.title}
+            return {"method": self.method_key}
         assert self.explanation is not None
         empty = map_info(
             "heat", plane(np.zeros((1, 1), np.float32)), remark="not computed yet", samples=0
         )
         # the engine reports those of the first target alone
         rest = [empty] * (len(self.explanation.results) - 1)
-        maps_now = [unfinished(self.request.chosen[self.title], values[0], done, total), *rest]
-        return {"method": self.title, "about": method_info(self.title), "maps": maps_now}
+        method = self.request.chosen[self.method_key]
+        maps_now = [unfinished(method, values[0], done, total), *rest]
+        return {"method": self.method_key, "about": method_info(self.method_key), "maps": maps_now}
 
     def _send_answer(self, start: float, *, last: bool) -> None:
         explanation = self.explanation
@@ -525,13 +535,16 @@ class CheckTask(PageTask):
     ) -> None:
         super().__init__(served, send)
         self.request = request
-        self.title = f"The {request.what} of {request.method}"
         self._answer = answer
         results = answer.explanation.results
         if request.target >= len(results) or request.method not in results[request.target]:
             raise ExplainError(
                 "map must be one of the answer's, got another; choose one that is shown"
             )
+
+    @property
+    def running(self) -> str:
+        return f"The {self.request.what} of {self.request.method}"
 
     def begin(self) -> None:
         """Run the model, and send the only step of the answer."""

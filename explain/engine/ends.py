@@ -209,7 +209,9 @@ class OutputReader:
         self.said = activation
         self._tokens: list[Token[Any]] = []
         self._key: list[Any] | None = None
-        self._unsure = ""
+        self._ambiguous_output: str | None = None
+        """What the model returned, where no operations were seen that tell features from
+        scores."""
         self._network = model
         self._inputs = inputs
         if isinstance(model, Stitched):  # the segmenter gives what is averaged
@@ -252,20 +254,20 @@ class OutputReader:
             fitting = [key for key, width in widths.items() if width == self.classes]
             self._key = (fitting if len(fitting) == 1 else list(tensors))[:1]
             if len(weights) < len(tensors) and len(fitting) != 1:
-                self._unsure = summary_of_output(output)
+                self._ambiguous_output = summary_of_output(output)
         return self._key[0]
 
     def say_if_unsure(self) -> None:
         """Warn, once, where no operations were seen that tell features from scores."""
-        if self._unsure:
+        if self._ambiguous_output is not None:
             must = (
                 "model must say which of its outputs are class scores, as 'logits' in a dictionary"
             )
             warn(
-                f"{must}, got {self._unsure}; the first is taken, give a callable target for "
-                "another"
+                f"{must}, got {self._ambiguous_output}; the first is taken, "
+                "give a callable target for another"
             )
-        self._unsure = ""
+        self._ambiguous_output = None
 
     @cached_property
     def _traced(self) -> tuple[Any, Any]:

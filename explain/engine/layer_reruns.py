@@ -58,10 +58,10 @@ class LayerRerun:
             return self._run_maps(way, images, between_far_rows(self._maps[images]))
 
         ways: tuple[Way, ...] = ("behind the layer", "together")
-        self._way = context.way(
+        self._way_to_run = context.way(
             (self._layer, int(image)), {way: partial(run, way) for way in ways}, image
         )
-        self.rows_at_once = context.rows_at_once(self._way, after=self._layer)
+        self.rows_at_once = context.rows_at_once(self._way_to_run, after=self._layer)
 
     def run(self, numbers: Tensor) -> list[Add]:
         """Run these perturbed maps of the image."""
@@ -69,12 +69,12 @@ class LayerRerun:
         images = self.rows.owners[numbers]
         maps = self.rows.make(numbers)
         place = 0
-        if self._way == "in place":
+        if self._way_to_run == "in place":
             place = int(self._image)
             maps = self._maps.to(maps).index_copy(0, self._image, maps)
             images = torch.arange(len(maps), device=context.device)
         with context.runs_model():
-            output = self._run_maps(self._way, images, maps)
+            output = self._run_maps(self._way_to_run, images, maps)
         if self._tape is not None and len(context.inputs) == 1:
             context.state.tapes[self._layer] = self._tape  # for further rows of the image
         return [

@@ -295,16 +295,16 @@ class InputRerun:
         self._sums = sums
         self._inner = stream.inner_plan
         is_alone = len(self.rows.owners) == len(context.inputs) == 1
-        self._way: Way = "in place" if is_alone else self._find_way()
+        self._way_to_run: Way = "in place" if is_alone else self._find_way_to_run()
         are_classes = all(resolved.classes is not None for resolved in context.targets)
         self._reads_scores = are_classes and context.forward.logits is not None and not stream.inner
         graph = self._inner.whole or bool(self._inner.layers)
-        self.rows_at_once = context.rows_at_once(self._way, graph=graph)
+        self.rows_at_once = context.rows_at_once(self._way_to_run, graph=graph)
         self._incremental = self._find_incremental()
         if self._incremental is not None and context.settings.batch_size is None:
             self.rows_at_once *= INCREMENTAL_ROWS
 
-    def _find_way(self) -> Way:
+    def _find_way_to_run(self) -> Way:
         context = self.context
         inputs = context.inputs
 
@@ -324,7 +324,9 @@ class InputRerun:
         x = context.inputs.x
         count = len(self.rows.owners)
         is_plain = (
-            self._reads_scores and self._way != "in place" and context.settings.precision == "full"
+            self._reads_scores
+            and self._way_to_run != "in place"
+            and context.settings.precision == "full"
         )
         is_photo = len(context.inputs.paths) == 1 and context.inputs.layout != "NTCHW"
         if not is_plain or not is_photo or x.device.type != "cpu" or count < WORTH_A_TRIAL:
@@ -359,19 +361,19 @@ class InputRerun:
             path: rows.make(indices).to(inputs.tensor(path))
             for path, rows in self._of_inputs.items()
         }
-        if self._way == "in place":
+        if self._way_to_run == "in place":
             perturbed = {
                 path: inputs.tensor(path).index_copy(0, images, row)
                 for path, row in perturbed.items()
             }
             images = torch.arange(len(inputs), device=images.device)
-        return images, self.context.laid_out(self._way, images, perturbed)
+        return images, self.context.laid_out(self._way_to_run, images, perturbed)
 
     def run(self, indices: Tensor) -> list[Add]:
         """Gather what the accumulators need of the perturbed inputs with these indices."""
         context = self.context
         of_rows = self.rows.owners[indices]
-        place = int(of_rows) if self._way == "in place" else 0
+        place = int(of_rows) if self._way_to_run == "in place" else 0
         images, inputs = self._batch(indices)
         if self._reads_scores:
             with context.runs_model(), intervening_on_rows(images):
@@ -399,7 +401,7 @@ class InputRerun:
         """The evidence on all rows of a batch, of which the perturbed ones begin at a ``place``."""
         context = self.context
         settings = replace(context.settings, progress=None)
-        if self._way == "in place":
+        if self._way_to_run == "in place":
             settings = replace(settings, batch_size=1)
         unperturbed = context.evidence(context.targets[0], None)
         end = place + len(indices)
@@ -413,7 +415,7 @@ class InputRerun:
             moved = self.rows.carry(of_rows[place:end], self.rows.numbers[indices])
             return torch.cat([of_rows[:place], moved, of_rows[end:]])
 
-        image = place if self._way == "in place" else None
+        image = place if self._way_to_run == "in place" else None
         with intervening_on_rows(images), context.mixed_precision:
             return context.gather(
                 inputs,

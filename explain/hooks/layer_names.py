@@ -79,7 +79,7 @@ class LayerPlace(NamedTuple):
 
     @property
     def layer(self) -> str:
-        """The name without a call."""
+        """The name without a call: ``conv``, or ``conv:input`` where a part of it is meant."""
         return f"{self.module}:{self.part}" if self.part else self.module
 
     @property

@@ -351,15 +351,15 @@ class RegionSearch(Search):
     """The search for sets in one image.
 
     A set is a row of truth values, one for each region. `_values` says how far a set does what it
-    has to do.
+    has to do. ``_divided`` is what the regions divide: photos, or feature maps of a layer.
     """
 
     def __init__(self, method: SmallestSet, evidence: Evidence, image: int) -> None:
         self._method = method
         self._evidence = evidence
-        self._image = image
-        self._seen = evidence.activations if method.of_layer else evidence.inputs
-        self._cells = method.regions(self._seen)[image]
+        self._index = image
+        self._divided = evidence.activations if method.of_layer else evidence.inputs
+        self._cells = method.regions(self._divided)[image]
         self._labels = self._cells
         if method.of_layer:  # where they lie in the photo
             in_photo = F.interpolate(
@@ -395,8 +395,8 @@ class RegionSearch(Search):
         first = self._method.baselines[0]
         probability = ScoreOf("probability")
         for one in self._sets:
-            one.alone = float((yield self._shown(one.regions[None], first, probability)))
-            one.lost = float((yield self._shown(~one.regions[None], first, probability)))
+            one.alone = float((yield self._scores_of_shown(one.regions[None], first, probability)))
+            one.lost = float((yield self._scores_of_shown(~one.regions[None], first, probability)))
 
     def sets(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The masks ``(1, R, H, W)``, the scores alone and without ``(1, R)``, and the proofs ``(1,
@@ -563,19 +563,19 @@ class RegionSearch(Search):
         visible = sets if shows else ~sets
         strengths = []
         for baseline in baselines:
-            strength = yield self._shown(visible, baseline, self._strength)
+            strength = yield self._scores_of_shown(visible, baseline, self._strength)
             strengths.append(strength.double())
         above = torch.stack(strengths) - self._threshold
         return above.amin(0) if shows or self._strength.category is not None else (-above).amin(0)
 
-    def _shown(self, visible: torch.Tensor, baseline: Baseline, read: ScoreOf) -> Scores:
+    def _scores_of_shown(self, visible: torch.Tensor, baseline: Baseline, read: ScoreOf) -> Scores:
         """The scores of the image with these regions ``(P, M)`` alone."""
         perturbed: Perturbation
         if self._method.of_layer:
-            maps = self._seen[self._image]
-            absent = self._evidence[baseline_maps(baseline)][self._image]
+            maps = self._divided[self._index]
+            absent = self._evidence[baseline_maps(baseline)][self._index]
             shown = visible[:, self._cells][:, None]
-            counts = [0] * self._image + [len(visible)]
+            counts = [0] * self._index + [len(visible)]
 
             def mixed(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
                 return torch.where(shown[numbers], maps, absent)
@@ -584,13 +584,13 @@ class RegionSearch(Search):
             perturbed = GivenRows(rows, "maps of which some regions are absent")
         else:
             perturbed = ShownParts(
-                baseline, self._image, list(visible), lambda regions: regions[self._cells]
+                baseline, self._index, list(visible), lambda regions: regions[self._cells]
             )
         return Scores(perturbed, read)
 
     def _guided(self, guide: Method) -> torch.Tensor:
         """The mean of the guide's map over each region ``(M,)``."""
-        values = guide(self._evidence)[self._image : self._image + 1].double()
+        values = guide(self._evidence)[self._index : self._index + 1].double()
         in_pixels = values.ndim > self._labels.ndim + 1
         of_pixels = (
             values.sum(1) if in_pixels else enlarge(values[:, None], self._labels.shape)[:, 0]
@@ -604,7 +604,7 @@ class RegionSearch(Search):
         across = max(regions.cells(tuple(self._cells.shape))) if isinstance(regions, Squares) else 0
         while across > COARSE:
             across = -(-across // 2)
-            coarse = Squares(across)(self._seen[:1])[0]
+            coarse = Squares(across)(self._divided[:1])[0]
             levels.insert(0, levels[-1].scatter(0, self._cells.flatten(), coarse.flatten()))
         return levels
 

@@ -77,16 +77,13 @@ class Windows(MaskedInputs):
         return list(itertools.product(*ends))
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
+        """A mask ``(1, H, W)`` for each window: 0 removes the pixels in it, 1 keeps all others."""
         x = evidence.inputs
         boxes = self.boxes(evidence.size)
 
         def around(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return (
-                1
-                - torch.stack([box_mask([boxes[number]], x) for number in numbers.tolist()])[
-                    :, None
-                ]
-            )
+            covered = [box_mask([boxes[number]], x) for number in numbers.tolist()]
+            return 1 - torch.stack(covered)[:, None]
 
         return rows_of([len(boxes)] * len(x), x.device, around)
 
@@ -211,6 +208,7 @@ class SmoothGrids(MaskedInputs):
     covered_by = "random smooth masks"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
+        """The masks ``(1, H, W)``, in [0, 1]: 1 keeps a pixel, 0 removes it."""
         x = evidence.inputs
         block_of = lru_cache(maxsize=1)(partial(self._block, x))
 

@@ -305,16 +305,17 @@ class IntegratedGradients(CompleteMethod):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         total = super().__call__(evidence)
-        return self._way(evidence) * total if self.multiply_by_inputs else total
+        return self._from_start(evidence) * total if self.multiply_by_inputs else total
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
         """By how much the values miss the difference of the scores at the photo and at the
         baseline."""
         return super().delta(
-            evidence, values if self.multiply_by_inputs else self._way(evidence) * values
+            evidence, values if self.multiply_by_inputs else self._from_start(evidence) * values
         )
 
-    def _way(self, evidence: Evidence) -> torch.Tensor:
+    def _from_start(self, evidence: Evidence) -> torch.Tensor:
+        """The difference between the photos and the baseline."""
         return evidence.inputs - self.start.perturbed(evidence)
 
 

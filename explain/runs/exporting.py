@@ -134,6 +134,8 @@ def arrow_modules() -> tuple[Any, Any]:
 
 
 def _to_csv(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
+    """Write a line for each row, without its map; boxes and labels are JSON in their cells. Return
+    how many."""
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, [*COLUMNS, "boxes", "labels", *metrics], lineterminator="\n")
@@ -150,6 +152,7 @@ def _to_csv(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
 
 
 def _to_json_lines(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
+    """Write an object for each row, without its map. Return how many."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for row in run.rows():
@@ -159,6 +162,7 @@ def _to_json_lines(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
 
 
 def _to_parquet(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
+    """Write all rows with their maps. Return how many."""
     arrow, parquet = arrow_modules()
     schema = arrow_schema(arrow, metrics).with_metadata({"explain": json.dumps(run.manifest)})
     rows = run.rows()
