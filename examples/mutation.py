@@ -178,7 +178,10 @@ class Contexts:
             " AND (tono BETWEEN ? AND ? OR fromno BETWEEN ? AND ?)"
         )
         lines = (mutation.line, mutation.last_line)
-        rows = self.connection.execute(query, (file_id, *lines, *lines))
+        rows = list(self.connection.execute(query, (file_id, *lines, *lines)))
+        if not any(self.names[row[0]] for row in rows):  # run when the module was imported
+            query = "SELECT DISTINCT context_id FROM arc WHERE file_id = ?"
+            rows = list(self.connection.execute(query, (file_id,)))
         room = mutation.path.relative_to(ROOT / "explain").parts[0]
         context_ids = [row[0] for row in rows if self.names[row[0]]]
         ordered = sorted(
