@@ -132,6 +132,38 @@ def test_a_share_of_the_probability_is_to_stay() -> None:
     assert evidence.alone >= 0.8 * model(x).softmax(1).max().item() * (1 - 1e-5)
 
 
+class Wild(nn.Module):
+    """About 0.4 of the pixels are enough, and waves of all of them say which: what can be left out
+    keeps changing."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.wave = nn.Linear(SIDE**2, 40)
+        self.head = nn.Linear(40, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = x.flatten(1)
+        score = self.head((8 * self.wave(seen)).sin()) + 4 * seen.mean(1, keepdim=True)
+        return torch.cat([score, torch.full_like(score, 1.6)], 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sets_are_minimal_where_regions_are_tried_in_turn(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first round, as where rounds change little."""
+    monkeypatch.setattr(search, "SLOW", 0)
+    monkeypatch.setattr(search, "TURN", 3)
+    model = Wild(seed).double()
+    x = torch.ones(1, 1, SIDE, SIDE).double()
+    evidence = the_set(model, x, Sufficient(SIDE, Zero()))
+    kept = regions_in(evidence.mask, SIDE)
+    assert evidence.proof == "minimal"
+    assert stays(model, x, kept, SIDE, top(model, x))
+    assert not any(stays(model, x, kept - {region}, SIDE, top(model, x)) for region in kept)
+
+
 class Marks(nn.Module):
     """Says class 1 where one of two places is bright."""
 
