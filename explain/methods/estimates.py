@@ -423,7 +423,7 @@ class RowMethod(PerturbationMethod):
         return 0
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """The perturbed photos ``(b, C, H, W)``; `rows_of` and `copies` make them."""
+        """The perturbed photos ``(b, C, H, W)``; `rows_of` makes them."""
         raise NotImplementedError
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:

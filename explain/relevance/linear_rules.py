@@ -38,9 +38,9 @@ class Gradient(LinearRule):
     """LRP-0 (Bach et al., 2015): in proportion to what each input contributes. It is the plain
     gradient."""
 
-    def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
-        _take(of, flow, gradient, of.linear.bias)
-        return dict.fromkeys(of.scales, send_nothing)
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        _take(step, flow, gradient, step.linear.bias)
+        return dict.fromkeys(step.scales, send_nothing)
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class Epsilon(_Stabilised):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """With R = z g, what is sent back is ``g z / (z + e sign(z))``, which is ``g - g e /
         (abs(z) + e)``."""
         if not self.epsilon:
-            return Gradient().back(of, gradient, flow)
-        linear = of.linear
-        z = of.result.tensor
-        small = self._small(flow, z.clamp(min=0) if of.rectified else z)
+            return Gradient().back(step, gradient, flow)
+        linear = step.linear
+        z = step.result.tensor
+        small = self._small(flow, z.clamp(min=0) if step.rectified else z)
         taken = _over(gradient, z.abs().add_(small)).mul_(small)
         flow.take("stabiliser", taken, z)
         share = torch.sub(gradient, taken, out=_reused(taken))
-        _take(of, flow, share, linear.bias)
-        return linear.backward(share, of.x.tensor, linear.weight)
+        _take(step, flow, share, linear.bias)
+        return linear.backward(share, step.x.tensor, linear.weight)
 
 
 @dataclass(frozen=True)
@@ -96,28 +96,28 @@ class AlphaBeta(_Stabilised):
     def name(self) -> str:
         return "zplus" if self.beta == 0 else "alphabeta"
 
-    def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        relevance = gradient * of.result.tensor
-        of_x = self._part(of, relevance, self.alpha, flow, sign=1)
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+        relevance = gradient * step.result.tensor
+        of_x = self._part(step, relevance, self.alpha, flow, sign=1)
         return (
-            of_x.add_(self._part(of, relevance, -self.beta, flow, sign=-1)) if self.beta else of_x
+            of_x.add_(self._part(step, relevance, -self.beta, flow, sign=-1)) if self.beta else of_x
         )
 
     def _part(
-        self, of: Step, relevance: Tensor, factor: float, flow: RelevanceFlow, sign: int
+        self, step: Step, relevance: Tensor, factor: float, flow: RelevanceFlow, sign: int
     ) -> Tensor:
         """What positive contributions get, or with sign -1 negative ones: their shares of a
         multiple of relevance.
 
         Where there are no contributions of the sign, nobody gets any.
         """
-        linear = of.linear
-        x = of.x.tensor
+        linear = step.linear
+        x = step.x.tensor
         bias = None if linear.bias is None or not self.bias else _signed(linear.bias, sign)
         parts = [(x, _signed(linear.weight, sign))]
         if not bool(x.amin() >= 0):
             parts = [(x.clamp(min=0), parts[0][1]), (x.clamp(max=0), _signed(linear.weight, -sign))]
-        z = _run(of, parts, bias)
+        z = _run(step, parts, bias)
         small = sign * self._small(flow, z)
         none = z == 0
         z = torch.add(z, small, out=_reused(z))
@@ -125,7 +125,7 @@ class AlphaBeta(_Stabilised):
         if bool(none.any()):
             share.masked_fill_(none, 0)
             flow.take("no contributions", relevance * none, factor)
-        _take(of, flow, share, bias, small)
+        _take(step, flow, share, bias, small)
         of_positive, *of_negative = (linear.backward(share, x, weight) for _, weight in parts)
         return torch.where(x < 0, of_negative[0], of_positive) if of_negative else of_positive
 
@@ -149,37 +149,37 @@ class Gamma(_Stabilised):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        if of.rectified and bool(of.x.tensor.amin() >= 0):
-            return self._of_positive(of, gradient, flow)
-        linear = of.linear
-        x = of.x.tensor
-        z = of.result.tensor
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+        if step.rectified and bool(step.x.tensor.amin() >= 0):
+            return self._of_positive(step, gradient, flow)
+        linear = step.linear
+        x = step.x.tensor
+        z = step.result.tensor
         half = self.gamma / 2
         weight = linear.weight.abs().mul_(half)
         bias = None if linear.bias is None else linear.bias.abs().mul_(half)
-        below = _run(of, [(x.abs(), weight)], bias)
+        below = _run(step, [(x.abs(), weight)], bias)
         size = z.abs()
         below.add_(size, alpha=1 + half)
-        small = self._small(flow, below.masked_fill(z <= 0, 0) if of.rectified else below)
+        small = self._small(flow, below.masked_fill(z <= 0, 0) if step.rectified else below)
         below = torch.add(below, small, out=_reused(below))
         of_z = size.mul_(gradient).div_(below)  # R sign(z) by what is shared out
         of_size = _over(gradient * z, below)
-        _take(of, flow, of_z, None if linear.bias is None else linear.bias * (1 + half))
-        _take(of, flow, of_size, bias, small)
+        _take(step, flow, of_z, None if linear.bias is None else linear.bias * (1 + half))
+        _take(step, flow, of_size, bias, small)
         of_x = linear.backward(of_z, x, linear.weight).mul_(1 + half)
         return of_x.addcmul_(linear.backward(of_size, x, weight), x.sign())
 
-    def _of_positive(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+    def _of_positive(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         """Where x and z are not negative, the positive weights alone count for more."""
-        linear = of.linear
-        x = of.x.tensor
+        linear = step.linear
+        x = step.x.tensor
         weight = linear.weight.clamp(min=0).mul_(self.gamma).add_(linear.weight)
         bias = None if linear.bias is None else linear.bias + self.gamma * linear.bias.clamp(min=0)
-        z = _run(of, [(x, weight)], bias).clamp_(min=0)  # nothing arrives where it is negative
+        z = _run(step, [(x, weight)], bias).clamp_(min=0)  # nothing arrives where it is negative
         small = self._small(flow, z)
-        share = _over(gradient * of.result.tensor, torch.add(z, small, out=_reused(z)))
-        _take(of, flow, share, bias, small)
+        share = _over(gradient * step.result.tensor, torch.add(z, small, out=_reused(z)))
+        _take(step, flow, share, bias, small)
         return linear.backward(share, x, weight)
 
 
@@ -191,11 +191,11 @@ class _AtInput(_Stabilised):
     relevance over x, and what belongs to x = 0 is taken.
     """
 
-    def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        linear = of.linear
-        x = of.x.tensor
-        prefix = Prefix.to(of.entrances[linear.place], flow.sources) if of.nearest else None
-        shares = self.shares(of, gradient * of.result.tensor, flow, prefix)
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+        linear = step.linear
+        x = step.x.tensor
+        prefix = Prefix.to(step.entrances[linear.place], flow.sources) if step.nearest else None
+        shares = self.shares(step, gradient * step.result.tensor, flow, prefix)
         if prefix is not None:
             if bool(prefix.outside.any()):
                 flow.take("biases", shares * prefix.outside)
@@ -205,7 +205,7 @@ class _AtInput(_Stabilised):
         return flow.per_value(shares, x)
 
     def shares(
-        self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
+        self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
     ) -> Tensor:
         raise NotImplementedError
 
@@ -229,10 +229,10 @@ class _ByWeights(_AtInput):
     absolute: bool = False
 
     def _by_weights(
-        self, of: Step, weight: Tensor, relevance: Tensor, flow: RelevanceFlow
+        self, step: Step, weight: Tensor, relevance: Tensor, flow: RelevanceFlow
     ) -> Tensor:
-        z = of.linear.run(torch.ones_like(of.x.tensor), weight, None)
-        return of.linear.backward(self._quotient(relevance, z, flow), of.x.tensor, weight)
+        z = step.linear.run(torch.ones_like(step.x.tensor), weight, None)
+        return step.linear.backward(self._quotient(relevance, z, flow), step.x.tensor, weight)
 
 
 class Flat(_ByWeights):
@@ -240,12 +240,12 @@ class Flat(_ByWeights):
     w."""
 
     def shares(
-        self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
+        self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
     ) -> Tensor:
-        linear = of.linear
-        x = of.x.tensor
+        linear = step.linear
+        x = step.x.tensor
         if not linear.alike:
-            return self._by_weights(of, torch.ones_like(linear.weight), relevance, flow)
+            return self._by_weights(step, torch.ones_like(linear.weight), relevance, flow)
         # All channels are alike: one of each is enough.
         weight = torch.ones_like(linear.weight[:1, :1])
         one = torch.ones_like(x[:1, :1])
@@ -258,9 +258,9 @@ class WSquare(_ByWeights):
     """The w² rule (Montavon et al., 2017): in proportion to the squared weights."""
 
     def shares(
-        self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
+        self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
     ) -> Tensor:
-        return self._by_weights(of, of.linear.weight.square(), relevance, flow)
+        return self._by_weights(step, step.linear.weight.square(), relevance, flow)
 
 
 @dataclass(frozen=True)
@@ -279,28 +279,30 @@ class ZBox(_AtInput):
     absolute: bool = False
 
     def shares(
-        self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
+        self, step: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None
     ) -> Tensor:
-        linear = of.linear
-        x = of.x.tensor
-        ends = self._range(of, flow, prefix)
+        linear = step.linear
+        x = step.x.tensor
+        ends = self._range(step, flow, prefix)
         weights = (linear.weight, -linear.weight.clamp(min=0), -linear.weight.clamp(max=0))
         parts = list(zip((x, *ends), weights, strict=True))
-        share = self._quotient(relevance, _run(of, parts, None), flow)
+        share = self._quotient(relevance, _run(step, parts, None), flow)
         of_x = torch.zeros_like(x)
         for value, weight in parts:
             of_x.addcmul_(value, linear.backward(share, x, weight))
         return of_x
 
-    def _range(self, of: Step, flow: RelevanceFlow, prefix: Prefix | None) -> tuple[Tensor, Tensor]:
+    def _range(
+        self, step: Step, flow: RelevanceFlow, prefix: Prefix | None
+    ) -> tuple[Tensor, Tensor]:
         """The least and largest values that the map can be given."""
-        x = of.x.tensor
-        channels = of.linear.channels
+        x = step.x.tensor
+        channels = step.linear.channels
         if self.low is None or self.high is None:
             # Of a convolution that is given a single picture, there are no rows before the
             # channels.
             apart = (
-                range(x.ndim + channels + 1) if of.kind == "convolution" else (flow.images_in(x),)
+                range(x.ndim + channels + 1) if step.kind == "convolution" else (flow.images_in(x),)
             )
             dims = tuple(d for d in range(x.ndim) if d not in apart)
             return x.amin(dims, keepdim=True).expand_as(x), x.amax(dims, keepdim=True).expand_as(x)
@@ -338,17 +340,17 @@ def _signed(tensor: Tensor, sign: int) -> Tensor:
     return tensor.clamp(min=0) if sign > 0 else tensor.clamp(max=0)
 
 
-def _run(of: Step, parts: list[tuple[Tensor, Tensor]], bias: Tensor | None) -> Tensor:
+def _run(step: Step, parts: list[tuple[Tensor, Tensor]], bias: Tensor | None) -> Tensor:
     """The sum of the map's results for some inputs and weights, and of the bias."""
     first_x, first_weight = parts[0]
-    z = of.linear.run(first_x, first_weight, bias)
+    z = step.linear.run(first_x, first_weight, bias)
     for x, weight in parts[1:]:
-        z += of.linear.run(x, weight, None)
+        z += step.linear.run(x, weight, None)
     return z
 
 
 def _take(
-    of: Step,
+    step: Step,
     flow: RelevanceFlow,
     share: Tensor,
     bias: Tensor | None,
@@ -357,8 +359,8 @@ def _take(
     """Take what the bias and the stabiliser get of a share of relevance."""
     # Both are the same for all that lies behind the dimension of the channels, unless images lie
     # there.
-    dims = tuple(range(of.linear.channels + 1, 0))
-    images = of.images
+    dims = tuple(range(step.linear.channels + 1, 0))
+    images = step.images
     if dims and (images is None or all(images.shape[d] == 1 for d in dims)):
         share = share.sum(dims, keepdim=True)
     if bias is not None:
