@@ -124,7 +124,7 @@ def masks_of(method: SmoothGridMethod, x: Tensor) -> Tensor:
         (KernelSHAP(regions=LABELS), lambda score, x: plain_runs.shapley(score, x, LABELS)),
         (SAMPLED, lambda score, x: plain_runs.permutations(score, x, LABELS, orders())),
     ],
-    ids=str,
+    ids=["occlusion", "non-overlapping", "ablation", "kernelshap", "permutations"],
 )
 def test_values_are_those_of_plain_loops(method: Method, plainly: Any, curved: Curved) -> None:
     score = score_of(curved)
