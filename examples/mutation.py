@@ -157,7 +157,7 @@ def code_of(mutation: Mutation) -> tuple[CodeType, str]:
 
 
 class Contexts:
-    """Which test functions run which lines, and how long each test function takes."""
+    """Which test functions run which lines; those that run few lines are taken to be short."""
 
     def __init__(self, path: Path) -> None:
         self.connection = sqlite3.connect(path)

@@ -16,7 +16,8 @@
                      relevance propagation, DeepLIFT and FullGrad; attention of transformers
     wrappers         any method averaged over noise, flips and scales
 
-To add one, write a subclass of `Method` with ``@register`` above it; there is no list to edit.
+To add one, write a subclass of `Method` with ``@register`` above it. A module of its own has to be
+imported here; there is no other list to edit.
 """
 
 from explain.methods.attention import (

@@ -89,7 +89,7 @@ def _module_of_file(name: str, path: Path) -> ModuleType:
         sys.modules[module_name] = module
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except BaseException:  # an interrupt too must not leave half a module behind
             del sys.modules[module_name]
             raise
     return sys.modules[module_name]
