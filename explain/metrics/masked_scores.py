@@ -191,40 +191,32 @@ class MaskedScores:
         return _smaller(self.masks.double())
 
     @cached_property
-    def by_area(self) -> torch.Tensor:
-        """A basis of what the covered area explains, for each baseline: ``(K, 2 B + 1)``."""
+    def nuisance(self) -> torch.Tensor:
+        """A basis of what explains drops without any model: the covered area, for each baseline,
+        and maps of the photo alone (`photo_maps`)."""
         area = self.covered.flatten(1).mean(1)
         of_baselines = F.one_hot(filling(torch.arange(len(self.masks)))).to(area)
-        return _basis(
-            torch.cat([of_baselines, of_baselines * area[:, None], area.square()[:, None]], 1)
-        )
-
-    @cached_property
-    def by_photo(self) -> torch.Tensor:
-        """The same with what maps of the photo alone explain (`photo_maps`)."""
+        by_area = [of_baselines, of_baselines * area[:, None], area.square()[:, None]]
         maps = _smaller(photo_maps(self.photo.detach().cpu().double()))
-        return _basis(torch.cat([self.by_area, self.covered.flatten(1) @ maps.flatten(1).T], 1))
+        return _basis(torch.cat([*by_area, self.covered.flatten(1) @ maps.flatten(1).T], 1))
 
-    def test(
-        self, maps: torch.Tensor, drops: torch.Tensor, explained_by: torch.Tensor
-    ) -> tuple[float, float]:
-        """The partial correlation of what masks cover of maps with drops, and its p-value among all
-        placements.
+    def test(self, maps: torch.Tensor, drops: torch.Tensor) -> tuple[float, float]:
+        """The partial correlation of what masks cover of maps with drops, given the `nuisance`, and
+        its p-value among all placements.
 
         Args:
             maps: ``(m, H, W)``, which are placed together; the correlation is the mean over them.
             drops: ``(K,)`` for all maps, or ``(m, K)``.
-            explained_by: the basis of what is taken out of both first: `by_area` or `by_photo`.
 
         Returns:
             The correlation, and the share of placements, its own among them, whose correlation is
-            not smaller. A map whose covered sums are explained by it has no correlation
-            left, and a p-value of 1.
+            not smaller. A map whose covered sums the nuisance explains has no correlation left,
+            and a p-value of 1.
         """
         small = _smaller(maps.detach().cpu().double())
         sums = placements(small).flatten(2) @ self.covered.flatten(1).T  # (P, m, K)
-        rest = _without(sums, explained_by)
-        lost = _without(drops.expand(len(small), -1), explained_by)
+        rest = _without(sums, self.nuisance)
+        lost = _without(drops.expand(len(small), -1), self.nuisance)
         length = rest.norm(dim=-1)
         products = (rest * lost).sum(-1) / (length * lost.norm(dim=-1)).clamp(min=1e-300)
         explained = length <= 1e-6 * (sums - sums.mean(-1, keepdim=True)).norm(dim=-1)

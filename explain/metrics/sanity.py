@@ -138,8 +138,9 @@ class DependenceCheck(Check, ReattributionMetric):
     Less is better. A map to which a pattern was added that differs from class to class, or from
     model to model, is not similar either; so what differs must also predict the scores. The
     difference of the map and the other one, each divided by its length, is compared with what
-    random masks take from the scores, among its placements, as `Faithful` does. ``parts`` has the
-    p-value as "p", NaN where masks were not run, as in `explain.evaluate`.
+    random masks take from the scores, given what maps of the photo alone explain, among its
+    placements, as `Faithful` does. ``parts`` has the p-value as "p", NaN where masks were not run,
+    as in `explain.evaluate`; the check is not applicable then.
 
     Args:
         most: the similarity from which on the map fails; at 0.71, half of a map's variation is that
@@ -176,7 +177,7 @@ class DependenceCheck(Check, ReattributionMetric):
             differences = values - F.normalize(other_maps[0], eps=TINY)
             drops = self.drops(data.masked, alike.shape[1])
             p_value[0] = data.masked.test(
-                differences.reshape((-1, *data.size)), drops, data.masked.by_area
+                differences.reshape((-1, *data.size)), drops
             )[1]
         zeros = (other_maps == 0).all(2)
         return MetricResult(alike.mean(1), parts={"alike": alike, "zeros": zeros, "p": p_value})
@@ -197,7 +198,8 @@ class DependenceCheck(Check, ReattributionMetric):
             )
         reason = f"similarity {figure:.2f} to {compared} (below {self.most:.2g})"
         if math.isnan(p_value):
-            return self.result(figure, True, reason)
+            unknown = "whether the difference predicts the scores was not tested"
+            return self.result(figure, None, f"{reason}; {unknown}, which takes the check Faithful")
         limit = f"p = {p_value:.2g}, must be at most {self.level:g}"
         if p_value <= self.level:
             return self.result(
@@ -391,7 +393,7 @@ class Faithful(Check, ScoreMetric):
             data.images, masks, drops, data.maps.contributions, strict=True
         ):
             masked = data.masked or MaskedScores(photo, of_photo, of_drops)
-            tests.append(masked.test(maps[None], of_drops, masked.by_photo))
+            tests.append(masked.test(maps[None], of_drops))
         correlation, p_value = torch.tensor(tests, dtype=torch.float64).unbind(1)
         value = data.undefined(self, p_value, (drops == 0).all(1), UNCHANGED)
         return MetricResult(value, parts={"correlation": correlation})

@@ -187,16 +187,74 @@ def test_the_photo_itself_fails_by_model_and_class_and_a_gradient_passes(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
     methods = [PhotoItself(), "inputxgradient", RandomCAM()]
-    verdict = check(model, photos[:1], methods, checks=(DependsOnModel(), DependsOnClass()))
-    assert [result.figure for result in verdict["photo"]] == pytest.approx([1, 1])
+    checks = (DependsOnModel(), DependsOnClass(), Faithful())
+    verdict = check(model, photos[:1], methods, checks=checks)
+    of_photo = verdict["photo"]
+    figures = [of_photo.depends_on_model.figure, of_photo.depends_on_class.figure]
+    assert figures == pytest.approx([1, 1])
     assert verdict.passed["photo"] is False
     assert verdict["inputxgradient"].depends_on_model.passed is True
     assert verdict["randomcam"].depends_on_class.figure == 1
 
 
+@dataclass(frozen=True)
+class GatedPhoto(Method):
+    """A map of the photo for the class on top, and noise for other classes and models."""
+
+    name: ClassVar[str] = "gated"
+    summary: ClassVar[str] = "a map of the photo behind a gate"
+    style: ClassVar[Style] = "signed"
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        x = evidence.inputs
+        noise = PhotoItself(noise=1)(evidence).sum(1) - x.abs().sum(1)
+        assert evidence.logits is not None
+        on_top = evidence.logits.argmax(1) == evidence.classes
+        return torch.where(on_top[:, None, None], (x - x.mean((2, 3), True)).norm(dim=1), noise)
+
+
+class DistanceFromMean(nn.Module):
+    """The first score adds up the distances of the pixels from the mean colour; the others weigh
+    them at random."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.body = nn.Linear(144, 144).double()
+        self.head = nn.Linear(144, 4).double()
+        with torch.no_grad():
+            self.body.weight.copy_(torch.eye(144))
+            self.head.weight.copy_(torch.randn(4, 144, generator=generator) / 12)
+            self.head.weight[0] = 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        away = (x - x.mean((2, 3), keepdim=True)).norm(dim=1).flatten(1)
+        scores: torch.Tensor = self.head(self.body(away))
+        return scores
+
+
+def test_a_photo_map_behind_a_gate_passes_neither_by_model_nor_by_class() -> None:
+    """The map for the class on top is what every such map of the photo shows; the others are noise.
+    So it looks at the class, and differs by it, but shows nothing that the photo does not."""
+    generator = torch.Generator().manual_seed(4)
+    passed = Counter[str]()
+    for _ in range(8):
+        x = torch.rand(1, 3, 12, 12, generator=generator, dtype=torch.float64)
+        model = DistanceFromMean(generator).eval()
+        checks = (DependsOnModel(), DependsOnClass(), Faithful())
+        results = check(model, x, [GatedPhoto()], 0, checks)["gated"]
+        passed.update(result.check for result in results if result.passed)
+    assert passed["depends_on_model"] <= 2
+    assert passed["depends_on_class"] <= 2
+    assert passed["faithful"] <= 2
+
+
 def test_what_no_check_can_judge_is_not_judged(model: nn.Module, photos: torch.Tensor) -> None:
-    """A model of one class, a target that is no class, and a score that no mask changes."""
+    """A model of one class, a target that is no class, and a score that no mask changes; whether a
+    difference predicts the scores, where no masks are run."""
     x = photos[:1]
+    without = check(model, x, [Saliency()], checks=(DependsOnModel(), DependsOnClass()))
+    assert [result.passed for result in without["saliency"]] == [None, None]
     flat = nn.Sequential(nn.Flatten(), nn.Linear(360, 1)).double()
     results = check(flat, x, [Saliency()], 0, (DependsOnClass(),))["saliency"]
     assert results.depends_on_class.passed is None
