@@ -176,9 +176,7 @@ class DependenceCheck(Check, ReattributionMetric):
             values = F.normalize(data.maps.contributions.flatten(1), eps=TINY)
             differences = values - F.normalize(other_maps[0], eps=TINY)
             drops = self.drops(data.masked, alike.shape[1])
-            p_value[0] = data.masked.test(
-                differences.reshape((-1, *data.size)), drops
-            )[1]
+            p_value[0] = data.masked.test(differences.reshape((-1, *data.size)), drops)[1]
         zeros = (other_maps == 0).all(2)
         return MetricResult(alike.mean(1), parts={"alike": alike, "zeros": zeros, "p": p_value})
 
