@@ -85,8 +85,8 @@ class Explainer:
             the photo's shorter side that the central square takes.
         channels: 1 for a model of photos in grey, 3 for one of colours; found from its first
             convolution where nothing else says how it sees photos.
-        mean, std, interpolation: for a preprocessing that cuts out the centre, other values than
-            its own: the mean and standard deviation of each channel for pixels from 0 to 1, and
+        mean, std, interpolation: other values than those of the preprocessing, unless that is a
+            function: the mean and standard deviation of each channel for pixels from 0 to 1, and
             "bilinear" or "bicubic".
         device: where to run, as for ``torch.device``.
         activation: what makes probabilities of the model's outputs: "softmax" where one class is

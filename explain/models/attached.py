@@ -15,7 +15,7 @@ from explain.hooks.unwrap import unwrapped
 from explain.models import huggingface
 from explain.models.classifier import Classifier
 from explain.models.files import BlackBox
-from explain.models.from_timm import timm_config, timm_transform_and_labels
+from explain.models.from_timm import is_configured, timm_config, timm_transform_and_labels
 from explain.models.preprocessing import (
     CenterCrop,
     CropLike,
@@ -62,11 +62,14 @@ def as_classifier(
             )
             preprocess = preprocess or transform
             labels = labels or names
-            is_known = True
+            is_known = is_known or is_configured(inner)
     elif config is not None and not is_known:
         preprocess, is_known = huggingface.preprocessing(inner, config, size)
     if preprocess is None:
         preprocess = _usual(inner, size)
+        is_known = False
+    elif hasattr(preprocess, "with_values") and _input_channels(inner) == 1:
+        preprocess = adjusted(preprocess, channels=1)
         is_known = False
     assumed = None if is_known else _what_is_assumed(name, preprocess)
     return Classifier(
@@ -77,14 +80,18 @@ def as_classifier(
 def _usual(model: nn.Module, size: int | None) -> Preprocess:
     """The usual centre crop; in grey if the first convolution has one channel."""
     if isinstance(model, BlackBox):
-        channels = model.shape[1]
         size = size or model.shape[2]
-    else:
-        convolutions = (
-            module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Conv3d))
-        )
-        channels = next((convolution.in_channels for convolution in convolutions), None)
-    return adjusted(CenterCrop(size or 224), channels=1 if channels == 1 else None)
+    return adjusted(CenterCrop(size or 224), channels=1 if _input_channels(model) == 1 else None)
+
+
+def _input_channels(model: nn.Module) -> int | None:
+    """The channels that the first convolution of a model takes; None without one."""
+    if isinstance(model, BlackBox):
+        return model.shape[1]
+    convolutions = (
+        module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Conv3d))
+    )
+    return next((convolution.in_channels for convolution in convolutions), None)
 
 
 def _attribute(model: nn.Module, inner: nn.Module, name: str) -> Any:
@@ -143,15 +150,18 @@ def resolve_preprocessing(
     Raises:
         ModelError: the preprocessing is one that cannot be changed in this way.
     """
-    is_assumed = preprocess is None and classifier.assumed is not None
+    is_callers = preprocess is not None
+    is_assumed = not is_callers and classifier.assumed is not None
     preprocess = preprocess or classifier.preprocess
     side = classifier.model.shape[2] if isinstance(classifier.model, BlackBox) else None
     values = {"size": size or side, "mean": mean, "std": std}
-    if isinstance(preprocess, huggingface.Processed):
-        preprocess = preprocess.with_values(mean, std)
-        mean = std = None
     preprocess = adjusted(
-        preprocess, channels=channels, mean=mean, std=std, interpolation=interpolation
+        preprocess,
+        size=size if is_callers else None,  # that of a model has it already
+        channels=channels,
+        mean=mean,
+        std=std,
+        interpolation=interpolation,
     )
     if is_assumed:
         warning = _what_is_assumed(
@@ -173,18 +183,20 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
     missing = [value for value in ("size", "mean", "std") if value not in said]
     if not missing:
         return None
-    if isinstance(preprocess, CenterCrop):
-        assumed = (
-            f"a centre crop of {preprocess.side} "
-            f"pixels{' in grey' if len(preprocess.mean) == 1 else ''}"
-        )
-        words = {"mean": "mean", "std": "standard deviation"}
-        of_imagenet = " and ".join(words[value] for value in missing if value in words)
+    words = {"mean": "mean", "std": "standard deviation"}
+    assumed_values = [value for value in missing if value in words]
+    if isinstance(preprocess, CenterCrop) and all(map(preprocess.is_imagenets, assumed_values)):
+        grey = " in grey" if len(preprocess.mean) == 1 else ""
+        of_imagenet = " and ".join(words[value] for value in assumed_values)
+        assumed = f"a centre crop of {preprocess.side} pixels{grey}"
         assumed += f", ImageNet's {of_imagenet}" if of_imagenet else ""
     else:
-        assumed = f"the usual image processor of its kind, {preprocess}"
+        origin = getattr(preprocess, "origin", None)
+        assumed = str(preprocess) if origin is None else f"{origin}, {preprocess}"
+    arguments = ", ".join(f"{value}=" for value in missing)
     flags = ", ".join(f"--{value}" for value in missing)
-    remedy = (
-        f"{either('pass preprocess=', f'give {flags}')}, or give the model an attribute preprocess"
+    remedy = either(f"pass {arguments} or preprocess=", f"give {flags}")
+    return (
+        f"preprocess is not known for model {name!r}; assumed: {assumed}; {remedy}, or give the "
+        "model an attribute preprocess"
     )
-    return f"preprocess is not known for model {name!r}; assumed: {assumed}; {remedy}"

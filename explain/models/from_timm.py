@@ -2,18 +2,84 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar, get_args
 
+import torch
+from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ModelError, did_you_mean
-from explain.data.boxes import Preprocess
 from explain.models.classifier import Classifier
 from explain.models.files import TIMM
 from explain.models.from_torchvision import UNUSABLE, no_torchvision, not_downloaded
+from explain.models.preprocessing import (
+    CenterCrop,
+    Interpolation,
+    StretchedPhoto,
+    Values,
+    WholePhoto,
+    of_channels,
+)
 from explain.models.weights import describe_weights, fit_weights, read_weights
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TimmTransform:
+    """The transform that timm makes of a configuration: a photo in, ``(C, H, W)`` out."""
+
+    config: Mapping[str, Any]
+
+    origin: ClassVar[str] = "what timm has for published weights with other classes"
+
+    @cached_property
+    def transform(self) -> Any:
+        return importlib.import_module("timm.data").create_transform(**self.config)
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        return self.transform(image)
+
+    def with_values(
+        self, size: int | None, mean: Values, std: Values, interpolation: Interpolation | None
+    ) -> "TimmTransform":
+        """Return the same with other values; None leaves one as it is."""
+        config = dict(self.config)
+        if size is not None:
+            config["input_size"] = (3, size, size)
+        if mean is not None:
+            config["mean"] = of_channels(mean, "mean")
+        if std is not None:
+            config["std"] = of_channels(std, "std")
+        if interpolation is not None:
+            config["interpolation"] = interpolation
+        return TimmTransform(config)
+
+    def as_plain(self) -> CenterCrop | WholePhoto | None:
+        """Return the preprocessing of this package that it amounts to, or None."""
+        _, height, width = self.config["input_size"]
+        mode = self.config["crop_mode"]
+        share = self.config["crop_pct"]
+        interpolation = self.config["interpolation"]
+        if height != width or interpolation not in get_args(Interpolation):
+            return None
+        values = {
+            "side": height,
+            "mean": tuple(self.config["mean"]),
+            "std": tuple(self.config["std"]),
+            "interpolation": interpolation,
+        }
+        if mode == "center":
+            return CenterCrop(crop=share, **values)
+        if share != 1:
+            return None
+        return StretchedPhoto(**values) if mode == "squash" else WholePhoto(**values)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in self.config.items())
+        return f"TimmTransform({values})"
 
 
 def load_timm(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
@@ -49,7 +115,8 @@ def load_timm(name: str, weights: str | Path | None = None, size: int | None = N
         fit_weights(model, state, weights)
         origin = describe_weights(weights)
     preprocess, labels = timm_transform_and_labels(timm, model, size)
-    return Classifier(model.eval(), preprocess, labels, name, weights=origin)
+    assumed = None if is_configured(model) else preprocess.origin
+    return Classifier(model.eval(), preprocess, labels, name, weights=origin, assumed=assumed)
 
 
 def _timm(name: str) -> ModuleType:
@@ -77,9 +144,18 @@ def timm_config(model: nn.Module) -> Mapping[str, Any] | None:
     return None
 
 
+def is_configured(model: nn.Module) -> bool:
+    """Whether a model of timm has as many classes as the weights that its configuration is for.
+
+    It has not where it was made with ``num_classes=``, to be trained.
+    """
+    classes = (timm_config(model) or {}).get("num_classes")
+    return classes is None or classes == getattr(model, "num_classes", classes)
+
+
 def timm_transform_and_labels(
     timm: ModuleType, model: nn.Module, size: int | None = None
-) -> tuple[Preprocess, Sequence[str] | None]:
+) -> tuple[TimmTransform, Sequence[str] | None]:
     """Return the preprocessing and the labels that a model's configuration names, as timm itself
     makes them."""
     # where the caller chose another size
@@ -91,7 +167,7 @@ def timm_transform_and_labels(
     config = timm.data.resolve_data_config(
         options, pretrained_cfg=published and dict(published), model=model
     )
-    return timm.data.create_transform(**config), _labels(timm, model, published or {})
+    return TimmTransform(config), _labels(timm, model, published or {})
 
 
 def _labels(timm: ModuleType, model: nn.Module, config: Mapping[str, Any]) -> list[str] | None:

@@ -2,16 +2,15 @@
 
 import importlib
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from explain._utils.errors import ModelError, did_you_mean, option_name
+from explain._utils.errors import ModelError, did_you_mean
 from explain.models.bundled import NAME, NANODET, PERSON_SEGMENTER, TINY, TINY_CLIP, TRANSFORMER
 from explain.models.classifier import Classifier
-from explain.models.preprocessing import center_of
+from explain.models.preprocessing import adjusted
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
 # what a package raises that fits no other's release
@@ -80,8 +79,7 @@ def load_torchvision(
     published = models.get_model_weights(name).DEFAULT
     preprocess = published.transforms()
     categories = published.meta["categories"]
-    if size is not None:
-        preprocess = replace(center_of(preprocess, option_name("size")), side=size)
+    preprocess = adjusted(preprocess, size=size)
     if weights is None:
         # as torchvision does: some builders set more than parameters by their published weights
         try:
@@ -96,11 +94,14 @@ def load_torchvision(
     options = {"init_weights": False, "transform_input": True} if name in RESCALING else {}
     model = models.get_model(name, weights=None, **options)
     head = list(model.state_dict())[-1]
+    assumed = None
     if head in state and len(state[head]) != len(categories):
         model = models.get_model(name, weights=None, num_classes=len(state[head]), **options)
         categories = None
+        assumed = "that of the published weights"
     fit_weights(model, state, weights)
-    return Classifier(model.eval(), preprocess, categories, name, weights=describe_weights(weights))
+    origin = describe_weights(weights)
+    return Classifier(model.eval(), preprocess, categories, name, weights=origin, assumed=assumed)
 
 
 def not_downloaded(name: str, where: str, error: Exception) -> ModelError:

@@ -2,18 +2,25 @@
 it."""
 
 import importlib
+import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 import torch
 from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ModelError, either, option_name, quiet
-from explain.models.preprocessing import Values, of_channels
+from explain.models.preprocessing import (
+    CenterCrop,
+    Interpolation,
+    StretchedPhoto,
+    Values,
+    of_channels,
+)
 
 SHOWN = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")
 """What decides how a photo is seen."""
@@ -29,19 +36,51 @@ class Processed:
     processor: Any
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    origin: ClassVar[str] = "the usual image processor of its kind"
+
     def __call__(self, image: Image.Image) -> torch.Tensor:
         processed = self.processor(images=image.convert("RGB"), return_tensors="pt", **self.options)
         return processed["pixel_values"][0]
 
-    def with_values(self, mean: Values, std: Values) -> "Processed":
-        """Return the same with another mean and standard deviation of the channels; None leaves one
-        as it is."""
-        options = dict(self.options)
+    def with_values(
+        self, size: int | None, mean: Values, std: Values, interpolation: Interpolation | None
+    ) -> "Processed":
+        """Return the same with other values; None leaves one as it is."""
+        processed = self if size is None else self.resized(size, size)
+        options = dict(processed.options)
         if mean is not None:
             options["image_mean"] = list(of_channels(mean, "mean"))
         if std is not None:
             options["image_std"] = list(of_channels(std, "std"))
+        if interpolation is not None:
+            options["resample"] = Image.Resampling[interpolation.upper()]
         return Processed(self.processor, options)
+
+    def as_plain(self) -> CenterCrop | StretchedPhoto | None:
+        """Return the preprocessing of this package that it amounts to, or None."""
+        scale = 1 / 255 if self._value("do_rescale") else 1.0
+        if not math.isclose(scale, self._value("rescale_factor") or 1.0):
+            return None
+        if not self._value("do_resize"):
+            return None
+        is_normalized = self._value("do_normalize")
+        resample = Image.Resampling(int(self._value("resample") or Image.Resampling.BILINEAR))
+        values: dict[str, Any] = {
+            "mean": tuple(self._value("image_mean")) if is_normalized else (0.0,) * 3,
+            "std": tuple(self._value("image_std")) if is_normalized else (1.0,) * 3,
+            "interpolation": resample.name.lower(),
+        }
+        size = self._sides("size")
+        crop = self._sides("crop_size") if self._value("do_center_crop") else {}
+        sides = crop or size
+        is_square = "height" in sides and sides["height"] == sides.get("width")
+        if not is_square or values["interpolation"] not in get_args(Interpolation):
+            return None
+        side = sides["height"]
+        if not crop:
+            return StretchedPhoto(side, **values)
+        shorter = size.get("shortest_edge")
+        return None if shorter is None else CenterCrop(side, min(1.0, side / shorter), **values)
 
     def resized(self, height: int, width: int) -> "Processed":
         """Return the same for images of another size, cut from as large a share of the photo as
@@ -51,14 +90,14 @@ class Processed:
             ModelError: the processor's size has neither a height nor a shortest edge.
         """
         size = self._sides("size")
-        crop = self._sides("crop_size") if getattr(self.processor, "do_center_crop", False) else {}
+        crop = self._sides("crop_size") if self._value("do_center_crop") else {}
         sides = {"height": height, "width": width}
         if crop:
             share = height / crop["height"]
             scaled = {name: max(1, round(side * share)) for name, side in size.items()}
-            return Processed(self.processor, {"size": scaled, "crop_size": sides})
+            return Processed(self.processor, {**self.options, "size": scaled, "crop_size": sides})
         if "height" in size:
-            return Processed(self.processor, {"size": sides})
+            return Processed(self.processor, {**self.options, "size": sides})
         if "shortest_edge" not in size:
             name = type(self.processor).__name__
             remedy = either("set it there, and pass it as preprocess=", "set it there")
@@ -67,18 +106,22 @@ class Processed:
                 f"{remedy}"
             )
         edges = {"shortest_edge": height, "longest_edge": max(height, width)}
-        return Processed(self.processor, {"size": {name: edges[name] for name in size}})
+        scaled = {name: edges[name] for name in size}
+        return Processed(self.processor, {**self.options, "size": scaled})
 
     def _sides(self, name: str) -> dict[str, int]:
         """A size of the image processor as a plain dictionary of what is set in it."""
-        value = self.options.get(name, getattr(self.processor, name, None))
+        value = self._value(name)
         return {key: side for key, side in dict(value or {}).items() if side is not None}
+
+    def _value(self, name: str) -> Any:
+        """What is said in place of a value of the image processor, or that value, or None."""
+        return self.options.get(name, getattr(self.processor, name, None))
 
     def __repr__(self) -> str:
         values: dict[str, Any] = {}
         for name in SHOWN:
-            value = self.options.get(name, getattr(self.processor, name, None))
-            values[name] = self._sides(name) if name.endswith("size") else value
+            values[name] = self._sides(name) if name.endswith("size") else self._value(name)
         shown = ", ".join(f"{name}={value!s}" for name, value in values.items() if value)
         return f"{type(self.processor).__name__}({shown})"
 

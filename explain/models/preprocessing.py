@@ -57,6 +57,11 @@ class CenterCrop:
     def __post_init__(self) -> None:
         check_side(self.side)
 
+    def is_imagenets(self, name: str) -> bool:
+        """Whether the "mean" or the "std" is ImageNet's, in colours or in grey."""
+        usual = IMAGENET_MEAN if name == "mean" else IMAGENET_STD
+        return getattr(self, name) in (usual, (fmean(usual),))
+
     def box(self, size: tuple[int, int]) -> Box:
         """Return the square that is cut out of a photo of ``size`` (width, height)."""
         half = min(size) * self.crop / 2
@@ -173,13 +178,15 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
         raise ModelError(
             f"{option_name('crop')} must be {choices}, got {shown(crop)}; leave it out"
         )
-    if crop == "center" or (crop == "whole" and isinstance(preprocess, WholePhoto)):
+    if crop == "center":
         return preprocess
-    center = center_of(preprocess, f"{option_name('crop')} {crop!r}")
+    plain = as_plain(preprocess, f"{option_name('crop')} {crop!r}")
     if isinstance(crop, (int, float)):
-        return replace(center, crop=float(crop))
+        return CenterCrop(plain.side, float(crop), plain.mean, plain.std, plain.interpolation)
+    if isinstance(plain, WholePhoto):
+        return preprocess
     return WholePhoto(
-        center.side, center.mean, center.std, center.interpolation, pad=not takes_any_size(model)
+        plain.side, plain.mean, plain.std, plain.interpolation, pad=not takes_any_size(model)
     )
 
 
@@ -195,15 +202,17 @@ def takes_any_size(model: nn.Module) -> bool:
     return (1 in pools or (1, 1) in pools) and not fixed
 
 
-def center_of(preprocess: Any, wanted: str) -> CenterCrop:
-    """Return the centre crop that a preprocessing is, or torchvision's published transforms amount
-    to.
+def as_plain(preprocess: Any, wanted: str) -> CenterCrop | WholePhoto:
+    """Return the preprocessing of this module that one is, or amounts to: torchvision's published
+    transforms, those of timm, and image processors of transformers.
 
     Raises:
         ModelError: it is another preprocessing, which ``wanted`` cannot change.
     """
-    if isinstance(preprocess, CenterCrop):
+    if isinstance(preprocess, (CenterCrop, WholePhoto)):
         return preprocess
+    if hasattr(preprocess, "as_plain") and (plain := preprocess.as_plain()) is not None:
+        return plain
     interpolation: Any = getattr(getattr(preprocess, "interpolation", None), "value", None)
     if hasattr(preprocess, "crop_size") and interpolation in get_args(Interpolation):
         side = preprocess.crop_size[0]
@@ -226,6 +235,7 @@ Values = float | Sequence[float] | None
 def adjusted(
     preprocess: Preprocess,
     *,
+    size: int | None = None,
     channels: int | None = None,
     mean: Values = None,
     std: Values = None,
@@ -234,7 +244,8 @@ def adjusted(
     """Return a preprocessing with other values; None leaves one as it is.
 
     Args:
-        preprocess: one that cuts out the centre.
+        preprocess: one that cuts out the centre, or shows the whole photo.
+        size: the side of the input in pixels.
         channels: 1 for photos in grey, 3 for photos in colour. By default as many as there are
             values in ``mean``.
         mean: of each channel of the training data, of pixels from 0 to 1; a number stands for all
@@ -251,7 +262,15 @@ def adjusted(
     >>> len(adjusted(CenterCrop(8), channels=1).mean)
     1
     """
-    if channels is None and mean is None and std is None and interpolation is None:
+    values = {
+        "size": size,
+        "channels": channels,
+        "mean": mean,
+        "std": std,
+        "interpolation": interpolation,
+    }
+    names = [option_name(name) for name, value in values.items() if value is not None]
+    if not names:
         return preprocess
     if channels not in (None, 1, 3):
         got = f"{shown(channels)}; pass preprocess= with a function that makes other channels"
@@ -264,22 +283,28 @@ def adjusted(
             f"{option_name('interpolation')} must be {choices}, got {shown(interpolation)}; "
             "leave it out"
         )
-    center = center_of(
-        preprocess, f"{option_name('mean')}, {option_name('std')} or {option_name('interpolation')}"
-    )
+    of_each_channel = std if mean is None else mean
+    if channels is None and isinstance(of_each_channel, (list, tuple)):
+        channels = 1 if len(of_each_channel) == 1 else None
+    if channels != 1 and hasattr(preprocess, "with_values"):
+        return preprocess.with_values(size, mean, std, interpolation)  # type: ignore[no-any-return]
+    plain = as_plain(preprocess, " and ".join(names))
     if channels is None:
-        values = std if mean is None else mean
-        is_single = isinstance(values, (list, tuple)) and len(values) == 1
-        channels = 1 if is_single else len(center.mean)
-    if channels != len(center.mean):
-        center = replace(
-            center, mean=(fmean(center.mean),) * channels, std=(fmean(center.std),) * channels
+        channels = len(plain.mean)
+    if channels != len(plain.mean):
+        plain = replace(
+            plain, mean=(fmean(plain.mean),) * channels, std=(fmean(plain.std),) * channels
         )
+    changes: dict[str, Any] = {}
+    if size is not None:
+        changes["side"] = size
     if mean is not None:
-        center = replace(center, mean=of_channels(mean, "mean", channels))
+        changes["mean"] = of_channels(mean, "mean", channels)
     if std is not None:
-        center = replace(center, std=of_channels(std, "std", channels))
-    return center if interpolation is None else replace(center, interpolation=interpolation)
+        changes["std"] = of_channels(std, "std", channels)
+    if interpolation is not None:
+        changes["interpolation"] = interpolation
+    return replace(plain, **changes)
 
 
 def of_channels(values: Any, name: str, channels: int = 3) -> tuple[float, ...]:

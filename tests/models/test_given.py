@@ -28,10 +28,15 @@ def photo() -> Image.Image:
 
 
 def plain(
-    photo: Image.Image, size: tuple[int, int], mean: list[float], std: list[float], how: Any
+    photo: Image.Image,
+    size: tuple[int, int],
+    mean: list[float],
+    std: list[float],
+    how: Any,
+    box: Any = None,
 ) -> torch.Tensor:
-    """Resize the whole photo to (width, height) and normalise it."""
-    pixels = torch.from_numpy(np.array(photo.resize(size, how))).permute(2, 0, 1) / 255
+    """Resize the whole photo, or a box of it, to (width, height) and normalise it."""
+    pixels = torch.from_numpy(np.array(photo.resize(size, how, box))).permute(2, 0, 1) / 255
     return (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
 
 
@@ -40,6 +45,7 @@ CONFIG = {
     "std": (0.4, 0.5, 0.6),
     "interpolation": "bicubic",
     "input_size": (3, 32, 32),
+    "num_classes": 5,
 }
 
 
@@ -71,6 +77,70 @@ def test_crop_share_and_mode_of_timm_are_those_of_timm_itself(
     assert explain.Explainer(model, size=48).preprocess(photo).shape == (3, 48, 48)
     own = explain.Explainer(model, preprocess=CenterCrop(16))
     assert own.preprocess(photo).shape == (3, 16, 16)
+
+
+SAID = {"size": 48, "mean": 0.25, "std": (0.2, 0.3, 0.4), "interpolation": "bilinear"}
+
+
+@pytest.mark.parametrize("names", [["mean"], ["std"], ["interpolation"], ["size"], [*SAID]])
+def test_each_value_that_is_said_replaces_that_of_timm_alone(
+    names: list[str], photo: Image.Image
+) -> None:
+    timm = pytest.importorskip("timm", reason="timm is an extra")
+    overlay = {**CONFIG, "crop_pct": 0.8}
+    model = timm.create_model("test_resnet", num_classes=5, pretrained_cfg_overlay=overlay)
+    said: dict[str, Any] = {name: SAID[name] for name in names}
+    config = timm.data.resolve_model_data_config(model)
+    words = {"size": {"input_size": (3, 48, 48)}, "mean": {"mean": (0.25,) * 3}}
+    for name in names:
+        config |= words.get(name, {name: SAID[name]})
+    theirs = timm.data.create_transform(**config)
+    ours = explain.Explainer(model, **said).preprocess
+    assert torch.equal(ours(photo), theirs(photo))
+
+
+@pytest.mark.parametrize("crop", ["whole", 0.5])
+@pytest.mark.parametrize("kind", ["timm", "transformers"])
+def test_another_crop_keeps_the_values_that_come_with_a_model(
+    kind: str, crop: Any, photo: Image.Image
+) -> None:
+    model: Any
+    if kind == "timm":
+        timm = pytest.importorskip("timm", reason="timm is an extra")
+        overlay = {**CONFIG, "crop_pct": 0.8}
+        model = timm.create_model("test_resnet", num_classes=5, pretrained_cfg_overlay=overlay)
+    else:
+        model = tiny_vit()
+        transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+        values: dict[str, Any] = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+        model.image_processor = transformers.MobileNetV2ImageProcessor(
+            size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}, resample=3, **values
+        )
+    x = explain.Explainer(model, crop=crop).preprocess(photo)
+    if crop == "whole":  # its shorter side has 32 pixels, or its longer one where that is fixed
+        size = (48, 32) if kind == "timm" else (32, 21)
+        x = x if kind == "timm" else x[:, 5:26]
+        box = None
+    else:
+        size = (32, 32)
+        box = (30, 15, 60, 45)
+    bicubic = Image.Resampling.BICUBIC
+    expected = plain(photo, size, [0.1, 0.2, 0.3], [0.4, 0.5, 0.6], bicubic, box)
+    torch.testing.assert_close(x, expected, atol=1e-6, rtol=0)
+
+
+def test_a_timm_model_for_other_classes_or_in_grey_says_what_it_assumes(photo: Image.Image) -> None:
+    timm = pytest.importorskip("timm", reason="timm is an extra")
+    said: dict[str, Any] = {"size": 32, "mean": 0.5, "std": 0.25}
+    for options in ({"num_classes": 5}, {"in_chans": 1}):
+        model = timm.create_model("test_resnet", **options).eval()
+        with pytest.warns(ExplainWarning, match="assumed") as warned:
+            explain.Explainer(model)(photo, "saliency")
+        assert len(warned) == 1
+        x = explain.Explainer(model, **said).preprocess(photo)  # nothing is left to assume
+        assert x.shape == (options.get("in_chans", 3), 32, 32)
+    grey = np.asarray(photo.convert("L"), np.float64).mean() / 255
+    assert float(x.mean()) == pytest.approx((grey - 0.5) / 0.25, abs=0.2)
 
 
 def test_labels_of_timm_are_those_of_the_configuration_or_of_imagenet() -> None:
