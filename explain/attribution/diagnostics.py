@@ -126,15 +126,14 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
     all layers."""
     if x.dtype not in (torch.float16, torch.bfloat16):
         return
-    names = []
-    for name, method in methods.items():  # what is needed of altered inputs, too
-        altered = (
-            inner
+
+    def reaches_input(method: Method) -> bool:
+        return any(
+            need.whole or (isinstance(need, Attributions) and reaches_input(need.method))
             for need in method.needs
-            if isinstance(need, Attributions)
-            for inner in need.method.needs
         )
-        names += [name] if any(need.whole for need in (*method.needs, *altered)) else []
+
+    names = [name for name, method in methods.items() if reaches_input(method)]
     if names:
         half = str(x.dtype).removeprefix("torch.")
         off = f"{', '.join(names)} may be off by tens of percent"

@@ -381,13 +381,11 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
     """
     size = max((tuple(m.shape[1:]) for m in maps), key=prod)
     stacked = torch.stack([enlarge(by_maximum(values)[:, None], size)[:, 0] for values in maps])
-    return (
-        stacked.mean(0)
-        if how == "mean"
-        else stacked.amax(0)
-        if how == "max"
-        else stacked.clamp(min=0).prod(0)
-    )
+    if how == "mean":
+        return stacked.mean(0)
+    if how == "max":
+        return stacked.amax(0)
+    return stacked.clamp(min=0).prod(0)
 
 
 def alone(tensor: torch.Tensor) -> torch.Tensor:

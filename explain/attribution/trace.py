@@ -334,11 +334,13 @@ def blocks(model: nn.Module, inputs: Inputs, *, include_top_level: bool = True) 
         for name in called
         if isinstance(modules[name.rpartition(".")[0]], (nn.Sequential, nn.ModuleList))
     ]
-    names = {name for name in listed if not any(name.startswith(f"{other}.") for other in listed)}
+
+    def contains_any(name: str, names: Iterable[str]) -> bool:
+        return any(inner.startswith(f"{name}.") for inner in names)
+
+    inner_names = tuple(f"{name}." for name in listed)
+    outermost = {name for name in listed if not name.startswith(inner_names)}
     if include_top_level:
-        names |= {
-            name
-            for name in called
-            if "." not in name and not any(n.startswith(f"{name}.") for n in names)
-        }
-    return list(dict.fromkeys(name for name in called if name in names))
+        top_level = {name for name in called if "." not in name}
+        outermost |= {name for name in top_level if not contains_any(name, outermost)}
+    return list(dict.fromkeys(name for name in called if name in outermost))

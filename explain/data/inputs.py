@@ -357,11 +357,9 @@ def as_inputs(x: InputsLike) -> Inputs:
     """
     if isinstance(x, Inputs):
         return x
-    return (
-        Inputs(kwargs=x)
-        if isinstance(x, Mapping)
-        else Inputs(tuple(x) if isinstance(x, (tuple, list)) else (x,))
-    )
+    if isinstance(x, Mapping):
+        return Inputs(kwargs=x)
+    return Inputs(tuple(x) if isinstance(x, (tuple, list)) else (x,))
 
 
 # What torch says where an input has another precision than weights, or other dimensions, or other

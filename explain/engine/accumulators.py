@@ -167,11 +167,12 @@ class TargetAccumulators:
 
     def maps(self) -> dict[str, Tensor]:
         """The maps that there are so far, by the methods that need them."""
-        maps = [
-            (self._names.get(need, ()), accumulator.so_far())
-            for need, accumulator in self._accumulators.items()
-        ]
-        return {name: values for names, values in maps if values is not None for name in names}
+        maps = {}
+        for need, accumulator in self._accumulators.items():
+            values = accumulator.so_far()
+            if values is not None:
+                maps.update(dict.fromkeys(self._names.get(need, ()), values))
+        return maps
 
     def needed(self, owners: Tensor) -> Tensor | None:
         """Which rows, of images ``(P,)``, are still needed; None for all of them."""

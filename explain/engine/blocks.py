@@ -40,17 +40,14 @@ def transformer_blocks(model: nn.Module) -> list[str]:
         is_nested = any(name.startswith(f"{outer}.") for outer in attentions)
         if not is_nested and ("attention" in kind or "attn" in kind):
             attentions.append(name)
+
+    def contained_attentions(module_name: str) -> int:
+        return sum(f"{name}.".startswith(f"{module_name}.") for name in attentions)
+
     blocks = []
     for name in attentions:
         ancestors = accumulate(name.split("."), "{}.{}".format)
-        blocks.append(
-            next(
-                a
-                for a in ancestors
-                if sum(f"{attention_name}.".startswith(f"{a}.") for attention_name in attentions)
-                == 1
-            )
-        )
+        blocks.append(next(a for a in ancestors if contained_attentions(a) == 1))
     return [
         name for i, name in enumerate(blocks) if not i or not _pools(model, blocks[i - 1], name)
     ]
@@ -184,16 +181,14 @@ def with_first(
 ) -> Any:
     """Change the argument that a module takes first; of keywords, the order in a call says nothing.
     None: leave it."""
-    by_signature = (
-        []
-        if args
-        else [name for name in inspect.signature(module.forward).parameters if name in kwargs]
-    )
+    if args:
+        new = change(args[0])
+        return None if new is None else ((new, *args[1:]), kwargs)
+    parameters = inspect.signature(module.forward).parameters
+    by_signature = [name for name in parameters if name in kwargs]
     key = next(iter([*by_signature, *kwargs]), "")
-    new = change(args[0] if args else kwargs.get(key))
-    return (
-        None if new is None else ((new, *args[1:]), kwargs) if args else ((), {**kwargs, key: new})
-    )
+    new = change(kwargs.get(key))
+    return None if new is None else ((), {**kwargs, key: new})
 
 
 def _tokens(tensor: Any) -> Tensor:

@@ -334,8 +334,10 @@ class Plan:
         return "\n".join(lines)
 
     def _forward(self) -> str:
-        first = f" from {'the first of ' * (len(self.layers) > 1)}{', '.join(self.layers)} on"
-        begin = ", recorded" if self.whole else f", recorded{first}" if self.layers else ""
+        begin = ", recorded" if self.whole or self.layers else ""
+        if self.layers and not self.whole:
+            first = "the first of " if len(self.layers) > 1 else ""
+            begin += f" from {first}{', '.join(self.layers)} on"
         of = f" of {_counted(self.images, 'image', 's')}"
         return f"{_counted(self.passes, 'forward pass', 'es')}{of}{begin}{self._for(self.needs)}"
 

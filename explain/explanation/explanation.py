@@ -424,9 +424,11 @@ class Explanation(Reportable):
 
     def _attribution(self, method: str | None, target: int) -> Attribution:
         result = self.results[target]
-        name = (
-            self.methods[0] if method is None else method.lower() if isinstance(method, str) else ""
-        )
+        name = ""
+        if method is None:
+            name = self.methods[0]
+        elif isinstance(method, str):
+            name = method.lower()
         if name not in result and (not name or "(" in name):
             name = get_method(method or name).name  # without options
         if name not in result:

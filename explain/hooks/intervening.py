@@ -184,7 +184,8 @@ def _apply(
         if intervention.of_places and len(values) not in counts and not tokens_first:
             must = f"be on a layer of {passes.images} rows"
             raise HookError(f"{intervention} must {must}, got {shape}; take one around it")
-        length = 0 if values.ndim < 3 else shape[0 if tokens_first else -2]
+        dim_of_tokens = 0 if tokens_first else -2
+        length = shape[dim_of_tokens] if values.ndim >= 3 else 0
         axes = Axes(
             values,
             place,

@@ -379,8 +379,12 @@ class Replace(Intervention):
 def activations_of(model: nn.Module, layer: str, x: Any) -> torch.Tensor:
     """Run a model, and return what a layer gives, or the part of it that is named: a copy, without
     a graph."""
-    kwargs = x if isinstance(x, Mapping) else {}
-    args = () if kwargs else x if isinstance(x, (tuple, list)) else (x,)
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
+    if isinstance(x, Mapping):
+        kwargs = x
+    else:
+        args = x if isinstance(x, (tuple, list)) else (x,)
     with untouched(model), HookGroup(model) as group:
         calls = read_outputs(group, [layer], lambda tensor: tensor.detach().clone())[layer]
         model(*args, **kwargs)

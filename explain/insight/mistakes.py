@@ -171,13 +171,9 @@ def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:
     methods = [name for name in ("sufficient", "necessary") if name in run.methods]
     if not methods:
         return None
-    listed = [
-        finding
-        for name in methods
-        for row in run.rows(name)
-        if (finding := _oddness(row)) is not None
-    ]
-    return sorted(listed, key=lambda odd: (odd.finding, odd.on_object))
+    of_rows = [_oddness(row) for name in methods for row in run.rows(name)]
+    findings = [finding for finding in of_rows if finding is not None]
+    return sorted(findings, key=lambda odd: (odd.finding, odd.on_object))
 
 
 def _oddness(row: Row) -> OddEvidence | None:

@@ -223,12 +223,12 @@ def _before_attention(candidates: list[_Candidate]) -> list[_Candidate]:
 
     The output of an attention may be a padded window of a smaller map.
     """
+
+    def is_attention(candidate: _Candidate) -> bool:
+        return any(_ATTENTION.match(call.kind) for call in candidate.calls)
+
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
-    attentions = [
-        candidate
-        for candidate in candidates
-        if any(_ATTENTION.match(call.kind) for call in candidate.calls)
-    ]
+    attentions = [candidate for candidate in candidates if is_attention(candidate)]
     if not attentions:
         return tokens
     last = attentions[-1].number

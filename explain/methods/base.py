@@ -466,7 +466,8 @@ def _by_text(text: str) -> Method:
     if read.name in _wrappers:
         inner, *more = read.values or (read.options.pop("method", None),)
         if more or not isinstance(inner, str):
-            got = shown(more[0] if more else inner) if read.values else "none"
+            wrong = more[0] if more else inner
+            got = shown(wrong) if read.values else "none"
             raise MethodError(
                 f"method {read.name} must have one method in its brackets, got {got}; name one"
             )

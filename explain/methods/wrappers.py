@@ -292,11 +292,8 @@ class Views(Perturbation):
 
     @property
     def kinds(self) -> list[tuple[float, bool]]:
-        return [
-            (scale, flip)
-            for scale in self.scales
-            for flip in ((False, True) if self.flip else (False,))
-        ]
+        flips = (False, True) if self.flip else (False,)
+        return [(scale, flip) for scale in self.scales for flip in flips]
 
     words = "the photo mirrored and at other scales"
 

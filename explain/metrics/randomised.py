@@ -70,12 +70,10 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     with untouched(model), uses:
         inputs.detached().call(model)
     names = modules_of(model)
-    parts = dict.fromkeys(
-        part for module in uses.modules for part in module.modules() if part not in names
-    )
-    names |= {
-        part: f"unregistered {type(part).__name__} {number}" for number, part in enumerate(parts)
-    }
+    used = dict.fromkeys(part for module in uses.modules for part in module.modules())
+    unregistered = [part for part in used if part not in names]
+    for number, part in enumerate(unregistered):
+        names[part] = f"unregistered {type(part).__name__} {number}"
     parametrizing = {part for module in names for part in _own_parts(module)[1:]}
     layers: dict[tuple[int, ...], Layer] = {}  # by the numbers of the tensors that they use
     for module, name in names.items():

@@ -61,14 +61,11 @@ class Influence(Dependence):
         return tensor in self._influenced or super().of(tensor)
 
     def see(self, call: Call, result: Any) -> None:
-        tensors = call.tensors
-        read = (
-            tensors[1:]
-            if call.info.has("fills")
-            else tensors[:1]
-            if call.info.has("fits second")
-            else tensors
-        )
+        read = call.tensors
+        if call.info.has("fills"):
+            read = read[1:]
+        elif call.info.has("fits second"):
+            read = read[:1]
         if any(map(self.of, read)):
             for tensor in call.results(call.flat[0] if call.name == "setitem" else result):
                 self._influenced[tensor] = True

@@ -243,7 +243,9 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
 def find_scores(output: Any, count: int) -> torch.Tensor | None:
     """The tensor that `find_logits` reads, as it is: ``(count, K)``, or one number an image."""
     if isinstance(output, torch.Tensor):
-        rows = len(output) if output.ndim == 2 else output.numel() if output.ndim < 2 else None
+        if output.ndim > 2:
+            return None
+        rows = len(output) if output.ndim == 2 else output.numel()
         return output if rows == count else None
     candidates = _candidates(output, count)
     reader = READER.get()

@@ -506,9 +506,8 @@ def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], b
         if tensor.ndim != 4 or len(tensor) != count:
             continue
         name = next((key.lower() for key in reversed(path) if isinstance(key, str)), "")
-        role = next(
-            (role for role, parts in CENTERNET.items() if any(part in name for part in parts)), None
-        )
+        roles = [role for role, parts in CENTERNET.items() if any(part in name for part in parts)]
+        role = roles[0] if roles else None
         if role == "heat" or (role is not None and tensor.shape[1] == 2):
             maps.setdefault(role, tensor)
         elif tensor.shape[1] == 2:

@@ -174,17 +174,14 @@ def _fits(wanted: tuple[str, ...], words: tuple[str, ...], where: str, plain: bo
     Unless they are compared as they are, singular and plural make no difference.
     """
     spare = len(words) - len(wanted)
-    starts = (
-        range(spare + 1) if where == "inside" else [spare] if where == "end" or spare == 0 else []
-    )
-    return len(wanted) > 0 and any(
-        all(
-            a == b if plain else _forms(a) & _forms(b)
-            for a, b in zip(wanted, words[start:], strict=False)
-        )
-        for start in starts
-        if start >= 0
-    )
+    if not wanted or spare < 0 or (where == "whole" and spare > 0):
+        return False
+
+    def same(a: str, b: str) -> bool:
+        return a == b if plain else not _forms(a).isdisjoint(_forms(b))
+
+    first = 0 if where == "inside" else spare
+    return any(all(map(same, wanted, words[start:])) for start in range(first, spare + 1))
 
 
 @cache

@@ -72,7 +72,9 @@ def percent(probability: float) -> str:
     ('87 %', '10 %', '4.2 %', '<0.1 %')
     """
     share = 100 * probability
-    return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %" if share >= 0.1 else "<0.1 %"
+    if share < 0.1:
+        return "<0.1 %"
+    return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %"
 
 
 @dataclass(frozen=True)
