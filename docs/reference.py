@@ -50,6 +50,7 @@ USED = [
     "explanation.loading",
     "runs",
     "insight",
+    "testing",
     "attribution.encoding",
     "attribution.records",
     "_utils.errors",

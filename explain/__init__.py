@@ -24,6 +24,7 @@ The package map; each room imports only from rooms above it:
     store/          sources of photos; the file that keeps the maps of a run, and its rows
     insight/        what the maps of a run say together: clusters, channels, concepts, directions;
                     the repair of a model
+    testing/        assertions for a CI: a region is ignored or used, two models agree
     runs/           all photos of a source explained, stored as they come, continued after anything
     training/       gradients clipped and watched, photos explained during training
     app/            a page to ask a live model in, and the small server behind it
@@ -84,6 +85,7 @@ _ROOMS = {
     "runs",
     "store",
     "targets",
+    "testing",
     "training",
 }
 

@@ -14,6 +14,7 @@ from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import in_batches
 from explain.methods import Method
+from explain.store.lists import source_of
 from explain.store.manifest import digest_of_model
 from explain.store.reading import PhotoReader, Row, StoredRun
 from explain.targets import ClassTarget, as_target
@@ -148,3 +149,21 @@ def method_in(run: StoredRun, name: str) -> Method:
     """
     (options,) = next(run.query("SELECT options FROM methods WHERE name = ?", (name,)))
     return method_of(name, json.loads(options))
+
+
+def images_of(photos: Any, name: str) -> list[Any]:
+    """Return the photos of a source, such as a folder, which messages call by the name of an
+    argument.
+
+    Raises:
+        RunError: one cannot be read.
+    """
+    source = source_of(photos)
+    images = []
+    for entry in source.entries():
+        if entry.problem is not None:
+            raise RunError(
+                f"{name} must be readable, but {entry.name!r} is not ({entry.problem}); remove it"
+            )
+        images.append(source.read(entry).image)
+    return images

@@ -34,9 +34,8 @@ from explain.insight.drawing import Album, draw_class_means, draw_clusters, draw
 from explain.insight.maps import RunMaps, json_value, read_maps, table_lines
 from explain.insight.mistakes import Confusion, OddEvidence, odd_evidence, with_reasons
 from explain.insight.mistakes import pairs as find_pairs
-from explain.insight.reattribution import RunPhotos, method_in
+from explain.insight.reattribution import RunPhotos, images_of, method_in
 from explain.report.pages import Section, document
-from explain.store.lists import source_of
 from explain.store.reading import StoredRun
 
 NOTABLE = 0.5  # how far a cluster stands out that is worth a look
@@ -326,7 +325,7 @@ def insight(
     photos = RunPhotos(run, explainer, source)
     direction = None
     if examples is not None and target is not None:
-        direction = concept_direction(photos, _images(examples), target, layer=layer)
+        direction = concept_direction(photos, images_of(examples, "examples"), target, layer=layer)
     return replace(
         result,
         pairs=with_reasons(result.pairs, photos, method_in(run, maps.method)),
@@ -335,19 +334,3 @@ def insight(
         direction=direction,
         photos=photos,
     )
-
-
-def _images(examples: Any) -> list[Any]:
-    """The photos of a source.
-
-    Raises:
-        RunError: one cannot be read.
-    """
-    source = source_of(examples)
-    entries = list(source.entries())
-    for entry in entries:
-        if entry.problem is not None:
-            raise RunError(
-                f"examples must be readable, but {entry.name!r} is not ({entry.problem}); remove it"
-            )
-    return [source.read(entry).image for entry in entries]

@@ -1,0 +1,413 @@
+"""Assertions for the tests of a model: that it ignores a region, uses one, agrees with another."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from explain._utils.errors import ArgumentError, ExplainError, ModelError, keywords
+from explain._utils.random_numbers import seeded
+from explain.baselines.replacements import BaselineLike, get_baseline
+from explain.insight.maps import GRID
+from explain.methods.base import MethodLike
+from explain.testing.regions import RegionLike, masks_elsewhere
+from explain.testing.subject import LEAST, ModelLike, ModelUnderTest
+
+AT_MOST = 10_000  # photos that are asked for
+BASELINES = ("mean", "neighbours", "noise")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of a figure over photos, and its 95 % interval (Student's t)."""
+
+    mean: float
+    low: float
+    high: float
+    photos: int
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> "Interval":
+        """The interval of some values ``(N,)``.
+
+        >>> print(Interval.of(torch.tensor([0.0, 1.0] * 8)))
+        50.0 points (22.5 to 77.5)
+        """
+        values = values.double()
+        count = len(values)
+        mean = float(values.mean())
+        reach = student(count - 1) * float(values.std()) / math.sqrt(count)
+        return cls(mean, mean - reach, mean + reach, count)
+
+    def __str__(self) -> str:
+        return f"{points(self.mean)} points ({points(self.low)} to {points(self.high)})"
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t distribution, by Cornish and Fisher's series: right to
+    0.01 % from 7 degrees of freedom on.
+
+    >>> round(student(9), 3), round(student(1000), 3)
+    (2.262, 1.962)
+    """
+    z = 1.959964
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+def points(share: float) -> str:
+    """A share in hundredths.
+
+    >>> points(0.123), points(-0.0001)
+    ('12.3', '0.0')
+    """
+    return f"{100 * share:.1f}".replace("-0.0", "0.0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionUse:
+    """How much a model uses a region, over some photos.
+
+    ``change`` is by how much the probability of the class changes more without the region than
+    without an equal area elsewhere, ``without`` and ``control`` are the mean changes of each.
+    ``excess`` is the share of the map in the region less the share of the area, which are
+    ``share`` and ``area``; None where no map was asked for.
+    """
+
+    photos: int
+    change: Interval
+    without: float
+    control: float
+    share: float
+    area: float
+    excess: Interval | None
+    limit: float
+    method: str
+    settings: str = field(repr=False)
+
+    def __str__(self) -> str:
+        covered = (
+            f"without the region, the probability changes by {points(self.without)} points, "
+            f"without an equal area elsewhere by {points(self.control)}: {self.change} more"
+        )
+        lies = ""
+        if self.excess is not None:
+            lies = (
+                f"; {self.share:.1%} of the {self.method} maps lie in it, and {self.area:.1%} of "
+                f"the area: {self.excess} more"
+            )
+        return f"{covered}{lies}; limit {points(self.limit)}; {self.photos} photos, {self.settings}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How far two models agree on some photos.
+
+    ``change`` is the largest change of a probability, ``moved`` the share of the map that lies
+    elsewhere, None where no map was asked for; ``usual`` is this share between maps of different
+    photos. ``other_answers`` counts photos with another best class.
+    """
+
+    photos: int
+    change: Interval
+    moved: Interval | None
+    usual: float
+    other_answers: int
+    limit: float
+    map_limit: float
+    method: str
+
+    def __str__(self) -> str:
+        answers = (
+            f"the largest probability changes by {self.change}, limit {points(self.limit)}, and "
+            f"{self.other_answers} answers are others"
+        )
+        maps = ""
+        if self.moved is not None:
+            maps = (
+                f"; of the {self.method} maps {self.moved} of 100 lie elsewhere, limit "
+                f"{points(self.map_limit)} (between different photos {points(self.usual)})"
+            )
+        return f"{answers}{maps}; {self.photos} photos"
+
+
+@keywords()
+def assert_ignores(
+    model: ModelLike,
+    photos: Any,
+    region: RegionLike,
+    *,
+    target: int | str | Sequence[int | str] | None = None,
+    limit: float = 0.05,
+    method: MethodLike | None = "hirescam",
+    baselines: Sequence[BaselineLike] = BASELINES,
+    placements: int = 5,
+    seed: int = 0,
+) -> RegionUse:
+    """Assert that a model does not use a region of photos, such as the corner with a watermark.
+
+    Two figures must not exceed the limit, with their 95 % intervals over the photos: by how much
+    the probability of the class changes more without the region than without an equal area, of the
+    same shape, elsewhere (the median of several places, the mean of several baselines); and how
+    much more of the map lies in the region than its share of the area. The photos must show what
+    the model may not use.
+
+    Args:
+        model: a module, a name, or an `Explainer`, which knows how photos become inputs.
+        photos: a folder, paths, PIL images, or a tensor of inputs ``(N, C, H, W)``; 8 or more.
+        region: a box x0 y0 x1 y1 in pixels of the photo (of the input, where photos are tensors),
+            or in shares of its sides (no edge above 1); a mask ``(H, W)``; a function of the photo
+            that returns either; or a list with one for each photo. Half of what the model sees at
+            most.
+        target: a class, or one for each photo; by default the one that the model gives each photo.
+        limit: of both figures; 0.05 is five hundredths of a probability, and of a map.
+        method: whose map; None leaves the map out.
+        baselines: what stands for the covered pixels.
+        placements: how many places elsewhere.
+        seed: of these places.
+
+    Returns:
+        The figures; they print themselves.
+
+    Raises:
+        AssertionError: the model uses the region.
+        ExplainError: the photos are too few to decide, or the region leaves no room.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    >>> photos = torch.zeros(9, 1, 8, 8)
+    >>> photos[:, :, 4:6, 4:6] = 1
+    >>> assert_ignores(model, photos, (0, 0, 2, 2), method=None).change.mean <= 0
+    True
+    """
+    use = _region_use(model, photos, region, target, limit, method, baselines, placements, seed)
+    over = [figure for figure in _figures(use) if figure.low > limit]
+    if over:
+        raise AssertionError(f"the model must ignore the region, but uses it: {use}")
+    _check_decided([figure for figure in _figures(use) if figure.high > limit], limit, use)
+    return use
+
+
+@keywords()
+def assert_uses(
+    model: ModelLike,
+    photos: Any,
+    region: RegionLike,
+    *,
+    target: int | str | Sequence[int | str] | None = None,
+    limit: float = 0.05,
+    method: MethodLike | None = "hirescam",
+    baselines: Sequence[BaselineLike] = BASELINES,
+    placements: int = 5,
+    seed: int = 0,
+) -> RegionUse:
+    """Assert that a model uses a region of photos, such as the object.
+
+    The probability of the class must change by more than the limit without the region, beyond what
+    an equal area elsewhere does. And the map must not say otherwise: it does if less of it lies in
+    the region than its share of the area.
+    Arguments, result and errors as for `assert_ignores`.
+
+    >>> class Centre(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         centre = x[:, 0, 3:5, 3:5].mean((1, 2))
+    ...         return torch.stack([centre, -centre], 1)
+    >>> photos = torch.rand(9, 1, 8, 8)
+    >>> photos[:, :, 3:5, 3:5] = 1
+    >>> assert_uses(Centre(), photos, (3, 3, 5, 5), method=None).change.low > 0.05
+    True
+    """
+    use = _region_use(model, photos, region, target, limit, method, baselines, placements, seed)
+    below = use.change.high <= limit or (use.excess is not None and use.excess.high <= 0)
+    if below:
+        raise AssertionError(f"the model must use the region, but does not: {use}")
+    _check_decided([use.change] if use.change.low <= limit else [], limit, use)
+    return use
+
+
+@keywords()
+def assert_agrees(
+    old_model: ModelLike,
+    new_model: ModelLike,
+    photos: Any,
+    *,
+    limit: float = 0.05,
+    map_limit: float = 0.2,
+    method: MethodLike | None = "hirescam",
+) -> Agreement:
+    """Assert that a new model, such as a smaller one, answers as the old one, for the same reasons.
+
+    The largest change of a probability, and the share of the map that lies elsewhere, must not
+    exceed their limits, with their 95 % intervals over the photos. The maps are those of the old
+    model's class.
+
+    Args:
+        old_model, new_model: as for `assert_ignores`, with the same classes.
+        photos: as for `assert_ignores`.
+        limit: of the mean change of a probability.
+        map_limit: of the mean share of the map.
+        method: whose map; None leaves the map out.
+
+    Returns:
+        The figures; they print themselves.
+
+    Raises:
+        AssertionError: the models do not agree.
+        ExplainError: the photos are too few to decide; the models have other classes.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    >>> assert_agrees(model, model, torch.rand(9, 1, 8, 8), method=None).change.mean
+    0.0
+    """
+    old = ModelUnderTest(old_model, photos)
+    new = ModelUnderTest(new_model, photos)
+    changes = []
+    moved = []
+    usual = []
+    other_answers = 0
+    for few in old.batches():
+        x = torch.stack([photo.x for photo in few])
+        new_x = torch.stack([new.photos[photo.place].x for photo in few])
+        probabilities = old.probabilities(x)
+        new_probabilities = new.probabilities(new_x)
+        if probabilities.shape != new_probabilities.shape:
+            raise ModelError(
+                f"new_model must have the {probabilities.shape[1]} classes of the old one, got "
+                f"{new_probabilities.shape[1]}; compare models of the same classes"
+            )
+        changes.append((new_probabilities - probabilities).abs().amax(1))
+        classes = probabilities.argmax(1)
+        other_answers += int((new_probabilities.argmax(1) != classes).sum())
+        if method is not None:
+            maps = _shares(old.heatmaps(x, method, classes))
+            new_maps = _shares(new.heatmaps(new_x, method, classes))
+            moved.append((maps - new_maps).abs().sum((1, 2)) / 2)
+            usual.append((maps - maps.roll(1, 0)).abs().sum((1, 2)) / 2)
+    name = _name(method)
+    agreement = Agreement(
+        photos=len(old.photos),
+        change=Interval.of(torch.cat(changes)),
+        moved=Interval.of(_defined(torch.cat(moved), name)) if moved else None,
+        usual=float(torch.cat(usual).nanmean()) if usual else math.nan,
+        other_answers=other_answers,
+        limit=limit,
+        map_limit=map_limit,
+        method=name,
+    )
+    limits = [(agreement.change, limit)]
+    if agreement.moved is not None:
+        limits.append((agreement.moved, map_limit))
+    if any(figure.low > most for figure, most in limits):
+        raise AssertionError(f"the models must agree, but do not: {agreement}")
+    for figure, most in limits:
+        _check_decided([figure] if figure.high > most else [], most, agreement)
+    return agreement
+
+
+def _name(method: MethodLike | None) -> str:
+    return method if isinstance(method, str) else getattr(method, "name", "")
+
+
+def _figures(use: RegionUse) -> list[Interval]:
+    return [use.change] if use.excess is None else [use.change, use.excess]
+
+
+def _check_decided(undecided: Sequence[Interval], limit: float, result: object) -> None:
+    """Refuse figures on both sides of whose limit the true value may lie.
+
+    Raises:
+        ExplainError: there is one.
+    """
+    if not undecided:
+        return
+    figure = undecided[0]
+    reach = (figure.high - figure.low) / 2
+    distance = abs(figure.mean - limit)
+    needed = figure.photos * (reach / distance) ** 2 if distance else math.inf
+    remedy = "take another limit"
+    if needed < AT_MOST:
+        remedy = f"about {math.ceil(1.2 * needed)} would do"
+    raise ExplainError(
+        f"photos must be more to decide, got {figure.photos}: the limit {points(limit)} lies "
+        f"within the interval of {figure}; {remedy} ({result})"
+    )
+
+
+def _region_use(
+    model: ModelLike,
+    photos: Any,
+    region: RegionLike,
+    target: Any,
+    limit: float,
+    method: MethodLike | None,
+    baselines: Sequence[BaselineLike],
+    placements: int,
+    seed: int,
+) -> RegionUse:
+    """Measure how much a model uses a region."""
+    if placements < 1:
+        raise ArgumentError(f"placements must be 1 or more, got {placements}; 5 is usual")
+    subject = ModelUnderTest(model, photos, region)
+    fillings = [get_baseline(baseline, subject.explainer.preprocess) for baseline in baselines]
+    if not fillings:
+        raise ArgumentError("baselines must name what covers pixels, got none; 'mean' is usual")
+    generator = seeded(seed)
+    figures = []  # of each batch (4, N)
+    for few in subject.batches():
+        x = torch.stack([photo.x for photo in few])
+        classes = subject.classes(few, x, target)
+        region_masks = torch.stack([photo.mask for photo in few])
+        places = [masks_elsewhere(photo.mask, placements, generator) for photo in few]
+        without, control = subject.changes(x, classes, region_masks, torch.stack(places), fillings)
+        shares = torch.full_like(without, math.nan)
+        if method is not None:
+            heat = subject.heatmaps(x, method, classes)
+            shares = (heat * region_masks).sum((1, 2)) / heat.sum((1, 2))
+        area = region_masks.double().mean((1, 2))
+        figures.append(torch.stack([without, control, shares, area]))
+    without, control, shares, area = torch.cat(figures, 1).unbind()
+    excess = None
+    if method is not None:
+        excess = Interval.of(_defined(shares - area, _name(method)))
+    return RegionUse(
+        photos=len(area),
+        change=Interval.of(without - control),
+        without=float(without.mean()),
+        control=float(control.mean()),
+        share=float(shares.nanmean()),
+        area=float(area.mean()),
+        excess=excess,
+        limit=limit,
+        method=_name(method),
+        settings=f"{len(fillings)} baselines, {placements} places, seed {seed}",
+    )
+
+
+def _defined(values: torch.Tensor, method: str) -> torch.Tensor:
+    """The values of photos whose map is not zero.
+
+    Raises:
+        ExplainError: too few maps are not zero.
+    """
+    defined = values[~values.isnan()]
+    if len(defined) < LEAST:
+        raise ExplainError(
+            f"method {method} must give {LEAST} maps that are not zero, got {len(defined)} for "
+            f"{len(values)} photos; take another method, or method=None"
+        )
+    return defined
+
+
+def _shares(heatmaps: torch.Tensor) -> torch.Tensor:
+    """Heatmaps ``(N, H, W)`` on one grid, each of which adds up to 1."""
+    small = F.adaptive_avg_pool2d(heatmaps, GRID)
+    return small / small.sum((1, 2), keepdim=True)

@@ -1,0 +1,156 @@
+"""Regions of photos: boxes, masks and functions as masks of the model's input, and the same shape
+elsewhere."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+
+from explain._utils.errors import ArgumentError, shown
+from explain.data.boxes import Box
+
+PartOfPhoto: TypeAlias = Sequence[float] | torch.Tensor | np.ndarray[Any, Any] | Image.Image
+"""A box x0 y0 x1 y1, or a mask ``(H, W)``."""
+RegionLike: TypeAlias = PartOfPhoto | Callable[[Any], PartOfPhoto] | Sequence[PartOfPhoto]
+"""A part for all photos, a function of the photo, or a part for each photo."""
+
+LARGEST = 0.5
+"""The share of the input from which on the same area does not fit elsewhere."""
+MUST = "a box (x0, y0, x1, y1), a mask (H, W), a function of the photo, or one for each photo"
+
+
+def region_for(region: RegionLike, photo: Any, place: int) -> PartOfPhoto:
+    """Return the region of one photo: the one of all, what a function returns, or one of a list.
+
+    Raises:
+        ArgumentError: a list has none at this place.
+
+    >>> region_for(lambda photo: (0, 0, photo.width, 2), Image.new("RGB", (8, 6)), 0)
+    (0, 0, 8, 2)
+    """
+    if callable(region):
+        return region(photo)
+    if is_one_region(region):
+        return region  # type: ignore[return-value]
+    if place >= len(region):  # type: ignore[arg-type]
+        raise ArgumentError(
+            f"region must be {MUST}, got {len(region)} for more photos"  # type: ignore[arg-type]
+        )
+    return region[place]  # type: ignore[index,return-value]
+
+
+def is_one_region(region: Any) -> bool:
+    """Whether something is one region, and not a list or an array of several.
+
+    >>> is_one_region((0, 0, 2, 2)), is_one_region([(0, 0, 2, 2), (0, 0, 3, 3)])
+    (True, False)
+    """
+    shape = getattr(region, "shape", None)
+    if shape is not None:
+        return len(shape) == 1 or (len(shape) == 2 and shape[1] != 4)
+    if not isinstance(region, Sequence):
+        return True
+    return len(region) == 4 and all(isinstance(edge, int | float) for edge in region)
+
+
+def mask_on_photo(region: PartOfPhoto, size: tuple[int, int]) -> torch.Tensor:
+    """Return which pixels ``(H, W)`` of a photo a region holds.
+
+    Args:
+        region: a box in pixels, in shares of the photo where no edge is above 1, or a mask.
+        size: height and width of the photo.
+
+    Raises:
+        ArgumentError: it is neither, or does not lie in the photo.
+
+    >>> mask_on_photo((0.0, 0.0, 0.5, 1.0), (1, 4)), mask_on_photo((3, 0, 4, 1), (1, 4))
+    (tensor([[ True,  True, False, False]]), tensor([[False, False, False,  True]]))
+    """
+    try:
+        is_tensor = isinstance(region, torch.Tensor)
+        values = region if is_tensor else torch.from_numpy(np.array(region, np.float64))
+        values = values.detach().cpu().double()
+    except (TypeError, ValueError):
+        raise ArgumentError(f"region must be {MUST}, got {shown(region)}") from None
+    height, width = size
+    if tuple(values.shape) == size:
+        return values != 0
+    if tuple(values.shape) != (4,):
+        raise ArgumentError(
+            f"region must be {MUST}, of a photo of {width} × {height} pixels (width × height), got "
+            f"{shown(region)}; give it in pixels of the photo"
+        )
+    if float(values.max()) <= 1:
+        values = values * torch.tensor([width, height, width, height])
+    left, top, right, bottom = values.round().long().tolist()
+    if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+        raise ArgumentError(
+            f"region must be a box with 0 <= x0 < x1 <= {width} and 0 <= y0 < y1 <= {height}, "
+            f"got {shown(region)}; give it in pixels of the photo, or in shares"
+        )
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[top:bottom, left:right] = True
+    return mask
+
+
+def mask_on_input(mask: torch.Tensor, seen: Box, size: tuple[int, int]) -> torch.Tensor:
+    """Return which pixels of an input of ``size`` show anything of a mask of the photo.
+
+    Args:
+        mask: ``(H, W)``, of the photo.
+        seen: the part of the photo that the input shows.
+        size: height and width of the input.
+
+    >>> mask = torch.tensor([[False, True, False, False]])
+    >>> mask_on_input(mask, Box(0, 0, 4, 1), (1, 2)), mask_on_input(mask, Box(1, 0, 3, 1), (1, 4))
+    (tensor([[ True, False]]), tensor([[ True,  True, False, False]]))
+    """
+    counts = torch.zeros(mask.shape[0] + 1, mask.shape[1] + 1, dtype=torch.long)
+    counts[1:, 1:] = mask.long().cumsum(0).cumsum(1)
+    tops, bottoms = _pixels_between(seen.top, seen.height, size[0], mask.shape[0])
+    lefts, rights = _pixels_between(seen.left, seen.width, size[1], mask.shape[1])
+    above = counts[tops][:, rights] - counts[tops][:, lefts]
+    below = counts[bottoms][:, rights] - counts[bottoms][:, lefts]
+    return below > above
+
+
+def _pixels_between(
+    start: float, length: float, count: int, most: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first pixel of the photo that each of so many pixels of the input shows, and the one
+    behind the last."""
+    edges = start + torch.arange(count + 1, dtype=torch.float64) * length / count
+    first = (edges[:-1] + 1e-6).floor().clamp(0, most).long()
+    last = (edges[1:] - 1e-6).ceil().clamp(0, most).long()
+    return first, last
+
+
+def masks_elsewhere(mask: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Return masks ``(count, H, W)`` of the same shape and area, at random among the places that
+    have least in common with the mask itself.
+
+    Where there is room, they have nothing in common with it, and lie within the image. A shape for
+    which there is no such place, such as a frame, leaves one side and comes in at the other.
+
+    >>> mask = torch.tensor([[True, True, False, False]])
+    >>> masks_elsewhere(mask, 2, torch.Generator().manual_seed(0)).tolist()
+    [[[False, False, True, True]], [[False, False, True, True]]]
+    """
+    height, width = mask.shape
+    transformed = torch.fft.rfft2(mask.double())
+    common = torch.fft.irfft2(transformed.conj() * transformed, s=(height, width)).round()
+    down = mask.any(1).nonzero()[:, 0]
+    across = mask.any(0).nonzero()[:, 0]
+    within = torch.zeros_like(mask)
+    steps_down = torch.arange(-int(down[0]), height - int(down[-1])) % height
+    steps_across = torch.arange(-int(across[0]), width - int(across[-1])) % width
+    within[steps_down[:, None], steps_across] = True
+    free = within & (common == 0)
+    allowed = free if free.any() else common <= common.min() + 0.02 * mask.sum()
+    places = allowed.nonzero()
+    order = torch.randperm(len(places), generator=generator)
+    chosen = places[order.repeat(math.ceil(count / len(places)))[:count]].tolist()
+    return torch.stack([mask.roll((step, side), (0, 1)) for step, side in chosen])
