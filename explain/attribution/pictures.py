@@ -129,20 +129,33 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     if style.reads == "sets":
         sets = attribution.sets
         return array(attribution.values[:1] > 0 if sets is None else sets.masks[0])
-    in_pixels = attribution.values.ndim == len(attribution.size) + 2
     if style.reads == "values":
-        if not in_pixels:
+        if not _in_pixels(attribution):
             got = f"but {attribution.method} has one for each place"
             raise ExplainError(
                 f"style {style.name!r} must be given values for each channel, {got}; take 'heat'"
             )
         return array(attribution.values[0])
     with_sign = style.reads == "signed"
+    in_pixels = _in_pixels(attribution)
     if in_pixels or style.name not in AREAS:
         values = array(attribution.signed[0] if with_sign else attribution.heatmap[0])
-        return styles.smoothed(values) if in_pixels and style.name in styles.CHOICES else values
+        draws_places = style.name in styles.CHOICES
+        return styles.smoothed(values, style.spread) if in_pixels and draws_places else values
     cells = array(attribution.contributions[0] if with_sign else attribution.cells[0])
     return cells / (np.abs(cells).max() or 1.0)
+
+
+def _in_pixels(attribution: Attribution) -> bool:
+    """Whether a map has a value for each pixel and channel."""
+    return attribution.values.ndim == len(attribution.size) + 2
+
+
+def drawing_caption(attribution: Attribution, style: Style) -> str:
+    """What was done to a map before it was drawn, as captions have it; empty if nothing was."""
+    if not (style.spread and _in_pixels(attribution)):
+        return ""
+    return f"summed over {100 * style.spread:.2g} % of the side"
 
 
 def tiles_of(
@@ -160,9 +173,8 @@ def tiles_of(
     """
     name = title_of(attribution.method)
     picture = scene.overlay(attribution, style, target)
-    yield Tile(
-        picture, name, layer_caption(attribution), remark(attribution), marks, scene.legend(style)
-    )
+    detail = layer_caption(attribution) or drawing_caption(attribution, style)
+    yield Tile(picture, name, detail, remark(attribution), marks, scene.legend(style))
     if without := without_set(attribution, style):
         yield Tile(scene.overlay(attribution, without, target), "without it")
 

@@ -101,7 +101,7 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
 @option("--curves", "with --html: curves of deletion and insertion for more than ten photos, too")
 @cli.style
 @option(
-    "--alpha A", "opacity of the heat, 0 to 1", type=click.FloatRange(0, 1), show_default="0.65"
+    "--alpha A", "opacity of the heat, 0 to 1", type=click.FloatRange(0, 1), show_default="0.75"
 )
 @option("--colormap NAME", "any colour map of matplotlib")
 @option("--picture-format png|jpg", "of overlays and sheets", default="png")

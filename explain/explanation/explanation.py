@@ -200,6 +200,7 @@ class Explanation(Reportable):
             pictures.sentence(attribution, title, self.categories),
             title_of(attribution.method),
             layer_caption(attribution),
+            pictures.drawing_caption(attribution, style),
             pictures.remark(attribution),
             self._model,
         ]

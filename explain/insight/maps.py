@@ -225,9 +225,9 @@ def object_of(row: Row) -> torch.Tensor:
     return region
 
 
-def heated(photo: Image.Image, heatmap: torch.Tensor, box: Box, style: str = "heat") -> Image.Image:
+def heated(photo: Image.Image, heatmap: torch.Tensor, box: Box) -> Image.Image:
     """Draw a heatmap on the part ``box`` of a photo."""
-    return overlays.draw_marked(photo, heatmap.cpu().numpy(), styles.get_style(style), box, [box])
+    return overlays.draw_marked(photo, heatmap.cpu().numpy(), styles.Heat(), box, [box])
 
 
 WIDEST = 50  # letters of a column

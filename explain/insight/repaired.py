@@ -15,14 +15,15 @@ from torch import nn
 
 from explain._utils.errors import ExplainError, muted
 from explain.attribution.api import attribute
+from explain.attribution.pictures import Scene
 from explain.data.boxes import Box
 from explain.data.files import Files
 from explain.insight.ablation import sign_test
-from explain.insight.maps import fields_of, heated, table_lines, whole_percent
+from explain.insight.maps import fields_of, table_lines, whole_percent
 from explain.insight.reattribution import RunPhotos, method_in
 from explain.insight.spurious_regions import MarkedPhotos
 from explain.render.sheets import Group, Layout, Tile, as_picture, contact_sheet, empty
-from explain.render.styles import Contour
+from explain.render.styles import Contour, get_style
 from explain.report.pages import Section, document
 from explain.store.reading import Row
 from explain.targets import TopClass
@@ -263,7 +264,7 @@ def _map_tiles(repair: Repair, row: Row, photo: Image.Image, x: torch.Tensor) ->
         with muted():
             attribution = attribute(model, explainer._placed(x[None]), method, target=TopClass())
         whole = Box.whole(photo.size)
-        picture = heated(photo, attribution.heatmap[0], whole, attribution.style)
+        picture = Scene(photo, whole, (whole,)).overlay(attribution, get_style(attribution.style))
         answer = class_label(explainer.categories, int(attribution.target[0]))
         tiles.append(Tile(picture, f"{name}: {answer}", f"label: {row.label}" if row.label else ""))
     return tiles

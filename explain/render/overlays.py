@@ -36,6 +36,7 @@ from explain.render.captions import (
 )
 from explain.render.sheets import Group, Layout, Tile, contact_sheet, evenly_spread
 from explain.render.styles import (
+    LIFTED,
     VALUES,
     Array,
     Reading,
@@ -43,10 +44,10 @@ from explain.render.styles import (
     StyleLike,
     curve,
     get_style,
-    grey,
     mark_unseen,
     percents,
     resampled_on_photo,
+    rising,
 )
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -206,9 +207,9 @@ def concepts(
         first[placed > strongest] = i
         np.maximum(placed, strongest, out=strongest)
     palette = np.resize(np.array(COLORS, np.uint8), (len(maps), 3))
-    opacity = curve(alpha * np.sqrt(VALUES))
+    opacity = curve(alpha * rising(VALUES))
     colors = Image.fromarray(palette[first])
-    colored = Image.composite(colors, grey(photo), Image.fromarray(opacity[strongest]))
+    colored = Image.composite(colors, LIFTED.below(photo), Image.fromarray(opacity[strongest]))
     colored = mark_unseen(colored, photo, [region])
     ends = percents(shares) or [""] * len(labels)
     entries = list(zip(palette.tolist(), ends, labels, strict=True))

@@ -13,7 +13,7 @@ RegionSets draws sets of regions. To add one, write a subclass of `Style` and en
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -26,15 +26,19 @@ from PIL import Image, ImageDraw
 from explain._utils.errors import ExplainError, did_you_mean, option_name, shown
 from explain._utils.options import CheckedFields
 from explain.data.boxes import Box
-from explain.render.captions import COLORS, INK, RGB, Legend
+from explain.render.captions import COLORS, INK, PAPER, RGB, Legend
 
 HEAT = "plasma"  # perceptually uniform, readable with colour-vision deficiencies, and nowhere grey
 INTENSITY = "inferno"  # likewise, from black
 SIGNED = "RdBu_r"  # blue against, white nothing, red for
+PRINT = (
+    "print"  # dark blue against, grey nothing, light yellow for: three greys where grey is printed
+)
 
 
 def lookup_table(name: str) -> np.ndarray[Any, Any]:
-    """Return the 256 colours of a colour map, ``(256, 3)`` uint8."""
+    """Return the 256 colours of a colour map of this package or of matplotlib, ``(256, 3)``
+    uint8."""
     if name in default_colormaps():
         return np.frombuffer(bytes.fromhex(default_colormaps()[name]), np.uint8).reshape(256, 3)
     from matplotlib import colormaps
@@ -42,6 +46,12 @@ def lookup_table(name: str) -> np.ndarray[Any, Any]:
     if name not in colormaps:
         raise ExplainError(f"colormap {name!r} is unknown; {did_you_mean(name, list(colormaps))}")
     return colormaps[name](np.arange(256) / 255, bytes=True)[:, :3]
+
+
+def one_sided(name: str) -> np.ndarray[Any, Any]:
+    """Return the 256 colours for values without a sign: of `PRINT`, the half from zero on."""
+    table = lookup_table(name)
+    return table[128 + np.arange(256) // 2] if name == PRINT else table
 
 
 @cache
@@ -181,7 +191,7 @@ def _rim(seen_mask: Image.Image, line: int) -> Image.Image:
 
 
 FINE = 100  # cells along the longer side
-SPREAD = 0.03  # of the longer side
+AREAS = 0.03  # of the longer side, over which maps of single pixels are summed for their areas
 ROUNDED = 0.45  # of a cell
 
 
@@ -218,19 +228,19 @@ def fine(values: Array) -> Array:
     return cv2.GaussianBlur(large, (0, 0), ROUNDED * times, borderType=cv2.BORDER_REPLICATE)
 
 
-def smoothed(values: Array) -> Array:
-    """Blur a map ``(H, W)`` of single pixels by 3 % of its longer side, so that it has areas; its
-    largest becomes 1.
+def smoothed(values: Array, spread: float) -> Array:
+    """Sum a map ``(H, W)`` over a Gaussian as wide as this share of its longer side, which leaves
+    few cells as they are; its largest becomes 1.
 
-    >>> float(smoothed(np.eye(50)).max())
+    >>> float(smoothed(np.eye(50), 0.03).max())
     1.0
     """
     import cv2
 
-    width = SPREAD * max(values.shape)
-    blurred: Array = cv2.GaussianBlur(
-        values.astype(np.float32), (0, 0), max(width, 0.3), borderType=cv2.BORDER_REFLECT
-    )
+    width = spread * max(values.shape)
+    blurred: Array = values.astype(np.float32)
+    if width > 0.3:
+        blurred = cv2.GaussianBlur(blurred, (0, 0), width, borderType=cv2.BORDER_REFLECT)
     peak = np.abs(blurred).max()
     return blurred / peak if peak > 0 else blurred
 
@@ -257,16 +267,57 @@ def curve(levels: Array) -> Array:
     return (255 * levels).round().astype(np.uint8)
 
 
+def rising(levels: Array, start: float = 0.1) -> Array:
+    """Return the opacity of levels in [0, 1]: none up to ``start``, so that weak values leave the
+    photo as it is; then it rises quickly and levels off.
+
+    >>> rising(np.array([0, 0.1, 1])).tolist()
+    [0.0, 0.0, 1.0]
+    """
+    above = np.clip((levels - start) / (1 - start), 0, 1)
+    return 1 - (1 - above) ** 3
+
+
+@dataclass(frozen=True)
+class Ground:
+    """The photo below a map: in grey, and faded to a grey until this share of it is visible.
+
+    So colours are about as light over a black place as over a white one.
+    """
+
+    grey: int
+    visible: float
+
+    @classmethod
+    def of_zero(cls, color: Array) -> "Ground":
+        """The ground of a colour map whose colour for zero is this."""
+        return cls(round(float(color.mean())), 0.35)
+
+    def below(self, photo: Image.Image) -> Image.Image:
+        """Return this of an RGB photo."""
+        levels = [round(self.grey + (level - self.grey) * self.visible) for level in range(256)]
+        return grey(photo).point(levels * 3)
+
+
+LIFTED = Ground(185, 0.5)
+"""Below colours that become lighter: between dark grey and light grey."""
+
+
 class Style(CheckedFields):
-    """A way to draw a map on a photo: a frozen dataclass whose fields are its options."""
+    """A way to draw a map on a photo: a frozen dataclass whose fields are its options.
+
+    Maps of single pixels are summed over a Gaussian as wide as ``spread`` of the longer side before
+    they are drawn; 0 draws each pixel as it is.
+    """
 
     name: ClassVar[str]
     reads: ClassVar[Reading] = "heatmap"
+    spread: float = 0.0
     ends: ClassVar[tuple[str, str]] = ("0", "max")
     shows: ClassVar[str] = "evidence"
     error: ClassVar[type[ExplainError]] = ExplainError
-    minimums: ClassVar[Mapping[str, float]] = {"alpha": 0, "dark": 0}
-    maximums: ClassVar[Mapping[str, float]] = {"alpha": 1, "dark": 0.99}
+    minimums: ClassVar[Mapping[str, float]] = {"alpha": 0, "dark": 0, "spread": 0}
+    maximums: ClassVar[Mapping[str, float]] = {"alpha": 1, "dark": 0.99, "spread": 0.5}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -296,7 +347,53 @@ StyleLike: TypeAlias = str | Style
 
 
 @dataclass(frozen=True)
-class Heat(Style):
+class Colored(Style):
+    """A style that gives each value a colour and an opacity over the photo in grey.
+
+    This is the one place where a value becomes a colour: pictures, legends, pages and the app have
+    theirs from here. The level of a value is its magnitude to the ``power``, with its sign; `rgba`
+    has the colour and the opacity of 256 levels.
+    """
+
+    colormap: str = HEAT
+
+    power: ClassVar[float] = 1.0
+    clipped: ClassVar[bool] = False  # at the 99.5th percentile, so that the rest shows
+
+    def table(self) -> Array:
+        """Return the colours of 256 levels, ``(256, 3)`` uint8."""
+        return one_sided(self.colormap)
+
+    @property
+    def ground(self) -> Ground:
+        """What lies below the colours: where they have one for zero, the photo faded to it."""
+        return Ground.of_zero(self.table()[0]) if self.colormap == PRINT else LIFTED
+
+    def levels(self, values: Array) -> Array:
+        """Return how high each value is, in [0, 1]; of signed ones, zero is in the middle."""
+        scaled = _stretched(values) if self.clipped else values
+        levels: Array = np.sign(scaled) * np.abs(scaled) ** self.power
+        return levels / 2 + 0.5 if self.reads == "signed" else levels
+
+    def opacity(self) -> Array:
+        """Return that of 256 levels, in [0, 1]."""
+        return rising(VALUES)
+
+    def rgba(self) -> Array:
+        """Return red, green, blue and opacity of 256 levels, ``(256, 4)`` uint8."""
+        return np.column_stack([self.table(), curve(self.opacity())])
+
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
+        nothing = 128 if self.reads == "signed" else 0
+        placed = resampled_on_photo(self.levels(values), photo.size, region, outside=nothing)
+        table = self.rgba()
+        colors = Image.fromarray(table[:, :3][placed])
+        opacity = Image.fromarray(table[:, 3][placed])
+        return Image.composite(colors, self.ground.below(photo), opacity)
+
+
+@dataclass(frozen=True)
+class Heat(Colored):
     """Colour over the photo in grey: the more evidence, the brighter the colour and the less of the
     photo.
 
@@ -305,17 +402,13 @@ class Heat(Style):
     """
 
     colormap: str = HEAT
-    alpha: float = 0.65
+    alpha: float = 0.75
+    spread: float = AREAS
 
     name: ClassVar[str] = "heat"
 
-    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        placed = resampled_on_photo(values, photo.size, region)
-        colors = Image.fromarray(lookup_table(self.colormap)[placed])
-        # Opacity rises quickly, then levels off: a weak map is seen, and a strong one does not hide
-        # the photo.
-        opacity = curve(self.alpha * (1 - (1 - VALUES) ** 3))
-        return Image.composite(colors, grey(photo), Image.fromarray(opacity[placed]))
+    def opacity(self) -> Array:
+        return self.alpha * super().opacity()
 
 
 @dataclass(frozen=True)
@@ -325,33 +418,49 @@ class Contour(Style):
 
     shares: tuple[float, ...] = SHARES
     colormap: str = HEAT
+    spread: float = AREAS
 
     name: ClassVar[str] = "contour"
     sides: ClassVar[tuple[int, ...]] = (1,)
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         areas = _areas(values, self.shares, photo.size, region, self.sides)
-        return _outlined(photo, self._colors, areas)
+        dashed = [side < 0 for _ in self.shares for side in self.sides]
+        return _outlined(photo, self._colors, areas, dashed, self._rims)
 
     def legend(self, photo: Image.Image) -> Legend:
         return Legend(self._colors, percents(self.shares), "evidence inside", ramp=False)
 
+    @property
+    def _rims(self) -> tuple[RGB, ...]:
+        return (INK,) * len(self._colors)
+
     def signed(self) -> "SignedContour":
         """The same for contributions."""
-        return SignedContour(self.shares, SIGNED if self.colormap == HEAT else self.colormap)
+        chosen = {}
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value != option.default:
+                chosen[option.name] = value
+        return SignedContour(**chosen)
 
     @property
     def _colors(self) -> tuple[RGB, ...]:
         places = np.linspace(0.97, 0.45, max(2, len(self.shares)))[: len(self.shares)]
-        return _rgb(lookup_table(self.colormap)[(255 * places).astype(int)])
+        return _rgb(one_sided(self.colormap)[(255 * places).astype(int)])
 
 
 @dataclass(frozen=True)
 class SignedContour(Contour):
-    """Lines as `Contour` draws them, around what speaks for the target in one colour and around
-    what speaks against it in another; together they hold these shares of all that speaks."""
+    """Lines as `Contour` draws them, around what speaks for the target in one colour and, dashed,
+    around what speaks against it in another; together they hold these shares of all that speaks.
 
+    By default, one share: signs change so often from pixel to pixel that more lines are a thicket.
+    """
+
+    shares: tuple[float, ...] = SHARES[:1]
     colormap: str = SIGNED
+    spread: float = 0.05
 
     reads: ClassVar[Reading] = "signed"
     sides: ClassVar[tuple[int, ...]] = (1, -1)
@@ -359,7 +468,11 @@ class SignedContour(Contour):
     def legend(self, photo: Image.Image) -> Legend:
         against_and_for = (self._colors[1], self._colors[0])
         description = f"lines hold {', '.join(percents(self.shares))}"
-        return Legend(against_and_for, ("against", "for"), description, ramp=False)
+        return Legend(against_and_for, ("against, dashed", "for"), description, ramp=False)
+
+    @property
+    def _rims(self) -> tuple[RGB, ...]:
+        return tuple(INK if np.mean(color) > 128 else PAPER for color in self._colors)
 
     @property
     def _colors(self) -> tuple[RGB, ...]:
@@ -375,6 +488,7 @@ class Mask(Style):
     rest."""
 
     shares: tuple[float, ...] = SHARES
+    spread: float = AREAS
 
     name: ClassVar[str] = "mask"
     cover: ClassVar[RGB] = (228, 230, 235)
@@ -405,6 +519,7 @@ class Spotlight(Style):
     """The photo lit by the map: in colour where it is high, dark and grey where it is zero."""
 
     dark: float = 0.15
+    spread: float = AREAS
 
     name: ClassVar[str] = "spotlight"
 
@@ -417,39 +532,50 @@ class Spotlight(Style):
 
 
 @dataclass(frozen=True)
-class Intensity(Style):
-    """Magnitudes as brightness; the top half per cent is cut off, so that the rest shows."""
+class Intensity(Colored):
+    """Magnitudes as brightness, without the photo."""
 
     colormap: str = INTENSITY
 
     name: ClassVar[str] = "intensity"
     shows: ClassVar[str] = "magnitude"
+    clipped: ClassVar[bool] = True
 
-    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        placed = resampled_on_photo(_stretched(values), photo.size, region)
-        return Image.fromarray(lookup_table(self.colormap)[placed])
+    def opacity(self) -> Array:
+        return np.ones_like(VALUES)
 
 
 @dataclass(frozen=True)
-class Signed(Style):
-    """Values in [-1, 1] over the photo in pale grey: one colour speaks for the target, one against
-    it."""
+class Signed(Colored):
+    """Values in [-1, 1] over the photo faded to the colour of zero: one colour speaks for the
+    target, one against it.
+
+    Few pixels have most of such a map, and nothing of it would be seen in a small picture: values
+    are summed with their signs (``spread``), and colours and opacity follow the square root.
+    """
 
     colormap: str = SIGNED
+    spread: float = 0.012
 
     name: ClassVar[str] = "signed"
     reads: ClassVar[Reading] = "signed"
     ends: ClassVar[tuple[str, str]] = ("against", "for")
     shows: ClassVar[str] = "contribution"
+    power: ClassVar[float] = 0.5
+    clipped: ClassVar[bool] = True
 
-    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        spread = _stretched(values)
-        magnitude = resampled_on_photo(np.sqrt(np.abs(spread)), photo.size, region)
-        side = resampled_on_photo(spread / 2 + 0.5, photo.size, region, outside=128)
-        paler = [round(255 - (255 - level) * 0.4) for level in range(256)]
-        faded = grey(photo).point(paler * 3)
-        colors = Image.fromarray(lookup_table(self.colormap)[side])
-        return Image.composite(colors, faded, Image.fromarray(magnitude))
+    def table(self) -> Array:
+        return lookup_table(self.colormap)
+
+    @property
+    def ground(self) -> Ground:
+        return Ground.of_zero(self.table()[128])
+
+    def levels(self, values: Array) -> Array:
+        return super().levels(smoothed(values, self.spread))
+
+    def opacity(self) -> Array:
+        return rising(np.abs(2 * VALUES - 1), 0.17)
 
 
 @dataclass(frozen=True)
@@ -534,7 +660,7 @@ def get_style(
         ExplainError: there is no such style, or it has no colour map or opacity.
 
     >>> get_style("heat", alpha=0.5), get_style(Mask(shares=(0.5,)))
-    (Heat(colormap='plasma', alpha=0.5), Mask(shares=(0.5,)))
+    (Heat(colormap='plasma', alpha=0.5, spread=0.03), Mask(shares=(0.5,), spread=0.03))
     """
     if isinstance(style, str):
         if style not in STYLES:
@@ -574,24 +700,46 @@ def _areas(
     ]
 
 
-def _outlined(photo: Image.Image, colors: Sequence[RGB], areas: Sequence[Array]) -> Image.Image:
-    """Draw lines around areas ``(height, width)``, the first on top."""
+def _outlined(
+    photo: Image.Image,
+    colors: Sequence[RGB],
+    areas: Sequence[Array],
+    dashed: Sequence[bool] = (),
+    rims: Sequence[RGB] = (),
+) -> Image.Image:
+    """Draw lines around areas ``(height, width)``, the first on top; some may be dashed, and have
+    rims that are not dark."""
     import cv2
 
     outlined = np.array(photo)
     line = max(1, round(max(photo.size) / 220))
     outlines = []
-    for within in areas:
+    for number, within in enumerate(areas):
         borders, _ = cv2.findContours(within.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-        rounded = [_rounded(border, 2 * line + 1) for border in borders]
+        lines = [_closed(_rounded(border, 2 * line + 1)) for border in borders]
+        if dashed and dashed[number]:
+            lines = [dash for border in lines for dash in _dashes(border, 5 * line)]
         # in sixteenths of a pixel
-        outlines.append([np.rint(16 * border).astype(np.int32) for border in rounded])
+        outlines.append([np.rint(16 * points).astype(np.int32) for points in lines])
     rim = line + 2 * max(1, line // 2)
-    for outline in outlines:
-        cv2.polylines(outlined, outline, True, INK, rim, cv2.LINE_AA, shift=4)
+    for outline, color in zip(outlines, rims or [INK] * len(outlines), strict=True):
+        cv2.polylines(outlined, outline, False, color, rim, cv2.LINE_AA, shift=4)
     for outline, color in reversed(list(zip(outlines, colors, strict=True))):
-        cv2.polylines(outlined, outline, True, color, line, cv2.LINE_AA, shift=4)
+        cv2.polylines(outlined, outline, False, color, line, cv2.LINE_AA, shift=4)
     return Image.fromarray(outlined)
+
+
+def _closed(points: Array) -> Array:
+    """Return the points of a line with the first one once more at its end."""
+    return np.concatenate([points, points[:1]])
+
+
+def _dashes(points: Array, length: float) -> list[Array]:
+    """Cut a line of points ``(N, 2)`` into pieces of this length, and leave out every second."""
+    steps = np.hypot(*np.diff(points, axis=0).T)
+    number = (np.concatenate([[0], np.cumsum(steps)]) // length).astype(int)
+    pieces = np.split(points, np.flatnonzero(np.diff(number)) + 1)
+    return pieces[::2]
 
 
 def _rounded(outline: Array, count: int) -> Array:

@@ -26,6 +26,7 @@ from explain.engine.ends import reading
 from explain.engine.settings import Progress
 from explain.hooks.preserve import untouched
 from explain.methods.base import Style, get_method, innermost_method, title_of
+from explain.render.styles import edges
 from explain.report.reproduce import Reproduction, Subject, reproduction
 from explain.targets import Segmentation
 
@@ -325,6 +326,7 @@ def item(
         "box": list(astuple(subject.box)),
         "crops": [list(astuple(crop)) for crop in subject.crops],
         "zero": _zero(subject),
+        "grey": _grey(subject),
         "predictions": [
             [
                 printable(prediction.label),
@@ -445,6 +447,12 @@ def jpeg(photo: Image.Image, side: int, quality: int = 86) -> bytes:
     buffer = io.BytesIO()
     photo.save(buffer, "JPEG", quality=quality, optimize=True)
     return buffer.getvalue()
+
+
+def _grey(subject: Subject) -> int:
+    """The mean brightness of what the model saw, on which legends show their colours."""
+    seen = subject.photo.crop(edges(subject.box, subject.photo.size)).convert("L")
+    return round(float(np.asarray(seen).mean()))
 
 
 def _zero(subject: Subject) -> list[int]:

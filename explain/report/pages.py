@@ -7,7 +7,7 @@ import html
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,16 @@ from explain._utils.html import LARGEST, picture_html, png
 from explain._utils.version import __version__
 from explain.data.files import Files
 from explain.engine.settings import Progress
-from explain.render.styles import Mask, lookup_table
+from explain.render.styles import (
+    PRINT,
+    Colored,
+    Heat,
+    Intensity,
+    Mask,
+    Signed,
+    SignedContour,
+    curve,
+)
 from explain.report.item import Detail, has_model, item, subject_name, summary, table_of
 from explain.report.reproduce import Reproduction, Subject
 from explain.targets.labels import class_label, find_label
@@ -91,7 +100,7 @@ def _templates() -> "Environment":
     )
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     templates.filters["figures"] = _figures
-    templates.filters["png"] = lambda picture: base64.b64encode(png(picture)).decode("ascii")
+    templates.filters["png"] = lambda picture: _base64(png(picture))
     return templates
 
 
@@ -126,8 +135,9 @@ SCRIPTS = (
     "sheet.js",
     "start.js",
 )
-COLORMAPS = ("plasma", "viridis", "inferno", "cividis", "RdBu_r", "PuOr_r")
-"""The colour maps in a page: four for magnitudes, two for contributions."""
+MAGNITUDES = ("plasma", "viridis", "inferno", "cividis", PRINT)
+CONTRIBUTIONS = ("RdBu_r", "PuOr_r", PRINT)
+"""The colour maps in a page."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +191,7 @@ def page(
     shared = {
         "format": FORMAT,
         "version": __version__,
-        "colormaps": _colormaps(),
+        "drawing": _drawing(),
         "cover": Mask.cover,
         "widget": widget,
     }
@@ -210,10 +220,34 @@ def _hash(text: str) -> str:
 
 
 @cache
-def _colormaps() -> dict[str, str]:
+def _drawing() -> dict[str, Any]:
+    """How maps of each kind become colours: the page has this from the styles of the package."""
+    opaque = Heat(alpha=1.0)
     return {
-        name: base64.b64encode(lookup_table(name).tobytes()).decode("ascii") for name in COLORMAPS
+        "heat": _colored(opaque, MAGNITUDES, 100 * Heat.alpha),
+        "intensity": _colored(Intensity(), MAGNITUDES),
+        "signed": _colored(Signed(), CONTRIBUTIONS),
+        "areas": Mask.spread,
+        "net": SignedContour.spread,
+        "sides": SignedContour.shares,
     }
+
+
+def _colored(style: Colored, colormaps: Sequence[str], opacity: float = 100) -> dict[str, Any]:
+    styles = {name: replace(style, colormap=name) for name in colormaps}
+    return {
+        "colormap": style.colormap,
+        "colors": {name: _base64(styles[name].table().tobytes()) for name in styles},
+        "grounds": {name: astuple(styles[name].ground) for name in styles},
+        "levels": _base64(curve(style.opacity()).tobytes()),
+        "opacity": opacity,
+        "power": style.power,
+        "spread": style.spread if style.reads == "signed" else 0,
+    }
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
 
 
 @cache

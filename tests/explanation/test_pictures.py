@@ -26,6 +26,7 @@ from explain.render import styles
 from explain.targets import Detections, Segmentation, Similarity
 from explain.training import GradientFlow
 from tests.conftest import ROOT
+from tests.render.test_styles import lab
 
 
 class Brightness(nn.Module):
@@ -130,9 +131,20 @@ def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_a
         assert np.array_equal(
             map_for(layers, style), cells / cells.max() if outlined else layers.heatmap[0].numpy()
         )
-        assert np.array_equal(map_for(pixels, style), styles.smoothed(heatmap))
+        assert np.array_equal(map_for(pixels, style), styles.smoothed(heatmap, style.spread))
     assert np.array_equal(map_for(pixels, styles.Intensity()), heatmap)
     assert np.array_equal(map_for(pixels, styles.Signed()), pixels.signed[0].numpy())
+
+
+def test_signed_maps_of_pixels_are_seen_in_small_pictures() -> None:
+    """At 110 pixels, a tenth of the pixels have a visible colour (the photo below is grey)."""
+    methods = ["integratedgradients", "deeplift", "inputxgradient"]
+    explanation = explain.Explainer()(ROOT / "assets" / "astronaut.png", methods)
+    seen = styles.edges(explanation.box, explanation.photo.size)
+    for method in methods:
+        small = explanation.overlay(method).crop(seen).resize((110, 110), Image.Resampling.LANCZOS)
+        chroma = np.linalg.norm(lab(np.asarray(small))[..., 1:], axis=2)
+        assert (chroma > 20).mean() >= 0.1, method
 
 
 def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.Explainer) -> None:
@@ -148,7 +160,7 @@ def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.
         "Random CAM": ("layer light", "null map: random weights"),
         "LayerCAM": ("layer light", ""),
         "Saliency": ("", ""),
-        "Input × Gradient": ("", ""),
+        "Input × Gradient": ("summed over 1.2 % of the side", ""),
     }
     below = [legend.meaning for row in layout.legends() for legend in row.values()]
     assert sorted(below) == ["contribution", "evidence", "evidence", "evidence", "magnitude"]

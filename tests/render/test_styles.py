@@ -40,6 +40,98 @@ def test_legends_have_the_colours_that_are_on_the_photo(name: str, brightness: i
         assert np.abs(constant[50, 100].astype(int) - color).max() <= 2
 
 
+def lab(colors: object) -> np.ndarray:
+    """CIELAB of colours ``(..., 3)`` of sRGB from 0 to 255, under D65, by the formulas of the
+    CIE."""
+    linear = linear_light(colors)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    ratio = linear @ np.array(to_xyz).T / np.array([0.9505, 1.0, 1.089])
+    root = np.where(ratio > (6 / 29) ** 3, np.cbrt(ratio), ratio / (3 * (6 / 29) ** 2) + 4 / 29)
+    x, y, z = np.moveaxis(root, -1, 0)
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=-1)
+
+
+def linear_light(colors: object) -> np.ndarray:
+    share = np.asarray(colors, np.float64) / 255
+    return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+
+
+def in_srgb(linear: np.ndarray) -> np.ndarray:
+    share = linear.clip(0, 1)
+    return 255 * np.where(share <= 0.0031308, 12.92 * share, 1.055 * share ** (1 / 2.4) - 0.055)
+
+
+# Machado, Oliveira and Fernandes, 2009, severity 1.0: what is seen of linear red, green and blue.
+DEFICIENCIES = {
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+SEEN_BY = {**DEFICIENCIES, "grey print": [[0.2126, 0.7152, 0.0722]] * 3}
+
+
+@pytest.mark.parametrize(
+    ("colormap", "seen_by"),
+    [
+        *((styles.PRINT, name) for name in SEEN_BY),
+        *((styles.SIGNED, name) for name in DEFICIENCIES),
+    ],
+)
+def test_for_against_and_nothing_are_told_apart(colormap: str, seen_by: str) -> None:
+    """Also with a colour-vision deficiency, over any photo; in grey print, with the colour map for
+    it. A distance of 10 in CIELAB is seen at a glance."""
+    matrix = np.array(SEEN_BY[seen_by]).T
+    shown = {}
+    for value in (-1.0, -0.5, 0.0, 0.5, 1.0):
+        for brightness in (0, 128, 255):
+            flat = Image.new("RGB", (9, 9), (brightness,) * 3)
+            picture = render.overlay(
+                flat, np.full((3, 3), value), styles.Signed(colormap, spread=0)
+            )
+            color = np.asarray(picture)[4, 4]
+            shown[value, brightness] = lab(in_srgb(linear_light(color) @ matrix))
+    for (value, _), color in shown.items():
+        for (other, _), another in shown.items():
+            if np.sign(value) != np.sign(other):
+                assert np.linalg.norm(color - another) > 10, (value, other)
+
+
+def test_a_peak_is_as_light_over_black_as_over_grey_and_lighter_than_half_of_it_anywhere() -> None:
+    def lightness(value: float, brightness: int) -> float:
+        flat = Image.new("RGB", (9, 9), (brightness,) * 3)
+        return float(lab(np.asarray(render.overlay(flat, np.full((2, 2), value)))[4, 4])[0])
+
+    black, grey, white = (lightness(1, brightness) for brightness in (0, 128, 255))
+    assert abs(grey - black) < 8
+    assert abs(white - grey) < 8
+    assert black > max(lightness(0.5, brightness) for brightness in (0, 128, 255))
+
+
+@pytest.mark.parametrize("name", ["heat", "signed"])
+def test_weak_values_leave_the_photo_grey(name: str) -> None:
+    colors = np.asarray(photo().convert("L")).astype(float)
+    for value in (0.0, 0.09 if name == "heat" else 0.02):
+        values = np.zeros((120, 180))
+        values[:, :90] = value
+        values[:, 170:] = 1
+        style = styles.get_style(name)
+        drawn = np.asarray(style.draw(photo(), values, WHOLE))[:, :80].astype(int)
+        assert (np.ptp(drawn, axis=2) == 0).all()
+        assert np.corrcoef(drawn[..., 0].ravel(), colors[:, :80].ravel())[0, 1] > 0.999
+
+
 def test_thresholds_are_the_largest_that_keep_the_share() -> None:
     for seed in range(20):
         values = np.random.default_rng(seed).random((9, 7)) ** 4

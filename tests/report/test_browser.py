@@ -136,7 +136,7 @@ def test_the_page_draws_what_the_package_draws(
 ) -> None:
     """The stage, pixel by pixel, is the overlay that Python draws, but for the JPEG and the
     smoothing of a screen."""
-    opacity = "&opacity=65" if view == "heat" else ""
+    opacity = "&opacity=75" if view == "heat" else ""
     page = opened(file, f"#view={view}{opacity}")
     shown = stage_of(page)
     large = explanation.photo.resize(shown.shape[1::-1], Image.Resampling.BILINEAR)

@@ -53,12 +53,15 @@ function blurred(values, width, height, sigma) {
   return found;
 }
 
+const DASH = 5; // cells
+
 // The outline of where values are at least a threshold, as the path of an SVG over a square of 1.
-function outline(values, width, height, least) {
+function outline(values, width, height, least, dashed = false) {
   const value = (x, y) => (x < 0 || y < 0 || x >= width || y >= height ? -1 : values[y * width + x]);
   const parts = [];
   for (let y = -1; y < height; y++) {
     for (let x = -1; x < width; x++) {
+      if (dashed && (Math.floor(x / DASH) + Math.floor(y / DASH)) % 2) continue;
       const corners = [value(x, y), value(x + 1, y), value(x + 1, y + 1), value(x, y + 1)];
       const inside = corners.map((corner) => corner >= least);
       const places = [[x, y], [x + 1, y], [x + 1, y + 1], [x, y + 1]];

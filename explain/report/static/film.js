@@ -64,22 +64,10 @@ function smallPicture(canvas, image, item, map, colors, side = THUMB) {
   const context = canvas.getContext('2d');
   const [across, down] = [canvas.width / width, canvas.height / height];
   context.drawImage(image, -left * across, -top * down, item.size[0] * across, item.size[1] * down);
-  context.globalCompositeOperation = 'saturation';
-  context.fillStyle = '#808080';
-  context.fillRect(0, 0, canvas.width, canvas.height);
-  context.globalCompositeOperation = 'source-over';
-  if (map.kind === 'signed') {
-    context.fillStyle = 'rgb(255 255 255 / 60%)';
-    context.fillRect(0, 0, canvas.width, canvas.height);
-  }
+  fade(context, colors.ground(map.kind, ''), canvas.width, canvas.height);
   const heat = el('canvas', {});
   colors.draw(heat, map, { view: 'heat', share: 1, colormap: '' });
-  context.globalAlpha = usualOpacity('heat', map.kind) / 100;
+  context.globalAlpha = colors.usualOpacity('heat', map.kind) / 100;
   context.drawImage(heat, 0, 0, canvas.width, canvas.height);
   context.globalAlpha = 1;
-}
-
-function usualOpacity(view, kind) {
-  if (view !== 'heat') return 100;
-  return kind === 'heat' ? 70 : kind === 'intensity' ? 90 : 100;
 }

@@ -27,12 +27,11 @@ class Pane {
 
   // The photo as it is.
   showPhoto() {
-    this.clear('color');
+    this.clear();
   }
 
   showMap(map, look) {
-    const onGrey = look.view === 'heat';
-    this.clear(onGrey ? (map.kind === 'signed' ? 'pale' : 'grey') : 'color');
+    this.clear(look.view === 'heat' ? this.colors.ground(map.kind, look.colormap) : null);
     if (look.view === 'contour') {
       this.contour(map, look);
       return;
@@ -44,7 +43,7 @@ class Pane {
 
   // The photo where its sets of regions lie, and the rest pale; or without the first one.
   showSets(map, most, without = false) {
-    this.clear('color');
+    this.clear();
     const { width, height } = map.plane;
     const numbers = map.of('set numbers', () => setNumbers(map, most));
     [this.canvas.width, this.canvas.height, this.canvas.hidden, this.canvas.style.opacity] = [width, height, false, 1];
@@ -58,20 +57,22 @@ class Pane {
     if (without) return;
     const paths = Array.from({ length: Math.max(0, ...numbers) }, (_, i) =>
       map.of(`set ${i}`, () => outline(numbers.map((number) => Number(number === i + 1)), width, height, 0.5)));
-    this.lines.replaceChildren(...paths.map((d) => svg('path', { d, class: 'wide' })),
+    this.lines.replaceChildren(...paths.map((d) => svg('path', { d, class: 'wide', stroke: '#18181c' })),
       ...paths.map((d, i) => svg('path', { d, class: 'thin', stroke: SET_COLORS[i % SET_COLORS.length] })));
     this.lines.style.opacity = 1;
   }
 
   contour(map, { share, colormap, opacity }) {
-    const shares = share < 1 ? [share] : SHARES;
     const signed = map.kind === 'signed';
+    const shares = share < 1 ? [share] : this.colors.shares(map.kind);
+    const { areas, net } = this.colors.drawing;
+    const { values, falling } = signed ? map.summed(net) : map.summed(areas, map.evidence);
     const colors = signed ? this.colors.sides(shares.length, colormap) : this.colors.lines(shares.length, colormap);
-    const around = (values, falling, each) => outline(values, map.width, map.height, Math.max(threshold(falling, each), 1e-6));
+    const around = (each, side) => outline(values.map((value) => side * value), map.width, map.height, Math.max(threshold(falling, each), 1e-6), side < 0);
     const paths = signed
-      ? shares.flatMap((each) => [1, -1].map((side) => map.of(`outline ${each} ${side}`, () => around(map.net.map((value) => side * value), map.fallingNet, each))))
-      : shares.map((each) => map.of(`outline ${each}`, () => around(map.areas, map.fallingAreas, each)));
-    const wide = paths.map((d) => svg('path', { d, class: 'wide' }));
+      ? shares.flatMap((each) => [1, -1].map((side) => map.of(`outline ${each} ${side}`, () => around(each, side))))
+      : shares.map((each) => map.of(`outline ${each}`, () => around(each, 1)));
+    const wide = paths.map((d, i) => svg('path', { d, class: 'wide', stroke: signed ? rimOf(colors[i]) : '#18181c' }));
     const thin = paths.map((d, i) => svg('path', { d, class: `thin thin-${i}`, stroke: colors[i] }));
     this.lines.replaceChildren(...wide, ...thin.reverse());
     this.lines.style.opacity = opacity;
@@ -79,7 +80,7 @@ class Pane {
 
   // The photo with a share of its pixels covered, or shown on a blurred one, those with the most evidence first.
   showCovered(map, share, way) {
-    this.clear('color');
+    this.clear();
     this.cover.hidden = false;
     const { values, sorted } = map.order;
     const count = Math.round(share * values.length);
@@ -125,8 +126,12 @@ class Pane {
     context.globalCompositeOperation = 'source-over';
   }
 
-  clear(base) {
-    this.element.dataset.base = base;
+  // With a ground, the photo is grey, and faded to that.
+  clear(ground = null) {
+    this.ground = ground;
+    this.element.dataset.base = ground ? 'grey' : 'color';
+    this.element.style.background = ground ? `rgb(${ground[0]} ${ground[0]} ${ground[0]})` : '';
+    this.photo.style.opacity = ground ? ground[1] : '';
     this.canvas.hidden = true;
     this.cover.hidden = true;
     this.blurred.hidden = true;

@@ -58,13 +58,16 @@ class Look {
     this.opacity.take(opacity);
     this.share.take(state.share);
     const signed = map.kind === 'signed';
-    const names = { plasma: 'Plasma', viridis: 'Viridis', inferno: 'Inferno', cividis: 'Cividis', RdBu_r: 'Red and blue', PuOr_r: 'Orange and violet' };
-    this.colormap.fill([[null, (signed ? CONTRIBUTIONS : MAGNITUDES).map((name) => [name, names[name]])]]);
-    this.colormap.take(this.colors.suited(state.view === 'contour' && !signed ? 'heat' : map.kind, state.colormap));
+    const names = { plasma: 'Plasma', viridis: 'Viridis', inferno: 'Inferno', cividis: 'Cividis', RdBu_r: 'Red and blue', PuOr_r: 'Orange and violet', print: 'For grey print' };
+    const kind = state.view === 'contour' && !signed ? 'heat' : map.kind;
+    this.colormap.fill([[null, this.colors.names(kind).map((name) => [name, names[name]])]]);
+    this.colormap.take(this.colors.suited(kind, state.colormap));
     this.colormap.hidden = state.view === 'mask' || state.view === 'spotlight';
     this.takeLayers(state);
     this.takeCompare(state);
-    this.takeLegend(state, map);
+    this.takeLegend(state, map, opacity);
+    const note = this.colors.summedOver(state.view, map);
+    if (note) this.legend.append(el('span', {}, note));
   }
 
   takeLayers(state) {
@@ -85,18 +88,18 @@ class Look {
 
   // A grey of the photo, as far as a mask lets it through.
   faded(visible) {
-    return `rgb(${this.colors.cover.map((level) => Math.round(level + (90 - level) * visible)).join(' ')})`;
+    return `rgb(${this.colors.cover.map((level) => Math.round(level + (this.item.grey - level) * visible)).join(' ')})`;
   }
 
-  takeLegend(state, map) {
+  takeLegend(state, map, opacity) {
     const words = (text) => el('span', {}, text);
-    const shown = state.share < 100 ? [state.share / 100] : SHARES;
+    const shown = state.share < 100 ? [state.share / 100] : this.colors.shares(state.view === 'contour' ? map.kind : 'heat');
     const { sets } = this.item.maps[state.target][state.method];
     if (sets && state.view === 'heat' && state.not === null) {
       this.legend.replaceChildren(...(state.whole ? [] : Sets.keys(sets)));
     } else if (state.view === 'contour' && map.kind === 'signed') {
       const [one, other] = this.colors.sides(shown.length, state.colormap);
-      const keys = [[other, 'against'], [one, 'for']].map(([color, side]) => {
+      const keys = [[other, 'against, dashed'], [one, 'for']].map(([color, side]) => {
         const key = el('i', { class: 'key key-contour' });
         key.style.background = color;
         return el('span', {}, key, side);
@@ -114,7 +117,7 @@ class Look {
     } else if (state.view === 'spotlight') {
       this.legend.replaceChildren(words('the brighter, the more evidence'));
     } else {
-      this.colors.bar(this.bar, map.kind, state.colormap);
+      this.colors.bar(this.bar, map.kind, { colormap: state.colormap, opacity: opacity / 100, grey: this.item.grey });
       const ends = map.kind === 'signed' ? ['against', 'for'] : ['0', 'max'];
       this.legend.replaceChildren(words(ends[0]), this.bar, words(ends[1]));
     }

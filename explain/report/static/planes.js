@@ -105,43 +105,14 @@ class FineMap {
     return this.of('evidence', () => this.values.map((value) => (this.signed ? Math.abs(value) : Math.max(value, 0))));
   }
 
-  // The same with areas: maps of single pixels are blurred by 3 % of their side.
-  get areas() {
-    return this.of('areas', () => {
-      if (!this.inPixels) return this.evidence;
-      const found = blurred(this.evidence, this.width, this.height, 0.03 * Math.max(this.width, this.height));
-      const peak = largest(found);
-      return peak > 0 ? found.map((value) => value / peak) : found;
-    });
-  }
-
-  // Contributions with their sign as areas, for lines around what is for the target and what is against it.
-  get net() {
-    return this.of('net', () => {
-      if (!this.inPixels) return this.values;
-      const found = blurred(this.values, this.width, this.height, 0.03 * Math.max(this.width, this.height));
-      const peak = largest(found.map(Math.abs));
-      return peak > 0 ? found.map((value) => value / peak) : found;
-    });
-  }
-
-  get fallingNet() {
-    return this.of('falling net', () => sums(this.net.map(Math.abs)));
-  }
-
-  get falling() {
-    return this.of('falling', () => sums(this.evidence));
-  }
-
-  get fallingAreas() {
-    return this.of('falling areas', () => (this.inPixels ? sums(this.areas) : this.falling));
-  }
-
-  // The 99.5th percentile, which is as bright as maps of single pixels get.
-  get bright() {
-    return this.of('bright', () => {
-      const { sorted } = this.falling;
-      return sorted[Math.floor(0.005 * (sorted.length - 1))] || sorted[0] || 1;
+  // Maps of single pixels summed over a share of their longer side: of contributions with their signs, of others what is for
+  // the target. `bright` is the 99.5th percentile, which is as bright as such maps get.
+  summed(spread, values = this.signed ? this.values : this.evidence) {
+    return this.of(`summed ${spread} ${values === this.evidence}`, () => {
+      const over = this.inPixels && spread > 0 ? normalised(blurred(values, this.width, this.height, spread * Math.max(this.width, this.height))) : values;
+      const falling = sums(over.map(Math.abs));
+      const { sorted } = falling;
+      return { values: over, falling, bright: sorted[Math.floor(0.005 * (sorted.length - 1))] || sorted[0] || 1 };
     });
   }
 
@@ -196,6 +167,11 @@ function difference(one, other) {
 }
 
 const hashed = (i) => (((Math.imul(i + 1, 2654435761) >>> 0) % 100003) / 100003) - 0.5;
+
+function normalised(values) {
+  const peak = largest(values.map(Math.abs));
+  return peak > 0 ? values.map((value) => value / peak) : values;
+}
 
 function largest(values) {
   let found = 0;

@@ -59,7 +59,7 @@ class Page {
   constructor(root, source) {
     this.root = root;
     this.source = source;
-    this.colors = new Colors(source.index.colormaps, source.index.cover);
+    this.colors = new Colors(source.index.drawing, source.index.cover);
     this.widget = source.index.widget;
     this.many = source.index.photos.length > 1;
     this.body = el('main', { tabindex: -1 });

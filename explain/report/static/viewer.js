@@ -104,7 +104,7 @@ class Viewer {
     const [map, own, other] = await Promise.all([this.shown(), this.map(state.target, state.method, state.layer), this.other()]);
     if (turn !== this.turn) return; // another map was asked for meanwhile
     this.now = map;
-    const opacity = state.opacity ?? usualOpacity(state.view, map.kind);
+    const opacity = state.opacity ?? this.colors.usualOpacity(state.view, map.kind);
     const look = { view: state.view, share: state.share / 100, opacity: opacity / 100, colormap: state.colormap };
     const label = this.item.targets[state.target].label;
     if (state.cover === null) this.put(stage.front, map, this.item.maps[state.target][state.method], look);
@@ -157,7 +157,7 @@ class Viewer {
       names.push('without it');
     } else {
       const [, t, m] = state.compare.split(':').map(Number);
-      this.put(stage.back, other, this.item.maps[t][m], { ...look, opacity: (state.opacity ?? usualOpacity(state.view, other.kind)) / 100 });
+      this.put(stage.back, other, this.item.maps[t][m], { ...look, opacity: (state.opacity ?? this.colors.usualOpacity(state.view, other.kind)) / 100 });
       names.push(t === state.target ? this.item.methods[m].title : `${this.item.methods[m].title}, ${this.item.targets[t].label}`);
     }
     stage.compare(state.wipe / 100, ...names);
@@ -271,17 +271,7 @@ class Viewer {
     context.drawImage(caption, 0, height);
     context.translate(Math.floor((canvas.width - width) / 2), 0);
     context.drawImage(image, 0, 0, width, height);
-    const base = stage.front.element.dataset.base;
-    if (base !== 'color') {
-      context.globalCompositeOperation = 'saturation';
-      context.fillStyle = '#808080';
-      context.fillRect(0, 0, width, height);
-      context.globalCompositeOperation = 'source-over';
-    }
-    if (base === 'pale') {
-      context.fillStyle = 'rgb(255 255 255 / 60%)';
-      context.fillRect(0, 0, width, height);
-    }
+    if (stage.front.ground) fade(context, stage.front.ground, width, height);
     const scale = width / item.size[0];
     const [left, top, right, bottom] = item.box.map((edge) => edge * scale);
     const layer = state.cover === null ? stage.front.canvas : stage.front.cover;
@@ -308,14 +298,14 @@ class Viewer {
 
   // The strip below a picture: the class, what was drawn and how, and what its colours mean.
   caption(width) {
-    const { state, item, now } = this;
+    const { state, stage, item, now } = this;
     const { label } = item.targets[state.target];
     const amount = amountOf(item.targets[state.target]);
     const { title, layer } = item.methods[state.method];
     const large = Math.max(13, Math.round(width / 34));
     const [small, gap] = [Math.max(11, Math.round(0.78 * large)), Math.round(0.7 * large)];
     const not = state.not === null ? '' : `, and not ${item.targets[state.not].label}`;
-    const about = [title, layer && `layer ${layer}`, item.model.split(' ')[0]];
+    const about = [title, layer && `layer ${layer}`, this.colors.summedOver(state.view, now), item.model.split(' ')[0]];
     const ramp = state.view === 'heat' && state.cover === null;
     const words = state.cover === null ? [...this.look.legend.children].map((each) => each.textContent).join(' ')
       : `${state.cover} % of the pixels ${state.way === 'deletion' ? 'covered' : 'shown'}, most evidence first`;
@@ -335,7 +325,7 @@ class Viewer {
     lines.forEach((line, i) => write(line, gap, gap + Math.round(1.35 * large) + Math.round(1.4 * small) * (i + 0.75), small, '#6e6e76'));
     if (ramp) {
       const bar = el('canvas', {});
-      this.colors.bar(bar, now.kind, state.colormap);
+      this.colors.bar(bar, now.kind, { colormap: state.colormap, opacity: Number(stage.front.canvas.style.opacity || 1), grey: item.grey });
       const long = Math.min(width / 4, 13 * small);
       context.drawImage(bar, width - gap - long, gap, long, 0.8 * small);
       const ends = now.kind === 'signed' ? ['against', 'for'] : ['0', 'max'];
@@ -375,7 +365,7 @@ function drawLines(context, lines, [left, top, right, bottom]) {
   context.scale(right - left, bottom - top);
   for (const path of lines.children) {
     context.lineWidth = (path.classList.contains('wide') ? 5 : 2.5) / (right - left);
-    context.strokeStyle = path.getAttribute('stroke') ?? '#18181c';
+    context.strokeStyle = path.getAttribute('stroke');
     context.stroke(new Path2D(path.getAttribute('d')));
   }
   context.restore();
