@@ -199,81 +199,93 @@ def image_names(wrong: torch.Tensor) -> str:
     return ", ".join(map(image_name, wrong.nonzero().flatten().tolist()))
 
 
-def largest_values(attribution: Attribution) -> list[float]:
-    """The largest magnitude among the values of each image; waits once for the device.
+def not_finite(attribution: Attribution, largest: Sequence[float]) -> ModelError:
+    """What is raised where values of an explained input are not finite, by their largest
+    magnitudes."""
+    parts = list(attribution.parts.values()) or [attribution]
+    wrong = next(place for place, value in enumerate(largest) if not math.isfinite(value))
+    part = parts[wrong * len(parts) // len(largest)]
+    where = "" if part.layer is None else f" at layer {part.layer}"
+    got = (
+        f"but {part.method} found NaN or infinity{where}; look for a root, logarithm or "
+        "division at zero"
+    )
+    return ModelError(
+        f"model must have finite activations and gradients, {got}, or overflow in half precision"
+    )
 
-    Raises:
-        ModelError: values of an explained input are not finite.
+
+def to_be_read(
+    method: Method, attribution: Attribution, evidence: Sequence[Evidence], *, warns: bool
+) -> dict[str, torch.Tensor]:
+    """What is read of a result to look at it: under "largest", the largest magnitude of each image
+    ``(P * N,)``, for each explained input; and, if it ``warns``, which images ``(N,)`` to warn of,
+    by the reason.
     """
-    by_input = []
+    largest = []
     for part in attribution.parts.values() or [attribution]:
         values = part.values.detach().flatten(1)
-        largest: list[float] = torch.linalg.vector_norm(values, math.inf, dim=1).tolist()
-        if not all(map(math.isfinite, largest)):
-            where = "" if part.layer is None else f" at layer {part.layer}"
-            got = (
-                f"but {part.method} found NaN or infinity{where}; look for a root, logarithm or "
-                "division at zero"
-            )
-            raise ModelError(
-                f"model must have finite activations and gradients, {got}, or overflow in half "
-                "precision"
-            )
-        by_input.append(largest)
-    return by_input[0]
+        largest.append(torch.linalg.vector_norm(values, math.inf, dim=1))
+    tensors = {"largest": largest[0] if len(largest) == 1 else torch.cat(largest)}
+    if not warns:
+        return tensors
+    score = attribution.score
+    if method.by_score:
+        tensors["negative"] = (score < 0) & attribution.values.flatten(1).any(1)
+    few = isinstance(method, IntegratedGradients) and method.steps < _POINTS
+    adds_up = isinstance(method, (DeepLIFT, DeepLIFTSHAP, IntegratedGradients))
+    if adds_up and attribution.delta is not None and not few:
+        tensors["missed"] = _misses(method, attribution, method.expected_sum(evidence[0]).abs())
+    if attribution.coverage is not None and "stabiliser" in attribution.coverage.taken:
+        share = attribution.coverage.taken["stabiliser"].abs() / score.abs()
+        tensors["stabiliser"] = share > _STABILISED
+    return tensors
 
 
 def warn_of_result(
     method: Method,
     attribution: Attribution,
     largest: Sequence[float],
+    doubtful: Mapping[str, torch.Tensor],
     evidence: Sequence[Evidence],
     follows_gradient: Callable[[], bool],
 ) -> None:
     """Warn of images whose values mean something else than one expects: of one input, from its
     layers' evidence.
 
-    ``largest`` has the largest magnitude of each image. ``follows_gradient`` runs the model, to see
-    whether its gradient is the derivative of the score.
+    ``largest`` has the largest magnitude of each image, and ``doubtful`` which images to warn of,
+    by the reason, if there are any. ``follows_gradient`` runs the model, to see whether its
+    gradient is the derivative of the score.
     """
     name = attribution.method
     score = attribution.score
-    if method.by_score:
-        negative = (score < 0) & attribution.values.flatten(1).any(1)
-        if negative.any():
-            scores = ", ".join(f"{value:.3g}" for value in score[negative].tolist())
-            which = (
-                f"which is negative for image {image_names(negative)} ({scores}): that "
-                "reverses all signs"
-            )
-            warn(
-                f"{name} divides by the score, {which}; choose a target with a positive score, or "
-                "gradcam"
-            )
-    few = isinstance(method, IntegratedGradients) and method.steps < _POINTS
-    if (
-        isinstance(method, (DeepLIFT, DeepLIFTSHAP, IntegratedGradients))
-        and attribution.delta is not None
-        and not few
-    ):
-        _warn_of_missed(
-            method, attribution, method.expected_sum(evidence[0]).abs(), follows_gradient
+    if "negative" in doubtful:
+        negative = doubtful["negative"]
+        scores = ", ".join(f"{value:.3g}" for value in score[negative].tolist())
+        which = (
+            f"which is negative for image {image_names(negative)} ({scores}): that "
+            "reverses all signs"
         )
+        warn(
+            f"{name} divides by the score, {which}; choose a target with a positive score, or "
+            "gradcam"
+        )
+    if "missed" in doubtful:
+        whole = method.expected_sum(evidence[0]).abs()
+        _warn_of_missed(method, attribution, doubtful["missed"], whole, follows_gradient)
     if attribution.rounding is not None and attribution.rounding > _ROUNDED:
         warn(f"{name} has {attribution.rounded}; use precision='full'")
     taken = {} if attribution.coverage is None else attribution.coverage.taken
-    if "stabiliser" in taken:
+    if "stabiliser" in doubtful:
+        wrong = doubtful["stabiliser"]
         share = taken["stabiliser"].abs() / score.abs()
-        wrong = share > _STABILISED
-        if wrong.any():
-            lost = (
-                f"loses up to {float(share[wrong].max()):.2g} of the score to the epsilon of "
-                "its rules"
-            )
-            warn(
-                f"{name} {lost} for image {image_names(wrong)}; take a smaller epsilon, or one "
-                "that is not absolute"
-            )
+        lost = (
+            f"loses up to {float(share[wrong].max()):.2g} of the score to the epsilon of its rules"
+        )
+        warn(
+            f"{name} {lost} for image {image_names(wrong)}; take a smaller epsilon, or one "
+            "that is not absolute"
+        )
     reasons: dict[str, list[str]] = {}
     for image in [image for image, magnitude in enumerate(largest) if magnitude == 0]:
         negative_score = method.by_score and bool(score[image] < 0)
@@ -297,9 +309,20 @@ def warn_of_result(
         warn(f"{name} is zero everywhere for image {', '.join(images)}: {reason}")
 
 
+def _misses(method: Method, attribution: Attribution, whole: torch.Tensor) -> torch.Tensor:
+    """For which images the values do not add up to ``whole``."""
+    assert attribution.delta is not None
+    off = attribution.delta.abs()
+    parts = [part.values for part in attribution.parts.values()] or [attribution.values]
+    sizes = sum((part.abs().flatten(1).sum(1) for part in parts), attribution.score.abs())
+    share = _MISSED_BY_POINTS if isinstance(method, IntegratedGradients) else _MISSED
+    return off > torch.maximum(share * whole, _ROUNDING * torch.finfo(off.dtype).eps * sizes)
+
+
 def _warn_of_missed(
     method: Method,
     attribution: Attribution,
+    wrong: torch.Tensor,
     whole: torch.Tensor,
     follows_gradient: Callable[[], bool],
 ) -> None:
@@ -309,26 +332,20 @@ def _warn_of_missed(
     """
     assert attribution.delta is not None
     off = attribution.delta.abs()
-    parts = [part.values for part in attribution.parts.values()] or [attribution.values]
-    sizes = sum((part.abs().flatten(1).sum(1) for part in parts), attribution.score.abs())
-    share = _MISSED_BY_POINTS if isinstance(method, IntegratedGradients) else _MISSED
-    wrong = off > torch.maximum(share * whole, _ROUNDING * torch.finfo(off.dtype).eps * sizes)
-    if wrong.any():
-        follows = follows_gradient()
-        if follows and isinstance(method, IntegratedGradients):
-            return
-        worst = int(torch.where(wrong, off, -1).argmax())
-        by = (
-            f"by up to {float(off[worst]):.2g} of {float(whole[worst]):.2g} for image "
-            f"{image_names(wrong)}"
-        )
+    follows = follows_gradient()
+    if follows and isinstance(method, IntegratedGradients):
+        return
+    worst = int(torch.where(wrong, off, -1).argmax())
+    by = (
+        f"by up to {float(off[worst]):.2g} of {float(whole[worst]):.2g} for image "
+        f"{image_names(wrong)}"
+    )
+    why = (
+        "operations without a rule take it, or rounding errors; try double precision or "
+        "integratedgradients"
+    )
+    if not follows:
         why = (
-            "operations without a rule take it, or rounding errors; try double precision or "
-            "integratedgradients"
+            "the model's backward is not the derivative of its score; take occlusion or kernelshap"
         )
-        if not follows:
-            why = (
-                "the model's backward is not the derivative of its score; take occlusion or "
-                "kernelshap"
-            )
-        warn(f"{attribution.method} misses the difference of the scores {by}: {why}")
+    warn(f"{attribution.method} misses the difference of the scores {by}: {why}")

@@ -1,6 +1,7 @@
 """`Request`: a call, read once; it finds the layers, has the evidence gathered, and applies each
 method to its part."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,10 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from explain._utils.device_reads import read, reading_later
 from explain._utils.errors import LayerError, MethodError, either, muted
 from explain._utils.options import by_name
 from explain.attribution.applying import EvidenceOfCalls, apply_method, first_of
-from explain.attribution.diagnostics import largest_values, warn_of_half_precision, warn_of_result
+from explain.attribution.diagnostics import (
+    not_finite,
+    to_be_read,
+    warn_of_half_precision,
+    warn_of_result,
+)
 from explain.attribution.options import Settings
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, InputsLike, Path, dotted
@@ -219,28 +226,51 @@ class Request:
         plan = plan_for(self._needs(layers))
         chosen_by_default = self.layers is None and any(layers.values())
         check_modules = self._check_path if follow and chosen_by_default else None
-        lookups = gather(
-            self.model, self.inputs, plan, self.targets, self.settings, check_modules=check_modules
-        )
-        results = []
-        # there may be fewer detections
-        for target, lookup in zip(self.targets, lookups, strict=False):
-            attributions = {}
-            for name, method in self.methods.items():
-                evidence = self._evidence(lookup, layers[name])
-                attribution = self._attribution(name, evidence, plan)
-                if attribution is None:  # interrupted
-                    continue
-                if interventions:
-                    attribution = replace(attribution, interventions=interventions)
-                attributions[name] = attribution
-                largest = largest_values(attribution)
-                # early in training, maps of zeros are nothing unusual
-                if not self.settings.create_graph:
+        results: list[dict[str, Attribution]] = []
+        looks = []
+        tensors: list[torch.Tensor] = []
+        # early in training, maps of zeros are nothing unusual
+        warns = not self.settings.create_graph
+        with reading_later():
+            lookups = gather(
+                self.model,
+                self.inputs,
+                plan,
+                self.targets,
+                self.settings,
+                check_modules=check_modules,
+            )
+            # there may be fewer detections
+            for target, lookup in zip(self.targets, lookups, strict=False):
+                attributions = {}
+                for name, method in self.methods.items():
+                    evidence = self._evidence(lookup, layers[name])
+                    attribution = self._attribution(name, evidence, plan)
+                    if attribution is None:  # interrupted
+                        continue
+                    if interventions:
+                        attribution = replace(attribution, interventions=interventions)
+                    attributions[name] = attribution
                     of_first = list(chain(*evidence[0].values()))
-                    follows = partial(self._follows_gradient, target)
-                    warn_of_result(method, attribution, largest, of_first, follows)
-            results.append(attributions)
+                    unread = to_be_read(method, attribution, of_first, warns=warns)
+                    tensors += unread.values()
+                    looks.append((target, method, attribution, of_first, unread))
+                results.append(attributions)
+            numbers = iter(read(*tensors))
+            for target, method, attribution, of_first, unread in looks:
+                rows = dict(zip(unread, numbers))  # noqa: B905 (the numbers go on)
+                largest = rows.pop("largest")
+                if not all(map(math.isfinite, largest)):
+                    raise not_finite(attribution, largest)
+                if not warns:
+                    continue
+                doubtful = {}
+                for reason, row in rows.items():
+                    if any(row):
+                        doubtful[reason] = unread[reason]
+                of_input = largest[: len(self.inputs)]
+                follows = partial(self._follows_gradient, target)
+                warn_of_result(method, attribution, of_input, doubtful, of_first, follows)
         if not all(results):
             raise KeyboardInterrupt("interrupted before any method had something to show")
         return results

@@ -58,7 +58,7 @@ def is_derivative(
     ):
         return True
     size = gradient.flatten(1).norm(dim=1)
-    scale = torch.full_like(size, forward.scale(resolved)).maximum(resolved.score.abs().to(size))
+    scale = forward.scale(resolved).to(size).maximum(resolved.score.abs().to(size))
     step = torch.where(size > 0, _STEP * scale / size.square(), 0)
     move = step.reshape(-1, *[1] * (gradient.ndim - 1)) * gradient
     with torch.no_grad():

@@ -1,17 +1,18 @@
 """One forward pass: what was run and recorded on the way, and what the targets picked of the
 output."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from explain._utils.device_reads import require_finite
 from explain._utils.errors import LayerError, ModelError, TargetError
-from explain._utils.rounding import all_finite
 from explain.data.inputs import Inputs, Path
 from explain.engine import perturbations
 from explain.engine.ends import outputs_of
@@ -27,6 +28,7 @@ from explain.relevance.operations import Operation
 from explain.relevance.steps import Step
 from explain.targets import ClassTarget, Target, TopClass, detections
 from explain.targets.base import find_logits, find_scores
+from explain.targets.classes import ChosenClasses
 from explain.targets.functions import Objective
 from explain.targets.outputs import Activation, Outputs
 
@@ -42,6 +44,8 @@ class ResolvedTarget:
     total: Tensor
     """What is differentiated: the sum of the scores, or that of one ``image``."""
     classes: Tensor | None
+    width: int = 0
+    """How many class scores each image has, if it has any."""
     image: int | None = None
     coverage: dict[gradient_rules.GradientRule, gradient_rules.Coverage] = field(
         default_factory=dict
@@ -57,11 +61,11 @@ class ResolvedTarget:
     def of_rows(self, images: Tensor) -> Target:
         """The target for rows that belong to these images: what was settled for the unperturbed
         image stays so."""
-        return (
-            self.target.rows(images)
-            if self.classes is None
-            else ClassTarget(tuple(self.classes[images].tolist()))
-        )
+        if self.classes is None:
+            return self.target.rows(images)
+        if isinstance(self.target, ClassTarget) and isinstance(self.target.index, int):
+            return self.target
+        return ChosenClasses(self.classes[images], self.width)
 
     def scores_in(self, images: Tensor, output: Any) -> Tensor:
         """What the target picks from an output with rows that belong to these images."""
@@ -97,7 +101,6 @@ class Forward:
 
     def __post_init__(self) -> None:
         self.count = len(self.inputs)
-        self._finite = False  # of class scores, as far as that is known
         self.end: int = torch._C._autograd._get_sequence_nr()
         """The sequence number that Nodes behind the model begin with, as those of a target."""
         self.logits = self._logits()
@@ -120,31 +123,32 @@ class Forward:
         """The tensor of an explained input that gradients are taken in."""
         return self.sources[path or self.inputs.path]
 
-    def scale(self, resolved: ResolvedTarget) -> float:
+    def scale(self, resolved: ResolvedTarget) -> Tensor:
         """The magnitude of the numbers that a score's rounding errors are made of; 0 for
         probabilities."""
         rows = resolved.score.detach() if self.logits is None else self.logits
-        if (
-            self.logits is not None
-            and bool((rows >= 0).all())
-            and torch.allclose(rows.sum(1), rows.new_ones(1))
-        ):
-            return 0.0
-        return float(rows[torch.isfinite(rows)].abs().max()) or 1.0
+        largest = rows.abs().masked_fill(~rows.isfinite(), 0).amax()
+        scale = largest.masked_fill(largest == 0, 1)
+        if self.logits is None:
+            return scale
+        are_probabilities = (rows >= 0).all() & rows.sum(1).isclose(rows.new_ones(1)).all()
+        return scale.masked_fill(are_probabilities, 0)
 
     def _logits(self) -> Tensor | None:
         scores = find_scores(self.output, self.count)
         if scores is None:
             return None  # not a classifier
         logits = scores.detach().reshape(self.count, -1)
-        self._finite = all_finite(logits)
-        if not self._finite:  # minus infinity is the score of a class that cannot be
-            self._refuse(logits, torch.isnan(logits) | torch.isposinf(logits))
+        # the largest is finite beside minus infinity, the score of a class that cannot be
+        require_finite(logits.amax(), partial(self._refuse, logits, allowed=-math.inf))
         return at_least_float32(logits)
 
-    def _refuse(self, scores: Tensor, wrong: Tensor) -> None:
+    def _refuse(self, scores: Tensor, allowed: float | None = None) -> None:
         """Where scores are wrong, run the model again and inspect every layer, to name the first
         that is not finite."""
+        wrong = ~torch.isfinite(scores)
+        if allowed is not None:
+            wrong &= scores != allowed
         if not wrong.any():
             return
         copies = self.inputs.copied()
@@ -167,10 +171,10 @@ class Forward:
             settled = target.choices_fixed(self.output, self.count)
             score, classes = settled.pick(self.output, self.count)
             total = score.sum()
-        if not (self._finite and isinstance(settled, ClassTarget)) and not all_finite(score):
-            self._refuse(score.detach(), ~torch.isfinite(score.detach()))
-        name = settled.name if isinstance(target, (ClassTarget, TopClass)) else target.name
-        return ResolvedTarget(name, settled, at_least_float32(detached(score)), total, classes)
+        require_finite(total, partial(self._refuse, score.detach()))
+        width = 0 if self.logits is None else self.logits.shape[1]
+        score = at_least_float32(detached(score))
+        return ResolvedTarget(target.name, settled, score, total, classes, width)
 
     def resolve_all(self, targets: Sequence[Target]) -> list[ResolvedTarget]:
         """Settle all targets; of the best detections on one image, as many as there are."""

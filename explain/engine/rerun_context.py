@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from explain._utils.device_reads import read
 from explain._utils.errors import ModelError, note, raised
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path
@@ -130,6 +131,7 @@ class RerunContext:
         """Whether ``run`` gives an image its known score: the only one of these, or the second row,
         between others."""
         logits = self.forward.logits
+        are_same = []
         place = slice(0, 1) if len(images) == 1 else slice(1, 2)
         try:
             with intervening_on_rows(images), self.runs_model():
@@ -141,15 +143,14 @@ class RerunContext:
                     return False
             for resolved in self.targets:
                 score = resolved.scores_in(images, output)[place]
-                if not self.same_scores(resolved, score, resolved.score[images[:1]]):
-                    return False
+                are_same.append(self.same_scores(resolved, score, resolved.score[images[:1]]))
         # whatever a network or a target says of other rows than the images
         except Exception as error:
             if came_by_signal(error) or (self._is_batch_of_rows and lacks_memory(error)):
                 raise
             note(f"perturbed rows are run in a slower way: {raised(error)}")
             return False
-        return True
+        return all(map(all, read(*are_same)))
 
     @property
     def _is_batch_of_rows(self) -> bool:
@@ -189,9 +190,9 @@ class RerunContext:
         )
         raise ModelError(f"{must}, {got} {remedy}")
 
-    def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> bool:
+    def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> Tensor:
         """Whether two scores of perturbed rows are the same, up to the rounding that differs
-        between batch sizes.
+        between batch sizes, as a tensor.
 
         Rounding errors are as large as the numbers that scores are made of, such as the largest
         class score.
@@ -200,12 +201,11 @@ class RerunContext:
         other = other.to(resolved.score)
         rounding = torch.finfo(self.inputs.x.dtype).eps
         if self.settings.precision != "full" or self.footprint.half or rounding > 1e-4:
-            return torch.allclose(one, other, rtol=0.1, atol=1e-2)
+            return torch.isclose(one, other, rtol=0.1, atol=1e-2).all()
         relative, absolute = (1e-3, 1e-4) if rounding > 1e-10 else (1e-5, 1e-8)
-        scale = self.forward.scale(resolved)
-        if not scale:
-            return torch.allclose(one, other, rtol=10 * relative, atol=0)
-        return torch.allclose(one, other, rtol=relative, atol=absolute * scale)
+        scale = self.forward.scale(resolved).to(other)
+        share = torch.where(scale == 0, 10 * relative, relative)
+        return ((one - other).abs() <= absolute * scale + share * other.abs()).all()
 
     def rows_at_once(self, way: Way, *, graph: bool = False, after: str | None = None) -> int:
         """How many rows make a batch."""

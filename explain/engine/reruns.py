@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from explain._utils.device_reads import refused_by, require_finite
 from explain._utils.errors import MethodError
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
 from explain.engine.accumulators import Add, RowErrors, TargetAccumulators
+from explain.engine.ends import reading
 from explain.engine.incremental import FEW as FEW_IN_TRIAL
 from explain.engine.incremental import WORTH_A_TRIAL, IncrementalInference
 from explain.engine.layer_reruns import LayerRerun
@@ -315,7 +317,7 @@ class InputRerun:
         ways: list[Way] = ["together"]
         if context.device.type == "cpu" and inputs.x.ndim == 4:
             ways.insert(0, "channels last")  # convolutions on a CPU are faster so
-        last = torch.tensor([len(inputs) - 1], device=context.device)
+        last = torch.full((1,), len(inputs) - 1, device=context.device)
         return context.way(None, {way: partial(run, way) for way in ways}, last)
 
     def _find_incremental(self) -> IncrementalInference | None:
@@ -336,7 +338,7 @@ class InputRerun:
         incremental = context.state.incremental or IncrementalInference(context.model, x)
         context.state.incremental = incremental
         rows = min(count, INCREMENTAL_ROWS * self.rows_at_once)
-        images, inputs = self._batch(torch.arange(rows, device=context.device))
+        images, _, inputs = self._batch(torch.arange(rows, device=context.device))
         few = images[:FEW_IN_TRIAL]
 
         def agree(output: Any, of_few: Any) -> bool:
@@ -345,36 +347,37 @@ class InputRerun:
                 for resolved in context.targets
             ]
             return all(
-                context.same_scores(resolved, all_of_them[: len(few)], some)
+                bool(context.same_scores(resolved, all_of_them[: len(few)], some))
                 for resolved, all_of_them, some in scores
             )
 
         with context.runs_model(), intervening_on_rows(images, few):
             return incremental if incremental.is_faster(images, inputs, agree) else None
 
-    def _batch(self, indices: Tensor) -> tuple[Tensor, Inputs]:
-        """The image of each row that is run, and the inputs for perturbed rows with these
-        indices."""
+    def _batch(self, indices: Tensor) -> tuple[Tensor, int, Inputs]:
+        """The image of each row that is run, from where on these are perturbed rows with these
+        indices, and the inputs for all."""
         inputs = self.context.inputs
+        place = 0
         images = self.rows.owners[indices]
         perturbed = {
             path: rows.make(indices).to(inputs.tensor(path))
             for path, rows in self._of_inputs.items()
         }
         if self._way_to_run == "in place":
+            place = int(images) if len(inputs) > 1 else 0
             perturbed = {
                 path: inputs.tensor(path).index_copy(0, images, row)
                 for path, row in perturbed.items()
             }
             images = torch.arange(len(inputs), device=images.device)
-        return images, self.context.laid_out(self._way_to_run, images, perturbed)
+        return images, place, self.context.laid_out(self._way_to_run, images, perturbed)
 
     def run(self, indices: Tensor) -> list[Add]:
         """Gather what the accumulators need of the perturbed inputs with these indices."""
         context = self.context
         of_rows = self.rows.owners[indices]
-        place = int(of_rows) if self._way_to_run == "in place" else 0
-        images, inputs = self._batch(indices)
+        images, place, inputs = self._batch(indices)
         if self._reads_scores:
             with context.runs_model(), intervening_on_rows(images):
                 incremental = self._incremental
@@ -383,17 +386,26 @@ class InputRerun:
                     if incremental is None
                     else incremental.output(images, inputs)
                 )
-            # otherwise, `gather` says what is wrong
-            if bool(find_logits(output, len(images)).sum().isfinite()):
-                return [
-                    of_target.read_output(images, indices, output, place, inputs.x)
-                    for of_target in self._sums
-                ]
-        lookups = self._gathered(indices, images, place, inputs)
+            refuse = partial(self._refuse, indices)
+            require_finite(find_logits(output, len(images)).sum(), refuse)
+            return [
+                of_target.read_output(images, indices, output, place, inputs.x)
+                for of_target in self._sums
+            ]
+        with refused_by(partial(self._refuse, indices)):
+            lookups = self._gathered(indices, images, place, inputs)
         pairs = zip(self._sums, lookups, strict=True)
         return [
             of_target.read(of_rows, indices, evidence_of, place) for of_target, evidence_of in pairs
         ]
+
+    def _refuse(self, indices: Tensor) -> None:
+        """Gather evidence on some rows once more, to say where their scores are not finite."""
+        context = self.context
+        images, place, inputs = self._batch(indices)
+        known = reading(context.model, context.inputs, context.settings.activation)
+        with known, calculating(context.device.type, create_graph=False):
+            self._gathered(indices, images, place, inputs)
 
     def _gathered(
         self, indices: Tensor, images: Tensor, place: int, inputs: Inputs

@@ -3,7 +3,7 @@ becomes sharp, or random points."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -62,6 +62,18 @@ def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray
 BASELINES = ("mean", "blur", "least", "most")
 """Baselines by name: the photo's mean colour, the photo blurred, and the least and largest value of
 each channel."""
+
+
+@lru_cache(maxsize=32)
+def _on_device(
+    rule: Rule, steps: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The points and weights of a quadrature; copied once, since each copy waits for the device."""
+    with torch.inference_mode(False):  # these may be used in a graph later
+        points, weights = (
+            torch.from_numpy(numbers).to(device, dtype) for numbers in quadrature(rule, steps)
+        )
+    return points, weights
 
 
 @dataclass(frozen=True)
@@ -167,16 +179,17 @@ class StraightPath(Path):
     def points(self, evidence: Evidence) -> Build:
         x = evidence.inputs
         start = self.start.perturbed(evidence)
-        points = self._for_rows(quadrature(self.rule, self.steps)[0], x)
+        points = self._for_rows(0, x)
         return lambda images, numbers: torch.lerp(start[images], x[images], points[numbers])
 
     def weights(self, evidence: Evidence) -> Build:
-        weights = self._for_rows(quadrature(self.rule, self.steps)[1], evidence.inputs)
+        weights = self._for_rows(1, evidence.inputs)
         return lambda images, numbers: weights[numbers]
 
-    def _for_rows(self, values: np.ndarray[Any, Any], x: torch.Tensor) -> torch.Tensor:
-        """A number for each step, in the shape and type of rows of ``x``."""
-        return torch.from_numpy(values).to(x).reshape(-1, *[1] * (x.ndim - 1))
+    def _for_rows(self, part: int, x: torch.Tensor) -> torch.Tensor:
+        """The points or weights of the quadrature, in the shape and type of rows of ``x``."""
+        numbers = _on_device(self.rule, self.steps, x.dtype, x.device)[part]
+        return numbers.reshape(-1, *[1] * (x.ndim - 1))
 
 
 @dataclass(frozen=True)

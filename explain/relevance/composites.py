@@ -292,6 +292,8 @@ def propagate(
             missed[name] += is_library_operator(name)
         calls.add(id(step.call))
         if rule is not None:
+            if getattr(rule, "by_sign", False):
+                flow.signed.append(step)
             flow.attach(step, partial(rule.back, step, flow=flow.for_step(step)))
     recorded = {step.node for step in steps}
     for operation in operations_of(nodes, noted):

@@ -84,6 +84,8 @@ class AlphaBeta(_Stabilised):
     """False leaves out what the bias contributes."""
     absolute: bool = False
 
+    by_sign = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if abs(self.alpha - self.beta - 1) > 1e-6:
@@ -115,16 +117,15 @@ class AlphaBeta(_Stabilised):
         x = step.x.tensor
         bias = None if linear.bias is None or not self.bias else _signed(linear.bias, sign)
         parts = [(x, _signed(linear.weight, sign))]
-        if not bool(x.amin() >= 0):
+        if not flow.is_nonnegative(step):
             parts = [(x.clamp(min=0), parts[0][1]), (x.clamp(max=0), _signed(linear.weight, -sign))]
         z = _run(step, parts, bias)
         small = sign * self._small(flow, z)
         none = z == 0
         z = torch.add(z, small, out=_reused(z))
         share = torch.addcdiv(z.new_zeros(()), relevance, z, value=factor, out=_reused(z))
-        if bool(none.any()):
-            share.masked_fill_(none, 0)
-            flow.take("no contributions", relevance * none, factor)
+        share.masked_fill_(none, 0)
+        flow.take("no contributions", relevance.masked_fill(~none, 0), factor)
         _take(step, flow, share, bias, small)
         of_positive, *of_negative = (linear.backward(share, x, weight) for _, weight in parts)
         return torch.where(x < 0, of_negative[0], of_positive) if of_negative else of_positive
@@ -149,8 +150,10 @@ class Gamma(_Stabilised):
     epsilon: float = 1e-6
     absolute: bool = False
 
+    by_sign = True
+
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        if step.rectified and bool(step.x.tensor.amin() >= 0):
+        if step.rectified and flow.is_nonnegative(step):
             return self._of_positive(step, gradient, flow)
         linear = step.linear
         x = step.x.tensor
@@ -197,8 +200,7 @@ class _AtInput(_Stabilised):
         prefix = Prefix.to(step.entrances[linear.place], flow.sources) if step.nearest else None
         shares = self.shares(step, gradient * step.result.tensor, flow, prefix)
         if prefix is not None:
-            if bool(prefix.outside.any()):
-                flow.take("biases", shares * prefix.outside)
+            flow.take("biases", shares * prefix.outside)
             for place, relevance in prefix.back(shares).items():
                 flow.deposit(place, relevance)
             return torch.zeros_like(x)
@@ -212,12 +214,12 @@ class _AtInput(_Stabilised):
     def _quotient(self, relevance: Tensor, z: Tensor, flow: RelevanceFlow) -> Tensor:
         """Relevance over the stabilised z; where z is zero nobody contributes, so that nobody gets
         any."""
-        added = torch.copysign(torch.as_tensor(self._small(flow, z)).to(z), z)
+        small = self._small(flow, z)
+        added = torch.copysign(small if isinstance(small, Tensor) else z.new_full((), small), z)
         none = z == 0
         share = (relevance / (z + added)).masked_fill_(none, 0)
         flow.take("stabiliser", share, added.expand_as(share))
-        if bool(none.any()):
-            flow.take("no contributions", relevance * none)
+        flow.take("no contributions", relevance * none)
         return share
 
 

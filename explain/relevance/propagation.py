@@ -13,12 +13,13 @@ map with it.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from explain._utils.device_reads import read
 from explain._utils.options import CheckedFields
 from explain.hooks import HookGroup, graph
 from explain.hooks.graph import Entrance, Reach
@@ -54,6 +55,9 @@ class RelevanceFlow:
     """Relevance that was given to a source itself, by its place among them."""
     watched: dict[str, Tensor] = field(default_factory=dict)
     """How much relevance arrived at operations without a rule, by their names."""
+    signed: list[Step] = field(default_factory=list)
+    """The steps whose rules ask whether what they are given is negative anywhere."""
+    _nonnegative: dict[int, bool] = field(default_factory=dict)
     _entrances: list[Entrance] = field(default_factory=list)
 
     def for_step(self, step: Step) -> "RelevanceFlow":
@@ -86,6 +90,16 @@ class RelevanceFlow:
             return tuple(changed)
 
         self.group.put_node(step.node, arrive, pre=True)
+
+    def is_nonnegative(self, step: Step) -> bool:
+        """Whether a map is given nothing negative; read for all ``signed`` steps together."""
+        if id(step) not in self._nonnegative:
+            steps = [one for one in self.signed if id(one) not in self._nonnegative]
+            steps = [*steps, *([step] if step not in steps else [])]
+            lowest = read(*(one.x.tensor.detach().amin() for one in steps))
+            for one, (least,) in zip(steps, lowest, strict=True):
+                self._nonnegative[id(one)] = least >= 0
+        return self._nonnegative[id(step)]
 
     def close(self) -> None:
         """Reset the entrances that the pass did not come by."""
@@ -205,6 +219,8 @@ class LinearRule(RelevanceRule):
     """
 
     minimums = {"epsilon": 0, "alpha": 1, "beta": 0, "gamma": 0}
+    by_sign: ClassVar[bool] = False
+    """Whether ``back`` asks the flow if what the map is given is negative anywhere."""
 
     def fits(self, step: Step) -> bool:
         return step.map is not None

@@ -67,7 +67,10 @@ class ClassTarget(Target):
             check_one_per_image("target", len(indices), count)
         for index in dict.fromkeys(indices):
             check_class(index, scores.shape[1])
-        chosen = torch.tensor(indices, device=scores.device)
+        if isinstance(self.index, int):  # no copy to the device, which would wait for it
+            chosen = torch.full((count,), self.index, device=scores.device)
+        else:
+            chosen = torch.tensor(indices, device=scores.device)
         return scores.gather(1, chosen[:, None])[:, 0], chosen
 
     def choices_fixed(self, output: Any, count: int) -> Target:
@@ -91,6 +94,33 @@ class ClassTarget(Target):
         if one and label in ("yes", "no", label_of_no(categories)):
             return BinaryLogit(label == "yes")
         return ClassTarget(find_category(label, categories), categories)
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenClasses(Target):
+    """The logit of a class of each image that was read from the output: its indices ``(N,)`` stay
+    on the device, which nobody waits for."""
+
+    indices: torch.Tensor
+    width: int
+    """How many classes there were to choose from."""
+
+    name = "the class of each image"
+
+    def pick(self, output: Any, count: int) -> Picked:
+        scores = find_logits(output, count)
+        if scores.shape[1] < self.width:
+            got = f"{scores.shape[1]} and before {self.width}"
+            raise TargetError(
+                f"output must have as many classes for altered images, got {got}; explain images "
+                "of one kind"
+            )
+        if len(self.indices) != count:
+            check_one_per_image("target", len(self.indices), count)
+        return scores.gather(1, self.indices[:, None])[:, 0], self.indices
+
+    def rows(self, images: torch.Tensor) -> "ChosenClasses":
+        return ChosenClasses(self.indices[images], self.width)
 
 
 @dataclass(frozen=True)
@@ -121,7 +151,8 @@ class TopClass(CheckedTarget):
                 f"top_k must be at most {most}, the number of the model's classes, got {got}; give "
                 "fewer"
             )
-        return ClassTarget(tuple(scores.topk(self.rank + 1, dim=1).indices[:, self.rank].tolist()))
+        best = scores.topk(self.rank + 1, dim=1).indices
+        return ChosenClasses(best[:, self.rank], scores.shape[1])
 
 
 def _elsewhere(

@@ -1,0 +1,108 @@
+"""Values that are read from a device together: each read waits until the device has computed all
+that was asked of it.
+
+Whether scores are finite does not change what is computed next; so it is noted, and read with the
+next values that are needed, or at the end of the call.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from explain._utils.signals import came_by_signal
+
+
+@dataclass(eq=False)
+class _Pending:
+    """Numbers that must be finite, and what is called where one is not."""
+
+    totals: list[Tensor] = field(default_factory=list)
+    refusals: list[Callable[[], None]] = field(default_factory=list)
+
+
+_PENDING: ContextVar[_Pending | None] = ContextVar("pending", default=None)
+
+
+@contextmanager
+def reading_later() -> Iterator[None]:
+    """Within this block, what must be finite is read with the next values that are, or at its
+    end."""
+    token = _PENDING.set(_Pending())
+    try:
+        try:
+            yield
+        except Exception as error:
+            if not came_by_signal(error):
+                read()  # what is not finite may have led to it, and says more
+            raise
+        read()
+    finally:
+        _PENDING.reset(token)
+
+
+@contextmanager
+def refused_by(refuse: Callable[[], None]) -> Iterator[None]:
+    """Within this block, what must be finite is refused by this function: its own would keep all
+    that it was computed from."""
+    pending = _PENDING.get()
+    if pending is None:
+        yield
+        return
+    count = len(pending.refusals)
+    yield
+    pending.refusals[count:] = [refuse] * len(pending.refusals[count:])
+
+
+def require_finite(total: Tensor, refuse: Callable[[], None]) -> None:
+    """Call ``refuse`` if a number, such as the sum of scores, is not finite: now, or within
+    `reading_later` when something is read.
+
+    ``refuse`` may find that all is well: a sum overflows where its terms do not.
+
+    >>> require_finite(torch.tensor(torch.nan), lambda: print("refused"))
+    refused
+    """
+    pending = _PENDING.get()
+    if pending is not None:
+        pending.totals.append(total)
+        pending.refusals.append(refuse)
+    elif not math.isfinite(total.detach()):
+        refuse()
+
+
+def read(*tensors: Tensor) -> list[list[float]]:
+    """The numbers in some tensors, of each in a row, in one read of the device.
+
+    What waits to be found finite is read with them, and refused first.
+
+    >>> read(torch.tensor([[1.0, 2.0]]), torch.tensor(True))
+    [[1.0, 2.0], [1.0]]
+    """
+    pending = _PENDING.get() or _Pending()
+    refusals = pending.refusals.copy()
+    values = [*pending.totals, *tensors]
+    pending.totals.clear()
+    pending.refusals.clear()
+    if not values:
+        return []
+    flat = list(map(torch.flatten, map(Tensor.detach, values)))
+    for place, row in enumerate(flat):  # of a model on several devices
+        flat[place] = row.to(flat[0].device)
+    numbers = torch.cat(flat).tolist()
+    rows = []
+    for row in flat:
+        rows.append(numbers[: len(row)])
+        del numbers[: len(row)]
+    token = _PENDING.set(None)
+    try:
+        for refuse, (total,) in zip(refusals, rows, strict=False):
+            if not math.isfinite(total):
+                refuse()
+    finally:
+        _PENDING.reset(token)
+    return rows[len(refusals) :]
