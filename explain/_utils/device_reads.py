@@ -38,9 +38,9 @@ def reading_later() -> Iterator[None]:
             yield
         except Exception as error:
             if not came_by_signal(error):
-                read()  # what is not finite may have led to it, and says more
+                read_together()  # what is not finite may have led to it, and says more
             raise
-        read()
+        read_together()
     finally:
         _PENDING.reset(token)
 
@@ -75,12 +75,12 @@ def require_finite(total: Tensor, refuse: Callable[[], None]) -> None:
         refuse()
 
 
-def read(*tensors: Tensor) -> list[list[float]]:
+def read_together(*tensors: Tensor) -> list[list[float]]:
     """The numbers in some tensors, of each in a row, in one read of the device.
 
     What waits to be found finite is read with them, and refused first.
 
-    >>> read(torch.tensor([[1.0, 2.0]]), torch.tensor(True))
+    >>> read_together(torch.tensor([[1.0, 2.0]]), torch.tensor(True))
     [[1.0, 2.0], [1.0]]
     """
     pending = _PENDING.get() or _Pending()

@@ -1,4 +1,4 @@
-"""Whether values are finite, and means of which nothing but rounding errors is left."""
+"""Means of which nothing but rounding errors is left."""
 
 import math
 
@@ -9,17 +9,6 @@ Dims = int | tuple[int, ...]
 _ROUNDING = 8
 """Gradients before an instance normalisation, of which the mean over n places is zero, had means of
 up to 6 rounding errors of their mean magnitude times the root of n."""
-
-
-def all_finite(values: Tensor) -> bool:
-    """Whether all values are finite; waits once for the device.
-
-    The sum is quick, and finite only if all values are; one that overflows says nothing.
-
-    >>> all_finite(torch.tensor([1e38, 3e38])), all_finite(torch.tensor([1.0, torch.nan]))
-    (True, False)
-    """
-    return math.isfinite(values.detach().sum()) or bool(values.isfinite().all())
 
 
 def rounding_error(terms: Tensor, dim: Dims) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain._utils.device_reads import read, reading_later
+from explain._utils.device_reads import read_together, reading_later
 from explain._utils.errors import LayerError, MethodError, either, muted
 from explain._utils.options import by_name
 from explain.attribution.applying import EvidenceOfCalls, apply_method, first_of
@@ -256,7 +256,7 @@ class Request:
                     tensors += unread.values()
                     looks.append((target, method, attribution, of_first, unread))
                 results.append(attributions)
-            numbers = iter(read(*tensors))
+            numbers = iter(read_together(*tensors))
             for target, method, attribution, of_first, unread in looks:
                 rows = dict(zip(unread, numbers))  # noqa: B905 (the numbers go on)
                 largest = rows.pop("largest")

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from explain._utils.device_reads import read
+from explain._utils.device_reads import read_together
 from explain._utils.errors import ModelError, note, raised
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path
@@ -150,7 +150,7 @@ class RerunContext:
                 raise
             note(f"perturbed rows are run in a slower way: {raised(error)}")
             return False
-        return all(map(all, read(*are_same)))
+        return all(map(all, read_together(*are_same)))
 
     @property
     def _is_batch_of_rows(self) -> bool:

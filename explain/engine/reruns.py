@@ -403,8 +403,8 @@ class InputRerun:
         """Gather evidence on some rows once more, to say where their scores are not finite."""
         context = self.context
         images, place, inputs = self._batch(indices)
-        known = reading(context.model, context.inputs, context.settings.activation)
-        with known, calculating(context.device.type, create_graph=False):
+        reader = reading(context.model, context.inputs, context.settings.activation)
+        with reader, calculating(context.device.type, create_graph=False):
             self._gathered(indices, images, place, inputs)
 
     def _gathered(

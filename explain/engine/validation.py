@@ -1,13 +1,14 @@
 """Before anything runs, inputs that cannot be explained are refused."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from explain._utils.device_reads import require_finite
 from explain._utils.errors import ImageError, ModelError
-from explain._utils.rounding import all_finite
 from explain.data.inputs import InputLayout, Inputs, InputsLike, as_inputs, dotted
 from explain.hooks import preserve, unwrap
 from explain.layers.frames import with_layout
@@ -70,11 +71,17 @@ def check_inputs(
             raise ImageError(
                 f"{name} must have {len(inputs)} rows, got {tuple(tensor.shape)}; leave it out"
             )
-        if not all_finite(tensor):
-            raise ImageError(
-                f"{name} must hold finite values, got NaN or infinity; check the preprocessing"
-            )
+        # the sum is quick, and finite only if all values are
+        require_finite(tensor.detach().sum(), partial(_refuse, tensor, name))
     return with_layout(model, inputs) if x.ndim == 5 else inputs
+
+
+def _refuse(tensor: Tensor, name: str) -> None:
+    """Refuse an input whose sum is not finite, unless that has overflown."""
+    if not tensor.isfinite().all():
+        raise ImageError(
+            f"{name} must hold finite values, got NaN or infinity; check the preprocessing"
+        )
 
 
 def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from explain._utils.device_reads import read
+from explain._utils.device_reads import read_together
 from explain._utils.options import CheckedFields
 from explain.hooks import HookGroup, graph
 from explain.hooks.graph import Entrance, Reach
@@ -96,7 +96,7 @@ class RelevanceFlow:
         if id(step) not in self._nonnegative:
             steps = [one for one in self.signed if id(one) not in self._nonnegative]
             steps = [*steps, *([step] if step not in steps else [])]
-            lowest = read(*(one.x.tensor.detach().amin() for one in steps))
+            lowest = read_together(*(one.x.tensor.detach().amin() for one in steps))
             for one, (least,) in zip(steps, lowest, strict=True):
                 self._nonnegative[id(one)] = least >= 0
         return self._nonnegative[id(step)]
