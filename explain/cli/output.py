@@ -172,17 +172,35 @@ MOMENT = 1.0  # seconds after which the passes of one photo are shown
 SURE = 3.0  # seconds after which the time left is shown
 
 
+MINUTE = 60.0  # seconds between two lines where there is no terminal
+
+
 class RunProgress(StatusLine):
     """The progress of a run over a data set: photos that were ``done``, and that were ``there``
-    before."""
+    before.
+
+    Without a terminal, as in a job of the night, it is a line a minute, and one at the end.
+    """
 
     done = 0
     there = 0
-    close = StatusLine.wipe
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self._line = ""
+        self._told = clock()
+        self._has_told = False
+
+    def close(self) -> None:
+        """End with the run."""
+        self.wipe()
+        if self._has_told:
+            tell(self._line)
 
     def __call__(self, state: Any) -> None:
         self.done = state.done
         self.there = state.there
+        self._tell(state)
         done = state.there + state.done + state.failed
         parts = [
             f"{done}/{state.total} photos" if state.total else f"{done} photos",
@@ -193,6 +211,23 @@ class RunProgress(StatusLine):
         if state.failed:
             parts.append(f"{state.failed} failed")
         self.draw(done / state.total if state.total else None, ", ".join(parts))
+
+    def _tell(self, state: Any) -> None:
+        """Print a line, if there is no terminal and the last one was a minute ago."""
+        if self.hidden or sys.stderr is None or sys.stderr.isatty():
+            return
+        count = state.there + state.done
+        parts = [f"{count} photos done"]
+        if state.total is not None:
+            parts.append(f"{max(0, state.total - count - state.failed)} left")
+        parts += [f"{state.failed} failed", f"{state.rate:.3g} a second"]
+        if state.left:
+            parts.append(f"about {duration(state.left)} to go")
+        self._line = ", ".join(parts)
+        if self.clock() - self._told >= MINUTE:
+            tell(self._line)
+            self._told = self.clock()
+            self._has_told = True
 
 
 class ProgressBar(StatusLine):

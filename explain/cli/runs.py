@@ -42,6 +42,10 @@ target_option = option(
     "run", key="runs", epilog="Example: explain run photos --output run.sqlite --method gradcam"
 )
 @click.argument("source")
+@option(
+    "--boxes FILE",
+    "the labels and boxes of the photos: annotations as COCO has them (.json), or a list",
+)
 @cli.method
 @cli.evidence
 @cli.metric
@@ -80,6 +84,10 @@ target_option = option(
     show_default="none",
 )
 @option(
+    "--table FILE",
+    "write a row for each photo, with the probability of every label (.csv or .jsonl)",
+)
+@option(
     "--pictures WHICH",
     "draw the maps of some photos: worst:50 (the least probable labels), best:50, or source (all)",
 )
@@ -91,13 +99,15 @@ target_option = option(
 def run(context: click.Context, /, **values: Any) -> int:
     """Explain a data set, and store the maps in one file.
 
-    SOURCE is a folder of photos, a list (.csv, .tsv, .json, .jsonl: path, label, x0, y0, x1, y1),
-    or WebDataset shards (.tar).
+    SOURCE is a folder of photos, a list (.csv, .tsv, .json, .jsonl: path, label, x0, y0, x1, y1;
+    several labels as "a|b", or a column of 0 and 1 for each class), COCO's annotations (.json), or
+    WebDataset shards (.tar).
     """
     import explain
     from explain.data.opening import hushed
     from explain.runs import run_on_ray
     from explain.store.lists import source_of
+    from explain.store.manifest import changes_in_words
 
     options = SimpleNamespace(**values)
     answer: Output = context.obj
@@ -108,7 +118,7 @@ def run(context: click.Context, /, **values: Any) -> int:
             f"--method {group} chooses by the first photo, which --ray cannot; name the methods"
         )
     metrics = metrics_of(options.metric, has_boxes=True)
-    source = source_of(options.source)
+    source = source_of(options.source, options.boxes)
     settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
     explainer = load_explainer(answer, model=options.model, **settings)
     line = RunProgress()
@@ -122,6 +132,7 @@ def run(context: click.Context, /, **values: Any) -> int:
             "actors": options.actors,
             "gpus": options.gpus or 0.0,
         }
+    earlier = _manifest_of(options.output)
     begun = time.monotonic()
     try:
         with ExitStack() as stack:
@@ -145,20 +156,44 @@ def run(context: click.Context, /, **values: Any) -> int:
     except KeyboardInterrupt:
         answer.complain(f"interrupted{_so_far(options.output)}")
         return INTERRUPTED
+    for change in changes_in_words(earlier, finished.manifest) if earlier else ():
+        answer.note(f"{change}; what the photos of {options.output} lacked is added")
     document = _summary(options.output, finished, line, time.monotonic() - begun, answer)
     document["pictures"] = _pictures(options, finished, source, answer)
+    if options.table is not None:
+        with notes(answer):
+            finished.export(options.table, photos=True, overwrite=options.force)
+        answer.say(*wrote([options.table]))
+    document["table"] = options.table
     answer.add(document)
     return FAILED if answer.errors else 0
 
 
+def _manifest_of(file: str) -> dict[str, Any]:
+    """What fixes the run that a file holds; nothing where it has no photos."""
+    import explain
+
+    with suppress(RunError):
+        earlier = explain.open_run(file) if os.path.isfile(file) else None
+        return earlier.manifest if earlier is not None and earlier.photos else {}
+    return {}
+
+
 def _check_run(context: click.Context, options: SimpleNamespace) -> None:
     """Refuse options that have no effect without others, and what cannot be meant."""
+    from explain.runs.exporting import check_table
     from explain.runs.result import choice
 
     is_on_ray = options.ray is not None
     draws = options.pictures is not None
-    for name in ("style", "force"):
-        refuse_without_effect(context, name, " without --pictures", unless=draws)
+    has_table = options.table is not None
+    refuse_without_effect(context, "style", " without --pictures", unless=draws)
+    refuse_without_effect(
+        context, "force", " without --pictures or --table", unless=draws or has_table
+    )
+    if has_table:  # at once, and not at the end of a night
+        with as_usage(ExplainError):
+            check_table(options.table, photos=True, overwrite=options.force)
     for name in ("actors", "gpus"):
         refuse_without_effect(context, name, " without --ray", unless=is_on_ray)
     refuse_without_effect(context, "workers", " with --ray", unless=not is_on_ray)
@@ -241,18 +276,31 @@ def _summary(
 @commands.command("export", key="files", epilog="Example: explain export run.sqlite run.parquet")
 @cli.run_file
 @click.argument("file")
+@option(
+    "--photos",
+    "a row for each photo, with the probability of every label, instead of one for each map",
+)
+@option(
+    "--boxes FILE",
+    "COCO's annotations, whose numbers of photos and categories the results get",
+    show_default="those of the run",
+)
 @cli.force
 @cli.json
 @click.pass_obj
-def export(answer: Output, run_file: str, file: str, force: bool) -> None:
+def export(
+    answer: Output, run_file: str, file: str, photos: bool, boxes: str | None, force: bool
+) -> None:
     """Write a run as a table.
 
-    FILE ends in .parquet, with the maps, or in .csv or .jsonl, without.
+    FILE ends in .parquet, with the maps, or in .csv or .jsonl, without; or in .json, for what a
+    detector finds as results of COCO.
     """
     import explain
 
     with notes(answer):
-        count = explain.open_run(run_file).export(file, overwrite=force)
+        run = explain.open_run(run_file)
+        count = run.export(file, photos=photos, boxes=boxes, overwrite=force)
     answer.add({"run": run_file, "file": file, "rows": count}, [f"{count} rows written to {file}"])
 
 

@@ -33,6 +33,7 @@ from explain.runs.parts import (
 )
 from explain.runs.result import Run
 from explain.runs.runner import ELSEWHERE, RunCall, State
+from explain.store.lists import source_of
 from explain.store.sources import Entry, Failed, check_whole_number, text
 from explain.store.writing import PhotoRecord, Store, locked_run
 from explain.targets.resolve import TargetLike
@@ -251,6 +252,7 @@ def run_on_ray(
     per_file: int = PER_FILE,
     target: TargetLike = None,
     metrics: Iterable[Metric | str] = (),
+    boxes: str | os.PathLike[str] | None = None,
     progress: Callable[[State], None] | bool | None = None,
     **options: Unpack[RunOptions],
 ) -> Run:
@@ -272,7 +274,7 @@ def run_on_ray(
             processor.
         gpus: the share of a GPU that each actor takes: 0.25 for four actors on each.
         per_file: photos that are explained at a time, and that are in one file.
-        target, targets, top_k, metrics, layer, fuse, batch_size: as for `explain.run`.
+        target, targets, top_k, metrics, boxes, layer, fuse, batch_size: as for `explain.run`.
         precision, samples, tolerance, max_seconds: as for `explain.run`.
         progress: called with a `State` after each piece.
 
@@ -293,7 +295,7 @@ def run_on_ray(
     check_whole_number("batch_size", options.get("batch_size"), 1)
     if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not 0 <= gpus < float("inf"):
         raise RunError(f"gpus must be a number from 0, got {shown(gpus)}; leave it out")
-    job = Job(source, explainer, methods, target, metrics, **options)
+    job = Job(source_of(source, boxes), explainer, methods, target, metrics, **options)
     if job.device.type != "cpu":
         raise RunError(
             f"explainer must be on the CPU to be sent elsewhere, got {job.device}; gpus= moves it"

@@ -3,13 +3,15 @@
 import csv
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from explain._utils.errors import RunError, either, optional
+from explain._utils.errors import RunError, either, optional, warn
 from explain.data.files import as_cell, replacing
+from explain.store.lists import coco_ids
 from explain.store.reading import Row, StoredRun
 from explain.store.sources import text
 
@@ -47,45 +49,74 @@ VALUES_AT_ONCE = 4_000_000  # values of maps in memory
 ROWS_AT_ONCE = 1024
 
 
-def export(run: StoredRun, file: str | os.PathLike[str], *, overwrite: bool = False) -> int:
+def export(
+    run: StoredRun,
+    file: str | os.PathLike[str],
+    *,
+    photos: bool = False,
+    boxes: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+) -> int:
     """Write the rows of a run into one file: ``.parquet`` with the maps (extra ``parquet``),
-    ``.csv`` or ``.jsonl``.
+    ``.csv`` or ``.jsonl``; or what was detected as results of COCO, ``.json``.
 
     The file appears complete or not at all. In Parquet, ``map`` is a list of float32, row after
     row, and ``map_shape`` its shape; the manifest is among the metadata of the schema, under
-    ``explain``. Each metric is a column.
+    ``explain``. Each metric is a column, and in ``.csv`` and ``.jsonl`` the probability of each
+    label, where several may be true of a photo.
 
     Args:
         run: the run.
         file: where to write; its ending chooses the format.
+        photos: write a row for each photo, with the probability of every label or class, instead of
+            one for each map.
+        boxes: for results of COCO, the annotations that say which numbers its photos and categories
+            have; by default those that the run was made with.
         overwrite: replace a file that exists.
 
     Returns:
         How many rows were written.
 
     Raises:
-        RunError: the file exists, cannot be written or has another ending, or pyarrow is not
-            installed.
+        RunError: the file exists, cannot be written or has another ending, pyarrow is not
+            installed, or the run has no detections.
+    """
+    path = check_table(file, photos=photos, overwrite=overwrite)
+    ending = path.suffix.lower()
+    if boxes is not None and ending != ".json":
+        raise RunError(f"boxes have no effect on a file {ending}; leave them out")
+    metrics = run.metrics
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            if ending == ".json":
+                return _to_coco(run, boxes, part)
+            return _to_photos(run, ending, part) if photos else _WRITERS[ending](run, metrics, part)
+    except OSError as error:
+        raise RunError(
+            f"file {text(path)!r} cannot be written: {error.strerror or error}; choose another"
+        ) from None
+
+
+def check_table(
+    file: str | os.PathLike[str], *, photos: bool = False, overwrite: bool = False
+) -> Path:
+    """Return the path of a table that can be written.
+
+    Raises:
+        RunError: it exists, or its ending is none that a table has.
     """
     path = Path(file)
-    writer = _WRITERS.get(path.suffix.lower())
-    if writer is None:
+    endings = [".csv", ".jsonl"] if photos else [*_WRITERS, ".json"]
+    if path.suffix.lower() not in endings:
         raise RunError(
-            f"file must end in one of {', '.join(_WRITERS)}, got {text(path.name)!r}; choose one "
+            f"file must end in one of {', '.join(endings)}, got {text(path.name)!r}; choose one "
             "of them"
         )
     if os.path.lexists(path) and not overwrite:
         leave = either("pass overwrite=True", "overwrite it with --force")
         raise RunError(f"file {text(path)!r} exists already; choose another, or {leave}")
-    metrics = run.metrics
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            return writer(run, metrics, part)
-    except OSError as error:
-        raise RunError(
-            f"file {text(path)!r} cannot be written: {error.strerror or error}; choose another"
-        ) from None
+    return path
 
 
 def columns_without_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
@@ -136,29 +167,145 @@ def arrow_modules() -> tuple[Any, Any]:
 def _to_csv(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
     """Write a line for each row, without its map; boxes and labels are JSON in their cells. Return
     how many."""
+    labels = _labels_of(run, "labels")
+    head = [*COLUMNS, "boxes", "labels", *metrics]
+    rows = (
+        [
+            *(None if cell == [] else cell for cell in columns_without_map(row, metrics).values()),
+            *_probabilities(row.columns, "labels"),
+        ]
+        for row in run.rows()
+    )
+    return _write_csv(path, [*head, *labels], rows)
+
+
+def _write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
+    """Write a table; lists are JSON in their cells. Return how many rows it has."""
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, [*COLUMNS, "boxes", "labels", *metrics], lineterminator="\n")
-        table.writeheader()
-        for row in run.rows():
-            columns = columns_without_map(row, metrics)
-            for name in ("boxes", "labels"):
-                columns[name] = (
-                    json.dumps(columns[name], ensure_ascii=False) if columns[name] else None
-                )
-            table.writerow({name: as_cell(value) for name, value in columns.items()})
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(map(as_cell, head))
+        for row in rows:
+            cells = [
+                json.dumps(cell, ensure_ascii=False) if isinstance(cell, list) else as_cell(cell)
+                for cell in row
+            ]
+            table.writerow(cells)
             count += 1
     return count
 
 
 def _to_json_lines(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
     """Write an object for each row, without its map. Return how many."""
+    labels = _labels_of(run, "labels")
+    return _write_json_lines(
+        path,
+        (
+            columns_without_map(row, metrics)
+            | _by_label(labels, _probabilities(row.columns, "labels"))
+            for row in run.rows()
+        ),
+    )
+
+
+def _write_json_lines(path: Path, objects: Iterable[Mapping[str, Any]]) -> int:
     count = 0
     with path.open("w", encoding="utf-8") as file:
-        for row in run.rows():
-            file.write(json.dumps(columns_without_map(row, metrics), ensure_ascii=False) + "\n")
+        for columns in objects:
+            file.write(json.dumps(columns, ensure_ascii=False) + "\n")
             count += 1
     return count
+
+
+PHOTO_COLUMNS = ("name", "path", "label", "label_probability", "prediction", "probability")
+
+
+def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
+    """Write a row for each photo, with the probability of every label or class. Return how many."""
+    kind = "labels" if _labels_of(run, "labels") else "classes"
+    labels = _labels_of(run, kind)
+    if not labels:
+        warn(
+            "the probability of each class is not in the table: a run stores it for models of "
+            "several labels, and of 2 to 256 classes"
+        )
+
+    def figures(photo: Mapping[str, Any]) -> dict[str, Any]:
+        true = [label for _, label, *doubt in photo["labels"] or () if not doubt]
+        labels_of_photo = None if photo["labels"] is None else true
+        return {**{name: photo[name] for name in PHOTO_COLUMNS}, "labels": labels_of_photo}
+
+    photos = run.photo_columns()
+    if ending == ".jsonl":
+        objects = (
+            figures(photo) | _by_label(labels, _probabilities(photo, kind)) for photo in photos
+        )
+        return _write_json_lines(path, objects)
+    rows = ([*figures(photo).values(), *_probabilities(photo, kind)] for photo in photos)
+    return _write_csv(path, [*PHOTO_COLUMNS, "labels", *labels], rows)
+
+
+def _probabilities(photo: Mapping[str, Any], kind: str) -> list[float]:
+    """The probability of every label, or every class, of a photo."""
+    stored = photo["probabilities"] or "{}"
+    plain: dict[str, list[float]] = json.loads(stored) if isinstance(stored, str) else stored
+    return plain.get(kind, [])
+
+
+def _by_label(labels: Sequence[str], probabilities: Sequence[float]) -> dict[str, Any]:
+    by_label = dict(zip(labels, probabilities, strict=False))
+    return {"probabilities": by_label} if by_label else {}
+
+
+def _labels_of(run: StoredRun, kind: str) -> list[str]:
+    """The labels, or classes, of which a run has the probabilities."""
+    for photo in run.photo_columns():
+        return [run.label_of(number) for number in range(len(_probabilities(photo, kind)))]
+    return []
+
+
+def _to_coco(run: StoredRun, boxes: str | os.PathLike[str] | None, path: Path) -> int:
+    """Write all that was detected as results of COCO. Return how many detections there are.
+
+    The numbers of photos and categories are those of the annotations. Without any, they are the
+    numbers that photos have as names, and those of the model's classes.
+    """
+    source = run.manifest["source"]
+    listed = [boxes, source.get("boxes"), source.get("path")]
+    file = next((name for name in listed if str(name).endswith(".json")), None)
+    ids = None if file is None else coco_ids(file)
+    results = []
+    left_out: Counter[str] = Counter()
+    detects = False
+    for photo in run.photo_columns():
+        detects = detects or photo["detections"] is not None
+        stem = Path(photo["name"]).stem
+        image: Any = int(stem) if stem.isdecimal() else photo["name"]
+        if ids is not None:
+            image = ids.photos.find(photo["path"] or photo["name"], photo["name"])
+        for label, score, x0, y0, x1, y1, category in photo["detections"] or ():
+            if ids is not None:
+                category = ids.categories.get(label.casefold())
+            if image is None or category is None:
+                left_out[photo["name"] if image is None else label] += 1
+                continue
+            box = [round(edge, 3) for edge in (x0, y0, x1 - x0, y1 - y0)]
+            results.append(
+                {"image_id": image, "category_id": category, "bbox": box, "score": score}
+            )
+    if not detects:
+        raise RunError(
+            f"run {text(run.path)!r} must be one of a detector for a file .json, and has no "
+            f"detections; choose {', '.join(_WRITERS)}"
+        )
+    if left_out:
+        names = ", ".join(map(repr, sorted(left_out)[:5]))
+        warn(
+            f"{left_out.total()} detections are left out, as the annotations {text(file or '')!r} "
+            f"do not list {names}"
+        )
+    path.write_text(json.dumps(results), "utf-8")
+    return len(results)
 
 
 def _to_parquet(run: StoredRun, metrics: Sequence[str], path: Path) -> int:

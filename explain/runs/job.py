@@ -16,6 +16,8 @@ from explain.attribution.encoding import encode
 from explain.attribution.records import versions
 from explain.attribution.result import Attribution
 from explain.attribution.selection import select
+from explain.data.boxes import Box
+from explain.explanation.detected import Located, located
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import explained, rows_are_apart
 from explain.hooks import intervene
@@ -23,16 +25,27 @@ from explain.methods.base import Method, MethodLike
 from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
 from explain.models import Classifier
 from explain.runs import preparing
-from explain.runs.labels import Labels
+from explain.runs.labels import Labels, true_labels
 from explain.runs.manifest import model_identity, named_layer
 from explain.runs.preparing import Prepared, Preparer, Ready
 from explain.store.lists import source_of
 from explain.store.manifest import described_method
-from explain.store.sources import Corners, Failed, boxes_as_text, labels_as_text, on_input, text
+from explain.store.sources import (
+    Corners,
+    Failed,
+    boxes_as_text,
+    boxes_of_class,
+    labels_as_text,
+    on_input,
+    text,
+)
 from explain.store.writing import FORMAT, PhotoRecord, packed
+from explain.targets.labels import class_label
 from explain.targets.outputs import Outputs, Prediction
-from explain.targets.resolve import TargetLike, one_per_image
+from explain.targets.resolve import TargetLike, as_targets, one_per_image
 
+MOST_CLASSES = 256
+"""Classes of which one is true, up to which the probability of each is stored."""
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 Figures = dict[str, float | None]
 
@@ -140,8 +153,7 @@ class Job:
         """What the photos of a batch have in common."""
         if isinstance(photo, Failed):
             return None
-        judged = any(metric.needs_object for metric in self.metrics) and bool(_boxes(photo))
-        return photo.x.shape, photo.x.dtype, photo.lacking, judged
+        return photo.x.shape, photo.x.dtype, photo.lacking
 
     def _is_apart(self, photo: Any) -> bool:
         """Whether a photo gives the same beside others as alone."""
@@ -163,23 +175,31 @@ class Job:
             logits = next(iter(of_targets[0].values())).logits
             probabilities = self.explainer._probabilities(x, logits)
             predictions = self.explainer._answers(len(photos), probabilities, logits)
+            places: list[Any] = [None] * len(photos)
+            if logits is None:
+                places = self._located(x, [photo.box for photo in photos], len(of_targets))
+            names = [
+                self._names(next(iter(maps.values())), places, number)
+                for number, maps in enumerate(of_targets)
+            ]
             figures = [
-                self._evaluated(photos, x, maps, target)
-                for target, maps in zip(self.targets, of_targets, strict=False)
+                self._evaluated(photos, x, maps, target, labels)
+                for target, maps, labels in zip(self.targets, of_targets, names, strict=False)
             ]
         of_photos = (
             [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
         )
         results: list[list[dict[str, Any]]] = [[] for _ in photos]
-        for maps, of_maps in zip(of_targets, figures, strict=False):
+        for maps, of_maps, labels in zip(of_targets, figures, names, strict=False):
             for name, attribution in maps.items():
                 on_cpu = attribution.converted(torch.Tensor.cpu)
                 for image, rows in enumerate(results):
-                    rows.append(self._result(on_cpu, image, of_photos[image], of_maps[name]))
+                    result = self._result(on_cpu, image, of_photos[image], of_maps[name])
+                    rows.append({**result, "target": labels[image]})
         records = []
         for image, photo in enumerate(photos):
-            columns = self._columns(photo, of_photos[image], predictions[image])
-            said = photo.notes if image else (*photo.notes, *notes)
+            columns = self._columns(photo, of_photos[image], predictions[image], places[image])
+            said = (*photo.notes, *self.labels.notes(photo.label), *([] if image else notes))
             records.append(
                 PhotoRecord(columns, tuple(results[image]), said, photo.lacking is not None)
             )
@@ -214,16 +234,39 @@ class Job:
             **self.options,
         )
 
+    def _located(self, x: torch.Tensor, seen: Sequence[Box], count: int) -> list[Located]:
+        """What a model that gives no class scores detects, and what the targets are called."""
+        explainer = self.explainer
+        targets = as_targets(targets=self.targets[:count], categories=explainer.categories)
+        return located(
+            explainer.model, x, targets, seen, explainer.categories, explainer.activation
+        )
+
+    def _names(
+        self, attribution: Attribution, places: Sequence[Located | None], number: int
+    ) -> list[str]:
+        """What a target is called on each photo."""
+        if isinstance(attribution.target, str):
+            return [place.names[number] if place else attribution.target for place in places]
+        outputs = self.explainer._outputs or Outputs()
+        classes = None if attribution.logits is None else attribution.logits.shape[1]
+        indices = attribution.target.tolist()
+        return [outputs.label(self.explainer.categories, index, classes) for index in indices]
+
     def _evaluated(
         self,
         photos: Sequence[Prepared],
         x: torch.Tensor,
         maps: Mapping[str, Attribution],
         target: TargetLike,
+        names: Sequence[str],
     ) -> dict[str, dict[str, list[float]]]:
-        """The metrics of each photo by method: those of boxes are NaN for photos without boxes."""
-        boxes = [_boxes(photo) for photo in photos]
-        metrics = [metric for metric in self.metrics if boxes[0] or not metric.needs_object]
+        """The metrics of each photo by method: those of boxes are NaN for photos without boxes of
+        what the target is called."""
+        boxes = [self._boxes(photo, name) for photo, name in zip(photos, names, strict=True)]
+        metrics = [metric for metric in self.metrics if any(boxes) or not metric.needs_object]
+        by_box = [metric.name for metric in metrics if metric.needs_object]
+        height, width = x.shape[-2:]
         undefined = {metric.name: [math.nan] * len(photos) for metric in self.metrics}
         if not metrics:
             return dict.fromkeys(maps, undefined)
@@ -236,17 +279,29 @@ class Job:
             x,
             judged,
             metrics,
-            boxes=boxes if any(metric.needs_object for metric in metrics) else None,
+            # a photo without boxes has some, whose figures do not count
+            boxes=[of or [(0, 0, width, height)] for of in boxes] if by_box else None,
             target=target if isinstance(classes, str) else classes,
             activation=self.explainer.activation,
             layer=self.options.get("layer"),
             fuse=self.options.get("fuse"),
             batch_size=self.options.get("batch_size"),
         )
-        return {
-            name: undefined | {metric: values.tolist() for metric, values in columns.items()}
-            for name, columns in table.items()
-        }
+        has_none = torch.tensor([not of_photo for of_photo in boxes])
+        figures = {}
+        for name, columns in table.items():
+            figures[name] = dict(undefined)
+            for metric, values in columns.items():
+                defined = values.cpu()
+                if metric in by_box:
+                    defined = defined.masked_fill(has_none, math.nan)
+                figures[name][metric] = defined.tolist()
+        return figures
+
+    def _boxes(self, photo: Prepared, target: str) -> list[Corners]:
+        """Where the object of a target is, in pixels of the input."""
+        boxes = boxes_of_class(self.labels.of_boxes(photo.boxes), target)
+        return on_input(boxes, photo.box, photo.x.shape[-2:])
 
     def _result(
         self,
@@ -255,20 +310,14 @@ class Job:
         probabilities: torch.Tensor | None,
         figures: Mapping[str, list[float]],
     ) -> dict[str, Any]:
-        """The columns of ``results`` for one image of a batch."""
-        outputs = self.explainer._outputs or Outputs()
-        classes = None if attribution.logits is None else attribution.logits.shape[1]
+        """The columns of ``results`` for one image of a batch, but for the name of the target."""
         index = None if isinstance(attribution.target, str) else int(attribution.target[image])
-        target = str(attribution.target)
-        if index is not None:
-            target = outputs.label(self.explainer.categories, index, classes)
         samples = _figure(attribution.spent, image)
         metrics = {metric: values[image] for metric, values in figures.items()} | _set_figures(
             attribution, image
         )
         return {
             "method": attribution.method,
-            "target": target,
             "class": index,
             "score": float(attribution.score[image]),
             "probability": _probability(probabilities, index),
@@ -283,11 +332,15 @@ class Job:
         }
 
     def _columns(
-        self, photo: Prepared, probabilities: torch.Tensor | None, best: Prediction | None
+        self,
+        photo: Prepared,
+        probabilities: torch.Tensor | None,
+        best: Prediction | None,
+        places: Located | None,
     ) -> dict[str, Any]:
         """The columns of ``photos``."""
-        true_labels = self.labels.of(photo.label)
-        index, label = _most_probable(true_labels, probabilities)
+        labels = self.labels.of(photo.label)
+        index, label = _most_probable(true_labels(labels), probabilities)
         # Labels of a model with one output may be 0 for no and 1 for yes: its class 0 is none of
         # them.
         single = probabilities is not None and len(probabilities) == 1
@@ -316,14 +369,30 @@ class Job:
             "bottom": float(photo.box.bottom),
             "input_height": int(input_height),
             "input_width": int(input_width),
-            "boxes": boxes_as_text(photo.boxes),
-            "labels": labels_as_text(true_labels),
+            "boxes": boxes_as_text(self.labels.of_boxes(photo.boxes)),
+            "labels": labels_as_text(labels),
+            "probabilities": self._every_probability(probabilities),
+            "detections": None if places is None else self._detections(places),
         }
 
+    def _every_probability(self, probabilities: torch.Tensor | None) -> str | None:
+        """The probability of every label, or of every class where there are not too many."""
+        kind = (self.explainer._outputs or Outputs()).kind
+        if probabilities is None or len(probabilities) == 1:
+            return None
+        if kind == "classes" and len(probabilities) > MOST_CLASSES:
+            return None
+        return json.dumps({kind: [_short(value) for value in probabilities.tolist()]})
 
-def _boxes(photo: Prepared) -> list[Corners]:
-    """Where the object is, in pixels of the input."""
-    return on_input(photo.boxes, photo.box, photo.x.shape[-2:])
+    def _detections(self, places: Located) -> str:
+        """All that was detected, as it is stored."""
+        rows = []
+        for detection in places.detections:
+            category = detection.category
+            label = class_label(self.explainer.categories, category or 0)
+            figures = [_short(value) for value in (detection.value, *(detection.box or ()))]
+            rows.append([label, *figures, category])
+        return json.dumps(rows, ensure_ascii=False)
 
 
 def _figure(values: torch.Tensor | None, image: int) -> float | None:
@@ -331,6 +400,11 @@ def _figure(values: torch.Tensor | None, image: int) -> float | None:
     if values is None or values[image].isnan():
         return None
     return float(values[image])
+
+
+def _short(value: float) -> float:
+    """A number of float32 in as many digits as it has."""
+    return float(f"{value:.7g}")
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,11 +1,18 @@
 """Labels of photos as classes of a model."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from explain.store.sources import Label, each_label
+from explain._utils.spelling import close_to
+from explain.store.sources import Label, ObjectBox, Uncertain, each_label
 from explain.targets.labels import class_label
+
+ClassLabel: TypeAlias = tuple[int | None, str] | tuple[int | None, str, str]
+"""The class of the model, None where it has none, and the text of a label that is true; "uncertain"
+follows where that is not known."""
+UNCERTAIN = "uncertain"
 
 
 @dataclass(eq=False)
@@ -27,6 +34,7 @@ class Labels:
 
     def __post_init__(self) -> None:
         self._known: dict[str, int | None] = {}
+        self._notes: dict[str, str] = {}
         for exact in (False, True):  # a complete label counts more than a part of one
             classes_of_words: dict[str, int | None] = {}
             for index, category in enumerate(self.categories or ()):
@@ -39,29 +47,53 @@ class Labels:
             self._known.get(_plain(name)) is not None for name in self.classes or ()
         )
 
-    def of(self, label: Label) -> list[tuple[int | None, str]]:
-        """Return the class of the model and the text of each label that is true of a photo; none
-        where none is known.
+    def of(self, label: Label) -> list[ClassLabel] | None:
+        """Return the class of the model and the text of each label that is true of a photo; None
+        where that is not known.
 
         A list with as many zeros and ones as there are classes says of each class whether it is
-        true.
+        true; -1 says that this is uncertain.
         """
+        if label is None:
+            return None
         labels = each_label(label)
         names = self.categories if self.classes is None else self.classes
-        if (
-            len(labels) > 1
-            and names is not None
-            and len(labels) == len(names)
-            and set(labels) <= {0, 1}
-        ):
-            labels = tuple(number for number, is_true in enumerate(labels) if is_true)
+        # numbers of classes do not repeat, and none is below 0
+        is_vector = len(set(labels)) < len(labels) or -1 in labels
+        fits = is_vector if names is None else len(labels) == len(names)
+        if len(labels) > 1 and fits and set(labels) <= {0, 1, -1}:
+            numbers = [number for number, is_true in enumerate(labels) if is_true == 1]
+            doubtful = [number for number, is_true in enumerate(labels) if is_true == -1]
+            classes = [self._of_one(number) for number in numbers]
+            return classes + [(*self._of_one(number)[:2], UNCERTAIN) for number in doubtful]
         return [self._of_one(one) for one in dict.fromkeys(labels)]
 
     def first_class(self, label: Label) -> int | None:
         """Return the first class of the model that a photo with this label has."""
-        return next((index for index, _ in self.of(label) if index is not None), None)
+        labels = true_labels(self.of(label))
+        return next((index for index, _ in labels if index is not None), None)
 
-    def _of_one(self, label: str | int) -> tuple[int | None, str]:
+    def of_boxes(self, boxes: Iterable[ObjectBox]) -> list[Any]:
+        """Return boxes whose labels are those of the model, where it has them."""
+        return [(*box[:4], *(self._of_one(label)[1] for label in box[4:])) for box in boxes]
+
+    def notes(self, label: Label) -> list[str]:
+        """What is to be said of labels that are none of the model's."""
+        if self.categories is None:
+            return []
+        return [self._note(name) for index, name in true_labels(self.of(label)) if index is None]
+
+    def _note(self, name: str) -> str:
+        if name not in self._notes:
+            close = close_to(name, [*(self.categories or ())], 1)
+            remedy = f"; did you mean {close[0]!r}?" if close else ""
+            counts = "it counts neither as right nor as wrong"
+            self._notes[name] = f"label {name!r} is none of the model's: {counts}{remedy}"
+        return self._notes[name]
+
+    def _of_one(self, label: str | int) -> ClassLabel:
+        if isinstance(label, Uncertain):
+            return (*self._of_one(str(label))[:2], UNCERTAIN)
         if isinstance(label, str):
             index = self._known.get(_plain(label))
             return index, label if index is None else class_label(self.categories, index)
@@ -70,6 +102,11 @@ class Labels:
         if label < 0 or (self.categories is not None and label >= len(self.categories)):
             return None, str(label)
         return label, class_label(self.categories, label)
+
+
+def true_labels(labels: Iterable[Sequence[Any]] | None) -> list[tuple[int | None, str]]:
+    """Return the labels that are true, without those that are uncertain."""
+    return [(label[0], label[1]) for label in labels or () if len(label) == 2]
 
 
 def _plain(name: str) -> str:

@@ -10,7 +10,7 @@ from explain._utils.errors import ExplainError, ImageError, collect_warnings, ra
 from explain._utils.signals import came_by_signal
 from explain.data.boxes import Box, Preprocess, as_input, locate
 from explain.data.images import load_image
-from explain.store.sources import Corners, Entry, Failed, Label, Source
+from explain.store.sources import Entry, Failed, Label, ObjectBox, Source
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Prepared:
     size: tuple[int, int]
     box: Box
     label: Label = None
-    boxes: tuple[Corners, ...] = ()
+    boxes: tuple[ObjectBox, ...] = ()
     notes: tuple[str, ...] = ()
     lacking: frozenset[str] | None = None
 

@@ -21,12 +21,13 @@ from explain.runs.job import TIME, Job
 from explain.runs.preparing import Prepared, Ready
 from explain.runs.result import Run
 from explain.runs.workers import default_workers, read_ahead
+from explain.store.lists import source_of
 from explain.store.reading import StoredPhoto
 from explain.store.sources import (
-    Corners,
     Entry,
     Failed,
     Label,
+    ObjectBox,
     boxes_as_text,
     check_whole_number,
     entries_of,
@@ -85,6 +86,7 @@ def run(
     output: str | os.PathLike[str],
     target: TargetLike = None,
     metrics: Iterable[Metric | str] = (),
+    boxes: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     timeout: float = TIMEOUT,
     progress: Callable[[State], None] | bool | None = None,
@@ -108,6 +110,8 @@ def run(
             for calling an `Explainer`; ``target`` is one for all photos.
         output: the file. A run that it holds is continued.
         metrics: evaluate each map by these, too; those that need boxes skip photos without them.
+        boxes: a file with the labels and boxes of the photos: annotations as COCO has them, or a
+            list. Of boxes with labels, those of the explained class count.
         batch_size: photos, and altered inputs of methods that run the model many times, at once; by
             default as many photos as suit the size of the input.
         workers: processes that read and preprocess photos ahead; by default one for every two
@@ -141,7 +145,7 @@ def run(
         raise RunError(
             f"timeout must be a number of seconds above 0, got {shown(timeout)}; leave it out"
         )
-    job = Job(source, explainer, methods, target, metrics, **options)
+    job = Job(source_of(source, boxes), explainer, methods, target, metrics, **options)
     file = Path(output)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -274,9 +278,10 @@ class RunCall:
             return False
         return self._is_labelled(stored, entry.label, entry.boxes)
 
-    def _is_labelled(self, stored: StoredPhoto, label: Label, boxes: tuple[Corners, ...]) -> bool:
+    def _is_labelled(self, stored: StoredPhoto, label: Label, boxes: tuple[ObjectBox, ...]) -> bool:
         labels = labels_as_text(self.job.labels.of(label))
-        return stored.labels == labels and stored.boxes == boxes_as_text(boxes)
+        boxes_text = boxes_as_text(self.job.labels.of_boxes(boxes))
+        return stored.labels == labels and stored.boxes == boxes_text
 
     def _report(self) -> None:
         total = self.job.source.count

@@ -1,32 +1,41 @@
 """Lists of photos in files, WebDataset shards, and `source_of`, which makes a source of a path or
 data set."""
 
+import ast
 import csv
 import glob
 import json
 import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from explain._utils.errors import ExplainError, ImageError, RunError, shown
+from explain._utils.errors import ExplainError, ImageError, RunError, shown, warn
 from explain.data.opening import EXTENSIONS
 from explain.store.sources import (
+    EDGES,
+    IMAGES,
+    LABELS,
     Columns,
     Content,
     DataSet,
     Entry,
     Folder,
+    Label,
     Photos,
     Source,
+    Uncertain,
     as_label,
     content_of,
     each_label,
+    plain_key,
     stamp,
     text,
 )
@@ -38,13 +47,15 @@ class PhotoList(Source):
     """The photos that a file lists, each with a label and boxes where the list has them.
 
     A list has a column, or a key, ``path``, and perhaps ``label`` (a label of the model, or the
-    number of a class) and a box: ``x0``, ``y0``, ``x1``, ``y1`` in pixels of the photo, x1 and y1
-    exclusive; or ``boxes`` as JSON. A photo with several boxes may have a line for each. Paths are
+    number of a class; several with ``|`` or ``;`` between them) and a box: ``x0``, ``y0``, ``x1``,
+    ``y1`` in pixels of the photo, x1 and y1 exclusive; or ``boxes`` as JSON. Instead of ``label``,
+    there may be a column for each class: 1 where it is true, 0 or nothing where it is not, -1 where
+    that is uncertain. A photo with several labels or boxes may have a line for each. Paths are
     looked up from the folder of the list.
 
     Args:
-        file: ``.csv``, ``.tsv``, ``.json`` (objects or paths in a list) or ``.jsonl`` (an object on
-            each line).
+        file: ``.csv``, ``.tsv``, ``.json`` (objects or paths in a list, or annotations as COCO has
+            them) or ``.jsonl`` (an object on each line).
 
     Raises:
         RunError: the file cannot be read, or is no such list.
@@ -71,20 +82,28 @@ class PhotoList(Source):
     def _listed(self) -> dict[str, Entry]:
         """The photos by name; several lines about one photo are joined."""
         entries: dict[str, Entry] = {}
-        for number, row in enumerate(self._rows(), 1):
+        rows = self._rows()
+        classes = class_columns(rows)
+        for number, row in enumerate(rows, 1):
             try:
-                entry = self._entry(row)
+                entry = self._entry(row, classes)
                 earlier = entries.get(entry.name, entry)
                 labels = dict.fromkeys((*each_label(earlier.label), *each_label(entry.label)))
                 boxes = dict.fromkeys((*earlier.boxes, *entry.boxes))
-                entries[entry.name] = replace(
-                    earlier, label=as_label(list(labels)), boxes=tuple(boxes)
-                )
+                label = earlier.label if entry.label is None else as_label(list(labels))
+                entries[entry.name] = replace(earlier, label=label, boxes=tuple(boxes))
             except (ExplainError, ValueError, RecursionError) as error:  # of JSON among the boxes
                 raise RunError(f"source {str(self.file)!r}, photo {number}: {error}") from None
+        keys = {plain_key(key): key for row in rows[:1] if isinstance(row, Mapping) for key in row}
+        unread = [str(keys[key]) for key in keys.keys() - {*IMAGES, *EDGES, "boxes"}]
+        if unread and not classes and not keys.keys() & {*LABELS}:
+            warn(
+                f"source {str(self.file)!r} has no labels: its columns {', '.join(sorted(unread))} "
+                "are not read; call one of them label, or give each class a column with 0 and 1"
+            )
         return entries
 
-    def _entry(self, row: Any) -> Entry:
+    def _entry(self, row: Any, classes: Sequence[str]) -> Entry:
         if not isinstance(row, (str, Mapping)):
             raise RunError(
                 f'must be an object or a path, got {type(row).__name__}; write it as {{"path": '
@@ -93,37 +112,242 @@ class PhotoList(Source):
         content = content_of({"path": row} if isinstance(row, str) else row)
         name = str(content.image)
         label = content.label
-        if isinstance(label, str):  # a table has text only: a whole number is the number of a class
-            label = label.strip()
-            label = int(label) if label.isdecimal() else label
+        if isinstance(label, str):
+            label = _labels_in(label)
+        elif classes and isinstance(row, Mapping):
+            truths = {column: _TRUTHS[str(row.get(column) or "").strip()] for column in classes}
+            true = [column.strip() for column in classes if truths[column] == 1]
+            doubtful = [Uncertain(column.strip()) for column in classes if truths[column] == -1]
+            label = (*true, *doubtful)
         path = self.file.parent / name
-        return Entry(text(name), str(path), text(path), None, as_label(label), content.boxes)
+        return Entry(text(name), str(path), text(path), None, label, content.boxes)
 
-    def _rows(self) -> list[Any]:
+    def content(self) -> Any:
+        """What the file holds, as plain values.
+
+        Raises:
+            RunError: it cannot be read.
+        """
         ending = self.file.suffix.lower()
         try:
             content = self.file.read_text("utf-8-sig")
             if ending == ".json":
-                rows = json.loads(content)
-            elif ending == ".jsonl":
-                rows = [json.loads(line) for line in content.splitlines() if line.strip()]
-            else:
-                rows = list(
-                    csv.DictReader(
-                        content.splitlines(), delimiter="\t" if ending == ".tsv" else ","
-                    )
-                )
+                return json.loads(content)
+            if ending == ".jsonl":
+                return [json.loads(line) for line in content.splitlines() if line.strip()]
+            delimiter = "\t" if ending == ".tsv" else ","
+            return list(csv.DictReader(content.splitlines(), delimiter=delimiter))
         except (OSError, ValueError, csv.Error, RecursionError) as error:
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
             raise RunError(
                 f"source {str(self.file)!r} cannot be read as a list ({reason}); save it again"
             ) from None
+
+    def _rows(self) -> list[Any]:
+        rows = self.content()
+        if isinstance(rows, dict) and "images" in rows:
+            try:
+                return coco_rows(rows)
+            except (LookupError, TypeError, ValueError) as error:
+                raise RunError(
+                    f"source {str(self.file)!r} must hold annotations as COCO has them, but "
+                    f"{type(error).__name__}: {error}; write them again"
+                ) from None
         if not isinstance(rows, list):
             raise RunError(
-                f"source {str(self.file)!r} must hold a JSON list, got {type(rows).__name__}; make "
-                "one"
+                f"source {str(self.file)!r} must hold a JSON list, or annotations as COCO has "
+                f"them, got {type(rows).__name__}; make one"
             )
         return rows
+
+
+_TRUTHS = {"": 0, "0": 0, "0.0": 0, "False": 0, "1": 1, "1.0": 1, "True": 1, "-1": -1, "-1.0": -1}
+"""What is written for a class that is true of a photo, for one that is not, and where that is
+uncertain."""
+
+
+def class_columns(rows: Sequence[Any]) -> list[str]:
+    """Return the columns of a table that each say of a class whether it is true.
+
+    >>> class_columns([{"path": "a.png", "age": "61", "Edema": "1.0"}, {"Edema": ""}])
+    ['Edema']
+    """
+    columns: dict[str, bool] = {}  # whether one has said something
+    refused: set[Any] = set()
+    for row in rows:
+        for column, value in row.items() if isinstance(row, Mapping) else ():
+            if column in refused:
+                continue
+            if column not in columns:
+                key = plain_key(column)
+                if key in LABELS:
+                    return []
+                if key in (*IMAGES, *EDGES, "boxes"):
+                    refused.add(column)
+                    continue
+            cell = "" if value is None else str(value).strip()
+            if cell in _TRUTHS:
+                columns[column] = bool(cell) or columns.get(column, False)
+            else:
+                refused.add(column)
+                columns.pop(column, None)
+    return [column for column, has_said in columns.items() if has_said]
+
+
+def _labels_in(cell: str) -> Label:
+    """The labels in a cell of a table, which has text only: a whole number is the number of a
+    class."""
+    parts: Sequence[Any] = re.split(r"[|;]", cell)
+    if cell.strip().startswith("["):  # as pandas writes a list
+        with suppress(ValueError, SyntaxError):
+            parts = ast.literal_eval(cell.strip())
+    words = [str(part).strip() for part in parts]
+    return as_label([int(word) if word.isdecimal() else word for word in words if word])
+
+
+def coco_rows(annotations: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return annotations as COCO has them as the rows of a list: the path of each photo, the names
+    of its categories, and its boxes with theirs.
+
+    >>> coco_rows(
+    ...     {
+    ...         "images": [{"id": 7, "file_name": "a.jpg"}],
+    ...         "annotations": [{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4]}],
+    ...         "categories": [{"id": 3, "name": "dog"}],
+    ...     }
+    ... )
+    [{'path': 'a.jpg', 'label': ['dog'], 'boxes': [[1, 2, 4, 6, 'dog']]}]
+    """
+    names = {category["id"]: str(category["name"]) for category in annotations["categories"]}
+    rows: dict[Any, dict[str, Any]] = {
+        image["id"]: {"path": str(image["file_name"]), "label": [], "boxes": []}
+        for image in annotations["images"]
+    }
+    for annotation in annotations.get("annotations", ()):
+        row = rows[annotation["image_id"]]
+        name = names[annotation["category_id"]]
+        row["label"].append(name)
+        left, top, width, height = annotation.get("bbox") or (0, 0, 0, 0)
+        if width > 0 and height > 0:  # COCO itself has some boxes without an area
+            row["boxes"].append([left, top, left + width, top + height, name])
+    return list(rows.values())
+
+
+@dataclass(frozen=True)
+class CocoIds:
+    """The numbers that annotations as COCO has them give to photos, and to categories by their
+    names in lower case."""
+
+    photos: "PathIndex"
+    categories: dict[str, Any]
+
+
+def coco_ids(file: str | os.PathLike[str]) -> CocoIds | None:
+    """Read the numbers of annotations as COCO has them; None of another list.
+
+    Raises:
+        RunError: there is no such file, or it cannot be read.
+    """
+    content = PhotoList(file).content()
+    if not isinstance(content, dict):
+        return None
+    try:
+        photos = {str(image["file_name"]): image["id"] for image in content["images"]}
+        names = {str(one["name"]).casefold(): one["id"] for one in content["categories"]}
+    except (LookupError, TypeError):
+        return None
+    return CocoIds(PathIndex(photos), names)
+
+
+class PathIndex:
+    """Finds what belongs to a path among paths that may begin elsewhere: ``val/1.jpg`` is
+    ``photos/val/1.jpg``, and not ``photos/train/1.jpg``.
+
+    >>> index = PathIndex({"val/1.jpg": 7, "photos/2.jpg": 8})
+    >>> index.find("photos/val/1.jpg"), index.find("photos/train/1.jpg"), index.find("2.jpg")
+    (7, None, 8)
+    """
+
+    def __init__(self, of_paths: Mapping[str, Any]) -> None:
+        self.by_path: dict[str, Any] = {}
+        self._by_end: dict[str, Any] = {}
+        for path, value in of_paths.items():
+            ends = _ends(path)
+            self.by_path["/".join(ends[:1])] = value
+            for end in ends:
+                self._by_end[end] = None if end in self._by_end else value
+
+    def find(self, path: str, name: str | None = None) -> Any:
+        """Return what belongs to a path, the longest that fits; else to one that ends in ``name``,
+        if it is the only one; else None."""
+        for end in _ends(path):
+            if end in self.by_path:
+                return self.by_path[end]
+        return self._by_end.get("/".join(_ends(path if name is None else name)[:1]))
+
+
+def _ends(path: str) -> list[str]:
+    """The ends of a path, the longest first.
+
+    >>> _ends("./a/b.jpg")
+    ['a/b.jpg', 'b.jpg']
+    """
+    parts = [part for part in re.split(r"[/\\]", path) if part not in ("", ".")]
+    return ["/".join(parts[start:]) for start in range(len(parts))]
+
+
+class AnnotatedSource(Source):
+    """The photos of a source, with the labels and boxes that a list has of them, and no others.
+
+    A photo is found in the list by its path, see `PathIndex`. What the list has of ``1.jpg`` is not
+    taken for one of several photos of this name in folders.
+
+    Args:
+        source: where the photos come from.
+        file: the list, see `PhotoList`.
+
+    Raises:
+        RunError: the file is no such list, or has none of the photos.
+    """
+
+    kind = "annotated"
+
+    def __init__(self, source: Source, file: str | os.PathLike[str]) -> None:
+        self.source = source
+        self.list = PhotoList(file)
+        self.by_file = source.by_file  # type: ignore[misc]  # as of the source
+        self._index = PathIndex({entry.name: entry for entry in self.list.entries()})
+        self._claims: Counter[str] = Counter()
+        photos = [] if source.count is None else list(source.entries())
+        for photo in photos:
+            listed = self._listed(photo)
+            self._claims.update([] if listed is None else [listed.name])
+        if photos and not self._claims:
+            raise RunError(
+                f"boxes {text(file)!r} must list the photos of the source, such as "
+                f"{photos[0].name!r}, got {next(iter(self._index.by_path), 'none')!r}; give the "
+                "list of these photos"
+            )
+
+    @property
+    def count(self) -> int | None:
+        return self.source.count
+
+    def entries(self) -> Iterator[Entry]:
+        for entry in self.source.entries():
+            listed = self._listed(entry) or Entry("")
+            yield replace(entry, label=listed.label, boxes=listed.boxes)
+
+    def read(self, entry: Entry) -> Content:
+        return Content(self.source.read(entry).image)
+
+    def identity(self) -> dict[str, Any]:
+        return {**self.source.identity(), "boxes": text(self.list.file)}
+
+    def _listed(self, entry: Entry) -> Entry | None:
+        listed: Entry | None = self._index.find(entry.path or entry.name, entry.name)
+        is_shared = listed is not None and self._claims[listed.name] > 1
+        return None if is_shared and listed.name != entry.name else listed
 
 
 SHARD_LABELS = ("cls", "txt", "json")
@@ -275,14 +499,15 @@ def _check_exists(path: str | os.PathLike[str], kind: str) -> None:
         )
 
 
-def source_of(source: Any) -> Source:
+def source_of(source: Any, boxes: str | os.PathLike[str] | None = None) -> Source:
     """Return the source for a path, a data set or a list of photos.
 
     Args:
-        given: a folder of photos, of class folders or of shards; a list of photos in a file
+        source: a folder of photos, of class folders or of shards; a list of photos in a file
             (``.csv``, ``.tsv``, ``.json``, ``.jsonl``); a shard (``.tar``), a range of shards
             ("train-{000..009}.tar") or a pattern; a photo; a data set of PyTorch or Hugging Face; a
             list or iterator of photos; or a `Source`.
+        boxes: a list or COCO's annotations, with the labels and boxes of the photos.
 
     Raises:
         RunError: it is none of these, or does not exist.
@@ -290,6 +515,8 @@ def source_of(source: Any) -> Source:
     >>> source_of([b"one photo", b"another"]).count
     2
     """
+    if boxes is not None:
+        return AnnotatedSource(source_of(source), boxes)
     if isinstance(source, Source):
         return source
     if isinstance(source, (str, os.PathLike)):

@@ -4,7 +4,7 @@ begun."""
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import nn
 from explain._utils.errors import RunError
 from explain.attribution.encoding import class_name, encode_fields, unknown
 from explain.methods import Method
+from explain.targets.labels import class_label
 
 TOLERANCES = {"test_inputs": 1e-4, "test_scores": 5e-3}  # devices differ in the last digits
 FREE = frozenset(["begun", "ended", "device", "batch_size"])
@@ -82,7 +83,7 @@ def must_agree(
     With ``more``, there may be further methods and metrics.
 
     Raises:
-        RunError: the first thing that differs is named, with both values.
+        RunError: what differs is named, with both values.
     """
     for key, value in now.items():
         callers_parts = unknown(value)
@@ -91,19 +92,102 @@ def must_agree(
                 f"run {file!r} cannot be continued: {callers_parts[0]} in its {key} is your own; "
                 "give another output"
             )
+    changes = changes_in_words(stored, now, more=more)
+    if changes:
+        most = "; ".join(changes[:MOST_CHANGES])
+        rest = len(changes) - MOST_CHANGES
+        raise RunError(
+            f"run {file!r} must be continued as it was begun, but {most}"
+            f"{f'; and {rest} more changes' if rest > 0 else ''}; ask for the same again, or give "
+            "another output"
+        )
+
+
+MOST_CHANGES = 3  # that are told
+TOLD_BY = (
+    (
+        "model",
+        "network",
+        "weights",
+        "structure",
+        "test_scores",
+        "weights_from",
+        "categories",
+        "temperature",
+    ),
+    ("model", "explainer", "preprocess", "test_inputs"),
+)
+"""Properties of which a change of one changes those that follow it: only the first is told."""
+NOT_FOR_PEOPLE = ("weights", "structure", "test_inputs", "test_scores")
+"""Numbers that say only whether something is the same."""
+WORDS = {"test_inputs": "preprocessed photos", "test_scores": "answers of the model"}
+
+
+def changes_in_words(
+    stored: Mapping[str, Any], now: Mapping[str, Any], *, more: bool = False
+) -> list[str]:
+    """Say what differs between what a run was begun with and what is asked for now.
+
+    With ``more``, there may be further methods and metrics.
+
+    >>> methods = {name: {"class": "", "options": {}} for name in ("gradcam", "lrp")}
+    >>> changes_in_words(
+    ...     {"methods": methods, "layer": None}, {"methods": {"lrp": methods["lrp"]}, "layer": "l"}
+    ... )
+    ['methods: gradcam and lrp before, lrp now', 'layer: none before, l now']
+    """
     old = dict(_leaves("", stored))
     new = dict(_leaves("", now))
-    for key in {**new, **old}:
+    changed: dict[str, list[str]] = {}
+    for key in {**old, **new}:
         first, *rest = key.split(", ")
         added = more and rest and first in ("methods", "metrics") and key not in old
-        if added or first in FREE or alike(first, old.get(key), new.get(key)):
+        if not (added or first in FREE or alike(first, old.get(key), new.get(key))):
+            changed.setdefault(first, []).append(key)
+    for group in TOLD_BY:
+        for name in [name for name in group if name in changed][1:]:
+            del changed[name]
+    categories = now.get("categories")
+    lines = []
+    for name, keys in changed.items():
+        if name in NOT_FOR_PEOPLE:
+            lines.append(f"{WORDS.get(name, name)}: others than before")
             continue
-        values = [json.dumps(leaves.get(key), ensure_ascii=False) for leaves in (old, new)]
-        was, is_now = (value if len(value) <= 80 else f"{value[:79]}…" for value in values)
-        difference = f"its {key} was {was} and is now {is_now}"
-        raise RunError(
-            f"run {file!r} must be continued as it was begun, but {difference}; give another output"
-        )
+        if name in ("methods", "metrics") and list(stored[name]) != list(now[name]):
+            keys = [name]  # not what belongs to each of them
+        for key in keys:
+            earlier = _in_words(old.get(key, stored.get(key)), categories)
+            later = _in_words(new.get(key, now.get(key)), categories)
+            said = key.replace(", options", "").replace("explainer, arguments, ", "")
+            lines.append(f"{said}: {earlier} before, {later} now")
+    return lines
+
+
+def _in_words(value: Any, categories: Sequence[str] | None) -> str:
+    """A value of a manifest for people, cut off where it is long."""
+    if value is None or value in ([], {}):
+        return "none"
+    if isinstance(value, Mapping) and value.keys() == {"class", "options"}:
+        return _target_in_words(value["class"], value["options"], categories)
+    if isinstance(value, (list, Mapping)):
+        words = [_in_words(item, categories) for item in value]
+        if len(words) > 5:
+            return f"{', '.join(words[:5])} and {len(words) - 5} more"
+        return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+    plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return plain if len(plain) <= 80 else f"{plain[:79]}…"
+
+
+def _target_in_words(
+    name: str | None, options: Mapping[str, Any], categories: Sequence[str] | None
+) -> str:
+    if name == "TopClass":
+        rank = options.get("rank", 0)
+        return "the top class" if not rank else f"class {rank + 1} from the top"
+    if name == "ClassTarget" and isinstance(options.get("index"), int):
+        return class_label(categories, options["index"])
+    listed = ", ".join(f"{key}={_in_words(value, None)}" for key, value in options.items())
+    return f"{name}({listed})"
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -22,7 +23,15 @@ from explain.data.images import load_image
 from explain.methods.base import title_of
 from explain.render.styles import Style
 from explain.store.lists import source_of
-from explain.store.sources import Corners, Entry, entries_of, path_of, stamp, text
+from explain.store.sources import (
+    Corners,
+    Entry,
+    boxes_of_class,
+    entries_of,
+    path_of,
+    stamp,
+    text,
+)
 from explain.store.writing import (
     APPLICATION,
     DIGESTED,
@@ -33,6 +42,7 @@ from explain.store.writing import (
     quoted,
     unpacked,
 )
+from explain.targets.labels import class_label
 
 _ALLOWED = {
     sqlite3.SQLITE_SELECT,
@@ -63,10 +73,11 @@ class Row:
     ``label`` is the source's class of the photo, ``prediction`` the model's, ``target`` the
     explained one; a number ends in ``_class``. ``labels`` are all that are true of it; of several,
     ``label`` is the one that the model finds most probable, so that a prediction of any of them is
-    right. ``box`` is the part of the photo that the model saw, ``boxes`` are those of the object,
-    both in pixels of the photo. ``metrics`` has a figure by name, None where it is not defined.
-    ``uncentred`` says that a pixel without influence has another value than zero, as in RISE:
-    pictures take the mean of the map for it. ``columns`` are those of the tables.
+    right. ``box`` is the part of the photo that the model saw, ``boxes`` are those of the object
+    (where they have labels, those of the target), both in pixels of the photo. ``metrics`` has a
+    figure by name, None where it is not defined. ``uncentred`` says that a pixel without influence
+    has another value than zero, as in RISE: pictures take the mean of the map for it. ``columns``
+    are those of the tables.
     """
 
     name: str
@@ -160,6 +171,29 @@ class StoredPhoto(NamedTuple):
     height: int
     labels: str | None
     boxes: str | None
+
+
+class LabelledPhoto(NamedTuple):
+    """A photo of which several labels may be true: the probability of each label of the model
+    ``(K,)``, the classes that are true, and those of which that is not known."""
+
+    name: str
+    probabilities: np.ndarray[Any, Any]
+    true: frozenset[int]
+    uncertain: frozenset[int]
+
+    def mistakes(self, threshold: float) -> tuple[list[int], list[int]]:
+        """The classes that are missed, and those that are predicted and not there, where a class is
+        predicted from a probability of ``threshold`` on.
+
+        >>> photo = LabelledPhoto("a", np.array([0.1, 0.9, 0.7]), frozenset([0]), frozenset([2]))
+        >>> photo.mistakes(0.5)
+        ([0], [1])
+        """
+        predicted = np.flatnonzero(self.probabilities >= threshold).tolist()
+        missed = self.true.difference(predicted)
+        false_alarms = set(predicted) - self.true - self.uncertain
+        return sorted(missed), sorted(false_alarms)
 
 
 class StoredRun:
@@ -307,6 +341,46 @@ class StoredRun:
         where = f" WHERE {' AND '.join(terms)}" if terms else ""
         return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", list(wanted.values()))
 
+    def photo_columns(self) -> Iterator[dict[str, Any]]:
+        """Give the columns of each photo, those of JSON as values.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        self._check_digests()
+        names = DIGESTED["photos"]
+        for cells in self.query(f"SELECT {quoted(names)} FROM photos ORDER BY id"):
+            columns = dict(zip(names, cells, strict=True))
+            for name in ("boxes", "labels", "probabilities", "detections"):
+                columns[name] = None if columns[name] is None else json.loads(columns[name])
+            yield columns
+
+    def labelled_photos(self) -> Iterator[LabelledPhoto]:
+        """Give the photos whose labels are known, where several may be true of one.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        for columns in self.photo_columns():
+            probabilities = (columns["probabilities"] or {}).get("labels")
+            if probabilities is None or columns["labels"] is None:
+                continue
+            groups: tuple[set[int], set[int]] = (set(), set())
+            for number, _, *doubt in columns["labels"]:
+                if number is not None and number < len(probabilities):
+                    groups[bool(doubt)].add(number)
+            true, uncertain = map(frozenset, groups)
+            yield LabelledPhoto(columns["name"], np.array(probabilities), true, uncertain)
+
+    def label_of(self, number: int) -> str:
+        """The label of a class of the model."""
+        return class_label(self._categories, number)
+
+    @cached_property
+    def _categories(self) -> list[str] | None:
+        categories: list[str] | None = self.manifest.get("categories")
+        return categories
+
     def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
         """Run a query in SQL; the documentation lists the tables. Only SELECT is allowed, which
         changes nothing.
@@ -436,8 +510,10 @@ def row_of(columns: Mapping[str, Any], style: str | None = None, uncentred: bool
         "size": (columns["width"], columns["height"]),
         "input_size": (columns["input_height"], columns["input_width"]),
         "box": Box(columns["left"], columns["top"], columns["right"], columns["bottom"]),
-        "boxes": tuple(tuple(box) for box in json.loads(columns["boxes"] or "[]")),
-        "labels": tuple(label for _, label in json.loads(columns["labels"] or "[]")),
+        "boxes": tuple(boxes_of_class(json.loads(columns["boxes"] or "[]"), columns["target"])),
+        "labels": tuple(
+            label for _, label, *doubt in json.loads(columns["labels"] or "[]") if not doubt
+        ),
         "metrics": json.loads(columns["metrics"]),
     }
     return Row(**{**same, **different, "style": style, "uncentred": uncentred, "columns": columns})

@@ -23,8 +23,14 @@ from explain.data.opening import photos_in
 
 Label: TypeAlias = str | int | tuple[str | int, ...] | None
 """A class by its name or number, several of them where several are true of a photo, or None where
-none is known."""
+none is known. An empty tuple says that none is true."""
 Corners: TypeAlias = tuple[float, float, float, float]
+ObjectBox: TypeAlias = Corners | tuple[float, float, float, float, str]
+"""The edges of a box, and the label of what is in it where photos have boxes of several classes."""
+
+
+class Uncertain(str):
+    """A label of which the source does not know whether it is true, as -1 of CheXpert."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,8 @@ class Entry:
 
     ``where`` is for the source to find it. ``stamp`` changes when its file does; None where there
     is no file. ``boxes`` are those of the object: x0 y0 x1 y1 in pixels of the photo, x1 and y1
-    exclusive. ``problem`` says why a part of the source cannot be read, such as a folder without
-    permission: such an entry becomes a failure of the run.
+    exclusive, and perhaps a label. ``problem`` says why a part of the source cannot be read, such
+    as a folder without permission: such an entry becomes a failure of the run.
     """
 
     name: str
@@ -42,7 +48,7 @@ class Entry:
     path: str | None = None
     stamp: str | None = None
     label: Label = None
-    boxes: tuple[Corners, ...] = ()
+    boxes: tuple[ObjectBox, ...] = ()
     problem: str | None = None
 
 
@@ -53,7 +59,7 @@ class Content:
 
     image: Any
     label: Label = None
-    boxes: tuple[Corners, ...] = ()
+    boxes: tuple[ObjectBox, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,9 +202,47 @@ def path_of(stored: str) -> str:
     return os.fsdecode(named)
 
 
-IMAGES = ("path", "image", "img", "file", "filename", "photo", "picture", "pixel_values", "x")
-LABELS = ("label", "labels", "class", "fine_label", "target", "y")
+IMAGES = (
+    "path",
+    "image",
+    "img",
+    "file",
+    "filename",
+    "filepath",
+    "photo",
+    "picture",
+    "imagepath",
+    "imagefile",
+    "imagename",
+    "imageindex",
+    "pixelvalues",
+    "x",
+)
+LABELS = (
+    "label",
+    "labels",
+    "class",
+    "classes",
+    "category",
+    "categories",
+    "finelabel",
+    "target",
+    "y",
+    "finding",
+    "findings",
+    "findinglabels",
+)
+"""The keys of images and labels, as `plain_key` gives them."""
 EDGES = ("x0", "y0", "x1", "y1")
+
+
+def plain_key(key: Any) -> str:
+    """Return a key as it is compared: capitals, blanks, dashes and underlines make no difference.
+
+    >>> plain_key("Image Index"), plain_key("pixel_values")
+    ('imageindex', 'pixelvalues')
+    """
+    return re.sub(r"[\s_-]+", "", str(key)).lower()
 
 
 def content_of(item: Any, image: str | None = None, label: str | None = None) -> Content:
@@ -222,7 +266,7 @@ def content_of(item: Any, image: str | None = None, label: str | None = None) ->
         cells = {
             key: value for key, value in item.items() if value is not None and not _is_blank(value)
         }
-        usual = {str(key).strip().lower(): value for key, value in cells.items()}
+        usual = {plain_key(key): value for key, value in cells.items()}
         photo = cells.get(image, _first(usual, IMAGES))
         if photo is None:
             raise ImageError(
@@ -276,20 +320,27 @@ def as_label(value: Any) -> Label:
     ...     as_label(torch.tensor(3)),
     ...     as_label("cat"),
     ...     as_label([1, "dog"]),
+    ...     as_label([]),
     ...     as_label(3.0),
     ...     as_label({"boxes": []}),
     ... )
-    (3, 'cat', (1, 'dog'), 3, None)
+    (3, 'cat', (1, 'dog'), (), 3, None)
     """
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
         return _as_one_label(value)
-    labels = tuple(label for item in value if (label := _as_one_label(item)) is not None)
-    return labels if len(labels) > 1 else next(iter(labels), None)
+    # in a list of zeros and ones, NaN is what is not known
+    items = [-1 if isinstance(item, float) and math.isnan(item) else item for item in value]
+    labels = tuple(label for item in items if (label := _as_one_label(item)) is not None)
+    if len(labels) == 1 or (value and not labels):
+        return next(iter(labels), None)
+    return labels
 
 
 def _as_one_label(value: Any) -> str | int | None:
+    if isinstance(value, Uncertain):
+        return value
     if isinstance(value, str):
         # half of a character is no text that can be stored
         return value.encode("utf-8", "backslashreplace").decode()
@@ -313,49 +364,64 @@ def each_label(label: Label) -> tuple[str | int, ...]:
     return label if isinstance(label, tuple) else (label,)
 
 
-def as_boxes(value: Any) -> tuple[Corners, ...]:
-    """Return boxes: x0 y0 x1 y1 in pixels of the photo, ends exclusive; a single one too.
+def as_boxes(value: Any) -> tuple[ObjectBox, ...]:
+    """Return boxes: x0 y0 x1 y1 in pixels of the photo, ends exclusive, and perhaps a label; a
+    single one too.
 
     Raises:
         ImageError: they are no such numbers.
 
-    >>> as_boxes([1, 2, 3, 4])
-    ((1.0, 2.0, 3.0, 4.0),)
+    >>> as_boxes([1, 2, 3, 4]), as_boxes([[1, 2, 3, 4, "dog"]])
+    (((1.0, 2.0, 3.0, 4.0),), ((1.0, 2.0, 3.0, 4.0, 'dog'),))
     """
     if isinstance(value, (torch.Tensor, np.ndarray)):
         value = value.tolist()
     if value is None or (isinstance(value, Sequence) and not value):
         return ()
     rows = value if isinstance(value, Sequence) and isinstance(value[0], (list, tuple)) else [value]
-    try:
-        boxes = [tuple(float(edge) for edge in row) for row in rows]
-    except (TypeError, ValueError, OverflowError):
-        boxes = [()]
-    for row in boxes:
-        if len(row) != 4 or not (np.isfinite(row).all() and row[0] < row[2] and row[1] < row[3]):
+    boxes = []
+    for row in rows:
+        label = row[4:] if isinstance(row, (list, tuple)) and isinstance(row[-1], str) else ()
+        try:
+            edges = [float(edge) for edge in row[: len(row) - len(label)]]
+        except (TypeError, ValueError, OverflowError):
+            edges = []
+        ordered = len(edges) == 4 and edges[0] < edges[2] and edges[1] < edges[3]
+        if not (ordered and np.isfinite(edges).all()):
             raise ImageError(
                 f"boxes must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, got {shown(value)}; mend them"
             )
-    return tuple(boxes)  # type: ignore[arg-type]  # of four each, as was checked
+        boxes.append((*edges, *label))
+    return tuple(boxes)  # type: ignore[arg-type]  # of four edges each, as was checked
 
 
-def labels_as_text(labels: Sequence[tuple[int | None, str]]) -> str | None:
+def boxes_of_class(boxes: Iterable[Sequence[Any]], target: str) -> list[Corners]:
+    """Return the boxes of what a target means: those with its label, and those without a label.
+
+    >>> boxes_of_class([(0, 0, 1, 1, "dog"), (2, 2, 3, 3, "cat")], "dog@2")
+    [(0, 0, 1, 1)]
+    """
+    label = re.split("@| box ", target)[0]  # of a detection: "dog@2", "dog box 1,2,3,4"
+    return [(x0, y0, x1, y1) for x0, y0, x1, y1, *of in boxes if not of or of == [label]]
+
+
+def labels_as_text(labels: Sequence[tuple[Any, ...]] | None) -> str | None:
     """Return labels as they are stored: the class of the model, which may be none, and the text of
     each.
 
-    >>> labels_as_text([(3, "cat"), (None, "roof")]), labels_as_text([])
-    ('[[3, "cat"], [null, "roof"]]', None)
+    >>> labels_as_text([(3, "cat"), (None, "roof")]), labels_as_text([]), labels_as_text(None)
+    ('[[3, "cat"], [null, "roof"]]', '[]', None)
     """
-    return json.dumps(labels, ensure_ascii=False) if labels else None
+    return None if labels is None else json.dumps(labels, ensure_ascii=False)
 
 
-def boxes_as_text(boxes: tuple[Corners, ...]) -> str | None:
+def boxes_as_text(boxes: Sequence[ObjectBox]) -> str | None:
     """Return boxes as they are stored.
 
     >>> boxes_as_text(((0.0, 1.0, 2.0, 3.0),)), boxes_as_text(())
     ('[[0.0, 1.0, 2.0, 3.0]]', None)
     """
-    return json.dumps(boxes) if boxes else None
+    return json.dumps(boxes, ensure_ascii=False) if boxes else None
 
 
 def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[Corners]:

@@ -32,8 +32,10 @@ CREATE TABLE photos (
     "left" REAL NOT NULL, top REAL NOT NULL, "right" REAL NOT NULL, bottom REAL NOT NULL,  -- seen by the model
     input_height INTEGER NOT NULL,
     input_width INTEGER NOT NULL,
-    boxes TEXT,                       -- JSON: [[x0, y0, x1, y1], ...] in pixels of the photo, ends exclusive
-    labels TEXT,                      -- JSON: [[class of the model or null, label], ...], all that are true
+    boxes TEXT,                       -- JSON: [[x0, y0, x1, y1], ...] in pixels of the photo, ends exclusive, perhaps a label
+    labels TEXT,                      -- JSON: [[class of the model or null, label], ...], all that are true; "uncertain" may follow
+    probabilities TEXT,               -- JSON: {"labels": [...]} of all labels, or {"classes": [...]} where one class is true
+    detections TEXT,                  -- JSON: [[label, score, x0, y0, x1, y1, class], ...], the best first
     digest INTEGER NOT NULL           -- of all cells but the id and the stamp
 );
 

@@ -26,7 +26,7 @@ from explain.methods import Method
 from explain.store.manifest import described_method, must_agree
 from explain.store.sources import Entry, Failed, text
 
-FORMAT = 1
+FORMAT = 2
 """The version of the tables."""
 APPLICATION = 0x4578706C  # by which a file is known as a run: "Expl"
 PATIENCE = 30.0  # seconds to wait for a program that has locked the file
@@ -44,7 +44,7 @@ prediction, the lowest or the highest first."""
 
 _OF_PHOTOS = """
 name path sha256 width height label label_class label_probability prediction prediction_class
-probability left top right bottom input_height input_width boxes labels
+probability left top right bottom input_height input_width boxes labels probabilities detections
 """
 _OF_RESULTS = (
     "method target class score probability layer delta runs error metrics shape scale content"

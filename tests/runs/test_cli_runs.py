@@ -43,7 +43,7 @@ def test_a_run_is_made_and_continued(typed: Typed) -> None:
     assert out[0].endswith(" (3 were there); 3 rows in out.sqlite")
     code, out, err = typed(*words, "--layer", "layer1", "--method", "gradcam")
     assert (code, out) == (1, [])
-    assert "must be continued as it was begun, but its layer was null" in err[0]
+    assert "layer: none before, layer1 now; ask for the same again, or give another" in err[0]
 
 
 def test_bad_files_are_told_and_the_rest_is_counted(

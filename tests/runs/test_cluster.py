@@ -151,4 +151,4 @@ def test_the_command_runs_on_a_cluster_and_goes_on(
     assert main(words) == 0
     assert "explained 0 photos" in capsys.readouterr().out
     assert main([*words, "-m", "saliency"]) == 1
-    assert "must be continued as it was begun, but its methods" in capsys.readouterr().err
+    assert "must be continued as it was begun, but methods: gradcam" in capsys.readouterr().err

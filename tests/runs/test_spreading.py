@@ -158,7 +158,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert not {name for piece in cluster.pieces for name in piece} & names
     assert len(by_key(maps)) == run.photos == 10
     assert (run.ended, states[-1].there, states[-1].done) == (True, 4, 6)
-    with pytest.raises(RunError, match="its methods"):
+    with pytest.raises(RunError, match="methods: gradcam before, saliency now"):
         spread(photos, maps, "saliency")
 
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import explain
-from explain import RunError
+from explain import ExplainWarning, RunError
 from explain.data.images import load_image
 from explain.runs import Source
 from explain.runs.labels import Labels
 from explain.store.lists import source_of
+from explain.store.sources import as_label
 from tests.runs.networks import explainer, folder_of, picture
 
 
@@ -64,6 +65,82 @@ def test_json_lists_hold_the_same(tmp_path: Path) -> None:
     assert listed(source_of(tmp_path / "list.json")) == expected
     (tmp_path / "list.jsonl").write_text("\n".join([*map(json.dumps, rows), ""]))
     assert listed(source_of(tmp_path / "list.jsonl")) == expected
+
+
+SEVERAL = {
+    "nih.csv": "Image Index,Finding Labels,Patient Age\na.png,Mass|Edema,58\nb.png,No Finding,2\nc.png,,\n",
+    "semicolon.tsv": "photo\tlabels\na.png\tMass; Edema\nb.png\tNo Finding\nc.png\t\n",
+    "pandas.csv": "photo,labels\na.png,\"['Mass', 'Edema']\"\nb.png,['No Finding']\nc.png,\n",
+    "lines.csv": "path,label\na.png,Mass\nb.png,No Finding\na.png,Edema\nc.png,\n",
+    "list.json": json.dumps(
+        [
+            {"file_name": "a.png", "labels": ["Mass", "Edema"]},
+            {"file_name": "b.png", "labels": ["No Finding"]},
+            "c.png",
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_labels_of_a_photo_are_read_in_the_forms_that_people_have(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(SEVERAL[name])
+    expected = [("a.png", ("Mass", "Edema"), ()), ("b.png", "No Finding", ()), ("c.png", None, ())]
+    assert listed(source_of(tmp_path / name)) == expected
+
+
+def test_a_column_for_each_class_says_what_is_true_what_is_not_and_what_is_uncertain(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "chexpert.csv").write_text(
+        "Path,Sex,Age,Edema,Mass\nv1/a.png,F,61,1.0,-1.0\nv1/b.png,M,7,,0.0\n"
+    )
+    labels = Labels(["Mass", "Edema"])
+    stored = [labels.of(label) for _, label, _ in listed(source_of(tmp_path / "chexpert.csv"))]
+    assert stored == [[(1, "Edema"), (0, "Mass", "uncertain")], []]
+    vectors = [(1, -1, 0), (0, 0, 0), [1.0, math.nan, 0.0]]  # of data sets, also without labels
+    assert [Labels(None).of(as_label(vector)) for vector in vectors[1:]] == [
+        [],
+        [(0, "class 0"), (1, "class 1", "uncertain")],
+    ]
+    assert Labels(list("abc")).of((1, -1, 0)) == [(0, "a"), (1, "b", "uncertain")]
+    (tmp_path / "wrong.csv").write_text("photo,diagnosis\na.png,Edema\n")
+    with pytest.warns(ExplainWarning, match="its columns diagnosis are not read"):
+        assert listed(source_of(tmp_path / "wrong.csv")) == [("a.png", None, ())]
+
+
+COCO = {
+    "images": [{"id": 7, "file_name": "000.png"}, {"id": 3, "file_name": "in/001.png"}],
+    "categories": [{"id": 90, "name": "dog"}, {"id": 2, "name": "red cat"}],
+    "annotations": [
+        {"image_id": 7, "category_id": 90, "bbox": [1, 2, 3, 4]},
+        {"image_id": 7, "category_id": 2, "bbox": [0, 0, 10.5, 9]},
+        {"image_id": 7, "category_id": 2, "bbox": [5, 5, 0, 2]},
+    ],
+}
+
+
+def test_annotations_of_coco_are_joined_to_the_photos_by_the_ends_of_their_paths(
+    tmp_path: Path,
+) -> None:
+    folder_of(tmp_path / "photos", 1)
+    folder_of(tmp_path / "photos" / "in", 2)
+    (tmp_path / "photos" / "instances.json").write_text(json.dumps(COCO))
+    boxes = ((1.0, 2.0, 4.0, 6.0, "dog"), (0.0, 0.0, 10.5, 9.0, "red cat"))
+    expected = [("000.png", ("dog", "red cat"), boxes), ("in/001.png", (), ())]
+    assert listed(source_of(tmp_path / "photos" / "instances.json")) == expected
+    source = source_of(tmp_path / "photos", tmp_path / "photos" / "instances.json")
+    assert listed(source) == [expected[0], ("in/000.png", None, ()), expected[1]]
+    inner = source_of(tmp_path / "photos" / "in", tmp_path / "photos" / "instances.json")
+    assert listed(inner) == [("000.png", *expected[0][1:]), ("001.png", (), ())]
+    (tmp_path / "other.csv").write_text("path,label\nphoto.png,dog\n")
+    with pytest.raises(RunError, match=r"such as '000.png', got 'photo.png'"):
+        source_of(tmp_path / "photos", tmp_path / "other.csv")
+    (tmp_path / "bad.json").write_text(json.dumps(COCO | {"categories": []}))
+    with pytest.raises(RunError, match="annotations as COCO has them, but KeyError: 90"):
+        listed(source_of(tmp_path / "bad.json"))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +344,7 @@ def test_labels_are_found_by_name_and_never_guessed() -> None:
     assert labels.of("dog") == [(None, "dog")]
     assert labels.of(4) == [(4, "retriever, tench")]
     assert labels.of(5) == [(None, "5")]
-    assert labels.of(None) == []
+    assert labels.of(None) is None
     assert Labels(None).of(7) == [(7, "class 7")]
     named = Labels(["cat", "dog", "owl"], classes=["owl", "bat", "cat"])
     assert named.of((0, 1, 2, 0)) == [(2, "owl"), (None, "bat"), (0, "cat")]

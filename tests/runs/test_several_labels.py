@@ -1,0 +1,164 @@
+"""Runs of photos of which several labels may be true, and of detectors with annotations of COCO."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import explain
+from explain import ExplainWarning, RunError
+from explain.cli.output import RunProgress
+from explain.metrics import evaluate
+from explain.runs.runner import State
+from tests.conftest import TinyNet, settled
+from tests.runs.networks import as_it_is, explainer, folder_of, picture
+from tests.targets.test_detections import Small
+
+LABELS = ["Mass", "Edema", "Hernia", "Nodule", "Fluid"]
+CHESTS = """Path,Age,Mass,Edema,Hernia,Fluid,Nodule
+photos/000.png,61,1,1.0,0,,-1
+photos/001.png,58,0,,0,0,0
+photos/002.png,58,,,,1,1
+"""
+
+
+def several(path: Path) -> explain.Run:
+    """A run of four photos with a network of five labels; nothing is said of the last photo."""
+    folder_of(path / "photos", 4)
+    (path / "chests.csv").write_text(CHESTS)
+    source = path / "photos"
+    network = explainer(categories=LABELS, activation="sigmoid")
+    return explain.run(
+        source, network, output=path / "run.sqlite", boxes=path / "chests.csv", workers=0
+    )
+
+
+def by_hand(number: int) -> list[float]:
+    with torch.no_grad():
+        logits = settled(TinyNet()).eval()(as_it_is(picture(number))[None])[0]
+    return (1 / (1 + (-logits.double()).exp())).tolist()  # type: ignore[no-any-return]
+
+
+def test_the_probability_of_every_label_is_stored_and_written(tmp_path: Path) -> None:
+    run = several(tmp_path)
+    expected = [by_hand(number) for number in range(4)]
+    assert run.export(tmp_path / "scores.csv", photos=True) == 4
+    with (tmp_path / "scores.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    for row, of_photo in zip(table, expected, strict=True):
+        assert [float(row[label]) for label in LABELS] == pytest.approx(of_photo, abs=1e-6)
+    truths = [row["labels"] and json.loads(row["labels"]) for row in table]
+    assert truths == [["Mass", "Edema"], [], ["Fluid", "Nodule"], ""]
+    run.export(tmp_path / "rows.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [list(line["probabilities"]) for line in lines] == [LABELS] * 4
+    with pytest.raises(RunError, match=r"one of .csv, .jsonl, got 'a.parquet'"):
+        run.export(tmp_path / "a.parquet", photos=True)
+    one_of_five = explain.run([picture(0)], explainer(), output=tmp_path / "one.sqlite", workers=0)
+    one_of_five.export(tmp_path / "one.csv", photos=True)
+    with (tmp_path / "one.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert sum(float(row[f"class {number}"]) for number in range(5)) == pytest.approx(1)
+    assert list(one_of_five.labelled_photos()) == []
+
+
+def detector() -> explain.Explainer:
+    network = Small().eval()
+    network.head.bias.data[4:] += 0.6  # so that something is detected
+    return explain.Explainer(network, preprocess=as_it_is, categories=["cat", "dog"])
+
+
+def coco(path: Path, category: str) -> Path:
+    """Annotations of two photos of 64 x 48 pixels: two boxes of a category, and one of another."""
+    folder_of(path / "photos", 2, (64, 48))
+    other = "dog" if category == "cat" else "cat"
+    content = {
+        "images": [{"id": 70 + n, "file_name": f"{n:03}.png"} for n in range(2)],
+        "categories": [{"id": 18, "name": "Dog"}, {"id": 17, "name": "cat"}],
+        "annotations": [
+            {"image_id": 70, "category_id": 17 + (name == "dog"), "bbox": box}
+            for name, box in (
+                (category, [2, 3, 20, 30]),
+                (category, [40, 10, 12, 12]),
+                (other, [0, 0, 64, 48]),
+            )
+        ],
+    }
+    file = path / "instances.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def test_boxes_of_coco_count_for_their_class_and_results_have_its_numbers(tmp_path: Path) -> None:
+    photo = as_it_is(picture(0, (64, 48)))[None]
+    options: Any = {"workers": 0, "metrics": ["energypointinggame"]}
+    explanation = detector()(picture(0, (64, 48)), "saliency")
+    label = explanation.targets[0].split("@")[0]
+    file = coco(tmp_path, label)
+    run = explain.run(
+        tmp_path / "photos",
+        detector(),
+        "saliency",
+        boxes=file,
+        output=tmp_path / "run.sqlite",
+        **options,
+    )
+    first, second = run.rows()
+    assert first.target == explanation.targets[0]
+    assert first.boxes == ((2.0, 3.0, 22.0, 33.0), (40.0, 10.0, 52.0, 22.0))
+    maps = {"saliency": explanation["saliency"].values}
+    boxes = [[(2, 3, 22, 33), (40, 10, 52, 22)]]
+    table = evaluate(detector().model, photo, maps, "energypointinggame", boxes=boxes)
+    expected = float(table["saliency"]["energypointinggame"])
+    assert first.metrics["energypointinggame"] == pytest.approx(expected, rel=1e-4)
+    assert second.metrics["energypointinggame"] is None
+
+    # read as pycocotools.coco.COCO.loadRes reads results
+    count = run.export(tmp_path / "results.json")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert count == len(results) > 0
+    assert {result["image_id"] for result in results} <= {70, 71}
+    found = [
+        (70 + number, 17 + (item.category or 0), item.value, item.box)
+        for number in range(2)
+        for item in detector()(picture(number, (64, 48)), "saliency").detections
+    ]
+    for result, (image, category, score, (x0, y0, x1, y1)) in zip(results, found, strict=True):
+        assert (result["image_id"], result["category_id"]) == (image, category)
+        assert result["score"] == pytest.approx(score, abs=1e-6)
+        assert result["bbox"] == pytest.approx([x0, y0, x1 - x0, y1 - y0], abs=1e-3)
+
+    annotations = json.loads(file.read_text())
+    (tmp_path / "dogs.json").write_text(
+        json.dumps({**annotations, "categories": annotations["categories"][:1]})
+    )
+    dogs = [result for result in results if result["category_id"] == 18]
+    with pytest.warns(ExplainWarning, match="do not list 'cat'"):
+        count = run.export(tmp_path / "d.json", boxes=tmp_path / "dogs.json")
+    assert json.loads((tmp_path / "d.json").read_text()) == dogs
+    with pytest.raises(RunError, match=r"must be one of a detector for a file .json"):
+        several(tmp_path / "chests").export(tmp_path / "none.json")
+
+
+def test_without_a_terminal_a_run_prints_a_line_a_minute_and_one_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seconds = 0.0
+    line = RunProgress(clock=lambda: seconds)
+    for step in range(26):
+        seconds = 10.0 * step
+        line(State(done=20 * step, failed=step // 12, there=100, total=700, seconds=seconds))
+    line.close()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 5
+    assert said[0] == "220 photos done, 480 left, 0 failed, 2 a second, about 4 min to go"
+    assert said[-1] == "600 photos done, 98 left, 2 failed, 2.01 a second, about 49 s to go"
+    quick = RunProgress(clock=lambda: 0.0)
+    quick(State(5, 0, 0, 5, 1.0))
+    quick.close()
+    assert capsys.readouterr().err == ""
