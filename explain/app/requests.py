@@ -24,6 +24,7 @@ from explain._utils.errors import (
 from explain._utils.options import CheckedFields, register_reader
 from explain.baselines.replacements import get_baseline
 from explain.data.boxes import Box
+from explain.data.greys import MIN_CONTRAST, NO_CONTRAST, Window, contrast
 from explain.data.images import load_image
 from explain.methods.base import Method, get_method
 
@@ -73,8 +74,10 @@ def check_byte_count(what: str, count: int, most: int) -> None:
         )
 
 
-def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
-    """Decode an uploaded photo, and return it under its name.
+def decode_upload(
+    content: bytes, name: str, limits: Limits, window: Window | None = None
+) -> Image.Image:
+    """Decode an uploaded photo, in a window if it is a scan, and return it under its name.
 
     Raises:
         TooLargeError: it has too many bytes or pixels; it has not been decoded then.
@@ -95,7 +98,9 @@ def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
         )
     notes: list[str] = []
     with collect_warnings(notes):
-        photo = load_image(content)
+        photo = load_image(content, window)
+    if contrast(photo) < MIN_CONTRAST:
+        notes.append(NO_CONTRAST)
     photo.notes = notes  # type: ignore[attr-defined]  # what its answers say of it
     photo.filename = file_name(name)  # type: ignore[attr-defined]  # the name in records
     return photo

@@ -172,7 +172,8 @@ class Service:
 
     def upload(self, content: bytes, name: str) -> dict[str, Any]:
         """Add an uploaded photo; errors as of `explain.app.requests.decode_upload`."""
-        return self.add_photo(decode_upload(content, name, self.limits))
+        window = self.models[0].explainer.window
+        return self.add_photo(decode_upload(content, name, self.limits, window))
 
     def example(self, name: str) -> dict[str, Any]:
         """Add one of the examples."""

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -22,6 +21,7 @@ from explain.app import requests
 from explain.app.service import ExpiredError, Service
 from explain.app.tasks import BusyError, SendStep
 from explain.data.files import slug
+from explain.data.scans import stem_of
 from explain.explanation.explanation import Explanation
 from explain.report.pages import SCRIPTS, STYLES, PageTemplate, page, static
 
@@ -336,7 +336,7 @@ class Handlers:
 
 
 def _download(explanation: Explanation, content: str | bytes, ending: str, kind: str) -> Any:
-    stem = slug(PurePath(explanation.source or "photo").stem)
+    stem = slug(stem_of(explanation.source or "photo"))
     named = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{ending}')}"
     return _reply(content, kind, headers={"content-disposition": named})
 

@@ -433,6 +433,7 @@ MODEL_SETTINGS = (
     "mean",
     "std",
     "interpolation",
+    "window",
     "device",
 )
 """The options that say which model is explained, and how it sees photos, besides its name."""
@@ -484,5 +485,11 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
         ),
         option("--std NUMBERS", "its standard deviation", type=numbers),
         option("--interpolation bilinear|bicubic", "how photos are scaled to that size"),
+        option(
+            "--window LEVEL,WIDTH",
+            "the values of a scan that are shown from black to white, as 40,400",
+            type=numbers,
+            show_default="the file's, or by what is there",
+        ),
         option("--device NAME", "cpu, cuda, cuda:1, mps, ..."),
     )

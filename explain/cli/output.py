@@ -159,13 +159,16 @@ def tell(line: str) -> None:
 @contextmanager
 def notes(answer: Output, photo: str = "") -> Iterator[None]:
     """Print the package's own warnings as notes, and keep those of libraries to themselves."""
+    from explain.data.scans import split_slice
+
     heard: list[str] = []
+    file, _ = split_slice(photo)  # of a volume, whose slices have much in common
     try:
         with quiet(), collect_warnings(heard):
             yield
     finally:
         for said in heard:
-            answer.note(said if photo in said else f"{photo}: {said}", once=True)
+            answer.note(said if file in said else f"{photo}: {said}", once=True)
 
 
 MOMENT = 1.0  # seconds after which the passes of one photo are shown

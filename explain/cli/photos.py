@@ -61,6 +61,12 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
 )
 @cli.images
 @cli.recursive
+@option(
+    "--slices RANGE",
+    "the slices of a volume (.npy, .dcm), as 12, 10:20 or ::5, counted from 0",
+    default="",
+    show_default="all",
+)
 @cli.method
 @cli.evidence
 @cli.metric
@@ -124,7 +130,12 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
     metrics = metrics_of(options.metric)
     covering = None if group else [*methods, *metrics]
     baseline = baseline_of(context, options.baseline, options.method, covering)
-    photos = find_photos(options.images, recursive=options.recursive, apart_from=options.output)
+    photos = find_photos(
+        options.images,
+        recursive=options.recursive,
+        apart_from=options.output,
+        slices=options.slices,
+    )
     sheet = ContactSheet(options, answer, len(photos[0]), has_models=len(models) > 1)
     works = [
         PhotoWork(options, answer, model, sheet, group or methods, metrics, baseline)
@@ -253,7 +264,7 @@ class PhotoWork:
         from explain.data.files import slug
 
         options = self.options
-        photo = read_photo(path, self.answer)
+        photo = read_photo(path, self.answer, self.explainer)
         if self.model:
             stem += f"-{self.name}"
         if options.skip_existing:

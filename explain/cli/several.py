@@ -23,7 +23,7 @@ from explain._utils.errors import (
     raised,
 )
 from explain._utils.progress import duration
-from explain.cli.commands import UsageError, as_usage
+from explain.cli.commands import UsageError, as_usage, without_effect
 from explain.cli.output import DONE, FAILED, USAGE, Output, ProgressBar, notes
 
 if TYPE_CHECKING:
@@ -41,17 +41,20 @@ Photos = tuple[list[str], list[str]]
 """The paths of photos, "-" for standard input; and what is wrong with other names."""
 
 
-def find_photos(names: Sequence[str], *, recursive: bool = False, apart_from: str = "") -> Photos:
+def find_photos(
+    names: Sequence[str], *, recursive: bool = False, apart_from: str = "", slices: str = ""
+) -> Photos:
     """Return the photos that names of files and folders stand for, and what is wrong with the other
-    names.
+    names. Of a volume, these are all slices, or those that ``slices`` says.
 
     Of a folder, hidden files are left out; with ``recursive``, its folders are looked into too, but
     for hidden ones and the folder ``apart_from``, where results are written.
 
     Raises:
-        UsageError: ``recursive`` has no folder to look into.
+        UsageError: ``recursive`` has no folder to look into, or ``slices`` no volume.
     """
-    from explain.data.opening import EXTENSIONS, photos_in
+    from explain.data.opening import EXTENSIONS, SCANS, photos_in
+    from explain.data.scans import slice_names
 
     if recursive and not any(map(os.path.isdir, names)):
         raise UsageError(
@@ -59,6 +62,20 @@ def find_photos(names: Sequence[str], *, recursive: bool = False, apart_from: st
         )
     photos: list[str] = []
     problems: list[str] = []
+    chosen = _range_of_slices(slices)
+    counts: list[int] = []  # slices of each volume
+
+    def add(path: str) -> None:
+        names = slice_names(path)
+        if len(names) > 1:
+            counts.append(len(names))
+            names = names[chosen]
+            if not names:
+                problems.append(
+                    f"image {path!r} has {counts[-1]} slices, and none of them is in {slices}"
+                )
+        photos.extend(names)
+
     apart = os.path.realpath(apart_from) if apart_from else ""
     for name in names:
         if not name:  # as a path, it would be the folder we are in
@@ -68,22 +85,41 @@ def find_photos(names: Sequence[str], *, recursive: bool = False, apart_from: st
             problems.append(f"image {name!r} must be a file, got an address; download it first")
             continue
         if name == STDIN or not os.path.isdir(name):  # unlike Path.is_dir, this accepts any name
-            photos.append(str(Path(name)))
+            add(str(Path(name)))
             continue
         files = list(photos_in(name, recursive=recursive, apart_from=apart))
         for path, problem in files:
             whole = str(Path(name, path))
             if problem is None:
-                photos.append(whole)
+                add(whole)
             else:
                 problems.append(f"folder {whole!r} {problem}")
         if not files:
             is_deeper = any(path.is_dir() and path.name[0] != "." for path in Path(name).iterdir())
             remedy = "; --recursive looks into its folders" if is_deeper and not recursive else ""
             problems.append(
-                f"folder {name!r} holds no images ({', '.join(sorted(EXTENSIONS))}){remedy}"
+                f"folder {name!r} holds no images ({', '.join(sorted(EXTENSIONS | SCANS))}){remedy}"
             )
+    if slices and not counts:
+        raise without_effect("--slices", " without a scan of several slices")
     return list(dict.fromkeys(photos)), problems
+
+
+def _range_of_slices(text: str) -> slice:
+    """Read which slices are meant, as ``12``, ``10:20``, or ``::5`` for every fifth.
+
+    Raises:
+        UsageError: it is written in another way.
+
+    >>> _range_of_slices("10:20"), _range_of_slices("")
+    (slice(10, 20, None), slice(None, None, None))
+    """
+    if text.isdecimal():
+        return slice(int(text), int(text) + 1)
+    match = re.fullmatch(r"(\d*):(\d*)(?::([1-9]\d*))?", text or ":")
+    if match is None:
+        raise UsageError(f"--slices must be a number or a range such as 10:20 or ::5, got {text!r}")
+    return slice(*(None if part in (None, "") else int(part) for part in match.groups()))
 
 
 def photo_label(path: str) -> str:
@@ -91,14 +127,17 @@ def photo_label(path: str) -> str:
     return "standard input" if path == STDIN else path
 
 
-def read_photo(path: str, answer: Output) -> "Image.Image":
+def read_photo(path: str, answer: Output, explainer: "Explainer") -> "Image.Image":
     """Read a photo; where it comes from stays with it. What libraries print about it shortens to a
     note."""
+    from explain.data.greys import MIN_CONTRAST, NO_CONTRAST, contrast
     from explain.data.images import load_image
     from explain.data.opening import hushed, troubles
 
     with hushed() as printed:
-        photo = load_image(_piped() if path == STDIN else path)
+        photo = load_image(_piped() if path == STDIN else path, explainer.window)
+    if contrast(photo) < MIN_CONTRAST:
+        answer.note(f"{photo_label(path)}: {NO_CONTRAST}")
     for trouble in troubles(printed):
         answer.note(f"{photo_label(path)}: {trouble}")
     photo.filename = "" if path == STDIN else path  # type: ignore[attr-defined]  # as Pillow has it
@@ -139,7 +178,7 @@ def load_explainer(
     import explain
 
     interventions = [ablation(text) for text in ablate]
-    with notes(answer), blaming(model), as_usage(ModelError):
+    with notes(answer), blaming(model), as_usage(ImageError, ModelError):
         return explain.Explainer(model, categories=labels, interventions=interventions, **settings)
 
 
@@ -238,11 +277,12 @@ def for_all(photos: Photos, work: Work, answer: Output, verb: str, folder: str =
 
 def _work_on(paths: Sequence[str], work: Work, tally: "_Tally") -> None:
     from explain.data.files import distinct, slug
+    from explain.data.scans import stem_of
 
     answer = tally.answer
     bar = ProgressBar(len(paths))
     bar.hidden = answer.quiet
-    stems = distinct(slug("stdin" if path == STDIN else Path(path).stem) for path in paths)
+    stems = distinct(slug("stdin" if path == STDIN else stem_of(path)) for path in paths)
     for path, stem in zip(paths, stems, strict=True):
         bar.begin(photo_label(path))
         try:

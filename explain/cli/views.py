@@ -34,7 +34,9 @@ def list_layers(answer: Output, /, images: tuple[str, ...], **model: Any) -> Non
     if len(images) > 1:
         raise UsageError(f"layers are listed for one photo, got {len(images)}; name one, or none")
     explainer = load_explainer(answer, **model)
-    photo = read_photo(images[0], answer) if images else Image.new("RGB", (256, 256), "gray")
+    photo = Image.new("RGB", (256, 256), "gray")
+    if images:
+        photo = read_photo(images[0], answer, explainer)
     x = explainer.as_input(photo)
     with blaming(explainer.name):
         chosen = layers.default_layer(explainer.model, x)
@@ -69,7 +71,7 @@ def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model
     explainer = load_explainer(answer, **model)
 
     def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:
-        photo = read_photo(path, answer)
+        photo = read_photo(path, answer, explainer)
         with blaming(model["model"]):
             inspection = explainer.inspect(photo)
         lines = str(inspection).splitlines()
@@ -110,7 +112,7 @@ def draw_concepts(
     explainer = load_explainer(answer, **model)
 
     def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:
-        photo = read_photo(path, answer)
+        photo = read_photo(path, answer, explainer)
         with blaming(model["model"]):
             concepts = explainer.concepts(photo, count, layer=layer)
         files = [str(file) for file in concepts.save(output, stem=stem, overwrite=force)]
@@ -165,7 +167,7 @@ def trace(
     if len(images) != 2:
         raise UsageError(f"two photos must be named, CLEAN and CORRUPTED, got {len(images)}")
     explainer = load_explainer(answer, **model)
-    clean, corrupted = (explainer.as_input(read_photo(name, answer)) for name in images)
+    clean, corrupted = (explainer.as_input(read_photo(name, answer, explainer)) for name in images)
     with blaming(model["model"]):
         effects = explain.trace(
             explainer.model,

@@ -1,18 +1,41 @@
-"""Greys deeper than 8 bits: what is shown black and white."""
+"""Values of pixels other than 0-255: which of them are shown black and white."""
 
+import math
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
 from PIL import Image
 
-from explain._utils.errors import warn
+from explain._utils.errors import ImageError, either, option_name, shown, warn
 
 Array: TypeAlias = np.ndarray[Any, Any]
+Window: TypeAlias = tuple[float, float]
+"""A level and a width: black is half the width below the level, and white half above it."""
 
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """Modes of greys with more than 8 bits."""
 DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras and scanners give
+
+
+def check_window(window: Any) -> Window | None:
+    """Return a window, or None.
+
+    Raises:
+        ImageError: it is no level and width.
+    """
+    if window is None:
+        return None
+    is_pair = isinstance(window, Sequence) and not isinstance(window, str) and len(window) == 2
+    numbers = [value for value in window if isinstance(value, (int, float))] if is_pair else []
+    if len(numbers) != 2 or not all(map(math.isfinite, numbers)) or numbers[1] <= 0:
+        remedy = either("pass window=(40, 400)", "give --window 40,400")
+        raise ImageError(
+            f"{option_name('window')} must be a level and a width above 0, got {shown(window)}; "
+            f"{remedy}"
+        )
+    return float(numbers[0]), float(numbers[1])
 
 
 def stored_bits(image: Image.Image) -> int | None:
@@ -23,35 +46,110 @@ def stored_bits(image: Image.Image) -> int | None:
     return None
 
 
-def to_8_bits(greys: Array, bits: int | None = None) -> Array:
-    """Bring greys deeper than 8 bits to 0-255; say what range they are read in, where their type
-    does not say it."""
-    values = np.nan_to_num(greys.astype(np.float32), posinf=0.0, neginf=0.0)
-    low, high, doubt = _range_of(values, greys.dtype, bits)
-    if doubt:
-        warn(
-            f"the photo's greys are read {doubt}; convert it to 8 bits, or to floats from 0 to 1, "
-            "for another range"
+def to_8_bits(
+    pixels: Array,
+    *,
+    window: Window | None = None,
+    bits: int | None = None,
+    volume: Array | None = None,
+    name: str = "",
+) -> Array:
+    """Bring pixels of any depth to 0-255; say what range they are read in, where nothing else does.
+
+    Bytes stay as they are. Floats from 0 to 1 are read as such. Other values from 0 on are read as
+    8, 10, 12, 14 or 16 bits, the fewest that hold the brightest; and all others from the darkest to
+    the brightest. What is not finite is black.
+
+    Args:
+        pixels: numbers, in any shape.
+        window: the level and the width of the range, instead of what is there.
+        bits: how many the file says they have.
+        volume: all pixels that have a common range.
+        name: what messages call the volume.
+
+    Raises:
+        ImageError: they are no numbers, or none of them is finite.
+
+    >>> to_8_bits(np.array([-100.0, 41.0, 240.0]), window=(40, 400)).tolist()
+    [38, 128, 255]
+    """
+    if pixels.dtype.kind not in "biuf":
+        raise ImageError(
+            f"image must hold numbers, got an array of {pixels.dtype}; convert it to floats"
         )
+    if pixels.dtype == np.bool_:
+        pixels = pixels * np.uint8(255)
+    if pixels.dtype == np.uint8 and window is None:
+        return pixels
+    values = pixels.astype(np.float64 if pixels.dtype.itemsize > 4 else np.float32)
+    finite = np.isfinite(values)
+    missing = values.size - int(np.count_nonzero(finite))
+    if missing == values.size:
+        raise ImageError("image must have values that are finite, got none; mend it")
+    if missing:
+        warn(f"{missing} of the photo's {values.size} values are not finite; they are shown black")
+        values[~finite] = np.nan
+    if window is not None:
+        level, width = window
+        low = level - width / 2
+        high = level + width / 2
+    else:
+        least, peak = _extremes(values if volume is None else volume)
+        low, high, how = _range_of(least, peak, pixels.dtype, bits)
+        if how:
+            remedy = either("pass window=(level, width)", "give --window LEVEL,WIDTH")
+            warn(
+                f"the values of {name or 'the photo'}, {least:g} to {peak:g}, are read {how}; "
+                f"{remedy} for another range"
+            )
     values -= low
     values *= 255 / (high - low)
+    if missing:
+        values[~finite] = 0
     return values.clip(0, 255, out=values).round(out=values).astype(np.uint8)
 
 
-def _range_of(values: Array, dtype: np.dtype[Any], bits: int | None) -> tuple[float, float, str]:
-    """The greys that are shown black and white, and what is to be said of that."""
-    peak = float(values.max(initial=0.0))
-    least = float(values.min(initial=0.0))
-    if least < -0.01 * peak:
-        return least, peak, f"from the darkest to the brightest, {least:g} to {peak:g}"
-    if np.issubdtype(dtype, np.floating):
-        if 1 < peak < 2:  # resampling goes a little beyond the range from 0 to 1
-            return 0.0, peak, f"from 0 to the brightest, {peak:g}"
-        return 0.0, 1.0 if peak <= 1 else max(255.0, peak), ""
+def _extremes(values: Array) -> tuple[float, float]:
+    """The smallest and the largest value that are finite."""
+    if values.dtype.kind == "f":
+        values = values[np.isfinite(values)]
+    return float(values.min()), float(values.max())
+
+
+def _range_of(
+    least: float, peak: float, dtype: np.dtype[Any], bits: int | None
+) -> tuple[float, float, str]:
+    """The values that are shown black and white, and what is to be said of that."""
+    if least < -0.01 * abs(peak):
+        high = peak if peak > least else least + 1
+        return least, high, "from the darkest to the brightest"
+    is_float = dtype.kind == "f"
+    if is_float and peak <= 1:
+        return 0.0, 1.0, ""
+    if is_float and peak < 2:  # resampling goes a little beyond the range from 0 to 1
+        return 0.0, peak, "from 0 to the brightest"
     depth = bits or next((depth for depth in DEPTHS if peak < 2**depth), None)
     if depth is None:
-        return 0.0, peak, ""
+        return 0.0, peak, "from 0 to the brightest"
     most = 2.0**depth - 1
-    if depth in (bits, 16) or peak == 0 or (depth == 8 and dtype.itemsize > 2):
+    is_usual = depth in (bits, 16) or peak == 0 or (depth == 8 and dtype.itemsize > 2)
+    if is_usual and not is_float:
         return 0.0, most, ""
     return 0.0, most, f"as {depth} bits, 0 to {most:g}, the fewest that hold the brightest"
+
+
+MIN_CONTRAST = 8
+"""Of 255: photos with less show nothing, and what a network says of them is about nothing."""
+
+
+NO_CONTRAST = "the photo shows nothing: all of its pixels have nearly the same value"
+
+
+def contrast(photo: Image.Image) -> int:
+    """Return the difference between the darkest and the brightest value in a photo's channels.
+
+    >>> contrast(Image.new("RGB", (4, 4), "orange"))
+    0
+    """
+    extremes: Any = photo.getextrema()
+    return max(high - low for low, high in extremes)

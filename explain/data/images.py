@@ -4,9 +4,10 @@ import io
 import os
 import re
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -20,8 +21,11 @@ from explain._utils.errors import (
     quiet,
     warn,
 )
-from explain.data.greys import DEEP, stored_bits, to_8_bits
+from explain.data.greys import DEEP, Window, check_window, stored_bits, to_8_bits
 from explain.data.opening import NoFileError, open_for_reading
+from explain.data.scans import Scan, as_slices, cached_scan, read_scan, slice_name, split_slice
+
+T = TypeVar("T")
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ImageLike: TypeAlias = (
@@ -41,15 +45,21 @@ NO_PHOTOS = frozenset(["BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"])
 _OURS = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
 
 
-def load_image(image: ImageLike) -> Image.Image:
+def load_image(image: ImageLike, window: Window | None = None) -> Image.Image:
     """Return an image as an upright RGB picture.
 
     Takes a path, the bytes of a file or an open file, a PIL image, or an array ``(H, W)``, ``(H, W,
-    3)`` or ``(H, W, 4)`` of uint8 or of floats in [0, 1]. The EXIF orientation is applied; of an
-    animation the first frame is taken; transparency is laid on white. Deep greys are scaled to 8,
-    10, 12, 14 or 16 bits, the fewest that hold the brightest, with a warning if these are not those
-    of their type; signed ones from the darkest to the brightest. A picture that this function has
-    returned is returned as it is.
+    3)``, ``(H, W, 4)`` or ``(3, H, W)``. Files may be DICOM (.dcm) or of NumPy (.npy), too; of one
+    with several slices, ``"scan.dcm slice 12"`` names one. The EXIF orientation is applied; of an
+    animation the first frame is taken; transparency is laid on white. Values other than bytes and
+    floats from 0 to 1 are read in the ``window``, or in that of the file; or as 8, 10, 12, 14 or 16
+    bits, the fewest that hold the brightest; or, where some are below zero, from the darkest to the
+    brightest. A warning says which, unless the file does. A picture that this function has returned
+    is returned as it is.
+
+    Args:
+        image: what to read.
+        window: the level and the width of the values that are shown from black to white.
 
     Raises:
         ImageError: missing, unreadable, truncated or too large; the message says which.
@@ -57,16 +67,17 @@ def load_image(image: ImageLike) -> Image.Image:
     >>> load_image(np.zeros((4, 6), np.uint8)).size
     (6, 4)
     """
+    window = check_window(window)
     if isinstance(image, Image.Image):
-        return image if hasattr(image, "is_upright") else _decode(image, "image")
+        return image if hasattr(image, "is_upright") else _decode(image, "image", window)
     if isinstance(image, np.ndarray):
-        return _decode(_from_array(image), "image")
+        return _decode(_from_array(image, window), "image")
     if isinstance(image, (str, os.PathLike)):
-        return _from_path(Path(image), os.fsdecode(image))
+        return _from_path(os.fsdecode(image), window)
     if isinstance(image, io.IOBase):
         image = image.read()
     if isinstance(image, (bytes, bytearray, memoryview)):
-        return _open(io.BytesIO(image), f"of {len(image)} bytes", len(image))
+        return _open(io.BytesIO(image), f"of {len(image)} bytes", len(image), window)
     kind = type(image).__name__
     remedy = (
         "use explain.attribute(model, x)"
@@ -91,9 +102,11 @@ def image_path(image: ImageLike) -> str | None:
     )
 
 
-def _from_path(path: Path, name: str) -> Image.Image:
+def _from_path(name: str, window: Window | None) -> Image.Image:
     if re.match(r"\w+://", name):
         raise ImageError(f"image {name!r} must be a file, got an address; download it first")
+    file_name, number = split_slice(name)
+    path = Path(file_name)
     if os.path.isdir(path):  # unlike Path.is_dir, this accepts any name
         raise ImageError(f"image {name!r} must be a file, got a folder; name the images in it")
     try:
@@ -101,12 +114,14 @@ def _from_path(path: Path, name: str) -> Image.Image:
             path, pipes=_OURS.fullmatch(os.path.abspath(path)) is not None
         ) as file:
             status = os.fstat(file.fileno())
+            if number is not None:
+                return _slice(file_name, number, status, window)
             if stat.S_ISREG(status.st_mode):
-                return _open(file, repr(name), status.st_size)
+                return _open(file, repr(name), status.st_size, window)
             # our own pipe: it has no size, perhaps no end, and is not read twice
             content = file.read(MAX_BYTES)
             if len(content) < MAX_BYTES:
-                return _open(io.BytesIO(content), repr(name), len(content))
+                return _open(io.BytesIO(content), repr(name), len(content), window)
         reason = f"gives {MAX_BYTES} bytes or more; save it to a file first"
     except ExplainError:
         raise
@@ -119,19 +134,47 @@ def _from_path(path: Path, name: str) -> Image.Image:
     raise ImageError(f"image {name!r} {reason}")
 
 
-def _open(file: Any, name: str, size: int) -> Image.Image:
+def _slice(path: str, number: int, status: os.stat_result, window: Window | None) -> Image.Image:
+    """A slice of the scan in a file."""
+    name = repr(slice_name(path, number))
+    scan = _said(lambda: cached_scan(path, repr(path), (status.st_size, status.st_mtime_ns)), name)
+    count = 0 if scan is None else len(scan.slices)
+    if scan is None or number >= count:
+        raise ImageError(
+            f"image {name} must be one of the {count} slices of its file; name another"
+        )
+    return _said(lambda: _decode(scan.picture(number, window), name), name)
+
+
+def _open(file: Any, name: str, size: int, window: Window | None) -> Image.Image:
+    return _said(lambda: _read(file, name, size, window), name)
+
+
+def _said(read: Callable[[], T], name: str) -> T:
+    """What a decoder returns; its errors are of one kind, and of warnings only our own are said."""
     remarks: list[str] = []
     # Pillow warns of large pictures and odd metadata; the limits here count
     with quiet(), collect_warnings(remarks):
-        picture = _read(file, name, size)
+        try:
+            result = read()
+        except ImageError:
+            raise
+        except MemoryError:
+            raise ImageError(f"image {name} is too large for the memory; resize it first") from None
+        except Exception as error:  # headers, too, may hold anything
+            raise _damaged(name, error) from None
     for remark in remarks:
         warn(remark)
-    return picture
+    return result
 
 
-def _read(file: Any, name: str, size: int) -> Image.Image:
+def _read(file: Any, name: str, size: int, window: Window | None) -> Image.Image:
     if size == 0:
         raise ImageError(f"image {name} is empty (0 bytes); get the file again")
+    scan = read_scan(file, name, size)
+    if scan is not None:
+        return _decode(_only(scan, name, window), name)
+    file.seek(0)
     try:
         with Image.open(file) as image:
             if image.format in NO_PHOTOS:
@@ -144,7 +187,7 @@ def _read(file: Any, name: str, size: int) -> Image.Image:
                 raise ImageError(
                     f"image {name} is damaged or truncated (too short); get the file again"
                 )
-            return _decode(image, name)
+            return _decode(image, name, window, file)
     except Image.DecompressionBombError:
         raise ImageError(
             f"image {name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it first"
@@ -152,14 +195,10 @@ def _read(file: Any, name: str, size: int) -> Image.Image:
     except UnidentifiedImageError:
         file.seek(0)
         if _HEIC.match(file.read(12)):
-            return _decode(_from_heic(file, name), name)
+            return _decode(_from_heic(file, name), name, window)
         raise ImageError(
             f"image {name} is not an image that Pillow can read; convert it to PNG or JPEG"
         ) from None
-    except ImageError:
-        raise
-    except Exception as error:  # headers, too, may hold anything
-        raise _damaged(name, error) from None
 
 
 _HEIC = re.compile(rb".{4}ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
@@ -181,7 +220,20 @@ def _from_heic(file: Any, name: str) -> Image.Image:
         raise _damaged(name, error) from None
 
 
-def _decode(image: Image.Image, name: str) -> Image.Image:
+def _only(scan: Scan, name: str, window: Window | None) -> Image.Image:
+    """The slice of a scan that has one."""
+    count = len(scan.slices)
+    if count > 1:
+        remedy = f"name one, as {slice_name(name.strip(chr(39)), count // 2)!r}"
+        if name.startswith("of "):  # bytes have no name
+            remedy = "give one slice"
+        raise ImageError(f"image {name} must have one slice, got {count}; {remedy}")
+    return scan.picture(0, window)
+
+
+def _decode(
+    image: Image.Image, name: str, window: Window | None = None, file: Any = None
+) -> Image.Image:
     width, height = image.size
     named = f"image {name} is {width} x {height}"
     if width * height > MAX_PIXELS:
@@ -193,7 +245,7 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
             f"image {name} must have at least one pixel, got {width} x {height}; get the file again"
         )
     try:
-        picture = _to_rgb(image)
+        picture = _to_rgb(image, window, file)
     except (ImageError, ExplainWarning):  # a warning may be an error for the caller
         raise
     except MemoryError:
@@ -205,23 +257,30 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
     return picture
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, window: Window | None, file: Any) -> Image.Image:
     bits = stored_bits(image)
     has_deep_colors = image.mode not in DEEP and any(
         ";16" in str(tile[-1]) for tile in getattr(image, "tile", ())
     )
     image.load()
+    # Of 16 bits, Pillow keeps the upper 8.
+    is_dark = has_deep_colors and max(map(max, _extrema(image))) < 64
+    with_colors = _deep_colors(file) if has_deep_colors and (is_dark or window) else None
+    if with_colors is not None:
+        pixels = to_8_bits(with_colors, window=window)
+    elif image.mode in DEEP:
+        pixels = to_8_bits(np.asarray(image), window=window, bits=bits)
+    elif window is not None:
+        pixels = to_8_bits(np.asarray(image.convert("RGB")), window=window)
+    else:
+        pixels = None
+    if pixels is not None:
+        exif = image.getexif()
+        image = Image.fromarray(pixels)
+        image.getexif().update(exif)
     # a damaged EXIF block says nothing about the pixels: show them as they are stored
     with suppress(Exception):
         image = ImageOps.exif_transpose(image)
-    # Of 16 bits, Pillow keeps the upper 8.
-    if has_deep_colors and max(high for _, high in image.convert("RGB").getextrema()) < 64:  # type: ignore[misc]
-        warn(
-            "the photo's colors use 14 or less of their 16 bits, and are nearly black; save it "
-            "with 8 bits"
-        )
-    if image.mode in DEEP:
-        return Image.fromarray(to_8_bits(np.asarray(image), bits)).convert("RGB")
     if image.mode == "La":
         image = image.convert("LA")
     if image.has_transparency_data:
@@ -229,33 +288,33 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _from_array(array: Array) -> Image.Image:
-    shape = array.shape
-    if not (array.ndim == 2 or (array.ndim == 3 and shape[2] in (1, 3, 4))) or 0 in shape:
-        remedy = (
-            "; use array.transpose(1, 2, 0)" if array.ndim == 3 and shape[0] in (1, 3, 4) else ""
-        )
+def _extrema(image: Image.Image) -> Any:
+    return image.convert("RGB").getextrema()
+
+
+def _deep_colors(file: Any) -> Array | None:
+    """All 16 bits of the colours in a file, or None where they cannot be read."""
+    import cv2
+
+    if file is None:
+        return None
+    file.seek(0)
+    content = np.frombuffer(file.read(), np.uint8)
+    pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
+    if pixels is None or pixels.ndim != 3:
+        return None
+    order = [2, 1, 0, 3][: pixels.shape[2]]  # of OpenCV, which has blue first
+    return np.ascontiguousarray(pixels[:, :, order])
+
+
+def _from_array(array: Array, window: Window | None) -> Image.Image:
+    slices = as_slices(array)
+    if len(slices) > 1:
         raise ImageError(
-            f"image must be an array (H, W), (H, W, 3) or (H, W, 4), got shape {shape}{remedy}"
+            f"image must be one photo, got an array of {len(slices)} slices of shape "
+            f"{slices.shape[1:]}; give them one by one, as image[{len(slices) // 2}]"
         )
-    if array.ndim == 3 and shape[2] == 1:
-        array = array[:, :, 0]
-    if array.dtype == np.bool_:
-        array = array * np.uint8(255)
-    elif np.issubdtype(array.dtype, np.floating):
-        if not (array.min() >= 0 and array.max() <= 1):  # NaN is neither
-            raise ImageError(
-                "image must have floats in [0, 1], got values outside or not finite; use uint8 for "
-                "0-255"
-            )
-        array = (array * 255).round().astype(np.uint8)
-    elif array.dtype == np.uint16 and array.ndim == 2:
-        array = to_8_bits(array)
-    if array.dtype != np.uint8:
-        raise ImageError(
-            f"image must be an array of uint8 or of floats in [0, 1], got {array.dtype}; convert it"
-        )
-    return Image.fromarray(np.ascontiguousarray(array))
+    return Image.fromarray(np.ascontiguousarray(to_8_bits(slices[0], window=window)))
 
 
 def _damaged(name: str, error: BaseException) -> ImageError:

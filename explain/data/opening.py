@@ -5,6 +5,7 @@ import errno
 import os
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,13 +28,15 @@ _NAMES = (
     "heif",
 )
 EXTENSIONS = frozenset(f".{name}" for name in _NAMES)
+SCANS = frozenset([".npy", ".dcm"])
+"""Endings of files with pixels of any depth, in one slice or several."""
 
 
 def photos_in(
     folder: str, subfolder: str = "", *, recursive: bool = True, apart_from: str = ""
 ) -> Iterator[tuple[str, str | None]]:
     """Yield the paths of the photos in a folder and in the folders inside it, in order; hidden ones
-    are left out.
+    are left out, and arrays beside a file of the same name, as the maps of this package are.
 
     Args:
         folder: the folder; paths are given from there on.
@@ -51,12 +54,16 @@ def photos_in(
     except OSError as error:
         yield subfolder, f"cannot be read: {error.strerror}; check its permissions"
         return
+    stems = Counter(os.path.splitext(name)[0] for name, _ in items)
     for name, is_folder in items:
         path = os.path.join(subfolder, name)
         if name.startswith("."):
             continue
-        if not is_folder and os.path.splitext(name)[1].lower() in EXTENSIONS:
-            yield path, None
+        stem, ending = os.path.splitext(name)
+        ending = ending.lower()
+        if not is_folder and ending in EXTENSIONS | SCANS:
+            if ending != ".npy" or stems[stem] == 1:
+                yield path, None
         elif is_folder and recursive and os.path.realpath(os.path.join(folder, path)) != apart_from:
             yield from photos_in(folder, path, apart_from=apart_from)
 

@@ -22,6 +22,7 @@ from explain.attribution.selection import GROUPS
 from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
 from explain.data.boxes import Box, Preprocess, as_input, locate, locate_tiles
+from explain.data.greys import Window, check_window
 from explain.data.images import ImageLike, image_path, load_image
 from explain.data.inputs import InputLayout, Inputs, InputsLike, check_layout
 from explain.engine.validation import check_inputs
@@ -51,7 +52,7 @@ Methods: TypeAlias = MethodLike | Iterable[MethodLike]
 
 _MADE_WITH = """
     model categories preprocess weights size crop channels mean std interpolation device activation
-    unit layout
+    unit layout window
 """
 
 
@@ -88,6 +89,8 @@ class Explainer:
         mean, std, interpolation: other values than those of the preprocessing, unless that is a
             function: the mean and standard deviation of each channel for pixels from 0 to 1, and
             "bilinear" or "bicubic".
+        window: the level and the width of the values that are shown from black to white, for scans
+            such as ``(40, 400)`` in Hounsfield units; see `explain.data.images.load_image`.
         device: where to run, as for ``torch.device``.
         activation: what makes probabilities of the model's outputs: "softmax" where one class is
             true of a photo, "sigmoid" where several labels may be or there is one output for yes or
@@ -128,6 +131,7 @@ class Explainer:
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
         interpolation: preprocessing.Interpolation | None = None,
+        window: Window | None = None,
         device: str | torch.device | None = None,
         activation: Activation | None = None,
         unit: str | None = None,
@@ -143,6 +147,7 @@ class Explainer:
         self.style = None if style is None else get_style(style)
         self.interventions = tuple(interventions)
         self.layout = check_layout(layout)
+        self.window = check_window(window)
         loaded = classifier_of(model, weights, size)
         self.name = loaded.name
         self.weights = loaded.weights
@@ -183,7 +188,12 @@ class Explainer:
             parts.append("model")
         if preprocess is not None:
             parts.append("preprocess")
-        said = {"activation": activation, "unit": unit or None, "layout": layout}
+        said = {
+            "activation": activation,
+            "unit": unit or None,
+            "layout": layout,
+            "window": self.window,
+        }
         arguments |= {name: value for name, value in said.items() if value is not None}
         if isinstance(model, str | None) and labels is not None:
             in_file = isinstance(categories, str | os.PathLike)
@@ -363,7 +373,7 @@ class Explainer:
         return several.reported(by_place)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
-        photo = load_image(image)
+        photo = load_image(image, self.window)
         source = image_path(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
@@ -545,7 +555,7 @@ class Explainer:
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
-        preprocessed = as_input(self.preprocess(load_image(image)))
+        preprocessed = as_input(self.preprocess(load_image(image, self.window)))
         config = huggingface.config_of(self.model)
         if (
             preprocessed.ndim == 4

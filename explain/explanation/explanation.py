@@ -23,6 +23,7 @@ from explain.attribution import pictures, records
 from explain.attribution.pictures import Look, Scene, array, layer_caption
 from explain.attribution.result import Attribution, alone
 from explain.data.files import Files, distinct, halved, restored, slug
+from explain.data.scans import stem_of
 from explain.engine.settings import Progress
 from explain.methods.base import get_method, title_of
 from explain.render import captions, sheets
@@ -344,7 +345,7 @@ class Explanation(Reportable):
         map_format: str = "npy",
         **options: Unpack[StyleOptions],
     ) -> Files:
-        source = Path(self.source).stem if self.source else "image"
+        source = stem_of(self.source) if self.source else "image"
         photo = slug(str(stem) if stem else source)
         several = len(self.results) > 1
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)

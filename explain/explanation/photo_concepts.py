@@ -16,6 +16,7 @@ from explain.attribution.concepts import Concepts, name_concepts
 from explain.attribution.pictures import Scene, array
 from explain.data.boxes import Box
 from explain.data.files import Files, slug
+from explain.data.scans import stem_of
 from explain.render import captions, overlays
 from explain.targets.outputs import percent
 
@@ -101,7 +102,7 @@ class PhotoConcepts:
             OutputError: a file is there already and ``overwrite`` is not set, or the folder cannot
                 be written; then nothing has been written.
         """
-        name = f"{slug(stem or (Path(self.source).stem if self.source else 'image'))}-concepts"
+        name = f"{slug(stem or (stem_of(self.source) if self.source else 'image'))}-concepts"
         files = Files(folder, overwrite=overwrite)
         files.add_picture(f"{name}.png", self.picture)
         files.add_array(f"{name}.npy", array(self.concepts.maps[0]))

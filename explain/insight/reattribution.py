@@ -48,8 +48,7 @@ class RunPhotos(PhotoReader):
     def __init__(
         self, run: StoredRun, explainer: Explainer | None = None, source: Any = None
     ) -> None:
-        super().__init__(source)
-        self.run = run
+        super().__init__(run, source)
         self._explainer = explainer
         self.missing: dict[str, str] = {}
         made_with = run.manifest.get("weights")
@@ -95,7 +94,7 @@ class RunPhotos(PhotoReader):
             x = as_input(
                 photo
                 if isinstance(photo, torch.Tensor)
-                else self.explainer.preprocess(load_image(photo))
+                else self.explainer.preprocess(load_image(photo, self.window))
             )
         except ExplainError as error:
             self.missing[row.name] = str(error)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +19,7 @@ from explain.attribution.records import ModelOrigin
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
 from explain.data.boxes import Box
+from explain.data.scans import stem_of
 from explain.methods.base import Method, get_method, method_or_unknown
 from explain.targets.outputs import Prediction
 
@@ -71,7 +71,7 @@ class Subject(ABC):
 FLAGS = {"categories": "labels"}
 ARGUMENTS = (
     *("model", "weights", "categories", "size", "crop", "channels", "mean", "std", "interpolation"),
-    *("activation", "unit"),
+    *("window", "activation", "unit"),
 )
 """The arguments of an `Explainer` that are options of the command line too; `FLAGS` has those of
 another name there."""
@@ -119,7 +119,7 @@ def reproduction(subject: Subject) -> Reproduction:
         "options": _layer_options(attributions),
         "is_bf16": any(attribution.precision == "bf16" for attribution in attributions),
         "is_checked": bool(subject.verdicts),
-        "html": f"{Path(subject.source).stem if subject.source else 'report'}.html",
+        "html": f"{stem_of(subject.source) if subject.source else 'report'}.html",
     }
     python = _template("repeat.txt").render(values)
     reasons = [f"the {part} was your own" for part in origin.from_caller]

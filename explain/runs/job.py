@@ -99,7 +99,7 @@ class Job:
         self.options: Any = request.options
         self.metrics = list({metric.name: metric for metric in map(get_metric, metrics)}.values())
         self.labels = Labels(self.explainer.categories, self.source.classes)
-        self.preparer = Preparer(self.source, self.explainer.preprocess)
+        self.preparer = Preparer(self.source, self.explainer.preprocess, self.explainer.window)
         self._independent: bool | None = False if request.alone else None
 
     @property

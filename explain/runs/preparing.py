@@ -9,6 +9,7 @@ import torch
 from explain._utils.errors import ExplainError, ImageError, collect_warnings, raised
 from explain._utils.signals import came_by_signal
 from explain.data.boxes import Box, Preprocess, as_input, locate
+from explain.data.greys import MIN_CONTRAST, NO_CONTRAST, Window, contrast
 from explain.data.images import load_image
 from explain.store.sources import Entry, Failed, Label, ObjectBox, Source
 
@@ -39,9 +40,12 @@ Ready: TypeAlias = Prepared | Failed
 class Preparer:
     """Reads entries of one source, and preprocesses them for one model."""
 
-    def __init__(self, source: Source, preprocess: Preprocess) -> None:
+    def __init__(
+        self, source: Source, preprocess: Preprocess, window: Window | None = None
+    ) -> None:
         self.source = source
         self.preprocess = preprocess
+        self.window = window
         self._boxes: dict[tuple[int, int], Box] = {}
 
     def __call__(self, entry: Entry) -> Ready:
@@ -64,7 +68,9 @@ class Preparer:
             box = Box.whole(size)
             pixels = x.view(torch.uint8).numpy().tobytes()
         else:
-            photo = load_image(content.image)
+            photo = load_image(content.image, self.window)
+            if contrast(photo) < MIN_CONTRAST:
+                raise ImageError(NO_CONTRAST)
             x = _as_float(self.preprocess(photo)).detach().cpu().contiguous()
             size = photo.size
             # it may take some pictures to find out where the model looks

@@ -14,6 +14,7 @@ from PIL import Image
 from explain._utils.errors import ExplainError, RunError, keywords, printable, shown
 from explain.attribution import pictures, records, result
 from explain.data.files import Files, distinct, slug
+from explain.data.scans import stem_of
 from explain.render.styles import StyleLike
 from explain.report.pages import entry, sheet_of, write_page
 from explain.report.reproduce import Reproduction
@@ -78,7 +79,7 @@ def write_pictures(
     digits = len(str(min(run.photos, choice(which)[1] or run.photos)))
     for number, rows, photo in _shown(run, which, source, failures):
         files = Files(folder, overwrite=overwrite)
-        prefix = slug(f"{number:0{digits}} {Path(rows[0].name).stem}")
+        prefix = slug(f"{number:0{digits}} {stem_of(rows[0].name)}")
         names = distinct(slug(f"{prefix}-{row.target}-{row.method}") for row in rows)
         for name, row in zip(names, rows, strict=True):
             files.add_picture(f"{name}.png", row.overlay(look.of(row.style), photo))
@@ -192,7 +193,7 @@ def _shown(
     """Number the chosen photos, and give each with its rows; ``failures`` says why others cannot be
     shown."""
     order, count = choice(which)
-    reader = PhotoReader(source)
+    reader = PhotoReader(run, source)
     by_photo = groupby(run.rows(order=order), key=lambda row: row.name)
     for number, (name, (*rows,)) in enumerate(islice(by_photo, count), 1):
         try:
@@ -224,7 +225,7 @@ class Run(StoredRun):
     ...     nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
     ... )
     >>> explainer = explain.Explainer(model, preprocess=explain.models.CenterCrop(8))
-    >>> photos = [Image.new("RGB", (9, 8), color) for color in ("red", "blue")]
+    >>> photos = [Image.linear_gradient("L"), Image.radial_gradient("L")]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = explain.run(
     ...         photos, explainer, ["gradcam", "saliency"], output=f"{folder}/run.sqlite", workers=0

@@ -134,7 +134,7 @@ def run(
     ... )
     >>> explainer = explain.Explainer(model, preprocess=explain.models.CenterCrop(8))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     photos = [Image.new("RGB", (9, 8), color) for color in ("red", "blue")]
+    ...     photos = [Image.linear_gradient("L"), Image.radial_gradient("L")]
     ...     found = run(photos, explainer, output=f"{folder}/run.sqlite", workers=0)
     ...     [(row.name, tuple(row.values.shape)) for row in found.rows()], found.ended
     ([('photo 0', (6, 6)), ('photo 1', (6, 6))], True)

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from explain._utils.errors import ExplainError, ImageError, RunError, shown, warn
-from explain.data.opening import EXTENSIONS
+from explain.data.opening import EXTENSIONS, SCANS
+from explain.data.scans import slice_names
 from explain.store.sources import (
     EDGES,
     IMAGES,
@@ -565,8 +566,8 @@ def _of_name(name: str | os.PathLike[str]) -> Source:
     if ending in ENDINGS:
         return PhotoList(path)
     _check_exists(path, "a folder, a list, a shard or a photo")
-    if ending in EXTENSIONS:
-        return Photos([path])
+    if ending in EXTENSIONS | SCANS:
+        return Photos(slice_names(path))
     choices = ", ".join([*ENDINGS, ".tar"])
     got = ending or "a file without ending"
     raise RunError(

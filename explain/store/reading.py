@@ -16,9 +16,11 @@ from PIL import Image
 
 from explain._utils.errors import ExplainError, RunError, did_you_mean, printable
 from explain._utils.html import table_html
+from explain.attribution.encoding import decode
 from explain.attribution.pictures import Scene
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
+from explain.data.greys import Window
 from explain.data.images import load_image
 from explain.methods.base import title_of
 from explain.render.styles import Style
@@ -523,10 +525,14 @@ class PhotoReader:
     """Reads the photos of a run once more: from their source, or else from their files.
 
     Args:
+        run: the run.
         source: where photos come from that had no file.
     """
 
-    def __init__(self, source: Any = None) -> None:
+    def __init__(self, run: "StoredRun", source: Any = None) -> None:
+        self.run = run
+        origin = run.manifest.get("explainer", {})
+        self.window: Window | None = decode(origin.get("arguments", {}).get("window"))
         self.source = None if source is None else source_of(source)
 
     @cached_property
@@ -560,4 +566,4 @@ class PhotoReader:
                 f"photo {row.name!r} must be an image to be drawn, but its source has a tensor; "
                 "give images"
             )
-        return load_image(image)
+        return load_image(image, self.window)

@@ -20,6 +20,7 @@ from PIL import Image
 from explain._utils.errors import ImageError, RunError, shown
 from explain.data.boxes import Box
 from explain.data.opening import photos_in
+from explain.data.scans import slice_names, split_slice
 
 Label: TypeAlias = str | int | tuple[str | int, ...] | None
 """A class by its name or number, several of them where several are true of a photo, or None where
@@ -146,10 +147,11 @@ class Folder(Source):
     @cached_property
     def _survey(self) -> tuple[int, bool]:
         """How many photos there are, and whether their folders are labels."""
-        places = (
-            os.path.dirname(name) for name, problem in photos_in(self.folder) if problem is None
-        )
-        folders = Counter(place.split(os.sep)[0] for place in places)
+        folders: Counter[str] = Counter()
+        for name, problem in photos_in(self.folder):
+            if problem is None:
+                place = os.path.dirname(name).split(os.sep)[0]
+                folders[place] += len(slice_names(os.path.join(self.folder, name)))
         return folders.total(), "" not in folders and len(folders) > 1
 
     @property
@@ -161,10 +163,12 @@ class Folder(Source):
         for name, problem in photos_in(self.folder):
             if problem is not None:
                 yield Entry(text(name or self.folder), problem=f"folder {problem}")
-            else:
-                path = os.path.join(self.folder, name)
-                label = text(name.split(os.sep, 1)[0]) if labelled else None
-                yield Entry(text(name.replace(os.sep, "/")), path, text(path), stamp(path), label)
+                continue
+            label = text(name.split(os.sep, 1)[0]) if labelled else None
+            file = os.path.join(self.folder, name)
+            for path in slice_names(file):
+                place = name.replace(os.sep, "/") + path.removeprefix(file)
+                yield Entry(text(place), path, text(path), stamp(path), label)
 
     def identity(self) -> dict[str, Any]:
         return {"kind": self.kind, "path": text(self.folder)}
@@ -176,7 +180,7 @@ def stamp(path: str | os.PathLike[str]) -> str | None:
     Programs can set the time of a file's content, but not that of its inode, which any change sets.
     """
     try:
-        status = os.stat(path)
+        status = os.stat(split_slice(os.fspath(path))[0])
     except (OSError, ValueError):
         return None
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"

@@ -69,7 +69,7 @@ class Monitor:
     ...     nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
     ... )
     >>> explainer = explain.Explainer(model, preprocess=explain.models.CenterCrop(8))
-    >>> photos = [(Image.new("RGB", (9, 8), "red"), 1), (Image.new("RGB", (9, 8), "blue"), 2)]
+    >>> photos = [(Image.linear_gradient("L"), 1), (Image.radial_gradient("L"), 2)]
     >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with Monitor(explainer, photos, every=2, output=f"{folder}/training.sqlite") as watch:

@@ -87,7 +87,7 @@ class WatchedPhotos:
         return (
             None
             if isinstance(image, torch.Tensor)
-            else shrunk_scene(load_image(image), photo.box, side)
+            else shrunk_scene(load_image(image, self.job.explainer.window), photo.box, side)
         )
 
 

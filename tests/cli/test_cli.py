@@ -278,13 +278,14 @@ assert "torch" not in sys.modules
 def test_photos_a_pixel_wide_are_explained_in_every_way(
     size: tuple[int, int], typed: Typed
 ) -> None:
-    Image.new("RGB", size, "orange").save("thin.png")
+    Image.effect_noise(size, 80).save("thin.png")
+    notes = int(size == (1, 1))  # which has no contrast
     for words in (
         ["thin.png", "-m", "gradcam", "-m", "saliency", "-m", "guidedbackprop"],
         ["concepts", "thin.png"],
     ):
         code, _, err = typed(*words)
-        assert (code, err) == (0, [])
+        assert (code, len(err)) == (0, notes)
     with Image.open("explained/thin-tiny-gradcam.png") as drawn:
         assert drawn.height > size[1]
     assert (
@@ -382,7 +383,7 @@ def test_names_that_cannot_be_shown_stop_nothing_and_json_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strange = os.fsdecode(b"caf\xe9 \xe7\x8c\xab.png")
-    Image.new("RGB", (20, 20), "green").save(tmp_path / "plain.png")
+    Image.effect_noise((20, 20), 80).save(tmp_path / "plain.png")
     (tmp_path / "plain.png").rename(tmp_path / strange)
     screens = {
         name: io.TextIOWrapper(io.BytesIO(), "ascii", "strict") for name in ("stdout", "stderr")

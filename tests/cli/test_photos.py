@@ -4,11 +4,14 @@ it ends."""
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import explain
@@ -69,6 +72,31 @@ def test_recursion_is_an_option(typed: Typed) -> None:
     code, _, err = typed("in")
     assert code == 1
     assert err[0].endswith("); --recursive looks into its folders")
+
+
+def test_slices_of_a_volume_are_photos_in_the_window_that_is_typed(typed: Typed) -> None:
+    volume = np.random.default_rng(0).integers(-1000, 3000, (5, 16, 20)).astype(np.int16)
+    np.save("in/scan.npy", volume)
+    np.save("a.npy", volume)  # beside a photo of this name: a map, say
+    assert found(".", recursive=True)[-5:] == [f"in/scan.npy slice {i}" for i in range(5)]
+    words = ["--window", "-100,800", "--method", "saliency", "--target", "1", "--json"]
+    code, out, err = typed("in/scan.npy", "a.png", "--slices", "1:3", *words)
+    assert (code, err) == (0, [])
+    results = json.loads("\n".join(out))["results"]
+    assert [one["image"] for one in results] == [
+        *(f"in/scan.npy slice {i}" for i in (1, 2)),
+        "a.png",
+    ]
+    greys = ((volume[2] + 500.0) / 800).clip(0, 1)
+    plain = explain.Explainer("tiny", size=32)(greys, "saliency", target=1)
+    assert Path(results[1]["files"][1]).name.startswith("scan-slice-2-tiny-")
+    saved = explain.load(results[1]["files"][1])
+    torch.testing.assert_close(saved.values, plain.values)
+    torch.testing.assert_close(saved.repeat().values, plain.values)
+    for slices, code in (("7:", 1), ("x", 2), ("1:2:0", 2)):
+        assert typed("a.npy", "--slices", slices)[0] == code
+    assert typed("a.png", "--slices", "1:2")[0] == 2
+    assert typed("a.png", "--window", "40")[0] == 2
 
 
 def test_standard_input_is_a_photo(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,9 +87,10 @@ def test_other_pictures_of_equal_count_are_refused_and_what_is_there_is_kept(
 
 
 def test_pictures_of_another_shape_with_the_same_bytes_are_others(tmp_path: Path) -> None:
-    go([Image.new("RGB", (24, 20), "red")], tmp_path)
+    content = picture(0).resize((24, 20)).tobytes()
+    go([Image.frombytes("RGB", (24, 20), content)], tmp_path)
     with pytest.raises(RunError, match="photo"):
-        go([Image.new("RGB", (20, 24), "red")], tmp_path)
+        go([Image.frombytes("RGB", (20, 24), content)], tmp_path)
 
 
 class Files(Items):

@@ -1,0 +1,243 @@
+"""Scans: files of NumPy (.npy) and DICOM (.dcm), with one slice or several, each of which is a
+photo."""
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from explain._utils.errors import ImageError, optional
+from explain.data.greys import Array, Window, to_8_bits
+from explain.data.opening import SCANS
+
+MAX_VALUES = 2**31  # of a compressed file, before it is unpacked
+_NPY = b"\x93NUMPY"
+_DICOM = b"DICM"  # after 128 bytes
+_SLICE = re.compile(r"(.+) slice (\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """The slices of a file ``(D, H, W)``, or in colour ``(D, H, W, C)``, and what it says of their
+    display."""
+
+    name: str
+    slices: Array = field(repr=False)
+    window: Window | None = None
+    is_inverted: bool = False
+
+    def picture(self, number: int, window: Window | None) -> Image.Image:
+        """Return a slice as a picture. All slices of a file are read in one range."""
+        pixels = to_8_bits(
+            self.slices[number], window=window or self.window, volume=self.slices, name=self.name
+        )
+        return Image.fromarray(255 - pixels if self.is_inverted else np.ascontiguousarray(pixels))
+
+
+def slice_name(path: str, number: int) -> str:
+    """Return the name of a slice, by which it is read.
+
+    >>> slice_name("scan.dcm", 12), split_slice("scan.dcm slice 12"), split_slice("scan.dcm")
+    ('scan.dcm slice 12', ('scan.dcm', 12), ('scan.dcm', None))
+    """
+    return f"{path} slice {number}"
+
+
+def split_slice(name: str) -> tuple[str, int | None]:
+    """Return the file of a name, and the number of the slice, if it is one of a slice."""
+    match = _SLICE.fullmatch(name)
+    if match is None or os.path.lexists(name):
+        return name, None
+    return match[1], int(match[2])
+
+
+def stem_of(name: str | os.PathLike[str]) -> str:
+    """Return the name of a photo without its folder and ending.
+
+    >>> stem_of("a/cat.jpg"), stem_of("a/scan.dcm slice 12")
+    ('cat', 'scan slice 12')
+    """
+    path, number = split_slice(os.fspath(name))
+    stem = os.path.splitext(os.path.basename(path))[0]
+    return stem if number is None else slice_name(stem, number)
+
+
+def slice_names(path: str) -> list[str]:
+    """Return the names of the photos in a file: its slices if it is a scan with several, or the
+    file."""
+    if os.path.splitext(path)[1].lower() not in SCANS:
+        return [path]
+    count = 1
+    with suppress(Exception), open(path, "rb") as file:  # reading it says what is wrong
+        count = _count(file)
+    return [path] if count == 1 else [slice_name(path, number) for number in range(count)]
+
+
+def _count(file: Any) -> int:
+    if is_npy(file):
+        shape, _ = _npy_header(file)
+        return int(as_slices(np.broadcast_to(np.uint8(0), shape)).shape[0])
+    import pydicom
+
+    file.seek(0)
+    return int(pydicom.dcmread(file, stop_before_pixels=True).get("NumberOfFrames") or 1)
+
+
+def is_npy(file: Any) -> bool:
+    """Whether a file is one of NumPy."""
+    file.seek(0)
+    return bool(file.read(len(_NPY)) == _NPY)
+
+
+def is_dicom(file: Any) -> bool:
+    """Whether a file is one of DICOM."""
+    file.seek(0)
+    return bool(file.read(132)[128:] == _DICOM)
+
+
+def read_scan(file: Any, name: str, size: int) -> Scan | None:
+    """Read a file of NumPy or DICOM; None where it is neither.
+
+    Raises:
+        ImageError: it is damaged, holds no pixels, or needs a package that is not there.
+    """
+    if is_npy(file):
+        return _from_npy(file, name, size)
+    return _from_dicom(file, name) if is_dicom(file) else None
+
+
+@lru_cache(maxsize=1)
+def cached_scan(path: str, name: str, stamp: tuple[int, int]) -> Scan | None:
+    """Read a scan of several slices, which are asked for one after the other."""
+    with open(path, "rb") as file:
+        return read_scan(file, name, stamp[0])
+
+
+def as_slices(array: Array) -> Array:
+    """Return an array as slices ``(D, H, W)``, or ``(D, H, W, C)`` in colour.
+
+    Axes of 1 at the beginning and the end are left out. Then, an array ``(H, W)``, ``(H, W, 3)``,
+    ``(H, W, 4)`` or ``(3, H, W)`` is one slice; any other with one axis more has several.
+
+    Raises:
+        ImageError: it has fewer axes or more, or no pixels.
+
+    >>> as_slices(np.zeros((3, 8, 9))).shape, as_slices(np.zeros((1, 12, 8, 9))).shape
+    ((1, 8, 9, 3), (12, 8, 9))
+    """
+    shape = array.shape
+    while array.ndim > 2 and array.shape[0] == 1:
+        array = array[0]
+    while array.ndim > 2 and array.shape[-1] == 1:
+        array = array[..., 0]
+    if array.ndim > 2 and array.shape[-1] in (3, 4):
+        is_one = array.ndim == 3
+    elif array.ndim > 2 and array.shape[-3] == 3:
+        is_one = array.ndim == 3
+        array = np.moveaxis(array, -3, -1)
+    else:
+        is_one = array.ndim == 2
+    slices = array[None] if is_one else array
+    is_color = slices.shape[-1] in (3, 4) and slices.ndim == 4
+    if 0 in shape or (slices.ndim != 3 and not is_color):
+        raise ImageError(
+            "image must be an array (H, W), (H, W, 3), (H, W, 4) or (3, H, W), or slices of these, "
+            f"got shape {shape}; name the axes in this order"
+        )
+    return slices
+
+
+def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return shape, dtype
+
+
+def _from_npy(file: Any, name: str, size: int) -> Scan:
+    shape, dtype = _npy_header(file)
+    if dtype.hasobject or dtype.kind not in "biuf":
+        kind = "objects" if dtype.hasobject else f"an array of {dtype}"
+        raise ImageError(f"image {name} must hold numbers, got {kind}; save it as floats")
+    if int(np.prod(shape, dtype=object)) * dtype.itemsize > size:
+        raise ImageError(f"image {name} is damaged or truncated (too short); get the file again")
+    file.seek(0)
+    return Scan(name, as_slices(np.load(file, allow_pickle=False)))
+
+
+def _from_dicom(file: Any, name: str) -> Scan:
+    pydicom = optional("pydicom", f"for the DICOM file {name}", "dicom", ImageError)
+    from pydicom import pixels as decoding
+
+    file.seek(0)
+    data = pydicom.dcmread(file)
+    if not any(kind in data for kind in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
+        raise ImageError(f"image {name} must have pixels, got a DICOM file without; name another")
+    frames = int(data.get("NumberOfFrames") or 1)
+    if frames * data.Rows * data.Columns > MAX_VALUES:
+        raise ImageError(f"image {name} has over {MAX_VALUES} values; cut it into pieces first")
+    try:
+        pixels = decoding.pixel_array(data)
+    except (RuntimeError, NotImplementedError, ImportError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ImageError(
+            f"image {name} is compressed in a way that needs another package of pydicom's "
+            f"({reason}); install it, or convert the file"
+        ) from None
+    kind = data.PhotometricInterpretation
+    if kind == "PALETTE COLOR":
+        pixels = decoding.apply_color_lut(pixels, data)
+        if pixels.dtype == np.uint16:  # whose upper 8 bits are the colour
+            pixels = (pixels >> 8).astype(np.uint8)
+    slices = pixels if frames > 1 else pixels[None]
+    if slices.ndim == 4:
+        return Scan(name, slices)
+    is_inverted = kind == "MONOCHROME1"
+    return Scan(name, _rescaled(slices, data), _window_of(data), is_inverted)
+
+
+def _rescaled(slices: Array, data: Any) -> Array:
+    """The values that stored ones stand for, such as Hounsfield units."""
+    if "ModalityLUTSequence" in data:
+        from pydicom.pixels import apply_modality_lut
+
+        return apply_modality_lut(slices, data)
+    parts = [
+        _part(data, "PixelValueTransformationSequence", number) for number in range(len(slices))
+    ]
+    slopes = np.array([float(part.get("RescaleSlope", 1)) for part in parts], np.float32)
+    intercepts = np.array([float(part.get("RescaleIntercept", 0)) for part in parts], np.float32)
+    if (slopes == 1).all() and (intercepts == 0).all():
+        return slices
+    values: Array = slices * slopes[:, None, None] + intercepts[:, None, None]
+    return values
+
+
+def _window_of(data: Any) -> Window | None:
+    """The first window that a file names."""
+    part = _part(data, "FrameVOILUTSequence", 0)
+    numbers = []
+    for name in ("WindowCenter", "WindowWidth"):
+        value = part.get(name)
+        values = [value] if isinstance(value, (int, float)) else list(value or ())
+        numbers += values[:1]
+    level, width = map(float, numbers) if len(numbers) == 2 else (0.0, 0.0)
+    return (level, width) if width > 0 else None
+
+
+def _part(data: Any, sequence: str, number: int) -> Any:
+    """The part of a file with such values of a frame: its own, that of all frames, or the file."""
+    every = data.get("PerFrameFunctionalGroupsSequence") or ()
+    shared = data.get("SharedFunctionalGroupsSequence") or ()
+    for group in (*every[number : number + 1], *shared[:1]):
+        if group.get(sequence):
+            return group.get(sequence)[0]
+    return data
