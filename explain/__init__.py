@@ -139,7 +139,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name) or ("explain._utils.errors" if name in __all__ else None)
     if home is not None:
-        return getattr(importlib.import_module(home), name)
+        value = getattr(importlib.import_module(home), name)
+        globals()[name] = value  # to be found at once from now on
+        return value
     if name in _ROOMS:
         return importlib.import_module(f"explain.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

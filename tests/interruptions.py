@@ -226,9 +226,9 @@ def state(model: nn.Module) -> dict[str, Any]:
         "function modes": torch._C._len_torch_function_stack(),
         "interventions": (
             active_interventions(model),
-            sorted(unwrap._names.inserted.get(model, {})),
+            sorted(unwrap.module_names.inserted.get(model, {})),
         ),
-        "walked": dict(unwrap._names.walked),
+        "walked": dict(unwrap.module_names.walked),
         "warning filters": list(warnings.filters),
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "counters": (

@@ -209,7 +209,7 @@ def _is_data(value: Any) -> bool:
 def first_tensor(output: Any) -> torch.Tensor | None:
     """Return the first tensor of a module's output: the output itself, or the first in its
     containers."""
-    return (find(output) or ((), None))[1]
+    return output if isinstance(output, torch.Tensor) else (find(output) or ((), None))[1]
 
 
 def replace_first(output: Any, new: torch.Tensor) -> Any:
@@ -235,8 +235,8 @@ class SwappedInputs:
     old tensors back wherever the module has left the new ones.
 
     >>> skips = [torch.zeros(1)]
-    >>> swapped = SwappedInputs((skips,), lambda tensor: tensor + 1)
-    >>> swapped.inputs[0].append("more")
+    >>> swapped = SwappedInputs(((skips,), {}), lambda tensor: tensor + 1)
+    >>> swapped.inputs[0][0].append("more")
     >>> print(skips)
     [tensor([1.]), 'more']
     >>> swapped.restore()
@@ -246,9 +246,11 @@ class SwappedInputs:
 
     def __init__(self, inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._is_tensor = inputs.__class__ is tuple and len(inputs) == 2 and is_one_tensor(*inputs)
-        if self._is_tensor:  # as of most modules
-            old = inputs[0][0]
+        args, kwargs = inputs
+        # as of most modules: there is no container of the caller's
+        self._is_tensor = not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
+        if self._is_tensor:
+            old = args[0]
             new = change(old)
             if new is not old:
                 self.pairs.append((old, new))
@@ -266,14 +268,9 @@ class SwappedInputs:
 
     def restore(self) -> None:
         if self._is_tensor:
-            return  # there is no container of the caller's
+            return
         old = {id(new): old for old, new in self.pairs}
         edit(self.inputs, lambda path, tensor: old.get(id(tensor), tensor))
-
-
-def is_one_tensor(args: Any, kwargs: Any) -> bool:
-    """Whether a module is given one tensor, and nothing else."""
-    return not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
 
 
 def as_sources(inputs: Iterable[Any]) -> list[Any]:

@@ -27,6 +27,7 @@ from explain._utils.errors import (
     ExplainError,
     MethodError,
     did_you_mean,
+    either,
     shown,
 )
 
@@ -200,26 +201,34 @@ def by_name(
     get: Callable[[Any], T],
     error: type[ExplainError],
     what: str,
-    turns: str,
-    equal: Any = operator.eq,
 ) -> dict[str, T]:
     """Return methods or metrics, which are ``what``, by their names and in order; ``given`` are one
     or several of them.
 
     Raises:
-        ExplainError: there is none, or two different ones have one name; ``turns`` says what to do
-            then.
+        ExplainError: there is none, or two different ones have one name.
     """
     chosen: dict[str, T] = {}
     for item in map(
         get, [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else wanted
     ):
         name = item.name  # type: ignore[attr-defined]
-        if not equal(chosen.setdefault(name, item), item):
-            raise error(f"{what}s must have different names, got two of {name!r}; {turns}")
+        if name in chosen and not _are_equal(chosen[name], item):
+            turns = either("two calls", "two commands, the second with another --output")
+            got = f"got two of {name!r}; run them in {turns}"
+            raise error(f"{what}s must have different names, {got}")
+        chosen.setdefault(name, item)
     if not chosen:
         raise error(f"{what}s must name at least one {what}, got none; see explain.list_{what}s()")
     return chosen
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether two methods are equal; those with different tensors among their options are not."""
+    try:
+        return bool(one == other)
+    except RuntimeError:  # ``==`` of tensors gives no single answer
+        return False
 
 
 def enter(registry: dict[str, Any], it: Any, what: str, **options: Any) -> Any:

@@ -48,6 +48,7 @@ _SIGNALS = tuple(
     int(getattr(signal, f"SIG{name}")) for name in _NAMES if hasattr(signal, f"SIG{name}")
 )
 _WEAK = (weakref.__file__, _weakrefset.__file__)
+_main = threading.main_thread().ident
 _waiting: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []
 
 
@@ -302,13 +303,13 @@ def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
 def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
     """Put a handler of ours in front of each of the caller's that has none there yet; return the
     new ones."""
-    if not _is_main():
+    if threading.get_ident() != _main:
         return ()
     placed: list[tuple[int, _InFront]] = []
     try:
         for number in _SIGNALS:
             theirs = _signal.getsignal(number)
-            if callable(theirs) and type(theirs) is not _InFront:
+            if theirs.__class__ not in (int, _InFront) and callable(theirs):
                 placed.append((number, _InFront(theirs)))
                 _signal.signal(*placed[-1])
     except ValueError:  # an interpreter inside another one has no signals
@@ -322,7 +323,7 @@ def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
 def _step_aside(in_front: tuple[tuple[int, _InFront], ...], caller: FrameType | None) -> None:
     """Let the caller's handlers take what waits for them, and their places again."""
     try:
-        if caller is not None:
+        if caller is not None and _waiting:
             _hand_over(caller)
     finally:
         if in_front:
@@ -331,17 +332,13 @@ def _step_aside(in_front: tuple[tuple[int, _InFront], ...], caller: FrameType | 
             except BaseException:  # raised by a handler that was given back while others still wait
                 _give_back(in_front)
                 raise
-            if caller is not None:
+            if caller is not None and _waiting:
                 _hand_over(caller)
-
-
-def _is_main() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
 
 
 def _give_back(in_front: tuple[tuple[int, _InFront], ...]) -> None:
     # ours goes on handing over where another thread ends a block
-    for number, ours in in_front if _is_main() else ():
+    for number, ours in in_front if threading.get_ident() == _main else ():
         if _signal.getsignal(number) is ours:
             _signal.signal(number, ours.theirs)
 
@@ -349,7 +346,7 @@ def _give_back(in_front: tuple[tuple[int, _InFront], ...]) -> None:
 def _hand_over(caller: FrameType | None) -> None:
     """Call the handlers that have waited, unless the caller too is inside something that must not
     be split."""
-    if not _waiting or not _is_main() or _is_amid(caller):
+    if not _waiting or threading.get_ident() != _main or _is_amid(caller):
         return
     number, theirs = _waiting.pop(0)
     try:
@@ -371,6 +368,8 @@ def _handle(
 def _begin_child() -> None:
     """A process that has just been forked waits for nothing, and has its signals and settings as
     they were."""
+    global _main
+    _main = threading.get_ident()
     _waiting.clear()
     for number in _SIGNALS:
         handler = _signal.getsignal(number)

@@ -1,8 +1,10 @@
 """A method applied to its evidence: from the maps of each layer and call to one `Attribution`."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from explain.attribution.diagnostics import warn_of_coverage
@@ -34,10 +36,10 @@ def apply_method(
     first = first_of(evidence)
     stitched = model if isinstance(model, Stitched) and uses_layer(method) else None
     coverage = warn_of_coverage(method, first)
-    maps = {}
+    maps: dict[Any, torch.Tensor] = {}
     for layer, calls in evidence.items():
-        of_calls = [applied(method, call) for call in calls]
-        maps[str(layer)] = (
+        of_calls = list(map(partial(applied, method), calls))
+        maps[layer] = (
             of_calls[0] if stitched is None else stitched.stitch_maps(of_calls, first.size)
         )
     layers = tuple(maps)
@@ -62,7 +64,7 @@ def apply_method(
         values=values.transpose(1, 2) if frames_first else values,
         target=first.target if first.classes is None else first.classes,
         score=first.score.detach(),
-        layer=_layer_of(method, layers),
+        layer=layers[0] if len(layers) == 1 else layers,
         size=first.size,
         style=method.style,
         options=options(method),
@@ -77,9 +79,3 @@ def apply_method(
 def first_of(evidence: EvidenceOfCalls) -> Evidence:
     """The evidence of the first layer's first call."""
     return next(iter(evidence.values()))[0]
-
-
-def _layer_of(method: Method, layers: tuple[str, ...]) -> str | tuple[str, ...] | None:
-    if not uses_layer(method):
-        return None
-    return layers[0] if len(layers) == 1 else layers

@@ -143,14 +143,12 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
 def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
     """Warn where rules found nothing to act on, or operations that they do not cover; return what
     they did."""
-    needs = [
-        need
-        for need in method.needs
-        if isinstance(need, (RelevanceCoverage, RuleCoverage, Uninspected))
-    ]
-    if not needs:
+    coverages: dict[type, Coverage] = {}
+    for need in method.needs:
+        if isinstance(need, (RelevanceCoverage, RuleCoverage, Uninspected)):
+            coverages[type(need)] = evidence[need]
+    if not coverages:
         return None
-    coverages: dict[type, Coverage] = {type(need): evidence[need] for need in needs}
     gradients, relevance, uninspected = (
         coverages.get(kind) for kind in (RuleCoverage, RelevanceCoverage, Uninspected)
     )
@@ -287,7 +285,9 @@ def warn_of_result(
             "that is not absolute"
         )
     reasons: dict[str, list[str]] = {}
-    for image in [image for image, magnitude in enumerate(largest) if magnitude == 0]:
+    for image, magnitude in enumerate(largest):
+        if magnitude != 0:
+            continue
         negative_score = method.by_score and bool(score[image] < 0)
         if attribution.sets is not None:
             same = attribution.options.get("becomes") is None

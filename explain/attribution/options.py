@@ -71,12 +71,6 @@ class Settings(RuntimeSettings):
             outputs.check_activation(self.activation)
         super().__post_init__()
 
-    @property
-    def budget(self) -> dict[str, float]:
-        """How much work methods that estimate may do, where it is not their own."""
-        limits = {
-            "samples": self.samples,
-            "tolerance": self.tolerance,
-            "max_seconds": self.max_seconds,
-        }
-        return {name: value for name, value in limits.items() if value is not None}
+
+DEFAULTS = Settings()
+"""How a call without options explains."""

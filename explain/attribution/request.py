@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from explain._utils.device_reads import read_together, reading_later
-from explain._utils.errors import LayerError, MethodError, either, muted
+from explain._utils.errors import LayerError, MethodError, muted
 from explain._utils.options import by_name
 from explain.attribution.applying import EvidenceOfCalls, apply_method, first_of
 from explain.attribution.diagnostics import (
@@ -25,7 +25,7 @@ from explain.attribution.diagnostics import (
 )
 from explain.attribution.options import Settings
 from explain.attribution.result import Attribution
-from explain.data.inputs import Inputs, InputsLike, Path, dotted
+from explain.data.inputs import Inputs, InputsLike, dotted
 from explain.engine import Evidence
 from explain.engine.ends import reading
 from explain.engine.execution import gather
@@ -47,7 +47,7 @@ from explain.methods.base import (
     MethodLike,
     can_be_stitched,
     get_method,
-    is_registered,
+    is_lasting,
     options,
     uses_layer,
 )
@@ -96,18 +96,16 @@ class Request:
         layers = None
         if settings.layer is not None:  # a wrong name is reported even if no method uses a layer
             layers = find_layers(model, inputs, settings.layer)
-        remedy = (
-            f"run them in {either('two calls', 'two commands, the second with another --output')}"
-        )
-        by_names = by_name(methods, get_method, MethodError, "method", remedy, _are_equal)
-        by_names = _within(by_names, settings.budget)
+        by_names = by_name(methods, get_method, MethodError, "method")
+        by_names = _within(by_names, settings)
         for name, method in by_names.items():
             if layers is not None:
                 method = method.in_layer()
             if inputs.x.ndim == 5:
                 method = method.with_frames(inputs.x, frames_first=inputs.layout == "NTCHW")
             by_names[name] = method
-            _check_method(method, name, inputs, settings)
+            if settings.create_graph or len(inputs.paths) > 1:
+                _check_method(method, name, inputs, settings)
         sized = list(targets)
         for number, target in enumerate(() if are_classes else targets):
             sized[number] = target.for_input_size(tuple(inputs.x.shape[2:]))
@@ -189,17 +187,13 @@ class Request:
 
         @cache
         def default(stages: bool) -> list[str]:
-            if stages:
-                return stage_layers(
-                    self.model, self.inputs, score, of_class=of_class, refresh=refresh
-                )
-            return [
-                default_layer(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
-            ]
+            choose: Any = stage_layers if stages else default_layer
+            layers = choose(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
+            return layers if stages else [layers]
 
         layers: dict[str, list[str]] = {}
         for name, method in self.methods.items():
-            if not can_be_stitched(method, self.model):
+            if isinstance(self.model, Stitched) and not can_be_stitched(method, self.model):
                 remedy = (
                     "take one that gives a map of a layer, such as gradcam, or of the input, "
                     "such as saliency"
@@ -221,9 +215,7 @@ class Request:
         path through the network than the inputs that they were chosen by.
         """
         interventions = active_interventions(self.model)
-        are_registered = all(map(is_registered, self.methods.values()))
-        plan_for = planned if are_registered else Plan
-        plan = plan_for(self._needs(layers))
+        plan = self._planned(layers)
         chosen_by_default = self.layers is None and any(layers.values())
         check_modules = self._check_path if follow and chosen_by_default else None
         results: list[dict[str, Attribution]] = []
@@ -279,12 +271,21 @@ class Request:
         if not summary_is_current(self.model, self.inputs, ran):
             raise _OtherPathError
 
+    def _planned(self, layers: Mapping[str, list[str]]) -> Plan:
+        """The plan of one target; those of methods that stay are kept, with what was worked out."""
+        methods = tuple(self.methods.values())
+        if isinstance(self.model, Stitched) or not all(map(is_lasting, methods)):
+            return Plan(self._needs(layers))
+        by_identity = tuple(map(id, methods))
+        key = (by_identity, tuple(map(tuple, layers.values())), self.inputs.paths)
+        return planned(key, methods, partial(self._needs, layers))
+
     def _needs(self, layers: Mapping[str, list[str]]) -> dict[str, frozenset[NeedAtLayer]]:
         """What each method needs, at its layers."""
         needs = {}
         for name, method in self.methods.items():
             calls = [call for layer in layers[name] for call in self._calls(layer)]
-            needs[name] = needs_at(method.needs, calls, self._paths)
+            needs[name] = needs_at(method.needs, calls, self.inputs.places)
         return needs
 
     def _calls(self, layer: str) -> list[str]:
@@ -294,22 +295,14 @@ class Request:
             else [layer]
         )
 
-    @property
-    def _paths(self) -> Sequence[Path | None]:
-        """The explained inputs; one alone goes without a name."""
-        return self.inputs.paths if len(self.inputs.paths) > 1 else (None,)
-
     def _evidence(self, lookup: EvidenceLookup, layers: Sequence[str]) -> list[EvidenceOfCalls]:
         """The evidence of a method for each explained input."""
-        calls: dict[str | None, Sequence[str | None]] = {
-            layer: self._calls(layer) for layer in layers
-        }
         evidence: list[EvidenceOfCalls] = []
-        for path in self._paths:
-            of_calls = calls or {None: [None]}
-            evidence.append(
-                {layer: [lookup(call, path) for call in of_calls[layer]] for layer in of_calls}
-            )
+        for path in self.inputs.places:
+            of_layers: dict[str | None, Sequence[Evidence]] = {}
+            for layer in layers:
+                of_layers[layer] = [lookup(call, path) for call in self._calls(layer)]
+            evidence.append(of_layers or {None: [lookup(None, path)]})
         return evidence
 
     def _attribution(
@@ -317,8 +310,10 @@ class Request:
     ) -> Attribution | None:
         """What a method makes of its evidence; None where an interrupt left too little of that."""
         method = self.methods[name]
-        every = [item for of_input in evidence for calls in of_input.values() for item in calls]
         keep_partial = self.settings.keep_partial
+        every: list[Evidence] = []
+        for of_input in evidence:
+            every += chain.from_iterable(of_input.values())
         if keep_partial and not all(method.needs <= set(item.answers) for item in every):
             return None
         try:
@@ -398,9 +393,12 @@ def _check_method(method: Method, name: str, inputs: Inputs, settings: Settings)
         raise MethodError(f"method {name} must explain one input, got {names}; {remedy}")
 
 
-def _within(methods: dict[str, Method], budget: Mapping[str, float]) -> dict[str, Method]:
-    """The methods with these budgets, as far as each has such an option."""
-    for option, value in budget.items():
+def _within(methods: dict[str, Method], settings: Settings) -> dict[str, Method]:
+    """The methods with the budgets of a call, as far as each has such an option."""
+    for option in ("samples", "tolerance", "max_seconds"):
+        value = getattr(settings, option)
+        if value is None:
+            continue
         takers = {name: method for name, method in methods.items() if option in options(method)}
         if not takers:
             raise MethodError(
@@ -409,11 +407,3 @@ def _within(methods: dict[str, Method], budget: Mapping[str, float]) -> dict[str
             )
         methods |= {name: replace(method, **{option: value}) for name, method in takers.items()}
     return methods
-
-
-def _are_equal(one: Method, other: Method) -> bool:
-    """Whether two methods are equal; those with different tensors among their options are not."""
-    try:
-        return one == other
-    except RuntimeError:  # ``==`` of tensors gives no single answer
-        return False

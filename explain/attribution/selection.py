@@ -7,7 +7,7 @@ from typing import Unpack
 from torch import nn
 
 from explain._utils.errors import ExplainError, LayerError, keywords, muted
-from explain.attribution.options import AttributeOptions, Settings
+from explain.attribution.options import DEFAULTS, AttributeOptions, Settings
 from explain.attribution.request import Request
 from explain.data.inputs import InputsLike
 from explain.hooks import layer_names, unwrap
@@ -99,7 +99,7 @@ def requested(
     **options: Unpack[AttributeOptions],
 ) -> Request:
     """The request of a call of `attribute`, with the methods of a group for its name."""
-    settings = Settings(**options)
+    settings = Settings(**options) if options else DEFAULTS
     wanted = as_targets(target, targets, top_k, settings.categories)
     if isinstance(methods, str) and methods in GROUPS:
         how = Settings(layer=settings.layer, layout=settings.layout)

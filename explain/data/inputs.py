@@ -2,9 +2,10 @@
 
 import inspect
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -103,8 +104,13 @@ class Inputs:
     path: Path = field(init=False, repr=False)
     """Where the first explained tensor is."""
 
+    @property
+    def places(self) -> Sequence[Path | None]:
+        """The explained tensors that evidence may be of; one alone goes without a name."""
+        return self.paths if len(self.paths) > 1 else (None,)
+
     def __len__(self) -> int:
-        return len(self.x)
+        return self.x.shape[0]
 
     def __repr__(self) -> str:
         tensors = (
@@ -134,7 +140,7 @@ class Inputs:
         frames_first = self.layout == "NTCHW" and tensor.ndim == 5 and path in self.paths
         return tensor.transpose(1, 2) if frames_first else tensor
 
-    @property
+    @cached_property
     def name(self) -> str | None:
         """The way to the explained tensor, such as ``pixel_values``; None where it is all that the
         model takes."""
@@ -147,7 +153,9 @@ class Inputs:
     @cached_property
     def other_tensors(self) -> dict[Path, torch.Tensor]:
         """All tensors but the first that is explained, by their way."""
-        return {path: tensor for path, tensor in self._tensors.items() if path != self.path}
+        tensors = dict(self._tensors)
+        del tensors[self.path]
+        return tensors
 
     @cached_property
     def constants(self) -> tuple[Any, ...]:
@@ -206,6 +214,8 @@ class Inputs:
 
     def detached(self) -> "Inputs":
         """Return the inputs without the caller's graph."""
+        if not any(map(attrgetter("requires_grad"), self._tensors.values())):
+            return self
         return self._with({path: tensor.detach() for path, tensor in self._tensors.items()})
 
     def copied(self) -> "Inputs":
@@ -217,7 +227,7 @@ class Inputs:
         """
         copies = {}
         for path, tensor in self._tensors.items():
-            is_alone = _is_image(tensor) and len(tensor) == 1
+            is_alone = _is_image(tensor) and tensor.shape[0] == 1
             memory_format = torch.contiguous_format if is_alone else torch.preserve_format
             copies[path] = tensor.clone(memory_format=memory_format)
         return self._with(copies)
@@ -305,7 +315,7 @@ class Inputs:
 
     @cached_property
     def _has_containers(self) -> bool:
-        return any(len(path) > 1 for path in self._tensors)
+        return max(map(len, self._tensors), default=0) > 1
 
     def _find(self, wanted: int | str | Path | None) -> Path:
         start = () if wanted is None else _as_path(wanted)

@@ -133,7 +133,7 @@ class TargetAccumulators:
             logits=at_least_float32(find_logits(output, len(images)).detach())
             if has_logits
             else None,
-            find_outputs=self._context.evidence(resolved, None).find_outputs,
+            find_outputs=self._context.find_outputs,
         )
         of_rows = images[first : first + len(indices)]
         return self.read(of_rows, indices, lambda *place: evidence, first)
@@ -142,17 +142,13 @@ class TargetAccumulators:
     def _unfinished(self) -> list[NeedAtLayer]:
         """The needs that use more rows: those that share a stream get no more than they would
         alone."""
-        now = time.monotonic() if self._ends else 0.0
-        late = {
-            need
-            for need, end in self._ends.items()
-            if now >= end and self._accumulators[need].has_result()
-        }
-        return [
-            need
-            for need, accumulator in self._accumulators.items()
-            if need not in late and not accumulator.enough()
-        ]
+        unfinished = []
+        for need, accumulator in self._accumulators.items():
+            end = self._ends.get(need)
+            is_late = end is not None and time.monotonic() >= end and accumulator.has_result()
+            if not is_late and not accumulator.enough():
+                unfinished.append(need)
+        return unfinished
 
     def enough(self) -> bool:
         return not self._unfinished
@@ -187,8 +183,9 @@ class TargetAccumulators:
 def _results(
     of: Mapping[NeedAtLayer, perturbations.Accumulator], partial: bool
 ) -> dict[NeedAtLayer, Any]:
-    results = {
-        need: accumulator.partial() if partial else accumulator.result()
-        for need, accumulator in of.items()
-    }
-    return {need: result for need, result in results.items() if result is not None or not partial}
+    results = {}
+    for need, accumulator in of.items():
+        result = accumulator.partial() if partial else accumulator.result()
+        if result is not None or not partial:
+            results[need] = result
+    return results

@@ -15,7 +15,7 @@ from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention, by_image
 from explain.hooks.capturing import read_outputs
-from explain.hooks.graph import Reach, differentiate, normalises_over_rows
+from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
 from explain.hooks.preserve import untouched
 from explain.layers.grids import NetworkGrids
 from explain.layers.summary import summary_of
@@ -156,7 +156,7 @@ def _read_out(
             torch.arange(len(inputs), device=inputs.x.device).repeat(len(chosen))
         )
         total = wanted.pick(output, len(inputs) * len(chosen))[0].sum()
-    if normalises_over_rows(total):
+    if normalises_over_rows(graph(total)):
         raise MethodError(
             "legrad must have a network that does not normalise over its batch, but it does; use "
             "attnlrp"

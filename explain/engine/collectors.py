@@ -7,7 +7,7 @@ with the gradients of its sources.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from explain.hooks.capturing import Source, read_outputs
 from explain.hooks.graph import Reach, differentiate, graph
 from explain.hooks.layer_names import name_of_call
 from explain.hooks.preserve import detached
-from explain.layers.layouts import Grid
 from explain.layers.summary import independent_calls
 from explain.relevance.constants import AddedConstant
 from explain.relevance.gradient_rules import Coverage, GradientRule, uninspected
@@ -383,9 +382,9 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
         and len(forward.grids.size) == term.ndim - 2
     ):
         return term.movedim(-1, 1)
-    grid = forward.grids.grid(shape, layer) if term.ndim > 2 and constant.lies_on_input else None
-    if layer is None and term.ndim == 3 and constant.lies_on_input and forward.count in shape[:2]:
-        grid = _grid_of_sum(constant, grid, shape, forward)
+    storage = constant.storage if layer is None else None
+    has_map = term.ndim > 2 and constant.lies_on_input
+    grid = forward.grids.grid(shape, layer, storage) if has_map else None
     if grid is not None:
         return grid.spread(term)
     turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
@@ -399,22 +398,6 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
             f"fullgrad must see layer {constant.module!r} give {rows}; explain one image at a time"
         )
     return (term.transpose(0, 1) if turned else term).reshape(count, -1)
-
-
-def _grid_of_sum(
-    constant: AddedConstant, of_length: Grid | None, shape: tuple[int, ...], forward: Forward
-) -> Grid | None:
-    """The grid of tokens that a constant is added to, where others of their number may lie
-    otherwise."""
-    tokens_first = shape[0] != forward.count
-    grids = forward.grids.of_constant(constant.storage, shape[0] if tokens_first else shape[1])
-    if len(grids) > 1:
-        raise MethodError(
-            f"fullgrad must see how tokens lie that a constant {shape} is added to, but those of "
-            "the network lie in several orders; use gradcam"
-        )
-    (grid,) = grids or (of_length,)
-    return replace(grid, layout="tokens first") if grid is not None and tokens_first else grid
 
 
 def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | None:

@@ -1,14 +1,16 @@
 """Whether a gradient is the derivative of the score, seen by moving along it; custom functions may
 say otherwise."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import Replace, intervene
-from explain.hooks.graph import Reach, graph, is_of_hooks
+from explain.hooks.graph import Reach, is_of_hooks
 from explain.hooks.layer_names import name_of_call
 
 _STEP = 3e-4
@@ -19,11 +21,10 @@ _OFF = 0.05
 float32."""
 
 
-def custom_functions(score: Tensor, sources: list[Any]) -> list[str]:
-    """The functions with a backward of their own, of the model's, on the way from a score to
-    sources of gradients."""
-    nodes = [node for node in graph(score) if isinstance(node, _PYTHON_NODE)]
-    custom = [node for node in nodes if _is_of_model(node)]
+def custom_functions(nodes: Iterable[Node], sources: list[Any]) -> list[str]:
+    """The functions with a backward of their own, of the model's, among the Nodes of a score, on
+    the way to sources of gradients."""
+    custom = [node for node in nodes if isinstance(node, _PYTHON_NODE) and _is_of_model(node)]
     if not custom:
         return []
     tensors = [source for source in sources if isinstance(source, Tensor)]

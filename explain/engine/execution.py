@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -30,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note, warn
-from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
+from explain.data.inputs import Inputs, Path
 from explain.engine import collectors, needs, replay, reruns
 from explain.engine.derivative import custom_functions, is_derivative
 from explain.engine.ends import reading
@@ -57,7 +58,7 @@ from explain.engine.settings import (
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
-from explain.hooks.graph import differentiate, normalises_over_rows
+from explain.hooks.graph import differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
 from explain.hooks.preserve import keeping_state, own_statistics, recording, untouched
 from explain.hooks.unwrap import has_hooks, scripted, sharded
@@ -79,7 +80,7 @@ Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 
 def gather(
     model: nn.Module,
-    inputs: InputsLike,
+    inputs: Inputs,
     plan: Plan,
     targets: Sequence[Target],
     settings: RuntimeSettings | None = None,
@@ -100,20 +101,21 @@ def gather(
             map, a score that is not finite or does not depend on what its gradient is needed for.
     """
     settings = settings or RuntimeSettings()
-    inputs = as_inputs(inputs)
     inputs = inputs if settings.create_graph else inputs.detached()
-    _must_be_open(model, plan)
-    _must_keep_weights(model, plan, len(targets), create_graph=settings.create_graph)
+    if plan.looks_inside is not None:
+        _must_be_open(model, plan.looks_inside)
+    if sharded(model):
+        _must_keep_weights(model, plan, len(targets), create_graph=settings.create_graph)
     statistics = own_statistics(model) if settings.create_graph else nullcontext()
-    reader = reading(model, inputs, settings.activation)
     # What a pass writes into the model is there in the passes after it, and then put back.
-    with keeping_state(model) if plan.reruns else nullcontext():
-        with untouched(model, create_graph=settings.create_graph, alone=True), statistics, reader:
+    keeping = keeping_state(model) if plan.reruns else nullcontext()
+    with keeping, reading(model, inputs, settings.activation):
+        with untouched(model, create_graph=settings.create_graph, alone=True), statistics:
             run = partial(
                 _Passes, model, inputs, plan, settings, precision, follow=check_modules is not None
             )
             passes = cut_where_allowed(run)
-            if passes.forward.layers.misses and passes.cut:
+            if passes.cut and passes.forward.layers.missing:
                 note(
                     "the pass is recorded from the input on: what a layer gives reaches the score "
                     "in more than one way"
@@ -143,12 +145,11 @@ def gather(
                 origin=origin,
                 state=RerunState(tapes=passes.tapes()),
             )
-            with reading(model, inputs, settings.activation):
-                reruns.run_streams(plan, context)
-                for target in resolved:
-                    for need in plan.searches:
-                        if not context.state.interrupted:
-                            run_searches(need, context, target)
+            reruns.run_streams(plan, context)
+            for target in resolved:
+                for need in plan.searches:
+                    if not context.state.interrupted:
+                        run_searches(need, context, target)
     return [partial(evidence, target) for target in resolved]
 
 
@@ -161,6 +162,12 @@ def _evidence(
 ) -> Evidence:
     """What was found for a target that is about a layer or none, and of several explained inputs
     about one."""
+    answers: dict[needs.Need[Any], Any] = {}
+    inexact: dict[needs.Need[Any], Any] = {}
+    for of_place, at_places in ((answers, resolved.answers), (inexact, resolved.inexact)):
+        for need, answer in at_places.items():
+            if need.layer in (None, layer) and need.input in (None, path):
+                of_place[need.kind] = answer
     return Evidence(
         inputs=at_least_float32(forward.inputs.tensor(path or forward.inputs.path)),
         score=resolved.score,
@@ -169,23 +176,12 @@ def _evidence(
         grids=forward.grids,
         logits=forward.logits,
         layer=layer,
-        answers=_at_place(resolved.answers, layer, path),
+        answers=answers,
         origin=origin,
         find_outputs=(lambda: forward.outputs) if origin is None else origin.outputs,
         rounding=resolved.rounding,
-        inexact=_at_place(resolved.inexact, layer, path) if resolved.inexact else {},
+        inexact=inexact,
     )
-
-
-def _at_place(
-    answers: Mapping[NeedAtLayer, Any], layer: str | None, path: Path | None
-) -> dict[needs.Need[Any], Any]:
-    """The answers that are about this layer and input, or about none."""
-    return {
-        need.kind: answer
-        for need, answer in answers.items()
-        if need.layer in (None, layer) and need.input in (None, path)
-    }
 
 
 @dataclass
@@ -201,11 +197,6 @@ class _Recorders:
     compared: StepRecorder | None = None
     steps: StepRecorder | None = None
     operations: OperationRecorder | None = None
-
-    def enter(self, stack: ExitStack) -> None:
-        for recorder in (self.zero_leaves, self.adding, self.compared, self.steps, self.operations):
-            if recorder is not None:
-                stack.enter_context(recorder)
 
 
 class _Passes:
@@ -232,12 +223,11 @@ class _Passes:
         self._precision = precision
         self._create_graph = settings.create_graph
         self._of_reference: dict[needs.Reference | None, Sequence[Step]] = {}
-        explained = {path: inputs.tensor(path) for path in inputs.paths}
-        if plan.whole:
-            explained = {
-                path: tensor.clone().requires_grad_() for path, tensor in explained.items()
-            }
-        recorders = self._recorders(model, explained, inputs)
+        explained = {}
+        for path in inputs.paths:
+            tensor = inputs.tensor(path)
+            explained[path] = tensor.clone().requires_grad_() if plan.whole else tensor
+        recorders = self._recorders(model, explained, inputs) if plan.whole else _Recorders()
         taped = plan.perturbed_layer
         # Perturbed maps are run one image at a time and in this precision; and hooks of others
         # would see a replay.
@@ -254,14 +244,16 @@ class _Passes:
             if settings.create_graph:  # fused attention has no second derivative
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             layers = self._watch(group, model, len(inputs))
-            seen = {
-                kind: collectors.WATCHES[kind](group, model)
-                for kind in collectors.WATCHES.keys() & plan.kinds
-            }
-            recorders.enter(stack)
+            seen = {}
+            for kind in collectors.WATCHES.keys() & plan.kinds:
+                seen[kind] = collectors.WATCHES[kind](group, model)
+            for recorder in vars(recorders).values():
+                if recorder is not None:
+                    stack.enter_context(recorder)
             self.ran = executed_modules(group, model) if follow else []
             self._prefix = None if taped is None else replay.PrefixRecorder(group, model, taped)
-            arguments = inputs.replaced(explained)
+            is_same = not plan.whole and inputs.layout is None
+            arguments = inputs if is_same else inputs.replaced(explained)
             handles = RemovableHandle.next_id
             with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = arguments.call(model)
@@ -293,8 +285,6 @@ class _Passes:
     ) -> "_Recorders":
         """What records operations during the forward pass, as far as the plan needs it."""
         recorders = _Recorders()
-        if not self.plan.whole:
-            return recorders
         kinds = [need.kind for need in self.plan.answered_at_once]
         backwards = self.plan.backwards
         leaves = list(explained.values())
@@ -324,18 +314,15 @@ class _Passes:
         """Hook what the plan needs; return what captures the layers, some of them with
         gradients."""
         plan = self.plan
-        with_gradients = [place_of(layer, model).layer for layer in plan.layers]
-        without_gradients = [place_of(layer, model).layer for layer in plan.watched]
-        names = dict.fromkeys(with_gradients + without_gradients)
-        layers = Capture(group, names, gradients=with_gradients, cut=self.cut, once=True)
+        names = (*plan.layers, *plan.watched)
+        layers = Capture(group, names, gradients=plan.layers, cut=self.cut, once=True)
         if plan.reruns:
             self.footprint.watch(group, model, images)
-        concepts = {
-            place_of(b.concept.layer, model).layer for b in plan.backwards if b.concept is not None
-        }
-        self._output_nodes = read_outputs(
-            group, concepts, lambda t: (t.grad_fn, t.output_nr, t.shape)
-        )
+        if plan.concepts:
+            concepts = {place_of(layer, model).layer for layer in plan.concepts}
+            self._output_nodes = read_outputs(
+                group, concepts, lambda t: (t.grad_fn, t.output_nr, t.shape)
+            )
         return layers
 
     def tapes(self) -> dict[str, replay.Tape]:
@@ -349,9 +336,7 @@ class _Passes:
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
         """Run the backward passes for one target, and answer all needs about it."""
         # First what needs no backward pass, while the graph is there to be read.
-        wanted: Wanted = {
-            need: () for need in self.plan.answered_at_once if need.kind.backward is None
-        }
+        wanted: Wanted = dict.fromkeys(self.plan.needs_by_backward.get(None, ()), ())
         with HookGroup() if self.plan.reads_attention else nullcontext() as group:
             if group is not None:
                 _record_attention(wanted, resolved, self.forward, group)
@@ -372,36 +357,46 @@ class _Passes:
         score counts.
         """
         forward = self.forward
-        wanted = {
-            n: collectors.sources(forward, n)
-            for n in self.plan.answered_at_once
-            if n.kind.backward == backward
-        }
-        mixed = (
-            forward.count > 1 and resolved.image is None and normalises_over_rows(resolved.total)
-        )
-        totals = (
-            [forward.of_image(resolved, i) for i in range(forward.count)] if mixed else [resolved]
-        )
+        wanted: Wanted = {}
+        for need in self.plan.needs_by_backward[backward]:
+            wanted[need] = collectors.sources(forward, need)
+        total = forward.total(resolved, backward.objective)
+        nodes = graph(total)
+        if forward.count == 1 or resolved.image is not None or not normalises_over_rows(nodes):
+            self._pass_back(backward, wanted, resolved, total, nodes, keep=keep)
+            return
+        totals = [forward.of_image(resolved, i) for i in range(forward.count)]
         for one in totals:
-            self._pass_back(backward, wanted, one, keep=keep or one is not totals[-1])
-        for need in wanted if mixed else ():
+            total = forward.total(one, backward.objective)
+            again = keep or one is not totals[-1]
+            self._pass_back(backward, wanted, one, total, graph(total), keep=again)
+        for need in wanted:
             resolved.answers[need] = _own_rows([of_image.answers[need] for of_image in totals])
 
     def _pass_back(
-        self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, *, keep: bool
+        self,
+        backward: Backward,
+        wanted: Wanted,
+        resolved: ResolvedTarget,
+        total: Tensor,
+        nodes: Sequence[Node],
+        *,
+        keep: bool,
     ) -> None:
-        """Run one backward pass, and answer all needs that it is for."""
+        """Run one backward pass over these Nodes, and answer all needs that it is for."""
         forward = self.forward
         with ExitStack() as stack:
-            total = forward.total(resolved, backward.objective)
             if backward.changes_gradients or self.plan.reads_attention:
                 self._hook_backward(backward, wanted, resolved, stack)
-            flat = [source for sources in wanted.values() for source in sources]
-            gradients = _gradients(total, flat, keep, self._create_graph)
+            flat = list(chain.from_iterable(wanted.values()))
+            gradients: Sequence[Tensor | None] = (None,) * len(flat)
+            if flat and total.requires_grad:
+                gradients = differentiate(
+                    total, flat, retain_graph=keep, create_graph=self._create_graph, nodes=nodes
+                )
             _answer(wanted, forward, resolved, gradients)
-        if backward == _PLAIN and not self._create_graph and self.plan.names_of(wanted):
-            self._check_derivative(wanted, resolved, gradients)
+        if backward == _PLAIN and not self._create_graph and any(self.plan.wanted):
+            self._check_derivative(wanted, resolved, gradients, nodes)
 
     def _hook_backward(
         self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, stack: ExitStack
@@ -424,7 +419,11 @@ class _Passes:
             stack.enter_context(torch.autocast(resolved.total.device.type, enabled=False))
 
     def _check_derivative(
-        self, wanted: Wanted, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]
+        self,
+        wanted: Wanted,
+        resolved: ResolvedTarget,
+        gradients: Sequence[Tensor | None],
+        nodes: Sequence[Node],
     ) -> None:
         """Warn of plain gradients that custom functions on their way make something else than the
         derivative."""
@@ -432,19 +431,21 @@ class _Passes:
         for need, sources in wanted.items():
             of_need = gradients[start : start + len(sources)]
             start += len(sources)
-            reached = [gradient for gradient in of_need if gradient is not None]
             is_plain = (
                 isinstance(need.kind, (needs.InputGradients, needs.LayerGradients))
                 and not need.input
             )
+            reached = [gradient for gradient in of_need if gradient is not None]
             if not is_plain or ":" in (need.layer or "") or len(reached) != 1:
                 continue
-            names = custom_functions(resolved.total, list(sources))
+            names = custom_functions(nodes, list(sources))
             # hooks on every module would fire once more
             if self._hooked and not has_hooks(nn.Identity()):
                 names.append("a hook that the forward pass registers")
-            if names and not is_derivative(self.forward, resolved, need.layer, reached[0]):
-                methods = ", ".join(self.plan.names_of([need]))
+            methods = ", ".join(self.plan.names_of([need])) if names else ""
+            if not methods:
+                continue
+            if not is_derivative(self.forward, resolved, need.layer, reached[0]):
                 but = "whose backward is not the derivative: the score changes otherwise"
                 warn(
                     f"{methods} takes gradients through {', '.join(names)}, {but}; take occlusion "
@@ -585,32 +586,20 @@ def _own_rows(values: Sequence[Any]) -> Any:
     )
 
 
-def _gradients(
-    total: Tensor, wanted: Sequence[Source], keep: bool, create_graph: bool
-) -> Sequence[Tensor | None]:
-    if not wanted or not total.requires_grad:
-        return (None,) * len(wanted)
-    return differentiate(total, wanted, retain_graph=keep, create_graph=create_graph)
-
-
-def _must_be_open(model: nn.Module, plan: Plan) -> None:
+def _must_be_open(model: nn.Module, method: str) -> None:
     """Refuse what needs to look into scripted modules: what they show depends on what they have run
     before."""
-    closed = [] if plan.looks_inside is None else scripted(model)
+    closed = scripted(model)
     if closed:
         must = f"see every operation of the model, but layer {closed[0]!r} is scripted"
         raise MethodError(
-            f"{plan.looks_inside or 'the method'} must {must}; use what it was made from, or "
-            "saliency"
+            f"{method or 'the method'} must {must}; use what it was made from, or saliency"
         )
 
 
 def _must_keep_weights(model: nn.Module, plan: Plan, targets: int, *, create_graph: bool) -> None:
     """Refuse what needs weights that sharded modules free when they have run: to read them ends the
     interpreter."""
-    modules = sharded(model).values()
-    if not modules:
-        return
     wanted = plan.wanted.items()
     late = [
         name
@@ -622,7 +611,7 @@ def _must_keep_weights(model: nn.Module, plan: Plan, targets: int, *, create_gra
         remedy = "explain a plain model with its full state dict, or use gradcam or saliency"
         raise MethodError(f"{late[0] or 'the method'} must {must}; {remedy}")
     if len(plan.backwards) * targets > 1 and any(
-        hasattr(module, "sharding_strategy") for module in modules
+        hasattr(module, "sharding_strategy") for module in sharded(model).values()
     ):
         must = "run backward once for each forward pass, got several methods or targets"
         raise MethodError(

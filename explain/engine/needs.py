@@ -69,7 +69,7 @@ class Backward:
     @property
     def changes_gradients(self) -> bool:
         """Whether hooks change gradients on the way."""
-        return self.rule is not None or self.propagates
+        return self.rule is not None or self.composite is not None or self.reference is not None
 
 
 _OF_BACKWARD = {field.name for field in fields(Backward)}
@@ -484,7 +484,7 @@ def applied(method: Callable[[Evidence], Tensor], evidence: Evidence) -> Tensor:
     So it is of methods that read nothing but maps. Others, such as those that mask the whole video
     with a map, have the layer's maps in time.
     """
-    is_video = len(evidence.size) == 3
+    is_video = evidence.inputs.ndim == 5
     frames = evidence.grids.folded_frames(evidence.layer) if is_video else None
     needs: frozenset[Need[Any]] = getattr(method, "needs", frozenset())
     if frames is None or not any(need.of_layer for need in needs):

@@ -10,7 +10,7 @@
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -165,17 +165,21 @@ class Plan:
     @cached_property
     def backwards(self) -> tuple[Backward, ...]:
         """The distinct backward passes for one target, the plain one first."""
-        passes = {
-            need.kind.backward: None
-            for need in self.answered_at_once
-            if need.kind.backward is not None
-        }
+        passes = [backward for backward in self.needs_by_backward if backward is not None]
         return tuple(
             sorted(
                 passes,
                 key=lambda b: (b.second, b.propagates, b.rule is not None, b.objective is not None),
             )
         )
+
+    @cached_property
+    def needs_by_backward(self) -> dict[Backward | None, list[NeedAtLayer]]:
+        """The needs that the same backward pass answers; under None, those that need none."""
+        needs: dict[Backward | None, list[NeedAtLayer]] = {}
+        for need in self.answered_at_once:
+            needs.setdefault(need.kind.backward, []).append(need)
+        return needs
 
     @cached_property
     def looks_inside(self) -> str | None:
@@ -213,6 +217,12 @@ class Plan:
         """The layers that gradients are taken of."""
         layers = dict.fromkeys([need.layer for need in self.answered_at_once if need.kind.at_layer])
         return tuple([layer for layer in layers if layer is not None])
+
+    @cached_property
+    def concepts(self) -> tuple[str, ...]:
+        """The layers of which relevance goes through some channels alone."""
+        concepts = [backward.concept for backward in self.backwards]
+        return tuple([concept.layer for concept in concepts if concept is not None])
 
     @cached_property
     def watched(self) -> tuple[str, ...]:
@@ -342,7 +352,7 @@ class Plan:
         return f"{_counted(self.passes, 'forward pass', 'es')}{of}{begin}{self._for(self.needs)}"
 
     def _back(self, backward: Backward) -> str:
-        needs = [need for need in self.answered_at_once if need.kind.backward == backward]
+        needs = self.needs_by_backward[backward]
         count = _counted(self.targets * (2 if backward.second else 1), "backward pass", "es")
         start = "the score" if backward.objective is None else str(backward.objective)
         end = " and ".join(dict.fromkeys(need.layer or "the input" for need in needs))
@@ -409,19 +419,19 @@ def plan_of(needs: Iterable[Need[Any]], layers: Iterable[str]) -> Plan:
 
 
 _PLANS_KEPT = 32
-_plans: dict[tuple[tuple[str, frozenset[NeedAtLayer]], ...], Plan] = {}
+_plans: dict[Hashable, tuple[object, Plan]] = {}
 
 
-def planned(wanted: Mapping[str, frozenset[NeedAtLayer]]) -> Plan:
-    """The plan of one target for the needs of methods; of the latest plans, what has been worked
-    out is kept.
+def planned(
+    key: Hashable, methods: object, needs: Callable[[], Mapping[str, frozenset[NeedAtLayer]]]
+) -> Plan:
+    """The plan of one target for a key, and what has been worked out of it; the latest are kept.
 
-    The needs are kept with it, so they must be those of registered methods: others may hold tensors
-    of the caller's.
+    The methods, whose identities are in the key, are kept with it: they must be ones that stay,
+    since others may hold tensors of the caller's.
     """
-    key = tuple(wanted.items())
-    plan = _plans.pop(key, None) or Plan(wanted)
-    _plans[key] = plan
+    kept = _plans.pop(key, None) or (methods, Plan(needs()))
+    _plans[key] = kept
     if len(_plans) > _PLANS_KEPT:
         _plans.pop(next(iter(_plans)), None)
-    return plan
+    return kept[1]

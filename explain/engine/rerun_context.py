@@ -7,7 +7,7 @@ have if the caller had perturbed the image.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -58,7 +58,7 @@ class RerunContext:
     """From a resolved, a layer or none, and a path or none."""
     footprint: Footprint
     settings: RuntimeSettings
-    mixed_precision: torch.autocast
+    mixed_precision: AbstractContextManager[Any]
     """The caller's, which is left off but where the model runs."""
     gather: Callable[..., Sequence[EvidenceLookup]]
     """The engine's `gather`, for perturbed rows."""
@@ -66,17 +66,13 @@ class RerunContext:
     """What the inputs are rows of, if they are."""
     state: RerunState = field(default_factory=RerunState)
 
-    @property
-    def model(self) -> nn.Module:
-        return self.forward.model
-
-    @property
-    def inputs(self) -> Inputs:
-        return self.forward.inputs
-
-    @property
-    def device(self) -> torch.device:
-        return self.inputs.x.device
+    def __post_init__(self) -> None:
+        forward = self.forward
+        self.model: nn.Module = forward.model
+        self.inputs: Inputs = forward.inputs
+        self.device: torch.device = self.inputs.x.device
+        origin = self.origin
+        self.find_outputs = (lambda: forward.outputs) if origin is None else origin.outputs
 
     @contextmanager
     def runs_model(self) -> Iterator[None]:

@@ -193,10 +193,8 @@ def _rows(stream: PerturbationPass, context: RerunContext) -> StreamRows:
         MethodError: one of them has other rows than the first, so that nothing says which belong
             together.
     """
-    paths: Sequence[Path | None] = (
-        context.inputs.paths if len(context.inputs.paths) > 1 else (None,)
-    )
-    evidence = [context.evidence(context.targets[0], stream.layer, path) for path in paths]
+    target = context.targets[0]
+    evidence = [context.evidence(target, stream.layer, path) for path in context.inputs.places]
     first = stream.perturbation.rows(evidence[0])
     rows = {context.inputs.path: first}
     for path, of_input in zip(context.inputs.paths[1:], evidence[1:], strict=True):
@@ -245,25 +243,28 @@ def _run_in_batches(
 ) -> None:
     """Run rows with these indices in batches. One that does not fit into memory is halved."""
     state = rerun.context.state
-    while len(indices) and not all(of_target.enough() for of_target in sums):
+    count = len(indices)
+    while count and not all(map(TargetAccumulators.enough, sums)):
         most = min(rerun.rows_at_once, state.fitting or rerun.rows_at_once)
-        batches = math.ceil(len(indices) / most)
-        batch = indices[: math.ceil(len(indices) / batches)]  # as many in each: a small one is slow
+        rows = math.ceil(count / math.ceil(count / most))  # as many in each: a small one is slow
+        batch = indices[:rows]
         try:
             with reading_once():
                 results = rerun.run(batch)
         except Exception as error:
-            if came_by_signal(error) or not lacks_memory(error) or len(batch) == 1:
+            if came_by_signal(error) or not lacks_memory(error) or rows == 1:
                 raise
-            state.fitting = len(batch) // 2
+            state.fitting = rows // 2
             continue
         for add in results:
             add()
-        left = _still_needed(indices[len(batch) :], rerun.rows.owners, sums)
-        progress.add(len(indices) - len(left), sums[0].maps)
-        indices = left
-    if len(indices):
-        progress.add(len(indices), sums[0].maps)
+        indices = indices[rows:]
+        if rows < count:
+            indices = _still_needed(indices, rerun.rows.owners, sums)
+        progress.add(count - len(indices), sums[0].maps)
+        count = len(indices)
+    if count:
+        progress.add(count, sums[0].maps)
 
 
 def _still_needed(indices: Tensor, owners: Tensor, sums: Sequence[TargetAccumulators]) -> Tensor:
@@ -412,7 +413,9 @@ class InputRerun:
     ) -> Sequence[EvidenceLookup]:
         """The evidence on all rows of a batch, of which the perturbed ones begin at a ``place``."""
         context = self.context
-        settings = replace(context.settings, progress=None)
+        settings = context.settings
+        if settings.progress is not None:
+            settings = replace(settings, progress=None)
         if self._way_to_run == "in place":
             settings = replace(settings, batch_size=1)
         unperturbed = context.evidence(context.targets[0], None)
@@ -435,7 +438,7 @@ class InputRerun:
                 targets=[of_target.resolved.of_rows(images) for of_target in self._sums],
                 settings=settings,
                 precision=settings.precision,
-                origin=RowOrigin(unperturbed.images, carried, unperturbed.find_outputs, image),
+                origin=RowOrigin(unperturbed.images, carried, context.find_outputs, image),
             )
 
 

@@ -99,10 +99,11 @@ def autocast(inputs: Tensor, precision: Precision) -> AbstractContextManager[Non
     )
 
 
-def mixed_precision_now(device: torch.device) -> torch.autocast:
+def mixed_precision_now(device: torch.device) -> AbstractContextManager[Any]:
     """The caller's mixed precision, to be entered again where `calculating` has switched it off."""
-    enabled = torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, torch.get_autocast_dtype(device.type), enabled=enabled)
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, torch.get_autocast_dtype(device.type))
 
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -99,10 +99,11 @@ def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
             "model must hold values, got one on the meta device; load its weights first"
         )
     if parameter is not None:
-        images = {
-            f"input {dotted(way)}": t for way, t in inputs.other_tensors.items() if t.ndim > 3
-        }
-        for other, tensor in {name: x, **images}.items():
+        images = {name: x}
+        for way, tensor in inputs.other_tensors.items():
+            if tensor.ndim > 3:
+                images[f"input {dotted(way)}"] = tensor
+        for other, tensor in images.items():
             if parameter.device != tensor.device:
                 must = f"{other} must be on {parameter.device}, the model's device"
                 raise ImageError(f"{must}, got {tensor.device}; move it")

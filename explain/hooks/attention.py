@@ -72,7 +72,7 @@ def attention(
     [(1, 2, 3, 3)]
     """
     consumers: dict[Any, list[Any]] = {}
-    nodes = list(graph(output))
+    nodes = graph(output)
     for node in nodes:
         for parent, _ in node.next_functions:
             consumers.setdefault(parent, []).append(node)

@@ -46,7 +46,7 @@ from explain.hooks.graph import (
 )
 from explain.hooks.group import HookGroup, InputSwap, module_of
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
-from explain.hooks.unwrap import modules_of
+from explain.hooks.unwrap import modules_of, runs_in_order
 
 T = TypeVar("T")
 Source: TypeAlias = Any
@@ -119,8 +119,8 @@ class Capture:
     recorded, instead of the first.
 
     By default, gradients are recorded whoever runs backward, in any number of passes. With
-    ``once``, there is one pass, in the present mode of gradients, and they are what `joined` makes
-    of the gradients of `sources_of`.
+    ``once``, there is one pass, in the present mode of gradients, all calls of a layer have them,
+    and they are what `joined` makes of the gradients of `sources_of`.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
     >>> with torch.no_grad(), HookGroup(model) as group:
@@ -180,7 +180,7 @@ class Capture:
             self._places[name] = (layer, place.call)
             self._calls[layer] = []
             if gradients is True or (gradients and name in gradients):
-                self._wanted.setdefault(layer, set()).add(place.call)
+                self._wanted.setdefault(layer, set()).add(None if once else place.call)
         if self._wanted and (not once or not cut):
             group.put_swap(self._model, InputSwap(self._begin_pass, self._end_pass))
         elif self._wanted:
@@ -223,21 +223,24 @@ class Capture:
         return total
 
     @property
-    def misses(self) -> bool:
-        """Whether parts of gradients may be missing, since something the layer made has no history
-        in this pass."""
-        return bool(self._missing())
+    def missing(self) -> list[str]:
+        """The layers of which parts of the gradient may be missing: something that they made has no
+        history in this pass.
+
+        Among them are those with a tensor that was overwritten, and that has an older name than the
+        one with a history.
+        """
+        if not self._older:
+            return self._lost
+        return self._lost + [
+            layer for layer, tensor, version in self._older if tensor._version != version
+        ]
 
     @property
     def activations(self) -> Mapping[str, torch.Tensor]:
         """A copy of the output of each layer that ran, by name: of its last call, unless the name
         says which call."""
-        activations: dict[str, torch.Tensor] = {}
-        for name in self._places:
-            record = self.of(name)
-            if record is not None:
-                activations[name] = record.activation
-        return Recorded(activations, self._why_missing)
+        return self._by_name("activation")
 
     @property
     def gradients(self) -> Mapping[str, torch.Tensor]:
@@ -247,12 +250,15 @@ class Capture:
             LayerError: parts of them may be missing.
         """
         self._must_be_whole()
-        gradients: dict[str, torch.Tensor] = {}
+        return self._by_name("gradient")
+
+    def _by_name(self, what: Literal["activation", "gradient"]) -> Mapping[str, torch.Tensor]:
+        tensors: dict[str, torch.Tensor] = {}
         for name in self._places:
-            record = self.of(name)
-            if record is not None and record.gradient is not None:
-                gradients[name] = record.gradient
-        return Recorded(gradients, self._why_missing)
+            tensor = getattr(self.of(name), what, None)
+            if tensor is not None:
+                tensors[name] = tensor
+        return Recorded(tensors, self._why_missing)
 
     def of(self, name: str) -> LayerCall | None:
         """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands
@@ -306,7 +312,7 @@ class Capture:
         )
 
     def _must_be_whole(self) -> None:
-        missing = self._missing()
+        missing = self.missing
         if missing:
             names = ", ".join(map(repr, dict.fromkeys(missing)))
             raise LayerError(
@@ -323,7 +329,7 @@ class Capture:
         if any(tensor.requires_grad for _, tensor in nested.paths((args, kwargs))):
             return None
         # Weights that require no gradient would leave what is below the layer without a history.
-        return _aliased_inputs((args, kwargs))
+        return nested.SwappedInputs((args, kwargs), _aliased)
 
     def _end_pass(self, *arguments: Any) -> None:
         """See whether a graph that began while gradients were off goes on to the end of the pass.
@@ -337,18 +343,6 @@ class Capture:
         calls = self._wanted.get(layer)
         return calls is not None and (None in calls or len(self._calls[layer]) in calls)
 
-    def _missing(self) -> list[str]:
-        """The layers of which parts of the gradient may be missing.
-
-        Among them are those with a tensor that was overwritten, and that has an older name than the
-        one with a history.
-        """
-        if not self._older:
-            return self._lost
-        return self._lost + [
-            layer for layer, tensor, version in self._older if tensor._version != version
-        ]
-
     def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
         running: list[Versions] = []
         last = _last_in(module)
@@ -360,7 +354,7 @@ class Capture:
                 or not self._begin_graph(module, args, kwargs)
             ):
                 return None
-            swapped = _aliased_inputs((args, kwargs))
+            swapped = nested.SwappedInputs((args, kwargs), _aliased)
             if _has_backward_hooks(module):
                 self._starts += [get_gradient_edge(other) for _, other in swapped.pairs]
             return swapped
@@ -661,9 +655,7 @@ _PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
 
 def _last_in(module: nn.Module) -> nn.Module:
     """The module that computes the output of this one, as far as that is certain."""
-    while getattr(type(module), "forward", None) is nn.Sequential.forward and "forward" not in vars(
-        module
-    ):
+    while runs_in_order(module):
         children = [child for child in module._modules.values() if child is not None]
         last = next(
             (c for c in reversed(children) if c.training or not isinstance(c, _PASSING_ON)), None
@@ -678,11 +670,6 @@ def _has_backward_hooks(module: nn.Module) -> bool:
     if global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks:
         return True
     return any(part._backward_hooks or part._backward_pre_hooks for part in modules_of(module))
-
-
-def _aliased_inputs(inputs: Any) -> nested.SwappedInputs:
-    """Replace floating-point tensors by aliases of them."""
-    return nested.SwappedInputs(inputs, _aliased)
 
 
 def _aliased(tensor: torch.Tensor) -> torch.Tensor:

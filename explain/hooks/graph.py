@@ -22,7 +22,7 @@ from explain._utils.errors import HookError
 
 def graph(
     start: torch.Tensor | Node | None, *, until: Callable[[Node], bool] | None = None
-) -> Iterator[Node]:
+) -> list[Node]:
     """Return every autograd Node of the graph of a tensor, or of a Node, once, nearest first.
 
     What lies behind a Node for which ``until`` is true is left out.
@@ -44,7 +44,7 @@ def graph(
             if parent is not None and parent not in seen:
                 seen.add(parent)
                 waiting.append(parent)
-    return iter(nodes)
+    return nodes
 
 
 class ValueDroppedError(RuntimeError):
@@ -107,6 +107,7 @@ def differentiate(
     *,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    nodes: Iterable[Node] | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """`torch.autograd.grad`, also right for batch normalisations of one row; None where the score
     depends on no source.
@@ -115,7 +116,7 @@ def differentiate(
     first there, or the other way round: of one row, two of its checks of the layout disagree.
     Instance normalisations are among them, since they make one row of all images. So the gradient
     is laid out as the normalisation's input. With ``create_graph``, this holds for later
-    derivatives through the same graph too.
+    derivatives through the same graph too. ``nodes`` are those of the score, if they are at hand.
 
     >>> x, norm = torch.ones(1, 2, 3, 3, requires_grad=True), torch.nn.BatchNorm2d(2).eval()
     >>> tokens = torch.cat([torch.zeros(1, 1, 2), norm(x).flatten(2).transpose(1, 2)], 1)
@@ -123,11 +124,11 @@ def differentiate(
     >>> found.nonzero().tolist()
     [[0, 1, 1, 1]]
     """
-    handles = [
-        node.register_prehook(partial(_laid_out_as_input, node._raw_saved_input))
-        for node in graph(score)
-        if "BatchNorm" in node.name() and hasattr(node, "_raw_saved_input")
-    ]
+    handles = []
+    for node in graph(score) if nodes is None else nodes:
+        if "BatchNorm" in node.name() and hasattr(node, "_raw_saved_input"):
+            saved = node._raw_saved_input
+            handles.append(node.register_prehook(partial(_laid_out_as_input, saved)))
     try:
         return torch.autograd.grad(
             score,
@@ -142,18 +143,19 @@ def differentiate(
             handle.remove()
 
 
-def normalises_over_rows(score: torch.Tensor) -> bool:
-    """Whether a batch normalisation on the way to a score takes its statistics from several rows.
+def normalises_over_rows(nodes: Iterable[Node]) -> bool:
+    """Whether a batch normalisation among the Nodes of a graph takes its statistics from several
+    rows.
 
     >>> x, norm = torch.ones(2, 3, 4, 4, requires_grad=True), torch.nn.functional.batch_norm
     >>> of_batch, of_training = (
     ...     norm(x, None, None, training=True),
     ...     norm(x, torch.zeros(3), torch.ones(3)),
     ... )
-    >>> normalises_over_rows(of_batch.sum()), normalises_over_rows(of_training.sum())
+    >>> normalises_over_rows(graph(of_batch)), normalises_over_rows(graph(of_training))
     (True, False)
     """
-    norms = (node for node in graph(score) if getattr(node, "_saved_training", False))
+    norms = [node for node in nodes if getattr(node, "_saved_training", False)]
     return any(
         "BatchNorm" in norm.name() and norm._input_metadata[0].shape[0] > 1 for norm in norms
     )

@@ -82,9 +82,7 @@ class HookGroup(SignalSafe["HookGroup"]):
 
     def end(self, error: BaseException | None) -> None:
         message = self._unfired_hooks() if self._handles and error is None else None
-        if self._handles or self._undo:
-            self.remove()
-        self._closed = True
+        self._remove()
         _of_explanations.discard(self)
         if message is not None:
             warn(message)
@@ -95,6 +93,9 @@ class HookGroup(SignalSafe["HookGroup"]):
 
         A group takes no hooks after that.
         """
+        self._remove()
+
+    def _remove(self) -> None:
         self._closed = True
         while self._handles:
             next(reversed(self._handles)).remove()

@@ -15,7 +15,7 @@ from torch import nn
 
 from explain._utils.errors import ExplainError, HookError, ModelError
 from explain._utils.signals import Shared, SignalSafe, at_fork, lock, signal_safe
-from explain.hooks.unwrap import WalkedOnce, modules_of
+from explain.hooks.unwrap import module_names, modules_of
 
 DEVICES = ("cpu", "cuda")
 
@@ -217,20 +217,27 @@ def keeping_state(model: nn.Module) -> AbstractContextManager[None]:
     >>> model.seen.count
     tensor(0.)
     """
-    return Shared({} if is_transforming() else _state_of(model, modules_of(model)))
+    if is_transforming():
+        return Shared({})
+    return Shared({("state", id(model)): partial(_WrittenState, modules_of(model))})
 
 
-def _state_of(model: nn.Module, modules: Iterable[nn.Module]) -> dict[Any, Callable[[], Any]]:
-    """What notes and restores the state of a model; see `Shared`."""
-    return {("state", id(model)): partial(_WrittenState, modules)}
-
-
-class _TorchState:
+class _TorchState(SignalSafe[None]):
     """Torch's settings in this thread: gradients, inference mode, mixed precision and function
-    modes."""
+    modes.
 
-    def __init__(self) -> None:
-        self._inference = torch.inference_mode(False)
+    Within the block, gradients are on or off, there is no inference mode, and on ``device`` no
+    mixed precision.
+    """
+
+    _inference: Any = None
+    _full_precision: Any = None
+
+    def __init__(self, gradients: bool, device: str | None = None) -> None:
+        self._within = gradients
+        self._device = device
+
+    def begin(self) -> None:
         self._gradients = torch.is_grad_enabled()
         self._function_modes = torch._C._len_torch_function_stack()
         self._autocast: list[tuple[str, bool, torch.dtype]] = []
@@ -239,20 +246,25 @@ class _TorchState:
             self._autocast.append((device, enabled, torch.get_autocast_dtype(device)))
         self._caching = torch.is_autocast_cache_enabled()
         self._nesting = _autocast_nesting()
-
-    def switch_gradients(self, gradients: bool) -> None:
-        """Leave inference mode, and switch gradients on or off."""
+        self._inference = torch.inference_mode(False)
         self._inference.__enter__()
-        torch.set_grad_enabled(gradients)
+        torch._C._set_grad_enabled(self._within)
+        if self._device is not None and torch.is_autocast_enabled(self._device):
+            self._full_precision = torch.autocast(self._device, enabled=False)
+            self._full_precision.__enter__()
 
-    def restore(self, error: BaseException | None) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Restore what was switched, and after an error also what contexts that were never left
         have changed."""
-        torch.set_grad_enabled(self._gradients)
+        if self._full_precision is not None:
+            self._full_precision.__exit__(None, None, None)
+        if self._inference is None:
+            return
+        torch._C._set_grad_enabled(self._gradients)
         self._inference.__exit__(None, None, None)
         if error is None:
             return
-        torch.set_grad_enabled(self._gradients)
+        torch._C._set_grad_enabled(self._gradients)
         while torch._C._len_torch_function_stack() > self._function_modes:
             torch._C._pop_torch_function_stack()
         for device, enabled, dtype in self._autocast:
@@ -285,13 +297,11 @@ class _LeftAsFound(SignalSafe[None]):
 
     def __init__(self, model: nn.Module, gradients: bool, create_graph: bool, alone: bool) -> None:
         self._model = model
-        self._gradients = gradients
         self._create_graph = create_graph
         self._alone = alone
-        self._walk = WalkedOnce()
         self._modes: list[_HeldMode] = []
         self._shared: Shared | None = None
-        self._torch: _TorchState | None = None
+        self._torch = _TorchState(gradients or create_graph)
         self._thread = (_inspecting.busy, _inspecting.alone, _inspecting.create_graph)
 
     def begin(self) -> None:
@@ -302,9 +312,10 @@ class _LeftAsFound(SignalSafe[None]):
                 "turn"
             )
         _used_threads = _used_threads or torch.get_num_threads() > 1
-        modules = self._walk.begin(self._model)
-        self._torch = _TorchState()
-        self._torch.switch_gradients(self._gradients or self._create_graph)
+        modules = modules_of(self._model)
+        self._walked = module_names.walked
+        module_names.walked = {**self._walked, self._model: modules}
+        self._torch.begin()
         self._shared = Shared(self._settings_of_process(modules))
         _inspecting.depth += 1
         _inspecting.busy = True
@@ -330,16 +341,16 @@ class _LeftAsFound(SignalSafe[None]):
                 if parameter is not None and parameter.is_cuda:
                     settings[parameter.device] = partial(_note_random_state, parameter.device)
         if not is_transforming():
-            settings |= _state_of(self._model, modules)
+            settings["state", id(self._model)] = partial(_WrittenState, modules)
         return settings
 
     def end(self, error: BaseException | None) -> None:
-        if self._shared is None or self._torch is None:
+        if self._shared is None:
             return
-        self._walk.end()
+        module_names.walked = self._walked
         disturbed = _release_modes(self._modes)
         self._shared.end(error)
-        self._torch.restore(error)
+        self._torch.end(error)
         _inspecting.busy, _inspecting.alone, _inspecting.create_graph = self._thread
         _inspecting.depth = max(0, _inspecting.depth - 1)
         if isinstance(error, (RuntimeError, HookError)):
@@ -415,26 +426,6 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if _inspecting.create_graph else tensor.detach()
 
 
-class _TensorMath(SignalSafe[None]):
-    """See `calculating`."""
-
-    def __init__(self, device: str, gradients: bool) -> None:
-        self._gradients = gradients
-        self._torch = _TorchState()
-        self._full_precision = torch.autocast(device, enabled=False)
-        self._begun = False
-
-    def begin(self) -> None:
-        self._begun = True
-        self._torch.switch_gradients(self._gradients)
-        self._full_precision.__enter__()  # type: ignore[no-untyped-call]
-
-    def end(self, error: BaseException | None) -> None:
-        if self._begun:
-            self._full_precision.__exit__(None, None, None)
-            self._torch.restore(error)
-
-
 def calculating(device: str, *, create_graph: bool = False) -> AbstractContextManager[None]:
     """Compute without a graph, unless one is wanted, and in the precision of the given tensors, in
     any mode.
@@ -445,7 +436,7 @@ def calculating(device: str, *, create_graph: bool = False) -> AbstractContextMa
     ...     torch.is_grad_enabled()
     False
     """
-    return _TensorMath(device, create_graph)
+    return _TorchState(create_graph, device)
 
 
 class _Recording(SignalSafe[None]):

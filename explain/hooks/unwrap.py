@@ -45,7 +45,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         return unwrapped(model.module)
     # what torch.compile keeps; its class has no public name
-    inner = getattr(model, "_orig_mod", None)
+    inner = model._modules.get("_orig_mod")
     if isinstance(inner, nn.Module):
         warn(
             f"model is compiled; it is explained through the original {type(inner).__name__}, at "
@@ -66,9 +66,9 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
     >>> list(modules_of(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))).values())
     ['', '0', '1', '1.0']
     """
-    inserted = _names.inserted.get(model)
-    if model in _names.walked and inserted is None:
-        return _names.walked[model]
+    inserted = module_names.inserted.get(model)
+    if model in module_names.walked and inserted is None:
+        return module_names.walked[model]
     names: dict[nn.Module, str] = {}
     ahead: list[tuple[str, nn.Module]] = [("", model)]
     while ahead:
@@ -77,10 +77,11 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
             continue
         names[module] = name
         parts = module._modules if name or inserted is None else {**module._modules, **inserted}
-        start = f"{name}." if name else ""
-        for part, inner in reversed(parts.items()):
-            if inner is not None and inner not in names:
-                ahead.append((start + part, inner))
+        if parts:
+            start = f"{name}." if name else ""
+            for part, inner in reversed(parts.items()):
+                if inner is not None:
+                    ahead.append((start + part, inner))
     return names
 
 
@@ -93,21 +94,7 @@ class _ModuleNames(threading.local):
         self.walked: dict[nn.Module, dict[nn.Module, str]] = {}
 
 
-_names = _ModuleNames()
-
-
-class WalkedOnce:
-    """Between the beginning and the end, `modules_of` has the modules of a model at hand; see
-    `SignalSafe`."""
-
-    def begin(self, model: nn.Module) -> dict[nn.Module, str]:
-        self._previous = _names.walked
-        names = modules_of(model)
-        _names.walked = {**_names.walked, model: names}
-        return names
-
-    def end(self) -> None:
-        _names.walked = self._previous
+module_names = _ModuleNames()
 
 
 def inserting(
@@ -115,8 +102,10 @@ def inserting(
 ) -> AbstractContextManager[None]:
     """Let modules that hooks insert into a model have names in it, such as ``layer3/sae``, for this
     thread."""
-    outer = _names.inserted
-    return temporarily(_names, inserted={**outer, model: {**outer.get(model, {}), **dict(modules)}})
+    outer = module_names.inserted
+    return temporarily(
+        module_names, inserted={**outer, model: {**outer.get(model, {}), **dict(modules)}}
+    )
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
@@ -125,7 +114,7 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
     Raises:
         AttributeError: there is none.
     """
-    for start, module in _names.inserted.get(model, {}).items():
+    for start, module in module_names.inserted.get(model, {}).items():
         if name == start or name.startswith(f"{start}."):
             return module.get_submodule(name[len(start) + 1 :])
     return model.get_submodule(name)
@@ -159,11 +148,18 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
 def leaves(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules without parts that take hooks, by dotted name; the model itself is not
     among them."""
-    return {
-        name: module
-        for name, module in hookable(model).items()
-        if name and not any(module._modules.values())
-    }
+    modules = hookable(model)
+    for name, module in list(modules.items()):
+        if not name or any(module._modules.values()):
+            del modules[name]
+    return modules
+
+
+def runs_in_order(module: nn.Module) -> bool:
+    """Whether a module does nothing but to run its parts one after the other: an
+    `nn.Sequential`."""
+    forward = getattr(type(module), "forward", None)
+    return forward is nn.Sequential.forward and "forward" not in vars(module)
 
 
 def scripted(model: nn.Module) -> list[str]:

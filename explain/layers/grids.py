@@ -43,7 +43,7 @@ class NetworkGrids(Grids):
         super().__init__(tuple(inputs.x.shape[2:]), len(inputs))
         self._model = model
         self._inputs = inputs
-        self._by_shape: dict[tuple[Size, str | None], Grid | None] = {}
+        self._by_shape: dict[tuple[Size, str | None, int | None], Grid | None] = {}
 
     @cached_property
     def _summary(self) -> ForwardSummary:
@@ -68,9 +68,6 @@ class NetworkGrids(Grids):
     def of_tokens(self, length: int) -> Grid | None:
         return self._places.of_tokens.get(length)
 
-    def of_constant(self, storage: int, length: int) -> set[Grid]:
-        return self._places.of_constant(storage, length)
-
     @property
     def _places(self) -> Places:
         summary = self._summary
@@ -91,12 +88,15 @@ class NetworkGrids(Grids):
             None if grid is None else joint._replace(photo=joint.photo[grid.skip :], size=grid.size)
         )
 
-    def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
-        if (shape, layer) not in self._by_shape:
-            self._by_shape[shape, layer] = self._read(shape, layer)
-        return self._by_shape[shape, layer]
+    def grid(
+        self, shape: Size, layer: str | None = None, constant: int | None = None
+    ) -> Grid | None:
+        key = (shape, layer, constant)
+        if key not in self._by_shape:
+            self._by_shape[key] = self._read(shape, layer, constant)
+        return self._by_shape[key]
 
-    def _read(self, shape: Size, layer: str | None) -> Grid | None:
+    def _read(self, shape: Size, layer: str | None, constant: int | None) -> Grid | None:
         frames = frames_in_batch(shape, self.size, self.count) if len(self.size) == 3 else None
         if layer is not None:
             place = self._place(layer)
@@ -110,10 +110,10 @@ class NetworkGrids(Grids):
             if reading.open:
                 return self.of_layer(layer)
             return reading.likeliest if shape[0] == self.count else None
-        if frames:
+        if frames and (constant is None or self.count not in shape[:2]):
             return self._of_frames(shape, frames)
         if len(shape) == 3:
-            return self._of_sequence(shape)
+            return self._places.of_sequence(shape, self.count, constant)
         return find_grid(shape, self.size) if shape[:1] == (self.count,) else None
 
     def _of_frames(self, shape: Size, frames: int) -> Grid | None:
@@ -151,22 +151,13 @@ class NetworkGrids(Grids):
     def _of_input(self, shape: Size) -> Grid | None:
         """The grid of what a layer is given: by the input's aspect ratio, and of tokens by their
         number."""
-        if len(shape) != len(self.size) + 2:
-            return self._of_sequence(shape)
-        if shape[0] != self.count:
+        if len(shape) == 3:
+            return self._places.of_sequence(shape, self.count)
+        if len(shape) != len(self.size) + 2 or shape[0] != self.count:
             return None
         reading = read_map((1, *shape[1:]), self.size, None)
         fitting = [grid for grid in reading.grids if has_aspect(grid.size, self.size)]
         return fitting[0] if len(fitting) == 1 else None
-
-    def _of_sequence(self, shape: Size) -> Grid | None:
-        """The grid of a sequence of tokens, as all of their number lie."""
-        if len(shape) != 3:
-            return None
-        if shape[0] == self.count:
-            return self.of_tokens(shape[1])
-        grid = self.of_tokens(shape[0]) if shape[1] == self.count else None
-        return None if grid is None else replace(grid, layout="tokens first")
 
 
 def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Grid | None]:

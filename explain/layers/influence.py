@@ -139,7 +139,7 @@ def _run_backward(
         return capture, total, output
 
     capture, total, output = capturing.cut_where_allowed(run)
-    capture, total, output = run(False) if capture.misses else (capture, total, output)
+    capture, total, output = run(False) if capture.missing else (capture, total, output)
     gradients: dict[str, Tensor] = {}
     nodes: dict[str, set[Node]] = {}
     for layer in layers:

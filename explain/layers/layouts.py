@@ -412,10 +412,6 @@ class Grids:
         """How so many tokens lie."""
         return None
 
-    def of_constant(self, storage: int, length: int) -> set[Grid]:
-        """The grids on which sequences of so many tokens may lie that a constant is added to."""
-        return set()
-
     @property
     def joint(self) -> JointTokens | None:
         """Where the tokens of the photo are that a language model reads, if one reads it."""
@@ -426,9 +422,12 @@ class Grids:
         grid = None if layer is None or len(self.size) != 3 else self.of_layer(layer)
         return grid.frames if grid is not None and grid.folded else None
 
-    def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
+    def grid(
+        self, shape: Size, layer: str | None = None, constant: int | None = None
+    ) -> Grid | None:
         """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map
-        for each image."""
+        for each image. Of a tensor that a ``constant`` is added to, this is the constant's
+        storage."""
         return find_grid(shape, self.size) if shape[:1] == (self.count,) else None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from explain._utils.errors import LayerError
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.hooks.unwrap import modules_of
@@ -64,12 +65,23 @@ class Places:
         added = self._grids(self.added.get(storage, ()))
         return added.get(length) or self._grids(self._all_sequences).get(length, set())
 
-    def as_long(self, shape: Size) -> Grid | None:
-        """How the tokens of a tensor lie, if they lie as all others of their number."""
-        if shape[0] == self.rows:
-            return self.of_tokens.get(shape[1])
-        grid = self.of_tokens.get(shape[0]) if shape[1] == self.rows else None
-        return None if grid is None else replace(grid, layout="tokens first")
+    def of_sequence(self, shape: Size, rows: int, constant: int | None = None) -> Grid | None:
+        """How the tokens of so many rows lie: as all of their number, or as those that a constant
+        is added to, which may lie otherwise."""
+        if rows not in shape[:2]:
+            return None
+        tokens_first = shape[0] != rows
+        length = shape[0] if tokens_first else shape[1]
+        grid = self.of_tokens.get(length)
+        if constant is not None:
+            grids = self.of_constant(constant, length) or {grid}
+            if len(grids) > 1:
+                raise LayerError(
+                    f"tokens {shape} that the network adds a constant to must lie in one order, "
+                    f"got {len(grids)}; use gradcam"
+                )
+            (grid,) = grids
+        return replace(grid, layout="tokens first") if grid is not None and tokens_first else grid
 
 
 def locate_tensors(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]) -> Places:
@@ -152,7 +164,7 @@ def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -
         return call
     shape, positions = located.of_calls.get(call.key, (call.shape, UNKNOWN))
     if len(shape) == 3 and positions in (EVERYWHERE, UNKNOWN):
-        grid = located.as_long(shape)
+        grid = located.of_sequence(shape, located.rows)
         return replace(call, grid=grid, doubt="" if grid else "tokens in any order")
     grid = None
     if isinstance(positions, tuple):

@@ -19,7 +19,7 @@ from explain.hooks import HookGroup
 from explain.hooks.graph import Reach, keeping_values
 from explain.hooks.layer_names import LayerPlace
 from explain.hooks.preserve import untouched, without_proxy
-from explain.hooks.unwrap import hookable, leaves
+from explain.hooks.unwrap import hookable, leaves, modules_of, runs_in_order
 from explain.layers import layouts
 from explain.layers.layouts import MAPS, Grid, Layout, LayoutReading, Size
 
@@ -106,7 +106,7 @@ _BY_ELEMENT = (
 
 def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
     """Which modules without parts run while ``group`` is alive, by name: the way that inputs take
-    through a network.
+    through a network. If all modules with parts are `nn.Sequential`, it is known beforehand.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
@@ -116,7 +116,13 @@ def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
     >>> ran
     ['0', '1']
     """
-    return group.note_runs(leaves(model))
+    names = []
+    for module, name in modules_of(model).items():
+        if not module._modules:
+            names.append(name)
+        elif not runs_in_order(module):
+            return group.note_runs(leaves(model))
+    return names
 
 
 @dataclass(frozen=True)

@@ -380,6 +380,10 @@ DEEPEST = 5
 """How many methods may be within each other, the innermost counted; their runs multiply."""
 
 _known: dict[str, Method] = {}
+_texts: dict[str, Method] = {}
+"""Methods by texts that have been read, such as ``smooth(gradcam)``."""
+_TEXTS = 64
+"""How many of these there are at most."""
 _wrappers: dict[str, Callable[..., Method]] = {}
 
 
@@ -395,6 +399,7 @@ def register(method: M) -> M:
     """
     if isinstance(method, type) and method.name is Method.name:  # the fallback, for objects
         method.name = method.__name__.lower()  # type: ignore[assignment]
+    _texts.clear()
     return enter(_known, method, "method")  # type: ignore[no-any-return]
 
 
@@ -435,7 +440,12 @@ def get_method(method: MethodLike) -> Method:
     5
     """
     if isinstance(method, str):
-        return _known.get(method) or _by_text(method.strip())
+        read = _known.get(method) or _texts.get(method)
+        if read is None:
+            read = _by_text(method.strip())
+            if len(_texts) < _TEXTS:
+                _texts[method] = read
+        return read
     if isinstance(method, type):
         raise MethodError(
             f"method must be a name or an object, got the class {method.__name__}; make an object "
@@ -449,10 +459,10 @@ def get_method(method: MethodLike) -> Method:
     return method
 
 
-def is_registered(method: Method) -> bool:
-    """Whether this very object is what its name stands for, so that it stays for as long as the
-    process."""
-    return _known.get(method.name) is method
+def is_lasting(method: Method) -> bool:
+    """Whether this very object is what its name or a text stands for, so that it stays for as long
+    as the process."""
+    return _known.get(method.name) is method or id(method) in map(id, _texts.values())
 
 
 def _by_text(text: str) -> Method:

@@ -52,7 +52,8 @@ def unless_rounding(values: torch.Tensor, terms: torch.Tensor, count: int = 1) -
     """Means ``(N, ...)`` of terms ``(N, ...)``, or ``count`` times as much; zero for an image where
     all are rounding errors. Else a map of rounding errors would be as bright as any other.
     """
-    return values.masked_fill(over_all(all_cancel(values / count, terms), values), 0)
+    means = values if count == 1 else values / count
+    return values.masked_fill(over_all(all_cancel(means, terms), values), 0)
 
 
 class ClassActivationMap(Method):

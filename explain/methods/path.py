@@ -243,15 +243,20 @@ class CompleteMethod(Method):
         return Scores(ZeroInput() if is_blank else self.start)
 
     @cached_property
+    def gradient_sum(self) -> Attributions:
+        """The need for the weighted sum of the gradients."""
+        return self.along.gradients
+
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self.along.gradients, self.baseline_score})
+        return frozenset({self.gradient_sum, self.baseline_score})
 
     @property
     def delta_needs(self) -> frozenset[Need[Any]]:
         return frozenset({self.baseline_score})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return evidence[self.along.gradients]  # type: ignore[no-any-return]
+        return evidence[self.gradient_sum]  # type: ignore[no-any-return]
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         scores: torch.Tensor = evidence[self.baseline_score].reshape(len(evidence.inputs), -1)

@@ -237,7 +237,7 @@ def evaluate(
             f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give "
             "frames"
         )
-    named = by_name(metrics, base.get_metric, MetricError, "metric", "take two calls")
+    named = by_name(metrics, base.get_metric, MetricError, "metric")
     sources = _named(methods)
     size = int(inputs.x.shape[2]), int(inputs.x.shape[3])
     known_boxes = None if boxes is None else localisation.boxes_per_image(boxes, len(inputs), size)

@@ -245,7 +245,7 @@ def find_scores(output: Any, count: int) -> torch.Tensor | None:
     if isinstance(output, torch.Tensor):
         if output.ndim > 2:
             return None
-        rows = len(output) if output.ndim == 2 else output.numel()
+        rows = output.shape[0] if output.ndim == 2 else output.numel()
         return output if rows == count else None
     candidates = _candidates(output, count)
     reader = READER.get()

@@ -37,6 +37,76 @@ WORKS: dict[str, Callable[[nn.Module, torch.Tensor], Callable[[], object]]] = {
 }
 
 
+def plain_gradcam(model: nn.Sequential, x: torch.Tensor, way: list[int], layer: int) -> Any:
+    """Grad-CAM of class 1, by running the parts of a network one after the other."""
+    before = way[: way.index(layer) + 1]
+    with torch.no_grad():
+        maps = x
+        for part in before:
+            maps = model[part](maps)
+    maps.requires_grad_()
+    score = maps
+    for part in way[len(before) :]:
+        score = model[part](score)
+    (gradient,) = torch.autograd.grad(score[:, 1].sum(), maps)
+    return (gradient.mean((2, 3), keepdim=True) * maps).sum(1).relu().detach()
+
+
+SHORT = [0, 1, 4, 5, 6]
+"""The parts of the network without the second convolution."""
+
+
+def shorten(model: nn.Sequential) -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for part in SHORT:
+            x = model[part](x)
+        return x
+
+    model.forward = forward  # type: ignore[method-assign]
+
+
+def nest(model: nn.Sequential) -> None:
+    class Gate(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - super().forward(x)
+
+    model[2] = Gate(model[2])
+
+
+CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
+    "weights in place": lambda model: model[2].weight.data.mul_(-1),
+    "another parameter": lambda model: setattr(
+        model[0], "weight", nn.Parameter(-model[0].weight.data)
+    ),
+    "another module": lambda model: model.__setitem__(2, nn.Conv2d(8, 8, 5, padding=2).double()),
+    "a module with parts": nest,
+    "a hook of the caller's": lambda model: model[1].register_forward_hook(lambda m, a, o: o + 1),
+    "a mode": lambda model: model.train(),
+    "a forward of its own": shorten,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_warm_call_follows_a_model_that_has_changed(small: Any, name: str) -> None:
+    torch.manual_seed(0)
+    model = small.network().double()
+    x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    whole = list(range(7))
+    changed = SHORT if name == "a forward of its own" else whole
+    last = 1 if changed is SHORT else 3
+    for _ in range(2):
+        assert explain.attribute(model, x, target=1).layer == "3"
+    CHANGES[name](model)
+    for layer in (None, "1", None):
+        result = explain.attribute(model, x, target=1, layer=layer)
+        assert result.layer == (layer or str(last))
+        expected = plain_gradcam(model, x, changed, int(result.layer))
+        torch.testing.assert_close(result.values, expected)
+    if changed is SHORT:  # and back: the longer way has another last map
+        del model.forward
+        assert explain.attribute(model, x, target=1).layer == "3"
+
+
 @pytest.mark.parametrize(
     ("work", "calls", "functions", "modules"),
     [

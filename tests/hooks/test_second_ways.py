@@ -176,7 +176,7 @@ def test_a_cut_pass_records_no_graph_below_the_layer(way: str) -> None:
         group.forward("stem", lambda module, args, output: below.append(output.requires_grad))
         model(x)
     assert below == [False]
-    assert not captured.misses
+    assert not captured.missing
 
 
 def test_all_tensors_of_an_output_are_recorded_with_gradients_by_position_or_key() -> None:

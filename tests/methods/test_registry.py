@@ -181,6 +181,28 @@ def test_register_above_a_class_registers_its_default_object(
     assert innermost_method("blank-of-test").family == "other methods"
 
 
+def test_a_text_is_read_again_once_another_method_has_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for sign in (1, -1):
+        monkeypatch.setattr("explain.methods.base._known", {})
+
+        class Scaled(Method):
+            scale: int = 1
+            name = "scaled-of-test"
+            sign = 0
+
+            def __call__(self, evidence: Evidence) -> Tensor:
+                return self.sign * self.scale * evidence.inputs[:, 0]
+
+        Scaled.sign = sign
+        register(Scaled)
+        x = torch.rand(1, 3, 4, 4)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+        values = explain.attribute(model, x, "scaled-of-test(scale=3)", target=1).values
+        assert torch.equal(values, sign * 3 * x[:, 0])
+
+
 @pytest.mark.parametrize(
     ("outer", "depth"), [(GradCAM, 500), (FinerCAM, 4), (GuidedGradCAM, 4), (str, 100)]
 )
