@@ -212,9 +212,11 @@ def test_photos_whose_smallest_evidence_is_off_the_object_are_listed(tmp_path: P
     rows: list[dict[str, Any]] = [
         {"path": "on.png", "boxes": [[0, 0, 12, 10]]},
         {"path": "off.png", "boxes": [[12, 10, 24, 20]]},
-        {"path": "black.png"},
+        {"path": "dark.png"},
     ]
-    images = (picture(2), picture(1), Image.new("RGB", (24, 20)))
+    dark = Image.new("RGB", (24, 20))
+    dark.paste("gray", (20, 16, 24, 20))  # where the model does not look
+    images = (picture(2), picture(1), dark)
     for row, image in zip(rows, images, strict=True):
         image.save(tmp_path / row["path"])
     (tmp_path / "list.json").write_text(json.dumps(rows))
@@ -226,7 +228,7 @@ def test_photos_whose_smallest_evidence_is_off_the_object_are_listed(tmp_path: P
     assert [(odd.photo, odd.finding, odd.on_object == 0) for odd in insight.evidence] == [
         ("off.png", "enough is off the object", True),
         ("off.png", "needs nothing of the object", True),
-        ("black.png", "needs nothing of the photo", False),
+        ("dark.png", "needs nothing of the photo", False),
     ]
     assert "Evidence off the object" in str(insight)
 
