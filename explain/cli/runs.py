@@ -319,6 +319,12 @@ def export(
 @option("--examples SOURCE", "five or more photos of a concept: does --target depend on it?")
 @target_option
 @cli.layer
+@option(
+    "--threshold P",
+    "the probability from which on a label is predicted, where several may be true of a photo",
+    type=click.FloatRange(0, 1),
+    show_default="0.5",
+)
 @cli.output(None, "FOLDER", "write pictures, tables and a page into this folder")
 @cli.force
 @cli.json
@@ -335,6 +341,7 @@ def tell_insight(
     examples: str | None,
     target: str | None,
     layer: str | None,
+    threshold: float | None,
     output: str | None,
     force: bool,
     **model: Any,
@@ -360,6 +367,7 @@ def tell_insight(
             examples=examples,
             target=target_of(target),
             layer=layer,
+            threshold=threshold,
         )
     lines = insight.lines(count)
     files: list[str] = []

@@ -12,15 +12,17 @@ from explain.data.boxes import Box
 from explain.insight.class_statistics import ClassStatistics
 from explain.insight.clusters import Cluster, distances
 from explain.insight.maps import RunMaps, heated, short, whole_percent
-from explain.insight.mistakes import Confusion
-from explain.insight.reattribution import RunPhotos
-from explain.render.sheets import Group, Layout, Tile, contact_sheet
+from explain.insight.mistakes import Confusion, LabelMistakes
+from explain.insight.reattribution import RunPhotos, one_for_each_photo
+from explain.render.sheets import Group, Layout, Tile, contact_sheet, table
 from explain.render.styles import get_style
 from explain.store.reading import Row
+from explain.targets.outputs import percent
 
 SIDE = 180  # pixels of a mean map
 PHOTOS = 4  # that stand for a class or a cluster
 TILE = 200
+CARD = 150  # pixels of a photo on a card, which has two abreast
 GROUPS = 6  # of a picture
 MISTAKES = 2  # of a pair of classes
 
@@ -157,6 +159,36 @@ def draw_mistakes(pairs: Sequence[Confusion], album: Album) -> Image.Image | Non
             )
         )
     return _drawn("Mistakes: what spoke for the wrong class, and for the right one", groups)
+
+
+def draw_label_mistakes(mistakes: Sequence[LabelMistakes], album: Album) -> dict[str, Image.Image]:
+    """Draw a card for each label and kind of mistake: photos, the surest mistake first, with what
+    speaks for the label in them, where that is known."""
+    keys = {(name, one.label) for one in mistakes for _, photos in one.kinds for name in photos}
+    with_map = album.rows(keys)
+    names = {name for name, _ in keys}
+    rows = {row.name: row for row in one_for_each_photo(album.photos.run) if row.name in names}
+    cards: dict[str, Image.Image] = {}
+    for label in mistakes:
+        for words, photos in label.kinds:
+            tiles = []
+            for name, probability in photos.items():
+                row = with_map.get((name, label.label), rows[name])
+                photo = album.photo(row)
+                if photo is None:
+                    continue
+                remark = ""
+                if row.target == label.label:
+                    photo = row.overlay(get_style(row.style), photo)
+                elif name in label.maps:
+                    photo = heated(photo, label.maps[name], row.box)
+                else:
+                    remark = "no map of it"
+                tiles.append(Tile(photo, short(name), percent(probability), remark))
+            pairs = [tiles[start : start + 2] for start in range(0, len(tiles), 2)]
+            if pairs:
+                cards[f"labels {words}"] = table(pairs, tile=CARD)
+    return cards
 
 
 def _drawn(title: str, groups: Sequence[Group]) -> Image.Image | None:

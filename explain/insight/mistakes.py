@@ -1,8 +1,9 @@
-"""Mistakes: which class is taken for which, and what spoke for either; evidence that is off the
-object."""
+"""Mistakes: which class is taken for which, and what spoke for either; labels that are missed, and
+false alarms; evidence that is off the object."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import muted
+from explain._utils.errors import ArgumentError, muted, option_name, shown
 from explain.attribution.api import attribute
-from explain.insight.maps import GRID, Names, fields_of, object_of, short
+from explain.insight.maps import GRID, Names, RunMaps, fields_of, object_of, short
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
 from explain.store.reading import Row, StoredRun
@@ -138,6 +139,152 @@ def _spoken(
         ClassEvidence(row, wrong_maps[number], right_maps[number], leads[number])
         for number, row in enumerate(batch.rows)
     ]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelMistakes:
+    """Where one label of several is missed, and where it is a false alarm.
+
+    It is ``missed`` in so many of the ``present`` photos that have it, and predicted in so many
+    (``false_alarms``) of the ``absent`` ones that do not. ``missed_photos`` and ``alarm_photos``
+    have its probability in some of these by their names, the surest mistake first. ``maps`` has
+    what speaks for the label in them ``(H, W)`` in [0, 1], where the run does not have it and the
+    model was at hand.
+    """
+
+    label: str
+    label_class: int
+    present: int
+    absent: int
+    missed: int
+    false_alarms: int
+    missed_photos: Mapping[str, float]
+    alarm_photos: Mapping[str, float]
+    maps: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def missed_in(self) -> Names:
+        return Names(self.missed_photos)
+
+    @property
+    def alarm_in(self) -> Names:
+        return Names(self.alarm_photos)
+
+    @property
+    def kinds(self) -> list[tuple[str, Mapping[str, float]]]:
+        """Both kinds of mistakes in words, with their photos; those that there are."""
+        kinds = [
+            (f"{self.label} missed: {self.missed} of {self.present}", self.missed_photos),
+            (
+                f"{self.label}, false alarm: {self.false_alarms} of {self.absent}",
+                self.alarm_photos,
+            ),
+        ]
+        return [(words, photos) for words, photos in kinds if photos]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**fields_of(self), "missed_photos": dict(self.missed_photos)} | {
+            "alarm_photos": dict(self.alarm_photos)
+        }
+
+
+def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | None:
+    """Say which labels are missed and which are false alarms, those with the most mistakes first;
+    None for a run in which no photo has several labels, or none that the model knows.
+
+    Args:
+        run: the run.
+        threshold: the probability from which on a label is predicted.
+
+    Raises:
+        ArgumentError: this is no probability.
+    """
+    if isinstance(threshold, bool) or not 0 <= threshold <= 1:
+        raise ArgumentError(
+            f"{option_name('threshold')} must be a probability, got {shown(threshold)}; take one "
+            "such as 0.5"
+        )
+    judged: Counter[int] = Counter()  # photos of which it is known whether the label is true
+    present: Counter[int] = Counter()
+    wrong: dict[tuple[int, bool], dict[str, float]] = {}
+    for photo in run.labelled_photos():
+        judged.update(range(len(photo.probabilities)))
+        judged.subtract(photo.uncertain)
+        present.update(photo.true)
+        missed, false_alarms = photo.mistakes(threshold)
+        for numbers, is_alarm in ((missed, False), (false_alarms, True)):
+            for number in numbers:
+                photos = wrong.setdefault((number, is_alarm), {})
+                photos[photo.name] = float(photo.probabilities[number])
+    if not present:
+        return None
+    mistakes = []
+    for number in judged:
+        missed_photos = wrong.get((number, False), {})
+        alarm_photos = wrong.get((number, True), {})
+        mistakes.append(
+            LabelMistakes(
+                run.label_of(number),
+                number,
+                present=present[number],
+                absent=judged[number] - present[number],
+                missed=len(missed_photos),
+                false_alarms=len(alarm_photos),
+                missed_photos=dict(sorted(missed_photos.items(), key=_probability)[:SHOWN]),
+                alarm_photos=dict(
+                    sorted(alarm_photos.items(), key=_probability, reverse=True)[:SHOWN]
+                ),
+            )
+        )
+    some = [label for label in mistakes if label.missed or label.false_alarms]
+    return sorted(some, key=lambda label: (-label.missed - label.false_alarms, label.label_class))
+
+
+def right_about_targets(run: StoredRun, maps: RunMaps, threshold: float) -> torch.Tensor:
+    """Whether the label that each map ``(N,)`` explains is predicted where it is there, and nowhere
+    else: 1, 0 or NaN where that is not known."""
+    photos = {photo.name: photo for photo in run.labelled_photos()}
+    count = max((len(photo.probabilities) for photo in photos.values()), default=0)
+    numbers = {run.label_of(number): number for number in range(count)}
+    right = []
+    for name, target in zip(maps.names, maps.targets, strict=True):
+        photo = photos.get(name)
+        number = numbers.get(target)
+        if photo is None or number is None or number in photo.uncertain:
+            right.append(math.nan)
+        else:
+            missed, false_alarms = photo.mistakes(threshold)
+            right.append(float(number not in missed and number not in false_alarms))
+    return torch.tensor(right)
+
+
+def _probability(photo: tuple[str, float]) -> float:
+    return photo[1]
+
+
+def with_label_maps(
+    mistakes: Sequence[LabelMistakes], photos: RunPhotos, method: MethodLike
+) -> list[LabelMistakes]:
+    """Explain the labels of some mistakes in the photos of which the run has no map of the label.
+
+    Raises:
+        ExplainError: the method cannot explain the model.
+    """
+    statement = "SELECT p.name FROM photos p JOIN results r ON r.photo = p.id WHERE r.class = ?"
+    explained = []
+    for label in mistakes:
+        stored = {name for (name,) in photos.run.query(statement, (label.label_class,))}
+        wanted = {*label.missed_photos, *label.alarm_photos} - stored
+        rows = (row for row in one_for_each_photo(photos.run) if row.name in wanted)
+        maps: dict[str, torch.Tensor] = {}
+        for batch in photos.batches(rows) if wanted else ():
+            with muted():
+                target = ClassTarget(label.label_class)
+                of_label = attribute(photos.explainer.model, batch.x, method, target=target)
+            heatmaps = of_label.heatmap.cpu()
+            maps |= {row.name: heatmaps[number] for number, row in enumerate(batch.rows)}
+        explained.append(replace(label, maps=maps))
+    return explained
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from explain._utils.errors import (
     printable,
     shown,
 )
-from explain.data.files import Files
+from explain.data.files import Files, distinct, slug
 from explain.explanation.explainer import Explainer
 from explain.hooks.layer_names import Where
 from explain.insight import class_statistics
@@ -30,14 +30,31 @@ from explain.insight.class_statistics import ClassStatistics
 from explain.insight.clusters import Cluster, map_clusters
 from explain.insight.concepts import SharedConcepts, shared_concepts
 from explain.insight.directions import Direction, concept_direction
-from explain.insight.drawing import Album, draw_class_means, draw_clusters, draw_mistakes
+from explain.insight.drawing import (
+    Album,
+    draw_class_means,
+    draw_clusters,
+    draw_label_mistakes,
+    draw_mistakes,
+)
 from explain.insight.maps import RunMaps, json_value, read_maps, table_lines
-from explain.insight.mistakes import Confusion, OddEvidence, odd_evidence, with_reasons
+from explain.insight.mistakes import (
+    Confusion,
+    LabelMistakes,
+    OddEvidence,
+    label_mistakes,
+    odd_evidence,
+    right_about_targets,
+    with_label_maps,
+    with_reasons,
+)
 from explain.insight.mistakes import pairs as find_pairs
 from explain.insight.reattribution import RunPhotos, images_of, method_in
 from explain.report.pages import Section, document
 from explain.store.reading import StoredRun
+from explain.targets.outputs import THRESHOLD
 
+MOST_LABELS = 20  # whose mistakes are drawn
 NOTABLE = 0.5  # how far a cluster stands out that is worth a look
 # places along a side of maps without which a mark cannot be told from what is beside it
 MIN_RESOLUTION = 6
@@ -52,8 +69,10 @@ class Insight:
     maps of one class, those that stand out most first. ``pairs`` are the classes that are taken for
     others, the most frequent first. ``maps`` has all maps on one grid. ``evidence`` lists photos
     whose smallest evidence is not on the object; None where the run has no `Sufficient` or
-    `Necessary`. ``channels``, ``concepts`` and ``direction`` are results that need the model; None
-    where they were not requested.
+    `Necessary`. Where several labels may be true of a photo, ``labels`` says which are missed and
+    which are false alarms from a probability of ``threshold`` on, instead of ``pairs``; else it is
+    None. ``channels``, ``concepts`` and ``direction`` are results that need the model; None where
+    they were not requested.
     """
 
     run: StoredRun
@@ -67,6 +86,8 @@ class Insight:
     direction: Direction | None = None
     photos: RunPhotos | None = field(default=None, repr=False)
     evidence: Sequence[OddEvidence] | None = None
+    labels: Sequence[LabelMistakes] | None = None
+    threshold: float = THRESHOLD
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
@@ -85,7 +106,8 @@ class Insight:
         results = {
             "looks": self.looks,
             "reasons": self.reasons,
-            "mistakes": self.pairs,
+            "mistakes": self.pairs if self.labels is None else None,
+            "labels": self.labels,
             "evidence": self.evidence,
             "channels": self.channels,
             "concepts": self.concepts,
@@ -135,6 +157,8 @@ class Insight:
         frequent = [pair for pair in self.pairs if pair.of >= class_statistics.LEAST]
         if frequent:
             lines.append(_said("mistakes", frequent[0], "headline"))
+        if self.labels:
+            lines.append(_said("labels", self.labels[0], "headline"))
         return [printable(line) for line in lines]
 
     def parts(self, most: int = 10) -> dict[str, Section]:
@@ -202,6 +226,7 @@ class Insight:
             "mistakes": draw_mistakes(self.pairs, album),
         }
         images = {name: picture for name, picture in pictures.items() if picture is not None}
+        images |= draw_label_mistakes((self.labels or ())[:MOST_LABELS], album)
         if not photos or self.photos is None:
             return images
         for name, report in (("channels", self.channels), ("concepts", self.concepts)):
@@ -228,7 +253,8 @@ class Insight:
         """
         files = Files(folder, overwrite=overwrite)
         pictures = self.pictures(source)
-        for name, picture in pictures.items():
+        names = distinct(map(slug, pictures))
+        for name, picture in zip(names, pictures.values(), strict=True):
             files.add_picture(f"{name}.png", picture)
         files.add_json("insight.json", self.to_dict())
         files.add_text("insight.html", self._page(pictures))
@@ -237,7 +263,11 @@ class Insight:
     def _page(self, pictures: Mapping[str, Image.Image]) -> str:
         sections = [Section("Summary", "\n".join(self.headlines))] if self.headlines else []
         for name, part in self.parts(20).items():
-            shown = [(pictures[name], part.heading)] if name in pictures else []
+            shown = [
+                (picture, key.removeprefix(name).strip() or part.heading)
+                for key, picture in pictures.items()
+                if key.split()[0] == name
+            ]
             sections.append(replace(part, pictures=shown))
         return document(f"What {self.run.path.name} says", self.summary, sections)
 
@@ -264,6 +294,7 @@ def insight(
     examples: Any = None,
     target: int | str | None = None,
     layer: Where | None = None,
+    threshold: float | None = None,
     seed: int = 0,
 ) -> Insight:
     """Say what the maps of a run say together: where classes look, clusters of reasons, mistakes.
@@ -281,6 +312,8 @@ def insight(
             it?
         target: a class, by number or label; for channels, None is the best class of each photo.
         layer: where channels and concepts are looked for; None finds the last feature map.
+        threshold: the probability from which on a label is predicted, where several may be true of
+            a photo; by default 0.5.
         seed: of what is drawn by chance.
 
     Raises:
@@ -311,14 +344,25 @@ def insight(
             "leave it out"
         )
     maps = read_maps(run, method)
+    least = THRESHOLD if threshold is None else threshold
+    labels = label_mistakes(run, least)
+    if threshold is not None and labels is None:
+        raise ArgumentError(
+            f"{option_name('threshold')} has no effect on a run without photos of several labels "
+            "that the model knows; leave it out"
+        )
+    if labels is not None:
+        maps = replace(maps, correct=right_about_targets(run, maps, least))
     result = Insight(
         run,
         maps.method,
         maps,
         looks=class_statistics.class_mean_maps(maps),
         reasons=map_clusters(maps, seed=seed),
-        pairs=find_pairs(run),
+        pairs=find_pairs(run) if labels is None else (),
         evidence=odd_evidence(run),
+        labels=labels,
+        threshold=least,
     )
     if explainer is None:
         return result
@@ -329,6 +373,8 @@ def insight(
     return replace(
         result,
         pairs=with_reasons(result.pairs, photos, method_in(run, maps.method)),
+        labels=labels
+        and with_label_maps(labels[:MOST_LABELS], photos, method_in(run, maps.method)),
         channels=find_channels(photos, target, layer=layer, count=channels) if channels else None,
         concepts=shared_concepts(photos, concepts, layer=layer) if concepts else None,
         direction=direction,

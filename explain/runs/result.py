@@ -20,10 +20,10 @@ from explain.report.pages import entry, sheet_of, write_page
 from explain.report.reproduce import Reproduction
 from explain.runs.exporting import export
 from explain.runs.parts import index_of
-from explain.store.reading import PhotoReader, Row, StoredRun
+from explain.store.reading import LabelledPhoto, PhotoReader, Row, StoredRun
 from explain.store.sources import Source
 from explain.store.writing import ORDERS
-from explain.targets.outputs import Prediction
+from explain.targets.outputs import THRESHOLD, Prediction
 
 if TYPE_CHECKING:
     from explain.insight import Insight
@@ -94,6 +94,7 @@ def to_html(
     *,
     source: Source | None = None,
     title: str | None = None,
+    threshold: float = THRESHOLD,
     overwrite: bool = False,
 ) -> tuple[Path, dict[str, str]]:
     """Write some photos of a run as one page, to filter, sort and open: see `explain.report.sheet`.
@@ -105,6 +106,8 @@ def to_html(
             prediction, has the lowest probability) or "best:50".
         source: the source of photos that had no file.
         title: the title of the page.
+        threshold: the probability from which on a label is predicted, where several may be true of
+            a photo: the page says which are missed, and which are false alarms.
         overwrite: replace a file that exists.
 
     Returns:
@@ -117,11 +120,14 @@ def to_html(
     code = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
     items = []
     failures: dict[str, str] = {}
+    labelled = {photo.name: photo for photo in run.labelled_photos()}
     for _, rows, photo in _shown(run, which, source, failures):
         first = rows[0]
         figures = {row.method: dict(row.metrics) for row in rows if row.target == first.target}
         short, full = entry(_as_explanation(rows, photo, origin), [figures], repeated_by=code)
-        if first.correct is not None:
+        if first.name in labelled:
+            short = {**short, **_by_label(run, labelled[first.name], threshold)}
+        elif first.correct is not None:
             short = {**short, "truth": printable(first.label), "right": first.correct}
         items.append((short, full))
     if not items:
@@ -131,6 +137,21 @@ def to_html(
         )
     page = sheet_of(items, title or f"{run.path.stem}: {len(items)} photos")
     return write_page(page, path, overwrite=overwrite), failures
+
+
+def _by_label(run: StoredRun, photo: LabelledPhoto, threshold: float) -> dict[str, Any]:
+    """What a page says of a photo of which several labels may be true: these, and the mistakes."""
+    missed, false_alarms = photo.mistakes(threshold)
+    mistakes = [("missed", number) for number in missed]
+    mistakes += [("false alarm", number) for number in false_alarms]
+    return {
+        "truth": ", ".join(printable(run.label_of(number)) for number in sorted(photo.true)),
+        "right": not mistakes,
+        "mistakes": [
+            [f"{kind}: {printable(run.label_of(number))}", float(photo.probabilities[number])]
+            for kind, number in mistakes
+        ],
+    }
 
 
 def _as_explanation(rows: list[Row], photo: Image.Image, origin: records.ModelOrigin) -> Any:

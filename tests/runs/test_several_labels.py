@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import explain
-from explain import ExplainWarning, RunError
+from explain import ArgumentError, ExplainWarning, RunError
 from explain.cli.output import RunProgress
 from explain.metrics import evaluate
 from explain.runs.runner import State
 from tests.conftest import TinyNet, settled
+from tests.report.test_report import Read
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
 from tests.targets.test_detections import Small
 
@@ -65,6 +66,67 @@ def test_the_probability_of_every_label_is_stored_and_written(tmp_path: Path) ->
         (row,) = csv.DictReader(file)
     assert sum(float(row[f"class {number}"]) for number in range(5)) == pytest.approx(1)
     assert list(one_of_five.labelled_photos()) == []
+
+
+TRUE = [{"Mass", "Edema"}, set(), {"Fluid", "Nodule"}]
+UNCERTAIN = [{"Nodule"}, set(), set()]
+
+
+def test_labels_that_are_missed_and_false_alarms_are_counted_explained_and_shown(
+    tmp_path: Path,
+) -> None:
+    run = several(tmp_path)
+    probabilities = [dict(zip(LABELS, by_hand(number), strict=True)) for number in range(3)]
+    threshold = sum(sorted(value for photo in probabilities for value in photo.values())[7:9]) / 2
+    expected: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
+    for label in LABELS:
+        missed = {}
+        alarms = {}
+        for number, of_photo in enumerate(probabilities):
+            is_true = label in TRUE[number]
+            is_predicted = of_photo[label] >= threshold
+            if is_true and not is_predicted:
+                missed[f"{number:03}.png"] = pytest.approx(of_photo[label], abs=1e-6)
+            if is_predicted and not is_true and label not in UNCERTAIN[number]:
+                alarms[f"{number:03}.png"] = pytest.approx(of_photo[label], abs=1e-6)
+        if missed or alarms:
+            expected[label] = missed, alarms
+    network = explainer(categories=LABELS, activation="sigmoid")
+    insight = run.insight(explainer=network, threshold=threshold)
+    assert insight.labels is not None
+    assert "mistakes" not in insight.to_dict()
+    actual = {one.label: (one.missed_photos, one.alarm_photos) for one in insight.labels}
+    assert actual == expected
+    counts = [one.missed + one.false_alarms for one in insight.labels]
+    assert counts == sorted((len(m) + len(a) for m, a in expected.values()), reverse=True)
+    first = insight.labels[0]
+    sizes = [sum(first.label in true for true in TRUE)]
+    sizes.append(3 - sizes[0] - sum(first.label in doubt for doubt in UNCERTAIN))
+    assert [first.present, first.absent] == sizes
+    for one in insight.labels:
+        for name, heatmap in one.maps.items():
+            x = as_it_is(picture(int(name[:3])))[None]
+            target = LABELS.index(one.label)
+            alone = explain.attribute(network.model, x, "gradcam", target=target)
+            torch.testing.assert_close(heatmap, alone.heatmap[0], rtol=1e-3, atol=1e-4)
+    written = {path.name for path in insight.save(tmp_path / "out")}
+    kinds = sum(bool(photos) for both in expected.values() for photos in both)
+    assert sum(name.startswith("labels-") for name in written) == kinds
+
+    place, _ = run.to_html(tmp_path / "run.html", threshold=threshold)
+    photos = Read(place.read_text("utf-8")).data["index"]["photos"]
+    for number in range(3):
+        name = f"{number:03}.png"
+        wrong = {f"missed: {label}" for label, (missed, _) in expected.items() if name in missed}
+        wrong |= {
+            f"false alarm: {label}" for label, (_, alarms) in expected.items() if name in alarms
+        }
+        assert {mistake for mistake, _ in photos[number]["mistakes"]} == wrong
+        assert photos[number]["right"] == (not wrong)
+    assert "right" not in photos[3]
+    one_of_five = explain.run([picture(0)], explainer(), output=tmp_path / "1.sqlite", workers=0)
+    with pytest.raises(ArgumentError, match="threshold has no effect"):
+        one_of_five.insight(threshold=0.3)
 
 
 def detector() -> explain.Explainer:

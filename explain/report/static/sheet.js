@@ -36,7 +36,9 @@ class Sheet {
   fillSelections() {
     const labels = [...new Set(this.photos.map((photo) => photo.label))].sort();
     this.label.fill([[null, [['', 'all'], ...labels.map((label) => [label, label])]]]);
-    this.right.fill([[null, [['', 'both'], ['right', '✓ right'], ['wrong', '✗ wrong']]]]);
+    const mistakes = this.photos.flatMap((photo) => (photo.mistakes ?? []).map(([mistake]) => mistake)).sort();
+    const kinds = [...new Set(mistakes)].map((kind) => [kind, `${kind} (${mistakes.filter((mistake) => mistake === kind).length})`]);
+    this.right.fill([[null, [['', 'both'], ['right', '✓ right'], ['wrong', '✗ wrong'], ...kinds]]]);
     this.right.hidden = !this.photos.some((photo) => photo.truth !== undefined);
     this.passed.fill([[null, [['', 'all'], ['passed', '✓ passed'], ['failed', '✗ failed']]]]);
     this.passed.hidden = !this.photos.some((photo) => photo.passed !== null);
@@ -75,7 +77,7 @@ class Sheet {
     const kept = this.photos.filter((photo) =>
       (!wanted || `${photo.name} ${photo.label} ${photo.truth ?? ''}`.toLowerCase().includes(wanted))
       && (!label || photo.label === label)
-      && (!right || photo.right === (right === 'right'))
+      && (!right || ['wrong', 'right'][Number(photo.right)] === right || (photo.mistakes ?? []).some(([mistake]) => mistake === right))
       && (!passed || photo.passed === (passed === 'passed'))
       && this.inside(photo));
     const order = (one, other) => (typeof one === 'string' ? one.localeCompare(other) : Number(one) - Number(other));

@@ -92,6 +92,9 @@ const mapCheck = (passed) => mark(passed, 'map: check ');
 // Whether the prediction is right, where that is known.
 function rightOrWrong(photo) {
   if (photo?.right === undefined) return null;
+  if (photo.mistakes?.length) {
+    return el('span', { class: 'mark failed' }, photo.mistakes.map(([mistake, probability]) => `✗ ${mistake} ${percent(probability)}`).join(' · '));
+  }
   return el('span', { class: `mark ${photo.right ? 'passed' : 'failed'}` }, photo.right ? '✓ prediction right' : `✗ prediction wrong: it is ${photo.truth}`);
 }
 
