@@ -23,6 +23,7 @@ from explain.targets.labels import class_label
 from explain.targets.outputs import percent
 
 AREAS = ("contour", "mask")  # styles with outlines
+LARGEST_SIDE = 2000  # pixels of an overlay, unless asked: at 12 megapixels, each has 15 MB
 MANY = 4  # methods, from which on they are grouped by family
 
 
@@ -39,6 +40,7 @@ class Scene:
     boxes: tuple[Edges | None, ...] = ()
     detected: Mapping[str, Edges] = field(default_factory=dict)
     legends: dict[str, Legend | None] = field(default_factory=dict, init=False, repr=False)
+    smaller: "dict[int, Scene]" = field(default_factory=dict, init=False, repr=False)
 
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
         """Draw the map of one image, and the box of the target, if it is one."""
@@ -66,17 +68,31 @@ class Scene:
         """The same with every pixel of the photo as a square of so many."""
         if times == 1:
             return self
-        larger = self.photo.resize(
-            (self.photo.width * times, self.photo.height * times), Image.Resampling.NEAREST
-        )
+        return self._resized(times, Image.Resampling.NEAREST)
+
+    def fitted(self, side: int | None) -> "Scene":
+        """The same with a photo that is at most so many pixels long and wide; None leaves it."""
+        longest = max(self.photo.size)
+        if side is None or longest <= side:
+            return self
+        if side not in self.smaller:
+            self.smaller[side] = self._resized(side / longest, Image.Resampling.LANCZOS)
+        return self.smaller[side]
+
+    def _resized(self, scale: float, how: Image.Resampling) -> "Scene":
+        size = [max(1, round(length * scale)) for length in self.photo.size]
+        photo = self.photo.resize(size, how)
+        across = size[0] / self.photo.width
+        down = size[1] / self.photo.height
 
         def scaled(edges: Iterable[float]) -> Any:
-            return tuple(edge * times for edge in edges)
+            left, top, right, bottom = edges
+            return left * across, top * down, right * across, bottom * down
 
         box, *seen = (Box(*scaled(astuple(part))) for part in (self.box, *self.seen))
         boxes = tuple(None if edges is None else scaled(edges) for edges in self.boxes)
         return Scene(
-            larger,
+            photo,
             box,
             tuple(seen),
             boxes,

@@ -112,6 +112,12 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
 @option("--colormap NAME", "any colour map of matplotlib")
 @option("--picture-format png|jpg", "of overlays and sheets", default="png")
 @option(
+    "--largest-side PIXELS",
+    "of overlays; larger photos are reduced to it",
+    type=click.IntRange(min=1),
+    default=2000,
+)
+@option(
     "--map-format npy|npz",
     "of the raw values: npy in float32, npz in float16 and compressed",
     default="npy",
@@ -299,6 +305,7 @@ class PhotoWork:
             html=html,
             picture_format=options.picture_format,
             map_format=options.map_format,
+            largest_side=options.largest_side,
         )
         self.explanation = explanation
         return _result(path, explanation, list(map(str, files)), tables, verdicts)

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import (
+    ExplainError,
     MethodError,
     OutputError,
     TargetError,
@@ -20,7 +21,7 @@ from explain._utils.errors import (
     shown,
 )
 from explain.attribution import pictures, records
-from explain.attribution.pictures import Look, Scene, array, layer_caption
+from explain.attribution.pictures import LARGEST_SIDE, Look, Scene, array, layer_caption
 from explain.attribution.result import Attribution, alone
 from explain.data.files import Files, distinct, halved, restored, slug
 from explain.data.scans import stem_of
@@ -165,9 +166,12 @@ class Explanation(Reportable):
         target: int | str = 0,
         *,
         caption: bool = False,
+        largest_side: int | None = LARGEST_SIDE,
         **options: Unpack[StyleOptions],
     ) -> Image.Image:
-        """Return the photo, at its own resolution, with an attribution drawn on it.
+        """Return the photo with an attribution drawn on it.
+
+        It has the photo's own resolution, but at most 2,000 pixels a side unless asked.
 
         Parts that the model did not see are pale and hatched.
 
@@ -179,6 +183,7 @@ class Explanation(Reportable):
                 of a layer, and for methods that give a value for each pixel what shows them best.
             caption: put label, probability, method and layer in a strip below; a photo of less than
                 320 pixels is enlarged for it.
+            largest_side: the side in pixels to which a larger photo is reduced; None for none.
             alpha: opacity of the heat, 0 to 1.
             colormap: a colour map of matplotlib, instead of the style's own.
 
@@ -189,9 +194,10 @@ class Explanation(Reportable):
         index = self._target(target)
         attribution = self._attribution(method, index)
         style = self._look(**options).of(attribution.style)
+        scene = self.scene.fitted(_whole_number("largest_side", largest_side))
         if not caption:
-            return self.scene.overlay(attribution, style, index)
-        scene = self.scene.enlarged(captions.enlargement(self.photo.size))
+            return scene.overlay(attribution, style, index)
+        scene = scene.enlarged(captions.enlargement(scene.photo.size))
         picture = scene.overlay(attribution, style, index)
         if without := pictures.without_set(attribution, style):
             beside = scene.overlay(attribution, without, index)
@@ -229,7 +235,11 @@ class Explanation(Reportable):
             title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
             detail=f"{self._model}: {predictions}" if predictions else self._model,
             groups=pictures.groups(
-                self.scene, self.results, titles, self._look(**options), self._marks
+                self.scene.fitted(LARGEST_SIDE),
+                self.results,
+                titles,
+                self._look(**options),
+                self._marks,
             ),
         )
 
@@ -308,6 +318,7 @@ class Explanation(Reportable):
         html: str | None = None,
         picture_format: Literal["png", "jpg"] = "png",
         map_format: Literal["npy", "npz"] = "npy",
+        largest_side: int | None = LARGEST_SIDE,
         **options: Unpack[StyleOptions],
     ) -> list[Path]:
         """Write for each method and target the overlay (PNG), the raw values (``.npy``) and a
@@ -316,8 +327,8 @@ class Explanation(Reportable):
         Where there is more than one, a sheet with all of them side by side comes last.
 
         The folder is made if needed. Each file appears complete or not at all. The names begin with
-        ``stem``, by default the photo's own name. ``style``, ``alpha`` and ``colormap`` are those
-        of `overlay`. ``html`` is a page of `to_html` to write along. Pictures are smaller as "jpg",
+        ``stem``, by default the photo's own name. ``style``, ``alpha``, ``colormap`` and
+        ``largest_side`` are those of `overlay`. ``html`` is a page of `to_html` to write along. Pictures are smaller as "jpg",
         and maps as "npz": compressed, in float16.
 
         Returns:
@@ -330,7 +341,9 @@ class Explanation(Reportable):
         _check_format("picture_format", picture_format, ("png", "jpg"))
         _check_format("map_format", map_format, ("npy", "npz"))
         files = Files(folder, overwrite=overwrite)
-        return self._files(files, stem, html, picture_format, map_format, **options).write()
+        return self._files(
+            files, stem, html, picture_format, map_format, largest_side, **options
+        ).write()
 
     def packed(self) -> bytes:
         """Return the files of `save` as a ZIP archive."""
@@ -343,6 +356,7 @@ class Explanation(Reportable):
         html: str | None,
         picture_format: str = "png",
         map_format: str = "npy",
+        largest_side: int | None = LARGEST_SIDE,
         **options: Unpack[StyleOptions],
     ) -> Files:
         source = stem_of(self.source) if self.source else "image"
@@ -359,9 +373,10 @@ class Explanation(Reportable):
                         **records.shape_and_digest(restored(*halved(values))),
                         "format": map_format,
                     }
-                files.add_picture(
-                    f"{file}.{picture_format}", self.overlay(name, index, caption=True, **options)
+                picture = self.overlay(
+                    name, index, caption=True, largest_side=largest_side, **options
                 )
+                files.add_picture(f"{file}.{picture_format}", picture)
                 files.add_array(f"{file}.{map_format}", values)
                 files.add_json(f"{file}.json", record)
         if several or len(self.methods) > 1:
@@ -494,6 +509,15 @@ class Explanation(Reportable):
     def _model(self) -> str:
         hooks = f" with hooks ({', '.join(self.origin.hooks)})" if self.origin.hooks else ""
         return self.origin.name.split(" ")[0] + hooks
+
+
+def _whole_number(option: str, value: int | None) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ExplainError(
+            f"{option} must be a whole number of pixels from 1, or None, got {shown(value)}; leave "
+            "it out"
+        )
+    return value
 
 
 def _check_format(option: str, value: str, formats: Sequence[str]) -> None:

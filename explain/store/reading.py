@@ -17,7 +17,7 @@ from PIL import Image
 from explain._utils.errors import ExplainError, RunError, did_you_mean, printable
 from explain._utils.html import table_html
 from explain.attribution.encoding import decode
-from explain.attribution.pictures import Scene
+from explain.attribution.pictures import LARGEST_SIDE, Scene
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
 from explain.data.greys import Window
@@ -147,7 +147,8 @@ class Row:
         return self.attribution.heatmap[0]
 
     def overlay(self, style: Style, photo: Any = None) -> Image.Image:
-        """Draw the map on the photo, which is read from its file.
+        """Draw the map on the photo, which is read from its file, and reduced to 2,000 pixels a
+        side if it is larger.
 
         Args:
             style: one of `explain.render`.
@@ -161,7 +162,8 @@ class Row:
             raise RunError(
                 f"photo must be given to draw the map of {self.name!r}, which had no file; give it"
             )
-        return Scene(load_image(photo), self.box, (self.box,)).overlay(self.attribution, style)
+        scene = Scene(load_image(photo), self.box, (self.box,)).fitted(LARGEST_SIDE)
+        return scene.overlay(self.attribution, style)
 
 
 class StoredPhoto(NamedTuple):
