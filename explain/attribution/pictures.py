@@ -17,7 +17,7 @@ from explain.methods.base import FAMILIES, innermost_method, method_or_unknown, 
 from explain.render import overlays, styles
 from explain.render.captions import Legend, Mark
 from explain.render.overlays import Edges
-from explain.render.sheets import Group, Tile
+from explain.render.sheets import ABREAST, Group, Tile
 from explain.render.styles import Style, StyleLike
 from explain.targets.labels import class_label
 from explain.targets.outputs import percent
@@ -265,9 +265,12 @@ def groups(
     titles: Sequence[str],
     look: Look,
     marks: Callable[[str, int], tuple[Mark, ...]] = lambda method, target: (),
+    abreast: int = ABREAST,
 ) -> tuple[Group, ...]:
-    """The photo, and the maps: of several targets in rows, the methods in columns; of one, by
-    family if there are many.
+    """The photo, and the maps: of several targets as a table; of one, by family if there are many.
+
+    A table has the targets in rows and the methods in columns, or the reverse where there are so
+    many methods that they do not stand ``abreast`` beside the photo.
 
     ``marks`` gives those of a method and the position of a target.
     """
@@ -286,7 +289,10 @@ def groups(
         return tuple(chain.from_iterable(by_method))
 
     photo = Tile(overlays.outlined(scene.photo, scene.detected), "photo")
-    if len(results) > 1 and len(results[0]) > 1:
+    is_table = len(results) > 1 and len(results[0]) > 1
+    if is_table and len(results[0]) >= abreast > len(results):
+        return Group("", (photo,)), *_by_method(results, titles, tiles)
+    if is_table:
         rows = [
             Group(title, tiles(t, results[t].values()), own_row=True)
             for t, title in enumerate(titles)
@@ -298,6 +304,22 @@ def groups(
         for name, members in _families(result)
     ]
     return Group("", (photo,)), *groups
+
+
+def _by_method(
+    results: Sequence[Mapping[str, Attribution]],
+    titles: Sequence[str],
+    tiles: Callable[[int, Iterable[Attribution]], tuple[Tile, ...]],
+) -> Iterator[Group]:
+    """A row for each method, with a tile for each target in a column."""
+    for method in results[0]:
+        row: list[Tile] = []
+        heading = ""
+        for index, title in enumerate(titles):
+            tile, *further = tiles(index, [results[index][method]])
+            heading = " · ".join(filter(None, (tile.name, tile.detail)))
+            row += [replace(tile, name=title, detail=""), *further]
+        yield Group(heading, tuple(row), own_row=True)
 
 
 def layer_of(attribution: Attribution) -> str:

@@ -110,7 +110,11 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
     "--alpha A", "opacity of the heat, 0 to 1", type=click.FloatRange(0, 1), show_default="0.75"
 )
 @option("--colormap NAME", "any colour map of matplotlib")
-@option("--picture-format png|jpg", "of overlays and sheets", default="png")
+@option(
+    "--picture-format png|jpg|pdf|svg",
+    "of overlays and sheets; pdf and svg are figures for print, with texts as texts",
+    default="png",
+)
 @option(
     "--largest-side PIXELS",
     "of overlays; larger photos are reduced to it",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
 import torch
 from PIL import Image
@@ -27,8 +27,8 @@ from explain.data.files import Files, distinct, halved, restored, slug
 from explain.data.scans import stem_of
 from explain.engine.settings import Progress
 from explain.methods.base import get_method, title_of
-from explain.render import captions, sheets
-from explain.render.sheets import Layout
+from explain.render import captions, figures, sheets
+from explain.render.sheets import ABREAST, Group, Layout
 from explain.render.styles import StyleLike
 from explain.report.pages import Reportable, widget
 from explain.targets.labels import find_label
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 
 SHOWN_PREDICTIONS = 5
+CAPTIONED = 8.0  # cm of a map as a figure of its own
+PictureFormat = Literal["png", "jpg", "pdf", "svg"]
 
 
 class NotExplainedError(MethodError, KeyError):
@@ -226,9 +228,9 @@ class Explanation(Reportable):
         return Scene(self.photo, self.box, self.crops or (self.box,), boxes, detected)
 
     @keywords(StyleOptions)
-    def layout(self, **options: Unpack[StyleOptions]) -> Layout:
+    def layout(self, *, abreast: int = ABREAST, **options: Unpack[StyleOptions]) -> Layout:
         """Return the contents of `sheet` and `figure`: the photo and all maps, with titles and
-        legends."""
+        legends; ``abreast`` is how many stand side by side at most."""
         titles = ["".join(self._title(index)) for index in range(len(self.results))]
         predictions = ", ".join(f"{one.label} {one.amount}" for one in self.predicted)
         return Layout(
@@ -240,7 +242,9 @@ class Explanation(Reportable):
                 titles,
                 self._look(**options),
                 self._marks,
+                abreast,
             ),
+            abreast=abreast,
         )
 
     @keywords()
@@ -288,10 +292,53 @@ class Explanation(Reportable):
         )
 
     @keywords(StyleOptions)
-    def figure(self, **options: Unpack[StyleOptions]) -> "Figure":
-        """Return a matplotlib figure with the photo and all methods side by side; options as for
-        `overlay`."""
-        return sheets.figure(self.layout(**options), self.alternative)
+    def figure(
+        self,
+        *,
+        width_cm: float | None = None,
+        letters: bool = False,
+        heading: bool = True,
+        **options: Unpack[StyleOptions],
+    ) -> "Figure":
+        """Return a matplotlib figure with the photo and all methods side by side.
+
+        Pictures are images with 300 dots per inch in axes of their own; titles, captions and colour
+        bars are texts, in the font and size of ``matplotlib.rcParams``. They stay texts in
+        ``savefig("maps.pdf")`` and ``savefig("maps.svg")``.
+
+        Args:
+            width_cm: how wide it is: 8 and 17 cm are usual in papers of two columns.
+            letters: put (a), (b), … above the pictures.
+            heading: whether the targets and predictions stand at the top.
+            style, alpha, colormap: as for `overlay`.
+
+        Raises:
+            ExplainError: the width is none from 2 to 100 cm, or the style is unknown.
+        """
+        is_table = len(self.results) > 1 and len(self.methods) > 1
+        layout = self.layout(abreast=figures.abreast(width_cm, is_table), **options)
+        return figures.figure(
+            layout, self.alternative, width_cm=width_cm, letters=letters, heading=heading
+        )
+
+    def _captioned_figure(
+        self, method: str, target: int, **options: Unpack[StyleOptions]
+    ) -> "Figure":
+        """One map as a figure, with what its caption says."""
+        attribution = self._attribution(method, target)
+        style = self._look(**options).of(attribution.style)
+        title, amount = self._title(target)
+        said = pictures.sentence(attribution, title, self.categories)
+        marks = self._marks(attribution.method, target)
+        scene = self.scene.fitted(LARGEST_SIDE)
+        tiles = tuple(pictures.tiles_of(scene, attribution, style, marks, target))
+        layout = Layout(
+            f"{title}{amount}",
+            " · ".join(filter(None, (said, self._model))),
+            (Group("", tiles),),
+            abreast=len(tiles),
+        )
+        return figures.figure(layout, self.alternative, width_cm=CAPTIONED * len(tiles))
 
     @keywords(StyleOptions)
     def sheet(self, tile: int = 300, **options: Unpack[StyleOptions]) -> Image.Image:
@@ -316,7 +363,7 @@ class Explanation(Reportable):
         stem: str | None = None,
         overwrite: bool = False,
         html: str | None = None,
-        picture_format: Literal["png", "jpg"] = "png",
+        picture_format: PictureFormat = "png",
         map_format: Literal["npy", "npz"] = "npy",
         largest_side: int | None = LARGEST_SIDE,
         **options: Unpack[StyleOptions],
@@ -328,8 +375,9 @@ class Explanation(Reportable):
 
         The folder is made if needed. Each file appears complete or not at all. The names begin with
         ``stem``, by default the photo's own name. ``style``, ``alpha``, ``colormap`` and
-        ``largest_side`` are those of `overlay`. ``html`` is a page of `to_html` to write along. Pictures are smaller as "jpg",
-        and maps as "npz": compressed, in float16.
+        ``largest_side`` are those of `overlay`. ``html`` is a page of `to_html` to write along.
+        Pictures are smaller as "jpg", and figures as in `figure` as "pdf" and "svg". Maps are
+        smaller as "npz": compressed, in float16.
 
         Returns:
             The paths, in that order.
@@ -338,7 +386,7 @@ class Explanation(Reportable):
             OutputError: a file exists and ``overwrite`` is not set, or the folder cannot be
                 written; then nothing has been written.
         """
-        _check_format("picture_format", picture_format, ("png", "jpg"))
+        _check_format("picture_format", picture_format, get_args(PictureFormat))
         _check_format("map_format", map_format, ("npy", "npz"))
         files = Files(folder, overwrite=overwrite)
         return self._files(
@@ -362,6 +410,7 @@ class Explanation(Reportable):
         source = stem_of(self.source) if self.source else "image"
         photo = slug(str(stem) if stem else source)
         several = len(self.results) > 1
+        is_figure = picture_format in ("pdf", "svg")
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
@@ -373,13 +422,23 @@ class Explanation(Reportable):
                         **records.shape_and_digest(restored(*halved(values))),
                         "format": map_format,
                     }
-                picture = self.overlay(
-                    name, index, caption=True, largest_side=largest_side, **options
-                )
-                files.add_picture(f"{file}.{picture_format}", picture)
+                if is_figure:
+                    shown_figure = self._captioned_figure(name, index, **options)
+                    files.add_bytes(
+                        f"{file}.{picture_format}", figures.as_file(shown_figure, picture_format)
+                    )
+                else:
+                    picture = self.overlay(
+                        name, index, caption=True, largest_side=largest_side, **options
+                    )
+                    files.add_picture(f"{file}.{picture_format}", picture)
                 files.add_array(f"{file}.{map_format}", values)
                 files.add_json(f"{file}.json", record)
-        if several or len(self.methods) > 1:
+        has_sheet = several or len(self.methods) > 1
+        if has_sheet and is_figure:
+            sheet = figures.as_file(self.figure(**options), picture_format)
+            files.add_bytes(f"{photo}-sheet.{picture_format}", sheet)
+        elif has_sheet:
             files.add_picture(f"{photo}-sheet.{picture_format}", self.sheet(**options))
         if html is not None:
             files.add_text(f"{photo}.html", html)

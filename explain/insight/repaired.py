@@ -22,7 +22,8 @@ from explain.insight.ablation import sign_test
 from explain.insight.maps import fields_of, table_lines, whole_percent
 from explain.insight.reattribution import RunPhotos, method_in
 from explain.insight.spurious_regions import MarkedPhotos
-from explain.render.sheets import Group, Layout, Tile, as_picture, contact_sheet, empty
+from explain.render.figures import as_picture, empty
+from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.render.styles import Contour, get_style
 from explain.report.pages import Section, document
 from explain.store.reading import Row

@@ -3,7 +3,8 @@
 styles     where a map lies on a photo, and how it is drawn; colour maps by name
 overlays   a map, or several concepts, drawn on the photo; films of frames or slices
 captions   texts, legends and check marks below a picture
-sheets     contact sheets and tables of pictures, also as matplotlib figures
+sheets     contact sheets and tables of pictures
+figures    the same as figures of matplotlib, for print
 """
 
 from explain.render.overlays import film, overlay

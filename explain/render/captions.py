@@ -2,7 +2,7 @@
 checks."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, sqrt
@@ -55,11 +55,14 @@ def fit(text: str, width: float, size: int, bold: bool = False, end: str = "") -
     >>> fit("a cat with a very long name", 100, 12, end=", 38 %").endswith("…, 38 %")
     True
     """
+    return _fit_by(text, width, font(size, bold).getlength, end)
+
+
+def _fit_by(text: str, width: float, measure: Callable[[str], float], end: str = "") -> str:
     text = printable(" ".join(text.split()))
-    face = font(size, bold)
-    if face.getlength(text + end) <= width:
+    if measure(text + end) <= width:
         return text + end
-    while text and face.getlength(text + "…" + end) > width:
+    while text and measure(text + "…" + end) > width:
         text = text[:-1]
     return text.rstrip() + "…" + end
 
@@ -73,16 +76,22 @@ def wrapped(text: str, width: float, size: int, most: int = 2) -> list[str]:
     >>> wrapped("", 100, 12)
     []
     """
-    face = font(size)
+    return wrapped_by(text, width, font(size).getlength, most)
+
+
+def wrapped_by(
+    text: str, width: float, measure: Callable[[str], float], most: int = 2
+) -> list[str]:
+    """The same, by what measures how wide a text is."""
     lines: list[str] = []
     line = ""
     for word in printable(" ".join(text.split())).split():
         longer = f"{line} {word}".strip()
-        if line and len(lines) < most - 1 and face.getlength(longer) > width:
+        if line and len(lines) < most - 1 and measure(longer) > width:
             lines.append(line.removesuffix(" ·"))
             longer = word
         line = longer
-    return [fit(written_line, width, size) for written_line in [*lines, line] if written_line]
+    return [_fit_by(written, width, measure) for written in [*lines, line] if written]
 
 
 def space(width: int, height: int) -> Image.Image:
@@ -211,14 +220,15 @@ def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) ->
         ]
     below = placed(list(zip(lefts, labels, strict=True)), width)
     thick = max(6, round(size * 0.8))
-    colors = _ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick)
+    colors = ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick)
     parts = [colors, space(width, max(2, size // 5)), below]
     if with_meaning and not between:
         parts.append(named)
     return stacked(parts, max(width, named.width if with_meaning else 0), align=0.5)
 
 
-def _ramp(legend: Legend, width: int, height: int) -> Image.Image:
+def ramp(legend: Legend, width: int, height: int) -> Image.Image:
+    """Draw the colours of a ramp as a picture."""
     colors = np.asarray(legend.colors, np.float64)
     at = np.linspace(0, len(colors) - 1, width)
     row = np.stack([np.interp(at, np.arange(len(colors)), channel) for channel in colors.T], axis=1)

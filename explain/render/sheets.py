@@ -1,23 +1,19 @@
 """Contact sheets: tiles in groups, how they are laid out, and the picture of them."""
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import import_module
 from itertools import chain, groupby
 from math import ceil
 from statistics import median_high
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, shown
-from explain._utils.html import picture_html
 from explain.render.captions import (
     FAINT,
     INK,
+    RGB,
     Legend,
     Mark,
     bar,
@@ -29,10 +25,6 @@ from explain.render.captions import (
     wrapped,
 )
 from explain.render.captions import row as marked
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 ABREAST = 6  # tiles in a row at most
 LEAST = 2  # tiles that a sheet is wide, so that its title has room
@@ -74,11 +66,13 @@ Places = Mapping[int, tuple[Group, Tile]]
 
 @dataclass(frozen=True)
 class Layout:
-    """A contact sheet: title and detail at the top, and the groups in their order."""
+    """A contact sheet: title and detail at the top, and the groups in their order, with at most
+    ``abreast`` tiles side by side."""
 
     title: str
     detail: str
     groups: tuple[Group, ...] = field(repr=False)
+    abreast: int = ABREAST
 
     @property
     def tiles(self) -> list[Tile]:
@@ -96,7 +90,7 @@ class Layout:
         [[0, 1, 2, 3, 4], [1, 2, 3]]
         """
         cells = [[(group, tile) for tile in group.tiles] for group in self.groups]
-        if not self._lined_up:
+        if not self.lined_up:
             every = list(chain.from_iterable(cells))
             starts = range(0, len(every), self.columns)
             return [dict(enumerate(every[start : start + self.columns])) for start in starts]
@@ -110,8 +104,20 @@ class Layout:
         return [dict(enumerate(part, int(i > 0))) for i, part in enumerate(parts)]
 
     @property
-    def _lined_up(self) -> bool:
+    def lined_up(self) -> bool:
+        """Whether groups have rows of their own: a table, with names over its columns."""
         return any(group.own_row for group in self.groups)
+
+    def names(self) -> list[dict[int, Tile] | None]:
+        """Return for each row of a table the tiles whose name and detail stand above it, by column:
+        those that the tile above does not have. Elsewhere None: they stand below each picture."""
+        above: dict[int, tuple[str, str]] = {}
+        rows: list[dict[int, Tile] | None] = []
+        for row in self.places() if self.lined_up else []:
+            names = {column: (tile.name, tile.detail) for column, (_, tile) in row.items()}
+            rows.append({c: row[c][1] for c, name in names.items() if above.get(c) != name})
+            above |= names
+        return rows or [None for _ in self.places()]
 
     def legends(self) -> list[dict[int, Legend]]:
         """Return for each row the legends below it, by column: none where the tile below has the
@@ -123,7 +129,7 @@ class Layout:
         below: dict[int, tuple[str, Legend]] = {}
         for row in reversed(self.places()):
             shown = {
-                column: (tile.name if self._lined_up else "", tile.legend)
+                column: (tile.name if self.lined_up else "", tile.legend)
                 for column, (_, tile) in row.items()
                 if tile.legend is not None
             }
@@ -147,13 +153,13 @@ class Layout:
         >>> [Layout("", "", (Group("", (blank,) * n),)).columns for n in (1, 3, 6, 7, 13)]
         [2, 3, 6, 4, 5]
         """
-        if self._lined_up:
+        if self.lined_up:
             return max(max(row) for row in self.places()) + 1
         return max(min(LEAST, self._abreast), _balanced(len(self.tiles), self._abreast))
 
     @property
     def _abreast(self) -> int:
-        return max(1, int(ABREAST / self.stretch[0]))
+        return max(1, int(self.abreast / self.stretch[0]))
 
     @property
     def stretch(self) -> tuple[float, float]:
@@ -193,7 +199,7 @@ def contact_sheet(layout: Layout, tile: int = 300) -> Image.Image:
     """
     drawing = _Sheet(tile, layout.columns, layout.stretch)
     head = [drawing.head(layout)] if layout.title or layout.detail else []
-    rows = map(drawing.row, layout.places(), layout.legends())
+    rows = map(drawing.row, layout.places(), layout.legends(), layout.names())
     return drawing.spaced([*head, *rows])
 
 
@@ -257,8 +263,16 @@ class _Sheet:
             {i: line_of(name, self.tile, self.text, bold=True) for i, name in enumerate(columns)}
         )
 
-    def row(self, places: Places, legends: Mapping[int, Legend]) -> Image.Image:
-        """A row of tiles and legends by column, each group under its heading and a rule."""
+    def row(
+        self,
+        places: Places,
+        legends: Mapping[int, Legend],
+        names: Mapping[int, Tile] | None = None,
+    ) -> Image.Image:
+        """A row of tiles and legends by column, each group under its heading and a rule.
+
+        In a table, ``names`` are those of its columns that stand above the row; elsewhere None.
+        """
         small = {column: self._fitted(tile.picture) for column, (_, tile) in places.items()}
         tallest = max((picture.height for picture in small.values()), default=1)
         cells = {}
@@ -266,12 +280,17 @@ class _Sheet:
             margin = (tallest - small[column].height) // 2
             above = space(0, margin)
             below = space(0, tallest - small[column].height - margin)
-            cells[column] = stacked(
-                [above, small[column], below, *self._texts(tile)], self.tile, align=0.5
-            )
+            texts = self._texts(tile, with_name=names is None)
+            cells[column] = stacked([above, small[column], below, *texts], self.tile, align=0.5)
         parts = [self.across(cells)]
         if any(group.heading for group, _ in places.values()):
             parts.insert(0, self.across(self._headings(places), align=0))
+        if names:
+            lines = {
+                column: stacked(self._named(tile), self.tile, align=0.5)
+                for column, tile in names.items()
+            }
+            parts = [self.across(lines), space(0, self.gap // 2), *parts]
         if legends:
             size = max(9, round(self.text * 0.8))
             bars = {
@@ -299,77 +318,29 @@ class _Sheet:
                 ImageDraw.Draw(headings[column]).line((start, middle, width, middle), RULE, thick)
         return headings
 
-    def _texts(self, tile: Tile) -> list[Image.Image]:
-        """What stands below a picture: a name in one line, the rest in up to two each, and
+    def _texts(self, tile: Tile, with_name: bool) -> list[Image.Image]:
+        """What stands below a picture: name and detail, unless they stand above, a remark, and
         marks."""
-        texts = ((tile.name, INK, 1), (tile.detail, FAINT, 2), (tile.remark, REMARK, 2))
-        lines = [
-            text_picture(line, self.text, color, line=1.45)
-            for text, color, most in texts
-            for line in wrapped(text, self.tile, self.text, most)
-        ]
+        lines = self._named(tile) if with_name else []
+        lines += self._lines(tile.remark, REMARK, 2)
         if tile.marks:
             lines.append(marked(tile.marks, self.tile, round(self.text * 0.9)))
         return [space(0, round(self.line * 0.3)), *lines] if lines else []
+
+    def _named(self, tile: Tile) -> list[Image.Image]:
+        """A name in one line, and its detail in up to two."""
+        return self._lines(tile.name, INK, 1) + self._lines(tile.detail, FAINT, 2)
+
+    def _lines(self, text: str, color: RGB, most: int) -> list[Image.Image]:
+        return [
+            text_picture(line, self.text, color, line=1.45)
+            for line in wrapped(text, self.tile, self.text, most)
+        ]
 
     def _fitted(self, picture: Image.Image) -> Image.Image:
         scale = min(self.tile / picture.width, self.high / picture.height)
         sides = [max(1, round(side * scale)) for side in picture.size]
         return picture.resize(sides, Image.Resampling.LANCZOS)
-
-
-DPI = 120  # of figures
-LONGEST_SIDE = 19  # inches of a figure
-
-
-def figure(layout: Layout, alternative: str = "") -> "Figure":
-    """Return a contact sheet as a figure, which belongs to no window, so that nothing has to be
-    closed."""
-    picture = contact_sheet(layout, 340)
-    dpi = max(DPI, max(picture.size) / LONGEST_SIDE)
-    shown_figure = empty((picture.width / dpi, picture.height / dpi), alternative, dpi)
-    shown_figure.set_layout_engine("none")
-    axis = shown_figure.add_axes((0, 0, 1, 1))
-    axis.imshow(np.asarray(picture), interpolation="none", aspect="auto")
-    axis.set_axis_off()
-    return shown_figure
-
-
-def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> "Figure":
-    """Return a figure without axes that shows itself in a notebook, with a text for those who
-    cannot see it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
-    shown_figure: Figure = _figure_class()(figsize=size, layout=spaced, dpi=dpi)
-    shown_figure.alternative = alternative  # type: ignore[attr-defined]
-    FigureCanvasAgg(shown_figure)
-    return shown_figure
-
-
-@cache
-def _figure_class() -> Any:
-    """The class of such figures; matplotlib is loaded when the first is made."""
-    from matplotlib.figure import Figure
-
-    def as_html(shown_figure: Any) -> str:
-        return picture_html(as_picture(shown_figure), shown_figure.alternative)
-
-    def display_once(shown_figure: Any) -> None:
-        # Only IPython calls this, which would store a PNG of every figure as well.
-        display: Any = import_module("IPython.display").display
-        display({"text/plain": repr(shown_figure), "text/html": as_html(shown_figure)}, raw=True)
-
-    members = {"_repr_html_": as_html, "_ipython_display_": display_once, "__module__": __name__}
-    return type("ShownFigure", (Figure,), members)
-
-
-def as_picture(shown_figure: "Figure") -> Image.Image:
-    """Return the picture of a figure."""
-    buffer = io.BytesIO()
-    shown_figure.savefig(buffer, format="png")
-    return Image.open(buffer)
 
 
 def evenly_spread(count: int, most: int) -> list[int]:

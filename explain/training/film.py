@@ -16,15 +16,8 @@ from explain.attribution.pictures import Look
 from explain.data.files import Files
 from explain.data.images import ImageLike, load_image
 from explain.render import captions, overlays, styles
-from explain.render.sheets import (
-    Group,
-    Layout,
-    Tile,
-    as_picture,
-    contact_sheet,
-    empty,
-    evenly_spread,
-)
+from explain.render.figures import as_picture, empty
+from explain.render.sheets import Group, Layout, Tile, contact_sheet, evenly_spread
 from explain.runs.result import Run, open_run
 from explain.store import reading, sources
 from explain.targets.outputs import percent

@@ -15,7 +15,8 @@ from explain._utils.errors import HookError
 from explain._utils.html import picture_html
 from explain._utils.signals import SignalSafe
 from explain.hooks.group import HookGroup
-from explain.render.sheets import as_picture, empty, evenly_spread
+from explain.render.figures import as_picture, empty
+from explain.render.sheets import evenly_spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -287,7 +287,7 @@ def test_photos_a_pixel_wide_are_explained_in_every_way(
         code, _, err = typed(*words)
         assert (code, len(err)) == (0, notes)
     with Image.open("explained/thin-tiny-gradcam.png") as drawn:
-        assert drawn.height > size[1]
+        assert drawn.height > min(size[1], 2000)
     assert (
         json.loads(Path("explained/thin-tiny-gradcam.json").read_text())["image"]["path"]
         == "thin.png"

@@ -174,6 +174,68 @@ def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.
         assert names == {1: (title, "Grad-CAM"), 2: (title, "Saliency")}
 
 
+@pytest.mark.parametrize("abreast", [4, 6, 8])
+def test_seven_methods_and_two_classes_are_one_table_with_its_headings_once(
+    explainer: explain.Explainer, abreast: int
+) -> None:
+    methods = [
+        "gradcam",
+        "layercam",
+        "hirescam",
+        "gradcam++",
+        "saliency",
+        "inputxgradient",
+        "deeplift",
+    ]
+    layout = explainer(spot((90, 60), (50, 30)), methods, targets=[0, 1], layer="light").layout(
+        abreast=abreast
+    )
+    rows = layout.places()
+    assert max(len(row) for row in rows) <= abreast
+    assert sum(len(row) for row in rows) == 1 + 7 * 2
+    over_columns = [tile.name for names in layout.names() for tile in (names or {}).values()]
+    over_rows = [next(reversed(row.values()))[0].heading.split(" · ")[0] for row in rows]
+    headings = [name for name in over_columns + over_rows if name != "photo"]
+    assert sorted(headings) == sorted(["light, 50 %", "dark, 50 %", *map(title_of, methods)])
+
+
+def test_a_large_photo_is_reduced_and_maps_lie_where_they_did(
+    explainer: explain.Explainer, tmp_path: Path
+) -> None:
+    explanation = explainer(spot((2400, 1200), (1500, 600)), "gradcam", 0, layer="light")
+    whole = explanation.overlay(largest_side=None)
+    assert whole.size == (2400, 1200)
+    assert explanation.overlay().size == (2000, 1000)
+    assert explanation.sheet().width < 2000
+    small = explanation.overlay(largest_side=300)
+    assert small.size == (300, 150)
+    reduced = np.asarray(whole.resize(small.size, Image.Resampling.BOX)).astype(int)
+    assert np.abs(np.asarray(small) - reduced)[:, 80:220].mean() < 3
+    explanation.save(tmp_path, largest_side=500)
+    with Image.open(tmp_path / "image-gradcam.png") as saved:
+        assert saved.width == 500
+    with pytest.raises(ExplainError, match="largest_side must be a whole number"):
+        explanation.overlay(largest_side=0)
+
+
+@pytest.mark.parametrize("ending", ["pdf", "svg"])
+def test_pictures_are_saved_as_figures(
+    explainer: explain.Explainer, tmp_path: Path, ending: str
+) -> None:
+    explanation = explainer(spot((90, 60), (50, 30)), METHODS, 0, layer="light")
+    paths = explanation.save(tmp_path, picture_format=ending)
+    names = [path.name for path in paths if path.suffix == f".{ending}"]
+    assert names == [f"image-{name}.{ending}" for name in (*METHODS, "sheet")]
+    content = (tmp_path / f"image-gradcam.{ending}").read_bytes()
+    assert content.startswith(b"%PDF" if ending == "pdf" else b"<?xml")
+    if ending == "svg":
+        assert b"light, 50 %" in content
+        assert b"Grad-CAM" in content
+    # an overlay is a picture of PIL, which writes a PDF of its pixels
+    explanation.overlay().save(tmp_path / "overlay.pdf", resolution=300)
+    assert (tmp_path / "overlay.pdf").read_bytes().startswith(b"%PDF")
+
+
 def test_maps_that_say_nothing_and_fusions_are_named() -> None:
     one = torch.ones(1, 2, 2)
     fused = Attribution(

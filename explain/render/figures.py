@@ -1,0 +1,382 @@
+"""Figures of matplotlib: pictures as images, everything else as text, in the size that a paper
+needs."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from math import ceil
+from string import ascii_lowercase
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from explain._utils.errors import ExplainError, shown
+from explain._utils.html import picture_html
+from explain.render.captions import FAINT, INK, RGB, Legend, Mark, ramp, wrapped_by
+from explain.render.sheets import ABREAST, REMARK, Layout, Places, Tile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 120  # of figures for a screen
+PRINTED = 300  # dots per inch of the images of a figure for print
+CM = 1 / 2.54  # inches
+USUAL = 4.5  # cm of a picture, unless a width is asked for
+LEAST = 1.9  # cm of a picture in a table, which has its texts once
+ROOMY = 2.6  # cm of any other, below which there are fewer in a row
+WIDEST = 32.0  # cm, unless asked for
+LINE = 1.3  # height of a line of text, in font sizes
+MARKS = {True: "passed", False: "failed", None: "open"}
+
+
+def abreast(width_cm: float | None, is_table: bool) -> int:
+    """Return how many pictures stand side by side at most in a figure of this width.
+
+    Raises:
+        ExplainError: a figure cannot have this width.
+
+    >>> abreast(None, is_table=True), abreast(17, is_table=True), abreast(8, is_table=False)
+    (6, 8, 3)
+    """
+    is_number = isinstance(width_cm, (int, float)) and not isinstance(width_cm, bool)
+    if width_cm is None:
+        return ABREAST
+    if not (is_number and 2 <= width_cm <= 100):
+        raise ExplainError(
+            f"width_cm must be a number from 2 to 100, got {shown(width_cm)}; 8 and 17 are usual"
+        )
+    if is_table:
+        return max(1, int(width_cm / LEAST))
+    return max(1, min(ABREAST, int(width_cm / ROOMY)))
+
+
+def figure(
+    layout: Layout,
+    alternative: str = "",
+    *,
+    width_cm: float | None = None,
+    letters: bool = False,
+    heading: bool = True,
+) -> "Figure":
+    """Return the contents of a contact sheet as a figure of matplotlib.
+
+    Pictures are images of at least 300 dots per inch in axes of their own; all else is text in the
+    fonts and relative to the size of ``rcParams``. The figure belongs to no window, so that nothing
+    has to be closed.
+
+    Args:
+        layout: what is shown.
+        alternative: a text for those who cannot see it.
+        width_cm: how wide the figure is.
+        letters: put (a), (b), … above the pictures.
+        heading: whether title and detail of the layout are shown.
+    """
+    if width_cm is None:
+        width_cm = min(WIDEST, USUAL * layout.columns)
+    page = _Page(width_cm * CM, layout)
+    if heading:
+        page.head()
+    for places, legends, names in zip(
+        layout.places(), layout.legends(), layout.names(), strict=True
+    ):
+        page.row(places, legends, names, letters)
+    return page.figure(alternative)
+
+
+@dataclass
+class _Page:
+    """What stands where on a figure, from the top, in inches."""
+
+    width: float
+    layout: Layout
+    top: float = 0.04
+    letter: int = 0
+    texts: list[tuple[float, float, str, dict[str, Any]]] = field(default_factory=list)
+    images: list[tuple[float, float, float, float, Image.Image]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        from matplotlib import rcParams
+
+        self.size = float(rcParams["font.size"])  # points
+        self.small = 0.8 * self.size
+        self.gap = 0.4 * self.size / 72
+        columns = self.layout.columns
+        self.cell = (self.width - (columns - 1) * self.gap) / columns
+
+    def head(self) -> None:
+        """The title, and a fainter line."""
+        self.top += self.write(
+            self.layout.title, 0, self.width, 1.2 * self.size, weight="bold", ha="left"
+        )
+        self.top += self.write(
+            self.layout.detail, 0, self.width, self.small, color=FAINT, ha="left"
+        )
+        self.top += self.gap
+
+    def row(
+        self,
+        places: Places,
+        legends: Mapping[int, Legend],
+        names: Mapping[int, Tile] | None,
+        letters: bool,
+    ) -> None:
+        """The pictures of a row with the texts above and below them."""
+        if names:
+            self.top += self._each({c: _named(tile) for c, tile in names.items()})
+        self._headings(places)
+        if letters:
+            self._letters(places)
+        self.top += self._pictures(places)
+        below = {}
+        for column, (_, tile) in places.items():
+            lines = _named(tile) if names is None else []
+            below[column] = [*lines, (tile.remark, REMARK, 1.0), (_checks(tile), FAINT, 0.8)]
+        self.top += self._each(below)
+        self.top += max((self._bar(c, legend) for c, legend in legends.items()), default=0.0)
+        self.top += 2 * self.gap
+
+    def _each(self, columns: Mapping[int, list[tuple[str, RGB, float]]]) -> float:
+        """Write texts ``(text, color, size)`` in the middle of their columns; return how high the
+        highest is."""
+        tallest = 0.0
+        for column, lines in columns.items():
+            height = 0.0
+            for text, color, size in lines:
+                height += self.write(
+                    text, self._left(column), self.cell, size * self.size, color=color, top=height
+                )
+            tallest = max(tallest, height)
+        return tallest
+
+    def _headings(self, places: Places) -> None:
+        """The heading of each group, over its first tile in the row."""
+        starts: dict[int, int] = {}
+        for column, (group, _) in places.items():
+            starts.setdefault(id(group), column)
+        heights = []
+        for column in starts.values():
+            heading = places[column][0].heading
+            span = sum(id(group) == id(places[column][0]) for group, _ in places.values())
+            width = span * (self.cell + self.gap) - self.gap
+            begins_here = places[column][1] is places[column][0].tiles[0]
+            height = self.write(
+                heading,
+                self._left(column),
+                width,
+                self.size,
+                color=INK if begins_here else FAINT,
+                weight="bold",
+                ha="left",
+            )
+            heights.append(height)
+        self.top += max(heights)
+
+    def _letters(self, places: Places) -> None:
+        for column in places:
+            name = f"({_letter(self.letter)})"
+            self.write(name, self._left(column), self.cell, self.size, weight="bold", ha="left")
+            self.letter += 1
+        self.top += LINE * self.size / 72
+
+    def _pictures(self, places: Places) -> float:
+        wide, high = self.layout.stretch
+        most = self.cell * high / wide
+        sizes = {}
+        for column, (_, tile) in places.items():
+            scale = min(self.cell / tile.picture.width, most / tile.picture.height)
+            sizes[column] = tile.picture.width * scale, tile.picture.height * scale
+        tallest = max(height for _, height in sizes.values())
+        for column, (_, tile) in places.items():
+            width, height = sizes[column]
+            left = self._left(column) + (self.cell - width) / 2
+            down = self.top + (tallest - height) / 2
+            self.images.append((left, down, width, height, _printed(tile.picture, width)))
+        return tallest + self.gap / 2
+
+    def _bar(self, column: int, legend: Legend) -> float:
+        """The colours of a legend with its labels as texts; return how high it is."""
+        left = self._left(column)
+        thick = 0.5 * self.small / 72
+        count = len(legend.labels)
+        top = self.gap / 2
+        if legend.ramp:
+            self.images.append((left, self.top + top, self.cell, thick, ramp(legend, 256, 1)))
+        else:
+            step = self.cell / count
+            for number, color in enumerate(legend.colors):
+                patch = Image.new("RGB", (1, 1), color)
+                place = left + (number + 0.1) * step
+                self.images.append((place, self.top + top, 0.8 * step, thick, patch))
+        top += thick + self.gap / 2
+        texts = [*legend.labels, legend.meaning]
+        widths = [_text_width(text, self.small, "normal") for text in texts]
+        in_a_line = legend.ramp and count == 2 and sum(widths) + 2 * self.gap < self.cell
+        labels = 0.0
+        for number, label in enumerate(legend.labels):
+            align: Literal["left", "center", "right"] = "center"
+            if legend.ramp:
+                align = "left" if number == 0 else "right" if number == count - 1 else "center"
+            step = self.cell / count
+            place = left if legend.ramp else left + number * step
+            room = self.cell if legend.ramp else step
+            height = self.write(label, place, room, self.small, color=FAINT, top=top, ha=align)
+            labels = max(labels, height)
+        if not in_a_line:
+            top += labels
+        return top + self.write(legend.meaning, left, self.cell, self.small, color=FAINT, top=top)
+
+    def write(
+        self,
+        text: str,
+        left: float,
+        width: float,
+        size: float,
+        *,
+        color: RGB = INK,
+        weight: str = "normal",
+        ha: Literal["left", "center", "right"] = "center",
+        top: float = 0.0,
+    ) -> float:
+        """Put a text into lines of this width, ``top`` below the current place; return how high
+        they are."""
+
+        def measure(part: str) -> float:
+            return _text_width(part, size, weight)
+
+        place = left + {"left": 0.0, "center": width / 2, "right": width}[ha]
+        style = {
+            "fontsize": size,
+            "color": tuple(channel / 255 for channel in color),
+            "fontweight": weight,
+            "ha": ha,
+        }
+        lines = wrapped_by(text, width, measure, 3)
+        for number, line in enumerate(lines):
+            self.texts.append((place, self.top + top + number * LINE * size / 72, line, style))
+        return len(lines) * LINE * size / 72
+
+    def _left(self, column: int) -> float:
+        return column * (self.cell + self.gap)
+
+    def figure(self, alternative: str) -> "Figure":
+        shown_figure = empty((self.width, self.top), alternative, PRINTED)
+        shown_figure.set_layout_engine("none")
+        for left, top, width, height, picture in self.images:
+            edges = (left / self.width, 1 - (top + height) / self.top)
+            size = (width / self.width, height / self.top)
+            axes = shown_figure.add_axes((*edges, *size))
+            axes.imshow(np.asarray(picture), interpolation="none", aspect="auto")
+            axes.set_axis_off()
+        for left, top, text, style in self.texts:
+            shown_figure.text(
+                left / self.width,
+                1 - top / self.top,
+                text,
+                va="top",
+                parse_math=False,
+                **style,
+            )
+        return shown_figure
+
+
+def _named(tile: Tile) -> list[tuple[str, RGB, float]]:
+    return [(tile.name, INK, 1.0), (tile.detail, FAINT, 0.8)]
+
+
+def _checks(tile: Tile) -> str:
+    """The marks of a picture in words: not every font has the signs."""
+
+    def word(mark: Mark) -> str:
+        return f"{mark.word} {MARKS[mark.passed]}"
+
+    return ", ".join(map(word, tile.marks))
+
+
+def _letter(number: int) -> str:
+    """a to z, then aa, ab, …
+
+    >>> _letter(0), _letter(27)
+    ('a', 'ab')
+    """
+    first, last = divmod(number, len(ascii_lowercase))
+    return (_letter(first - 1) if first else "") + ascii_lowercase[last]
+
+
+def _printed(picture: Image.Image, width: float) -> Image.Image:
+    """Return a picture with 300 pixels an inch, where it is so many inches wide."""
+    scale = width * PRINTED / picture.width
+    size = [max(1, ceil(scale * side)) for side in picture.size]
+    return picture.resize(size, Image.Resampling.LANCZOS)
+
+
+def _text_width(text: str, size: float, weight: str) -> float:
+    """In inches, in the font of ``rcParams``."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    face = FontProperties(size=size, weight=weight)
+    width: float = text_to_path.get_text_width_height_descent(text, face, False)[0]
+    return width / 72
+
+
+def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> "Figure":
+    """Return a figure without axes that shows itself in a notebook, with a text for those who
+    cannot see it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
+    shown_figure: Figure = _figure_class()(figsize=size, layout=spaced, dpi=dpi)
+    shown_figure.alternative = alternative  # type: ignore[attr-defined]
+    FigureCanvasAgg(shown_figure)
+    return shown_figure
+
+
+@cache
+def _figure_class() -> Any:
+    """The class of such figures; matplotlib is loaded when the first is made."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    def as_html(shown_figure: Any) -> str:
+        return picture_html(as_picture(shown_figure), shown_figure.alternative)
+
+    def display_once(shown_figure: Any) -> None:
+        # Only IPython calls this, which would store a PNG of every figure as well.
+        display: Any = import_module("IPython.display").display
+        display({"text/plain": repr(shown_figure), "text/html": as_html(shown_figure)}, raw=True)
+
+    def savefig(shown_figure: Any, *args: Any, **options: Any) -> None:
+        # texts stay texts: in a PDF with fonts that journals take, in an SVG to be edited
+        with rc_context({"svg.fonttype": "none", "pdf.fonttype": 42}):
+            Figure.savefig(shown_figure, *args, **options)
+
+    members = {
+        "_repr_html_": as_html,
+        "_ipython_display_": display_once,
+        "savefig": savefig,
+        "__module__": __name__,
+    }
+    return type("ShownFigure", (Figure,), members)
+
+
+def as_picture(shown_figure: "Figure") -> Image.Image:
+    """Return the picture of a figure, at most as fine as a screen needs it."""
+    return Image.open(io.BytesIO(as_file(shown_figure, "png", min(DPI, shown_figure.dpi))))
+
+
+def as_file(
+    shown_figure: "Figure", ending: str, dpi: float | Literal["figure"] = "figure"
+) -> bytes:
+    """Return a figure as a file: the same figure is the same file."""
+    from matplotlib import rc_context
+
+    dated = {"pdf": "CreationDate", "svg": "Date"}
+    metadata = {dated[ending]: None} if ending in dated else None
+    buffer = io.BytesIO()
+    with rc_context({"svg.hashsalt": "explain"}):
+        shown_figure.savefig(buffer, format=ending, dpi=dpi, metadata=metadata)
+    return buffer.getvalue()
