@@ -27,6 +27,7 @@ from explain.data.boxes import Box
 from explain.data.greys import MIN_CONTRAST, NO_CONTRAST, Window, contrast
 from explain.data.images import load_image
 from explain.methods.base import Method, get_method
+from explain.models import preprocessing
 
 NAME_LENGTH = 100  # characters of a file name that stay
 
@@ -85,7 +86,7 @@ def decode_upload(
 
     >>> decode_upload(b"", "cat.jpg", Limits())
     Traceback (most recent call last):
-    explain.ImageError: image of 0 bytes is empty (0 bytes); get the file again
+    explain.ImageError: cat.jpg: image of 0 bytes is empty (0 bytes); get the file again
     """
     check_byte_count("photo", len(content), limits.upload)
     width = height = 0
@@ -97,12 +98,16 @@ def decode_upload(
             f"photo must have at most {limits.pixels / 1e6:g} megapixels, got {width} x {height}"
         )
     notes: list[str] = []
-    with collect_warnings(notes):
-        photo = load_image(content, window)
+    base_name = file_name(name)
+    try:
+        with collect_warnings(notes):
+            photo = load_image(content, window)
+    except ImageError as error:
+        raise ImageError(f"{base_name}: {error}") from error
     if contrast(photo) < MIN_CONTRAST:
         notes.append(NO_CONTRAST)
     photo.notes = notes  # type: ignore[attr-defined]  # what its answers say of it
-    photo.filename = file_name(name)  # type: ignore[attr-defined]  # the name in records
+    photo.filename = base_name  # type: ignore[attr-defined]  # the name in records
     return photo
 
 
@@ -128,6 +133,10 @@ FILLS = {
     "neighbours": "From around it",
 }
 """The baselines that the page offers for a covered region, and their names there."""
+
+
+CROPS: dict[str, preprocessing.CropLike] = {"": "center", "square": 1.0, "whole": "whole"}
+"""The parts of a photo that the page offers: as the model was made for it, or another ``crop``."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +210,8 @@ class ExplainRequest(CheckedFields):
     """A request to explain a photo with one of the models.
 
     ``targets`` are classes, names of detections, or texts. Without them, the best class is
-    explained; without ``layer``, each method takes its own. A slow method may take ``seconds``.
+    explained; without ``layer``, each method takes its own. ``crop`` is the part of the photo that
+    the model sees, one of `CROPS`. A slow method may take ``seconds``.
     ``cover`` is a region to cover first. ``earlier`` names an earlier answer: its maps are reused
     where they fit. Two requests are equal if their methods and targets can share an answer.
     """
@@ -211,6 +221,7 @@ class ExplainRequest(CheckedFields):
     methods: tuple[str, ...] = field(default=(), compare=False)
     targets: tuple[int | str, ...] = field(default=(), compare=False)
     layer: str | None = None
+    crop: Literal["", "square", "whole"] = ""
     seconds: float = 20.0
     cover: CoveredRegion | None = None
     earlier: str = field(default="", compare=False)

@@ -205,12 +205,14 @@ class Service:
     # --- models ---
 
     def models_info(self) -> list[dict[str, Any]]:
-        """The names of the models, their labels, and whether they can be asked for a text."""
+        """The names of the models, their labels, whether they can be asked for a text, and the
+        parts of a photo that they can be shown."""
         return [
             {
                 "name": printable(served.explainer.name),
                 "labels": [*map(printable, served.explainer.categories or ())],
                 "texts": text.is_image_text(served.explainer.model),
+                "crops": list(served.crops),
             }
             for served in self.models
         ]
@@ -226,7 +228,8 @@ class Service:
 
     def layers(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The layers of one of the models that can be chosen for a photo."""
-        return self.model(values).layers(self._photos[str(values.get("photo"))])
+        photo = self._photos[str(values.get("photo"))]
+        return self.model(values).layers(photo, str(values.get("crop") or ""))
 
     # --- requests ---
 
@@ -274,6 +277,10 @@ class Service:
     def answer(self, name: str) -> Explanation:
         """The explanation of an answer, to be saved."""
         return self._answers[name].explanation
+
+    def stem(self, name: str) -> str:
+        """What the names of an answer's files begin with."""
+        return self._answers[name].stem
 
     def report(self, name: str) -> str:
         """The report of an answer, with its curves and checks."""

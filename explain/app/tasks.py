@@ -17,16 +17,19 @@ from PIL import Image
 
 from explain._utils.errors import (
     ExplainError,
+    ModelError,
     TargetError,
     collect_warnings,
     muted,
     printable,
     raised,
 )
-from explain.app.requests import CheckRequest, ExplainRequest, Limits
+from explain.app.requests import CROPS, CheckRequest, ExplainRequest, Limits
 from explain.attribution.pictures import array
 from explain.attribution.selection import select
 from explain.data.boxes import locate
+from explain.data.files import slug
+from explain.data.scans import stem_of
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.layers import default_layer, list_layers
@@ -155,6 +158,33 @@ class ServedModel:
         self.slow = WorkerThread("slow", limits.waiting)
 
     @cached_property
+    def crops(self) -> dict[str, Explainer]:
+        """What explains with each crop that the preprocessing can be changed to; all share the
+        model."""
+        explainers = {"": self.explainer}
+        for name, crop in CROPS.items():
+            with suppress(ModelError):
+                other = self.explainer.with_crop(crop)
+                if all(one.preprocess != other.preprocess for one in explainers.values()):
+                    explainers[name] = other
+        return explainers
+
+    def seen(self, crop: str) -> Explainer:
+        """What explains with a crop.
+
+        Raises:
+            ExplainError: the model's preprocessing has no such crop.
+        """
+        if not crop:
+            return self.explainer
+        if crop not in self.crops:
+            raise ExplainError(
+                f"crop must be one of {', '.join(map(repr, self.crops))}, got {crop!r}; use the "
+                "page"
+            )
+        return self.crops[crop]
+
+    @cached_property
     def costs(self) -> dict[str, float]:
         """How many passes each method takes that fits the model."""
         with muted(), self.scheduler.quick():
@@ -202,10 +232,10 @@ class ServedModel:
             for name, cost in costs
         ]
 
-    def layers(self, photo: Image.Image) -> dict[str, Any]:
+    def layers(self, photo: Image.Image, crop: str = "") -> dict[str, Any]:
         """The layers whose output is a feature map of one photo, with its size."""
         with muted(), self.scheduler.quick():
-            x = self.explainer.as_input(photo)
+            x = self.seen(crop).as_input(photo)
             calls = list_layers(self.explainer.model, x)
             default = None
             with suppress(ExplainError):
@@ -321,6 +351,14 @@ class ShownAnswer:
     request: ExplainRequest
     explanation: Explanation
     curves: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
+    name: str = "photo"
+    """That of the photo."""
+
+    @property
+    def stem(self) -> str:
+        """What the names of saved files begin with."""
+        stem = slug(stem_of(self.name))
+        return stem if self.request.cover is None else f"{stem}-covered"
 
     @property
     def size(self) -> int:
@@ -343,6 +381,7 @@ class ShownAnswer:
     def page_item(self, detail: Detail, address: str | None = None) -> dict[str, Any]:
         """The values of its page, with the known curves."""
         values = item(self.explanation, detail, address=address)
+        values["name"] = self.name if self.request.cover is None else f"{self.name}, covered"
         for (target, method), known_curve in self.curves.items():
             if method in self.explanation:
                 values["maps"][target][self.explanation.methods.index(method)]["curve"] = dict(
@@ -377,8 +416,9 @@ class ExplainTask(PageTask):
         super().__init__(served, send)
         self.request = request
         self.photo = photo
+        self.explainer = served.seen(request.crop)
         if request.cover is not None:
-            self.photo = request.cover.apply(photo, locate(served.explainer.preprocess, photo.size))
+            self.photo = request.cover.apply(photo, locate(self.explainer.preprocess, photo.size))
         self.photo_name = photo_name(photo)
         self.method_key = ""
         self.keep = keep
@@ -444,7 +484,7 @@ class ExplainTask(PageTask):
 
     def _explain(self, methods: list[Method], targets: Sequence[Any], **how: Any) -> None:
         """Add the maps of some methods; a text to an image-text model is a target of its own."""
-        explainer = self.served.explainer
+        explainer = self.explainer
         if is_image_text(explainer.model):
             targets = [Text(target) if isinstance(target, str) else target for target in targets]
         with collect_warnings(self.notes):
@@ -475,7 +515,7 @@ class ExplainTask(PageTask):
     def _send_answer(self, start: float, *, last: bool) -> None:
         explanation = self.explanation
         assert explanation is not None
-        answer = ShownAnswer(self.request, explanation, self.curves)
+        answer = ShownAnswer(self.request, explanation, self.curves, self.photo_name)
         covered = self.request.cover is not None
         values = answer.page_item(
             DETAIL, address=None if covered else f"photo/{self.request.photo}"
@@ -488,8 +528,6 @@ class ExplainTask(PageTask):
         if is_image_text(self.served.explainer.model):
             for target in values["targets"]:
                 target["class"] = target["label"] if target["class"] is None else target["class"]
-        if covered:
-            values["name"] = f"{self.photo_name}, covered"
         values["classes"] = [
             one.label if one.box else one.category for one in explanation.predicted
         ]

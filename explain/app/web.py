@@ -20,9 +20,6 @@ from explain._utils.errors import AppError, ExplainError, optional
 from explain.app import requests
 from explain.app.service import ExpiredError, Service
 from explain.app.tasks import BusyError, SendStep
-from explain.data.files import slug
-from explain.data.scans import stem_of
-from explain.explanation.explanation import Explanation
 from explain.report.pages import SCRIPTS, STYLES, PageTemplate, page, static
 
 COOKIE = "explain-token"
@@ -120,6 +117,7 @@ OWN_SCRIPTS = (
     "checking.js",
     "beside.js",
     "photos.js",
+    "address.js",
     "app.js",
 )
 POLICY = "img-src 'self' data: blob:; media-src blob:; connect-src 'self'"
@@ -324,19 +322,18 @@ class Handlers:
 
     def archive(self, values: Any) -> Any:
         """The files of `Explanation.save` as one archive, to be saved."""
-        explanation = self._service.answer(str(values.get("answer")))
-        return _download(explanation, explanation.packed(), "zip", "application/zip")
+        name = str(values.get("answer"))
+        stem = self._service.stem(name)
+        return _download(stem, self._service.answer(name).packed(stem), "zip", "application/zip")
 
     def report(self, values: Any) -> Any:
         """The report, to be saved."""
         name = str(values.get("answer"))
-        return _download(
-            self._service.answer(name), self._service.report(name), "html", "text/html"
-        )
+        stem = self._service.stem(name)
+        return _download(stem, self._service.report(name), "html", "text/html")
 
 
-def _download(explanation: Explanation, content: str | bytes, ending: str, kind: str) -> Any:
-    stem = slug(stem_of(explanation.source or "photo"))
+def _download(stem: str, content: str | bytes, ending: str, kind: str) -> Any:
     named = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{ending}')}"
     return _reply(content, kind, headers={"content-disposition": named})
 

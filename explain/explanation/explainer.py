@@ -4,6 +4,7 @@ import io
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -199,6 +200,26 @@ class Explainer:
             in_file = isinstance(categories, str | os.PathLike)
             arguments["categories"] = os.fspath(categories) if in_file else list(labels)  # type: ignore[arg-type]
         self._origin = replace(self._origin, arguments=arguments, from_caller=tuple(parts))
+
+    def with_crop(self, crop: preprocessing.CropLike) -> "Explainer":
+        """Return an explainer that shows the same model another part of a photo; ``crop`` is as
+        above, and "center" leaves the part as it is.
+
+        Raises:
+            ModelError: there is no such crop, or the preprocessing cannot be changed.
+
+        >>> Explainer("tiny").with_crop("whole").preprocess.box((40, 30))
+        Box(left=0.0, top=0.0, right=40.0, bottom=30.0)
+        """
+        other = copy(self)
+        other.preprocess = preprocessing.cropped(self.preprocess, crop, self.model)
+        other._classifier = replace(self._classifier, preprocess=other.preprocess)
+        arguments = dict(self._origin.arguments)
+        if "crop" in arguments and crop != "center":
+            arguments["crop"] = crop
+        name = encoding.name_of_callable(other.preprocess)
+        other._origin = replace(self._origin, arguments=arguments, preprocess=name)
+        return other
 
     def __repr__(self) -> str:
         return f"Explainer({self.name!r}, {type(self.model).__name__})"

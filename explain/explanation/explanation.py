@@ -393,9 +393,9 @@ class Explanation(Reportable):
             files, stem, html, picture_format, map_format, largest_side, **options
         ).write()
 
-    def packed(self) -> bytes:
+    def packed(self, stem: str | None = None) -> bytes:
         """Return the files of `save` as a ZIP archive."""
-        return self._files(Files(""), None, None).packed()
+        return self._files(Files(""), stem, None).packed()
 
     def _files(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,87 @@ def test_a_region_is_covered_and_the_answers_follow(app: Any) -> None:
     page.tab.get_by_role("button", name="Uncover it").click()
     page.until("explainPage.viewer.item.photo.startsWith('photo/')")
     assert page.item("predictions[0]") == uncovered
+
+
+SHOWN = """(() => {
+    const { item, state } = explainPage.viewer;
+    return JSON.stringify([
+        item.name, item.methods.map(({ name }) => name), item.targets.map((each) => each.class),
+        item.methods[state.method].name, item.targets[state.target].class, state.view, item.box,
+    ]);
+})()"""
+
+
+def test_the_address_remembers_and_back_goes_back(app: Any) -> None:
+    page = app().give()
+    steps = []
+
+    def settles(truth: str) -> None:
+        """Wait for what a step leads to, and for the address to say it."""
+        page.until(truth)
+        page.until("addressWaits === null && explainPage.status.textContent.endsWith('s')")
+        address, shown = page.tab.evaluate(f"[location.href, {SHOWN}]")
+        assert address not in [of_step for of_step, _ in steps]
+        steps.append((address, shown))
+
+    settles("location.hash.includes('photo=')")
+    page.tab.locator("details.choice").evaluate("(each) => { each.open = true; }")
+    page.tab.locator("input[value=saliency]").check()
+    settles("location.hash.includes('saliency')")
+    page.tab.locator(".label-search input").fill("2")
+    page.tab.locator(".found button").first.click()
+    settles("new URLSearchParams(location.hash.slice(1)).get('of') === '2'")
+    page.tab.get_by_label("Part of the photo").select_option("whole")
+    settles("location.hash.includes('crop=whole')")
+    left, _, right, _ = page.item("box")  # padded above and below
+    assert (left, right) == (0, 90)
+    page.tab.get_by_text("Contour").click()  # no step of its own
+    page.until("location.hash.includes('view=contour')")
+    steps[-1] = page.tab.evaluate("location.href"), page.tab.evaluate(SHOWN)
+
+    def returns(step: int) -> None:
+        address, shown = steps[step]
+        page.until(f"window.explainPage?.viewer && {SHOWN} === {json.dumps(shown)}")
+        page.until(f"location.href === {json.dumps(address)}")
+
+    page.tab.reload()
+    returns(-1)
+    for step in (-2, -3, -4):
+        page.tab.evaluate("history.back()")
+        returns(step)
+    page.tab.evaluate("history.back()")
+    page.until("explainPage.viewer === null && explainPage.tools.hidden")
+    page.tab.evaluate("history.forward()")
+    returns(0)
+
+
+def test_what_is_no_photo_is_named(app: Any) -> None:
+    page = app()
+    for name, kind in (("notes.txt", "text/plain"), ("broken.png", "image/png")):
+        upload = {"name": name, "mimeType": kind, "buffer": b"hello"}
+        page.tab.set_input_files("input[type=file]", upload)
+        page.until(f"explainPage.trouble.textContent.startsWith({json.dumps(name)})")
+        assert page.tab.locator(".trouble").is_visible()
+
+
+def test_saved_files_carry_the_name_of_the_photo(app: Any) -> None:
+    page = app().give(name="my cat.png")
+    page.tab.evaluate("explainPage.viewer.change({ region: [0, 0, 0.5, 0.5] })")
+    for suffix in ("", "-covered"):
+        if suffix:
+            page.tab.get_by_role("button", name="Cover the region").click()
+            page.until("explainPage.viewer.item.name.endsWith('covered')")
+        for button, stem in (
+            ("Save the files", f"my-cat{suffix}-explained.zip"),
+            ("Save the report", f"my-cat{suffix}-explained.html"),
+            ("Save the picture", f"my cat{suffix}-gradcam.png"),
+        ):
+            with page.tab.expect_download() as download:
+                page.tab.get_by_role("button", name=button).click()
+            assert download.value.suggested_filename == stem
+            if stem.endswith("zip"):
+                names = zipfile.ZipFile(download.value.path()).namelist()
+                assert {name.rsplit("-", 1)[0] for name in names} == {f"my-cat{suffix}"}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

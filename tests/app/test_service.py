@@ -31,7 +31,7 @@ from explain.report.item import Detail, item, map_and_kind, plane
 from explain.targets import Text
 from tests.app.conftest import LIMITS, encoded
 from tests.conftest import ROOT
-from tests.report.conftest import PREPROCESS, photo
+from tests.report.conftest import LABELS, PREPROCESS, photo
 
 WAIT = 60.0
 RISE = explain.methods.RISE(samples=1000)
@@ -420,3 +420,23 @@ def test_an_image_text_model_explains_a_text(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert curve["curve"]["areas"].keys() == {"deletion", "insertion"}
     service.close()
+
+
+def test_another_part_of_the_photo_is_seen_by_the_same_model(
+    service: Service, explainer: explain.Explainer
+) -> None:
+    [info] = service.models_info()
+    assert info["crops"] == ["", "square", "whole"]
+    name = service.add_photo(photo())["photo"]
+    earlier = ""
+    for crop in info["crops"]:
+        last = steps_of(service, photo=name, crop=crop, earlier=earlier)[-1]
+        earlier = last["answer"]
+        answer = service.answer(earlier)
+        as_given = {"": "center", "square": 1.0, "whole": "whole"}[crop]
+        expected = explain.Explainer(explainer.model, LABELS, PREPROCESS, crop=as_given)(photo())
+        assert answer.box == expected.box
+        assert answer.predictions == expected.predictions
+        torch.testing.assert_close(answer["gradcam"].values, expected["gradcam"].values)
+    with pytest.raises(ExplainError, match="crop"):
+        service.explain({"photo": name, "crop": "centre"}, print)

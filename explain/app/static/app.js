@@ -5,10 +5,11 @@ class App extends Page {
     const { models, examples, fills } = this.source.index;
     this.model = 0;
     this.targets = [];
-    this.photoInput = new PhotoInput(examples, (file) => this.photoFrom(this.source.send(file)), (name) => this.photoFrom(this.source.ask('examples', { name })));
+    this.photoInput = new PhotoInput(examples, { take: (file) => this.photoFrom(this.source.send(file)), example: (name) => this.exampleFrom(name), refuse: (text) => this.fail(text) });
     this.modelChoice = selection('Model', (model) => { this.model = Number(model); this.targets = []; this.prepare(); this.ask(); });
     this.modelChoice.fill([[null, models.map(({ name }, number) => [String(number), name])]]);
     this.modelChoice.hidden = models.length < 2;
+    this.crop = selection('Part of the photo', () => { this.ask(); this.layers(); });
     this.methods = new MethodChoice(() => this.ask());
     this.search = new LabelSearch((number) => this.alsoExplain(number));
     this.layer = new LayerChoice(() => this.ask());
@@ -22,13 +23,14 @@ class App extends Page {
     this.work = el('div', { class: 'work' }, this.status, this.progress, this.stop);
     const save = (path, text) => el('button', { type: 'button', class: 'plain-button', onclick: () => this.save(path) }, text);
     this.tools = el('section', { class: 'tools card', 'aria-label': 'Options', hidden: true },
-      el('div', { class: 'tool-row' }, this.modelChoice, this.search.element, this.layer.element, this.covering.element),
+      el('div', { class: 'tool-row' }, this.modelChoice, this.crop, this.search.element, this.layer.element, this.covering.element),
       this.methods.element,
       el('div', { class: 'tool-foot' }, this.work, el('div', { class: 'buttons' }, this.beside.buttons, save('save', 'Save the files'), save('report', 'Save the report'))));
     this.current = el('div', { class: 'current' });
     this.place = el('div', { class: 'place' }, this.beside.element, this.current);
     this.body.replaceChildren(this.photoInput.element, this.trouble, this.tools, this.place);
-    this.prepare();
+    window.addEventListener('popstate', () => this.restore());
+    this.restore();
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
   }
 
@@ -41,29 +43,117 @@ class App extends Page {
   }
 
   // What can be chosen with this model.
-  async prepare() {
+  async prepare({ crop = this.crop.select.value, from = null } = {}) {
+    const { crops } = this.source.index.models[this.model];
+    this.crop.fill([[null, CROPS.filter(([crop]) => crops.includes(crop))]]);
+    this.crop.take(crops.includes(crop) ? crop : '');
+    this.crop.hidden = crops.length < 2;
     this.search.fill(this.source.index.models[this.model]);
     await this.guarded(async () => this.methods.fill(await this.source.ask('methods', { model: this.model }), this.source.index.limits.seconds));
     if (this.photo) await this.layers();
+    if (from !== null) this.layer.field.take(from);
   }
 
   async layers() {
-    await this.guarded(async () => this.layer.fill(await this.source.ask('layers', { model: this.model, photo: this.photo })));
+    await this.guarded(async () => this.layer.fill(await this.source.ask('layers', { model: this.model, photo: this.photo, crop: this.crop.select.value })));
   }
 
-  async photoFrom(promise) {
+  async photoFrom(promise, example = null) {
     await this.guarded(async () => {
       this.say('Sending the photo …');
       const { photo } = await promise;
-      this.photo = photo;
       this.targets = [];
-      this.viewer = null;
-      this.coming = null;
-      this.covering.reset();
-      this.photoInput.small();
-      this.tools.hidden = false;
+      this.open(photo, example);
       await Promise.all([this.ask(), this.layers()]);
     });
+  }
+
+  exampleFrom(name) {
+    return this.photoFrom(this.source.ask('examples', { name }), name);
+  }
+
+  // Another photo takes the place of the one before.
+  open(photo, example) {
+    this.photo = photo;
+    this.example = example;
+    this.viewer = null;
+    this.coming = null;
+    this.covering.reset();
+    this.photoInput.small(true);
+    this.tools.hidden = false;
+  }
+
+  // No photo: the page as it is at first.
+  empty() {
+    this.waiting?.abort();
+    this.entry = '';
+    this.photo = null;
+    this.viewer = null;
+    this.coming = null;
+    this.answer = null;
+    this.beside.drop();
+    this.photoInput.small(false);
+    this.tools.hidden = true;
+    this.trouble.hidden = true;
+    this.current.replaceChildren();
+    document.title = 'explain';
+  }
+
+  // What the address holds, as it is written there.
+  get asked() {
+    return {
+      photo: this.photo, example: this.example, model: this.model, methods: this.methods.chosen.join(','), classes: JSON.stringify(this.targets).slice(1, -1),
+      from: this.layer.value, crop: this.crop.select.value,
+    };
+  }
+
+  // The address says what is shown: what the user asked for is a step that Back undoes.
+  remember() {
+    if (!this.viewer || !this.photo) return;
+    const { item, state } = this.viewer;
+    const shows = { ...this.asked, shows: item.methods[state.method].name, of: JSON.stringify(item.targets[state.target].class) };
+    const words = JSON.stringify(shows);
+    if (this.entry !== null && this.entry !== words && !this.settles) history.pushState(null, '', location.href);
+    this.entry = words;
+    toAddress(state, VIEW, { ...shows, model: this.model || null, classes: shows.classes || null, crop: shows.crop || null });
+  }
+
+  // What the address says is asked and shown: after a reload, after Back, or from a link.
+  async restore() {
+    const asked = askedInAddress();
+    this.entry = null; // the address is this entry's already
+    const photo = asked.photo ? await this.known(asked) : null;
+    if (!photo) {
+      this.empty();
+      if (asked.photo) this.fail('The app has forgotten this photo, as it does after an hour and when it ends; choose it again.');
+      await this.prepare();
+      return;
+    }
+    const before = JSON.stringify(this.asked);
+    this.model = this.source.index.models[asked.model] ? asked.model : 0;
+    this.modelChoice.take(this.model);
+    this.methods.chosen = asked.methods ?? this.methods.chosen;
+    this.targets = asked.classes ?? [];
+    if (this.photo !== photo) this.open(photo, asked.example);
+    await this.prepare({ crop: asked.crop ?? '', from: asked.from ?? '' });
+    this.shows = asked;
+    if (this.viewer && before === JSON.stringify(this.asked)) this.viewer.change(this.shown(this.viewer.state, this.viewer.item));
+    else await this.ask(asked);
+  }
+
+  // The name under which the app has a photo; an example can be opened again after the app has forgotten it.
+  async known({ photo, example }) {
+    const reply = await fetch(`/photo/${encodeURIComponent(photo)}`).catch(() => ({ ok: false }));
+    if (reply.ok) return photo;
+    return this.source.index.examples.includes(example) ? (await this.source.ask('examples', { name: example })).photo : null;
+  }
+
+  // The state of the viewer that the address asked for, as far as there is something to show.
+  shown(state, item) {
+    const { shows, of, view } = this.shows;
+    const method = item.methods.findIndex(({ name }) => name === shows);
+    const target = item.targets.findIndex((each) => each.class === of);
+    return { ...state, ...view, method: Math.max(0, method), target: Math.max(0, target), not: null, compare: 'none', layer: 0 };
   }
 
   alsoExplain(number) {
@@ -78,8 +168,9 @@ class App extends Page {
     this.ask();
   }
 
-  async ask() {
+  async ask(shows = null) {
     if (!this.photo) return;
+    this.shows = shows;
     this.waiting?.abort();
     const waiting = new AbortController();
     this.waiting = waiting;
@@ -88,7 +179,7 @@ class App extends Page {
     this.say('The model is running …');
     this.far(null);
     const values = {
-      photo: this.photo, model: this.model, methods: this.methods.chosen, targets: this.targets, layer: this.layer.value,
+      photo: this.photo, model: this.model, methods: this.methods.chosen, targets: this.targets, layer: this.layer.value, crop: this.crop.select.value,
       seconds: Number(this.methods.seconds?.input.value ?? 20), cover: this.covering.asked,
       earlier: this.answer ?? null,
     };
@@ -116,12 +207,16 @@ class App extends Page {
     const before = this.viewer;
     const state = before ? { ...before.state } : this.beside.look();
     if (before) this.carry(before, item, state);
+    if (this.shows) Object.assign(state, this.shown(state, item));
     this.targets = item.targets.map((target) => target.class);
     if (this.targets.includes(this.wanted)) state.target = this.targets.indexOf(this.wanted);
     else if (typeof this.targets[0] === 'string' && this.wanted !== undefined) state.target = this.targets.length - 1; // the best box of a class
     this.wanted = undefined;
     this.source.items[0] = item;
+    this.settles = Boolean(this.shows) || this.answered === this.waiting; // a further step of one answer
+    this.answered = this.waiting;
     await this.put(item, state);
+    this.settles = false;
     this.covering.told(item);
     const early = item.maps[0].map(({ remark }, number) => (/^stopped early/.test(remark) ? `${item.methods[number].title} ${remark}` : null)).filter(Boolean);
     this.say(`${item.model}: ${seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`}${[...early, ...notes].map((note) => `. ${note}`).join('')}`);
@@ -144,6 +239,7 @@ class App extends Page {
     const keep = (kept) => {
       this.covering.take(kept.region);
       this.beside.follow(this.viewer);
+      if (this.viewer?.state === kept) this.remember();
     };
     const viewer = new Viewer(item, this.colors, { state, keep });
     this.coming = viewer;
@@ -152,6 +248,7 @@ class App extends Page {
     const focus = counterpart(document.activeElement, this.viewer, viewer);
     this.viewer = viewer;
     this.current.replaceChildren(viewer.element);
+    this.remember();
     focus?.focus({ preventScroll: true });
     this.beside.follow(viewer);
   }

@@ -19,8 +19,8 @@ class Beside {
 
   toggle() {
     const { app } = this;
-    if (!app.viewer) return;
     const keeps = this.element.hidden;
+    if (keeps && !app.viewer) return;
     this.element.hidden = !keeps;
     this.linkLabel.hidden = !keeps;
     app.place.classList.toggle('two', keeps);
@@ -29,6 +29,11 @@ class Beside {
     this.viewer = keeps ? this.copied(app.viewer) : null;
     this.leads = null;
     this.element.replaceChildren(...(keeps ? [this.viewer.element] : []));
+  }
+
+  // Nothing is kept.
+  drop() {
+    if (!this.element.hidden) this.toggle();
   }
 
   copied(viewer) {

@@ -1,10 +1,11 @@
 // Where photos come from: dropped, pasted, chosen, taken, or one of the examples.
 
 class PhotoInput {
-  // `take` gets a file, `example` the name of an example.
-  constructor(examples, take, example) {
+  // `take` gets a file, `example` the name of an example, `refuse` says what is wrong with what is no photo.
+  constructor(examples, { take, example, refuse }) {
     this.take = take;
-    this.file = el('input', { type: 'file', accept: 'image/*', class: 'hidden', tabindex: -1, 'aria-hidden': 'true', onchange: () => { this.taken(this.file.files); this.file.value = ''; } });
+    this.refuse = refuse;
+    this.file = el('input', { type: 'file', accept: 'image/*,.npy,.dcm', class: 'hidden', tabindex: -1, 'aria-hidden': 'true', onchange: () => { this.taken(this.file.files); this.file.value = ''; } });
     const choose = el('button', { type: 'button', class: 'main-button', onclick: () => this.file.click() }, 'Choose a photo');
     const camera = navigator.mediaDevices?.getUserMedia ? el('button', { type: 'button', class: 'plain-button', onclick: () => this.camera() }, 'Camera') : null;
     const pictures = examples.map((name) => el('button', { type: 'button', class: 'example', title: name, onclick: () => example(name) },
@@ -25,12 +26,14 @@ class PhotoInput {
   }
 
   taken(files) {
-    const [file] = [...(files ?? [])].filter((each) => !each.type || each.type.startsWith('image/'));
+    const all = [...(files ?? [])];
+    const file = all.find(({ type }) => !type || type.startsWith('image/') || type === 'application/dicom');
     if (file) this.take(file);
+    else if (all.length) this.refuse(`${all[0].name} is no photo but ${all[0].type}; choose a JPEG, PNG or another picture.`);
   }
 
-  small() {
-    this.element.classList.add('small');
+  small(has) {
+    this.element.classList.toggle('small', has);
   }
 
   async camera() {

@@ -290,7 +290,7 @@ class Viewer {
       }
     }
     canvas.toBlob((blob) => {
-      const link = el('a', { href: URL.createObjectURL(blob), download: `${item.name.replace(/\.[^.]*$/, '')}-${item.methods[state.method].name}.png` });
+      const link = el('a', { href: URL.createObjectURL(blob), download: `${item.name.replace(/\.\w+(?=$|, )/, '').replace(', ', '-')}-${item.methods[state.method].name}.png` });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     });
