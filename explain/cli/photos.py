@@ -43,7 +43,7 @@ from explain.cli.several import (
 if TYPE_CHECKING:
     from PIL import Image
 
-    from explain import Explanation
+    from explain import Explainer, Explanation
     from explain.baselines.base import Baseline
     from explain.methods import Method
     from explain.metrics import Metric, Verdict
@@ -140,16 +140,21 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
     metrics = metrics_of(options.metric)
     covering = None if group else [*methods, *metrics]
     baseline = baseline_of(context, options.baseline, options.method, covering)
+    settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
+    explainers = [
+        load_explainer(answer, model=model, ablate=options.ablate, **settings) for model in models
+    ]
     photos = find_photos(
         options.images,
         recursive=options.recursive,
         apart_from=options.output,
         slices=options.slices,
+        in_volumes=all(explainer.sees_volumes for explainer in explainers),
     )
     sheet = ContactSheet(options, answer, len(photos[0]), has_models=len(models) > 1)
     works = [
-        PhotoWork(options, answer, model, sheet, group or methods, metrics, baseline)
-        for model in models
+        PhotoWork(options, answer, model, explainer, sheet, group or methods, metrics, baseline)
+        for model, explainer in zip(models, explainers, strict=True)
     ]
     work = works[0] if len(works) == 1 else partial(_compare, works)
     code = for_all(photos, work, answer, "explained", options.output)
@@ -233,17 +238,14 @@ class ContactSheet:
 
 
 class PhotoWork:
-    """What is done for each photo with one model: explain, evaluate, check, save.
-
-    Raises:
-        UsageError: the model, its weights or its labels cannot be used.
-    """
+    """What is done for each photo with one model: explain, evaluate, check, save."""
 
     def __init__(
         self,
         options: SimpleNamespace,
         answer: Output,
         model: str | None,
+        explainer: "Explainer",
         sheet: ContactSheet,
         methods: "str | list[Method]",
         metrics: "list[Metric]",
@@ -257,8 +259,7 @@ class PhotoWork:
         self.model = model
         self.sheet = sheet
         self.name = slug(Path(model or "default").name)  # as files and columns have it
-        settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
-        self.explainer = load_explainer(answer, model=model, ablate=options.ablate, **settings)
+        self.explainer = explainer
         self.baseline = (
             None if baseline is None else get_baseline(baseline, self.explainer.preprocess)
         )

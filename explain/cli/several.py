@@ -42,10 +42,16 @@ Photos = tuple[list[str], list[str]]
 
 
 def find_photos(
-    names: Sequence[str], *, recursive: bool = False, apart_from: str = "", slices: str = ""
+    names: Sequence[str],
+    *,
+    recursive: bool = False,
+    apart_from: str = "",
+    slices: str = "",
+    in_volumes: bool = False,
 ) -> Photos:
     """Return the photos that names of files and folders stand for, and what is wrong with the other
-    names. Of a volume, these are all slices, or those that ``slices`` says.
+    names. Of a volume, these are all slices, or those that ``slices`` says; with ``in_volumes``,
+    they are one photo.
 
     Of a folder, hidden files are left out; with ``recursive``, its folders are looked into too, but
     for hidden ones and the folder ``apart_from``, where results are written.
@@ -54,7 +60,7 @@ def find_photos(
         UsageError: ``recursive`` has no folder to look into, or ``slices`` no volume.
     """
     from explain.data.opening import EXTENSIONS, SCANS, photos_in
-    from explain.data.scans import slice_names
+    from explain.data.scans import read_range, slice_names
 
     if recursive and not any(map(os.path.isdir, names)):
         raise UsageError(
@@ -62,14 +68,21 @@ def find_photos(
         )
     photos: list[str] = []
     problems: list[str] = []
-    chosen = _range_of_slices(slices)
+    chosen = read_range(slices or ":")
+    if chosen is None:
+        raise UsageError(
+            f"--slices must be a number or a range, as 12, 10:20 or ::5, got {slices!r}"
+        )
     counts: list[int] = []  # slices of each volume
 
     def add(path: str) -> None:
         names = slice_names(path)
         if len(names) > 1:
             counts.append(len(names))
-            names = names[chosen]
+            numbers = slice(chosen, chosen + 1) if isinstance(chosen, int) else chosen
+            names = names[numbers]
+            if names and in_volumes:
+                names = [f"{path} slices {slices}" if slices else path]
             if not names:
                 problems.append(
                     f"image {path!r} has {counts[-1]} slices, and none of them is in {slices}"
@@ -105,23 +118,6 @@ def find_photos(
     return list(dict.fromkeys(photos)), problems
 
 
-def _range_of_slices(text: str) -> slice:
-    """Read which slices are meant, as ``12``, ``10:20``, or ``::5`` for every fifth.
-
-    Raises:
-        UsageError: it is written in another way.
-
-    >>> _range_of_slices("10:20"), _range_of_slices("")
-    (slice(10, 20, None), slice(None, None, None))
-    """
-    if text.isdecimal():
-        return slice(int(text), int(text) + 1)
-    match = re.fullmatch(r"(\d*):(\d*)(?::([1-9]\d*))?", text or ":")
-    if match is None:
-        raise UsageError(f"--slices must be a number or a range such as 10:20 or ::5, got {text!r}")
-    return slice(*(None if part in (None, "") else int(part) for part in match.groups()))
-
-
 def photo_label(path: str) -> str:
     """How messages call a photo."""
     return "standard input" if path == STDIN else path
@@ -131,11 +127,10 @@ def read_photo(path: str, answer: Output, explainer: "Explainer") -> "Image.Imag
     """Read a photo; where it comes from stays with it. What libraries print about it shortens to a
     note."""
     from explain.data.greys import MIN_CONTRAST, NO_CONTRAST, contrast
-    from explain.data.images import load_image
     from explain.data.opening import hushed, troubles
 
     with hushed() as printed:
-        photo = load_image(_piped() if path == STDIN else path, explainer.window)
+        photo = explainer._load(_piped() if path == STDIN else path)
     if contrast(photo) < MIN_CONTRAST:
         answer.note(f"{photo_label(path)}: {NO_CONTRAST}")
     for trouble in troubles(printed):

@@ -67,8 +67,8 @@ def list_layers(answer: Output, /, images: tuple[str, ...], **model: Any) -> Non
 @click.pass_obj
 def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model: Any) -> int:
     """Print the output of every layer for a photo."""
-    photos = find_photos(images, recursive=recursive)
     explainer = load_explainer(answer, **model)
+    photos = find_photos(images, recursive=recursive, in_volumes=explainer.sees_volumes)
 
     def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:
         photo = read_photo(path, answer, explainer)
@@ -108,8 +108,9 @@ def draw_concepts(
     **model: Any,
 ) -> int:
     """Draw the concepts that a layer sees in a photo."""
-    photos = find_photos(images, recursive=recursive, apart_from=output)
     explainer = load_explainer(answer, **model)
+    in_volumes = explainer.sees_volumes
+    photos = find_photos(images, recursive=recursive, apart_from=output, in_volumes=in_volumes)
 
     def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:
         photo = read_photo(path, answer, explainer)

@@ -45,6 +45,10 @@ class Box:
         """All of a photo of this (width, height)."""
         return cls(0.0, 0.0, float(size[0]), float(size[1]))
 
+    def moved(self, across: float, down: float) -> "Box":
+        """The same further to the right and further down."""
+        return Box(self.left + across, self.top + down, self.right + across, self.bottom + down)
+
     @property
     def width(self) -> float:
         return self.right - self.left

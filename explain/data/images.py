@@ -23,7 +23,15 @@ from explain._utils.errors import (
 )
 from explain.data.greys import DEEP, Window, check_window, stored_bits, to_8_bits
 from explain.data.opening import NoFileError, open_for_reading
-from explain.data.scans import Scan, as_slices, cached_scan, read_scan, slice_name, split_slice
+from explain.data.scans import (
+    Chosen,
+    Scan,
+    as_slices,
+    cached_scan,
+    read_scan,
+    slice_name,
+    split_slice,
+)
 
 T = TypeVar("T")
 
@@ -45,7 +53,9 @@ NO_PHOTOS = frozenset(["BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"])
 _OURS = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
 
 
-def load_image(image: ImageLike, window: Window | None = None) -> Image.Image:
+def load_image(
+    image: ImageLike, window: Window | None = None, *, stack: bool = False
+) -> Image.Image:
     """Return an image as an upright RGB picture.
 
     Takes a path, the bytes of a file or an open file, a PIL image, or an array ``(H, W)``, ``(H, W,
@@ -60,6 +70,8 @@ def load_image(image: ImageLike, window: Window | None = None) -> Image.Image:
     Args:
         image: what to read.
         window: the level and the width of the values that are shown from black to white.
+        stack: read several slices side by side, instead of refusing them; the picture's ``cells``
+            say where each lies (left, top, right, bottom).
 
     Raises:
         ImageError: missing, unreadable, truncated or too large; the message says which.
@@ -71,13 +83,13 @@ def load_image(image: ImageLike, window: Window | None = None) -> Image.Image:
     if isinstance(image, Image.Image):
         return image if hasattr(image, "is_upright") else _decode(image, "image", window)
     if isinstance(image, np.ndarray):
-        return _decode(_from_array(image, window), "image")
+        return _from_array(image, window, stack)
     if isinstance(image, (str, os.PathLike)):
-        return _from_path(os.fsdecode(image), window)
+        return _from_path(os.fsdecode(image), window, stack)
     if isinstance(image, io.IOBase):
         image = image.read()
     if isinstance(image, (bytes, bytearray, memoryview)):
-        return _open(io.BytesIO(image), f"of {len(image)} bytes", len(image), window)
+        return _open(io.BytesIO(image), f"of {len(image)} bytes", len(image), window, stack)
     kind = type(image).__name__
     remedy = (
         "use explain.attribute(model, x)"
@@ -102,10 +114,10 @@ def image_path(image: ImageLike) -> str | None:
     )
 
 
-def _from_path(name: str, window: Window | None) -> Image.Image:
+def _from_path(name: str, window: Window | None, stack: bool) -> Image.Image:
     if re.match(r"\w+://", name):
         raise ImageError(f"image {name!r} must be a file, got an address; download it first")
-    file_name, number = split_slice(name)
+    file_name, chosen = split_slice(name)
     path = Path(file_name)
     if os.path.isdir(path):  # unlike Path.is_dir, this accepts any name
         raise ImageError(f"image {name!r} must be a file, got a folder; name the images in it")
@@ -114,14 +126,24 @@ def _from_path(name: str, window: Window | None) -> Image.Image:
             path, pipes=_OURS.fullmatch(os.path.abspath(path)) is not None
         ) as file:
             status = os.fstat(file.fileno())
-            if number is not None:
-                return _slice(file_name, number, status, window)
+            if chosen is not None:
+                stamp = (status.st_size, status.st_mtime_ns)
+                return _said(
+                    lambda: _of_scan(
+                        cached_scan(file_name, repr(file_name), stamp),
+                        repr(name),
+                        window,
+                        stack,
+                        chosen,
+                    ),
+                    repr(name),
+                )
             if stat.S_ISREG(status.st_mode):
-                return _open(file, repr(name), status.st_size, window)
+                return _open(file, repr(name), status.st_size, window, stack)
             # our own pipe: it has no size, perhaps no end, and is not read twice
             content = file.read(MAX_BYTES)
             if len(content) < MAX_BYTES:
-                return _open(io.BytesIO(content), repr(name), len(content), window)
+                return _open(io.BytesIO(content), repr(name), len(content), window, stack)
         reason = f"gives {MAX_BYTES} bytes or more; save it to a file first"
     except ExplainError:
         raise
@@ -134,20 +156,8 @@ def _from_path(name: str, window: Window | None) -> Image.Image:
     raise ImageError(f"image {name!r} {reason}")
 
 
-def _slice(path: str, number: int, status: os.stat_result, window: Window | None) -> Image.Image:
-    """A slice of the scan in a file."""
-    name = repr(slice_name(path, number))
-    scan = _said(lambda: cached_scan(path, repr(path), (status.st_size, status.st_mtime_ns)), name)
-    count = 0 if scan is None else len(scan.slices)
-    if scan is None or number >= count:
-        raise ImageError(
-            f"image {name} must be one of the {count} slices of its file; name another"
-        )
-    return _said(lambda: _decode(scan.picture(number, window), name), name)
-
-
-def _open(file: Any, name: str, size: int, window: Window | None) -> Image.Image:
-    return _said(lambda: _read(file, name, size, window), name)
+def _open(file: Any, name: str, size: int, window: Window | None, stack: bool) -> Image.Image:
+    return _said(lambda: _read(file, name, size, window, stack), name)
 
 
 def _said(read: Callable[[], T], name: str) -> T:
@@ -168,12 +178,12 @@ def _said(read: Callable[[], T], name: str) -> T:
     return result
 
 
-def _read(file: Any, name: str, size: int, window: Window | None) -> Image.Image:
+def _read(file: Any, name: str, size: int, window: Window | None, stack: bool) -> Image.Image:
     if size == 0:
         raise ImageError(f"image {name} is empty (0 bytes); get the file again")
     scan = read_scan(file, name, size)
     if scan is not None:
-        return _decode(_only(scan, name, window), name)
+        return _of_scan(scan, name, window, stack)
     file.seek(0)
     try:
         with Image.open(file) as image:
@@ -220,15 +230,27 @@ def _from_heic(file: Any, name: str) -> Image.Image:
         raise _damaged(name, error) from None
 
 
-def _only(scan: Scan, name: str, window: Window | None) -> Image.Image:
-    """The slice of a scan that has one."""
-    count = len(scan.slices)
-    if count > 1:
-        remedy = f"name one, as {slice_name(name.strip(chr(39)), count // 2)!r}"
-        if name.startswith("of "):  # bytes have no name
-            remedy = "give one slice"
-        raise ImageError(f"image {name} must have one slice, got {count}; {remedy}")
-    return scan.picture(0, window)
+def _of_scan(
+    scan: Scan | None, name: str, window: Window | None, stack: bool, chosen: Chosen = None
+) -> Image.Image:
+    """A slice of a scan, or several as a stack; None is no scan."""
+    slices = range(0 if scan is None else len(scan.slices))
+    numbers = slices[
+        slice(chosen, chosen + 1) if isinstance(chosen, int) else chosen or slice(None)
+    ]
+    if scan is None or not numbers:
+        raise ImageError(f"image {name} must be of the {len(slices)} slices of its file; name one")
+    if len(numbers) == 1:
+        return _decode(scan.picture(numbers[0], window), name)
+    if not stack:
+        example = slice_name(scan.name.strip("'"), numbers[len(numbers) // 2])
+        # bytes and arrays have no name
+        remedy = f"name one, as {example!r}" if scan.name[0] == "'" else "give them one by one"
+        raise ImageError(f"image {name} must be one slice, got {len(numbers)} slices; {remedy}")
+    picture, cells = scan.stack(numbers, window)
+    decoded = _decode(picture, name)
+    decoded.cells = cells  # type: ignore[attr-defined]
+    return decoded
 
 
 def _decode(
@@ -307,14 +329,8 @@ def _deep_colors(file: Any) -> Array | None:
     return np.ascontiguousarray(pixels[:, :, order])
 
 
-def _from_array(array: Array, window: Window | None) -> Image.Image:
-    slices = as_slices(array)
-    if len(slices) > 1:
-        raise ImageError(
-            f"image must be one photo, got an array of {len(slices)} slices of shape "
-            f"{slices.shape[1:]}; give them one by one, as image[{len(slices) // 2}]"
-        )
-    return Image.fromarray(np.ascontiguousarray(to_8_bits(slices[0], window=window)))
+def _from_array(array: Array, window: Window | None, stack: bool) -> Image.Image:
+    return _of_scan(Scan("the array", as_slices(array)), "array", window, stack)
 
 
 def _damaged(name: str, error: BaseException) -> ImageError:

@@ -377,7 +377,9 @@ def as_inputs(x: InputsLike) -> Inputs:
 _PRECISION = re.compile(
     r"same dtype|scalar type|Input type \(.*\) and (weight|bias) type|mixed dtype"
 )
-_DIMENSIONS = re.compile(r"Expected \dD .* input to conv\dd, but got input of size")
+_DIMENSIONS = re.compile(
+    r"Expected \dD .* input to conv\dd, but got input of size|Output size is too small"
+)
 _CHANNELS = re.compile(r"to have \d+ channels, but got \d+ channels instead")
 
 
@@ -403,7 +405,7 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
         remedy = (
             "explain the frames of a video one by one"
             if x.ndim == 5
-            else "give it videos (N, C, T, H, W)"
+            else "give it volumes or videos (N, C, T, H, W)"
         )
         yield _DIMENSIONS, f"{name} must have {dims} dimensions {takes}, got {x.ndim}; {remedy}"
     elif x.shape[1] != first.in_channels:

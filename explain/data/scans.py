@@ -1,12 +1,14 @@
 """Scans: files of NumPy (.npy) and DICOM (.dcm), with one slice or several, each of which is a
 photo."""
 
+import math
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from PIL import Image
@@ -15,10 +17,15 @@ from explain._utils.errors import ImageError, optional
 from explain.data.greys import Array, Window, to_8_bits
 from explain.data.opening import SCANS
 
+MAX_STACKED = 64_000_000  # pixels
+Corners: TypeAlias = tuple[int, int, int, int]
 MAX_VALUES = 2**31  # of a compressed file, before it is unpacked
 _NPY = b"\x93NUMPY"
 _DICOM = b"DICM"  # after 128 bytes
-_SLICE = re.compile(r"(.+) slice (\d+)", re.DOTALL)
+_SLICE = re.compile(r"(.+) slices? ([\d:]+)", re.DOTALL)
+_RANGE = re.compile(r"(\d*):(\d*)(?::([1-9]\d*))?")
+Chosen: TypeAlias = int | slice | None
+"""The number of a slice, a range of them, or None for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +45,33 @@ class Scan:
         )
         return Image.fromarray(255 - pixels if self.is_inverted else np.ascontiguousarray(pixels))
 
+    def stack(
+        self, numbers: Sequence[int], window: Window | None
+    ) -> tuple[Image.Image, tuple[Corners, ...]]:
+        """Return slices side by side in one picture, and where each of them lies: left, top, right,
+        bottom.
+
+        Each has room for a square, so that what pads it does not reach into another one.
+        """
+        height, width = self.slices.shape[1:3]
+        pitch = max(height, width) + max(2, max(height, width) // 50)
+        columns = math.ceil(math.sqrt(len(numbers)))
+        rows = math.ceil(len(numbers) / columns)
+        if columns * rows * pitch**2 > MAX_STACKED:
+            raise ImageError(
+                f"image {self.name} must have at most {MAX_STACKED // 10**6} megapixels in all "
+                f"slices, got {len(numbers)} of {width} x {height}; take fewer of them"
+            )
+        mode = "L" if self.slices.ndim == 3 else "RGB"
+        picture = Image.new(mode, (columns * pitch, rows * pitch))
+        cells = []
+        for place, number in enumerate(numbers):
+            left = place % columns * pitch + (pitch - width) // 2
+            top = place // columns * pitch + (pitch - height) // 2
+            picture.paste(self.picture(number, window), (left, top))
+            cells.append((left, top, left + width, top + height))
+        return picture, tuple(cells)
+
 
 def slice_name(path: str, number: int) -> str:
     """Return the name of a slice, by which it is read.
@@ -48,12 +82,26 @@ def slice_name(path: str, number: int) -> str:
     return f"{path} slice {number}"
 
 
-def split_slice(name: str) -> tuple[str, int | None]:
-    """Return the file of a name, and the number of the slice, if it is one of a slice."""
+def split_slice(name: str) -> tuple[str, Chosen]:
+    """Return the file of a name, and which slices of it are meant."""
     match = _SLICE.fullmatch(name)
-    if match is None or os.path.lexists(name):
+    chosen = None if match is None else read_range(match[2])
+    if match is None or chosen is None or os.path.lexists(name):
         return name, None
-    return match[1], int(match[2])
+    return match[1], chosen
+
+
+def read_range(text: str) -> Chosen:
+    """Read which slices are meant, as ``12``, ``10:20``, or ``::5`` for every fifth; None where it
+    is written in another way.
+
+    >>> read_range("12"), read_range("10:20"), read_range("x")
+    (12, slice(10, 20, None), None)
+    """
+    if text.isdecimal():
+        return int(text)
+    match = _RANGE.fullmatch(text)
+    return match and slice(*(int(part) if part else None for part in match.groups()))
 
 
 def stem_of(name: str | os.PathLike[str]) -> str:
@@ -62,9 +110,9 @@ def stem_of(name: str | os.PathLike[str]) -> str:
     >>> stem_of("a/cat.jpg"), stem_of("a/scan.dcm slice 12")
     ('cat', 'scan slice 12')
     """
-    path, number = split_slice(os.fspath(name))
-    stem = os.path.splitext(os.path.basename(path))[0]
-    return stem if number is None else slice_name(stem, number)
+    name = os.fspath(name)
+    path, _ = split_slice(name)
+    return os.path.splitext(os.path.basename(path))[0] + name[len(path) :]
 
 
 def slice_names(path: str) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, Unpack, overload
 
 import torch
+from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ArgumentError, ImageError, PhotoError, keywords, naming, shown
@@ -149,6 +150,7 @@ class Explainer:
         self.interventions = tuple(interventions)
         self.layout = check_layout(layout)
         self.window = check_window(window)
+        self.sees_volumes = False
         loaded = classifier_of(model, weights, size)
         self.name = loaded.name
         self.weights = loaded.weights
@@ -161,6 +163,8 @@ class Explainer:
             "std": std,
             "interpolation": interpolation,
         }
+        if layout is None and huggingface.config_of(self.model) is None:
+            self.sees_volumes = isinstance(attached.first_convolution(self.model), nn.Conv3d)
         callers = None if preprocess is None else attached.as_preprocess(preprocess)
         self.preprocess = attached.resolve_preprocessing(loaded, callers, **view)
         labels = check_categories(categories)
@@ -394,7 +398,7 @@ class Explainer:
         return several.reported(by_place)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
-        photo = load_image(image, self.window)
+        photo = self._load(image)
         source = image_path(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
@@ -557,6 +561,11 @@ class Explainer:
     def _tiles(self, photo: Photo) -> tuple[Box, ...]:
         """Where the tiles of a photo lie in it; one that is repeated as the frames of a video is
         there often."""
+        cells = getattr(photo.image, "cells", None)
+        if cells is not None:
+            left, top, right, bottom = cells[0]
+            box = locate(self.preprocess, (right - left, bottom - top))
+            return tuple(box.moved(cell[0], cell[1]) for cell in cells)
         tiles = self.preprocess(photo.image)
         frames = photo.x.shape[2 if self.layout == "NCTHW" else 1]
         if tiles.ndim == 4 and len(tiles) > 1:
@@ -576,7 +585,12 @@ class Explainer:
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
-        preprocessed = as_input(self.preprocess(load_image(image, self.window)))
+        photo = self._load(image)
+        cells = getattr(photo, "cells", None)
+        if cells is not None:  # of a volume, whose channels come before its slices
+            slices = [as_input(self.preprocess(photo.crop(cell))) for cell in cells]
+            return self._placed(torch.stack(slices, 1)[None])
+        preprocessed = as_input(self.preprocess(photo))
         config = huggingface.config_of(self.model)
         if (
             preprocessed.ndim == 4
@@ -599,6 +613,10 @@ class Explainer:
         )
         x = x.repeat_interleave(repeated, 1)
         return x.transpose(1, 2) if self.layout == "NCTHW" else x
+
+    def _load(self, image: ImageLike) -> Image.Image:
+        """A photo in the window; of a model of volumes, a volume as a stack of slices."""
+        return load_image(image, self.window, stack=self.sees_volumes)
 
     def _placed(self, x: torch.Tensor) -> torch.Tensor:
         """Return inputs on the model's device and in its precision."""

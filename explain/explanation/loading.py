@@ -131,7 +131,7 @@ class Saved:
         window = decode(record.explainer.arguments.get("window"))
         recorded: dict[str, Callable[[], Any]] = {
             "explainer": self._explainer,
-            "image": lambda: load_image(record.image.path, window),  # type: ignore[arg-type]  # which refuses None
+            "image": lambda: load_image(record.image.path, window, stack=True),  # type: ignore[arg-type]  # which refuses None
             "method": lambda: method_of(record.method, record.options),
             "target": lambda: record.target if record.asked is None else decode(record.asked),
             "interventions": lambda: decode(record.interventions),
@@ -147,7 +147,7 @@ class Saved:
             names = ", ".join(f"{name}=..." for name in missing)
             why = "; ".join(missing.values())
             raise RecordError(f"{self._name} cannot be repeated alone: {why}; use repeat({names})")
-        photo = load_image(arguments["image"], arguments["explainer"].window)
+        photo = arguments["explainer"]._load(arguments["image"])
         if records.sha256_of(photo.tobytes()) != record.image.sha256:
             raise RecordError(
                 f"image for {self._name} must have the pixels that were explained; use "

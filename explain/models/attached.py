@@ -88,10 +88,16 @@ def _input_channels(model: nn.Module) -> int | None:
     """The channels that the first convolution of a model takes; None without one."""
     if isinstance(model, BlackBox):
         return model.shape[1]
-    convolutions = (
-        module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Conv3d))
-    )
-    return next((convolution.in_channels for convolution in convolutions), None)
+    convolution = first_convolution(model)
+    return None if convolution is None else convolution.in_channels
+
+
+def first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
+    """The first convolution of a model in two or three dimensions."""
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Conv3d)):
+            return module
+    return None
 
 
 def _attribute(model: nn.Module, inner: nn.Module, name: str) -> Any:

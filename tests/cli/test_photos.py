@@ -93,6 +93,19 @@ def test_slices_of_a_volume_are_photos_in_the_window_that_is_typed(typed: Typed)
     saved = explain.load(results[1]["files"][1])
     torch.testing.assert_close(saved.values, plain.values)
     torch.testing.assert_close(saved.repeat().values, plain.values)
+    Path("net.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    layers = nn.Conv3d(1, 2, 3), nn.AdaptiveAvgPool3d(1), nn.Flatten()\n"
+        "    return nn.Sequential(*layers).eval()\n"
+    )
+    values = ["--mean", "0.5", "--std", "0.5", "--size", "16", "--model", "net.py:make"]
+    for command in ([], ["inspect"]):
+        chosen = [] if command else ["--slices", "1:5"]
+        code, out, _ = typed(*command, "in/scan.npy", *chosen, *values, "--json")
+        document = json.loads("\n".join(out))
+        names = [one["image"] for one in document["results" if not command else "inspected"]]
+        assert (code, names) == (0, [f"in/scan.npy{' slices 1:5' if chosen else ''}"])
     for slices, code in (("7:", 1), ("x", 2), ("1:2:0", 2)):
         assert typed("a.npy", "--slices", slices)[0] == code
     assert typed("a.png", "--slices", "1:2")[0] == 2

@@ -65,7 +65,9 @@ def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference
     tried = 0
     refused = 0
     photo = load_image(first.record["image"]["path"])  # once
-    monkeypatch.setattr("explain.explanation.loading.load_image", lambda image: photo.copy())
+    monkeypatch.setattr(
+        "explain.explanation.loading.load_image", lambda image, *window, **stack: photo.copy()
+    )
     for what, other in islice(damaged(record), 0, None, 2):
         saved.write_text(json.dumps(other), "utf-8")
         tried += 1

@@ -13,9 +13,11 @@ from torch import nn
 from torch.testing import assert_close
 
 import explain
+from explain import ImageError
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
 from explain.explanation.photos import tiles_on_photo
+from tests.conftest import settled
 
 SIDE = 24
 
@@ -121,3 +123,41 @@ def test_runs_and_concepts_of_tiles_are_refused(tmp_path: Path) -> None:
         explainer.concepts(photo())
     with pytest.raises(explain.ExplainError, match="layout"):
         explain.Explainer(bag(), layout="NHWC")  # type: ignore[arg-type]
+
+
+class Volumetric(nn.Module):
+    """A network of volumes ``(N, 1, D, H, W)``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(1, 4, 3, padding=1)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(x).relu().mean((2, 3, 4)))
+
+
+@pytest.mark.parametrize(("slices", "numbers"), [("", range(5)), (" slices 1:4", range(1, 4))])
+def test_a_volume_is_explained_as_a_stack_of_its_slices(
+    slices: str, numbers: range, tmp_path: Path
+) -> None:
+    volume = np.random.default_rng(0).integers(-1000, 3000, (5, SIDE, SIDE)).astype(np.int16)
+    np.save(tmp_path / "scan.npy", volume)
+    model = settled(Volumetric()).eval()
+    explainer = explain.Explainer(model, size=SIDE, crop=1, mean=0.5, std=0.25, window=(1000, 4000))
+    explanation = explainer(f"{tmp_path}/scan.npy{slices}", "inputxgradient", target=1)
+    greys = np.round((volume[list(numbers)] + 1000.0) / 4000 * 255).clip(0, 255) / 255
+    x = torch.from_numpy((greys - 0.5) / 0.25)[None, None].requires_grad_()
+    (gradient,) = torch.autograd.grad(settled(Volumetric()).double()(x)[0, 1], x)
+    expected = (gradient * x).detach()[0, 0]
+    values = explanation["inputxgradient"].values[0, 0]
+    assert len(explanation.crops) == len(numbers)
+    for box, of_slice in zip(explanation.crops, expected, strict=True):
+        top, left = round(box.top), round(box.left)
+        laid = values[top : top + SIDE, left : left + SIDE]
+        assert_close(laid.double(), of_slice, rtol=1e-4, atol=1e-7)
+    assert_close(values.double().sum(), expected.sum(), rtol=1e-4, atol=1e-7)
+    record = next(path for path in explanation.save(tmp_path / "out") if path.suffix == ".json")
+    assert_close(explain.load(record).repeat(explainer).values, explain.load(record).values)
+    with pytest.raises(ImageError, match="one slice"):
+        explain.Explainer("tiny")(f"{tmp_path}/scan.npy{slices}")
