@@ -204,12 +204,15 @@ def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | No
             f"{option_name('threshold')} must be a probability, got {shown(threshold)}; take one "
             "such as 0.5"
         )
-    judged: Counter[int] = Counter()  # photos of which it is known whether the label is true
+    classes = 0
+    labelled = 0
     present: Counter[int] = Counter()
+    uncertain: Counter[int] = Counter()
     wrong: dict[tuple[int, bool], dict[str, float]] = {}
     for photo in run.labelled_photos():
-        judged.update(range(len(photo.probabilities)))
-        judged.subtract(photo.uncertain)
+        classes = len(photo.probabilities)
+        labelled += 1
+        uncertain.update(photo.uncertain)
         present.update(photo.true)
         missed, false_alarms = photo.mistakes(threshold)
         for numbers, is_alarm in ((missed, False), (false_alarms, True)):
@@ -219,7 +222,7 @@ def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | No
     if not present:
         return None
     mistakes = []
-    for number in judged:
+    for number in range(classes):
         missed_photos = wrong.get((number, False), {})
         alarm_photos = wrong.get((number, True), {})
         mistakes.append(
@@ -227,7 +230,7 @@ def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | No
                 run.label_of(number),
                 number,
                 present=present[number],
-                absent=judged[number] - present[number],
+                absent=labelled - uncertain[number] - present[number],
                 missed=len(missed_photos),
                 false_alarms=len(alarm_photos),
                 missed_photos=dict(sorted(missed_photos.items(), key=_probability)[:SHOWN]),

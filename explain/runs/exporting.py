@@ -231,7 +231,8 @@ def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
         )
 
     def figures(photo: Mapping[str, Any]) -> dict[str, Any]:
-        true = [label for _, label, *doubt in photo["labels"] or () if not doubt]
+        labels = json.loads(photo["labels"] or "[]")
+        true = [label for _, label, *doubt in labels if not doubt]
         labels_of_photo = None if photo["labels"] is None else true
         return {**{name: photo[name] for name in PHOTO_COLUMNS}, "labels": labels_of_photo}
 
@@ -247,9 +248,8 @@ def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
 
 def _probabilities(photo: Mapping[str, Any], kind: str) -> list[float]:
     """The probability of every label, or every class, of a photo."""
-    stored = photo["probabilities"] or "{}"
-    plain: dict[str, list[float]] = json.loads(stored) if isinstance(stored, str) else stored
-    return plain.get(kind, [])
+    by_kind: dict[str, list[float]] = json.loads(photo["probabilities"] or "{}")
+    return by_kind.get(kind, [])
 
 
 def _by_label(labels: Sequence[str], probabilities: Sequence[float]) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def _to_coco(run: StoredRun, boxes: str | os.PathLike[str] | None, path: Path) -
         image: Any = int(stem) if stem.isdecimal() else photo["name"]
         if ids is not None:
             image = ids.photos.find(photo["path"] or photo["name"], photo["name"])
-        for label, score, x0, y0, x1, y1, category in photo["detections"] or ():
+        for label, score, x0, y0, x1, y1, category in json.loads(photo["detections"] or "[]"):
             if ids is not None:
                 category = ids.categories.get(label.casefold())
             if image is None or category is None:

@@ -120,13 +120,13 @@ def to_html(
     code = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
     items = []
     failures: dict[str, str] = {}
-    labelled = {photo.name: photo for photo in run.labelled_photos()}
     for _, rows, photo in _shown(run, which, source, failures):
         first = rows[0]
         figures = {row.method: dict(row.metrics) for row in rows if row.target == first.target}
         short, full = entry(_as_explanation(rows, photo, origin), [figures], repeated_by=code)
-        if first.name in labelled:
-            short = {**short, **_by_label(run, labelled[first.name], threshold)}
+        labelled = LabelledPhoto.of(first.columns)
+        if labelled is not None:
+            short = {**short, **_by_label(run, labelled, threshold)}
         elif first.correct is not None:
             short = {**short, "truth": printable(first.label), "right": first.correct}
         items.append((short, full))

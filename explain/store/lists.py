@@ -347,8 +347,9 @@ class AnnotatedSource(Source):
 
     def _listed(self, entry: Entry) -> Entry | None:
         listed: Entry | None = self._index.find(entry.path or entry.name, entry.name)
-        is_shared = listed is not None and self._claims[listed.name] > 1
-        return None if is_shared and listed.name != entry.name else listed
+        if listed is not None and self._claims[listed.name] > 1 and listed.name != entry.name:
+            return None
+        return listed
 
 
 SHARD_LABELS = ("cls", "txt", "json")

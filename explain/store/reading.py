@@ -186,6 +186,19 @@ class LabelledPhoto(NamedTuple):
     true: frozenset[int]
     uncertain: frozenset[int]
 
+    @classmethod
+    def of(cls, columns: Mapping[str, Any]) -> "LabelledPhoto | None":
+        """Read the columns of ``photos``; None where one class is true, or no label is known."""
+        probabilities = json.loads(columns["probabilities"] or "{}").get("labels")
+        if probabilities is None or columns["labels"] is None:
+            return None
+        groups: tuple[set[int], set[int]] = (set(), set())
+        for number, _, *doubt in json.loads(columns["labels"]):
+            if number is not None and number < len(probabilities):
+                groups[bool(doubt)].add(number)
+        true, uncertain = map(frozenset, groups)
+        return cls(columns["name"], np.array(probabilities), true, uncertain)
+
     def mistakes(self, threshold: float) -> tuple[list[int], list[int]]:
         """The classes that are missed, and those that are predicted and not there, where a class is
         predicted from a probability of ``threshold`` on.
@@ -346,7 +359,7 @@ class StoredRun:
         return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", list(wanted.values()))
 
     def photo_columns(self) -> Iterator[dict[str, Any]]:
-        """Give the columns of each photo, those of JSON as values.
+        """Give the columns of each photo, those of JSON as text.
 
         Raises:
             RunError: the file is damaged.
@@ -354,10 +367,7 @@ class StoredRun:
         self._check_digests()
         names = DIGESTED["photos"]
         for cells in self.query(f"SELECT {quoted(names)} FROM photos ORDER BY id"):
-            columns = dict(zip(names, cells, strict=True))
-            for name in ("boxes", "labels", "probabilities", "detections"):
-                columns[name] = None if columns[name] is None else json.loads(columns[name])
-            yield columns
+            yield dict(zip(names, cells, strict=True))
 
     def labelled_photos(self) -> Iterator[LabelledPhoto]:
         """Give the photos whose labels are known, where several may be true of one.
@@ -365,16 +375,7 @@ class StoredRun:
         Raises:
             RunError: the file is damaged.
         """
-        for columns in self.photo_columns():
-            probabilities = (columns["probabilities"] or {}).get("labels")
-            if probabilities is None or columns["labels"] is None:
-                continue
-            groups: tuple[set[int], set[int]] = (set(), set())
-            for number, _, *doubt in columns["labels"]:
-                if number is not None and number < len(probabilities):
-                    groups[bool(doubt)].add(number)
-            true, uncertain = map(frozenset, groups)
-            yield LabelledPhoto(columns["name"], np.array(probabilities), true, uncertain)
+        yield from filter(None, map(LabelledPhoto.of, self.photo_columns()))
 
     def label_of(self, number: int) -> str:
         """The label of a class of the model."""

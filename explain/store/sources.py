@@ -396,7 +396,7 @@ def as_boxes(value: Any) -> tuple[ObjectBox, ...]:
                 f"boxes must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, got {shown(value)}; mend them"
             )
         boxes.append((*edges, *label))
-    return tuple(boxes)  # type: ignore[arg-type]  # of four edges each, as was checked
+    return tuple(boxes)
 
 
 def boxes_of_class(boxes: Iterable[Sequence[Any]], target: str) -> list[Corners]:
