@@ -1,7 +1,7 @@
 """Labels of photos as classes of a model."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,7 +22,8 @@ class Labels:
     A number is the class of the model with this number, unless the source has names for its classes
     that are labels of the model: then the name decides. A text is a label of the model if it is
     written the same, apart from capitals, dashes and underlines, or is one of the words of a label
-    that are separated by commas. Anything else stays as it is, without a class: nothing is guessed.
+    that are separated by commas; several such with commas between them are several labels. Anything
+    else stays as it is, without a class: nothing is guessed.
 
     >>> labels = Labels(["tench, Tinca tinca", "goldfish"], classes=["goldfish", "tench"])
     >>> labels.of(0), labels.of("tinca_tinca"), labels.of("shark")
@@ -66,7 +67,17 @@ class Labels:
             doubtful = [number for number, is_true in enumerate(labels) if is_true == -1]
             classes = [self._of_one(number) for number in numbers]
             return classes + [(*self._of_one(number)[:2], UNCERTAIN) for number in doubtful]
-        return [self._of_one(one) for one in dict.fromkeys(labels)]
+        return [self._of_one(one) for one in dict.fromkeys(self._split(labels))]
+
+    def _split(self, labels: Iterable[str | int]) -> Iterator[str | int]:
+        """Labels with commas, which are none of the model's, as several that all are."""
+        for label in labels:
+            parts = label.split(",") if isinstance(label, str) else [label]
+            is_one = len(parts) == 1 or self._of_one(label)[0] is not None
+            if is_one or any(self._of_one(part)[0] is None for part in parts):
+                yield label
+            else:
+                yield from parts
 
     def first_class(self, label: Label) -> int | None:
         """Return the first class of the model that a photo with this label has."""

@@ -136,8 +136,11 @@ class PhotoList(Source):
                 return json.loads(content)
             if ending == ".jsonl":
                 return [json.loads(line) for line in content.splitlines() if line.strip()]
+            lines = content.splitlines()
             delimiter = "\t" if ending == ".tsv" else ","
-            return list(csv.DictReader(content.splitlines(), delimiter=delimiter))
+            if ";" in "".join(lines[:1]) and delimiter not in lines[0]:  # as Excel writes it
+                delimiter = ";"
+            return list(csv.DictReader(lines, delimiter=delimiter))
         except (OSError, ValueError, csv.Error, RecursionError) as error:
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
             raise RunError(
@@ -175,6 +178,7 @@ def class_columns(rows: Sequence[Any]) -> list[str]:
     """
     columns: dict[str, bool] = {}  # whether one has said something
     refused: set[Any] = set()
+    shares: dict[str, str] = {}  # between 0 and 1
     for row in rows:
         for column, value in row.items() if isinstance(row, Mapping) else ():
             if column in refused:
@@ -192,7 +196,16 @@ def class_columns(rows: Sequence[Any]) -> list[str]:
             else:
                 refused.add(column)
                 columns.pop(column, None)
-    return [column for column, has_said in columns.items() if has_said]
+                if re.fullmatch(r"0?\.\d+", cell):
+                    shares[column] = cell
+    classes = [column for column, has_said in columns.items() if has_said]
+    if classes and shares:
+        name, cell = next(iter(shares.items()))
+        warn(
+            f"column {name!r} must have 0 or 1, or -1 where that is uncertain, to be a label as "
+            f"{classes[0]!r} is, got {cell!r}; it is not read"
+        )
+    return classes
 
 
 def _labels_in(cell: str) -> Label:

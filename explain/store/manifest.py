@@ -105,17 +105,9 @@ def must_agree(
 
 MOST_CHANGES = 3  # that are told
 TOLD_BY = (
-    (
-        "model",
-        "network",
-        "weights",
-        "structure",
-        "test_scores",
-        "weights_from",
-        "categories",
-        "temperature",
-    ),
+    ("model", "network", "weights", "structure", "weights_from", "categories", "temperature"),
     ("model", "explainer", "preprocess", "test_inputs"),
+    ("model", "weights", "structure", "temperature", "explainer", "test_inputs", "test_scores"),
 )
 """Properties of which a change of one changes those that follow it: only the first is told."""
 NOT_FOR_PEOPLE = ("weights", "structure", "test_inputs", "test_scores")
@@ -184,8 +176,11 @@ def _target_in_words(
     if name == "TopClass":
         rank = options.get("rank", 0)
         return "the top class" if not rank else f"class {rank + 1} from the top"
-    if name == "ClassTarget" and isinstance(options.get("index"), int):
-        return class_label(categories, options["index"])
+    index = options.get("index")
+    if name == "ClassTarget" and isinstance(index, Mapping) and "label" in index:
+        return str(index["label"])
+    if name == "ClassTarget" and isinstance(index, int):
+        return class_label(categories, index)
     listed = ", ".join(f"{key}={_in_words(value, None)}" for key, value in options.items())
     return f"{name}({listed})"
 

@@ -69,6 +69,7 @@ def test_json_lists_hold_the_same(tmp_path: Path) -> None:
 
 SEVERAL = {
     "nih.csv": "Image Index,Finding Labels,Patient Age\na.png,Mass|Edema,58\nb.png,No Finding,2\nc.png,,\n",
+    "excel.csv": "photo;labels\na.png;Mass|Edema\nb.png;No Finding\nc.png;\n",
     "semicolon.tsv": "photo\tlabels\na.png\tMass; Edema\nb.png\tNo Finding\nc.png\t\n",
     "pandas.csv": "photo,labels\na.png,\"['Mass', 'Edema']\"\nb.png,['No Finding']\nc.png,\n",
     "lines.csv": "path,label\na.png,Mass\nb.png,No Finding\na.png,Edema\nc.png,\n",
@@ -109,6 +110,9 @@ def test_a_column_for_each_class_says_what_is_true_what_is_not_and_what_is_uncer
     (tmp_path / "wrong.csv").write_text("photo,diagnosis\na.png,Edema\n")
     with pytest.warns(ExplainWarning, match="its columns diagnosis are not read"):
         assert listed(source_of(tmp_path / "wrong.csv")) == [("a.png", None, ())]
+    (tmp_path / "soft.csv").write_text("photo,Mass,Edema\na.png,0.7,1\n")
+    with pytest.warns(ExplainWarning, match="column 'Mass' must have 0 or 1"):
+        assert listed(source_of(tmp_path / "soft.csv")) == [("a.png", "Edema", ())]
 
 
 COCO = {
@@ -345,6 +349,8 @@ def test_labels_are_found_by_name_and_never_guessed() -> None:
     assert labels.of(4) == [(4, "retriever, tench")]
     assert labels.of(5) == [(None, "5")]
     assert labels.of(None) is None
+    assert labels.of("golden retriever, Tinca tinca") == [labels.of(3)[0], labels.of(0)[0]]
+    assert labels.of("golden retriever, crane") == [(None, "golden retriever, crane")]
     assert Labels(None).of(7) == [(7, "class 7")]
     named = Labels(["cat", "dog", "owl"], classes=["owl", "bat", "cat"])
     assert named.of((0, 1, 2, 0)) == [(2, "owl"), (None, "bat"), (0, "cat")]
