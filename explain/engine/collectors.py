@@ -119,7 +119,7 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
     if kind.of_input:
         return [forward.source(need.input)]
     return (
-        forward.layers.sources_of(forward.record(need.layer or ""))
+        forward.layers.sources_of(forward.records[need.layer])
         if kind.at_layer and not kind.second
         else []
     )
@@ -128,14 +128,14 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
 def _activations(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
-    return forward.spatial(forward.record(need.layer or "").activation, need.layer or "")
+    return forward.spatial(forward.records[need.layer].activation, need.layer or "")
 
 
 def _layer_gradients(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
     layer = need.layer or ""
-    gradient = forward.layers.joined(forward.record(layer), gradients)
+    gradient = forward.layers.joined(forward.records[layer], gradients)
     laid_out = _of_layer(gradient, forward, resolved, need)
     if gradient is None or not need.kind.hooked:
         return laid_out
@@ -404,7 +404,7 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | No
     if not total.requires_grad:
         return None
     layers = forward.layers
-    record = forward.record(layer)
+    record = forward.records[layer]
     wanted = layers.sources_of(record)
     gradient = layers.joined(record, differentiate(total, wanted, create_graph=True))
     if gradient is None:

@@ -77,7 +77,7 @@ def _output(forward: Forward, layer: str | None, move: Tensor) -> Any:
     inputs = forward.inputs
     if layer is None:
         return inputs.replaced(inputs.x + move).call(forward.model)
-    record = forward.record(layer)
+    record = forward.records[layer]
     moved = Replace(name_of_call(record.layer, record.call, forward.model), move.add)
     with intervene(forward.model, [moved]):
         return inputs.call(forward.model)

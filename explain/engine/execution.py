@@ -257,6 +257,7 @@ class _Passes:
             handles = RemovableHandle.next_id
             with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = arguments.call(model)
+            layers.end_pass()
             self._hooked = RemovableHandle.next_id > handles
             graph_is_on = torch.is_grad_enabled() or any(
                 tensor.requires_grad for _, tensor in nested.paths(output)
@@ -278,7 +279,8 @@ class _Passes:
             seen=seen,
         )
         for layer in (*plan.layers, *plan.watched):
-            self.forward.record(layer)  # each exists, before any backward pass
+            # each exists, before any backward pass
+            self.forward.records[layer] = self.forward.record(layer)
 
     def _recorders(
         self, model: nn.Module, explained: Mapping[Path, Tensor], inputs: Inputs
@@ -330,7 +332,7 @@ class _Passes:
         recorded."""
         if self._prefix is None:
             return {}
-        tape = self._prefix.tape_at(self.forward.record(self._prefix.layer).call)
+        tape = self._prefix.tape_at(self.forward.records[self._prefix.layer].call)
         return {} if tape is None else {self._prefix.layer: tape}
 
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:

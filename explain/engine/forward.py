@@ -101,6 +101,8 @@ class Forward:
 
     def __post_init__(self) -> None:
         self.count = len(self.inputs)
+        self.records: dict[str | None, capturing.LayerCall] = {}
+        """The calls that the names of layers stand for; see `record`."""
         self.end: int = torch._C._autograd._get_sequence_nr()
         """The sequence number that Nodes behind the model begin with, as those of a target."""
         self.logits = self._logits()

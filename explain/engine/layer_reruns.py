@@ -41,7 +41,7 @@ class LayerRerun:
         self.rows = rows
         self._layer = layer
         self._accumulators = accumulators
-        self._record = context.forward.record(layer)
+        self._record = context.forward.records[layer]
         self._maps = context.forward.spatial(self._record.activation, layer)
         self._tape: Tape | None = None
 

@@ -120,7 +120,8 @@ class Capture:
 
     By default, gradients are recorded whoever runs backward, in any number of passes. With
     ``once``, there is one pass, in the present mode of gradients, all calls of a layer have them,
-    and they are what `joined` makes of the gradients of `sources_of`.
+    and they are what `joined` makes of the gradients of `sources_of`; `end_pass` is to be called
+    after it.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
     >>> with torch.no_grad(), HookGroup(model) as group:
@@ -182,9 +183,7 @@ class Capture:
             if gradients is True or (gradients and name in gradients):
                 self._wanted.setdefault(layer, set()).add(None if once else place.call)
         if self._wanted and (not once or not cut):
-            group.put_swap(self._model, InputSwap(self._begin_pass, self._end_pass))
-        elif self._wanted:
-            group.put(self._model.register_forward_hook, self._end_pass)
+            group.put_swap(self._model, InputSwap(self._begin_pass, self.end_pass))
         for layer, place in places.items():
             if place.of_attention:
                 group.forward(layer, partial(self._leave_attention, layer))
@@ -331,7 +330,7 @@ class Capture:
         # Weights that require no gradient would leave what is below the layer without a history.
         return nested.SwappedInputs((args, kwargs), _aliased)
 
-    def _end_pass(self, *arguments: Any) -> None:
+    def end_pass(self, *arguments: Any) -> None:
         """See whether a graph that began while gradients were off goes on to the end of the pass.
 
         A model that switches gradients itself gives back the mode that it found, which was off.

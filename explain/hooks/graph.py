@@ -283,6 +283,11 @@ class _Alias(_Entrance):
     """One that `is_alias` knows."""
 
 
+with torch.inference_mode(False):
+    _START = torch.empty(0, device="cpu", requires_grad=True)
+    """What lets an alias be in the graph; no gradient reaches it."""
+
+
 class _Continued(torch.autograd.Function):
     """A tensor whose history goes on from ``other``: the gradient passes to that, with ``both`` to
     its own as well."""
@@ -315,7 +320,7 @@ def entrance(tensor: torch.Tensor) -> torch.Tensor:
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return another name for a tensor's memory, which is in the graph even if the tensor is
     not."""
-    return _Alias.apply(tensor, torch.empty(0, requires_grad=True))  # type: ignore[no-any-return]
+    return _Alias.apply(tensor, _START)  # type: ignore[no-any-return]
 
 
 def is_alias(tensor: torch.Tensor) -> bool:

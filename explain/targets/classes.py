@@ -62,15 +62,15 @@ class ClassTarget(Target):
         if isinstance(self.index, str):
             return self.labelled(None).pick(output, count)
         scores = find_logits(output, count)
-        indices = [self.index] * count if isinstance(self.index, int) else self.index
+        if isinstance(self.index, int):  # no copy to the device, which would wait for it
+            check_class(self.index, scores.shape[1])
+            return scores[:, self.index], torch.full((count,), self.index, device=scores.device)
+        indices = self.index
         if len(indices) != count:
             check_one_per_image("target", len(indices), count)
         for index in dict.fromkeys(indices):
             check_class(index, scores.shape[1])
-        if isinstance(self.index, int):  # no copy to the device, which would wait for it
-            chosen = torch.full((count,), self.index, device=scores.device)
-        else:
-            chosen = torch.tensor(indices, device=scores.device)
+        chosen = torch.tensor(indices, device=scores.device)
         return scores.gather(1, chosen[:, None])[:, 0], chosen
 
     def choices_fixed(self, output: Any, count: int) -> Target:
