@@ -91,8 +91,11 @@ class TargetAccumulators:
     ) -> Add:
         """Read what the unfinished accumulators need from the evidence on the rows with these
         indices, which are in a batch from its row ``first`` on."""
-        by_need = {need: evidence_of(need.layer, need.input) for need in self._unfinished}
-        values = {need: applied(need.kind.method, evidence) for need, evidence in by_need.items()}  # type: ignore[attr-defined]
+        by_need = {}
+        values = {}
+        for need in self._unfinished:
+            by_need[need] = evidence_of(need.layer, need.input)
+            values[need] = applied(need.kind.method, by_need[need])  # type: ignore[attr-defined]
         rows = slice(first, first + len(indices))
         numbers = self._numbers[indices]
 

@@ -454,5 +454,5 @@ class ProgressCallback:
         """Report that so many more rows are done, or no longer needed, and the ``maps`` so far to
         who wants them."""
         self._done += rows
-        if rows:
+        if rows and self._progress:
             report_progress(self._progress, self._done, self._total, maps)

@@ -538,7 +538,7 @@ class _RunNote(Registered):
         if self.thread == threading.get_ident():
             self.names.append(self.name)
             if self.fn is not None:
-                super().__call__(self.name, output)
+                self.fn(self.name, output)
 
 
 class CallCounter:
