@@ -92,7 +92,7 @@ def read_together(*tensors: Tensor) -> list[list[float]]:
     if not values:
         return []
     flat = list(map(torch.flatten, map(Tensor.detach, values)))
-    rows = []
+    rows: list[list[float]] = []
     if all(map(attrgetter("is_cpu"), flat)):  # there is nothing to wait for
         rows += map(Tensor.tolist, flat)
     else:

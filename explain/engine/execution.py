@@ -359,7 +359,7 @@ class _Passes:
         score counts.
         """
         forward = self.forward
-        wanted: Wanted = {}
+        wanted: dict[NeedAtLayer, Sequence[Source]] = {}
         for need in self.plan.needs_by_backward[backward]:
             wanted[need] = collectors.sources(forward, need)
         total = forward.total(resolved, backward.objective)

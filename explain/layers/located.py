@@ -74,13 +74,13 @@ class Places:
         length = shape[0] if tokens_first else shape[1]
         grid = self.of_tokens.get(length)
         if constant is not None:
-            grids = self.of_constant(constant, length) or {grid}
+            grids = self.of_constant(constant, length)
             if len(grids) > 1:
                 raise LayerError(
                     f"tokens {shape} that the network adds a constant to must lie in one order, "
                     f"got {len(grids)}; use gradcam"
                 )
-            (grid,) = grids
+            grid = next(iter(grids), grid)
         return replace(grid, layout="tokens first") if grid is not None and tokens_first else grid
 
 
