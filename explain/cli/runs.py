@@ -4,6 +4,7 @@ them."""
 import os
 import time
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -387,7 +388,7 @@ def tell_insight(
     "--finding FINDING",
     "which finding: the number of a cluster in 'explain insight', or the label of a class"
     " whose evidence is off its object",
-    default="1",
+    show_default="the one whose mark draws most other photos to its class",
 )
 @cli.method_of_run
 @model_options()
@@ -411,7 +412,7 @@ def repair(
     context: click.Context,
     /,
     run_file: str,
-    finding: str,
+    finding: str | None,
     method: str | None,
     source: str | None,
     layer: tuple[str, ...],
@@ -431,13 +432,17 @@ def repair(
         run = explain.open_run(run_file)
     explainer = load_explainer(answer, **model)
     with notes(answer), blaming(model["model"]):
-        chosen = run.insight(method).finding(finding)
         photos = RunPhotos(run, explainer, source)
+        insight = replace(run.insight(method), photos=photos)
+        tried = insight.confirmed() if finding is None else None
+        chosen = insight.finding(finding) if tried is None else tried.finding
         result = repaired(
             chosen, photos, how="train" if train else "project", layer=list(layer) or None
         )
         files = [str(path) for path in result.save(output, overwrite=force)]
-    answer.add({**result.to_dict(), "files": files}, [*str(result).splitlines(), *wrote(files)])
+    lines = [] if tried is None else [f"finding: {tried}"]
+    lines += [*str(result).splitlines(), *wrote(files)]
+    answer.add({**result.to_dict(), "files": files}, lines)
 
 
 @commands.command(

@@ -21,12 +21,26 @@ from explain.hooks import FeatureExtractor
 from explain.hooks.layer_names import Where
 from explain.insight.maps import Names, fields_of, json_value, most_frequent
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
+from explain.layers.default_layer import stage_layers
 from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.store.reading import Row
 from explain.store.sources import check_whole_number
 from explain.targets import ClassTarget, Target, TopClass
 
 DRAWS = 8  # inputs by which a receptive field is found
+
+
+def finer_layer(photos: RunPhotos, least: int) -> str | None:
+    """Return the last layer of a model whose feature maps have at least so many places along each
+    side, None without any."""
+    batch = next(photos.batches(photos.run.rows(), 1), None)
+    if batch is None:
+        return None
+    model = photos.explainer.model
+    for layer in reversed(stage_layers(model, batch.x)):
+        if "@" not in layer and min(feature_maps(model, batch.x, layer).shape[2:]) >= least:
+            return layer
+    return None
 
 
 def feature_maps(model: nn.Module, x: torch.Tensor, layer: str) -> torch.Tensor:

@@ -84,8 +84,9 @@ class ClassStatistics(MapStatistics):
     the photo that these cover, and ``excess`` how far the first is beyond the second: 0 is what an
     even map has, 1 has all on the object. Photos that the object fills (more than nine tenths) say
     nothing of that, and do not count for it. ``apart`` is how far the mean map lies from that of
-    all other photos, beyond what chance alone would give: 0 to 1. ``striking`` is the figure that
-    classes are ordered by, see `class_mean_maps`.
+    all other photos, beyond what chance alone would give: 0 to 1. ``beyond_others`` ``(16, 16)`` is
+    the difference of the two. ``striking`` is the figure that classes are ordered by, see
+    `class_mean_maps`.
     """
 
     photos: int
@@ -94,6 +95,7 @@ class ClassStatistics(MapStatistics):
     excess: MeanWithError
     apart: float
     striking: float
+    beyond_others: torch.Tensor = field(repr=False)
 
 
 def class_mean_maps(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
@@ -123,6 +125,7 @@ def class_mean_maps(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
         beyond = MeanWithError.of(excess[rows])
         apart = _apart(of_class.values.double(), total, squares, len(maps))
         below = usual - (beyond.value + SURE * beyond.error) if boxed else apart
+        mean_of_others = (total - of_class.values.double().sum(0)) / max(1, len(maps) - len(rows))
         statistics.append(
             ClassStatistics.of(
                 of_class,
@@ -132,6 +135,7 @@ def class_mean_maps(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
                 excess=beyond,
                 apart=apart,
                 striking=-math.inf if math.isnan(below) else below,
+                beyond_others=of_class.values.mean(0) - mean_of_others.float(),
             )
         )
     return sorted(statistics, key=lambda look: (-look.striking, -look.apart, look.target))

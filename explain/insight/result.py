@@ -24,11 +24,12 @@ from explain.data.files import Files, distinct, slug
 from explain.explanation.explainer import Explainer
 from explain.hooks.layer_names import Where
 from explain.insight import class_statistics
-from explain.insight.channels import ChannelReport
+from explain.insight.channels import ChannelReport, finer_layer
 from explain.insight.channels import channels as find_channels
 from explain.insight.class_statistics import ClassStatistics
 from explain.insight.clusters import Cluster, map_clusters
 from explain.insight.concepts import SharedConcepts, shared_concepts
+from explain.insight.confirmation import TRIED, TriedFinding, confirmed_finding
 from explain.insight.directions import Direction, concept_direction
 from explain.insight.drawing import (
     Album,
@@ -72,7 +73,8 @@ class Insight:
     `Necessary`. Where several labels may be true of a photo, ``labels`` says which are missed and
     which are false alarms from a probability of ``threshold`` on, instead of ``pairs``; else it is
     None. ``channels``, ``concepts`` and ``direction`` are results that need the model; None where
-    they were not requested.
+    they were not requested. ``finer_layer`` is the layer to run where the maps are too coarse; None
+    where they are not, or the model is not known.
     """
 
     run: StoredRun
@@ -88,6 +90,7 @@ class Insight:
     evidence: Sequence[OddEvidence] | None = None
     labels: Sequence[LabelMistakes] | None = None
     threshold: float = THRESHOLD
+    finer_layer: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
@@ -97,6 +100,7 @@ class Insight:
             "maps": len(self.maps),
             "empty": self.maps.empty,
             "repeated": self.maps.repeated,
+            "finer_layer": self.finer_layer,
             **{name: json_value(rows) for name, rows in self._results.items()},
         }
 
@@ -132,15 +136,24 @@ class Insight:
         return printable(f"{self.run.path}: {len(self.maps)} maps of {self.method}{without}")
 
     @property
+    def _is_coarse(self) -> bool:
+        resolution = self.maps.resolution
+        return resolution is not None and min(resolution) < MIN_RESOLUTION
+
+    @property
     def headlines(self) -> list[str]:
         """What stands out most of each kind, in a sentence each."""
         lines = []
-        height, width = self.maps.resolution or (MIN_RESOLUTION, MIN_RESOLUTION)
-        if min(height, width) < MIN_RESOLUTION:
+        if self._is_coarse:
+            height, width = self.maps.resolution or (0, 0)
+            remedy = (
+                f"Run the layer {self.finer_layer!r}."
+                if self.finer_layer
+                else "Run an earlier layer; an insight with the model says which."
+            )
             lines.append(
                 f"The maps have {height} × {width} places: too few to tell a mark from the object. "
-                "Run an earlier "
-                "layer (explain layers lists them)."
+                f"{remedy}"
             )
         if self.looks and self.looks[0].striking > 0:
             look = self.looks[0]
@@ -182,13 +195,19 @@ class Insight:
             )
         return sections
 
-    def finding(self, which: int | str) -> Cluster | ClassStatistics:
-        """Return the cluster with a number, from 1, or what is known of a class: what
-        `explain.insight.repair` takes.
+    def finding(self, which: int | str | None = None) -> Cluster | ClassStatistics:
+        """Return a finding: what `explain.insight.repair` takes.
+
+        Args:
+            which: the number of a cluster, from 1, or the label of a class. None tries the clusters
+                and classes that stand out most: each one's mark is put on other photos, and the one
+                that draws most of them to its class is taken. This needs the model.
 
         Raises:
-            RunError: there is no such cluster or class.
+            RunError: there is no such cluster or class; or none is confirmed.
         """
+        if which is None:
+            return self.confirmed().finding
         if str(which).isdecimal() and 1 <= int(which) <= len(self.reasons):
             return self.reasons[int(which) - 1]
         for look in self.looks:
@@ -199,6 +218,18 @@ class Insight:
             f"{option_name('finding')} must be {allowed}, got {shown(which)}; "
             "the insight lists them"
         )
+
+    def confirmed(self) -> TriedFinding:
+        """Return the finding that `finding` takes if none is named, and what its mark does.
+
+        Raises:
+            RunError: none is confirmed, or the insight has no model.
+        """
+        if self.photos is None:
+            remedy = either("give explainer= to the insight", "give --model")
+            raise RunError(f"finding must be named where there is no model; {remedy}")
+        classes = sorted(self.looks, key=lambda look: -look.apart)
+        return confirmed_finding([*self.reasons[:TRIED], *classes[:TRIED]], self.photos)
 
     def lines(self, most: int = 10) -> list[str]:
         """The tables as lines for people; see `parts`."""
@@ -379,4 +410,5 @@ def insight(
         concepts=shared_concepts(photos, concepts, layer=layer) if concepts else None,
         direction=direction,
         photos=photos,
+        finer_layer=finer_layer(photos, MIN_RESOLUTION) if result._is_coarse else None,
     )

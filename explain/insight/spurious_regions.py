@@ -1,14 +1,14 @@
 """The mark of a finding: the region that photos of the finding have in common, which other photos
 can be given."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import LayerError, RunError, option_name
+from explain._utils.errors import LayerError, RunError
 from explain._utils.random_numbers import permutation
 from explain.insight.channels import Channel, feature_maps
 from explain.insight.class_statistics import FILLED, ClassStatistics
@@ -20,7 +20,7 @@ from explain.layers.layouts import enlarge
 from explain.store.reading import Row
 
 CORE = 0.4
-"""The share of its peak from which on the excess of a cluster's mean map counts as the mark."""
+"""The share of its peak from which on the excess of a mean map counts as the mark."""
 CARRIERS = 32  # photos in which a direction is strongest
 LEAST = 2  # photos of each part
 FIT = 0.5
@@ -126,8 +126,9 @@ def marked_photos(
 
     Args:
         finding: a cluster, whose region is where its maps exceed the others of the class; a class,
-            whose region is all but its objects; a channel or a concept vector, whose regions are
-            where it is strongest.
+            whose region is all but its objects, or where its maps exceed those of the other classes
+            if no boxes are known; a channel or a concept vector, whose regions are where it is
+            strongest.
         photos: the photos of the run, and the model.
         layer: of a channel.
         most: photos without the mark.
@@ -142,14 +143,12 @@ def marked_photos(
         return _of_vector(finding, photos, rows, layer, most, seed)
     target = next(row.target_class for row in photos.run.rows() if row.target == finding.target)
     if isinstance(finding, Cluster):
-        return _of_cluster(finding, target, photos, rows, most, seed)
+        excess = finding.mean if finding.excess is None else finding.excess
+        return _of_excess(excess, set(finding.members), target, photos, rows, most, seed)
     boxed = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
     if not boxed:
-        raise RunError(
-            f"{option_name('finding')} {finding.target!r} is a class, whose mark is all but its "
-            "object, but the run has no"
-            " boxes of objects; give a cluster by its number, or run photos with boxes"
-        )
+        members = {row.name for row in rows if row.target == finding.target}
+        return _of_excess(finding.beyond_others, members, target, photos, rows, most, seed)
     with_class = [row for row in boxed if class_of(row) == target]
     without_class = _chosen([row for row in boxed if class_of(row) != target], most, seed)
     carriers = _around_object(_read(photos, with_class))
@@ -157,28 +156,31 @@ def marked_photos(
     return _checked(MarkedPhotos(target, carriers, carriers[:0], hosts, from_host=True))
 
 
-def _of_cluster(
-    cluster: Cluster, target: int | None, photos: RunPhotos, rows: list[Row], most: int, seed: int
+def _of_excess(
+    excess: torch.Tensor,
+    members: Collection[str],
+    target: int | None,
+    photos: RunPhotos,
+    rows: list[Row],
+    most: int,
+    seed: int,
 ) -> MarkedPhotos:
-    """The photos of a cluster, with the region where its maps exceed those of the others of the
-    class."""
-    excess = cluster.mean if cluster.excess is None else cluster.excess
+    """Photos with the region where their mean map exceeds that of others."""
     region = (excess >= CORE * excess.max())[None, None].float()
-    members = set(cluster.members)
     in_cluster = _chosen([row for row in rows if row.name in members], most, seed)
     not_in_cluster = [row for row in rows if row.name not in members]
     of_class = _chosen([row for row in not_in_cluster if class_of(row) == target], most, seed)
     of_others = _chosen([row for row in not_in_cluster if class_of(row) != target], most, seed)
     carriers = _read(photos, in_cluster)
     covers = F.interpolate(region, carriers.x.shape[2:]) > 0
+    carriers = _with(carriers, covers)
+
+    def covered(rows: list[Row]) -> PhotosWithRegions:
+        of_rows = _read(photos, rows)
+        return _with(of_rows, covers) if len(of_rows) else carriers[:0]
+
     return _checked(
-        MarkedPhotos(
-            target,
-            _with(carriers, covers),
-            _with(_read(photos, of_class), covers),
-            _with(_read(photos, of_others), covers),
-            from_host=False,
-        )
+        MarkedPhotos(target, carriers, covered(of_class), covered(of_others), from_host=False)
     )
 
 

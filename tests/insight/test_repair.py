@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,8 @@ def shortcut() -> nn.Module:
     return nn.Sequential(look, nn.ReLU(), mix, nn.AdaptiveAvgPool2d(1), nn.Flatten(), fc).eval()
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
-    """90 photos of three colours; a third of the red ones have a white square in the first
-    corner."""
-    folder = tmp_path_factory.mktemp("marks")
+def run_of(folder: Path, marked: Callable[[int], bool], model: nn.Module) -> RunPhotos:
+    """90 photos of three colours, some of which have a white square in the first corner."""
     rows = []
     for number in range(90):
         generator = np.random.default_rng(number)
@@ -62,14 +60,21 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
         top, left = generator.integers(8, SIDE - 8, 2)
         pixels[top : top + 8, left : left + 8] = 0
         pixels[top : top + 8, left : left + 8, number % 3] = generator.integers(200, 256)
-        if number % 9 == 0:
+        if marked(number):
             pixels[:MARK, :MARK] = 255
         Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:02}.png")
         rows.append({"path": f"{number:02}.png", "label": number % 3})
     (folder / "list.json").write_text(json.dumps(rows))
-    explainer = explain.Explainer(shortcut(), preprocess=as_it_is, categories=COLOURS)
+    explainer = explain.Explainer(model, preprocess=as_it_is, categories=COLOURS)
     options: Any = {"output": folder / "run.sqlite", "workers": 0, "layer": "2"}
     return RunPhotos(explain.run(folder / "list.json", explainer, "gradcam", **options), explainer)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> RunPhotos:
+    """A third of the red photos have the mark."""
+    folder = tmp_path_factory.mktemp("marks")
+    return run_of(folder, lambda number: number % 9 == 0, shortcut())
 
 
 @pytest.fixture(scope="module")
@@ -199,12 +204,41 @@ def test_the_command_line_writes_the_same(
     (document,) = json.loads(capsys.readouterr().out)["repairs"]
     assert document["accuracy"] == repair(finding, photos).to_dict()["accuracy"]
     assert document["files"] == [str(file), str(tmp_path / "repaired.html")]
-    # no such finding; and a class without boxes, where the model is not blamed
-    for name, message in (("99", "--finding must be"), ("red", "boxes")):
-        assert main([*arguments, "--finding", name]) == 1
-        error = capsys.readouterr().err
-        assert message in error
-        assert name == "99" or "model" not in error
+    assert main([*arguments, "--finding", "99"]) == 1
+    assert "--finding must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tenths", [8, 10])
+def test_a_mark_that_most_of_a_class_has_is_taken_without_being_named(
+    tenths: int, tmp_path: Path
+) -> None:
+    """The marked photos are no small cluster, and without any other no cluster at all; yet the true
+    mark does nothing to the repaired model."""
+    photos = run_of(
+        tmp_path, lambda number: number % 30 < 3 * tenths and number % 3 == 0, shortcut()
+    )
+    insight = photos.run.insight(explainer=photos.explainer)
+    tried = insight.confirmed()
+    assert tried.finding.target == "red"
+    assert tried.taken > 0.8
+    assert tried.control < 0.05
+    repaired = repair(insight.finding(), photos)
+    x = torch.rand(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)) * 0.2
+    x[:, :, 10:18, 10:18] = torch.eye(3)[:, :, None, None]
+    x[:, :, :MARK, :MARK] = 1
+    assert repaired.model(x).argmax(1).tolist() == [0, 1, 2]
+
+
+def test_what_no_mark_decides_is_not_repaired_unasked(tmp_path: Path, capsys: Any) -> None:
+    """Colours decide, wherever they are: the patch of another photo does nothing to it."""
+    fair = shortcut()
+    with torch.no_grad():
+        fair[5].weight[:] = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0], [-1.0, 0, 0, 0]])
+    photos = run_of(tmp_path, lambda number: number % 9 == 0, fair)
+    with pytest.raises(RunError, match="finding must be named"):
+        photos.run.insight(explainer=photos.explainer).finding()
+    with pytest.raises(RunError, match="no model"):
+        photos.run.insight().finding()
 
 
 def test_bad_input_is_refused_in_one_line(photos: RunPhotos, finding: Any) -> None:

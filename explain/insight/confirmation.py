@@ -1,0 +1,100 @@
+"""Which finding of an insight the model reads: its mark is put on other photos, and the answers are
+counted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from explain._utils.errors import RunError
+from explain.hooks import intervene
+from explain.hooks.preserve import untouched
+from explain.insight.ablation import sign_test
+from explain.insight.class_statistics import ClassStatistics
+from explain.insight.clusters import Cluster
+from explain.insight.reattribution import RunPhotos
+from explain.insight.spurious_regions import MarkedPhotos, marked_photos
+from explain.targets.base import find_logits
+
+TRIED = 5  # clusters, and as many classes
+HOSTS = 64  # photos that get the mark of each
+BATCH = 32
+CHANCE = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class TriedFinding:
+    """A finding, and the shares of other photos that get its class: with its mark, and with another
+    patch.
+
+    ``chance`` is the probability of so large a difference if the mark had no effect (McNemar's
+    test).
+    """
+
+    finding: Cluster | ClassStatistics
+    taken: float
+    control: float
+    chance: float
+
+    def __str__(self) -> str:
+        finding = self.finding
+        what = "the class" if isinstance(finding, ClassStatistics) else f"{finding.size} photos of"
+        return (
+            f"{what} {finding.target}: with the mark, {self.taken:.0%} of other photos are taken "
+            f"for it, with another patch {self.control:.0%}"
+        )
+
+
+def confirmed_finding(
+    findings: Sequence[Cluster | ClassStatistics], photos: RunPhotos, seed: int = 0
+) -> TriedFinding:
+    """Return the finding whose mark draws most other photos to its class, of those that do so more
+    than another patch.
+
+    Args:
+        findings: clusters and classes; of two that draw as many, the first is taken.
+        photos: the photos of the run, and the model.
+        seed: of what is drawn at random.
+
+    Raises:
+        RunError: no mark draws photos to its class beyond chance (Bonferroni's correction).
+    """
+    results = []
+    for finding in findings:
+        try:
+            marks = marked_photos(finding, photos, most=HOSTS, seed=seed)
+        except RunError:  # too few photos
+            continue
+        if marks.target is not None:
+            results.append(_tried(finding, marks, photos, seed))
+    results.sort(key=lambda result: result.control - result.taken)
+    confirmed = [result for result in results if result.chance * len(results) <= CHANCE]
+    if confirmed:
+        return confirmed[0]
+    best = f" (the most: {results[0]})" if results else ", which have too few photos"
+    raise RunError(
+        f"finding must be named: the model is not shown to read any of the {len(findings)} that "
+        f"stand out{best}; explain more photos, or another layer, where marks are in the same place"
+    )
+
+
+def _tried(
+    finding: Cluster | ClassStatistics, marks: MarkedPhotos, photos: RunPhotos, seed: int
+) -> TriedFinding:
+    """Put the mark of a finding on other photos, and count the answers."""
+    explainer = photos.explainer
+    gets_class = []
+    with untouched(explainer.model), intervene(explainer.model, explainer.interventions):
+        for x in marks.pairs(seed):
+            scores = [
+                find_logits(explainer.model(explainer._placed(part)), len(part)).cpu()
+                for part in torch.split(x, BATCH)
+            ]
+            gets_class.append(torch.cat(scores).argmax(1) == marks.target)
+    moved, control = gets_class
+    return TriedFinding(
+        finding,
+        taken=float(moved.double().mean()),
+        control=float(control.double().mean()),
+        chance=sign_test(int((moved & ~control).sum()), int((control & ~moved).sum())),
+    )
