@@ -289,14 +289,22 @@ def test_metrics_in_units_of_the_map_grow_with_the_scores(seed: int) -> None:
 
 
 @pytest.mark.docs
-@pytest.mark.parametrize("seed", range(1, 4))
-def test_the_page_on_cheating_is_right_for_other_photos(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3, 6))
+def test_the_page_on_cheating_is_right_for_other_photos(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (code,) = blocks_of("docs/cheating.md", "python")
     names: dict[str, Any] = {}
-    exec(code.replace("seed=1", f"seed={seed}"), names)
-    share, labels = names["share_of_first"], names["labels"]
-    without = share(names["clean"][labels == 0])
-    control = share(names["elsewhere"])
-    assert control - without > 0.5
-    with pytest.raises(AssertionError):
-        names["test_the_mark_does_not_decide"]()
+    exec(code.replace("seed=1", f"seed={seed}").replace("seed=2", f"seed={seed + 10}"), names)
+    checks = [check for name, check in names.items() if name.startswith("test_")]
+    assert len(checks) == 3
+    for check in checks:
+        check()
+    for check in checks[:2]:
+        with pytest.raises(AssertionError):
+            check(names["model"])
+    with_mark, labels = names["photos"](200, seed=seed + 20, marked=[0, 1])
+    answers = {name: names[name](with_mark).argmax(1) for name in ("model", "repaired")}
+    assert (answers["model"] == 0).double().mean() > 0.9
+    assert (answers["repaired"] == labels).double().mean() > 0.9

@@ -12,7 +12,7 @@ from explain.data.inputs import Inputs
 from explain.engine.ends import reading
 from explain.hooks import preserve
 from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass
-from explain.targets.detections import Detected, Place
+from explain.targets.detections import Detected, Place, on_photo
 from explain.targets.detector_outputs import find_layout, reading_once
 from explain.targets.labels import Category, class_label
 from explain.targets.outputs import Activation, Prediction
@@ -65,7 +65,7 @@ def located(
         for query, category in hits[image]:
             assert layout is not None
             labels.append(class_label(categories, category))
-            box = _on_photo(layout.boxes[image][query], part, size)
+            box = on_photo(layout.boxes[image][query].tolist(), part, size)
             score = float(layout.scores[image][query, category])
             detections.append(Prediction(_numbered(labels), score, category, box))
         names: list[str] = []
@@ -134,7 +134,7 @@ def _box(
     category = settled.labels[image]
     label = class_label(categories, category)
     corners = settled.boxes[image]
-    box = _on_photo(corners, part, size)
+    box = on_photo(corners.tolist(), part, size)
     rank = settled.ranks[image]
     same = [item.label for item in detections if item.category == category and item.box == box]
     name = f"{label} box {','.join(f'{edge:.0f}' for edge in box)}"
@@ -161,18 +161,3 @@ def _numbered(labels: Sequence[str]) -> str:
     """
     count = labels.count(labels[-1])
     return labels[-1] if count == 1 else f"{labels[-1]}@{count}"
-
-
-def _on_photo(
-    box: torch.Tensor, part: Box, size: tuple[int, ...]
-) -> tuple[float, float, float, float]:
-    """A box in pixels of the input in those of the photo."""
-    left, top, right, bottom = box.tolist()
-    across = part.width / size[-1]
-    down = part.height / size[-2]
-    return (
-        part.left + left * across,
-        part.top + top * down,
-        part.left + right * across,
-        part.top + bottom * down,
-    )

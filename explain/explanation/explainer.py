@@ -45,7 +45,7 @@ from explain.models import (
 )
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, TopClass, as_target, text
-from explain.targets.detections import Place
+from explain.targets.detections import InPhoto, Place, on_photo, showing
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
 
@@ -414,7 +414,7 @@ class Explainer:
         x = torch.cat([photo.x for photo in photos])
         methods: Any = request.methods
         with intervene(self.model, request.options["interventions"]):
-            with naming(names):
+            with naming(names), showing(self._in_photo(photos, x)):
                 results: list[dict[str, Attribution]] = attribute(
                     self.model,
                     self._inputs(x),
@@ -480,6 +480,15 @@ class Explainer:
             )
             explanations.append(explanation)
         return explanations
+
+    def _in_photo(self, photos: Sequence[Photo], x: torch.Tensor) -> InPhoto:
+        """What brings boxes on the inputs of some photos to these photos."""
+
+        def in_photo(image: int, corners: Sequence[float]) -> Sequence[float]:
+            seen = locate(self.preprocess, photos[image].image.size)
+            return on_photo(corners, seen, tuple(x.shape[-2:]))
+
+        return in_photo
 
     def _on_photo(self, request: PhotoRequest, photo: Photo) -> PhotoRequest:
         """A request whose places, which are in pixels of the photo, are in those of the input."""

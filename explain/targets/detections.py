@@ -3,14 +3,16 @@ what of it counts; and a place on the image as text: the second cup, the person 
 in a box."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import torch
 
-from explain._utils.errors import TargetError, short_repr, warn
+from explain._utils.errors import TargetError, image_name, short_repr, warn
 from explain.data.boxes import Box
 from explain.targets.base import CheckedTarget, Labels, Picked, Target, check_one_per_image
 from explain.targets.detector_outputs import Boxes, Decode, Size, find_layout, read
@@ -21,9 +23,43 @@ Part: TypeAlias = Literal[
     "score", "logit", "existence", "left", "top", "right", "bottom", "overlap"
 ]
 SIDES = ("left", "top", "right", "bottom")
+LISTED = 5  # detections that messages name
 NEAR = 0.9
 """Of boxes that overlap a place nearly as much as the nearest does, the one with the best score is
 the same box."""
+
+
+InPhoto: TypeAlias = Callable[[int, Sequence[float]], Sequence[float]]
+"""From the number of an image in a batch and a box in pixels of its input, to the box in those of
+the photo."""
+_in_photo: ContextVar[InPhoto | None] = ContextVar("in_photo", default=None)
+
+
+@contextmanager
+def showing(in_photo: InPhoto) -> Iterator[None]:
+    """Within this block, messages about detections are in pixels of the photos."""
+    token = _in_photo.set(in_photo)
+    try:
+        yield
+    finally:
+        _in_photo.reset(token)
+
+
+def on_photo(corners: Sequence[float], seen: Box, size: Size) -> tuple[float, float, float, float]:
+    """A box in pixels of an input of ``size`` in those of the photo, of which it shows a part.
+
+    >>> on_photo((0, 0, 2, 4), Box(10, 10, 50, 50), (4, 4))
+    (10.0, 10.0, 30.0, 50.0)
+    """
+    left, top, right, bottom = corners
+    across = seen.width / size[-1]
+    down = seen.height / size[-2]
+    return (
+        seen.left + left * across,
+        seen.top + top * down,
+        seen.left + right * across,
+        seen.top + bottom * down,
+    )
 
 
 class NotDetectedError(TargetError):
@@ -101,7 +137,8 @@ class Detections(CheckedTarget):
         box = torch.as_tensor(self.box).detach().float()
         if box.ndim not in (1, 2) or box.shape[-1] != 4 or not (box[..., :2] < box[..., 2:]).all():
             raise TargetError(
-                f"box must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, or (N, 4), got {self.box!r:.60}"
+                "box must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, or a tensor (N, 4), got "
+                f"{self.box!r:.60}; left and top come first"
             )
         object.__setattr__(self, "box", box)
 
@@ -178,11 +215,29 @@ class Detections(CheckedTarget):
         least = self.threshold if boxes.dense else -torch.inf
         return suppressed(scores, boxes.boxes[image].detach(), least, boxes.dense)
 
+    def _check_in_image(self, wanted: torch.Tensor | None, image: int) -> None:
+        """Refuse a box or point beside the image."""
+        if self.size is None:
+            return
+        height, width = self.size[-2:]
+        place = self.point if wanted is None else tuple(wanted.tolist())
+        if place is None:
+            return
+        left, top, right, bottom = (*place, *place)[:4]
+        if right > 0 and bottom > 0 and left < width and top < height:
+            return
+        edges = self._edges((0.0, 0.0, float(width), float(height)), image)
+        raise TargetError(
+            f"target {self.name} must lie in what the model sees of {_photo(image)}, box {edges} "
+            f"(in {self._unit}); give a place there"
+        )
+
     def _find(
         self, boxes: Boxes, image: int, label: int | None, wanted: torch.Tensor | None
     ) -> tuple[int, int]:
         """The position and label of the box that is meant in one image."""
         corners = boxes.boxes[image].detach()
+        self._check_in_image(wanted, image)
         if wanted is not None:
             return self._nearest(boxes.scores[image].detach(), corners, image, label, wanted)
         detected = self._detected(boxes, image, label)
@@ -195,20 +250,54 @@ class Detections(CheckedTarget):
                 & (y <= corners[:, 3])
             )
             detected = (detection for detection in detected if around[detection[0]])
-        chosen = next(islice(detected, self.index, None), None)
-        if chosen is not None:
-            return chosen
-        numbers = sorted({number for _, number in self._detected(boxes, image, None)})
-        words = ", ".join(
-            class_label(self.categories, number).removeprefix("class ") for number in numbers[:8]
-        )
+        count = 0
+        for detection in detected:
+            if count == self.index:
+                return detection
+            count += 1
+        classes = boxes.scores[image].shape[1]
+        if boxes.dense and label is not None and label >= classes:
+            raise TargetError(
+                f"target {self.name} must have a class from 0 to {classes - 1}, got {label}; give "
+                "another"
+            )
+        what = "is not" if count == 0 else f"only {count} {'is' if count == 1 else 'are'}"
         raise NotDetectedError(
-            f"target {self.name} must be detected in the unaltered image {image}, but is not; take "
-            "one of the labels "
-            f"found there ({words or 'none at all'}), a lower threshold, or the box of a region to "
-            "see why nothing is "
-            "found"
+            f"target {self.name} must be detected in {_photo(image)}, but {what}; "
+            f"{self._remedy(boxes, image)}"
         )
+
+    def _remedy(self, boxes: Boxes, image: int) -> str:
+        """What is detected in an image, and what else can be asked for."""
+        corners = boxes.boxes[image].detach()
+        detected = islice(self._detected(boxes, image, None), LISTED)
+        words = [self._words(corners[cell], category, image) for cell, category in detected]
+        what = f"take what is: {', '.join(words)}" if words else "nothing is detected"
+        label = self.label[image] if isinstance(self.label, tuple) else self.label
+        named = class_label(self.categories, label) if isinstance(label, int) else label or ""
+        place = f"{named.removeprefix('class ')} box 120,40,300,380".strip()
+        return f"{what}; or, for what speaks against it, a place such as {place!r}"
+
+    def _words(self, corners: torch.Tensor, label: int, image: int) -> str:
+        """A detection as text: "cup box 120,40,300,380"."""
+        edges = self._edges(corners.tolist(), image)
+        return f"{class_label(self.categories, label).removeprefix('class ')} box {edges}"
+
+    def _edges(self, corners: Sequence[float], image: int) -> str:
+        """A box as messages give it: in pixels of the photo, or of the model's input."""
+        in_photo = self._in_photo
+        shown_corners = corners if in_photo is None else in_photo(image, corners)
+        return ",".join(f"{edge:.0f}" for edge in shown_corners)
+
+    @property
+    def _unit(self) -> str:
+        return "pixels of the photo" if self._in_photo else "pixels of the model's input"
+
+    @property
+    def _in_photo(self) -> InPhoto | None:
+        """How messages convert boxes; not at all for a target in pixels of the input."""
+        has_place = self.box is not None or self.point is not None
+        return None if has_place and not isinstance(self, Place) else _in_photo.get()
 
     def _nearest(
         self,
@@ -219,20 +308,21 @@ class Detections(CheckedTarget):
         wanted: torch.Tensor,
     ) -> tuple[int, int]:
         """The position and label of the box that overlaps the wanted one best."""
-        nearest = "none"
-        shared = 0.0
+        nearest = "it gives none"
         if scores.numel():
             cell, shared = matching_box(
                 _of_label(scores, label).amax(1), corners, wanted, self.index
             )
+            category = int(scores[cell].argmax()) if label is None else label
             if shared >= self.overlap:
-                return cell, int(scores[cell].argmax()) if label is None else label
-            nearest = ", ".join(f"{edge:.0f}" for edge in corners[cell].tolist())
+                return cell, category
+            overlap = f"overlaps it by {shared:.2f}" if shared > 0 else "does not overlap it"
+            nearest = (
+                f"the nearest, {self._words(corners[cell], category, image)}, {overlap}; give that"
+            )
         raise TargetError(
-            f"target {self.name} must overlap a detection of image {image} by {self.overlap:g}, "
-            "but the nearest "
-            f"in pixels of the input, ({nearest}), does so by {max(shared, 0):.2f}; give it, or a "
-            "lower overlap"
+            f"target {self.name} must overlap a box that the model gives for {_photo(image)} by "
+            f"{self.overlap:g} or more (in {self._unit}), but {nearest}"
         )
 
 
@@ -345,6 +435,12 @@ class Detected(Target):
         if self.of == "existence":
             return scores[cell].amax() if boxes.existence is None else boxes.existence[image][cell]
         return scores[cell, label]
+
+
+def _photo(image: int) -> str:
+    """How messages call an image of a batch."""
+    name = image_name(image)
+    return f"photo {name}" if name == str(image) else f"photo {name!r}"
 
 
 def _nothing(scores: torch.Tensor) -> torch.Tensor:

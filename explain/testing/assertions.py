@@ -34,7 +34,7 @@ class Interval:
         """The interval of some values ``(N,)``.
 
         >>> print(Interval.of(torch.tensor([0.0, 1.0] * 8)))
-        50.0 points (22.5 to 77.5)
+        50.0 points (95 %: 22.5 to 77.5)
         """
         values = values.double()
         count = len(values)
@@ -43,7 +43,7 @@ class Interval:
         return cls(mean, mean - reach, mean + reach, count)
 
     def __str__(self) -> str:
-        return f"{points(self.mean)} points ({points(self.low)} to {points(self.high)})"
+        return f"{points(self.mean)} points (95 %: {points(self.low)} to {points(self.high)})"
 
 
 def student(freedom: int) -> float:
@@ -96,13 +96,13 @@ class RegionUse:
     def __str__(self) -> str:
         covered = (
             f"without the region, the probability changes by {points(self.without)} points, "
-            f"without an equal area elsewhere by {points(self.control)}: {self.change} more"
+            f"without an equal area elsewhere by {points(self.control)}: more by {self.change}"
         )
         lies = ""
         if self.excess is not None:
             lies = (
                 f"; {self.share:.1%} of the {self.method} maps lie in it, and {self.area:.1%} of "
-                f"the area: {self.excess} more"
+                f"the area: more by {self.excess}"
             )
         return f"{covered}{lies}; limit {points(self.limit)}; {self.photos} photos, {self.settings}"
 
@@ -133,7 +133,7 @@ class Agreement:
         maps = ""
         if self.moved is not None:
             maps = (
-                f"; of the {self.method} maps {self.moved} of 100 lie elsewhere, limit "
+                f"; {self.moved} of the {self.method} maps lie elsewhere, limit "
                 f"{points(self.map_limit)} (between different photos {points(self.usual)})"
             )
         return f"{answers}{maps}; {self.photos} photos"

@@ -166,7 +166,7 @@ def test_no_detection_is_refused_in_the_image_and_scores_0_in_altered_ones(
 ) -> None:
     clean = Detections().choices_fixed(windows(x), 3)
     windows.threshold = 2.0
-    with pytest.raises(TargetError, match="labels found there"):
+    with pytest.raises(TargetError, match="but is not; nothing is detected"):
         explain.attribute(windows, x, "saliency", target=Detections())
     x.requires_grad_()
     score = clean.pick(windows(x), 3)[0]
