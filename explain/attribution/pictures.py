@@ -48,7 +48,10 @@ class Scene:
             self.photo, map_for(attribution, style), style, self.box, self.seen
         )
         box = self.boxes[target] if target < len(self.boxes) else None
-        return picture if box is None else overlays.outlined(picture, {"": box})
+        if box is None:
+            return picture
+        detected = [*self.detected.values(), box]
+        return overlays.outlined(picture, {"": box}, detected.index(box))
 
     def legend(self, style: Style) -> Legend | None:
         """What the colours mean on this photo, as far as the model saw it; each is drawn once."""

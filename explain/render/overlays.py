@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +106,17 @@ def draw_marked(
     return mark_unseen(style.draw(photo, values, region), photo, seen)
 
 
-def outlined(photo: Image.Image, boxes: Mapping[str, Edges]) -> Image.Image:
-    """Draw boxes (left, top, right, bottom) on a copy of a photo, each with its label."""
+def outlined(photo: Image.Image, boxes: Mapping[str, Edges], first: int = 0) -> Image.Image:
+    """Draw boxes (left, top, right, bottom) on a copy of a photo, each with its label.
+
+    The box with number ``first`` among all that are drawn elsewhere has its colour here too.
+    """
     picture = photo.copy()
     size = lettering(photo.size)
     draw = ImageDraw.Draw(picture)
     wide = max(1, round(min(photo.size) / 160))
-    for color, (label, (x0, y0, x1, y1)) in zip(cycle(COLORS), boxes.items(), strict=False):
+    colors = islice(cycle(COLORS), first % len(COLORS), None)
+    for color, (label, (x0, y0, x1, y1)) in zip(colors, boxes.items(), strict=False):
         left = max(x0, 0)
         top = max(y0, 0)
         right = min(x1, photo.width) - 1

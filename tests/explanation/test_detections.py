@@ -16,6 +16,7 @@ import explain
 from explain import TargetError
 from explain.cli import main
 from explain.models.nanodet import detect
+from explain.render.overlays import outlined
 from explain.targets import Detections, Segmentation
 from tests.conftest import ROOT
 
@@ -95,7 +96,7 @@ def test_what_is_not_there_is_refused_in_pixels_of_the_photo(
         assert "input" not in message
         assert "image 0" not in message
         assert {word for word in message.split() if word.startswith("--")} == set()
-        for box in re.findall(r"(?:person|tie) box -?\d+(?:,-?\d+){3}", message):
+        for box in re.findall(r"(?:person|tie) box -?\d+(?:,-?\d+){3}", message.split("; or")[0]):
             assert detector(PHOTO, "saliency", box).targets == [box.split()[0]]
 
 
@@ -117,3 +118,17 @@ def test_a_segmenter_explains_what_it_predicts(segmenter: explain.Explainer) -> 
         segmenter.model, segmenter.as_input(photo), "saliency", target=Segmentation(0)
     )
     assert_close(explanation.values, expected.values[0], atol=1e-6, rtol=1e-4)
+
+
+def test_a_box_has_one_colour_on_the_photo_and_on_its_map(detector: explain.Explainer) -> None:
+    """The line is the same in both; a region that is no detection has the colour of none."""
+    explanation = detector(PHOTO, "saliency", targets=["person", "tie", "cat box 100,100,300,300"])
+    photo = outlined(explanation.photo, {one.label: one.box for one in explanation.detections})
+    colours = []
+    for number, prediction in enumerate(explanation.boxes):
+        left, top, right, bottom = prediction.box
+        at_line = (int(right) - 1 if right < photo.width else int(left), int(top + bottom) // 2)
+        colours.append(explanation.overlay("saliency", number).getpixel(at_line))
+        if number < 2:
+            assert photo.getpixel(at_line) == colours[-1]
+    assert len(set(colours)) == 3
