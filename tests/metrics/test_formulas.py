@@ -480,3 +480,27 @@ def test_superpixels_follow_colours_and_have_no_gaps() -> None:
     of_square = labels[bright].bincount(minlength=24)
     of_rest = labels[~bright].bincount(minlength=24)
     assert torch.minimum(of_square, of_rest).sum() < 0.05 * 24 * 32
+
+
+def test_the_channels_of_a_map_are_pooled_by_their_squares() -> None:
+    """Against a float64 loop; positive and negative channels do not cancel out."""
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.randn(2, 3, 6, 6, generator=generator, dtype=torch.float64)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 2)).double()
+    x = torch.rand(2, 3, 6, 6, generator=generator, dtype=torch.float64)
+    boxes = torch.tensor([[0, 0, 3, 3], [2, 1, 5, 6]])
+    metrics = [m.RelevanceMass(), m.RelevanceRank()]
+    table = explain.evaluate(model, x, {"map": maps}, metrics, boxes=boxes)["map"]
+
+    for image, (x0, y0, x1, y1) in enumerate(boxes.tolist()):
+        sizes = {
+            (row, column): sum(float(maps[image, c, row, column]) ** 2 for c in range(3))
+            for row in range(6)
+            for column in range(6)
+        }
+        on_object = [(row, column) for row in range(y0, y1) for column in range(x0, x1)]
+        share = sum(sizes[place] for place in on_object) / sum(sizes.values())
+        largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[: len(on_object)]
+        hits = len(set(largest) & set(on_object)) / len(on_object)
+        assert float(table["relevancemass"][image]) == pytest.approx(share)
+        assert float(table["relevancerank"][image]) == pytest.approx(hits)
