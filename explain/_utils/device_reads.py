@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -82,7 +81,7 @@ def read_together(*tensors: Tensor) -> list[list[float]]:
     What waits to be found finite is read with them, and refused first.
 
     >>> read_together(torch.tensor([[1.0, 2.0]]), torch.tensor(True))
-    [[1.0, 2.0], [True]]
+    [[1.0, 2.0], [1.0]]
     """
     pending = _PENDING.get() or _Pending()
     refusals = pending.refusals.copy()
@@ -92,16 +91,13 @@ def read_together(*tensors: Tensor) -> list[list[float]]:
     if not values:
         return []
     flat = list(map(torch.flatten, map(Tensor.detach, values)))
-    rows: list[list[float]] = []
-    if all(map(attrgetter("is_cpu"), flat)):  # there is nothing to wait for
-        rows += map(Tensor.tolist, flat)
-    else:
-        for place, row in enumerate(flat):  # of a model on several devices
-            flat[place] = row.to(flat[0].device)
-        numbers = torch.cat(flat).tolist()
-        for row in flat:
-            rows.append(numbers[: len(row)])
-            del numbers[: len(row)]
+    for place, row in enumerate(flat):  # of a model on several devices
+        flat[place] = row.to(flat[0].device)
+    numbers = torch.cat(flat).tolist()
+    rows = []
+    for row in flat:
+        rows.append(numbers[: len(row)])
+        del numbers[: len(row)]
     token = _PENDING.set(None)
     try:
         for refuse, (total,) in zip(refusals, rows, strict=False):

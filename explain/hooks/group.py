@@ -538,7 +538,7 @@ class _RunNote(Registered):
         if self.thread == threading.get_ident():
             self.names.append(self.name)
             if self.fn is not None:
-                self.fn(self.name, output)
+                super().__call__(self.name, output)
 
 
 class CallCounter:
