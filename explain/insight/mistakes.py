@@ -183,9 +183,7 @@ class LabelMistakes:
         return [(words, photos) for words, photos in kinds if photos]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**fields_of(self), "missed_photos": dict(self.missed_photos)} | {
-            "alarm_photos": dict(self.alarm_photos)
-        }
+        return fields_of(self)
 
 
 def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | None:

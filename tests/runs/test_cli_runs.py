@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -75,6 +76,36 @@ def test_a_document_says_the_same_and_pictures_are_drawn_on_request(typed: Typed
     assert len(summary["pictures"]) == 1
     assert Path(summary["pictures"][0]).parent == Path("run-pictures")
     assert Path(summary["pictures"][0]).is_file()
+
+
+def test_a_table_of_a_row_a_photo_is_written_and_what_a_changed_request_adds_is_said(
+    typed: Typed,
+) -> None:
+    Path("list.csv").write_text("photo,label\n000.png,goldfish\n002.png,gold fish\n")
+    words = ["run", "photos", "-m", "saliency", "--boxes", "list.csv", "--table", "t.csv", *QUICK]
+    code, out, err = typed(*words)
+    assert (code, out[-1]) == (0, "wrote t.csv")
+    assert err == [
+        "note: label 'gold fish' is none of the model's: it counts neither as right nor as wrong; "
+        "did you mean 'goldfish'?"
+    ]
+    with open("t.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["label"] for row in table] == ["goldfish", "", "gold fish"]
+    for row in table:
+        probabilities = list(map(float, list(row.values())[7:]))
+        assert len(probabilities) == 200
+        assert sum(probabilities) == pytest.approx(1, abs=1e-4)
+        assert max(probabilities) == pytest.approx(float(row["probability"]), rel=1e-6)
+    Path("t.csv").rename("u.csv")
+    Path("t.csv").touch()
+    code, out, err = typed(*words, "-m", "inputxgradient")
+    assert (code, out, len(err)) == (2, [], 1)
+    code, out, err = typed(*words, "-m", "inputxgradient", "--force")
+    assert (code, Path("t.csv").read_text()) == (0, Path("u.csv").read_text())
+    assert err[0].startswith(
+        "note: methods: saliency before, saliency and inputxgradient now; what the photos"
+    )
 
 
 def test_a_run_is_exported(typed: Typed) -> None:
