@@ -378,8 +378,10 @@ class Job:
     def _every_probability(self, probabilities: torch.Tensor | None) -> str | None:
         """The probability of every label, or of every class where there are not too many."""
         kind = (self.explainer._outputs or Outputs()).kind
-        if probabilities is None or len(probabilities) == 1:
+        if probabilities is None:
             return None
+        if len(probabilities) == 1 and self.explainer.categories is None:
+            return None  # whether 0 is its class or says no is not known
         if kind == "classes" and len(probabilities) > MOST_CLASSES:
             return None
         return json.dumps({kind: [_short(value) for value in probabilities.tolist()]})

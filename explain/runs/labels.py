@@ -53,12 +53,14 @@ class Labels:
         where that is not known.
 
         A list with as many zeros and ones as there are classes says of each class whether it is
-        true; -1 says that this is uncertain.
+        true; -1 says that this is uncertain. Where there is one class, 0 is no and 1 is yes.
         """
         if label is None:
             return None
         labels = each_label(label)
         names = self.categories if self.classes is None else self.classes
+        if names is not None and len(names) == 1 and labels in ((0,), (1,)):
+            return [self._of_one(0)] if labels == (1,) else []
         # numbers of classes do not repeat, and none is below 0
         is_vector = len(set(labels)) < len(labels) or -1 in labels
         fits = is_vector if names is None else len(labels) == len(names)

@@ -129,6 +129,24 @@ def test_labels_that_are_missed_and_false_alarms_are_counted_explained_and_shown
         one_of_five.insight(threshold=0.3)
 
 
+@pytest.mark.parametrize("labels", [(1, 0, 1, 0), ("sick", "normal", "sick", "normal")])
+def test_one_label_is_missed_or_a_false_alarm_too(labels: Any, tmp_path: Path) -> None:
+    model = settled(TinyNet(classes=1)).eval()
+    network = explainer(model, categories=["sick"], activation="sigmoid")
+    with torch.no_grad():
+        yes = [float(model(as_it_is(picture(n))[None]).double().sigmoid()) for n in range(4)]
+    threshold = sum(sorted(yes)[1:3]) / 2
+    photos = [(picture(number), label) for number, label in enumerate(labels)]
+    run = explain.run(photos, network, "saliency", output=tmp_path / "run.sqlite", workers=0)
+    is_sick = [label in (1, "sick") for label in labels]
+    missed = sum(sick and p < threshold for sick, p in zip(is_sick, yes, strict=True))
+    alarms = sum(not sick and p >= threshold for sick, p in zip(is_sick, yes, strict=True))
+    mistakes = run.insight(threshold=threshold).labels
+    assert mistakes is not None
+    counts = [(one.missed, one.false_alarms, one.present, one.absent) for one in mistakes]
+    assert counts == ([(missed, alarms, 2, 2)] if missed or alarms else [])
+
+
 def detector() -> explain.Explainer:
     network = Small().eval()
     network.head.bias.data[4:] += 0.6  # so that something is detected
