@@ -13,6 +13,7 @@ from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
 
 from explain._utils.html import picture_html
+from explain.render.styles import SIGNED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 At = Literal["layers", "channels", "heads", "tokens", "positions", "regions"]
 
 
-COLORMAP = "RdBu_r"
 UNIT = "effect on the score"
 SHOWN = 15  # rows of the table, but of layers all
 
@@ -148,7 +148,7 @@ class Effects:
             axes.imshow(effects, **self._colors, extent=extent, alpha=opacity)
             axes.set_title(layer, fontsize=9)
         # without transparency
-        colors = ScalarMappable(Normalize(-self._largest, self._largest), COLORMAP)
+        colors = ScalarMappable(Normalize(-self._largest, self._largest), SIGNED)
         figure.colorbar(colors, ax=figure.axes, label=UNIT, shrink=0.7)
         return figure
 
@@ -173,7 +173,7 @@ class Effects:
 
     @property
     def _colors(self) -> dict[str, Any]:
-        return {"cmap": COLORMAP, "vmin": -self._largest, "vmax": self._largest}
+        return {"cmap": SIGNED, "vmin": -self._largest, "vmax": self._largest}
 
     def picture(self) -> Image.Image:
         """The figure as a picture."""

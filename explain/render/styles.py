@@ -228,6 +228,18 @@ def fine(values: Array) -> Array:
     return cv2.GaussianBlur(large, (0, 0), ROUNDED * times, borderType=cv2.BORDER_REPLICATE)
 
 
+def _enlarged(values: Array) -> Array:
+    """Return a coarse map with more cells, linearly between its own, so that a curve of its values
+    bends between these as well."""
+    import cv2
+
+    longest = max(values.shape)
+    if longest >= FINE:
+        return values
+    times = -(-4 * FINE // longest)
+    return cv2.resize(values.astype(np.float32), None, fx=times, fy=times)
+
+
 def smoothed(values: Array, spread: float) -> Array:
     """Sum a map ``(H, W)`` over a Gaussian as wide as this share of its longer side, which leaves
     few cells as they are; its largest becomes 1.
@@ -572,7 +584,7 @@ class Signed(Colored):
         return Ground.of_zero(self.table()[128])
 
     def levels(self, values: Array) -> Array:
-        return super().levels(smoothed(values, self.spread))
+        return super().levels(smoothed(_enlarged(values), self.spread))
 
     def opacity(self) -> Array:
         return rising(np.abs(2 * VALUES - 1), 0.17)

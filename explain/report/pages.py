@@ -28,6 +28,7 @@ from explain.render.styles import (
     Mask,
     Signed,
     SignedContour,
+    Spotlight,
     curve,
 )
 from explain.report.item import Detail, has_model, item, subject_name, summary, table_of
@@ -228,6 +229,7 @@ def _drawing() -> dict[str, Any]:
         "intensity": _colored(Intensity(), MAGNITUDES),
         "signed": _colored(Signed(), CONTRIBUTIONS),
         "areas": Mask.spread,
+        "dark": Spotlight.dark,
         "net": SignedContour.spread,
         "sides": SignedContour.shares,
     }

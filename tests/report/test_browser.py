@@ -130,29 +130,27 @@ def stage_of(page: Opened) -> np.ndarray[Any, Any]:
     return np.asarray(shot)
 
 
-@pytest.mark.parametrize("view", ["heat", "mask", "spotlight"])
+@pytest.mark.parametrize("view", ["heat", "mask", "spotlight", "signed"])
 def test_the_page_draws_what_the_package_draws(
     opened: Open, file: Path, explanation: Any, view: str
 ) -> None:
     """The stage, pixel by pixel, is the overlay that Python draws, but for the JPEG and the
     smoothing of a screen."""
-    opacity = "&opacity=75" if view == "heat" else ""
-    page = opened(file, f"#view={view}{opacity}")
+    page = opened(file, "#method=2" if view == "signed" else f"#view={view}")
     shown = stage_of(page)
     large = explanation.photo.resize(shown.shape[1::-1], Image.Resampling.BILINEAR)
     scale = large.width / explanation.photo.width
     box = explain.data.boxes.Box(*(edge * scale for edge in vars(explanation.box).values()))
     style: Any = styles.get_style(view)
-    overlay = np.asarray(
-        style.draw(large, explanation.attributions["gradcam"].heatmap[0].numpy(), box)
-    ).astype(int)
+    values = explanation.attributions["gradcam"].heatmap[0].numpy()
+    if view == "signed":
+        values = explanation.attributions["inputxgradient"].signed[0].numpy()
+    overlay = np.asarray(style.draw(large, values, box)).astype(int)
     left, top, right, bottom = (round(edge) for edge in vars(box).values())
     seen = np.s_[top + 3 : bottom - 3, left + 3 : right - 3]
     off = np.abs(shown[seen].astype(int) - overlay[seen]).mean()
-    other = np.asarray(
-        style.draw(large, explanation.attributions["gradcam"].heatmap[0].numpy()[::-1, ::-1], box)
-    ).astype(int)
-    assert off < {"heat": 8, "mask": 10, "spotlight": 14}[view]
+    other = np.asarray(style.draw(large, values[::-1, ::-1], box)).astype(int)
+    assert off < {"heat": 8, "mask": 10, "spotlight": 14, "signed": 8}[view]
     # a map that is turned is not taken for it
     assert off < np.abs(other[seen] - overlay[seen]).mean() / 2
 

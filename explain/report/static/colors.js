@@ -102,7 +102,7 @@ class Colors {
     const least = threshold(falling, share);
     for (let i = 0; i < areas.length; i++) {
       const value = areas[i] < least ? 0 : areas[i];
-      pixels[4 * i + 3] = Math.round(255 * 0.86 * (1 - value) ** 2);
+      pixels[4 * i + 3] = Math.round(255 * (1 - this.drawing.dark) * (1 - value) ** 2);
     }
   }
 
