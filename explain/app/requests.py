@@ -24,7 +24,7 @@ from explain._utils.errors import (
 from explain._utils.options import CheckedFields, register_reader
 from explain.baselines.replacements import get_baseline
 from explain.data.boxes import Box
-from explain.data.greys import MIN_CONTRAST, NO_CONTRAST, Window, contrast
+from explain.data.greys import NO_CONTRAST, Window, has_contrast
 from explain.data.images import load_image
 from explain.methods.base import Method, get_method
 from explain.models import preprocessing
@@ -104,7 +104,7 @@ def decode_upload(
             photo = load_image(content, window)
     except ImageError as error:
         raise ImageError(f"{base_name}: {error}") from error
-    if contrast(photo) < MIN_CONTRAST:
+    if not has_contrast(photo):
         notes.append(NO_CONTRAST)
     photo.notes = notes  # type: ignore[attr-defined]  # what its answers say of it
     photo.filename = base_name  # type: ignore[attr-defined]  # the name in records

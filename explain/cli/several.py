@@ -126,12 +126,12 @@ def photo_label(path: str) -> str:
 def read_photo(path: str, answer: Output, explainer: "Explainer") -> "Image.Image":
     """Read a photo; where it comes from stays with it. What libraries print about it shortens to a
     note."""
-    from explain.data.greys import MIN_CONTRAST, NO_CONTRAST, contrast
+    from explain.data.greys import NO_CONTRAST, has_contrast
     from explain.data.opening import hushed, troubles
 
     with hushed() as printed:
         photo = explainer._load(_piped() if path == STDIN else path)
-    if contrast(photo) < MIN_CONTRAST:
+    if not has_contrast(photo):
         answer.note(f"{photo_label(path)}: {NO_CONTRAST}")
     for trouble in troubles(printed):
         answer.note(f"{photo_label(path)}: {trouble}")

@@ -1,6 +1,7 @@
 """Scans: files of NumPy (.npy) and DICOM (.dcm), with one slice or several, each of which is a
 photo."""
 
+import importlib
 import math
 import os
 import re
@@ -222,9 +223,9 @@ def _from_npy(file: Any, name: str, size: int) -> Scan:
 
 
 def _from_dicom(file: Any, name: str) -> Scan:
-    pydicom = optional("pydicom", f"for the DICOM file {name}", "dicom", ImageError)
-    from pydicom import pixels as decoding
-
+    why = f"for the DICOM file {name}"
+    pydicom = optional("pydicom", why, "dicom", ImageError)
+    decoding = optional("pydicom.pixels", why, "dicom", ImageError)
     file.seek(0)
     data = pydicom.dcmread(file)
     if not any(kind in data for kind in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
@@ -255,9 +256,8 @@ def _from_dicom(file: Any, name: str) -> Scan:
 def _rescaled(slices: Array, data: Any) -> Array:
     """The values that stored ones stand for, such as Hounsfield units."""
     if "ModalityLUTSequence" in data:
-        from pydicom.pixels import apply_modality_lut
-
-        return apply_modality_lut(slices, data)
+        units: Array = importlib.import_module("pydicom.pixels").apply_modality_lut(slices, data)
+        return units
     parts = [
         _part(data, "PixelValueTransformationSequence", number) for number in range(len(slices))
     ]

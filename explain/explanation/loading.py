@@ -153,7 +153,7 @@ class Saved:
                 f"image for {self._name} must have the pixels that were explained; use "
                 "repeat(image=...)"
             )
-        photo.filename = record.image.path or ""  # type: ignore[attr-defined]  # as Pillow does for those that it opens
+        photo.filename = record.image.path or ""  # as Pillow does for those that it opens
         explainer = arguments["explainer"]
         self._check_same("preprocessing", record.preprocess, name_of_callable(explainer.preprocess))
         self._check_same("weights", record.weights, explainer.weights)

@@ -22,6 +22,7 @@ from explain.models.preprocessing import (
     Interpolation,
     Values,
     adjusted,
+    as_plain,
     cropped,
 )
 from explain.targets.outputs import configured_activation
@@ -189,6 +190,10 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
     missing = [value for value in ("size", "mean", "std") if value not in said]
     if not missing:
         return None
+    origin = getattr(preprocess, "origin", None)
+    if origin is None:
+        with suppress(ModelError):  # a function, which shows itself as it likes
+            preprocess = as_plain(preprocess, "it")
     words = {"mean": "mean", "std": "standard deviation"}
     assumed_values = [value for value in missing if value in words]
     if isinstance(preprocess, CenterCrop) and all(map(preprocess.is_imagenets, assumed_values)):
@@ -197,7 +202,6 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
         assumed = f"a centre crop of {preprocess.side} pixels{grey}"
         assumed += f", ImageNet's {of_imagenet}" if of_imagenet else ""
     else:
-        origin = getattr(preprocess, "origin", None)
         assumed = str(preprocess) if origin is None else f"{origin}, {preprocess}"
     arguments = ", ".join(f"{value}=" for value in missing)
     flags = ", ".join(f"--{value}" for value in missing)

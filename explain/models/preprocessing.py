@@ -287,7 +287,7 @@ def adjusted(
     if channels is None and isinstance(of_each_channel, (list, tuple)):
         channels = 1 if len(of_each_channel) == 1 else None
     if channels != 1 and hasattr(preprocess, "with_values"):
-        return preprocess.with_values(size, mean, std, interpolation)  # type: ignore[no-any-return]
+        return preprocess.with_values(size, mean, std, interpolation)
     plain = as_plain(preprocess, " and ".join(names))
     if channels is None:
         channels = len(plain.mean)

@@ -9,7 +9,7 @@ import torch
 from explain._utils.errors import ExplainError, ImageError, collect_warnings, raised
 from explain._utils.signals import came_by_signal
 from explain.data.boxes import Box, Preprocess, as_input, locate
-from explain.data.greys import MIN_CONTRAST, NO_CONTRAST, Window, contrast
+from explain.data.greys import NO_CONTRAST, Window, has_contrast
 from explain.data.images import load_image
 from explain.store.sources import Entry, Failed, Label, ObjectBox, Source
 
@@ -69,7 +69,7 @@ class Preparer:
             pixels = x.view(torch.uint8).numpy().tobytes()
         else:
             photo = load_image(content.image, self.window)
-            if contrast(photo) < MIN_CONTRAST:
+            if not has_contrast(photo):
                 raise ImageError(NO_CONTRAST)
             x = _as_float(self.preprocess(photo)).detach().cpu().contiguous()
             size = photo.size

@@ -11,7 +11,8 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from explain import ModelError
+import explain
+from explain import ExplainWarning, ModelError
 from explain.models import load
 from explain.models.weights import read_weights
 
@@ -35,6 +36,8 @@ def test_the_number_of_classes_is_read_from_the_head_in_any_order_of_names(
     loaded = load(name, weights=tmp_path / "backwards.pt")
     assert loaded.categories is None
     assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.model.state_dict().items())
+    with pytest.warns(ExplainWarning, match="assumed"):
+        explain.Explainer(loaded)
 
 
 @pytest.mark.filterwarnings("ignore:::timm")
@@ -46,6 +49,8 @@ def test_the_number_of_classes_of_timm_is_read_from_the_head(name: str, tmp_path
     loaded = load(f"timm:{name}", weights=tmp_path / "w.pt")
     assert loaded.categories is None
     assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.model.state_dict().items())
+    with pytest.warns(ExplainWarning, match="assumed"):
+        explain.Explainer(loaded)
 
 
 def test_weights_that_unpack_to_more_than_their_file_are_refused_unread(tmp_path: Path) -> None:
