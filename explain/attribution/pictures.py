@@ -116,6 +116,20 @@ class Look:
         # refuses wrong values
         styles.get_style(self.style or "heat", colormap=self.colormap, alpha=self.alpha)
 
+    def refuse_unused(self, method_styles: Sequence[str]) -> None:
+        """Refuse options that none of the styles has in which these methods are drawn.
+
+        Raises:
+            ExplainError: one has no effect.
+        """
+        if self.style is not None:  # which was looked at with its options
+            return
+        options = {"colormap": self.colormap, "alpha": self.alpha}
+        for name, value in options.items():
+            having = [hasattr(styles.get_style(style), name) for style in method_styles]
+            if value is not None and having and not any(having):
+                styles.get_style(method_styles[0], **{name: value})
+
     def of(self, method_style: str) -> Style:
         """The style for a method whose own is ``own``; lines around contributions have the colours
         of their sign.

@@ -21,6 +21,7 @@ from explain.cli.commands import (
     is_typed,
     model_options,
     option,
+    refuse_without_effect,
 )
 from explain.cli.output import DONE, Output, ProgressBar
 from explain.cli.questions import (
@@ -33,6 +34,7 @@ from explain.cli.questions import (
 )
 from explain.cli.several import (
     PhotoResult,
+    Photos,
     blaming,
     find_photos,
     for_all,
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
     from explain.metrics.evaluation import Table
 
 SHEET = "contact-sheet.html"
+PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
+OTHER_FILES = (".gif", ".webp", ".bmp", ".tif", ".tiff", ".html", ".json", ".npy", ".npz", ".zip")
+"""Endings that nobody means as the name of a folder."""
 FEW = 10  # photos up to which their pages have curves
 MOST_PREDICTIONS = 20  # printed of a photo; records have all
 MOST = 500  # photos of one sheet; a browser opens no more at once with ease
@@ -100,7 +105,11 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
 @model_options(several=True)
 @cli.batch_size
 @cli.budget
-@cli.output("explained", "FOLDER", "where to write")
+@cli.output(
+    "explained",
+    "FOLDER",
+    "where to write; of one photo, method and target, also the name of the picture, as cat.png",
+)
 @cli.force
 @option("--skip-existing", "skip photos whose results are already in the folder")
 @option("--html", "also write an HTML report, and a page of all photos if there are several")
@@ -151,6 +160,13 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
         slices=options.slices,
         in_volumes=all(explainer.sees_volumes for explainer in explainers),
     )
+    if Path(options.output).suffix.lower() in OTHER_FILES or not options.output:
+        raise UsageError(
+            f"--output must be a folder, or a picture that ends in {', '.join(PICTURES)}, got "
+            f"{options.output!r}; name one"
+        )
+    if _is_picture(options.output):
+        _check_single(context, options, photos, bool(group) or len(methods) > 1)
     sheet = ContactSheet(options, answer, len(photos[0]), has_models=len(models) > 1)
     works = [
         PhotoWork(options, answer, model, explainer, sheet, group or methods, metrics, baseline)
@@ -174,6 +190,41 @@ def _check_together(
         raise UsageError(
             f"--model {models[-1]} is one too many; name one model with --skip-existing"
         )
+
+
+def _is_picture(output: str) -> bool:
+    """Whether what is to be written is named as a picture, and not as a folder."""
+    path = Path(output)
+    return path.suffix.lower() in PICTURES and not path.is_dir()
+
+
+def _check_single(
+    context: click.Context, options: SimpleNamespace, photos: Photos, has_methods: bool
+) -> None:
+    """Refuse what gives more than the one picture that --output names.
+
+    Raises:
+        UsageError: there are several results, or files of another kind.
+    """
+    targets = options.top_k or len(options.target) + len(options.text)
+    several = {
+        "photos": sum(map(len, photos)) > 1,
+        "methods": has_methods,
+        "targets": targets > 1,
+        "models": len(options.model) > 1,
+    }
+    for what, is_several in several.items():
+        if is_several:
+            raise UsageError(
+                f"--output must be a folder for several {what}, got {options.output!r}; name one"
+            )
+    if Path(options.output).resolve() in [Path(photo).resolve() for photo in photos[0]]:
+        raise UsageError(
+            f"--output must be another file than the photo, got {options.output!r}; name one"
+        )
+    for name in ("html", "skip_existing", "picture_format", "map_format"):
+        refuse_without_effect(context, name, " with a picture as --output", unless=False)
+    options.html = options.skip_existing = False  # defaults of a file
 
 
 class ContactSheet:
@@ -300,18 +351,27 @@ class PhotoWork:
         html = None
         if options.html:
             html = self.sheet.page(explanation, f"{stem}.html", tables, str(self.model), bar)
-        files = explanation.save(
-            options.output,
-            stem=stem,
-            overwrite=options.force,
-            style=options.style,
-            alpha=options.alpha,
-            colormap=options.colormap,
-            html=html,
-            picture_format=options.picture_format,
-            map_format=options.map_format,
-            largest_side=options.largest_side,
-        )
+        look = {name: getattr(options, name) for name in ("style", "alpha", "colormap")}
+        if _is_picture(options.output):
+            files = [
+                explanation.save_picture(
+                    options.output,
+                    overwrite=options.force,
+                    largest_side=options.largest_side,
+                    **look,
+                )
+            ]
+        else:
+            files = explanation.save(
+                options.output,
+                stem=stem,
+                overwrite=options.force,
+                html=html,
+                picture_format=options.picture_format,
+                map_format=options.map_format,
+                largest_side=options.largest_side,
+                **look,
+            )
         self.explanation = explanation
         return _result(path, explanation, list(map(str, files)), tables, verdicts)
 

@@ -81,6 +81,8 @@ def _refuse_unheeded(
             setattr(options, name, None)
     for name, (has_effect, why) in effects.items():
         refuse_without_effect(context, name, why, unless=has_effect)
+        if not has_effect and name in ("alpha", "colormap"):  # a default of a file
+            setattr(options, name, None)
 
 
 def metrics_of(names: Sequence[str], *, has_boxes: bool = False) -> "list[Metric]":

@@ -109,7 +109,9 @@ def find_photos(
                 problems.append(f"folder {whole!r} {problem}")
         if not files:
             is_deeper = any(path.is_dir() and path.name[0] != "." for path in Path(name).iterdir())
-            remedy = "; --recursive looks into its folders" if is_deeper and not recursive else ""
+            remedy = "; name another"
+            if is_deeper and not recursive:
+                remedy = "; --recursive looks into its folders"
             problems.append(
                 f"folder {name!r} holds no images ({', '.join(sorted(EXTENSIONS | SCANS))}){remedy}"
             )

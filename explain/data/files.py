@@ -124,8 +124,8 @@ class Files:
         self._contents: dict[str, bytes] = {}
 
     def add_picture(self, name: str, picture: Image.Image) -> None:
-        """Add a picture; the name ends in .png or .jpg."""
-        if name.endswith(".jpg"):
+        """Add a picture; the name ends in .png, .jpg or .jpeg."""
+        if name.lower().endswith((".jpg", ".jpeg")):
             buffer = io.BytesIO()
             picture.save(buffer, "JPEG", quality=90)
             self.add_bytes(name, buffer.getvalue())

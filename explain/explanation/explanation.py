@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import (
+    ArgumentError,
     ExplainError,
     MethodError,
     OutputError,
@@ -193,9 +194,27 @@ class Explanation(Reportable):
             ExplainError: the method or target was not explained, or the style is unknown or has no
                 such option.
         """
+        if not isinstance(caption, bool):
+            raise ArgumentError(
+                f"caption must be True or False, got {shown(caption)}; True writes label, method "
+                "and layer"
+            )
         index = self._target(target)
         attribution = self._attribution(method, index)
-        style = self._look(**options).of(attribution.style)
+        look = self._look([attribution], **options)
+        return self._drawn(attribution, index, look, largest_side, caption=caption)
+
+    def _drawn(
+        self,
+        attribution: Attribution,
+        index: int,
+        look: Look,
+        largest_side: int | None,
+        *,
+        caption: bool,
+    ) -> Image.Image:
+        """One map on the photo, as `overlay` gives it."""
+        style = look.of(attribution.style)
         scene = self.scene.fitted(_whole_number("largest_side", largest_side))
         if not caption:
             return scene.overlay(attribution, style, index)
@@ -240,7 +259,7 @@ class Explanation(Reportable):
                 self.scene.fitted(LARGEST_SIDE),
                 self.results,
                 titles,
-                self._look(**options),
+                self._look(self._every, **options),
                 self._marks,
                 abreast,
             ),
@@ -321,12 +340,9 @@ class Explanation(Reportable):
             layout, self.alternative, width_cm=width_cm, letters=letters, heading=heading
         )
 
-    def _captioned_figure(
-        self, method: str, target: int, **options: Unpack[StyleOptions]
-    ) -> "Figure":
+    def _captioned_figure(self, attribution: Attribution, target: int, look: Look) -> "Figure":
         """One map as a figure, with what its caption says."""
-        attribution = self._attribution(method, target)
-        style = self._look(**options).of(attribution.style)
+        style = look.of(attribution.style)
         title, amount = self._title(target)
         said = pictures.sentence(attribution, title, self.categories)
         marks = self._marks(attribution.method, target)
@@ -393,6 +409,51 @@ class Explanation(Reportable):
             files, stem, html, picture_format, map_format, largest_side, **options
         ).write()
 
+    @keywords(StyleOptions)
+    def save_picture(
+        self,
+        path: str | os.PathLike[str],
+        method: str | None = None,
+        target: int | str = 0,
+        *,
+        overwrite: bool = False,
+        largest_side: int | None = LARGEST_SIDE,
+        **options: Unpack[StyleOptions],
+    ) -> Path:
+        """Write one map with its caption to a file, as `save` does: PNG, JPEG, PDF or SVG by its
+        ending.
+
+        Raises:
+            OutputError: it has another ending, exists and ``overwrite`` is not set, or cannot be
+                written.
+        """
+        place = Path(path)
+        ending = place.suffix[1:].lower().replace("jpeg", "jpg")
+        _check_format("the ending of path", ending, get_args(PictureFormat))
+        index = self._target(target)
+        attribution = self._attribution(method, index)
+        look = self._look([attribution], **options)
+        files = Files(place.parent, overwrite=overwrite)
+        self._add_picture(files, place.name, attribution, index, look, largest_side, ending)
+        [written] = files.write()
+        return written
+
+    def _add_picture(
+        self,
+        files: Files,
+        name: str,
+        attribution: Attribution,
+        index: int,
+        look: Look,
+        largest_side: int | None,
+        picture_format: str,
+    ) -> None:
+        if picture_format in ("pdf", "svg"):
+            figure = self._captioned_figure(attribution, index, look)
+            files.add_bytes(name, figures.as_file(figure, picture_format))
+            return
+        files.add_picture(name, self._drawn(attribution, index, look, largest_side, caption=True))
+
     def packed(self, stem: str | None = None) -> bytes:
         """Return the files of `save` as a ZIP archive."""
         return self._files(Files(""), stem, None).packed()
@@ -410,6 +471,7 @@ class Explanation(Reportable):
         source = stem_of(self.source) if self.source else "image"
         photo = slug(str(stem) if stem else source)
         several = len(self.results) > 1
+        look = self._look(self._every, **options)
         is_figure = picture_format in ("pdf", "svg")
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
@@ -422,16 +484,10 @@ class Explanation(Reportable):
                         **records.shape_and_digest(restored(*halved(values))),
                         "format": map_format,
                     }
-                if is_figure:
-                    shown_figure = self._captioned_figure(name, index, **options)
-                    files.add_bytes(
-                        f"{file}.{picture_format}", figures.as_file(shown_figure, picture_format)
-                    )
-                else:
-                    picture = self.overlay(
-                        name, index, caption=True, largest_side=largest_side, **options
-                    )
-                    files.add_picture(f"{file}.{picture_format}", picture)
+                name_of_picture = f"{file}.{picture_format}"
+                self._add_picture(
+                    files, name_of_picture, attribution, index, look, largest_side, picture_format
+                )
                 files.add_array(f"{file}.{map_format}", values)
                 files.add_json(f"{file}.json", record)
         has_sheet = several or len(self.methods) > 1
@@ -555,14 +611,23 @@ class Explanation(Reportable):
         answer = self.answer(target)
         return answer.label, answer.amount and f", {answer.amount}"
 
+    @property
+    def _every(self) -> list[Attribution]:
+        """The attributions of all methods and targets."""
+        return [attribution for result in self.results for attribution in result.values()]
+
     def _look(
         self,
+        attributions: Sequence[Attribution],
         *,
         style: StyleLike | None = None,
         alpha: float | None = None,
         colormap: str | None = None,
     ) -> Look:
-        return Look(self.style if style is None else style, colormap, alpha)
+        """How these are shown; options that do nothing for any of them are refused."""
+        look = Look(self.style if style is None else style, colormap, alpha)
+        look.refuse_unused([attribution.style for attribution in attributions])
+        return look
 
     @property
     def _model(self) -> str:

@@ -691,7 +691,8 @@ def get_style(
                 style_name for style_name in CHOICES if hasattr(STYLES[style_name], name)
             )
             raise ExplainError(
-                f"{option_name(name)} is for the style {having}, got {style.name!r}; leave it out"
+                f"{option_name(name)} is for the style {having}, got {style.name!r}; take that "
+                "style, or leave it out"
             )
     return replace(style, **options) if options else style  # type: ignore[type-var]
 

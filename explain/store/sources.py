@@ -93,6 +93,10 @@ class Source(ABC):
     """Whether a photo is the same while the stamp of its entry is; otherwise it is read to be
     compared."""
 
+    def __str__(self) -> str:
+        """What messages call it."""
+        return str(getattr(self, "folder", self.kind))
+
     @property
     def count(self) -> int | None:
         """How many entries there are, where that is known."""

@@ -140,7 +140,7 @@ def test_wrong_usage_is_code_2_and_writes_nothing(words: str, message: str, type
         ("--model resnet5", 2, "did you mean 'resnet50'"),
         ("--device toaster", 2, "device 'toaster' cannot be used"),
         ("--labels none.txt", 2, "labels 'none.txt' cannot be read"),
-        (f"--output {COFFEE}", 1, "cannot be written"),
+        (f"--output {COFFEE}", 1, "exists already"),
     ],
 )
 def test_what_was_asked_for_and_cannot_be_done_is_one_line(

@@ -118,6 +118,30 @@ def test_options_of_styles_go_to_those_that_have_them() -> None:
         Look(alpha=2.0)
 
 
+def test_arguments_of_pictures_that_would_do_nothing_are_refused(
+    explainer: explain.Explainer, tmp_path: Path
+) -> None:
+    both = explainer(spot((90, 60), (50, 30)), METHODS, 0, layer="light")
+    # each map takes what it has, as long as one of them takes it
+    faint = both.overlay("gradcam", alpha=0.1)
+    assert faint.tobytes() != both.overlay("gradcam").tobytes()
+    assert both.sheet(alpha=0.1).tobytes() != both.sheet().tobytes()
+    both.save(tmp_path / "both", alpha=0.1)
+    alone = explainer(spot((90, 60), (50, 30)), "inputxgradient", 0)
+    for draws in (
+        lambda: both.overlay("inputxgradient", alpha=0.1),
+        lambda: alone.sheet(alpha=0.1),
+        lambda: alone.save(tmp_path / "alone", alpha=0.1),
+        lambda: alone.save_picture(tmp_path / "alone.png", alpha=0.1),
+    ):
+        with pytest.raises(ExplainError, match="alpha is for the style heat, got 'signed'"):
+            draws()
+    for text in ("text", "", 1, None):
+        with pytest.raises(explain.ExplainError, match="caption must be True or False"):
+            both.overlay(caption=text)  # type: ignore[arg-type]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["both"]
+
+
 def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_areas(
     explainer: explain.Explainer,
 ) -> None:
