@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
@@ -182,55 +183,56 @@ class RunProgress(StatusLine):
     """The progress of a run over a data set: photos that were ``done``, and that were ``there``
     before.
 
-    Without a terminal, as in a job of the night, it is a line a minute, and one at the end.
+    Without a terminal, as in a job of the night, it is a line a minute, however long a batch takes,
+    and one at the end.
     """
 
     done = 0
     there = 0
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
-        self._line = ""
-        self._told = clock()
+    def __init__(self) -> None:
+        super().__init__()
+        self._line = "no photo done yet"
+        self._has_ended = threading.Event()
         self._has_told = False
+        self._teller = threading.Thread(target=self._tell, daemon=True)
+        if sys.stderr is not None and not sys.stderr.isatty():
+            self._teller.start()
 
     def close(self) -> None:
         """End with the run."""
         self.wipe()
+        self._has_ended.set()
+        if self._teller.is_alive():
+            self._teller.join()
         if self._has_told:
             tell(self._line)
 
     def __call__(self, state: Any) -> None:
         self.done = state.done
         self.there = state.there
-        self._tell(state)
-        done = state.there + state.done + state.failed
+        stored = state.there + state.done
+        ended = stored + state.failed
         parts = [
-            f"{done}/{state.total} photos" if state.total else f"{done} photos",
+            f"{ended}/{state.total} photos" if state.total else f"{ended} photos",
             f"{state.rate:.3g} a second",
         ]
         if state.left is not None and state.seconds >= SURE:
             parts.append(f"about {duration(state.left)} left")
         if state.failed:
             parts.append(f"{state.failed} failed")
-        self.draw(done / state.total if state.total else None, ", ".join(parts))
+        self.draw(ended / state.total if state.total else None, ", ".join(parts))
+        left = "" if state.total is None else f", {max(0, state.total - ended)} left"
+        rest = f", about {duration(state.left)} to go" if state.left else ""
+        self._line = (
+            f"{stored} photos done{left}, {state.failed} failed, {state.rate:.3g} a second{rest}"
+        )
 
-    def _tell(self, state: Any) -> None:
-        """Print a line, if there is no terminal and the last one was a minute ago."""
-        if self.hidden or sys.stderr is None or sys.stderr.isatty():
-            return
-        count = state.there + state.done
-        parts = [f"{count} photos done"]
-        if state.total is not None:
-            parts.append(f"{max(0, state.total - count - state.failed)} left")
-        parts += [f"{state.failed} failed", f"{state.rate:.3g} a second"]
-        if state.left:
-            parts.append(f"about {duration(state.left)} to go")
-        self._line = ", ".join(parts)
-        if self.clock() - self._told >= MINUTE:
-            tell(self._line)
-            self._told = self.clock()
-            self._has_told = True
+    def _tell(self) -> None:
+        while not self._has_ended.wait(MINUTE):
+            if not self.hidden:
+                tell(self._line)
+                self._has_told = True
 
 
 class ProgressBar(StatusLine):

@@ -183,7 +183,7 @@ def draw_label_mistakes(mistakes: Sequence[LabelMistakes], album: Album) -> dict
                 elif name in label.maps:
                     photo = heated(photo, label.maps[name], row.box)
                 else:
-                    remark = "no map of it"
+                    remark = "no map without the model"
                 tiles.append(Tile(photo, short(name), percent(probability), remark))
             pairs = [tiles[start : start + 2] for start in range(0, len(tiles), 2)]
             if pairs:

@@ -279,8 +279,8 @@ class Job:
             x,
             judged,
             metrics,
-            # a photo without boxes has some, whose figures do not count
-            boxes=[of or [(0, 0, width, height)] for of in boxes] if by_box else None,
+            # a photo without boxes has one, whose figures do not count
+            boxes=[of or [(0, 0, max(1, width // 2), height)] for of in boxes] if by_box else None,
             target=target if isinstance(classes, str) else classes,
             activation=self.explainer.activation,
             layer=self.options.get("layer"),

@@ -145,7 +145,8 @@ def changes_in_words(
         if name in NOT_FOR_PEOPLE:
             lines.append(f"{WORDS.get(name, name)}: others than before")
             continue
-        if name in ("methods", "metrics") and list(stored[name]) != list(now[name]):
+        named = ("methods", "metrics")
+        if name in named and list(stored.get(name) or ()) != list(now.get(name) or ()):
             keys = [name]  # not what belongs to each of them
         for key in keys:
             earlier = _in_words(old.get(key, stored.get(key)), categories)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -226,19 +227,29 @@ def test_boxes_of_coco_count_for_their_class_and_results_have_its_numbers(tmp_pa
 
 
 def test_without_a_terminal_a_run_prints_a_line_a_minute_and_one_at_the_end(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = 0.0
-    line = RunProgress(clock=lambda: seconds)
-    for step in range(26):
-        seconds = 10.0 * step
-        line(State(done=20 * step, failed=step // 12, there=100, total=700, seconds=seconds))
-    line.close()
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 5
-    assert said[0] == "220 photos done, 480 left, 0 failed, 2 a second, about 4 min to go"
-    assert said[-1] == "600 photos done, 98 left, 2 failed, 2.01 a second, about 49 s to go"
-    quick = RunProgress(clock=lambda: 0.0)
+    quick = RunProgress()
     quick(State(5, 0, 0, 5, 1.0))
     quick.close()
     assert capsys.readouterr().err == ""
+    monkeypatch.setattr("explain.cli.output.MINUTE", 0.05)
+    line = RunProgress()
+    steps = {
+        "no photo done yet": None,
+        "220 photos done, 480 left, 0 failed, 2 a second, about 4 min to go": State(
+            120, 0, 100, 700, 60.0
+        ),
+        "698 photos done, 0 left, 2 failed, 2.4 a second": State(598, 2, 100, 700, 250.0),
+    }
+    said: list[str] = []
+    for words, state in steps.items():
+        if state is not None:
+            line(state)
+        begun = time.monotonic()
+        while words not in said and time.monotonic() - begun < 20:
+            said += capsys.readouterr().err.splitlines()
+            time.sleep(0.02)
+    line.close()
+    assert list(dict.fromkeys(said)) == list(steps)
+    assert capsys.readouterr().err.splitlines()[-1] == list(steps)[-1]
