@@ -104,7 +104,7 @@ def decode_upload(
             photo = load_image(content, window)
     except ImageError as error:
         raise ImageError(f"{base_name}: {error}") from error
-    if not has_contrast(photo):
+    if not has_contrast(photo) and NO_CONTRAST not in notes:
         notes.append(NO_CONTRAST)
     photo.notes = notes  # type: ignore[attr-defined]  # what its answers say of it
     photo.filename = base_name  # type: ignore[attr-defined]  # the name in records

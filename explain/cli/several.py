@@ -134,7 +134,7 @@ def read_photo(path: str, answer: Output, explainer: "Explainer") -> "Image.Imag
     with hushed() as printed:
         photo = explainer._load(_piped() if path == STDIN else path)
     if not has_contrast(photo):
-        answer.note(f"{photo_label(path)}: {NO_CONTRAST}")
+        answer.note(f"{photo_label(path)}: {NO_CONTRAST}", once=True)
     for trouble in troubles(printed):
         answer.note(f"{photo_label(path)}: {trouble}")
     photo.filename = "" if path == STDIN else path  # type: ignore[attr-defined]  # as Pillow has it

@@ -107,7 +107,11 @@ def to_8_bits(
     values *= 255 / (high - low)
     if missing:
         values[~finite] = 0
-    return values.clip(0, 255, out=values).round(out=values).astype(np.uint8)
+    shown_values: Array = values.clip(0, 255, out=values).round(out=values).astype(np.uint8)
+    is_flat = shown_values.min() == shown_values.max()
+    if is_flat and volume is None and (low, high) != (0.0, 1.0):
+        warn(NO_CONTRAST)
+    return shown_values
 
 
 def _extremes(values: Array) -> tuple[float, float]:

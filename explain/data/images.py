@@ -204,13 +204,18 @@ def _read(file: Any, name: str, size: int, window: Window | None, stack: bool) -
         ) from None
     except UnidentifiedImageError:
         file.seek(0)
-        if _HEIC.match(file.read(12)):
+        head = file.read(12)
+        if _HEIC.match(head):
             return _decode(_from_heic(file, name), name, window)
+        pixels = _with_opencv(file) if head[:4] in _TIFF else None
+        if pixels is not None:  # floats in colour, or of 64 bits
+            return _decode(Image.fromarray(to_8_bits(pixels, window=window, name=name)), name)
         raise ImageError(
             f"image {name} is not an image that Pillow can read; convert it to PNG or JPEG"
         ) from None
 
 
+_TIFF = (b"II*\0", b"MM\0*")
 _HEIC = re.compile(rb".{4}ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
 """How photos of many phones begin, which Pillow alone does not read."""
 
@@ -287,9 +292,9 @@ def _to_rgb(image: Image.Image, window: Window | None, file: Any) -> Image.Image
     image.load()
     # Of 16 bits, Pillow keeps the upper 8.
     is_dark = has_deep_colors and max(map(max, _extrema(image))) < 64
-    with_colors = _deep_colors(file) if has_deep_colors and (is_dark or window) else None
-    if with_colors is not None:
-        pixels = to_8_bits(with_colors, window=window)
+    colors = _with_opencv(file) if has_deep_colors and (is_dark or window) else None
+    if colors is not None:
+        pixels = to_8_bits(colors, window=window)
     elif image.mode in DEEP:
         pixels = to_8_bits(np.asarray(image), window=window, bits=bits)
     elif window is not None:
@@ -314,17 +319,16 @@ def _extrema(image: Image.Image) -> Any:
     return image.convert("RGB").getextrema()
 
 
-def _deep_colors(file: Any) -> Array | None:
-    """All 16 bits of the colours in a file, or None where they cannot be read."""
+def _with_opencv(file: Any) -> Array | None:
+    """The pixels of a file as they are stored, or None where they cannot be read."""
     import cv2
 
     if file is None:
         return None
     file.seek(0)
-    content = np.frombuffer(file.read(), np.uint8)
-    pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
-    if pixels is None or pixels.ndim != 3:
-        return None
+    pixels = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_UNCHANGED)
+    if pixels is None or pixels.ndim == 2:
+        return pixels
     order = [2, 1, 0, 3][: pixels.shape[2]]  # of OpenCV, which has blue first
     return np.ascontiguousarray(pixels[:, :, order])
 

@@ -41,8 +41,9 @@ class Scan:
 
     def picture(self, number: int, window: Window | None) -> Image.Image:
         """Return a slice as a picture. All slices of a file are read in one range."""
+        volume = self.slices if len(self.slices) > 1 else None
         pixels = to_8_bits(
-            self.slices[number], window=window or self.window, volume=self.slices, name=self.name
+            self.slices[number], window=window or self.window, volume=volume, name=self.name
         )
         return Image.fromarray(255 - pixels if self.is_inverted else np.ascontiguousarray(pixels))
 

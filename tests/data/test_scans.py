@@ -77,6 +77,8 @@ def test_a_window_says_what_is_black_and_white_in_any_kind_of_image(
     for image in (greys, *(tmp_path / name for name in ("a.npy", "a.png", "a.tiff", "colors.png"))):
         shown = np.asarray(load_image(image, window))[:, :, 0]  # without a warning
         assert np.abs(shown - expected).max() <= 1
+    with pytest.warns(ExplainWarning, match="shows nothing"):
+        assert not np.asarray(load_image(greys, (9000, 10))).any()
     for wrong in ((40,), (40, 0), "40,400", (40, float("nan"))):
         with pytest.raises(ImageError, match="window must"):
             load_image(greys, wrong)  # type: ignore[arg-type]
@@ -116,6 +118,10 @@ def test_colours_of_12_bits_in_16_are_bright_and_upright(tmp_path: Path) -> None
     with pytest.warns(ExplainWarning, match="12 bits"):
         shown = np.asarray(load_image(tmp_path / "a.png"))
     np.testing.assert_array_equal(shown, within(pixels, 0, 4095))
+    floats = pixels[:, :, ::-1] / 4095
+    for precision in ("f4", "f8"):
+        cv2.imwrite(str(tmp_path / "a.tiff"), floats.astype(precision))
+        np.testing.assert_array_equal(load_image(tmp_path / "a.tiff"), shown)
     turned = Image.fromarray(pixels[:, :, 0])
     turned.save(tmp_path / "turned.png", exif=exif)
     np.testing.assert_array_equal(
