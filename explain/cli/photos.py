@@ -118,7 +118,7 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
 @option(
     "--alpha A", "opacity of the heat, 0 to 1", type=click.FloatRange(0, 1), show_default="0.75"
 )
-@option("--colormap NAME", "any colour map of matplotlib")
+@option("--colormap NAME", "any colour map of matplotlib; print is for grey print")
 @option(
     "--picture-format png|jpg|pdf|svg",
     "of overlays and sheets; pdf and svg are figures for print, with texts as texts",

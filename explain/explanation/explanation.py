@@ -188,7 +188,8 @@ class Explanation(Reportable):
                 320 pixels is enlarged for it.
             largest_side: the side in pixels to which a larger photo is reduced; None for none.
             alpha: opacity of the heat, 0 to 1.
-            colormap: a colour map of matplotlib, instead of the style's own.
+            colormap: a colour map of matplotlib instead of the style's own, or "print", whose
+                colours are told apart in grey print as well.
 
         Raises:
             ExplainError: the method or target was not explained, or the style is unknown or has no

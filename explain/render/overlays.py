@@ -80,7 +80,7 @@ def overlay(
         box: which part of the photo the model saw, as (left, top, right, bottom) in pixels of the
             photo; by default, all of it. What lies outside is hatched. Where the photo was cut by a
             preprocessing, ``explain.data.boxes.locate(preprocess, photo.size)`` finds the box.
-        colormap: any colour map of matplotlib, for styles that have one.
+        colormap: any colour map of matplotlib, or "print", for styles that have one.
         alpha: opacity of the heat, 0 to 1.
 
     Returns:

@@ -31,9 +31,7 @@ from explain.render.captions import COLORS, INK, PAPER, RGB, Legend
 HEAT = "plasma"  # perceptually uniform, readable with colour-vision deficiencies, and nowhere grey
 INTENSITY = "inferno"  # likewise, from black
 SIGNED = "RdBu_r"  # blue against, white nothing, red for
-PRINT = (
-    "print"  # dark blue against, grey nothing, light yellow for: three greys where grey is printed
-)
+PRINT = "print"  # dark blue against, grey nothing, light yellow for: apart in grey print as well
 
 
 def lookup_table(name: str) -> np.ndarray[Any, Any]:

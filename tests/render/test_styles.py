@@ -180,6 +180,26 @@ def test_a_contour_runs_around_the_places_of_the_shares() -> None:
         assert np.abs(distance - expected).max() < 3, share
 
 
+def test_lines_around_what_is_against_are_dashed_and_those_around_what_is_for_are_not() -> None:
+    """Two equal bumps, so that both lines are the circle that holds a half of each."""
+    y, x = np.mgrid[0:240, 0:480] + 0.5
+    radius = 30 * np.sqrt(2 * np.log(2))
+    values = np.zeros((240, 480))
+    for side, middle in ((1, 120), (-1, 360)):
+        values += side * np.exp(-((x - middle) ** 2 + (y - 120) ** 2) / (2 * 30**2))
+    blank = Image.new("RGB", (480, 240), (128, 128, 128))
+    lines = np.asarray(styles.SignedContour().draw(blank, values, Box(0, 0, 480, 240)))
+    drawn_over = (lines != 128).any(2)
+    angles = np.linspace(0, 2 * np.pi, 720, endpoint=False)
+    shares = []
+    for middle in (120, 360):
+        rows = (120 + radius * np.sin(angles)).astype(int)
+        columns = (middle + radius * np.cos(angles)).astype(int)
+        shares.append(drawn_over[rows, columns].mean())
+    assert shares[0] > 0.98
+    assert 0.4 < shares[1] < 0.85
+
+
 def test_the_evidence_of_padding_is_not_counted() -> None:
     values = np.zeros((8, 8))
     values[:1] = 1
