@@ -185,8 +185,8 @@ def photo(path: Any = CAT, **options: Any) -> explain.Explanation:
 
 
 ON_FILES: dict[str, tuple[Callable[[], Any], type[ExplainError], str]] = {
-    "channels first": (lambda: photo(np.zeros((3, 20, 20), np.uint8)), ImageError, "image"),
-    "floats up to 255": (lambda: photo(np.full((20, 20, 3), 255.0)), ImageError, "image"),
+    "a volume": (lambda: photo(np.zeros((5, 20, 20), np.uint8)), ImageError, "image"),
+    "an array of text": (lambda: photo(np.full((20, 20, 3), "255")), ImageError, "image"),
     "a misspelt label": (lambda: photo(target="expresso"), TargetError, "target"),
     "target and top_k": (lambda: photo(target=1, top_k=2), TargetError, "target"),
     "too few labels": (
