@@ -392,3 +392,15 @@ def alone(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor on the CPU that shares its memory with no other; a pickle would contain
     that too."""
     return tensor.detach().cpu().clone()
+
+
+def set_figures(attribution: Attribution, image: int) -> dict[str, float | None]:
+    """The share of the photo in its first set of regions, and the scores with it alone and without
+    it; empty for other maps."""
+    if attribution.sets is None:
+        return {}
+    sets = attribution.sets[image]
+    return {
+        f"set_{name}": getattr(sets[0], name) if sets else None
+        for name in ("size", "alone", "without")
+    }

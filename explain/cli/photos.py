@@ -522,20 +522,25 @@ def _result(
     """What is printed of a photo, and its part of the document, with the tables and verdicts of
     each target."""
     from explain.attribution.pictures import sentence
+    from explain.attribution.result import set_figures
 
     summary, lines = _predictions(explanation)
+    sizes = []
     for maps, label in zip(explanation.results, explanation.targets, strict=True):
         for attribution in maps.values():
             remark = sentence(attribution, label, explanation.categories)
             if remark:
                 lines.append(f"  {printable(remark)}")
+            size = set_figures(attribution, 0).get("set_size")
+            if size is not None:
+                sizes.append(f"{attribution.method}: {size:.1%} of the photo")
     lines += [f"  wrote {file}" for file in files]
     numbers = range(len(explanation.results))
     records = [
         explanation.record(method, number) for number in numbers for method in explanation.methods
     ]
     document: dict[str, Any] = {"image": path, "files": files, "records": records}
-    parts = [summary]
+    parts = [summary, *sizes]
     if tables:
         document["metrics"] = [table.to_dict() for table in tables]
         lines += _by_target(tables, explanation.targets)

@@ -18,6 +18,7 @@ from PIL import Image
 from explain._utils.errors import ExplainError, MetricError, naming, printable
 from explain._utils.html import LARGEST, picture_html, png
 from explain._utils.version import __version__
+from explain.attribution.result import set_figures
 from explain.data.files import Files
 from explain.engine.settings import Progress
 from explain.render.styles import (
@@ -465,15 +466,21 @@ def entry(
 
     ``repeated_by`` says how to repeat the explanation, where the subject itself does not.
     """
-    first = figures[0] if figures else {}
-    short = {**summary(subject), "figures": {name: dict(values) for name, values in first.items()}}
+    with_sets = []
+    for index, result in enumerate(subject.results):
+        measured = figures[index] if index < len(figures) else {}
+        of_maps = {}
+        for name, attribution in result.items():
+            of_maps[name] = {**measured.get(name, {}), **set_figures(attribution, 0)}
+        with_sets.append(of_maps)
+    short = {**summary(subject), "figures": with_sets[0]}
     if truth is not None:
         labels = list(subject.categories or ())
         index = find_label(truth, labels) if isinstance(truth, str) and labels else truth
         label = index if isinstance(index, str) else class_label(labels, index)
         short |= {"truth": printable(label), "right": printable(label) == short["label"]}
     return short, item(
-        subject, replace(SHEET, steps=steps), figures=figures, repeated_by=repeated_by
+        subject, replace(SHEET, steps=steps), figures=with_sets, repeated_by=repeated_by
     )
 
 

@@ -14,7 +14,7 @@ from explain._utils.errors import RunError, TargetError, collect_warnings, namin
 from explain.attribution.api import attribute
 from explain.attribution.encoding import encode
 from explain.attribution.records import versions
-from explain.attribution.result import Attribution
+from explain.attribution.result import Attribution, set_figures
 from explain.attribution.selection import select
 from explain.data.boxes import Box
 from explain.explanation.detected import Located, located
@@ -313,7 +313,7 @@ class Job:
         """The columns of ``results`` for one image of a batch, but for the name of the target."""
         index = None if isinstance(attribution.target, str) else int(attribution.target[image])
         samples = _figure(attribution.spent, image)
-        metrics = {metric: values[image] for metric, values in figures.items()} | _set_figures(
+        metrics = {metric: values[image] for metric, values in figures.items()} | set_figures(
             attribution, image
         )
         return {
@@ -411,18 +411,6 @@ def _short(value: float) -> float:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _set_figures(attribution: Attribution, image: int) -> Figures:
-    """The share of the photo in its first set of regions, and the scores with it alone and without
-    it."""
-    if attribution.sets is None:
-        return {}
-    sets = attribution.sets[image]
-    return {
-        f"set_{name}": getattr(sets[0], name) if sets else None
-        for name in ("size", "alone", "without")
-    }
 
 
 def _most_probable(

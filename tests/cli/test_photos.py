@@ -255,3 +255,19 @@ def test_the_bar_tells_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) ->
     assert screen.getvalue().endswith(f"{'█' * 6}{'░' * 18} 1/4 b\\x1b.png, about 60 s left")
     bar.wipe()
     assert screen.getvalue().endswith("\r\x1b[2K")
+
+
+def test_the_sizes_of_evidence_are_told_of_several_photos_and_on_their_page(
+    typed: Typed, tmp_path: Path
+) -> None:
+    """The sizes are those of the records' masks."""
+    Image.radial_gradient("L").save("b.png")
+    code, lines, errors = typed("a.png", "b.png", "--evidence", "--html", "--samples", "40")
+    assert (code, errors) == (0, [])
+    for name, line in zip(("a", "b"), lines, strict=False):
+        assert line.startswith(f"{name}.png: ")
+        for method in ("sufficient", "necessary"):
+            mask = np.load(tmp_path / "explained" / f"{name}-tiny-{method}.npy")
+            assert f"{method}: {(mask > 0).mean():.1%} of the photo" in line
+    page = (tmp_path / "explained" / "contact-sheet.html").read_text("utf-8")
+    assert page.count("set_size") >= 4
