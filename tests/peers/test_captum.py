@@ -12,6 +12,7 @@ from torch import nn
 import explain
 from explain import methods
 from explain.methods.path import RandomPoints
+from explain.relevance import Composite, Epsilon, When
 from tests.methods import plain
 from tests.peers.common import (
     TARGET,
@@ -55,6 +56,45 @@ def test_pixel_methods_are_the_same_where_every_relu_is_a_module(name: str) -> N
     model = random_model("resnet18")
     x = random(0, 2, 3, 64, 64)
     assert agree(getattr(peer, name)(model).attribute(x, TARGET), ours(model, PIXELS[name], x))
+
+
+class Residual(nn.Module):
+    """A block whose addition is a module or not, between a convolution and a head."""
+
+    def __init__(self, addition: nn.Module | None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.relu = nn.ReLU()
+        self.inner = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.addition = addition
+        self.last = nn.ReLU()
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.conv(x))
+        branch = self.norm(self.inner(x))
+        both = branch + x if self.addition is None else self.addition(branch, x)
+        scores: torch.Tensor = self.fc(self.pool(self.last(both)).flatten(1))
+        return scores
+
+
+def test_lrp_is_the_same_where_additions_are_modules_and_else_copies_relevance() -> None:
+    modules = pytest.importorskip("captum.attr._utils.custom_modules", reason="is of Captum")
+    linear = When(("convolution", "dense", "batchnorm"))
+    composite = Composite("captum", ((linear, Epsilon(1e-9, absolute=True)),))
+    x = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = []
+    for addition in (modules.Addition_Module(), None):
+        torch.manual_seed(0)
+        model = Residual(addition).double().eval()
+        values.append(peer.LRP(model).attribute(x, target=TARGET % 3).detach())
+        relevance = ours(model, methods.LRP(composite), x, TARGET % 3)
+        torch.testing.assert_close(
+            relevance, values[0], rtol=0, atol=1e-5 * float(values[0].abs().max())
+        )
+    assert (values[1] - values[0]).abs().max() > 0.2 * values[0].abs().max()
 
 
 def test_layer_methods_are_the_same_on_a_resnet() -> None:

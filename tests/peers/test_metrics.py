@@ -17,6 +17,7 @@ import explain
 from explain.baselines import Neighbours, Zero
 from explain.metrics import (
     ROAD,
+    AttributionLocalisation,
     Complexity,
     EnergyPointingGame,
     FaithfulnessEstimate,
@@ -178,6 +179,13 @@ def test_localisations_are_quantus(
             s_batch=masks[:, None].numpy(),
         )
         assert table[name].tolist() == pytest.approx([float(v) for v in theirs], abs=1e-5)
+    signed = maps - maps.mean()
+    like_quantus = AttributionLocalisation(weighted=False, sign="absolute")
+    ours = explain.evaluate(model, photos, {"map": signed}, like_quantus, target=1, masks=masks)
+    peer = quantus.AttributionLocalisation(**QUIET)
+    theirs = ask(peer, model, photos, signed, 1, s_batch=masks[:, None].numpy())
+    expected = [float(v) for v in theirs]
+    assert ours["map"]["attributionlocalisation"].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_road_is_grad_cams_but_for_its_noise(
