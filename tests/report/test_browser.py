@@ -203,6 +203,23 @@ def test_every_kind_of_explanation_is_shown(opened: Open, tmp_path: Path, kind: 
     assert page.tab.locator(".marks .frame").count() == {"padded": 0}.get(kind, 1)
 
 
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_many_methods_scroll_in_their_strip_and_not_the_page(
+    opened: Open, explainer: explain.Explainer, tmp_path: Path, size: dict[str, int]
+) -> None:
+    methods = ["gradcam", "layercam", "hirescam", "xgradcam", "gradcam++", "eigencam", "fullgrad"]
+    methods += ["saliency", "guidedbackprop", "inputxgradient", "lrp", "deeplift", "deconvnet"]
+    explanation = explainer(photo(), methods, targets=[0, 1])
+    page = opened(explanation.to_html(tmp_path / "many.html", steps=0), size=size)
+    across = "(each) => [each.scrollWidth, each.clientWidth]"
+    whole, seen = page.tab.locator(".film").evaluate(across)
+    assert whole > seen
+    assert page.tab.evaluate("document.documentElement.scrollWidth") == size["width"]
+    page.tab.locator(".film label").last.click()  # which scrolls to it
+    page.until("explainPage.viewer.state.method !== 0")
+    assert page.tab.evaluate("document.documentElement.scrollWidth") == size["width"]
+
+
 @pytest.mark.parametrize("which", ["page", "sheet"])
 def test_labels_are_texts_wherever_they_turn_up(
     opened: Open, file: Path, sheet: Path, which: str
