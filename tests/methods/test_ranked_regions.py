@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
+from explain import MethodError
 from explain.methods import LRP, XRAI, IntegratedGradients
 from explain.methods.base import get_method
 from explain.methods.regions import GivenRegions, joined_pixels
@@ -128,3 +129,10 @@ def test_a_preprocessing_that_does_more_leaves_each_photo_its_own_range() -> Non
         .values()
     )
     assert found.options["low"] is None
+
+
+def test_a_range_of_values_has_two_ends_in_order() -> None:
+    with pytest.raises(MethodError):
+        XRAI(low=(1.0,), high=(0.0,))
+    with pytest.raises(MethodError):
+        XRAI(low=(0.0,))

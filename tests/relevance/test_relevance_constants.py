@@ -203,3 +203,33 @@ def test_rules_and_composites_that_cannot_be_meant_are_refused(
 ) -> None:
     with pytest.raises(MethodError, match=said):
         made()
+
+
+class Joins(nn.Module):
+    """A linear model of the photo's pixels and of constants that are joined with them."""
+
+    def __init__(self, *, stacks: bool) -> None:
+        super().__init__()
+        self.stacks = stacks
+        self.constants = torch.linspace(-2, 3, 12, dtype=torch.float64)
+        self.head = nn.Linear(24, 2, bias=False).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        constants = self.constants.expand(len(x), 12)
+        pixels = x.flatten(1) * 2
+        if self.stacks:
+            return self.head(torch.stack([constants, pixels], 1).flatten(1))
+        return self.head(torch.cat([constants, pixels], 1))
+
+
+@pytest.mark.parametrize("stacks", [False, True], ids=["cat", "stack"])
+def test_constants_that_are_joined_take_their_weight_times_their_value(stacks: bool) -> None:
+    torch.manual_seed(0)
+    model = Joins(stacks=stacks)
+    x = torch.rand(2, 3, 2, 2, dtype=torch.float64)
+    a = explain.attribute(model, x, "lrp(composite='EpsilonPlus')", target=1)
+    weight = model.head.weight[1].detach()
+    taken = sum(float(w) * float(c) for w, c in zip(weight[:12], model.constants, strict=True))
+    # The stabiliser of the dense layer, 1e-6, takes a part too.
+    expected = x.new_full((2,), taken)
+    torch.testing.assert_close(a.coverage.taken["biases"], expected, rtol=2e-6, atol=0)
