@@ -267,4 +267,4 @@ def test_what_stands_out_is_said_first_and_what_does_not_is_said_to(run: explain
         assert replace(fine, **changed).headlines[0].startswith(starts), starts
     assert replace(fine, pairs=frequent).headlines[0].endswith("of 5 photos.")
     coarse = replace(insight, looks=[], maps=replace(insight.maps, resolution=(5, 9)))
-    assert "explain layers" in coarse.headlines[0]
+    assert "5 × 9" in coarse.headlines[0]
