@@ -78,7 +78,7 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
 @option(
     "--check",
     "check whether the maps depend on the model and the class, are faithful and stable; "
-    "the results are shown in pictures and stored in records",
+    "the results are shown in pictures and stored in records; --verbose prints the reasons",
 )
 @cli.targets
 @option(
@@ -373,7 +373,8 @@ class PhotoWork:
                 **look,
             )
         self.explanation = explanation
-        return _result(path, explanation, list(map(str, files)), tables, verdicts)
+        written = list(map(str, files))
+        return _result(path, explanation, written, tables, verdicts, verbose=self.answer.verbose)
 
     def _keys(self) -> dict[str, str]:
         """A key for each method: a digest of all that was asked, by which records of the same are
@@ -471,8 +472,13 @@ class PhotoWork:
         )
 
     def _checked(self, explanation: "Explanation", bar: ProgressBar) -> "list[Verdict]":
-        """Check the maps of each target."""
+        """Check the maps of each target, and say before what that takes."""
+        from explain.metrics.verdict import most_passes
+
         size = self.options.batch_size
+        maps = len(explanation.methods)
+        passes = f"{most_passes(maps):,} passes of the model at most, and fewer where it is clear"
+        self.answer.note(f"to check {maps} maps of a target takes {passes}", once=True)
         targets = range(len(explanation.results))
         return [
             explanation.check(target=target, batch_size=size, progress=bar.runs)
@@ -518,6 +524,8 @@ def _result(
     files: list[str],
     tables: "Sequence[Table]",
     verdicts: "Sequence[Verdict]",
+    *,
+    verbose: bool,
 ) -> PhotoResult:
     """What is printed of a photo, and its part of the document, with the tables and verdicts of
     each target."""
@@ -543,16 +551,14 @@ def _result(
     parts = [summary, *sizes]
     if tables:
         document["metrics"] = [table.to_dict() for table in tables]
-        lines += _by_target(tables, explanation.targets)
+        lines += _by_target([str(table).splitlines() for table in tables], explanation.targets)
         parts += [part for table in tables for part in _figures(table)]
     if verdicts:
         document["verdicts"] = [verdict.to_dict() for verdict in verdicts]
-        lines += _by_target(verdicts, explanation.targets)
+        of_verdicts = [verdict.lines(verbose=verbose) for verdict in verdicts]
+        lines += _by_target(of_verdicts, explanation.targets)
         for verdict in verdicts:
-            parts += [
-                f"{name}: check {'passed' if ok else 'failed'}"
-                for name, ok in verdict.passed.items()
-            ]
+            parts += [f"{name}: {answer}" for name, answer in verdict.answers.items()]
     return PhotoResult(document, lines, files, summary=" · ".join(filter(None, parts)))
 
 
@@ -578,13 +584,13 @@ def _predictions(explanation: "Explanation") -> tuple[str, list[str]]:
     return ", ".join(f"{printable(best.label)} {best.amount}" for best in predicted[:2]), lines
 
 
-def _by_target(tables: "Sequence[Table | Verdict]", targets: Sequence[str]) -> list[str]:
+def _by_target(tables: Sequence[Sequence[str]], targets: Sequence[str]) -> list[str]:
     """The lines of a table or verdict of each target, under its label where there are several."""
     lines = []
     for table, target in zip(tables, targets, strict=True):
         if len(tables) > 1:
             lines.append(f"  {target}")
-        lines += [f"  {line}" for line in str(table).splitlines()]
+        lines += [f"  {line}" for line in table]
     return lines
 
 

@@ -274,27 +274,31 @@ class Explanation(Reportable):
         target: int | str = 0,
         *,
         seed: int = 0,
-        samples: int = 60,
+        samples: int = 240,
         batch_size: int | None = None,
         progress: Progress | None = None,
     ) -> "Verdict":
         """Run sanity checks: do the maps depend on the model and the class, are they faithful and
         stable?
 
-        From then on, the record, captions and sheets contain the results. All maps share the masked
-        photos, and each method runs eleven times in other settings. See `explain.metrics`.
+        A map is supported, or contradicted, or neither is shown with so many masked photos. Clear
+        maps are decided after the first 60. From then on, the record, captions and sheets contain
+        the answers. All maps share the masked photos, and each method runs eleven times in other
+        settings. See `explain.metrics`.
 
         Args:
             methods: which of `methods`; all of them by default.
             target: which of `targets`, by position or label.
             seed: of random weights, masks and noise.
-            samples: the number of masked photos; with 240, more right maps pass, and no more wrong
-                ones.
+            samples: the number of masked photos at most; with more, more right maps are supported,
+                and no more wrong ones.
             batch_size, progress: as for `explain.attribute`.
 
         Returns:
-            A `Verdict`, which prints as a table: ``verdict.passed`` has the result of each method,
-            and ``verdict["gradcam"].faithful`` has ``passed``, ``figure`` and ``reason``.
+            A `Verdict`, which prints a line for each method: ``verdict.answers`` has the answer of
+            each, ``verdict.passed`` whether it is supported, and ``verdict["gradcam"].faithful``
+            has ``answer``, ``passed``, ``figure`` and ``reason``. ``verdict.lines(verbose=True)``
+            has all reasons.
 
         Raises:
             MetricError: this is a copy without a model; or the maps are of several crops.
@@ -576,7 +580,7 @@ class Explanation(Reportable):
         if index not in self.verdicts:
             return ()
         return tuple(
-            captions.Mark(check.word, check.passed)
+            captions.Mark(check.word, None if check.undecided else check.passed)
             for check in self.verdicts[index].get(method, ())
         )
 

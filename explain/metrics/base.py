@@ -37,6 +37,14 @@ ZERO = "its map is zero everywhere"
 CONSTANT = "its map is constant"
 
 
+def loss_of(original: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Original scores ``(N, 1)`` less those of perturbed photos ``(N, K)``; zero within rounding
+    errors."""
+    loss = original - scores
+    largest = torch.maximum(original.abs(), scores.abs().amax(1, keepdim=True))
+    return torch.where(loss.abs() <= ROUNDING * torch.finfo(scores.dtype).eps * largest, 0, loss)
+
+
 @dataclass(frozen=True, eq=False)
 class MetricInput:
     """What a metric sees: N photos, and one method's maps of them.
@@ -46,8 +54,7 @@ class MetricInput:
     ``classes`` ``(N,)``; ``outputs`` says how the model's outputs become probabilities. Where only
     maps are measured, the model is not run, and the score is NaN. Where the object is: ``boxes``
     are lists of boxes ``(k, 4)``, one for each photo, and ``regions`` truth values ``(N, H, W)``.
-    ``masked`` are the `explain.metrics.masked_scores.MaskedScores` of one photo, where they were
-    run.
+    ``keeps_maps`` asks metrics that run the method again to keep the maps that they compare.
     """
 
     maps: Maps
@@ -58,7 +65,7 @@ class MetricInput:
     boxes: Sequence[torch.Tensor] | None = None
     regions: torch.Tensor | None = None
     outputs: Outputs = Outputs()
-    masked: Any = None
+    keeps_maps: bool = False
     _ranks: dict[tuple[Sign, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -102,12 +109,7 @@ class MetricInput:
 
         Rounding errors depend on the other photos of a batch, and must not decide a figure.
         """
-        original = self.original(score)[:, None]
-        loss = original - scores
-        largest = torch.maximum(original.abs(), scores.abs().amax(1, keepdim=True))
-        return torch.where(
-            loss.abs() <= ROUNDING * torch.finfo(scores.dtype).eps * largest, 0, loss
-        )
+        return loss_of(self.original(score)[:, None], scores)
 
     def undefined(
         self, metric: "Metric", value: torch.Tensor, wrong: torch.Tensor, why: str

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,10 @@ SHARES = ((0.03, 0.25), (0.25, 0.85))
 """Shares of the cells that masks cover: of every other mask a few, and of the others many."""
 
 
+PARTS_APART = 2**32
+"""Between the seeds of two parts of a photo's masks, so that no other seed is that of a part."""
+
+
 @dataclass(frozen=True)
 class Rolled(Baseline):
     """The photo itself, flipped and rolled by half of its height and width: its colours and edges
@@ -41,6 +46,12 @@ class Rolled(Baseline):
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         return images.flip(3).roll((images.shape[2] // 2, images.shape[3] // 2), (2, 3))
+
+
+def strong_blur(shape: Sequence[int]) -> Blur:
+    """A blur that leaves no detail of photos ``(..., H, W)``."""
+    side = min(shape[-2:])
+    return Blur(2 * (side // 8) + 1, max(1.0, side / 12))
 
 
 def random_masks(size: tuple[int, int], count: int, generator: torch.Generator) -> torch.Tensor:
@@ -65,26 +76,82 @@ def random_masks(size: tuple[int, int], count: int, generator: torch.Generator) 
     return torch.stack(masks)
 
 
+PHOTO_MAPS = 20
+"""How many maps of a photo alone there are."""
+
+
 def photo_maps(image: torch.Tensor) -> torch.Tensor:
     """Maps of a photo ``(C, H, W)`` that know nothing of a model: ``(m, H, W)``.
 
-    They are the distance from the mean colour, local contrast, edges, blurred edges, a blob in the
-    middle and a wider one, and contrast and distance times the blob. They say which parts of a
-    photo change most when they are covered, and where photographers put what they show.
+    They say which parts of a photo change most when they are covered, what stands out, and where
+    photographers put what they show: the distance from the mean colour, as it is and blurred; local
+    contrast; edges, as they are and blurred; details and large blobs, which differ from the mean of
+    their surroundings; the spectral residual; saturation, brightness and darkness; blobs in the
+    middle, a wide one, and one below; the height; and products of these.
+
+    Hou and Zhang, "Saliency Detection: A Spectral Residual Approach", CVPR 2007.
     """
     grey = image.mean(0)
     height, width = image.shape[1:]
-    side = max(3, min(height, width) // 10 | 1)
+    shorter = min(height, width)
+    side = _odd(shorter // 10)
     distance = (image - image.mean((1, 2), keepdim=True)).square().sum(0).sqrt()
     contrast = _mean_around((grey - _mean_around(grey, side)).square(), side).clamp(min=0).sqrt()
     edges = F.pad(grey.diff(dim=0).abs(), (0, 0, 0, 1)) + F.pad(grey.diff(dim=1).abs(), (0, 1))
     away = _from_middle(height)[:, None] + _from_middle(width)
     middle = torch.exp(-away / (2 * 0.2**2)).to(image)
     wide = torch.exp(-away / (2 * 0.35**2)).to(image)
-    blurred = _mean_around(edges, max(3, min(height, width) // 8 | 1))
+    away_from_below = _from_middle(height, 0.65)[:, None] + _from_middle(width)
+    below = torch.exp(-away_from_below / (2 * 0.25**2)).to(image)
+    blobs = _from_surroundings(image, _odd(shorter // 3))
+    residual = spectral_residual(grey)
+    rows = torch.linspace(1, 0, height).to(image)
     return torch.stack(
-        [distance, contrast, edges, blurred, middle, wide, contrast * middle, distance * middle]
+        [
+            distance,
+            _mean_around(distance, _odd(shorter // 4)),
+            contrast,
+            edges,
+            _mean_around(edges, _odd(shorter // 8)),
+            _from_surroundings(image, _odd(shorter // 16)),
+            blobs,
+            residual,
+            image.amax(0) - image.amin(0),
+            grey,
+            -grey,
+            middle,
+            wide,
+            below,
+            rows[:, None].expand(height, width),
+            contrast * middle,
+            distance * middle,
+            blobs * middle,
+            residual * middle,
+            edges * wide,
+        ]
     )
+
+
+def spectral_residual(grey: torch.Tensor) -> torch.Tensor:
+    """What stands out of a photo ``(H, W)``: where its spectrum is not that of its surroundings."""
+    small = F.interpolate(grey[None, None], size=(SIDE, SIDE), mode="bilinear", antialias=True)
+    spectrum = torch.fft.fft2(small[0, 0])
+    sizes = spectrum.abs().clamp(min=1e-9).log()
+    residual = (sizes - _mean_around(sizes, 3)).exp()
+    power = torch.fft.ifft2(torch.polar(residual, spectrum.angle())).abs().square()
+    smooth = _mean_around(_mean_around(power, 7), 7)
+    size = [int(grey.shape[0]), int(grey.shape[1])]
+    return F.interpolate(smooth[None, None], size=size, mode="bilinear")[0, 0]
+
+
+def _from_surroundings(image: torch.Tensor, side: int) -> torch.Tensor:
+    """How far the colour of each pixel is from the mean of a square around it."""
+    differences = [channel - _mean_around(channel, side) for channel in image]
+    return torch.stack(differences).square().sum(0).sqrt()
+
+
+def _odd(side: int) -> int:
+    return max(3, side | 1)
 
 
 def _mean_around(values: torch.Tensor, side: int) -> torch.Tensor:
@@ -96,19 +163,27 @@ def _mean_around(values: torch.Tensor, side: int) -> torch.Tensor:
     return values
 
 
-def _from_middle(count: int) -> torch.Tensor:
+def _from_middle(count: int, middle: float = 0.5) -> torch.Tensor:
     """The squared distances of pixels from the middle, in shares of the length."""
-    return ((torch.arange(count) + 0.5) / count - 0.5).square()
+    return ((torch.arange(count) + 0.5) / count - middle).square()
 
 
-def placements(maps: torch.Tensor) -> torch.Tensor:
-    """Maps ``(m, H, W)`` in all places ``(P, m, H, W)``, their own first: turned, flipped, and
-    rolled by sixths.
+def count_of_placements(size: tuple[int, int]) -> int:
+    """How many placements a map of this size has: it is turned by quarters if it is square, and
+    else by halves.
 
-    They are turned by quarters if they are square, and else by halves.
-
-    >>> placements(torch.zeros(1, 12, 12)).shape[0], placements(torch.zeros(1, 12, 18)).shape[0]
+    >>> count_of_placements((12, 12)), count_of_placements((12, 18))
     (288, 144)
+    """
+    return (8 if size[0] == size[1] else 4) * STEPS**2
+
+
+def placements(maps: torch.Tensor, numbers: Sequence[int] | None = None) -> torch.Tensor:
+    """Maps ``(m, H, W)`` in all places ``(P, m, H, W)``, their own first: turned, flipped, and
+    rolled by sixths; or in those with some numbers only.
+
+    >>> placements(torch.zeros(1, 12, 18)).shape[0], placements(torch.zeros(1, 12, 18), [5]).shape
+    (144, torch.Size([1, 1, 12, 18]))
     """
     height, width = maps.shape[1:]
     turns = range(4) if height == width else (0, 2)
@@ -119,7 +194,10 @@ def placements(maps: torch.Tensor) -> torch.Tensor:
         for i in range(STEPS)
         for j in range(STEPS)
     ]
-    return torch.stack([placed.roll(shift, (1, 2)) for placed in flipped for shift in shifts])
+    if numbers is None:
+        numbers = range(len(flipped) * len(shifts))
+    placed = [flipped[n // len(shifts)].roll(shifts[n % len(shifts)], (1, 2)) for n in numbers]
+    return torch.stack(placed)
 
 
 def filling(numbers: torch.Tensor) -> torch.Tensor:
@@ -128,31 +206,34 @@ def filling(numbers: torch.Tensor) -> torch.Tensor:
     return numbers // 2 % BASELINES
 
 
+def strata_of(count: int) -> torch.Tensor:
+    """The stratum of each of so many masks: those of one cover few cells, or many, with the same
+    baseline."""
+    return torch.arange(count) % (2 * BASELINES)
+
+
 @dataclass(frozen=True)
 class RandomMasks(Perturbation):
     """Photos under random masks, each covered by one of several baselines in turn.
 
-    The draw depends on the seed and on the photo, so that no two photos share it.
+    The draw depends on the seed and on the photo, so that no two photos share it. ``part`` numbers
+    further draws for the same photo.
     """
 
     samples: int
     seed: int
+    part: int = 0
 
     words = "photos covered at random"
 
     def baselines(self, images: torch.Tensor) -> Sequence[Baseline]:
-        side = min(images.shape[2:])
-        return (
-            Mean(),
-            Blur(2 * (side // 8) + 1, max(1.0, side / 12)),
-            Noise(seed=self.seed),
-            Rolled(),
-        )
+        return Mean(), strong_blur(images.shape), Noise(seed=self.seed), Rolled()
 
     def masks(self, images: torch.Tensor) -> torch.Tensor:
         """The masks of photos ``(N, C, H, W)``: ``(N, K, H, W)``, True where a photo is covered."""
         size = (int(images.shape[2]), int(images.shape[3]))
-        seeds = [int.from_bytes(digest_of_tensor(image)[:6], "big") + self.seed for image in images]
+        shift = self.seed + self.part * PARTS_APART
+        seeds = [int.from_bytes(digest_of_tensor(image)[:6], "big") + shift for image in images]
         return torch.stack([random_masks(size, self.samples, seeded(seed)) for seed in seeds])
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -171,18 +252,72 @@ class RandomMasks(Perturbation):
         return rows_of([self.samples] * len(x), x.device, masked)
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A map's partial correlation with drops, among that of its placements.
+
+    ``p_value`` is the share of placements, its own among them, whose correlation is not smaller;
+    ``opposite`` the share whose correlation is not larger. ``spread`` is the mean square of all
+    these correlations, and ``freedom`` how many independent values they are taken over.
+    """
+
+    correlation: float
+    p_value: float
+    opposite: float
+    spread: float
+    freedom: int
+
+    def needed(self, share: float) -> float:
+        """About how many independent values the map would need for a p-value of ``share``;
+        infinite if no number would do.
+
+        The correlations of other places vary because the map is wide, which more masks do not
+        change, and by chance, with a variance of one by the number of values.
+
+        >>> round(Placed(0.2, 0.1, 0.9, 1 / 50, 50).needed(0.05))
+        68
+        """
+        if self.correlation <= 0:
+            return math.inf
+        because_wide = max(0.0, self.spread - 1 / self.freedom)
+        by_chance = (self.correlation / NormalDist().inv_cdf(1 - share)) ** 2 - because_wide
+        return 1 / by_chance if by_chance > 0 else math.inf
+
+
 @dataclass(frozen=True, eq=False)
 class MaskedScores:
-    """How much of each score a ``photo`` ``(C, H, W)`` loses under random ``masks`` ``(K, H, W)``.
+    """How much of each score a ``photo`` ``(C, H, W)`` loses under random ``masks`` ``(K, H, W)``
+    of some ``strata`` ``(K,)`` (`strata_of`).
 
     ``drops`` ``(K,)`` are those of the target; ``other_drops`` has those of other classes, ``(V,
-    K)`` for V of them.
+    K)`` for V of them, and ``copy_drops`` ``(V, K)`` those of V random copies of the model, of none
+    if they were not run.
     """
 
     photo: torch.Tensor
     masks: torch.Tensor
+    strata: torch.Tensor
     drops: torch.Tensor
     other_drops: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    copy_drops: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+
+    def joined(self, other: "MaskedScores") -> "MaskedScores":
+        """The masks and drops of both; of copies, where both have them."""
+        of_copies = torch.zeros(0, 0)
+        if len(self.copy_drops) == len(other.copy_drops):
+            of_copies = torch.cat([self.copy_drops, other.copy_drops], 1)
+        of_classes = {
+            count: torch.cat([drops, other.other_drops[count]], 1)
+            for count, drops in self.other_drops.items()
+        }
+        return MaskedScores(
+            self.photo,
+            torch.cat([self.masks, other.masks]),
+            torch.cat([self.strata, other.strata]),
+            torch.cat([self.drops, other.drops]),
+            of_classes,
+            of_copies,
+        )
 
     @cached_property
     def covered(self) -> torch.Tensor:
@@ -192,37 +327,59 @@ class MaskedScores:
 
     @cached_property
     def nuisance(self) -> torch.Tensor:
-        """A basis of what explains drops without any model: the covered area, for each baseline,
-        and maps of the photo alone (`photo_maps`)."""
+        """What explains drops without any model, ``(K, c)``: the covered area, for each baseline,
+        and what masks cover of maps of the photo alone (`photo_maps`)."""
         area = self.covered.flatten(1).mean(1)
-        of_baselines = F.one_hot(filling(torch.arange(len(self.masks)))).to(area)
+        of_baselines = F.one_hot(self.strata // 2, BASELINES).to(area)
         by_area = [of_baselines, of_baselines * area[:, None], area.square()[:, None]]
         maps = _smaller(photo_maps(self.photo.detach().cpu().double()))
-        return _basis(torch.cat([*by_area, self.covered.flatten(1) @ maps.flatten(1).T], 1))
+        return torch.cat([*by_area, self.covered.flatten(1) @ maps.flatten(1).T], 1)
 
-    def test(self, maps: torch.Tensor, drops: torch.Tensor) -> tuple[float, float]:
-        """The partial correlation of what masks cover of maps with drops, given the `nuisance`, and
-        its p-value among all placements.
+    def weights(self, drops: torch.Tensor) -> torch.Tensor:
+        """The weight of each mask ``(K,)``: one by the deviation of what the nuisance leaves of
+        drops in its stratum. Where many cells are covered, scores vary more."""
+        rest = _without(drops, _basis(self.nuisance)).square()
+        count = 2 * BASELINES
+        sums = torch.zeros(count).to(rest).index_add_(0, self.strata, rest)
+        deviation = (sums / torch.bincount(self.strata, minlength=count).clamp(min=1)).sqrt()
+        least = 0.1 * rest.mean().sqrt().clamp(min=1e-300)
+        return 1 / deviation.clamp(min=least)[self.strata]
+
+    def test(self, maps: torch.Tensor, drops: torch.Tensor) -> Placed:
+        """The weighted partial correlation of what masks cover of maps with drops, given the
+        `nuisance`, among that of all placements.
 
         Args:
             maps: ``(m, H, W)``, which are placed together; the correlation is the mean over them.
             drops: ``(K,)`` for all maps, or ``(m, K)``.
 
         Returns:
-            The correlation, and the share of placements, its own among them, whose correlation is
-            not smaller. A map whose covered sums the nuisance explains has no correlation left,
-            and a p-value of 1.
+            The correlation among those of all placements. A map whose covered sums the nuisance
+            explains has no correlation left (-1), and a p-value of 1.
         """
         small = _smaller(maps.detach().cpu().double())
         sums = placements(small).flatten(2) @ self.covered.flatten(1).T  # (P, m, K)
-        rest = _without(sums, self.nuisance)
-        lost = _without(drops.expand(len(small), -1), self.nuisance)
-        length = rest.norm(dim=-1)
-        products = (rest * lost).sum(-1) / (length * lost.norm(dim=-1)).clamp(min=1e-300)
-        explained = length <= 1e-6 * (sums - sums.mean(-1, keepdim=True)).norm(dim=-1)
-        correlations = torch.where(explained, -1, products).mean(1)
-        p_value = (correlations >= correlations[0] - 1e-12).double().mean()
-        return float(correlations[0]), float(p_value)
+        of_maps = []
+        freedom = 0
+        for covered, lost in zip(sums.unbind(1), drops.expand(len(small), -1), strict=True):
+            weights = self.weights(lost)
+            basis = _basis(self.nuisance * weights[:, None])
+            rest = _without(covered * weights, basis)
+            rest_lost = _without(lost * weights, basis)
+            length = rest.norm(dim=1)
+            products = rest @ rest_lost / (length * rest_lost.norm()).clamp(min=1e-300)
+            varied = (covered - covered.mean(1, keepdim=True)) * weights
+            of_maps.append(torch.where(length <= 1e-6 * varied.norm(dim=1), -1, products))
+            freedom = len(weights) - basis.shape[1]
+        correlations = torch.stack(of_maps).mean(0).nan_to_num(-1)
+        own = correlations[0]
+        return Placed(
+            float(own),
+            float((correlations >= own - 1e-12).double().mean()),
+            float((correlations <= own + 1e-12).double().mean()),
+            float(correlations.square().mean()),
+            freedom,
+        )
 
 
 def _basis(columns: torch.Tensor) -> torch.Tensor:

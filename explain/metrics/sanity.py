@@ -3,9 +3,9 @@ is it stable?"""
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from explain.engine.perturbations import OneForEach
 from explain.methods.wrappers import span
 from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreMetric, ScoreRequest
 from explain.metrics.maps import Sign, Similarity
-from explain.metrics.masked_scores import MaskedScores, RandomMasks
+from explain.metrics.masked_scores import MaskedScores, RandomMasks, strata_of
 from explain.metrics.variants import (
     ModelContext,
     RandomWeights,
@@ -26,7 +26,14 @@ from explain.metrics.variants import (
     VariantResult,
 )
 
-MARKS = {True: "✓", False: "✗", None: "–"}
+Answer = Literal["supported", "not shown", "contradicted", "not applicable"]
+
+MARKS: Mapping[Answer, str] = {
+    "supported": "✓",
+    "not shown": "?",
+    "contradicted": "✗",
+    "not applicable": "–",
+}
 
 SIMILAR = 0.5**0.5
 """The correlation from which on two maps share half of their variation, or more."""
@@ -38,12 +45,74 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True)
+class Claim:
+    """What a map says, as a test needs it: the parts that masks cover of maps ``(m, H, W)`` predict
+    ``drops`` ``(K,)`` or ``(m, K)``; and the area that ``marked`` ``(H, W)`` marks matters to
+    ``of``: the score of the target, that score more than those of other classes, or the score of a
+    copy of the model. ``level`` is the largest p-value that shows it.
+    """
+
+    maps: torch.Tensor
+    drops: torch.Tensor
+    marked: torch.Tensor
+    level: float
+    of: Literal["target", "class", "copy"] = "target"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What the tests of a map have said so far.
+
+    ``p_value`` and ``opposite`` (of the map with the other sign) are corrected for the number of
+    tests, ``correlation`` is that with what ``masks`` masks take, ``needed`` how many masks would
+    probably do, and ``controls`` how many of ``of_controls`` maps of the photo alone mark an area
+    that matters as much.
+    """
+
+    p_value: float = 1.0
+    opposite: float = 1.0
+    correlation: float = math.nan
+    masks: int = 0
+    needed: float = math.inf
+    controls: int = 0
+    of_controls: int = 0
+
+    @property
+    def as_parts(self) -> dict[str, torch.Tensor]:
+        """The same as the parts of a result."""
+        values = vars(self) | {"p": self.p_value}
+        return {name: torch.tensor([float(value)]) for name, value in values.items()}
+
+    @classmethod
+    def of(cls, result: MetricResult) -> "Tested | None":
+        """What a result has as its parts; None where nothing was tested."""
+        if "masks" not in result.parts:
+            return None
+        parts = {each.name: float(result.parts[each.name][0]) for each in fields(cls)}
+        return cls(**parts)  # type: ignore[arg-type]
+
+    @property
+    def is_typical(self) -> bool:
+        """Whether a typical map of the photo does as well, and more masks would not help."""
+        typical = self.of_controls > 0 and self.controls >= self.of_controls / 2
+        return typical and math.isinf(self.needed)
+
+    @property
+    def more(self) -> str:
+        """How many masks would do, as far as these say."""
+        if math.isinf(self.needed):
+            return "more masks would hardly help"
+        return f"about {round(self.needed, -1 if self.needed < 1000 else -2):.0f} would do"
+
+
+@dataclass(frozen=True)
 class CheckResult:
     """The result of one check of one map.
 
     ``figure`` is what decided, and NaN where nothing could be measured; ``symbol`` names it where
-    it is no similarity. ``passed`` is None where the check is not applicable, as of the class where
-    a model has only one; ``reason`` says in one line why it passed or failed.
+    it is no similarity. ``passed`` says whether the check supports the map, and is None where it is
+    not applicable, as of the class where a model has only one. A map that does not pass is
+    contradicted, or it is ``undecided``: the masks do not show it. ``reason`` says why in one line.
 
     >>> print(CheckResult("faithful", "faithful", 0.025, True, "no other position is as good", "p"))
     ✓ faithful p 0.025: no other position is as good
@@ -55,11 +124,22 @@ class CheckResult:
     passed: bool | None
     reason: str
     symbol: str = ""
+    undecided: bool = False
+
+    @property
+    def answer(self) -> Answer:
+        """What the check says of the map."""
+        if self.passed is None:
+            return "not applicable"
+        if self.passed:
+            return "supported"
+        return "not shown" if self.undecided else "contradicted"
 
     @property
     def mark(self) -> str:
-        """✓, ✗, or – where the check is not applicable."""
-        return MARKS[self.passed]
+        """✓ where it supports the map, ✗ where it contradicts it, ? where that is not shown, and –
+        where it is not applicable."""
+        return MARKS[self.answer]
 
     @property
     def shown(self) -> str:
@@ -72,6 +152,7 @@ class CheckResult:
     def to_dict(self) -> dict[str, Any]:
         figure = None if math.isnan(self.figure) else self.figure
         return {
+            "answer": self.answer,
             "passed": self.passed,
             "figure": figure,
             "symbol": self.symbol,
@@ -88,7 +169,8 @@ class Check(Metric):
     `ReattributionMetric` as well.
 
     ``word`` names it under a picture; ``fewest`` are the options of the fewest runs. ``advice`` is
-    said of a map that fails, with one of the methods in ``suggested`` where it has a place for one.
+    said of maps that it does not support, with the methods in ``suggested`` where it has a place
+    for them.
     """
 
     word: ClassVar[str] = ""
@@ -109,21 +191,30 @@ class Check(Metric):
         """Compare the figure of the first image with the threshold."""
         raise NotImplementedError
 
+    def claim(self, data: MetricInput, result: MetricResult, masked: MaskedScores) -> Claim | None:
+        """What is to be tested; None where there is nothing, as where the check has failed."""
+        return None
+
     def result(
-        self, figure: float, passed: bool | None, reason: str, symbol: str = ""
+        self,
+        figure: float,
+        passed: bool | None,
+        reason: str,
+        symbol: str = "",
+        *,
+        undecided: bool = False,
     ) -> CheckResult:
-        return CheckResult(self.name, self.word, figure, passed, reason, symbol)
+        return CheckResult(self.name, self.word, figure, passed, reason, symbol, undecided)
 
-    def advice_for(self, method: str) -> str:
-        """What to do about a map of this method that fails; never to take the method that has just
-        failed.
+    def advice_for(self, failed: Collection[str]) -> str:
+        """What to do about maps of these methods, which the check did not support; never to take
+        one of them.
 
-        >>> DependsOnClass().advice_for("gradcam"), Stable().advice_for("smooth(saliency)")
+        >>> DependsOnClass().advice_for(["gradcam"]), Stable().advice_for(["smooth(saliency)"])
         ('take a method that asks for one class, such as lrp', '')
         """
-        untried = [
-            name for name in self.suggested if name.split("(")[0] not in re.split(r"\W", method)
-        ]
+        names = {name for method in failed for name in re.split(r"\W", method)}
+        untried = [name for name in self.suggested if name.split("(")[0] not in names]
         if self.suggested and not untried:
             return ""
         return self.advice.format(" or ".join(untried))
@@ -136,11 +227,9 @@ class DependenceCheck(Check, ReattributionMetric):
 
     The figure is the mean similarity to the other maps (``parts`` has "alike", for each of them).
     Less is better. A map to which a pattern was added that differs from class to class, or from
-    model to model, is not similar either; so what differs must also predict the scores. The
-    difference of the map and the other one, each divided by its length, is compared with what
-    random masks take from the scores, given what maps of the photo alone explain, among its
-    placements, as `Faithful` does. ``parts`` has the p-value as "p", NaN where masks were not run,
-    as in `explain.evaluate`; the check is not applicable then.
+    model to model, is not similar either; so the maps must also say something of the scores, which
+    `Claim` states and `explain.metrics.verdict.check_maps` tests. Where masks are not run, as in
+    `explain.evaluate`, the check is not applicable to maps that are not similar.
 
     Args:
         most: the similarity from which on the map fails; at 0.71, half of a map's variation is that
@@ -157,11 +246,7 @@ class DependenceCheck(Check, ReattributionMetric):
     units = "similarity"
     better = "less"
     compared_with: ClassVar[tuple[str, str]] = ("the map of another", "the maps of {} others")
-
-    def drops(self, masked: MaskedScores, count: int) -> torch.Tensor:
-        """What masks take from the score, or from the difference of two scores: ``(K,)`` or
-        ``(count, K)``."""
-        return masked.drops
+    says: ClassVar[str] = ""
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         """The similarity, and the other map with its signs: ``(N, 1 + H * W)``."""
@@ -171,43 +256,33 @@ class DependenceCheck(Check, ReattributionMetric):
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         alike = numbers[..., 0]
         other_maps = numbers[..., 1:]
-        p_value = torch.full_like(alike[:, 0], torch.nan)
-        if data.masked is not None:
-            values = F.normalize(data.maps.contributions.flatten(1), eps=TINY)
-            differences = values - F.normalize(other_maps[0], eps=TINY)
-            drops = self.drops(data.masked, alike.shape[1])
-            p_value[0] = data.masked.test(differences.reshape((-1, *data.size)), drops)[1]
-        zeros = (other_maps == 0).all(2)
-        return MetricResult(alike.mean(1), parts={"alike": alike, "zeros": zeros, "p": p_value})
+        parts = {"alike": alike, "zeros": (other_maps == 0).all(2)}
+        if data.keeps_maps:
+            own = data.maps.contributions.flatten(1)[:, None]
+            maps = F.normalize(torch.cat([own, other_maps], 1), dim=2, eps=TINY)
+            parts["maps"] = maps.unflatten(2, data.size)
+        return MetricResult(alike.mean(1), parts=parts)
 
     def decide(self, result: MetricResult) -> CheckResult:
         figure = float(result.value[0])
-        p_value = float(result.parts["p"][0])
         count = result.parts["alike"].shape[1]
         zeros = int(result.parts["zeros"][0].sum())
         compared = self.compared_with[count > 1].format(count)
         if zeros:
             compared += f", {zeros} of which are zero everywhere"
+        limit = f"similarity {figure:.2f} to {compared}"
         if not figure < self.most:
-            return self.result(
-                figure,
-                False,
-                f"similarity {figure:.2f} to {compared} (must be below {self.most:.2g})",
-            )
-        reason = f"similarity {figure:.2f} to {compared} (below {self.most:.2g})"
-        if math.isnan(p_value):
-            unknown = "whether the difference predicts the scores was not tested"
-            return self.result(figure, None, f"{reason}; {unknown}, which takes the check Faithful")
-        limit = f"p = {p_value:.2g}, must be at most {self.level:g}"
-        if p_value <= self.level:
-            return self.result(
-                figure, True, f"{reason}; the difference predicts the scores ({limit})"
-            )
-        reason = (
-            f"its difference from {compared} does not predict the scores ({limit}); similarity "
-            f"{figure:.2f}"
-        )
-        return self.result(p_value, False, reason, "p")
+            return self.result(figure, False, f"{limit} (must be below {self.most:.2g})")
+        reason = f"{limit} (below {self.most:.2g})"
+        tested = Tested.of(result)
+        if tested is None:
+            unknown = f"whether {self.says} was not tested, which takes the check Faithful"
+            return self.result(figure, None, f"{reason}; {unknown}")
+        limit = f"p = {tested.p_value:.2g}, must be at most {self.level:g}"
+        if tested.p_value <= self.level:
+            return self.result(figure, True, f"{reason}; {self.says} ({limit})")
+        unknown = f"{reason}; not shown with {tested.masks:.0f} masks that {self.says} ({limit})"
+        return self.result(tested.p_value, False, unknown, "p", undecided=True)
 
 
 @dataclass(frozen=True)
@@ -217,8 +292,9 @@ class DependsOnClass(DependenceCheck):
 
     They are taken at equal distances from its lower half, and not from its top: the maps of a tabby
     and of an Egyptian cat should be similar. Of a region or a box, they are other classes in the
-    same place. The difference of two maps is compared with the difference of the two classes'
-    scores.
+    same place. What differs must predict the difference of the classes' scores: the difference of
+    two maps that of two scores under masks, or the area that the map marks must matter more to its
+    class than to the others.
 
     Args:
         classes: how many.
@@ -240,6 +316,7 @@ class DependsOnClass(DependenceCheck):
         "the map of a class far down the ranking",
         "the maps of {} classes far down the ranking",
     )
+    says = "what differs predicts the difference of the classes' scores"
     advice = "take a method that asks for one class, such as {}"
     suggested = ("gradcam", "lrp")
 
@@ -266,8 +343,12 @@ class DependsOnClass(DependenceCheck):
         ranked = scores.sort(dim=1, descending=True, stable=True).indices
         return [ranked[:, rank] for rank in far_down(ranked.shape[1] - 1, self.classes)]
 
-    def drops(self, masked: MaskedScores, count: int) -> torch.Tensor:
-        return masked.drops - masked.other_drops[count]
+    def claim(self, data: MetricInput, result: MetricResult, masked: MaskedScores) -> Claim | None:
+        if not float(result.value[0]) < self.most:
+            return None
+        maps = result.parts["maps"][0]
+        others = masked.other_drops[len(maps) - 1]
+        return Claim(maps[0] - maps[1:], masked.drops - others, maps[0], self.level, "class")
 
 
 def far_down(behind: int, count: int) -> list[int]:
@@ -293,7 +374,8 @@ class DependsOnModel(DependenceCheck):
     prediction is lost then. Maps that show what the first layers detect, such as edges, do not
     change. (If all layers were reinitialised, the first filters would detect something else, and
     such a map would seem to depend on the model.) A map that is zero everywhere is similar to no
-    other.
+    other. The map of a copy must predict the copy's scores as well, as that of the model does the
+    model's: what only looks like an explanation explains no other model.
 
     Args:
         copies: how many.
@@ -318,6 +400,7 @@ class DependsOnModel(DependenceCheck):
         "the map of a copy with random upper layers",
         "the maps of {} copies with random upper layers",
     )
+    says = "these predict the scores of the copies"
     advice = "take a method that follows the upper layers, such as {}"
     suggested = ("gradcam", "lrp")
 
@@ -325,10 +408,21 @@ class DependsOnModel(DependenceCheck):
         return "" if context.randomised.layers else "the model has no weights that could be others"
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        for copy in self.copied(context):
+            yield Variant(model=copy)
+
+    def copied(self, context: ModelContext) -> list[RandomWeights]:
+        """The copies of the model."""
         layers = context.randomised.layers
-        upper = layers[len(layers) // 2 :]
-        for seed in range(self.seed * 1009, self.seed * 1009 + self.copies):
-            yield Variant(model=RandomWeights(frozenset(upper), seed))
+        upper = frozenset(layers[len(layers) // 2 :])
+        first = self.seed * 1009
+        return [RandomWeights(upper, seed) for seed in range(first, first + self.copies)]
+
+    def claim(self, data: MetricInput, result: MetricResult, masked: MaskedScores) -> Claim | None:
+        if not float(result.value[0]) < self.most:
+            return None
+        copies = result.parts["maps"][0, 1:]
+        return Claim(copies, masked.copy_drops[: len(copies)], copies[0], self.level, "copy")
 
 
 @dataclass(frozen=True)
@@ -384,31 +478,46 @@ class Faithful(Check, ScoreMetric):
         return [ScoreRequest(self.masked, "logit")]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        masks = [None] if data.masked else self.masked.masks(data.images)
+        masks = self.masked.masks(data.images)
         drops = data.loss("logit", scores[0]).cpu().double()
+        strata = strata_of(self.samples)
         tests = []
         for photo, of_photo, of_drops, maps in zip(
             data.images, masks, drops, data.maps.contributions, strict=True
         ):
-            masked = data.masked or MaskedScores(photo, of_photo, of_drops)
-            tests.append(masked.test(maps[None], of_drops))
+            placed = MaskedScores(photo, of_photo, strata, of_drops).test(maps[None], of_drops)
+            tests.append((placed.correlation, placed.p_value))
         correlation, p_value = torch.tensor(tests, dtype=torch.float64).unbind(1)
         value = data.undefined(self, p_value, (drops == 0).all(1), UNCHANGED)
         return MetricResult(value, parts={"correlation": correlation})
 
+    def claim(self, data: MetricInput, result: MetricResult, masked: MaskedScores) -> Claim | None:
+        values = data.maps.contributions[0]
+        changes = bool(masked.drops.any())
+        return Claim(values[None], masked.drops, values, self.level) if changes else None
+
     def decide(self, result: MetricResult) -> CheckResult:
         figure = float(result.value[0])
-        correlation = float(result.parts["correlation"][0])
-        if math.isnan(figure):
+        tested = Tested.of(result)
+        if math.isnan(figure) or tested is None:
             return self.result(figure, None, UNCHANGED, "p")
-        reason = (
-            f"its correlation with what {self.samples} masks take from the score is "
-            f"{correlation:.2f}"
-        )
-        if correlation <= -1:
+        limit = f"p = {figure:.2g}, must be at most {self.level:g}"
+        correlation = f"{tested.correlation:.2f}"
+        if tested.correlation <= -1:
             reason = "contrast, edges, colours and the middle of the photo explain the map"
-        reason += f"; {figure:.0%} of its placements do as well (at most {self.level:.0%} may)"
-        return self.result(figure, figure <= self.level, reason, "p")
+            return self.result(figure, False, f"{reason} ({limit})", "p")
+        if figure <= self.level:
+            reason = "what it marks matters more to the score than the same in other places"
+            return self.result(figure, True, f"{reason} ({limit})", "p")
+        if tested.opposite <= self.level:
+            reason = f"the score rises where it is covered: its correlation is {correlation}"
+            return self.result(figure, False, f"{reason} ({limit})", "p")
+        if tested.is_typical:
+            controls = f"{tested.controls:.0f} of {tested.of_controls:.0f}"
+            reason = f"{controls} maps of the photo alone mark areas that matter as much"
+            return self.result(figure, False, f"{reason} ({limit})", "p")
+        reason = f"not shown with {tested.masks:.0f} masks ({limit}); {tested.more}"
+        return self.result(figure, False, reason, "p", undecided=True)
 
 
 UNCHANGED = "to mask the photo does not change the score"
@@ -537,8 +646,13 @@ class Stable(Check, ReattributionMetric):
         )
 
 
-def default_checks(seed: int = 0, samples: int = 60) -> tuple[Check, ...]:
-    """The checks of every map, in this order; ``samples`` masks, which all maps of a photo share.
+MOST = 240
+"""Masks of a check, at most."""
+
+
+def default_checks(seed: int = 0, samples: int = MOST) -> tuple[Check, ...]:
+    """The checks of every map, in this order; all maps of a photo share its masks, of which there
+    are at most ``samples``.
 
     >>> [check.word for check in default_checks()]
     ['model', 'class', 'faithful', 'stable']

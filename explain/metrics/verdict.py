@@ -26,27 +26,36 @@ from explain.attribution.api import attribute, plan
 from explain.attribution.options import Settings
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
+from explain.engine import Perturbation
 from explain.engine.ends import reading
 from explain.engine.validation import check_inputs
 from explain.hooks import intervene
+from explain.hooks.intervening import active_interventions
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import unwrapped
 from explain.layers.costs import cost_after
 from explain.methods.base import Method, options, title_of
-from explain.metrics.base import MetricInput, MetricResult, ScoreRequest
+from explain.metrics.base import MetricInput, MetricResult, ScoreRequest, loss_of
 from explain.metrics.evaluation import NotEvaluatedError, scored
-from explain.metrics.masked_scores import MaskedScores
+from explain.metrics.marked_areas import AreaTest, MarkedAreas
+from explain.metrics.masked_scores import PHOTO_MAPS, MaskedScores, RandomMasks, strata_of
 from explain.metrics.sanity import (
     LEVEL,
+    MOST,
+    Answer,
     Check,
     CheckResult,
+    Claim,
     DependsOnClass,
+    DependsOnModel,
     Faithful,
+    Tested,
     default_checks,
 )
 from explain.metrics.variants import (
     EvaluatedMethod,
     ModelContext,
+    RandomWeights,
     ReattributionMetric,
     Results,
     reattribute,
@@ -54,13 +63,14 @@ from explain.metrics.variants import (
 from explain.targets import ClassTarget, Target, as_target
 from explain.targets.text import with_texts
 
-WORDS = {True: "map: check passed", False: "map: check failed"}
+ORDER: tuple[Answer, ...] = ("contradicted", "not shown", "supported", "not applicable")
+"""The first answer of a map's checks in this order is that of the map."""
 
 
 @dataclass(frozen=True, repr=False)
 class CheckResults:
-    """The results of all checks of one map; it passed if none of them failed, and at least one was
-    applicable.
+    """The results of all checks of one map. It is supported if all that are applicable support it,
+    contradicted if one of them contradicts it, and else it is not shown.
 
     ``notes`` are remarks, such as that the method was run with fewer samples.
     """
@@ -82,21 +92,29 @@ class CheckResults:
         return by_check[check]
 
     @property
+    def answer(self) -> Answer:
+        """What the checks say of the map together."""
+        return self.worst.answer
+
+    @property
     def passed(self) -> bool:
-        return self.worst.passed is True
+        """Whether they support it."""
+        return self.answer == "supported"
 
     @property
     def worst(self) -> CheckResult:
-        """The result that decides: the first that failed, or else the first that passed."""
-        return min(self.results, key=lambda result: [False, True, None].index(result.passed))
+        """The result that decides: the first that contradicts the map, or else the first that does
+        not show it, or else the first that supports it."""
+        return min(self.results, key=lambda result: ORDER.index(result.answer))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as records have them."""
         answers = {result.check: result.to_dict() for result in self.results}
-        return {"passed": self.passed, "answers": answers, "notes": list(self.notes)}
+        notes = list(self.notes)
+        return {"passed": self.passed, "answer": self.answer, "answers": answers, "notes": notes}
 
     def __str__(self) -> str:
-        lines = [f"{self.method} {WORDS[self.passed]}", *(f"  {result}" for result in self.results)]
+        lines = [f"{self.method} {self.answer}", *(f"  {result}" for result in self.results)]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     __repr__ = __str__
@@ -104,15 +122,17 @@ class CheckResults:
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Mapping[str, CheckResults]):
-    """Which maps of a photo pass the checks, by method: ``verdict["gradcam"].faithful.passed``.
+    """What the checks say of the maps of a photo, by method: ``verdict["gradcam"].answer``, and
+    ``verdict["gradcam"].faithful.passed``.
 
-    It prints itself: a line for each method, and the reasons of all failures. ``seed`` is that of
-    all random draws.
+    It prints itself with a line for each method; `lines` has all details. ``seed`` is that of all
+    random draws, and ``advice`` what to do about maps that are not supported.
     """
 
     target: str
     results: Mapping[str, CheckResults]
     seed: int = 0
+    advice: tuple[str, ...] = ()
 
     def __getitem__(self, method: str) -> CheckResults:
         if method not in self.results:
@@ -128,8 +148,13 @@ class Verdict(Mapping[str, CheckResults]):
         return len(self.results)
 
     @property
+    def answers(self) -> dict[str, Answer]:
+        """Whether each method's map is supported, not shown, or contradicted."""
+        return {method: results.answer for method, results in self.results.items()}
+
+    @property
     def passed(self) -> dict[str, bool]:
-        """Whether each method's map passed all applicable checks."""
+        """Whether each method's map is supported by all applicable checks."""
         return {method: results.passed for method, results in self.results.items()}
 
     @property
@@ -162,7 +187,7 @@ class Verdict(Mapping[str, CheckResults]):
     def updated(self, other: "Verdict") -> "Verdict":
         """The same with the results of another verdict on the same photo, which replace those of
         the same methods."""
-        return replace(self, results={**self.results, **other.results}, seed=other.seed)
+        return replace(other, results={**self.results, **other.results})
 
     @staticmethod
     def summary(verdicts: "Iterable[Verdict]") -> "Summary":
@@ -209,28 +234,28 @@ class Verdict(Mapping[str, CheckResults]):
         rows = [
             [
                 title_of(method),
+                results.answer,
                 *(f"{check.mark} {check.shown}" for check in results),
-                WORDS[results.passed],
             ]
             for method, results in self.results.items()
         ]
         table = table_html(
-            ["method", *checks, ""], rows, f"Sanity checks of the maps for {self.target}"
+            ["method", "map", *checks], rows, f"Sanity checks of the maps for {self.target}"
         )
-        return table + lines_html(line.strip() for line in self.lines()[len(rows) :])
+        return table + lines_html(line.strip() for line in self.details())
 
-    def lines(self) -> list[str]:
-        """A table with a line for each method, and below it the reasons of all failures and all
-        notes."""
-        rows = [
-            [
-                method,
-                *(f"{check.mark} {check.word} {check.shown}" for check in results),
-                WORDS[results.passed],
-            ]
-            for method, results in self.results.items()
-        ]
-        lines = aligned(rows)
+    def lines(self, *, verbose: bool = False) -> list[str]:
+        """A line for each method; and with ``verbose``, the `details`."""
+        rows = []
+        for method, results in self.results.items():
+            marks = [f"{check.mark} {check.word} {check.shown}" for check in results]
+            rows.append([method, results.answer, *marks])
+        return aligned(rows) + (self.details() if verbose else [])
+
+    def details(self) -> list[str]:
+        """The reasons of all that is not supported, notes, which maps are faithful after Holm's
+        correction, and advice."""
+        lines = []
         for method, results in self.results.items():
             failed = [check for check in results if not check.passed]
             lines += [f"  {method} {check.mark} {check.word}: {check.reason}" for check in failed]
@@ -243,7 +268,7 @@ class Verdict(Mapping[str, CheckResults]):
             lines.append(
                 f"  faithful after Holm's correction for {len(self.results)} maps: {names}"
             )
-        return lines
+        return [*lines, *(f"  {line}" for line in self.advice)]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -302,6 +327,65 @@ class Summary:
         return "\n".join(aligned(rows))
 
     __repr__ = __str__
+
+
+def advice_on(maps: Mapping[str, CheckResults], checks: Sequence[Check]) -> Iterator[str]:
+    """What to do about maps that checks do not support: a line for each check, in which no method
+    is recommended whose own map is not supported."""
+    failed = [name for name, results in maps.items() if not results.passed]
+    for check in checks:
+        of_check = [
+            name
+            for name, results in maps.items()
+            if any(result.check == check.name and result.passed is False for result in results)
+        ]
+        advice = check.advice_for(failed) if of_check else ""
+        if advice:
+            yield f"{check.word} ({', '.join(of_check)}): {advice}"
+
+
+EARLY = 60
+"""Masks after which clear maps are decided already."""
+
+EARLY_SHARE = 0.1
+AREAS_SHARE = 0.3
+LAST_SHARE = 0.6
+"""What the tests of a map may spend of the level: after the first masks, by marked areas, and after
+all masks. They add up to one, so that together they keep it."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One test of all maps that are not decided yet: with so many more masks, or by their marked
+    areas (no masks); and what it may spend of the level."""
+
+    masks: int
+    share: float
+
+
+def steps_of(samples: int) -> list[Step]:
+    """The tests of a map with at most so many masks.
+
+    >>> [(step.masks, step.share) for step in steps_of(240)]
+    [(60, 0.1), (0, 0.3), (180, 0.6)]
+    """
+    if samples <= EARLY:
+        return [Step(samples, EARLY_SHARE + LAST_SHARE), Step(0, AREAS_SHARE)]
+    later = samples - EARLY
+    return [Step(EARLY, EARLY_SHARE), Step(0, AREAS_SHARE), Step(later, LAST_SHARE)]
+
+
+def most_passes(maps: int, samples: int = MOST) -> int:
+    """How many covered photos the check of so many maps of a photo runs at most: masked ones of the
+    model and two copies, and for the model and one copy the marked areas of the photo's own maps,
+    of each map, and of its placements.
+
+    >>> most_passes(1), most_passes(5)
+    (1416, 3560)
+    """
+    placed = math.ceil(1 / (LEVEL * AREAS_SHARE))
+    areas = 2 * MarkedAreas.each * (PHOTO_MAPS + maps * placed)
+    return samples * (1 + DependsOnModel().copies) + areas
 
 
 COSTLY = 60
@@ -392,9 +476,9 @@ def check_maps(
     named = {attribution.method: (method, attribution) for method, attribution in maps}
     reader = reading(model, inputs, options.get("activation"))
     with intervene(model, options.get("interventions", ())), reader:
-        return _Checks(model, inputs, named, target, options).verdict(
-            checks or default_checks(seed), label, seed
-        )
+        return _Checks(
+            model, inputs, named, target, options, checks or default_checks(seed), seed
+        ).verdict(label)
 
 
 @dataclass(eq=False)
@@ -406,6 +490,8 @@ class _Checks:
     maps: Mapping[str, tuple[Method, Attribution]]
     target: Target
     options: Mapping[str, Any]
+    checks: Sequence[Check]
+    seed: int
 
     def __post_init__(self) -> None:
         Settings(**self.options)  # refused here, and not once for each check
@@ -422,9 +508,9 @@ class _Checks:
         if first.logits is not None:
             self.options = {**self.options, "activation": self.context.outputs.activation}
         self.notes: dict[str, list[str]] = {name: [] for name in self.maps}
-        self.masked: MaskedScores | None = None
         # by map and check: why it is not applicable, or has failed
         self.why_not: dict[tuple[str, str], str] = {}
+        self.drops_of_areas: dict[tuple[bool, MarkedAreas], torch.Tensor] = {}
 
     @cached_property
     def _output(self) -> Any:
@@ -435,7 +521,8 @@ class _Checks:
         with torch.no_grad():
             return self.target.choices_fixed(self._output, len(self.inputs))
 
-    def verdict(self, checks: Sequence[Check], label: str, seed: int) -> Verdict:
+    def verdict(self, label: str) -> Verdict:
+        checks = self.checks
         data = {
             name: self.context.data(name, of_map, of_map.score)
             for name, (_, of_map) in self.maps.items()
@@ -448,10 +535,9 @@ class _Checks:
                 self.why_not[name, check.name] = str(error)
         results: Results = {}
         if varied:
-            faithful = [check for check in checks if isinstance(check, Faithful)]
-            results |= self._evaluate(partial(self._by_masks, checks), faithful, varied)
-            varied = {name: replace(of_map, masked=self.masked) for name, of_map in varied.items()}
-            results |= self._by_reattribution(checks, varied)
+            kept = {name: replace(of_map, keeps_maps=True) for name, of_map in varied.items()}
+            results |= self._by_reattribution(checks, kept)
+            results |= self._by_covering(checks, kept, results)
         of_maps = {}
         for name, of_map in data.items():
             if name in varied:
@@ -464,54 +550,170 @@ class _Checks:
                     check.result(math.nan, False, f"the map {what}") for check in checks
                 )
             of_maps[name] = CheckResults(name, decided, tuple(self.notes[name]))
-        return Verdict(label, of_maps, seed)
+        return Verdict(label, of_maps, self.seed, tuple(advice_on(of_maps, checks)))
 
     def _decided(self, name: str, check: Check, result: MetricResult | None) -> CheckResult:
-        """What a check says of a map, with advice where it fails."""
+        """What a check says of a map."""
         if result is None:
             return check.result(math.nan, None, self.why_not[name, check.name])
-        decided = check.decide(result)
-        advice = check.advice_for(name) if decided.passed is False else ""
-        return replace(decided, reason=f"{decided.reason}; {advice}") if advice else decided
+        return check.decide(result)
 
-    def _by_masks(
-        self, checks: Sequence[Check], faithful: Sequence[Faithful], data: Mapping[str, MetricInput]
-    ) -> Results:
-        """The results of `Faithful`; masked photos run once, for all maps and all classes that are
-        compared."""
+    @cached_property
+    def _others(self) -> dict[int, list[int]]:
+        """The classes that maps are compared with, by how many they are."""
         context = self.context
-        if context.classes is None:
+        if context.ranking is None or context.ranking[0].shape[1] < 2:
+            return {}
+        by_class = [check for check in self.checks if isinstance(check, DependsOnClass)]
+        groups = [
+            [int(index) for index in one.other_classes(context)]
+            for check in by_class
+            for one in (check, check.reduced)
+        ]
+        return {len(group): group for group in groups}
+
+    @cached_property
+    def _classes(self) -> list[int]:
+        return list(dict.fromkeys(chain.from_iterable(self._others.values())))
+
+    @cached_property
+    def _targets(self) -> list[Target]:
+        """The target, and the other classes in the same place."""
+        classes = self.context.classes
+        if classes is None:
             target = self._settled_target()
-            of_classes: Callable[[tuple[int, ...]], Target] = target.of_classes
-        else:
-            target = ClassTarget((int(context.classes),))
-            of_classes = ClassTarget
-        compared: list[list[int]] = []
-        if context.ranking is not None and context.ranking[0].shape[1] > 1:
-            by_class = [check for check in checks if isinstance(check, DependsOnClass)]
-            sizes = [*by_class, *(check.reduced for check in by_class)]
-            compared = [[int(index) for index in check.other_classes(context)] for check in sizes]
-        classes = list(dict.fromkeys(chain.from_iterable(compared)))
-        targets = [target, *(of_classes((index,)) for index in classes)]
-        results: Results = {}
-        for check in faithful:
-            request = ScoreRequest(check.masked, "logit")
-            evidence = scored(self.model, self.inputs, [request], targets, Settings(**self.options))
-            scores = [request.scores(of_target) for of_target in evidence]
-            whole = [of_target[request.whole][:, None] for of_target in evidence]
-            drops = (torch.cat(whole) - torch.cat(scores)).cpu().double()
-            other_drops = {
-                len(group): drops[[1 + classes.index(index) for index in group]]
-                for group in compared
-            }
-            masks = check.masked.masks(context.images)
-            self.masked = MaskedScores(context.images[0], masks[0], drops[0], other_drops)
-            exact = {"target_score": whole[0][:, 0], "masked": self.masked}
-            results |= {
-                (name, check.name): check(replace(of_map, **exact), scores[:1])
-                for name, of_map in data.items()
-            }
+            return [target, *(target.of_classes((index,)) for index in self._classes)]
+        return [ClassTarget((int(classes),)), *(ClassTarget((i,)) for i in self._classes)]
+
+    def _drops(self, perturbation: Perturbation, network: nn.Module | None = None) -> torch.Tensor:
+        """What perturbed photos take from the scores of all targets, ``(T, K)``; or from that of
+        the target in another network, ``(1, K)``."""
+        request = ScoreRequest(perturbation, "logit")
+        targets = self._targets if network is None else self._targets[:1]
+        network = self.model if network is None else network
+        settings = Settings(**{**self.options, "progress": None})
+        evidence = scored(network, self.inputs, [request], targets, settings)
+        whole = torch.stack([of_target[request.whole] for of_target in evidence])
+        scores = torch.cat([request.scores(of_target) for of_target in evidence])
+        return loss_of(whole, scores).cpu().double()
+
+    def _of_copy(self, copy: RandomWeights, perturbation: Perturbation) -> torch.Tensor:
+        """The same for a copy of the model."""
+        network = copy(self.context)
+        with intervene(network, active_interventions(self.model)):
+            return self._drops(perturbation, network)
+
+    def _by_covering(
+        self, checks: Sequence[Check], data: Mapping[str, MetricInput], results: Results
+    ) -> Results:
+        """Test what the maps say by covering parts of the photo, more and more of them, until all
+        maps are decided or the limit is reached."""
+        faithful = next((check for check in checks if isinstance(check, Faithful)), None)
+        if faithful is None:
+            return {}
+        claiming = [check for check in checks if type(check).claim is not Check.claim]
+        tested = {(name, check.name): check for name, check in product(data, claiming)}
+        results = {key: result for key, result in results.items() if key in tested}
+        for name in data:
+            results[name, faithful.name] = MetricResult(torch.tensor([math.nan]))
+        open_ = {key: check for key, check in tested.items() if key in results}
+        said: dict[tuple[str, str], Tested] = {}
+        masked: MaskedScores | None = None
+        try:
+            for part, step in enumerate(steps_of(faithful.samples)):
+                if step.masks:
+                    more = self._masked(faithful, step.masks, part, open_)
+                    masked = more if masked is None else masked.joined(more)
+                assert masked is not None
+                claims = {
+                    key: check.claim(data[key[0]], results[key], masked)
+                    for key, check in open_.items()
+                }
+                for key, claim in claims.items():
+                    if claim is not None:
+                        sofar = said.get(key, Tested())
+                        said[key] = self._after(step, claim, masked, sofar)
+                # a map that a check contradicts needs no more masks
+                lost = {name for (name, _), claim in claims.items() if claim is None}
+                for key, claim in claims.items():
+                    shown = claim is not None and said[key].p_value <= claim.level
+                    if shown or key[0] in lost:
+                        del open_[key]
+                if not open_:
+                    break
+        except ExplainError as error:
+            self.why_not |= {(name, faithful.name): str(error) for name in data}
+            return {}
+        for key, test in said.items():
+            value = results[key].value
+            if key[1] == faithful.name:
+                value = torch.tensor([test.p_value])
+            parts = {**results[key].parts, **test.as_parts}
+            results[key] = MetricResult(value, parts=parts)
         return results
+
+    def _masked(
+        self, faithful: Faithful, count: int, part: int, open_: Mapping[tuple[str, str], Check]
+    ) -> MaskedScores:
+        """The scores under so many more masks; of copies, where a check of these is open."""
+        masks = RandomMasks(count, faithful.seed, part)
+        with muted():
+            drops = self._drops(masks)
+            copies = [self._of_copy(copy, masks)[0] for copy in self._copies(open_.values())]
+        photo = self.context.images
+        others = {
+            number: drops[[1 + self._classes.index(index) for index in group]]
+            for number, group in self._others.items()
+        }
+        of_copies = torch.stack(copies) if copies else torch.zeros(0, 0)
+        return MaskedScores(
+            photo[0], masks.masks(photo)[0], strata_of(count), drops[0], others, of_copies
+        )
+
+    def _copies(self, checks: Iterable[Check]) -> list[RandomWeights]:
+        by_model = next((check for check in checks if isinstance(check, DependsOnModel)), None)
+        return [] if by_model is None else by_model.copied(self.context)
+
+    def _after(self, step: Step, claim: Claim, masked: MaskedScores, sofar: Tested) -> Tested:
+        """What is known of a map after one more test, whose p-value is corrected by its share of
+        the level."""
+        if step.masks:
+            placed = masked.test(claim.maps, claim.drops)
+            return replace(
+                sofar,
+                p_value=min(sofar.p_value, placed.p_value / step.share),
+                opposite=min(sofar.opposite, placed.opposite / step.share),
+                correlation=placed.correlation,
+                masks=len(masked.masks),
+                needed=len(masked.masks) - placed.freedom + placed.needed(claim.level * LAST_SHARE),
+            )
+        drops = partial(self._under_areas, claim)
+        test = AreaTest(masked.photo, drops, self.seed)
+        of_photo = test.of_photo()
+        count = math.ceil(1 / (claim.level * step.share) - 1e-9) - 1
+        p_value, controls = test.test(claim.marked, of_photo, count)
+        return replace(
+            sofar,
+            p_value=min(sofar.p_value, p_value / step.share),
+            controls=controls,
+            of_controls=len(of_photo),
+        )
+
+    def _under_areas(self, claim: Claim, maps: torch.Tensor) -> torch.Tensor:
+        """What the score that a claim is about loses under the areas that maps mark, ``(m,)``."""
+        areas = MarkedAreas.of(maps, self.seed)
+        key = (claim.of == "copy", areas)
+        if key not in self.drops_of_areas:
+            with muted():
+                if claim.of == "copy":
+                    drops = self._of_copy(self._copies(self.checks)[0], areas)
+                else:
+                    drops = self._drops(areas)
+            self.drops_of_areas[key] = drops.unflatten(1, (-1, areas.each)).mean(2)
+        drops = self.drops_of_areas[key]
+        if claim.of == "class":
+            return drops[0] - drops[1:].mean(0)
+        return drops[0]
 
     def _by_reattribution(
         self, checks: Sequence[Check], data: Mapping[str, MetricInput]
@@ -586,9 +788,8 @@ class _Checks:
                     f"{key}={n}" for one in _chain(fewer) for key, n in _counts(one).items()
                 )
                 self.notes[name].append(f"run again with {counts}, {why}")
-                return EvaluatedMethod(
-                    fewer, again, self.context.data(name, again, again.score)
-                ), False
+                of_again = self.context.data(name, again, again.score)
+                return EvaluatedMethod(fewer, again, replace(of_again, keeps_maps=True)), False
         self.notes[name].append(f"run again as few times as possible, {why}")
         return evaluated, True
 
@@ -598,7 +799,7 @@ def check_explained(
     attributions: Sequence[Attribution],
     index: int,
     seed: int,
-    samples: int,
+    samples: int = MOST,
     **options: Any,
 ) -> Verdict:
     """Check maps of the target at a position of an `explain.Explanation`, and add the verdict to

@@ -363,8 +363,14 @@ def summary(subject: Subject) -> dict[str, Any]:
         "target": target,
         "probability": probability,
         "amount": subject.amount(0) if probability is None else "",
-        "passed": None if verdict is None else verdict["passed"],
+        "answer": None if verdict is None else answer_of(verdict),
     }
+
+
+def answer_of(verdict: Mapping[str, Any]) -> str:
+    """What the checks say of a map; older records only have whether they all passed."""
+    older = "supported" if verdict["passed"] else "contradicted"
+    return str(verdict.get("answer", older))
 
 
 def subject_name(subject: Subject) -> str:

@@ -49,7 +49,8 @@ def test_a_verdict_is_in_the_explanation_its_records_pictures_and_copies(
     assert explanation.record("gradcam", "b")["verdict"] is None
     marks = [tile.marks for tile in explanation.layout().tiles]
     assert marks[:3] == [()] * 3
-    assert marks[3] == tuple(Mark(r.word, r.passed) for r in verdict["gradcam"])
+    signs = {"supported": True, "contradicted": False}
+    assert marks[3] == tuple(Mark(r.word, signs.get(r.answer)) for r in verdict["gradcam"])
     other = copy.deepcopy(explanation)
     assert other.verdicts[1].to_dict() == verdict.to_dict()
     with pytest.raises(MetricError, match="explanation must"):
@@ -178,9 +179,15 @@ def test_on_the_command_line(
     assert verdict["target"] == "tabby cat"
     assert list(verdict["methods"]["gradcam"]["answers"]) == CHECKS
     assert document["records"][0]["verdict"] == verdict["methods"]["gradcam"]
-    assert main([*arguments, "--force"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "  gradcam " in line]
-    assert lines[0].split()[-1] in ("passed", "failed")
+    counts = []
+    for flags in (["--force"], ["--force", "--verbose"]):
+        assert main([*arguments, *flags]) == 0
+        said = capsys.readouterr()
+        lines = [line for line in said.out.splitlines() if "  gradcam " in line]
+        assert lines[0].split()[1] == verdict["methods"]["gradcam"]["answer"].split()[0]
+        assert "passes" in said.err  # what it takes is said
+        counts.append(len(lines))
+    assert counts[0] == 1 < counts[1]
 
 
 @pytest.mark.long

@@ -31,7 +31,7 @@ class Film {
 
   take(number, target) {
     this.item.maps[target].forEach(({ verdict }, i) => {
-      this.canvases[i].parentElement.querySelector('.checked').replaceChildren(...(verdict ? [mapCheck(verdict.passed)] : []));
+      this.canvases[i].parentElement.querySelector('.checked').replaceChildren(...(verdict ? [mapCheck(verdict)] : []));
     });
     this.inputs.forEach((input, i) => { input.checked = i === number; });
   }

@@ -40,12 +40,12 @@ class Sheet {
     const kinds = [...new Set(mistakes)].map((kind) => [kind, `${kind} (${mistakes.filter((mistake) => mistake === kind).length})`]);
     this.right.fill([[null, [['', 'both'], ['right', '✓ right'], ['wrong', '✗ wrong'], ...kinds]]]);
     this.right.hidden = !this.photos.some((photo) => photo.truth !== undefined);
-    this.passed.fill([[null, [['', 'all'], ['passed', '✓ passed'], ['failed', '✗ failed']]]]);
-    this.passed.hidden = !this.photos.some((photo) => photo.passed !== null);
+    this.passed.fill([[null, [['', 'all'], ...['supported', 'not shown', 'contradicted'].map((answer) => [answer, `${ANSWERS[answer][0]} ${answer}`])]]]);
+    this.passed.hidden = !this.photos.some((photo) => photo.answer !== null);
     const figures = new Set();
     this.photos.forEach((photo) => Object.entries(photo.figures ?? {}).forEach(([method, values]) =>
       Object.keys(values).forEach((metric) => figures.add(`${metric} of ${method}`))));
-    const checked = this.photos.some((photo) => photo.passed !== null) ? [['passed', 'Map check']] : [];
+    const checked = this.photos.some((photo) => photo.answer !== null) ? [['answer', 'Map check']] : [];
     this.sort.fill([[null, [...SORTS, ...checked, ...[...figures].map((name) => [name, name])]]]);
   }
 
@@ -78,7 +78,7 @@ class Sheet {
       (!wanted || `${photo.name} ${photo.label} ${photo.truth ?? ''}`.toLowerCase().includes(wanted))
       && (!label || photo.label === label)
       && (!right || ['wrong', 'right'][Number(photo.right)] === right || (photo.mistakes ?? []).some(([mistake]) => mistake === right))
-      && (!passed || photo.passed === (passed === 'passed'))
+      && (!passed || photo.answer === passed)
       && this.inside(photo));
     const order = (one, other) => (typeof one === 'string' ? one.localeCompare(other) : Number(one) - Number(other));
     return kept.sort((a, b) => {
@@ -115,7 +115,7 @@ class Sheet {
       const card = el('li', {}, el('a', { href: `#photo=${photo.number}`, onclick: (event) => this.follow(event, photo.number) }, canvas,
         el('span', { class: 'label' }, photo.label, ' ', el('b', {}, amountOf(photo))),
         photo.target === photo.label ? null : el('span', { class: 'target' }, `map of ${photo.target}`),
-        rightOrWrong(photo), photo.passed === null ? null : mapCheck(photo.passed),
+        rightOrWrong(photo), photo.answer === null ? null : mapCheck(photo),
         el('span', { class: 'name' }, photo.name), el('span', { class: 'figure' })));
       card.dataset.number = photo.number;
       this.cards.set(photo.number, card);

@@ -39,7 +39,7 @@ function allMethods(item, state) {
     curves ? el('p', { class: 'hint' }, 'Areas under the curves: less is better for deletion (↓), more for insertion (↑). Both favour blurred maps.') : null);
 }
 
-// The answers of a check, where there was one; a map has passed if none of them failed.
+// The answers of a check, where there was one.
 const QUESTIONS = {
   depends_on_model: 'Does it depend on the model?',
   depends_on_class: 'Does it depend on the class?',
@@ -54,22 +54,22 @@ function verdicts(item, state) {
   const names = [...new Set(found.flatMap(([, verdict]) => Object.keys(verdict.answers)))];
   const row = ([number, verdict]) => ({
     current: number === state.method,
-    cells: [item.methods[number].title, mark(verdict.passed), ...names.map((name) => answered(verdict.answers[name]))],
+    cells: [item.methods[number].title, mark(verdict), ...names.map((name) => answered(verdict.answers[name]))],
   });
   const reasons = ([, verdict]) => [...Object.entries(verdict.answers).map(([name, answer]) =>
-    el('li', {}, el('b', {}, QUESTIONS[name] ?? name), ' ', mark(answer.passed), ' ', answer.reason)),
+    el('li', {}, el('b', {}, QUESTIONS[name] ?? name), ' ', mark(answer), ' ', answer.reason)),
   ...(verdict.notes ?? []).map((note) => el('li', {}, note))];
   const short = { depends_on_model: 'model', depends_on_class: 'class' };
   return el('section', { class: 'card wide' }, el('h2', {}, 'Sanity checks'),
     table(`Maps for ${item.targets[state.target].label}`, ['method', 'map check', ...names.map((name) => short[name] ?? name)], found.map(row)),
     current.length || !item.live ? el('ul', { class: 'reasons' }, current.flatMap(reasons)) : el('div', { class: 'buttons' }, checkButton(item, state)),
-    el('p', { class: 'hint' }, 'A map passes if it fails none of the checks that apply. This says nothing of whether the prediction is right.'));
+    el('p', { class: 'hint' }, 'Supported: by all checks that apply. Contradicted: by one of them, as where a map of the photo alone does as well. Not shown: the evidence does not suffice. This says nothing of whether the prediction is right.'));
 }
 
 // Where a live model is behind the page, it can be asked.
 function unchecked(item, state) {
   return el('section', { class: 'card wide' }, el('h2', {}, 'Sanity checks'),
-    el('p', {}, 'Does the map depend on the model and on the class, is it faithful, and stable? The method runs again with random weights and for other classes, and the model on at most 250 covered photos.'),
+    el('p', {}, 'Does the map depend on the model and on the class, is it faithful, and stable? The method runs again with random weights and for other classes, and the model on at most 1,400 covered photos.'),
     el('div', { class: 'buttons' }, checkButton(item, state)));
 }
 
@@ -79,15 +79,21 @@ function checkButton(item, state) {
 
 function answered(answer) {
   if (!answer) return '–';
-  return el('span', {}, mark(answer.passed), answer.figure === null ? '' : ` ${figure(answer.figure)}`);
+  return el('span', {}, mark(answer), answer.figure === null ? '' : ` ${figure(answer.figure)}`);
 }
 
-function mark(passed, text = '') {
-  const [sign, word, name] = passed === null || passed === undefined ? ['–', 'not checked', 'open'] : passed ? ['✓', 'passed', 'passed'] : ['✗', 'failed', 'failed'];
-  return el('span', { class: `mark ${name}` }, `${sign} ${text}${word}`);
+// What a check says of a map, as its sign and its look; older records only have whether it passed.
+const ANSWERS = {
+  supported: ['✓', 'passed'], 'not shown': ['?', 'open'], contradicted: ['✗', 'failed'], 'not applicable': ['–', 'open'],
+};
+
+function mark({ answer, passed }, text = '') {
+  const said = answer ?? (passed ? 'supported' : passed === false ? 'contradicted' : 'not applicable');
+  const [sign, look] = ANSWERS[said];
+  return el('span', { class: `mark ${look}` }, `${sign} ${text}${said}`);
 }
 
-const mapCheck = (passed) => mark(passed, 'map: check ');
+const mapCheck = (verdict) => mark(verdict, 'map: ');
 
 // Whether the prediction is right, where that is known.
 function rightOrWrong(photo) {

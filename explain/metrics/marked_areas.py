@@ -1,0 +1,108 @@
+"""Scores of photos whose marked areas are covered: does the area that a map marks matter more than
+equal areas in other places, and than those that maps of the photo alone mark?"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from explain._utils.random_numbers import permutation
+from explain.baselines.base import Baseline
+from explain.baselines.replacements import Mean
+from explain.engine import Evidence, Perturbation, PerturbedRows
+from explain.engine.perturbations import rows_of
+from explain.metrics.base import digest_of_tensor
+from explain.metrics.maps import ranks_of
+from explain.metrics.masked_scores import (
+    count_of_placements,
+    photo_maps,
+    placements,
+    strong_blur,
+)
+
+SHARES = (0.1, 0.2)
+"""Shares of the pixels that are covered: those where a map has its largest values."""
+
+AT_FIRST = 9
+"""Placements that are tried before all others: most maps have lost after a few."""
+
+
+@dataclass(frozen=True)
+class MarkedAreas(Perturbation):
+    """A photo of which the largest values of each of some maps ``(m, H, W)`` are covered: every
+    share of the pixels by the mean colour and by a strong blur."""
+
+    content: bytes = field(repr=False)
+    maps: torch.Tensor = field(compare=False, repr=False)
+    seed: int
+
+    words = "photos whose marked areas are covered"
+    each: ClassVar[int] = 2 * len(SHARES)
+    """How many photos each map has."""
+
+    @classmethod
+    def of(cls, maps: torch.Tensor, seed: int) -> "MarkedAreas":
+        return cls(digest_of_tensor(maps), maps, seed)
+
+    def baselines(self, images: torch.Tensor) -> tuple[Baseline, ...]:
+        return Mean(), strong_blur(images.shape)
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+        covers = [baseline.covering(x) for baseline in self.baselines(x)]
+        ranks = ranks_of(self.maps, self.seed).to(x.device)
+        pixels = ranks[0].numel()
+        areas = torch.tensor([round(share * pixels) for share in SHARES], device=x.device)
+
+        def covered(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            photos = x[images]
+            area = areas[numbers % self.each // 2][:, None, None]
+            keep = (ranks[numbers // self.each] >= area)[:, None].to(x)
+            for number, cover in enumerate(covers):
+                rows = (numbers % 2 == number).nonzero()[:, 0]
+                photos[rows] = cover(images[rows], keep[rows])
+            return photos
+
+        return rows_of([len(self.maps) * self.each], x.device, covered)
+
+
+Drops = Callable[[torch.Tensor], torch.Tensor]
+"""From maps ``(m, H, W)`` to what the score loses under the areas that each marks, ``(m,)``."""
+
+
+@dataclass(frozen=True, eq=False)
+class AreaTest:
+    """What covering the marked areas of a photo ``(C, H, W)`` says of its maps.
+
+    ``drops`` covers them, and ``of_photo`` are the drops of `photo_maps`.
+    """
+
+    photo: torch.Tensor
+    drops: Drops
+    seed: int
+
+    def of_photo(self) -> torch.Tensor:
+        """The drops of the maps of the photo alone."""
+        return self.drops(photo_maps(self.photo.detach().cpu().double()))
+
+    def test(self, values: torch.Tensor, of_photo: torch.Tensor, count: int) -> tuple[float, int]:
+        """The p-value of a map ``(H, W)`` that comes first among ``count`` random placements and
+        before all maps of the photo, and else 1; and how many of those take as much.
+
+        A map whose place says nothing comes first among n placements with a probability of one by
+        n + 1, so the p-value keeps its level. Placements are tried until one takes as much.
+        """
+        values = values.detach().cpu().double()
+        first = self.drops(values[None])[0]
+        controls = int((of_photo >= first).sum())
+        if controls or not math.isfinite(first):
+            return 1.0, controls
+        total = count_of_placements((int(values.shape[0]), int(values.shape[1]))) - 1
+        numbers = 1 + permutation(total, self.seed)[:count]
+        for chosen in (numbers[:AT_FIRST], numbers[AT_FIRST:]):
+            placed = placements(values[None], chosen.tolist())[:, 0]
+            if len(placed) and bool((self.drops(placed) >= first).any()):
+                return 1.0, controls
+        return 1 / (len(numbers) + 1), controls
