@@ -1,49 +1,54 @@
-"""Check maps that know nothing of the model: how often do they pass each check, and all of them?
+"""Check control maps, which say nothing of the model: how often does each check support them, and
+all checks together?
 
     python examples/verdict_calibration.py FOLDER RESULTS.jsonl [--model NAME] [--photos 100]
-    [--update]
+    [--start 0] [--update]
 
-The maps are noise of three scales, blobs, edges, contrast, the distance from the mean colour,
-products of these, the saliency of another network, and the Grad-CAM of another photo; each as it
-is, plus a random pattern, and times one. The patterns are drawn from a hash of the gradient, so
-that they differ from class to class and from model to model. A map that knows nothing should pass
-each check with a probability of at most 5 %, and all of them almost never. (The check of stability
-is not in the table: a blob is stable, and these patterns are not, since a little noise changes the
-hash.)
+The controls are no part of the checks. Photo maps: noise of two scales, a blob at a random place,
+the image signature (Hou et al., 2012), colour opponency, the finest details, and a product. Object
+maps: the Grad-CAM and the integrated gradients of another network for the same class, and the
+Grad-CAM of another photo. So that they are not the same for each class and model, each is gated (it
+is shown for the class on top, and otherwise noise drawn from a hash of the gradient) and has such
+noise added to it.
 
-FOLDER is as for verdicts.py. Each photo's answers are a line of RESULTS, so that the script goes on
-where it stopped; ``--count`` only prints the table of what is there, and ``--update`` writes it
-into assets/tables/verdict.md. ``--small`` takes 2 photos.
+A photo map should be supported by each check with a probability of at most 5 %. An object map is
+where the object is: the check of faithfulness cannot tell it from a map of the model, and that of
+the class only where it does not know the other classes; that of the model can.
+
+FOLDER is as for verdicts.py; ``--start`` leaves out photos that were used to choose the checks.
+Each photo's answers are a line of RESULTS, so that the script goes on where it stopped; ``--count``
+only prints the table of what is there, and ``--update`` writes it into assets/tables/verdict.md.
+``--small`` takes 2 photos. Intervals are those of shares whose maps are clustered by photo.
 """
 
 import argparse
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from verdicts import PAGE, photos_of, updated
+from verdicts import PAGE, clustered, photos_of, updated
 
 import explain
 from explain._utils.errors import muted
 from explain.engine import Evidence, InputGradients, Need
 from explain.methods import Method
 from explain.methods.base import Style
-from explain.metrics.base import digest_of_tensor
-from explain.metrics.masked_scores import photo_maps
-from explain.metrics.verdict import Share, check_maps
+from explain.metrics.maps import Maps
+from explain.metrics.verdict import check_maps
 from explain.targets import ClassTarget
 
-sys.path.append(str(Path(__file__).resolve().parent / "leaderboard"))
-
-PATTERNS = ("", "plus", "times")
+GATES = ("gated", "plus")
+CHECKS = ("depends_on_model", "depends_on_class", "faithful")
 OTHER = {"tiny": "tiny-transformer"}
-"""The other network, whose saliency is one of the maps; "tiny" for all that are not listed."""
+"""The other network, whose maps are controls; "tiny" for all that are not listed."""
+
+OF_OBJECTS = ("Grad-CAM of another network", "IG of another network", "Grad-CAM of another photo")
 
 
 def noise(size: tuple[int, int], cells: int, seed: int) -> torch.Tensor:
@@ -52,19 +57,9 @@ def noise(size: tuple[int, int], cells: int, seed: int) -> torch.Tensor:
     return F.interpolate(drawn, size=size, mode="bicubic")[0, 0]
 
 
-known: dict[bytes, torch.Tensor] = {}
-
-
-def photo_map(image: torch.Tensor, number: int) -> torch.Tensor:
-    """One of the maps of a photo, all of which are computed once."""
-    key = digest_of_tensor(image)
-    if key not in known:
-        known[key] = photo_maps(image)
-    return known[key][number]
-
-
-def of_photo(number: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
-    return lambda image, seed: photo_map(image, number)
+def smooth(values: torch.Tensor, side: int) -> torch.Tensor:
+    """Means over squares with an odd side."""
+    return F.avg_pool2d(values[None, None], side, 1, side // 2, count_include_pad=False)[0, 0]
 
 
 def blob(image: torch.Tensor, seed: int) -> torch.Tensor:
@@ -74,139 +69,145 @@ def blob(image: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.exp(-((rows[:, None] - y) ** 2 + (columns - x) ** 2) / (2 * 0.15**2))
 
 
+def signature(image: torch.Tensor, seed: int) -> torch.Tensor:
+    """The image signature: the power of the photo that has the spectrum's phases alone."""
+    small = F.interpolate(image[None], size=(64, 64), mode="bilinear", antialias=True)[0]
+    spectrum = torch.fft.fft2(small)
+    power = torch.fft.ifft2(spectrum / spectrum.abs().clamp(min=1e-9)).abs().square().sum(0)
+    size = (int(image.shape[1]), int(image.shape[2]))
+    return F.interpolate(smooth(power, 9)[None, None], size=size, mode="bilinear")[0, 0]
+
+
+def opponency(image: torch.Tensor, seed: int) -> torch.Tensor:
+    """How far red less green is from the mean of its surroundings."""
+    difference = image[0] - image[1]
+    return (difference - smooth(difference, min(image.shape[1:]) // 3 | 1)).abs()
+
+
+def details(image: torch.Tensor, seed: int) -> torch.Tensor:
+    """The finest details: how far each pixel is from its neighbours."""
+    return torch.stack([channel - smooth(channel, 3) for channel in image]).abs().sum(0)
+
+
 KINDS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "noise, pixels": lambda image, seed: noise(
-        (image.shape[1], image.shape[2]), min(image.shape[1:]), seed
+        (int(image.shape[1]), int(image.shape[2])), int(min(image.shape[1:])), seed
     ),
-    "noise, 8 x 8": lambda image, seed: noise((image.shape[1], image.shape[2]), 8, seed),
-    "noise, 4 x 4": lambda image, seed: noise((image.shape[1], image.shape[2]), 4, seed),
-    "blob in the middle": of_photo(4),
+    "noise, 5 x 5": lambda image, seed: noise((int(image.shape[1]), int(image.shape[2])), 5, seed),
     "blob elsewhere": blob,
-    "edges": of_photo(2),
-    "blurred edges": of_photo(3),
-    "contrast": of_photo(1),
-    "contrast x blob": of_photo(6),
-    "distance from the mean": of_photo(0),
-    "distance x blob": of_photo(7),
-    "edges x blob": lambda image, seed: photo_map(image, 2) * photo_map(image, 4),
+    "image signature": signature,
+    "colour opponency": opponency,
+    "finest details": details,
+    "opponency x signature": lambda image, seed: opponency(image, 0) * signature(image, 0),
 }
 
 
 @dataclass(frozen=True, eq=False)
-class Uninformed(Method):
-    """A map of the photo, or one that is ``given``, with a pattern."""
+class Control(Method):
+    """A map ``(H, W)`` that a gate lets through, or that noise is added to."""
 
-    given: torch.Tensor | None = field(default=None, repr=False)
-    seed: int = 0
+    shown: torch.Tensor = field(default_factory=lambda: torch.zeros(1, 1), repr=False)
 
-    kind: ClassVar[str] = ""
-    pattern: ClassVar[str] = ""
-    summary: ClassVar[str] = "a map that knows nothing of the model"
+    gate: ClassVar[str] = ""
+    summary: ClassVar[str] = "a map that says nothing of the model"
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found = []
-        for image, gradient in zip(evidence.inputs, evidence[InputGradients()], strict=True):
-            own = (
-                KINDS[self.kind](image, self.seed) if self.given is None else self.given
-            ).double()
+        assert evidence.logits is not None
+        on_top = (evidence.logits.argmax(1) == evidence.classes).tolist()
+        maps = []
+        for gradient, is_on_top in zip(evidence[InputGradients()], on_top, strict=True):
             content = gradient.contiguous().numpy().tobytes() + self.name.encode()
             digest = hashlib.blake2b(content, digest_size=6).digest()
-            size = (int(own.shape[0]), int(own.shape[1]))
-            drawn = noise(size, 8, int.from_bytes(digest, "big")).double()
-            own = own / own.norm()
-            found.append(
-                {"": own, "plus": own + drawn / drawn.norm(), "times": own * drawn.abs()}[
-                    self.pattern
-                ]
-            )
-        return torch.stack(found)
+            size = (int(self.shown.shape[0]), int(self.shown.shape[1]))
+            pattern = noise(size, 8, int.from_bytes(digest, "big")).double()
+            pattern = pattern / pattern.norm()
+            shown = self.shown.double() / self.shown.double().norm()
+            if self.gate == "plus":
+                maps.append(shown + pattern)
+            else:
+                maps.append(shown if is_on_top else pattern)
+        return torch.stack(maps)
 
 
-def uninformed(given: dict[str, torch.Tensor], seed: int) -> Iterator[Method]:
-    """All maps with all patterns."""
-    for kind in (*KINDS, *given):
-        for pattern in PATTERNS:
-            name = f"{kind} {pattern}".strip()
-            body = {"name": name, "kind": kind, "pattern": pattern, "__annotations__": {}}
-            made = dataclass(frozen=True, eq=False)(type("Uninformed", (Uninformed,), body))
-            yield made(given=given.get(kind), seed=seed)
+def controls(maps: Mapping[str, torch.Tensor]) -> list[Method]:
+    """Each map behind each gate."""
+    methods: list[Method] = []
+    for (name, shown), gate in product(maps.items(), GATES):
+        body = {"name": f"{name}, {gate}", "gate": gate, "__annotations__": {}}
+        kind = dataclass(frozen=True, eq=False)(type("Control", (Control,), body))
+        methods.append(kind(shown=shown))
+    return methods
 
 
-def plain_network(weights: Path) -> explain.Explainer:
-    from plain import explainer
-
-    return explainer(weights)
+def of_another(other: explain.Explainer, path: Path, label: str, method: str, size: Any) -> Any:
+    """The map of another network for the same class, or for its own best one."""
+    x = other.as_input(path)
+    names = [str(name) for name in other.categories or ()]
+    target = names.index(label) if label in names else None
+    attribution = explain.attribute(other.model, x, method, target=target)
+    values = Maps.of("it", attribution, x).contributions
+    return F.interpolate(values[None], size=size, mode="bilinear")[0, 0]
 
 
 def answers(
     explainer: explain.Explainer, other: explain.Explainer, path: Path, label: int, last: Any
 ) -> Any:
-    """Whether each map passes each check, for one photo; and its Grad-CAM, for the next one."""
+    """What each check says of each control, for one photo; and its Grad-CAM, for the next one."""
     x = explainer.as_input(path)
-    known.clear()
     with torch.inference_mode():
         if int(explainer.model(x).argmax()) != label:
             return None, last
-    with muted():
-        gradcam = explain.attribute(explainer.model, x, "gradcam", target=label).values[0]
-        saliency = (
-            explain.attribute(other.model, other.as_input(path), "saliency").values[0].abs().amax(0)
-        )
     size = (int(x.shape[2]), int(x.shape[3]))
-    given = {
-        "saliency of another network": F.interpolate(
-            saliency[None, None], size=size, mode="bilinear"
-        )[0, 0]
-    }
-    if last is not None:
-        given["Grad-CAM of another photo"] = F.interpolate(
-            last[None, None], size=size, mode="bilinear"
-        )[0, 0]
-    methods = list(uninformed(given, int.from_bytes(path.name.encode()[-6:], "big")))
+    name = str((explainer.categories or ())[label])
+    seed = int.from_bytes(path.name.encode()[-6:], "big")
+    maps = {kind: make(x[0], seed) for kind, make in KINDS.items()}
     with muted():
-        maps = [
+        gradcam = explain.attribute(explainer.model, x, "gradcam", target=label)
+        shown = Maps.of("gradcam", gradcam, x).contributions[0]
+        maps[OF_OBJECTS[0]] = of_another(other, path, name, "gradcam", size)
+        maps[OF_OBJECTS[1]] = of_another(other, path, name, "integratedgradients(steps=8)", size)
+        if last is not None:
+            maps[OF_OBJECTS[2]] = last
+        methods = controls(maps)
+        pairs = [
             (method, explain.attribute(explainer.model, x, method, target=label))
             for method in methods
         ]
-        verdict = check_maps(explainer.model, x, maps, ClassTarget((label,)), "it")
-    found = {
-        name: {each.check: each.passed for each in results} for name, results in verdict.items()
-    }
-    return {"photo": path.name, "maps": found}, gradcam
+        verdict = check_maps(explainer.model, x, pairs, ClassTarget((label,)), "it")
+    results = {}
+    for method, of_map in verdict.items():
+        results[method] = {each.check: each.answer for each in of_map}
+    return {"photo": path.name, "maps": results}, shown
 
 
-def table(lines: list[Any]) -> str:
-    """The share of maps that pass: by map, over all patterns; by pattern; and of all."""
-    checks = ["depends_on_model", "depends_on_class", "faithful"]
-    rows = [
-        ["map", "maps checked", *checks, "all three (95 % interval)"],
-        ["---"] * (3 + len(checks)),
-    ]
+def supported(results: Mapping[str, str], check: str) -> bool:
+    """Whether a check supports a map; "all": whether the three checks that are no threshold do."""
+    names = CHECKS if check == "all" else (check,)
+    return all(results[name] == "supported" for name in names)
+
+
+def table(lines: Sequence[Any]) -> str:
+    """The share of the controls that each check supports, and all three: by map, and in groups."""
+    heads = ["control", "maps", "model", "class", "faithful", "all three (95 % interval)"]
+    rows = [heads, ["---"] * len(heads)]
     names = dict.fromkeys(name for line in lines for name in line["maps"])
-    groups = {
-        kind: [f"{kind} {pattern}".strip() for pattern in PATTERNS]
-        for kind in names
-        if not pattern_of(kind)
-    }
-    for pattern, label in zip(
-        PATTERNS, ("as they are", "plus a pattern", "times a pattern"), strict=True
-    ):
-        groups[label] = [name for name in names if pattern_of(name) == pattern]
-    for label, chosen in {**groups, "all of them": list(names)}.items():
-        found = [line["maps"][name] for line in lines for name in chosen if name in line["maps"]]
-        shares = [sum(each[check] is True for each in found) / len(found) for check in checks]
-        hits = sum(all(each[check] is True for check in checks) for each in found)
-        low, high = Share(hits, len(found)).interval
-        every = f"{hits / len(found):.1%} ({low:.1%} to {high:.1%})"
-        rows.append([label, str(len(found)), *(f"{share:.0%}" for share in shares), every])
+    kinds = dict.fromkeys(name.rsplit(", ", 1)[0] for name in names)
+    groups = {kind: [name for name in names if name.startswith(f"{kind}, ")] for kind in kinds}
+    groups["all photo maps"] = [name for name in names if not name.startswith(OF_OBJECTS)]
+    groups["all object maps"] = [name for name in names if name.startswith(OF_OBJECTS)]
+    for group, chosen in groups.items():
+        by_photo = [
+            [line["maps"][name] for name in chosen if name in line["maps"]] for line in lines
+        ]
+        cells = [group, str(sum(map(len, by_photo)))]
+        for check in (*CHECKS, "all"):
+            hits = [[supported(each, check) for each in of_photo] for of_photo in by_photo]
+            share, low, high = clustered(hits)
+            cells.append(f"{share:.1%} ({low:.1%} to {high:.1%})")
+        rows.append(cells)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def pattern_of(name: str) -> str:
-    """The pattern in a map's name; empty where it has none."""
-    return next((pattern for pattern in PATTERNS if pattern and name.endswith(f" {pattern}")), "")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -216,12 +217,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path)
     parser.add_argument("--model", default="tiny")
-    parser.add_argument(
-        "--weights",
-        type=Path,
-        help="those that leaderboard/plain.py trained; the model is that one",
-    )
     parser.add_argument("--photos", type=int, default=100)
+    parser.add_argument("--start", type=int, default=0, help="photos that are left out")
     parser.add_argument("--small", action="store_true", help="2 photos")
     parser.add_argument(
         "--count", action="store_true", help="only print the table of what is there"
@@ -230,25 +227,24 @@ def main(arguments: list[str] | None = None) -> None:
         "--update", action="store_true", help="write it into assets/tables/verdict.md"
     )
     options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
     there = options.results.read_text("utf-8").splitlines() if options.results.exists() else []
     done = [json.loads(line) for line in there]
     if not options.count:
         other = explain.Explainer(OTHER.get(options.model, "tiny"))
-        explainer = (
-            explain.Explainer(options.model)
-            if options.weights is None
-            else plain_network(options.weights)
-        )
+        explainer = explain.Explainer(options.model)
         known = {line["photo"] for line in done}
         last = None
-        for path, label in photos_of(options.folder, explainer.categories):
+        photos = list(photos_of(options.folder, explainer.categories))[options.start :]
+        for path, label in photos:
             if sum("maps" in line for line in done) >= (2 if options.small else options.photos):
                 break
-            if path.name not in known:
-                found, last = answers(explainer, other, path, label, last)
-                done.append(found or {"photo": path.name})
-                with options.results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(done[-1]) + "\n")
+            if path.name in known:
+                continue
+            line, last = answers(explainer, other, path, label, last)
+            done.append(line or {"photo": path.name})
+            with options.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(done[-1]) + "\n")
     text = table([line for line in done if "maps" in line])
     print(text)
     if options.update:

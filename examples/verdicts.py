@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,33 @@ def photos_of(folder: Path, categories: Any) -> Iterator[tuple[Path, int]]:
         found = [(path, int(path.name.split("_")[0])) for path in paths]
     random.Random(0).shuffle(found)
     yield from found
+
+
+def clustered(hits: Sequence[Sequence[bool]]) -> tuple[float, float, float]:
+    """The share of hits among maps, and its 95 % interval by Wilson's formula.
+
+    ``hits`` has the maps of each photo, which are no independent draws: the number of maps is
+    divided by how much more the shares of photos vary than those of independent maps would.
+    """
+    counts = [len(of_photo) for of_photo in hits if of_photo]
+    total = sum(counts)
+    if not total:
+        return math.nan, 0.0, 1.0
+    share = sum(map(sum, hits)) / total
+    left = sum((sum(of_photo) - share * len(of_photo)) ** 2 for of_photo in hits)
+    independent = total * share * (1 - share)
+    design = max(1.0, left / independent) if independent > 0 else 1.0
+    low, high = interval(share, total / design)
+    return share, low, high
+
+
+def interval(share: float, count: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of so many independent draws."""
+    z = 1.96**2 / count
+    half = math.sqrt(z * share * (1 - share) + z * z / 4)
+    low = max(0.0, (share + z / 2 - half) / (1 + z))
+    high = min(1.0, (share + z / 2 + half) / (1 + z))
+    return low, high
 
 
 def index_of(words: str, categories: Any) -> int | None:
