@@ -26,7 +26,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -89,16 +88,19 @@ def details(image: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.stack([channel - smooth(channel, 3) for channel in image]).abs().sum(0)
 
 
+def orientation(image: torch.Tensor, seed: int) -> torch.Tensor:
+    """How strong upright edges are around each pixel."""
+    across = F.pad(image.mean(0).diff(dim=1), (0, 1)).square()
+    return smooth(across, min(image.shape[1:]) // 10 | 1).clamp(min=0).sqrt()
+
+
 KINDS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
-    "noise, pixels": lambda image, seed: noise(
-        (int(image.shape[1]), int(image.shape[2])), int(min(image.shape[1:])), seed
-    ),
     "noise, 5 x 5": lambda image, seed: noise((int(image.shape[1]), int(image.shape[2])), 5, seed),
     "blob elsewhere": blob,
     "image signature": signature,
-    "colour opponency": opponency,
     "finest details": details,
     "opponency x signature": lambda image, seed: opponency(image, 0) * signature(image, 0),
+    "one orientation": orientation,
 }
 
 
@@ -131,10 +133,12 @@ class Control(Method):
         return torch.stack(maps)
 
 
-def controls(maps: Mapping[str, torch.Tensor]) -> list[Method]:
-    """Each map behind each gate."""
+def controls(maps: Mapping[str, torch.Tensor], number: int) -> list[Method]:
+    """Each map behind a gate, for photos with these numbers each other map behind each other
+    gate."""
     methods: list[Method] = []
-    for (name, shown), gate in product(maps.items(), GATES):
+    for place, (name, shown) in enumerate(maps.items()):
+        gate = GATES[(place + number) % len(GATES)]
         body = {"name": f"{name}, {gate}", "gate": gate, "__annotations__": {}}
         kind = dataclass(frozen=True, eq=False)(type("Control", (Control,), body))
         methods.append(kind(shown=shown))
@@ -170,7 +174,7 @@ def answers(
         maps[OF_OBJECTS[1]] = of_another(other, path, name, "integratedgradients(steps=8)", size)
         if last is not None:
             maps[OF_OBJECTS[2]] = last
-        methods = controls(maps)
+        methods = controls(maps, seed)
         pairs = [
             (method, explain.attribute(explainer.model, x, method, target=label))
             for method in methods
@@ -179,6 +183,7 @@ def answers(
     results = {}
     for method, of_map in verdict.items():
         results[method] = {each.check: each.answer for each in of_map}
+        results[method]["p"] = f"{of_map.faithful.figure:.4f}"
     return {"photo": path.name, "maps": results}, shown
 
 

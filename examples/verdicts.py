@@ -1,5 +1,5 @@
-"""Check maps of many photos, and count which questions they pass: does the verdict say what is
-known of the methods?
+"""Check maps of many photos, and count which are supported: does the verdict say what is known of
+the methods?
 
     python examples/verdicts.py FOLDER RESULTS.jsonl [--model NAME] [--photos 100] [--method
     NAME]... [--update]
@@ -26,7 +26,6 @@ import torch
 
 import explain
 from explain._utils.errors import muted
-from explain.metrics.verdict import Share
 
 PAGE = Path(__file__).resolve().parents[1] / "assets" / "tables" / "verdict.md"
 METHODS = ["gradcam", "guidedgradcam", "guidedbackprop", "randomcam"]
@@ -110,18 +109,19 @@ def check(
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """How many of the photos' maps pass each question, and all of them."""
-    rows = [["method", "photos", "passed (95 % interval)", *WORDS]]
+    """How many of the photos' maps are supported, not shown and contradicted, and how many each
+    check supports."""
+    rows = [["method", "photos", "supported (95 % interval)", "not shown", "contradicted", *WORDS]]
     for method in dict.fromkeys(name for line in lines for name in line["methods"]):
-        found = [line["methods"][method] for line in lines if method in line["methods"]]
-        hits = sum(each["passed"] for each in found)
-        low, high = Share(hits, len(found)).interval
-        shares = [
-            sum(each["answers"][word]["passed"] is not False for each in found) / len(found)
-            for word in WORDS
-        ]
-        passed = f"{hits / len(found):.0%} ({low:.0%} to {high:.0%})"
-        rows.append([method, str(len(found)), passed, *(f"{share:.0%}" for share in shares)])
+        maps = [line["methods"][method] for line in lines if method in line["methods"]]
+        answers = [of_map["answer"] for of_map in maps]
+        share, low, high = clustered([[answer == "supported"] for answer in answers])
+        shares = [answers.count(answer) / len(maps) for answer in ("not shown", "contradicted")]
+        for word in WORDS:
+            supported = [of_map["answers"][word]["answer"] == "supported" for of_map in maps]
+            shares.append(sum(supported) / len(maps))
+        cells = [method, str(len(maps)), f"{share:.0%} ({low:.0%} to {high:.0%})"]
+        rows.append([*cells, *(f"{share:.0%}" for share in shares)])
     return "\n".join(
         f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     )

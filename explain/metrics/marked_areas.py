@@ -76,33 +76,32 @@ Drops = Callable[[torch.Tensor], torch.Tensor]
 class AreaTest:
     """What covering the marked areas of a photo ``(C, H, W)`` says of its maps.
 
-    ``drops`` covers them, and ``of_photo`` are the drops of `photo_maps`.
+    ``drops`` covers them.
     """
 
     photo: torch.Tensor
     drops: Drops
     seed: int
 
-    def of_photo(self) -> torch.Tensor:
-        """The drops of the maps of the photo alone."""
-        return self.drops(photo_maps(self.photo.detach().cpu().double()))
-
-    def test(self, values: torch.Tensor, of_photo: torch.Tensor, count: int) -> tuple[float, int]:
+    def test(self, values: torch.Tensor, count: int) -> tuple[float, int]:
         """The p-value of a map ``(H, W)`` that comes first among ``count`` random placements and
-        before all maps of the photo, and else 1; and how many of those take as much.
+        before all `photo_maps`, and else 1; and how many of those take as much.
 
         A map whose place says nothing comes first among n placements with a probability of one by
         n + 1, so the p-value keeps its level. Placements are tried until one takes as much.
         """
         values = values.detach().cpu().double()
         first = self.drops(values[None])[0]
+        of_photo = self.drops(photo_maps(self.photo.detach().cpu().double()))
         controls = int((of_photo >= first).sum())
         if controls or not math.isfinite(first):
             return 1.0, controls
         total = count_of_placements((int(values.shape[0]), int(values.shape[1]))) - 1
         numbers = 1 + permutation(total, self.seed)[:count]
         for chosen in (numbers[:AT_FIRST], numbers[AT_FIRST:]):
+            if not len(chosen):
+                break
             placed = placements(values[None], chosen.tolist())[:, 0]
-            if len(placed) and bool((self.drops(placed) >= first).any()):
+            if bool((self.drops(placed) >= first).any()):
                 return 1.0, controls
         return 1 / (len(numbers) + 1), controls

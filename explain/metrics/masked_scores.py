@@ -33,8 +33,8 @@ SHARES = ((0.03, 0.25), (0.25, 0.85))
 """Shares of the cells that masks cover: of every other mask a few, and of the others many."""
 
 
-PARTS_APART = 2**32
-"""Between the seeds of two parts of a photo's masks, so that no other seed is that of a part."""
+PARTS_APART = 1_000_003
+"""Between the seeds of two parts of a photo's masks."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def random_masks(size: tuple[int, int], count: int, generator: torch.Generator) 
     return torch.stack(masks)
 
 
-PHOTO_MAPS = 20
+PHOTO_MAPS = 24
 """How many maps of a photo alone there are."""
 
 
@@ -86,8 +86,9 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
     They say which parts of a photo change most when they are covered, what stands out, and where
     photographers put what they show: the distance from the mean colour, as it is and blurred; local
     contrast; edges, as they are and blurred; details and large blobs, which differ from the mean of
-    their surroundings; the spectral residual; saturation, brightness and darkness; blobs in the
-    middle, a wide one, and one below; the height; and products of these.
+    their surroundings; the same of red less green, and of blue less yellow; the spectral residual;
+    saturation, each channel, and darkness; blobs in the middle, a wide one, and one below; the
+    height; and products of these.
 
     Hou and Zhang, "Saliency Detection: A Spectral Residual Approach", CVPR 2007.
     """
@@ -103,7 +104,10 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
     wide = torch.exp(-away / (2 * 0.35**2)).to(image)
     away_from_below = _from_middle(height, 0.65)[:, None] + _from_middle(width)
     below = torch.exp(-away_from_below / (2 * 0.25**2)).to(image)
-    blobs = _from_surroundings(image, _odd(shorter // 3))
+    far = _odd(shorter // 3)
+    blobs = _from_surroundings(image, far)
+    red, green, blue = image if len(image) == 3 else grey.expand(3, -1, -1)
+    yellow = (red + green) / 2
     residual = spectral_residual(grey)
     rows = torch.linspace(1, 0, height).to(image)
     return torch.stack(
@@ -115,9 +119,13 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
             _mean_around(edges, _odd(shorter // 8)),
             _from_surroundings(image, _odd(shorter // 16)),
             blobs,
+            _from_surroundings((red - green)[None], far),
+            _from_surroundings((blue - yellow)[None], far),
             residual,
             image.amax(0) - image.amin(0),
-            grey,
+            red,
+            green,
+            blue,
             -grey,
             middle,
             wide,

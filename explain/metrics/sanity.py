@@ -60,7 +60,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Tested:
+class CoverResult:
     """What the tests of a map have said so far.
 
     ``p_value`` and ``opposite`` (of the map with the other sign) are corrected for the number of
@@ -84,7 +84,7 @@ class Tested:
         return {name: torch.tensor([float(value)]) for name, value in values.items()}
 
     @classmethod
-    def of(cls, result: MetricResult) -> "Tested | None":
+    def of(cls, result: MetricResult) -> "CoverResult | None":
         """What a result has as its parts; None where nothing was tested."""
         if "masks" not in result.parts:
             return None
@@ -191,9 +191,11 @@ class Check(Metric):
         """Compare the figure of the first image with the threshold."""
         raise NotImplementedError
 
-    def claim(self, data: MetricInput, result: MetricResult, masked: MaskedScores) -> Claim | None:
-        """What is to be tested; None where there is nothing, as where the check has failed."""
-        return None
+    def claims(
+        self, data: MetricInput, result: MetricResult, masked: MaskedScores
+    ) -> tuple[Claim, ...]:
+        """What is to be tested, all of which must be true; none where the check has failed."""
+        return ()
 
     def result(
         self,
@@ -260,7 +262,7 @@ class DependenceCheck(Check, ReattributionMetric):
         if data.keeps_maps:
             own = data.maps.contributions.flatten(1)[:, None]
             maps = F.normalize(torch.cat([own, other_maps], 1), dim=2, eps=TINY)
-            parts["maps"] = maps.unflatten(2, data.size)
+            parts["maps"] = maps.reshape(*maps.shape[:2], *data.size)
         return MetricResult(alike.mean(1), parts=parts)
 
     def decide(self, result: MetricResult) -> CheckResult:
@@ -274,7 +276,7 @@ class DependenceCheck(Check, ReattributionMetric):
         if not figure < self.most:
             return self.result(figure, False, f"{limit} (must be below {self.most:.2g})")
         reason = f"{limit} (below {self.most:.2g})"
-        tested = Tested.of(result)
+        tested = CoverResult.of(result)
         if tested is None:
             unknown = f"whether {self.says} was not tested, which takes the check Faithful"
             return self.result(figure, None, f"{reason}; {unknown}")
@@ -292,9 +294,7 @@ class DependsOnClass(DependenceCheck):
 
     They are taken at equal distances from its lower half, and not from its top: the maps of a tabby
     and of an Egyptian cat should be similar. Of a region or a box, they are other classes in the
-    same place. What differs must predict the difference of the classes' scores: the difference of
-    two maps that of two scores under masks, or the area that the map marks must matter more to its
-    class than to the others.
+    same place. What differs must predict the difference of the classes' scores.
 
     Args:
         classes: how many.
@@ -343,12 +343,15 @@ class DependsOnClass(DependenceCheck):
         ranked = scores.sort(dim=1, descending=True, stable=True).indices
         return [ranked[:, rank] for rank in far_down(ranked.shape[1] - 1, self.classes)]
 
-    def claim(self, data: MetricInput, result: MetricResult, masked: MaskedScores) -> Claim | None:
+    def claims(
+        self, data: MetricInput, result: MetricResult, masked: MaskedScores
+    ) -> tuple[Claim, ...]:
         if not float(result.value[0]) < self.most:
-            return None
+            return ()
         maps = result.parts["maps"][0]
-        others = masked.other_drops[len(maps) - 1]
-        return Claim(maps[0] - maps[1:], masked.drops - others, maps[0], self.level, "class")
+        differences = maps[0] - maps[1:]
+        drops = masked.drops - masked.other_drops[len(differences)]
+        return (Claim(differences, drops, differences.mean(0), self.level, "class"),)
 
 
 def far_down(behind: int, count: int) -> list[int]:
@@ -374,8 +377,8 @@ class DependsOnModel(DependenceCheck):
     prediction is lost then. Maps that show what the first layers detect, such as edges, do not
     change. (If all layers were reinitialised, the first filters would detect something else, and
     such a map would seem to depend on the model.) A map that is zero everywhere is similar to no
-    other. The map of a copy must predict the copy's scores as well, as that of the model does the
-    model's: what only looks like an explanation explains no other model.
+    other. The map of a copy must predict the copy's scores, and what it has more than the model's
+    map must do so, too: what only looks like an explanation of this model explains no other.
 
     Args:
         copies: how many.
@@ -400,7 +403,7 @@ class DependsOnModel(DependenceCheck):
         "the map of a copy with random upper layers",
         "the maps of {} copies with random upper layers",
     )
-    says = "these predict the scores of the copies"
+    says = "they predict the scores of the copies"
     advice = "take a method that follows the upper layers, such as {}"
     suggested = ("gradcam", "lrp")
 
@@ -418,11 +421,17 @@ class DependsOnModel(DependenceCheck):
         first = self.seed * 1009
         return [RandomWeights(upper, seed) for seed in range(first, first + self.copies)]
 
-    def claim(self, data: MetricInput, result: MetricResult, masked: MaskedScores) -> Claim | None:
+    def claims(
+        self, data: MetricInput, result: MetricResult, masked: MaskedScores
+    ) -> tuple[Claim, ...]:
         if not float(result.value[0]) < self.most:
-            return None
-        copies = result.parts["maps"][0, 1:]
-        return Claim(copies, masked.copy_drops[: len(copies)], copies[0], self.level, "copy")
+            return ()
+        own, *copies = result.parts["maps"][0]
+        shown = torch.stack(copies)
+        drops = masked.copy_drops[: len(copies)]
+        # the first fails where copies get noise, the second where noise is added for each
+        pairs = (shown, shown - own)
+        return tuple(Claim(maps, drops, maps[0], self.level, "copy") for maps in pairs)
 
 
 @dataclass(frozen=True)
@@ -491,14 +500,17 @@ class Faithful(Check, ScoreMetric):
         value = data.undefined(self, p_value, (drops == 0).all(1), UNCHANGED)
         return MetricResult(value, parts={"correlation": correlation})
 
-    def claim(self, data: MetricInput, result: MetricResult, masked: MaskedScores) -> Claim | None:
+    def claims(
+        self, data: MetricInput, result: MetricResult, masked: MaskedScores
+    ) -> tuple[Claim, ...]:
+        if not bool(masked.drops.any()):
+            return ()
         values = data.maps.contributions[0]
-        changes = bool(masked.drops.any())
-        return Claim(values[None], masked.drops, values, self.level) if changes else None
+        return (Claim(values[None], masked.drops, values, self.level),)
 
     def decide(self, result: MetricResult) -> CheckResult:
         figure = float(result.value[0])
-        tested = Tested.of(result)
+        tested = CoverResult.of(result)
         if math.isnan(figure) or tested is None:
             return self.result(figure, None, UNCHANGED, "p")
         limit = f"p = {figure:.2g}, must be at most {self.level:g}"

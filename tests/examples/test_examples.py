@@ -151,11 +151,11 @@ def test_verdicts_are_counted_and_written_into_the_page(
 ) -> None:
     module = example("verdicts")
     lines: list[Any] = [{"photo": "b"}]  # the model names another class
-    for refused, passed in (("stable", None), ("faithful", False)):
+    for refused, answer in (("stable", "supported"), ("faithful", "not shown")):
         answers = {}
         for word in module.WORDS:
-            answers[word] = {"passed": passed if word == refused else True}
-        methods = {"gradcam": {"passed": passed is None, "answers": answers}}
+            answers[word] = {"answer": answer if word == refused else "supported"}
+        methods = {"gradcam": {"answer": answer, "answers": answers}}
         lines.append({"photo": refused, "methods": methods})
     results = tmp_path / "results.jsonl"
     results.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
@@ -163,8 +163,22 @@ def test_verdicts_are_counted_and_written_into_the_page(
     page.write_text("<!-- table: tiny -->\nold\n<!-- end -->\nafter\n", "utf-8")
     monkeypatch.setattr(module, "PAGE", page)
     module.main([str(tmp_path), str(results), "--count", "--update", "--model", "tiny"])
-    row = "| gradcam | 2 | 50% (9% to 91%) | 100% | 100% | 50% | 100% |"
+    row = "| gradcam | 2 | 50% (9% to 91%) | 50% | 0% | 100% | 100% | 50% | 100% |"
     assert page.read_text("utf-8").splitlines()[-3:] == [row, "<!-- end -->", "after"]
+
+
+def test_intervals_are_wider_where_the_maps_of_a_photo_agree() -> None:
+    """Ten photos with four maps each: if all four agree, they count as one."""
+    module = example("verdicts")
+    agreed = [[number < 3] * 4 for number in range(10)]
+    mixed = [
+        [True] + [False] * 3 if number < 8 else [True, True, False, False] for number in range(10)
+    ]
+    share, low, high = module.clustered(agreed)
+    assert (share, low, high) == pytest.approx((0.3, *module.interval(0.3, 10)))
+    share, low, high = module.clustered(mixed)
+    assert (share, low, high) == pytest.approx((0.3, *module.interval(0.3, 40)))
+    assert module.clustered([[]])[1:] == (0, 1)
 
 
 def test_the_smallest_evidence_is_compared_on_the_same_photos(

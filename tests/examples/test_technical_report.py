@@ -45,19 +45,27 @@ def test_the_map_of_the_linear_network_is_exact(script: Any) -> None:
     torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_tables_have_shares_and_rank_correlations(script: Any) -> None:
+def test_tables_of_right_maps_have_the_share_that_is_supported(script: Any) -> None:
     right = script("verdict_right")
-    records: list[Any] = [
-        {"network": "known", "photo": "one", "maps": {"right": {"faithful": False}}}
-    ]
-    for photo, hit in (("one", True), ("two", False)):
-        maps = {}
-        for name, value in (("good", True), ("fair", hit), ("bad", False)):
-            checks = dict.fromkeys(right.CHECKS, True) | {"depends_on_class": None}
-            maps[name] = checks | {"faithful": value, "hit": value}
-        records.append({"network": "planted, residual", "photo": photo, "maps": maps})
-    tables = right.tables(records)
-    rows = tables["planted, residual"].splitlines()
-    assert rows[3] == "| fair | 2 | 50% | 100% | 100% | 50% | 100% | 50% (9% to 91%) |"
-    assert "faithful 1.00" in rows[-1]
-    assert tables["known"].splitlines()[-1] == "| right | 1 | – | – | 0% | – | 0% (0% to 79%) |"
+    lines = []
+    for number, answer in enumerate(("supported", "contradicted")):
+        answers = {"depends_on_model": "supported", "faithful": answer, "all": answer}
+        lines.append({"map": "linear", "number": number, "answers": answers})
+    row = "| linear | 2 | 100% | – | 50% | 50% (9% to 91%) | 50% |"
+    assert right.table(lines).splitlines()[-1] == row
+
+
+def test_controls_are_shown_behind_a_gate_or_with_noise(script: Any) -> None:
+    """For the class on top, the gated map is the control itself; for another one, noise that
+    depends on the gradient."""
+    calibration = script("verdict_calibration")
+    shown = torch.rand(16, 16, dtype=torch.float64)
+    gated, plus = (calibration.controls({"it": shown}, number)[0] for number in (0, 1))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 3)).double()
+    x = torch.rand(1, 3, 16, 16, dtype=torch.float64)
+    order = model(x)[0].argsort(descending=True).tolist()
+    maps = [explain.attribute(model, x, gated, target=target).values[0] for target in order]
+    torch.testing.assert_close(maps[0], shown / shown.norm())
+    assert not torch.allclose(maps[1], maps[2])
+    added = explain.attribute(model, x, plus, target=order[1]).values[0]
+    assert (added - shown / shown.norm()).norm().item() == pytest.approx(1)

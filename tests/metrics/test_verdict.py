@@ -3,6 +3,7 @@ is refused."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -16,15 +17,17 @@ import explain
 from explain import MetricError
 from explain.data.inputs import as_inputs
 from explain.engine import Evidence, InputGradients, Need
+from explain.layers.layouts import Grids
 from explain.methods import Method, RandomCAM, Saliency
 from explain.methods.base import Style, get_method
 from explain.metrics import Faithful, Verdict
 from explain.metrics.base import digest_of_tensor
 from explain.metrics.maps import spearman
-from explain.metrics.masked_scores import photo_maps
+from explain.metrics.marked_areas import AreaTest, MarkedAreas
+from explain.metrics.masked_scores import Placed, RandomMasks, photo_maps, strong_blur
 from explain.metrics.randomised import Randomised
 from explain.metrics.sanity import CheckResult, DependsOnClass, DependsOnModel, Stable
-from explain.metrics.verdict import CheckResults, Share, check_maps
+from explain.metrics.verdict import CheckResults, Share, check_maps, most_passes, steps_of
 from explain.targets import ClassTarget, as_target
 from tests.conftest import snapshot
 from tests.metrics.conftest import Counting
@@ -152,6 +155,114 @@ def test_a_pattern_of_class_and_weights_does_not_pass(model: nn.Module) -> None:
         verdict = check(model, x, [PhotoItself(noise=3), "inputxgradient"], checks=checks)
         passed.update(name for name, results in verdict.items() if results.passed)
     assert [*passed] == ["inputxgradient"]
+
+
+@dataclass(frozen=True, eq=False)
+class Exact(Method):
+    """Weights times values of a linear model. With ``behind_a_gate``, only for the weights that are
+    known, with noise for others; with ``sign`` -1, the opposite."""
+
+    weight: torch.Tensor
+    sign: int = 1
+    behind_a_gate: bool = False
+
+    name: ClassVar[str] = "exact"
+    summary: ClassVar[str] = "weights times values"
+    style: ClassVar[Style] = "signed"
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        x = evidence.inputs
+        gradient = evidence[InputGradients()]
+        if self.behind_a_gate and not torch.equal(gradient[0], self.weight):
+            return PhotoItself(noise=1)(evidence) - x.abs()
+        return self.sign * gradient * (x - x.mean((2, 3), keepdim=True))
+
+
+def test_a_right_map_is_supported_its_opposite_contradicted_and_one_behind_a_gate_not_shown() -> (
+    None
+):
+    """The map behind a gate is right for this model and for no other: it does not look at it."""
+    generator = torch.Generator().manual_seed(1)
+    weight = blob(generator).expand(3, -1, -1).contiguous()
+    x = torch.rand(1, 3, 24, 24, generator=generator, dtype=torch.float64)
+    methods = (Exact(weight), Exact(weight, -1), Exact(weight, behind_a_gate=True))
+    right, opposite, gated = (check(linear(weight), x, [method])["exact"] for method in methods)
+    assert right.answer == "supported"
+    assert opposite.faithful.answer == opposite.answer == "contradicted"
+    assert (gated.faithful.answer, gated.depends_on_model.answer) == ("supported", "not shown")
+    assert gated.answer == "not shown"
+
+
+# The areas that a map marks
+
+
+def test_marked_areas_are_covered_as_by_hand() -> None:
+    """The score adds up the photo's values by a weight; a tenth and a fifth of the pixels, where
+    the map is largest, become the mean colour, and then the blurred photo."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.rand(3, 20, 20, generator=generator, dtype=torch.float64)
+    x = torch.rand(1, 3, 20, 20, generator=generator, dtype=torch.float64)
+    maps = torch.rand(2, 20, 20, generator=generator, dtype=torch.float64)
+    areas = MarkedAreas.of(maps, seed=0)
+    evidence = Evidence(x, torch.zeros(1), None, "", Grids((20, 20)))
+    made = areas.rows(evidence).make(torch.arange(2 * areas.each))
+    fills = [x.mean((2, 3), keepdim=True).expand_as(x), strong_blur(x.shape).replacement(x)]
+    expected = []
+    for values in maps:
+        for share in (0.1, 0.2):
+            largest = values >= values.flatten().sort(descending=True).values[int(share * 400) - 1]
+            expected += [torch.where(largest, fill, x)[0] for fill in fills]
+    assert areas.each == 4
+    torch.testing.assert_close(made, torch.stack(expected))
+    losses = ((x - made) * weight).sum((1, 2, 3))
+    assert bool((losses > 0).any())
+
+
+def test_a_map_comes_first_among_placements_as_often_as_the_level_says() -> None:
+    """Drops are drawn at random, so no place is better than another; a photo's map that takes as
+    much ends the test."""
+    generator = torch.Generator().manual_seed(3)
+    photo = torch.rand(3, 12, 12, generator=generator)
+    values = torch.rand(12, 12, generator=generator)
+    of_photo = len(photo_maps(photo.double()))
+
+    def draws(maps: torch.Tensor) -> torch.Tensor:
+        return torch.rand(len(maps), generator=generator) - 2 * (len(maps) == of_photo)
+
+    count = 400
+    p_values = [AreaTest(photo, draws, seed).test(values, 9)[0] for seed in range(count)]
+    assert set(p_values) == {0.1, 1.0}
+    first = sum(p_value <= 0.1 for p_value in p_values) / count
+    assert first == pytest.approx(0.1, abs=3 * (0.1 * 0.9 / count) ** 0.5)
+    alike = AreaTest(photo, lambda maps: torch.zeros(len(maps)), 0)
+    assert alike.test(values, 9) == (1, of_photo)
+
+
+def test_tests_in_turn_spend_no_more_than_the_level_and_take_no_more_passes_than_said(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
+    for samples in (40, 60, 240, 1000):
+        steps = steps_of(samples)
+        assert sum(step.share for step in steps) == pytest.approx(1)
+        assert sum(step.masks for step in steps) == samples
+    counting = Counting(model)
+    masked = RandomMasks(40, 0), RandomMasks(40, 0, part=1)
+    one, other = (masks.masks(photos[:1]) for masks in masked)
+    assert not torch.equal(one, other)
+    verdict = check(counting, photos[:1], ["inputxgradient"])
+    assert verdict["inputxgradient"].faithful.passed is not None
+    assert len(counting.rows) < most_passes(1) + 60
+
+
+def test_as_many_masks_are_needed_as_bring_the_level() -> None:
+    """With so many independent values, the correlation is that which one in twenty other places
+    exceeds, if these vary by chance and because the map is wide."""
+    placed = Placed(0.2, 0.1, 0.9, spread=0.005 + 1 / 50, freedom=50)
+    freedom = placed.needed(0.05)
+    assert pytest.approx(1.6449 * (0.005 + 1 / freedom) ** 0.5, rel=1e-4) == 0.2
+    assert math.isinf(replace(placed, spread=0.1).needed(0.05))
+    assert math.isinf(replace(placed, correlation=-0.1).needed(0.05))
 
 
 def test_holm_takes_the_smallest_p_values_first() -> None:
