@@ -50,7 +50,8 @@ def pooled() -> str:
     rows: list[list[str]] = []
     heads: list[str] = []
     for model, name in MODELS.items():
-        heads, of_model = rows_of(table(f"calibration, {model}"))
+        heads_of_model, of_model = rows_of(table(f"calibration, {model}"))
+        heads = heads_of_model or heads
         chosen = [row for row in of_model if row[0] in GROUPS]
         rows.extend([row[0].removeprefix("all "), name, *row[1:]] for row in chosen)
     _, right = rows_of(table("right"))

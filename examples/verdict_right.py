@@ -46,8 +46,6 @@ from explain.targets import ClassTarget
 sys.path.append(str(Path(__file__).resolve().parent / "leaderboard"))
 
 import planted_evidence
-from marks import KINDS, Scene, explained
-from networks import trained
 
 CHECKS = ("depends_on_model", "depends_on_class", "faithful")
 ARCHITECTURE = "plain"
@@ -139,20 +137,18 @@ class RightMap:
 
 
 @cache
-def reader(kind: str, side: int) -> nn.Module:
-    """A network that reads marks of a kind."""
-    return trained(kind, ARCHITECTURE, side, 0)
+def reader(kind: str, side: int) -> tuple[nn.Module, Iterator[Any]]:
+    """A network that reads marks of a kind, and scenes with them."""
+    from marks import explained
+    from networks import trained
 
-
-@cache
-def scenes(kind: str, side: int) -> Iterator[Scene]:
-    return explained(kind, side, 0)
+    return trained(kind, ARCHITECTURE, side, 0), explained(kind, side, 0)
 
 
 def planted(kind: str, side: int) -> RightMap:
     """The marks of the next image that the network for its kind gets right."""
-    model = reader(kind, side)
-    for scene in scenes(kind, side):
+    model, scenes = reader(kind, side)
+    for scene in scenes:
         x = scene.image()[None]
         if int(model(x).argmax()) == scene.label:
             return RightMap(f"marks: {kind}", model, x, scene.label, Given(scene.mask.float()))
@@ -161,6 +157,8 @@ def planted(kind: str, side: int) -> RightMap:
 
 def right_maps(number: int, photo: torch.Tensor, side: int) -> Iterator[RightMap]:
     """One map of each kind."""
+    from marks import KINDS
+
     x = photo[None]
     linear = Linear(number).eval()
     exact = IntegratedGradients(baseline="mean", steps=1)

@@ -76,7 +76,7 @@ def random_masks(size: tuple[int, int], count: int, generator: torch.Generator) 
     return torch.stack(masks)
 
 
-PHOTO_MAPS = 24
+PHOTO_MAPS = 23
 """How many maps of a photo alone there are."""
 
 
@@ -87,7 +87,7 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
     photographers put what they show: the distance from the mean colour, as it is and blurred; local
     contrast; edges, as they are and blurred; details and large blobs, which differ from the mean of
     their surroundings; the same of red less green, and of blue less yellow; the spectral residual;
-    saturation, each channel, and darkness; blobs in the middle, a wide one, and one below; the
+    saturation, and each channel; blobs in the middle, a wide one, and one below; the
     height; and products of these.
 
     Hou and Zhang, "Saliency Detection: A Spectral Residual Approach", CVPR 2007.
@@ -126,7 +126,6 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
             red,
             green,
             blue,
-            -grey,
             middle,
             wide,
             below,
@@ -267,6 +266,8 @@ class Placed:
     ``p_value`` is the share of placements, its own among them, whose correlation is not smaller;
     ``opposite`` the share whose correlation is not larger. ``spread`` is the mean square of all
     these correlations, and ``freedom`` how many independent values they are taken over.
+    ``controls`` is how many maps of the photo alone do as well: their correlation, each given all
+    others, is not smaller.
     """
 
     correlation: float
@@ -274,6 +275,7 @@ class Placed:
     opposite: float
     spread: float
     freedom: int
+    controls: int = 0
 
     def needed(self, share: float) -> float:
         """About how many independent values the map would need for a p-value of ``share``;
@@ -368,6 +370,7 @@ class MaskedScores:
         small = _smaller(maps.detach().cpu().double())
         sums = placements(small).flatten(2) @ self.covered.flatten(1).T  # (P, m, K)
         of_maps = []
+        of_photo = []
         freedom = 0
         for covered, lost in zip(sums.unbind(1), drops.expand(len(small), -1), strict=True):
             weights = self.weights(lost)
@@ -379,6 +382,8 @@ class MaskedScores:
             varied = (covered - covered.mean(1, keepdim=True)) * weights
             of_maps.append(torch.where(length <= 1e-6 * varied.norm(dim=1), -1, products))
             freedom = len(weights) - basis.shape[1]
+            of_photo.append(_partial(self.nuisance * weights[:, None], lost * weights, freedom))
+        controls = torch.stack(of_photo)[:, -PHOTO_MAPS:].mean(0)
         correlations = torch.stack(of_maps).mean(0).nan_to_num(-1)
         own = correlations[0]
         return Placed(
@@ -387,7 +392,19 @@ class MaskedScores:
             float((correlations <= own + 1e-12).double().mean()),
             float(correlations.square().mean()),
             freedom,
+            int((controls >= own).sum()),
         )
+
+
+def _partial(columns: torch.Tensor, values: torch.Tensor, freedom: int) -> torch.Tensor:
+    """The partial correlation of each column ``(K, c)`` with values ``(K,)``, given the others: by
+    the t-statistics of one regression."""
+    scaled = columns / columns.norm(dim=0).clamp(min=1e-300)
+    inverse = torch.linalg.pinv(scaled, rtol=1e-9)
+    coefficients = inverse @ values
+    variance = (values - scaled @ coefficients).square().sum() / max(freedom, 1)
+    statistics = coefficients / (variance * inverse.square().sum(1)).sqrt().clamp(min=1e-300)
+    return statistics / (statistics.square() + freedom).sqrt()
 
 
 def _basis(columns: torch.Tensor) -> torch.Tensor:

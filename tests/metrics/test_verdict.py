@@ -24,7 +24,14 @@ from explain.metrics import Faithful, Verdict
 from explain.metrics.base import digest_of_tensor
 from explain.metrics.maps import spearman
 from explain.metrics.marked_areas import AreaTest, MarkedAreas
-from explain.metrics.masked_scores import Placed, RandomMasks, photo_maps, strong_blur
+from explain.metrics.masked_scores import (
+    MaskedScores,
+    Placed,
+    RandomMasks,
+    photo_maps,
+    strata_of,
+    strong_blur,
+)
 from explain.metrics.randomised import Randomised
 from explain.metrics.sanity import CheckResult, DependsOnClass, DependsOnModel, Stable
 from explain.metrics.verdict import CheckResults, Share, check_maps, most_passes, steps_of
@@ -263,6 +270,30 @@ def test_as_many_masks_are_needed_as_bring_the_level() -> None:
     assert pytest.approx(1.6449 * (0.005 + 1 / freedom) ** 0.5, rel=1e-4) == 0.2
     assert math.isinf(replace(placed, spread=0.1).needed(0.05))
     assert math.isinf(replace(placed, correlation=-0.1).needed(0.05))
+
+
+def test_a_photo_map_does_as_well_if_its_partial_correlation_is_as_large() -> None:
+    """The correlation of each with what masks take, where all others are taken out of both."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.rand(1, 3, 24, 24, generator=generator, dtype=torch.float64)
+    masks = RandomMasks(80, 0).masks(x)[0]
+    edges = photo_maps(x[0])[3]
+    drops = masks.double().flatten(1) @ edges.flatten() + torch.randn(80, generator=generator)
+    masked = MaskedScores(x[0], masks, strata_of(80), drops)
+    values = torch.rand(24, 24, generator=generator, dtype=torch.float64)
+    placed = masked.test(values[None], drops)
+    weights = masked.weights(drops).numpy()[:, None]
+    columns = masked.nuisance.numpy() * weights
+    lost = drops.numpy() * weights[:, 0]
+    of_photo = []
+    for number in range(columns.shape[1] - len(photo_maps(x[0])), columns.shape[1]):
+        pair = np.stack([columns[:, number], lost], 1)
+        others = np.delete(columns, number, 1)
+        rest = pair - others @ np.linalg.lstsq(others, pair, rcond=None)[0]
+        of_photo.append(rest[:, 0] @ rest[:, 1] / np.linalg.norm(rest, axis=0).prod())
+    assert placed.controls == sum(value >= placed.correlation for value in of_photo)
+    assert of_photo[3] == max(of_photo)
+    assert placed.controls >= 1
 
 
 def test_holm_takes_the_smallest_p_values_first() -> None:
