@@ -39,7 +39,7 @@ class MarkedAreas(Perturbation):
     seed: int
 
     words = "photos whose marked areas are covered"
-    each: ClassVar[int] = 2 * len(SHARES)
+    photos_of_each: ClassVar[int] = 2 * len(SHARES)
     """How many photos each map has."""
 
     @classmethod
@@ -58,14 +58,14 @@ class MarkedAreas(Perturbation):
 
         def covered(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             photos = x[images]
-            area = areas[numbers % self.each // 2][:, None, None]
-            keep = (ranks[numbers // self.each] >= area)[:, None].to(x)
+            area = areas[numbers % self.photos_of_each // 2][:, None, None]
+            keep = (ranks[numbers // self.photos_of_each] >= area)[:, None].to(x)
             for number, cover in enumerate(covers):
                 rows = (numbers % 2 == number).nonzero()[:, 0]
                 photos[rows] = cover(images[rows], keep[rows])
             return photos
 
-        return rows_of([len(self.maps) * self.each], x.device, covered)
+        return rows_of([len(self.maps) * self.photos_of_each], x.device, covered)
 
 
 Drops = Callable[[torch.Tensor], torch.Tensor]

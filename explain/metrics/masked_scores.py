@@ -385,14 +385,14 @@ class MaskedScores:
             of_photo.append(_partial(self.nuisance * weights[:, None], lost * weights, freedom))
         controls = torch.stack(of_photo)[:, -PHOTO_MAPS:].mean(0)
         correlations = torch.stack(of_maps).mean(0).nan_to_num(-1)
-        own = correlations[0]
+        first = correlations[0]
         return Placed(
-            float(own),
-            float((correlations >= own - 1e-12).double().mean()),
-            float((correlations <= own + 1e-12).double().mean()),
+            float(first),
+            float((correlations >= first - 1e-12).double().mean()),
+            float((correlations <= first + 1e-12).double().mean()),
             float(correlations.square().mean()),
             freedom,
-            int((controls >= own).sum()),
+            int((controls >= first).sum()),
         )
 
 

@@ -88,7 +88,7 @@ class CoverResult:
         """What a result has as its parts; None where nothing was tested."""
         if "masks" not in result.parts:
             return None
-        parts = {each.name: float(result.parts[each.name][0]) for each in fields(cls)}
+        parts = {one.name: float(result.parts[one.name][0]) for one in fields(cls)}
         return cls(**parts)  # type: ignore[arg-type]
 
     @property
@@ -260,8 +260,8 @@ class DependenceCheck(Check, ReattributionMetric):
         other_maps = numbers[..., 1:]
         parts = {"alike": alike, "zeros": (other_maps == 0).all(2)}
         if data.keeps_maps:
-            own = data.maps.contributions.flatten(1)[:, None]
-            maps = F.normalize(torch.cat([own, other_maps], 1), dim=2, eps=TINY)
+            of_model = data.maps.contributions.flatten(1)[:, None]
+            maps = F.normalize(torch.cat([of_model, other_maps], 1), dim=2, eps=TINY)
             parts["maps"] = maps.reshape(*maps.shape[:2], *data.size)
         return MetricResult(alike.mean(1), parts=parts)
 
@@ -426,11 +426,11 @@ class DependsOnModel(DependenceCheck):
     ) -> tuple[Claim, ...]:
         if not float(result.value[0]) < self.most:
             return ()
-        own, *copies = result.parts["maps"][0]
+        of_model, *copies = result.parts["maps"][0]
         shown = torch.stack(copies)
         drops = masked.copy_drops[: len(copies)]
         # the first fails where copies get noise, the second where noise is added for each
-        pairs = (shown, shown - own)
+        pairs = (shown, shown - of_model)
         return tuple(Claim(maps, drops, maps[0], self.level, "copy") for maps in pairs)
 
 

@@ -360,7 +360,7 @@ decides is a photo map's, too."""
 
 
 @dataclass(frozen=True)
-class Step:
+class Stage:
     """One test of all maps that are not decided yet: with so many more masks, or by their marked
     areas (no masks); and what it may spend of the level."""
 
@@ -368,16 +368,16 @@ class Step:
     share: float
 
 
-def steps_of(samples: int) -> list[Step]:
+def stages_of(samples: int) -> list[Stage]:
     """The tests of a map with at most so many masks.
 
-    >>> [(step.masks, step.share) for step in steps_of(240)]
+    >>> [(stage.masks, stage.share) for stage in stages_of(240)]
     [(60, 0.1), (0, 0.3), (180, 0.6)]
     """
     if samples <= EARLY:
-        return [Step(samples, EARLY_SHARE + LAST_SHARE), Step(0, AREAS_SHARE)]
+        return [Stage(samples, EARLY_SHARE + LAST_SHARE), Stage(0, AREAS_SHARE)]
     later = samples - EARLY
-    return [Step(EARLY, EARLY_SHARE), Step(0, AREAS_SHARE), Step(later, LAST_SHARE)]
+    return [Stage(EARLY, EARLY_SHARE), Stage(0, AREAS_SHARE), Stage(later, LAST_SHARE)]
 
 
 def most_passes(maps: int, samples: int = MOST) -> int:
@@ -389,7 +389,7 @@ def most_passes(maps: int, samples: int = MOST) -> int:
     (1976, 6264)
     """
     placed = math.ceil(1 / (LEVEL * AREAS_SHARE))
-    areas = 2 * MarkedAreas.each * (PHOTO_MAPS + 2 * maps * placed)
+    areas = 2 * MarkedAreas.photos_of_each * (PHOTO_MAPS + 2 * maps * placed)
     return samples * (1 + DependsOnModel().copies) + areas
 
 
@@ -625,9 +625,9 @@ class _Checks:
         said: dict[tuple[str, str], CoverResult] = {}
         masked: MaskedScores | None = None
         try:
-            for part, step in enumerate(steps_of(faithful.samples)):
-                if step.masks:
-                    more = self._masked(faithful, step.masks, part, open_)
+            for part, stage in enumerate(stages_of(faithful.samples)):
+                if stage.masks:
+                    more = self._masked(faithful, stage.masks, part, open_)
                     masked = more if masked is None else masked.joined(more)
                 assert masked is not None
                 claims = {
@@ -637,7 +637,7 @@ class _Checks:
                 for key, of_check in claims.items():
                     if of_check:
                         sofar = said.get(key, CoverResult())
-                        said[key] = self._after(step, of_check, masked, sofar)
+                        said[key] = self._after(stage, of_check, masked, sofar)
                 # a map that a check contradicts needs no more masks
                 lost = {name for (name, _), of_check in claims.items() if not of_check}
                 for key, of_check in claims.items():
@@ -665,13 +665,13 @@ class _Checks:
             drops = self._drops(masks)
             copies = [self._of_copy(copy, masks)[0] for copy in self._copies(open_.values())]
         photo = self.context.images
-        others = {
+        of_classes = {
             number: drops[[1 + self._classes.index(index) for index in group]]
             for number, group in self._others.items()
         }
         of_copies = torch.stack(copies) if copies else torch.zeros(0, 0)
         return MaskedScores(
-            photo[0], masks.masks(photo)[0], strata_of(count), drops[0], others, of_copies
+            photo[0], masks.masks(photo)[0], strata_of(count), drops[0], of_classes, of_copies
         )
 
     def _copies(self, checks: Iterable[Check]) -> list[RandomWeights]:
@@ -679,12 +679,12 @@ class _Checks:
         return [] if by_model is None else by_model.copied(self.context)
 
     def _after(
-        self, step: Step, claims: Sequence[Claim], masked: MaskedScores, sofar: CoverResult
+        self, stage: Stage, claims: Sequence[Claim], masked: MaskedScores, sofar: CoverResult
     ) -> CoverResult:
         """What is known of a map after one more test, whose p-value is the largest of those of all
         claims, corrected by its share of the level."""
-        share = step.share
-        if step.masks:
+        share = stage.share
+        if stage.masks:
             of_claims = [masked.test(claim.maps, claim.drops) for claim in claims]
             placed = max(of_claims, key=lambda one: one.p_value)
             level = claims[0].level * LAST_SHARE
@@ -719,7 +719,7 @@ class _Checks:
                     drops = self._of_copy(self._copies(self.checks)[0], areas)
                 else:
                     drops = self._drops(areas)
-            self.drops_of_areas[key] = drops.reshape(len(drops), -1, areas.each).mean(2)
+            self.drops_of_areas[key] = drops.reshape(len(drops), -1, areas.photos_of_each).mean(2)
         drops = self.drops_of_areas[key]
         if claim.of == "class":
             return drops[0] - drops[1:].mean(0)

@@ -34,7 +34,7 @@ from explain.metrics.masked_scores import (
 )
 from explain.metrics.randomised import Randomised
 from explain.metrics.sanity import CheckResult, DependsOnClass, DependsOnModel, Stable
-from explain.metrics.verdict import CheckResults, Share, check_maps, most_passes, steps_of
+from explain.metrics.verdict import CheckResults, Share, check_maps, most_passes, stages_of
 from explain.targets import ClassTarget, as_target
 from tests.conftest import snapshot
 from tests.metrics.conftest import Counting
@@ -213,14 +213,14 @@ def test_marked_areas_are_covered_as_by_hand() -> None:
     maps = torch.rand(2, 20, 20, generator=generator, dtype=torch.float64)
     areas = MarkedAreas.of(maps, seed=0)
     evidence = Evidence(x, torch.zeros(1), None, "", Grids((20, 20)))
-    made = areas.rows(evidence).make(torch.arange(2 * areas.each))
+    made = areas.rows(evidence).make(torch.arange(2 * areas.photos_of_each))
     fills = [x.mean((2, 3), keepdim=True).expand_as(x), strong_blur(x.shape).replacement(x)]
     expected = []
     for values in maps:
         for share in (0.1, 0.2):
             largest = values >= values.flatten().sort(descending=True).values[int(share * 400) - 1]
             expected += [torch.where(largest, fill, x)[0] for fill in fills]
-    assert areas.each == 4
+    assert areas.photos_of_each == 4
     torch.testing.assert_close(made, torch.stack(expected))
     losses = ((x - made) * weight).sum((1, 2, 3))
     assert bool((losses > 0).any())
@@ -250,7 +250,7 @@ def test_tests_in_turn_spend_no_more_than_the_level_and_take_no_more_passes_than
     model: nn.Module, photos: torch.Tensor
 ) -> None:
     for samples in (40, 60, 240, 1000):
-        steps = steps_of(samples)
+        steps = stages_of(samples)
         assert sum(step.share for step in steps) == pytest.approx(1)
         assert sum(step.masks for step in steps) == samples
     counting = Counting(model)
