@@ -360,7 +360,7 @@ decides is a photo map's, too."""
 
 
 @dataclass(frozen=True)
-class Stage:
+class CoverRound:
     """One test of all maps that are not decided yet: with so many more masks, or by their marked
     areas (no masks); and what it may spend of the level."""
 
@@ -368,16 +368,20 @@ class Stage:
     share: float
 
 
-def stages_of(samples: int) -> list[Stage]:
+def rounds_of(samples: int) -> list[CoverRound]:
     """The tests of a map with at most so many masks.
 
-    >>> [(stage.masks, stage.share) for stage in stages_of(240)]
+    >>> [(covering.masks, covering.share) for covering in rounds_of(240)]
     [(60, 0.1), (0, 0.3), (180, 0.6)]
     """
     if samples <= EARLY:
-        return [Stage(samples, EARLY_SHARE + LAST_SHARE), Stage(0, AREAS_SHARE)]
+        return [CoverRound(samples, EARLY_SHARE + LAST_SHARE), CoverRound(0, AREAS_SHARE)]
     later = samples - EARLY
-    return [Stage(EARLY, EARLY_SHARE), Stage(0, AREAS_SHARE), Stage(later, LAST_SHARE)]
+    return [
+        CoverRound(EARLY, EARLY_SHARE),
+        CoverRound(0, AREAS_SHARE),
+        CoverRound(later, LAST_SHARE),
+    ]
 
 
 def most_passes(maps: int, samples: int = MOST) -> int:
@@ -625,9 +629,9 @@ class _Checks:
         said: dict[tuple[str, str], CoverResult] = {}
         masked: MaskedScores | None = None
         try:
-            for part, stage in enumerate(stages_of(faithful.samples)):
-                if stage.masks:
-                    more = self._masked(faithful, stage.masks, part, open_)
+            for part, covering in enumerate(rounds_of(faithful.samples)):
+                if covering.masks:
+                    more = self._masked(faithful, covering.masks, part, open_)
                     masked = more if masked is None else masked.joined(more)
                 assert masked is not None
                 claims = {
@@ -637,7 +641,7 @@ class _Checks:
                 for key, of_check in claims.items():
                     if of_check:
                         sofar = said.get(key, CoverResult())
-                        said[key] = self._after(stage, of_check, masked, sofar)
+                        said[key] = self._after(covering, of_check, masked, sofar)
                 # a map that a check contradicts needs no more masks
                 lost = {name for (name, _), of_check in claims.items() if not of_check}
                 for key, of_check in claims.items():
@@ -679,12 +683,16 @@ class _Checks:
         return [] if by_model is None else by_model.copied(self.context)
 
     def _after(
-        self, stage: Stage, claims: Sequence[Claim], masked: MaskedScores, sofar: CoverResult
+        self,
+        covering: CoverRound,
+        claims: Sequence[Claim],
+        masked: MaskedScores,
+        sofar: CoverResult,
     ) -> CoverResult:
         """What is known of a map after one more test, whose p-value is the largest of those of all
         claims, corrected by its share of the level."""
-        share = stage.share
-        if stage.masks:
+        share = covering.share
+        if covering.masks:
             of_claims = [masked.test(claim.maps, claim.drops) for claim in claims]
             placed = max(of_claims, key=lambda one: one.p_value)
             level = claims[0].level * LAST_SHARE

@@ -34,7 +34,7 @@ from explain.metrics.masked_scores import (
 )
 from explain.metrics.randomised import Randomised
 from explain.metrics.sanity import CheckResult, DependsOnClass, DependsOnModel, Stable
-from explain.metrics.verdict import CheckResults, Share, check_maps, most_passes, stages_of
+from explain.metrics.verdict import CheckResults, Share, check_maps, most_passes, rounds_of
 from explain.targets import ClassTarget, as_target
 from tests.conftest import snapshot
 from tests.metrics.conftest import Counting
@@ -250,7 +250,7 @@ def test_tests_in_turn_spend_no_more_than_the_level_and_take_no_more_passes_than
     model: nn.Module, photos: torch.Tensor
 ) -> None:
     for samples in (40, 60, 240, 1000):
-        steps = stages_of(samples)
+        steps = rounds_of(samples)
         assert sum(step.share for step in steps) == pytest.approx(1)
         assert sum(step.masks for step in steps) == samples
     counting = Counting(model)
