@@ -233,7 +233,8 @@ def to_be_read(
     few = isinstance(method, IntegratedGradients) and method.steps < _POINTS
     adds_up = isinstance(method, (DeepLIFT, DeepLIFTSHAP, IntegratedGradients))
     if adds_up and attribution.delta is not None and not few:
-        tensors["missed"] = _misses(method, attribution, method.expected_sum(evidence[0]).abs())
+        whole: Any = method.expected_sum(evidence[0])
+        tensors["missed"] = _misses(method, attribution, whole.abs())
     if attribution.coverage is not None and "stabiliser" in attribution.coverage.taken:
         share = attribution.coverage.taken["stabiliser"].abs() / score.abs()
         tensors["stabiliser"] = share > _STABILISED
@@ -269,8 +270,8 @@ def warn_of_result(
             "gradcam"
         )
     if "missed" in doubtful:
-        whole = method.expected_sum(evidence[0]).abs()
-        _warn_of_missed(method, attribution, doubtful["missed"], whole, follows_gradient)
+        whole: Any = method.expected_sum(evidence[0])
+        _warn_of_missed(method, attribution, doubtful["missed"], whole.abs(), follows_gradient)
     if attribution.rounding is not None and attribution.rounding > _ROUNDED:
         warn(f"{name} has {attribution.rounded}; use precision='full'")
     taken = {} if attribution.coverage is None else attribution.coverage.taken

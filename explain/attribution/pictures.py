@@ -124,11 +124,12 @@ class Look:
         """
         if self.style is not None:  # which was looked at with its options
             return
-        options = {"colormap": self.colormap, "alpha": self.alpha}
-        for name, value in options.items():
-            having = [hasattr(styles.get_style(style), name) for style in method_styles]
-            if value is not None and having and not any(having):
-                styles.get_style(method_styles[0], **{name: value})
+        in_styles = list(map(styles.get_style, method_styles))
+        for name in ("colormap", "alpha"):
+            option: dict[str, Any] = {name: getattr(self, name)}
+            is_used = any(hasattr(style, name) for style in in_styles)
+            if option[name] is not None and in_styles and not is_used:
+                styles.get_style(in_styles[0], **option)
 
     def of(self, method_style: str) -> Style:
         """The style for a method whose own is ``own``; lines around contributions have the colours
