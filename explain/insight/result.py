@@ -146,10 +146,11 @@ class Insight:
         lines = []
         if self._is_coarse:
             height, width = self.maps.resolution or (0, 0)
+            with_model = either("insight(explainer=...)", "--model")
             remedy = (
                 f"Run the layer {self.finer_layer!r}."
                 if self.finer_layer
-                else "Run an earlier layer; an insight with the model says which."
+                else f"Run an earlier layer; {with_model} says which."
             )
             lines.append(
                 f"The maps have {height} × {width} places: too few to tell a mark from the object. "

@@ -145,6 +145,34 @@ def test_an_insight_with_the_model_has_what_the_functions_return(photos: RunPhot
     assert set(insight.pictures()) >= {"looks", "channels", "concepts"}
 
 
+def test_where_maps_are_coarse_an_insight_names_the_last_layer_that_is_not(tmp_path: Path) -> None:
+    """Of maps of 12, 6 and 3 places a side; a run of that layer has nothing to be told."""
+    stages = [nn.Sequential(nn.Conv2d(k, 4, 3, 2, 1), nn.ReLU()) for k in (3, 4, 4)]
+    torch.manual_seed(0)
+    model = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+    explainer = explain.Explainer(model, preprocess=as_it_is)
+    photos = [photo_of(number % 3, number) for number in range(6)]
+    insights = []
+    for layer in (None, "1"):
+        output = tmp_path / f"{layer}.sqlite"
+        options: Any = {"output": output, "workers": 0, "layer": layer}
+        run = explain.run(photos, explainer, "gradcam(relu=False)", **options)
+        insights.append(run.insight(explainer=explainer, source=photos))
+    coarse, fine = insights
+    sizes = {}
+    x = explainer.as_input(photos[0])
+    for number, stage in enumerate(stages):
+        x = stage(x)
+        sizes[number] = min(x.shape[2:])
+    last = max(number for number, size in sizes.items() if size >= 6)
+    assert coarse.maps.resolution == (3, 3)
+    assert coarse.finer_layer is not None
+    assert coarse.finer_layer.split(".")[0] == str(last)
+    assert repr(coarse.finer_layer) in coarse.headlines[0]
+    assert fine.maps.resolution == (6, 6)
+    assert fine.finer_layer is None
+
+
 def test_shared_concepts_are_as_good_as_those_of_all_photos_at_once(photos: RunPhotos) -> None:
     concepts = shared_concepts(photos, 3, layer="look", rounds=4)
     maps = feature_maps(photos.explainer.model, inputs(photos), "look").clamp(min=0)
