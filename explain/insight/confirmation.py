@@ -66,7 +66,7 @@ def confirmed_finding(
         except RunError:  # too few photos
             continue
         if marks.target is not None:
-            results.append(_tried(finding, marks, photos, seed))
+            results.append(_tried(finding, marks, marks.target, photos, seed))
     results.sort(key=lambda result: result.control - result.taken)
     confirmed = [result for result in results if result.chance * len(results) <= CHANCE]
     if confirmed:
@@ -79,18 +79,22 @@ def confirmed_finding(
 
 
 def _tried(
-    finding: Cluster | ClassStatistics, marks: MarkedPhotos, photos: RunPhotos, seed: int
+    finding: Cluster | ClassStatistics,
+    marks: MarkedPhotos,
+    target: int,
+    photos: RunPhotos,
+    seed: int,
 ) -> TriedFinding:
     """Put the mark of a finding on other photos, and count the answers."""
     explainer = photos.explainer
-    gets_class = []
+    gets_class: list[torch.Tensor] = []
     with untouched(explainer.model), intervene(explainer.model, explainer.interventions):
         for x in marks.pairs(seed):
             scores = [
                 find_logits(explainer.model(explainer._placed(part)), len(part)).cpu()
                 for part in torch.split(x, BATCH)
             ]
-            gets_class.append(torch.cat(scores).argmax(1) == marks.target)
+            gets_class.append(torch.cat(scores).argmax(1).eq(target))
     moved, control = gets_class
     return TriedFinding(
         finding,

@@ -467,8 +467,8 @@ def entry(
     ``repeated_by`` says how to repeat the explanation, where the subject itself does not.
     """
     with_sets = []
-    for index, result in enumerate(subject.results):
-        measured = figures[index] if index < len(figures) else {}
+    for place, result in enumerate(subject.results):
+        measured = figures[place] if place < len(figures) else {}
         of_maps = {}
         for name, attribution in result.items():
             of_maps[name] = {**measured.get(name, {}), **set_figures(attribution, 0)}

@@ -70,9 +70,10 @@ def mask_on_photo(region: PartOfPhoto, size: tuple[int, int]) -> torch.Tensor:
     (tensor([[ True,  True, False, False]]), tensor([[False, False, False,  True]]))
     """
     try:
-        is_tensor = isinstance(region, torch.Tensor)
-        values = region if is_tensor else torch.from_numpy(np.array(region, np.float64))
-        values = values.detach().cpu().double()
+        if isinstance(region, torch.Tensor):
+            values = region.detach().cpu().double()
+        else:
+            values = torch.from_numpy(np.array(region, np.float64))
     except (TypeError, ValueError):
         raise ArgumentError(f"region must be {MUST}, got {shown(region)}") from None
     height, width = size

@@ -138,7 +138,7 @@ class ModelUnderTest:
             )
         index = wanted.index
         if not isinstance(index, tuple):
-            return torch.full((len(few),), index)
+            return torch.full((len(few),), int(index))
         if len(index) != len(self.photos):
             raise ArgumentError(
                 f"target must be a class, or one for each photo, got {len(index)} for "
@@ -169,7 +169,14 @@ class ModelUnderTest:
         """
         rows = torch.arange(len(x), device=x.device)
         masks = torch.cat([regions[:, None], controls], 1).to(x.device)
-        intact = self.probabilities(x).gather(1, classes[:, None])[:, 0]
+        probabilities = self.probabilities(x)
+        count = probabilities.shape[1]
+        target_list = classes.tolist()
+        if not 0 <= min(target_list) <= max(target_list) < count:
+            raise ArgumentError(
+                f"target must be a class from 0 to {count - 1}, got {shown(target_list)}; give another"
+            )
+        intact = probabilities.gather(1, classes[:, None])[:, 0]
         of_fillings = []
         for filling in fillings:
             cover = filling.covering(x)

@@ -159,6 +159,12 @@ def test_regions_that_cannot_be_tested_are_refused(region: Any, words: str) -> N
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("target", [2, -1, [0] * 9, "cat", "box 1,1,5,5"])
+def test_targets_that_are_no_classes_are_refused(target: Any) -> None:
+    with pytest.raises(ExplainError, match="target"):
+        assert_ignores(Reader(CENTRE), photos(), CORNER, target=target)
+
+
 def test_every_form_of_a_region_means_the_same(tmp_path: Path) -> None:
     """On photos of twice the side, of which the model sees the left upper quarter."""
     files = []
