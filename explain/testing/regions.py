@@ -51,7 +51,7 @@ def is_one_region(region: Any) -> bool:
     shape = getattr(region, "shape", None)
     if shape is not None:
         return len(shape) == 1 or (len(shape) == 2 and shape[1] != 4)
-    if not isinstance(region, Sequence):
+    if isinstance(region, str) or not isinstance(region, Sequence):
         return True
     return len(region) == 4 and all(isinstance(edge, int | float) for edge in region)
 

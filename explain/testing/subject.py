@@ -174,7 +174,8 @@ class ModelUnderTest:
         target_list = classes.tolist()
         if not 0 <= min(target_list) <= max(target_list) < count:
             raise ArgumentError(
-                f"target must be a class from 0 to {count - 1}, got {shown(target_list)}; give another"
+                f"target must be a class from 0 to {count - 1}, got {shown(target_list)}; give "
+                "another"
             )
         intact = probabilities.gather(1, classes[:, None])[:, 0]
         of_fillings = []
