@@ -213,11 +213,10 @@ def by_name(
         get, [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else wanted
     ):
         name = item.name  # type: ignore[attr-defined]
-        if name in chosen and not _are_equal(chosen[name], item):
+        if chosen.setdefault(name, item) is not item and not _are_equal(chosen[name], item):
             turns = either("two calls", "two commands, the second with another --output")
             got = f"got two of {name!r}; run them in {turns}"
             raise error(f"{what}s must have different names, {got}")
-        chosen.setdefault(name, item)
     if not chosen:
         raise error(f"{what}s must name at least one {what}, got none; see explain.list_{what}s()")
     return chosen

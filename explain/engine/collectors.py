@@ -128,7 +128,7 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
 def _activations(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
-    return forward.spatial(forward.records[need.layer].activation, need.layer or "")
+    return forward.spatial(forward.records[need.layer].activation, need.layer)
 
 
 def _layer_gradients(
@@ -155,7 +155,7 @@ def _layer_curvature(
     """The Hessian times the activations, by a second backward through the first: its matrix is
     never built."""
     total = forward.total(resolved, need.kind.objective)  # type: ignore[attr-defined]
-    return _of_layer(_hessian_product(total, forward, need.layer or ""), forward, resolved, need)
+    return _of_layer(_hessian_product(total, forward, need.layer), forward, resolved, need)
 
 
 def _class_weights(
@@ -362,7 +362,7 @@ def _of_layer(
             f"between{_without_gradients(forward.model)}"
         )
         raise UnusedLayerError(f"layer {need.layer!r} must {must}; {remedy}")
-    return forward.spatial(gradient, need.layer or "")
+    return forward.spatial(gradient, need.layer)
 
 
 def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tensor:
@@ -400,7 +400,7 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
     return (term.transpose(0, 1) if turned else term).reshape(count, -1)
 
 
-def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | None:
+def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tensor | None:
     if not total.requires_grad:
         return None
     layers = forward.layers

@@ -252,8 +252,9 @@ class _Passes:
                     stack.enter_context(recorder)
             self.ran = executed_modules(group, model) if follow else []
             self._prefix = None if taped is None else replay.PrefixRecorder(group, model, taped)
-            is_same = not plan.whole and inputs.layout is None
-            arguments = inputs if is_same else inputs.replaced(explained)
+            arguments = inputs
+            if plan.whole or inputs.layout is not None:
+                arguments = inputs.replaced(explained)
             handles = RemovableHandle.next_id
             with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = arguments.call(model)
@@ -320,8 +321,12 @@ class _Passes:
         layers = Capture(group, names, gradients=plan.layers, cut=self.cut, once=True)
         if plan.reruns:
             self.footprint.watch(group, model, images)
-        if plan.concepts:
-            concepts = {place_of(layer, model).layer for layer in plan.concepts}
+        if plan.whole:
+            concepts = {
+                place_of(b.concept.layer, model).layer
+                for b in plan.backwards
+                if b.concept is not None
+            }
             self._output_nodes = read_outputs(
                 group, concepts, lambda t: (t.grad_fn, t.output_nr, t.shape)
             )

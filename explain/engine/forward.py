@@ -19,7 +19,6 @@ from explain.engine.ends import outputs_of
 from explain.engine.needs import Backward, NeedAtLayer, at_least_float32
 from explain.hooks import capturing, inspect
 from explain.hooks.attention import AttentionRecord
-from explain.hooks.layer_names import place_of
 from explain.hooks.preserve import detached
 from explain.layers.layouts import Grids, to_spatial
 from explain.relevance import composites, gradient_rules
@@ -219,9 +218,7 @@ class Forward:
         """
         record = self.layers.of(layer)
         if record is None:
-            name = place_of(layer, self.model).layer
-            calls = sum(record.layer == name for record in self.layers.records)
-            raise LayerError(capturing.why_not_called(self.model, layer, calls))
+            raise LayerError(self.layers.why_missing(layer))
         shape = tuple(record.activation.shape)
         of_images = self.count in shape[:1] or self.grids.folded_frames(layer) is not None
         if not of_images and self.grids.grid(shape, layer) is None:
@@ -231,6 +228,6 @@ class Forward:
             )
         return record
 
-    def spatial(self, tensor: Tensor, layer: str) -> Tensor:
+    def spatial(self, tensor: Tensor, layer: str | None) -> Tensor:
         """Lay out what a layer gives, or the gradient in it, as ``(N, C, h, w)``."""
-        return at_least_float32(to_spatial(detached(tensor), self.grids, layer))
+        return at_least_float32(to_spatial(detached(tensor), self.grids, layer or ""))

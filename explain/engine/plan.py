@@ -219,12 +219,6 @@ class Plan:
         return tuple([layer for layer in layers if layer is not None])
 
     @cached_property
-    def concepts(self) -> tuple[str, ...]:
-        """The layers of which relevance goes through some channels alone."""
-        concepts = [backward.concept for backward in self.backwards]
-        return tuple([concept.layer for concept in concepts if concept is not None])
-
-    @cached_property
     def watched(self) -> tuple[str, ...]:
         """The layers of which only the output is wanted."""
         layers = dict.fromkeys([need.layer for need in self.needs if need.kind.of_layer])

@@ -71,8 +71,7 @@ class RerunContext:
         self.model: nn.Module = forward.model
         self.inputs: Inputs = forward.inputs
         self.device: torch.device = self.inputs.x.device
-        origin = self.origin
-        self.find_outputs = (lambda: forward.outputs) if origin is None else origin.outputs
+        self.find_outputs = self.evidence(self.targets[0], None).find_outputs
 
     @contextmanager
     def runs_model(self) -> Iterator[None]:

@@ -257,7 +257,7 @@ class Capture:
             tensor = getattr(self.of(name), what, None)
             if tensor is not None:
                 tensors[name] = tensor
-        return Recorded(tensors, self._why_missing)
+        return Recorded(tensors, self.why_missing)
 
     def of(self, name: str) -> LayerCall | None:
         """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands
@@ -300,7 +300,8 @@ class Capture:
             return (None,) * len(also)
         return differentiate(score, wanted, retain_graph=retain_graph)[: len(also)]
 
-    def _why_missing(self, name: str) -> str:
+    def why_missing(self, name: str) -> str:
+        """Say why nothing is recorded under a name, or no gradient."""
         if name not in self._places:
             return f"layer {name!r} was not captured; {did_you_mean(name, self._places)}"
         if self.of(name) is None:

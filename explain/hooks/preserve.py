@@ -217,9 +217,8 @@ def keeping_state(model: nn.Module) -> AbstractContextManager[None]:
     >>> model.seen.count
     tensor(0.)
     """
-    if is_transforming():
-        return Shared({})
-    return Shared({("state", id(model)): partial(_WrittenState, modules_of(model))})
+    noted = {("state", id(model)): partial(_WrittenState, modules_of(model))}
+    return Shared({} if is_transforming() else noted)
 
 
 class _TorchState(SignalSafe[None]):

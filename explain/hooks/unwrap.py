@@ -148,11 +148,11 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
 def leaves(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules without parts that take hooks, by dotted name; the model itself is not
     among them."""
-    modules = hookable(model)
-    for name, module in list(modules.items()):
-        if not name or any(module._modules.values()):
-            del modules[name]
-    return modules
+    return {
+        name: module
+        for name, module in hookable(model).items()
+        if name and not any(module._modules.values())
+    }
 
 
 def runs_in_order(module: nn.Module) -> bool:

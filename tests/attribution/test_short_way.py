@@ -112,7 +112,7 @@ def test_a_warm_call_follows_a_model_that_has_changed(small: Any, name: str) -> 
     [
         ("gradcam", 285, 220, 40),
         ("saliency", 195, 152, 32),
-        ("integrated gradients", 640, 268, 40),
+        ("integrated gradients", 645, 270, 40),
         ("a metric of a given map", 50, 46, 13),
     ],
 )
