@@ -1,5 +1,5 @@
-"""The table of docs/verdict.md, and the numbers of docs/leaderboard.md, from the tables in
-assets/tables/.
+"""The table of docs/verdict.md, and what docs/leaderboard.md says of scenes with parts, from the
+tables in assets/tables/.
 
     python examples/technical_report.py [--check]
 
@@ -72,18 +72,6 @@ def better(text: str, what: str) -> list[str]:
     return re.findall(r"`([^`]+)`", next(lines, ""))
 
 
-def leaderboard() -> dict[str, str]:
-    """How alike halves of the photos and two networks rank the methods by the truth."""
-    page = (TABLES / "leaderboard.md").read_text("utf-8")
-    rows = map(cells_of, published(page, "board-stability").splitlines())
-    stable = {row[1]: row[2:] for row in rows if row[0] == "`truth`"}
-    found = {}
-    for truth, (halves, _, networks) in stable.items():
-        found[f"board_stable_{truth}"] = halves
-        found[f"board_networks_{truth}"] = networks
-    return found
-
-
 def numbers() -> dict[str, str]:
     """The figures that the pages name."""
     result = {}
@@ -94,7 +82,7 @@ def numbers() -> dict[str, str]:
     photos = parts("idsds")
     result["idsds_orders"] = re.findall(r"two networks correlate by (-?\d\.\d+)", photos)[0]
     result["idsds_photos"] = re.findall(r"- (\d+) photos", photos)[0]
-    return result | leaderboard()
+    return result
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -34,22 +34,23 @@ def board(tmp_path: Path) -> Iterator[Any]:
 def test_rows_are_those_that_were_chosen_in_the_order_of_their_figures(board: Any) -> None:
     text = (STATIC / "leaderboard-data.js").read_text("utf-8")
     table = json.loads(text[text.index("{") : text.rindex("}") + 1])
-    metrics = [metric["name"] for metric in table["metrics"]]
-    cells = {(cell["truth"], cell["model"]): cell for cell in table["cells"]}
-    cell = cells["planted", "residual"]
-    means = cell["means"][metrics.index("insertion")]
-    figures = dict(zip(cell["methods"], means, strict=True))
-    board.select_option("[name=truth]", "planted")
-    board.select_option("[name=model]", "residual")
-    board.select_option("[name=group]", "faithfulness")
-    board.click("thead button:has-text('insertion')")
-    board.wait_for_selector("th[aria-sort=descending]")
+    chosen = [
+        group
+        for group in table["groups"]
+        if group["kind"] == "faint" and group["architecture"] == "residual"
+    ]
+    group = chosen[0]
+    number = table["scores"].index("pixel AUC")
+    figures = dict(zip(group["methods"], group["means"][number], strict=True))
+    board.select_option("[name=kind]", "faint")
+    board.select_option("[name=architecture]", "residual")
+    board.select_option("[name=side]", group["side"])
+    board.click("thead button:has-text('pixel AUC')")
+    board.wait_for_selector("th[aria-sort=descending]:has-text('pixel AUC')")
     names = board.locator("tbody th").all_inner_texts()
-    assert set(names) == set(cell["methods"])
-    values = [figures[name] for name in names if figures[name] is not None]
+    assert set(names) == set(group["methods"])
+    values = [figures[name] for name in names]
     assert values == sorted(values, reverse=True)
-    # what was not measured comes last
-    assert all(figures[name] is None for name in names[len(values) :])
     board.fill("[name=search]", "gradcam")
     board.wait_for_function("document.querySelectorAll('#board tbody tr').length < 10")
     assert all("gradcam" in name for name in board.locator("tbody th").all_inner_texts())
