@@ -31,6 +31,8 @@ class Estimate:
     networks: int
 
     def __str__(self) -> str:
+        if np.isnan(self.mean):
+            return "–"
         if np.isnan(self.low):
             return f"{self.mean:.2f}"
         return f"{self.mean:.2f} ({self.low:.2f} to {self.high:.2f})"
