@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,10 +20,22 @@ from explain.models.small_networks import (
 ARCHITECTURES = ("plain", "residual", "mobile", "transformer")
 RATES = {"plain": 3e-3, "residual": 4e-3, "mobile": 5e-3, "transformer": 2e-3}
 STEPS = {"plain": 80, "residual": 80, "mobile": 100, "transformer": 120}
-IMAGES = 2400  # to train on
 BATCH = 48
-REPETITIONS = 4  # of training, at most, each twice as long, until new images are told apart
+CHECKED = 200  # new images that say whether training goes on
 ENOUGH = 0.95
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long a network is trained: on how many images, for how many steps at first, and how often
+    again, each time twice as long, until it tells new images apart."""
+
+    images: int = 2400
+    steps: int | None = None
+    repetitions: int = 4
+
+
+TRAINING = Training()
 
 
 def plain(side: int) -> nn.Sequential:
@@ -99,20 +112,15 @@ def fit(
 
 
 def trained(
-    kind: str,
-    architecture: str,
-    side: int,
-    seed: int,
-    repetitions: int = REPETITIONS,
-    steps: int | None = None,
+    kind: str, architecture: str, side: int, seed: int, training: Training = TRAINING
 ) -> nn.Module:
-    """A network that learned a rule; training is repeated until new images are told apart."""
+    """A network that learned a rule."""
     torch.manual_seed(seed)
     model = untrained(architecture, side)
-    images, labels = batch(kind, side, "train", IMAGES, 1000 + seed)
-    checked = batch(kind, side, "train", 200, 2000 + seed)
-    steps = steps or STEPS[architecture]
-    for repetition in range(repetitions):
+    images, labels = batch(kind, side, "train", training.images, 1000 + seed)
+    checked = batch(kind, side, "train", min(CHECKED, training.images), 2000 + seed)
+    steps = training.steps or STEPS[architecture]
+    for repetition in range(training.repetitions):
         fit(model, images, labels, steps * 2**repetition, RATES[architecture])
         if accuracy(model, *checked) >= ENOUGH:
             break
@@ -125,16 +133,13 @@ def network(
     side: int,
     seed: int,
     folder: Path,
-    *,
-    repetitions: int = REPETITIONS,
-    steps: int | None = None,
+    training: Training = TRAINING,
 ) -> nn.Module:
     """A network as it is kept in a folder; it is trained if it is not there."""
     file = folder / f"{kind}-{architecture}-{side}-{seed}.pt"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        model = trained(kind, architecture, side, seed, repetitions, steps)
-        torch.save(model.state_dict(), file)
+        torch.save(trained(kind, architecture, side, seed, training).state_dict(), file)
     model = untrained(architecture, side)
     model.load_state_dict(torch.load(file, weights_only=True))
     return model.eval().requires_grad_(False)

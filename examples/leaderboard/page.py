@@ -141,6 +141,15 @@ def same_maps() -> dict[str, str]:
     return same
 
 
+@cache
+def is_complete(method: str) -> bool:
+    """Whether a method was measured on all networks of the architectures that it explains."""
+    frame = table("scores")
+    rows = frame[frame["method"] == method]
+    same = frame[frame["architecture"].isin(set(rows["architecture"]))]
+    return len(rows) == len(same[KEY].drop_duplicates())
+
+
 def control_names() -> list[str]:
     return [control.name for control in CONTROLS]
 
@@ -218,7 +227,7 @@ def of_networks() -> str:
 def of_methods() -> str:
     """The distinct methods: their mean by each score, with an interval for the first one."""
     head = ["method", "family", "passes", *SCORES.values()]
-    names = [name for name, first in same_maps().items() if name == first]
+    names = [name for name, first in same_maps().items() if name == first and is_complete(name)]
     names.sort(key=lambda name: (-of_score(name, "square").mean, name))
     rows = []
     for name in names:
@@ -326,14 +335,13 @@ def of_metrics() -> str:
 
 
 def of_metrics_in_full() -> str:
-    """The same with intervals, for two truths."""
+    """The same with intervals, and on how many networks."""
     families = ["", *dict.fromkeys(FAMILIES.values())]
-    head = ["metric", "truth", *(family or "all maps" for family in families)]
+    head = ["metric", "networks", *(family or "all maps" for family in families)]
     rows = []
     for name in METRICS:
-        for truth in ("square", "removal"):
-            values = [str(agreement(name, family, truth)) for family in families]
-            rows.append([f"`{name}`", SCORES[truth], *values])
+        values = [agreement(name, family, "square") for family in families]
+        rows.append([f"`{name}`", str(values[0].networks), *map(str, values)])
     return in_markdown(head, rows)
 
 

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 import torch
 from marks import KINDS, Scene, batch, explained
-from networks import ARCHITECTURES, REPETITIONS, accuracy, network
+from networks import ARCHITECTURES, TRAINING, Training, accuracy, network
 from scores import all_scores
 from torch import nn
 
@@ -150,14 +150,14 @@ class Effort:
     """
 
     images: dict[int, int]
-    repetitions: int = REPETITIONS
-    steps: int | None = None
+    training: Training = TRAINING
+    tests: int = 200
     least_accuracy: float = 0.9
     most_passes: float = math.inf
 
 
 FULL = Effort({32: 13, 64: 13})
-QUICK = Effort({32: 3, 64: 3}, repetitions=1, steps=2, least_accuracy=0.0, most_passes=3)
+QUICK = Effort({32: 3, 64: 3}, Training(20, 2, 1), tests=20, least_accuracy=0.0, most_passes=3)
 
 
 @dataclass(frozen=True)
@@ -224,10 +224,10 @@ def metrics() -> list[Metric]:
 
 
 def cost(model: nn.Module, x: torch.Tensor, method: Any) -> float:
-    """About how many passes of one image a method takes."""
+    """About how many passes a method takes for each image."""
     passes = explain.plan(model, x, method, target=0).cost()
     if math.isfinite(passes):
-        return round(passes, 1)
+        return round(passes / len(x), 1)
     return float(getattr(method, "samples", getattr(method, "steps", SAMPLES)))
 
 
@@ -235,15 +235,8 @@ def cost(model: nn.Module, x: torch.Tensor, method: Any) -> float:
 
 
 def network_of(cell: Cell, weights: Path, effort: Effort) -> nn.Module:
-    return network(
-        cell.kind,
-        cell.architecture,
-        cell.side,
-        cell.seed,
-        weights,
-        repetitions=effort.repetitions,
-        steps=effort.steps,
-    )
+    """The network of a cell, trained if need be."""
+    return network(cell.kind, cell.architecture, cell.side, cell.seed, weights, effort.training)
 
 
 def right_scenes(cell: Cell, model: nn.Module, effort: Effort) -> list[Scene]:
@@ -324,7 +317,7 @@ def measured_scores(cell: Cell, weights: Path, effort: Effort) -> dict[str, Any]
     for its metrics."""
     started = time.process_time()
     model = network_of(cell, weights, effort)
-    tests, labels = batch(cell.kind, cell.side, "test", 200, 3000 + cell.seed)
+    tests, labels = batch(cell.kind, cell.side, "test", effort.tests, 3000 + cell.seed)
     record = cell.fields | {"accuracy": round(accuracy(model, tests, labels), 3)}
     if record["accuracy"] < effort.least_accuracy:
         return record
