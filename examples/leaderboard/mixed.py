@@ -1,11 +1,11 @@
-"""Means over networks, with intervals that hold for other networks: a linear mixed model in which
-architecture and seed are random, by statsmodels.
+"""Means over networks, with intervals that hold for other networks: a linear mixed model by
+statsmodels.
 
-The kinds of marks are fixed effects, coded so that the intercept is the plain mean of the kinds,
-and so are the sides of the images. The architecture has a random intercept, and so has each seed of
-training within it. Intervals (95 %) take Student's t with one degree of freedom less than there are
-architectures: four of them say little of a fifth, and intervals are as wide as that. For what works
-on one architecture alone, intervals are over its networks.
+Random effects are the kind of evidence, the architecture, and the training: the seed with the side
+of the images. They are crossed; where so few networks cannot tell
+them apart, kinds are part of the residuals. So an interval (95 %) speaks of other kinds, architectures and
+seeds of the same sort. It takes Student's t with one degree of freedom less than there are
+architectures: four of them say little of a fifth, and intervals are as wide as that.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from scipy import stats
 from statsmodels.formula.api import mixedlm, ols
 
 LEVEL = 0.95
+EFFECTS = ("architecture", "training", "kind")
+FEWEST = 4  # networks, for an interval
+SMALL = 1e-9
 
 
 @dataclass(frozen=True)
@@ -51,29 +54,30 @@ def estimate(table: pandas.DataFrame) -> Estimate:
     count = len(rows)
     if count == 0:
         return Estimate(np.nan, np.nan, np.nan, 0)
-    terms = [f"C({name}, Sum)" for name in ("kind", "side") if rows[name].nunique() > 1]
-    formula = "value ~ " + " + ".join(["1", *terms])
-    parameters = 1 + sum(rows[name].nunique() - 1 for name in ("kind", "side"))
-    architectures = rows["architecture"].nunique()
-    rows["training"] = rows["side"].astype(str) + "-" + rows["seed"].astype(str)
-    if count <= parameters or np.ptp(rows["value"]) < 1e-12:
+    if count < FEWEST or np.ptp(rows["value"]) < SMALL:
         return Estimate(float(rows["value"].mean()), np.nan, np.nan, count)
-    if architectures == 1:
-        fit = ols(formula, rows).fit()
-        degrees = count - parameters
-    else:
-        fit = _mixed(formula, rows)
-        degrees = architectures - 1
+    rows["training"] = rows["side"].astype(str) + "-" + rows["seed"].astype(str)
+    effects = [name for name in EFFECTS if 1 < rows[name].nunique() < count]
+    fit = _fitted(rows, effects)
+    groups = rows["architecture"].nunique()
+    degrees = groups - 1 if groups > 1 else count - 1
     mean = float(fit.params["Intercept"])
     reach = float(stats.t.ppf((1 + LEVEL) / 2, degrees) * fit.bse["Intercept"])
     return Estimate(mean, mean - reach, mean + reach, count)
 
 
-def _mixed(formula: str, rows: pandas.DataFrame):
-    """The fitted model; a seed has an effect of its own where there are several."""
-    components = {"training": "0 + C(training)"} if rows["training"].nunique() > 1 else None
-    model = mixedlm(formula, rows, groups="architecture", re_formula="1", vc_formula=components)
+def _fitted(rows: pandas.DataFrame, effects: list[str]):
+    """The model with these random effects. So few networks may not tell them apart from the rest:
+    then the last effect is left to the residuals."""
+    if not effects:
+        return ols("value ~ 1", rows).fit()
+    components = {name: f"0 + C({name})" for name in effects}
+    model = mixedlm("value ~ 1", rows, groups=np.ones(len(rows)), vc_formula=components)
     with warnings.catch_warnings():
         # a variance at its border, zero, is what a small one is estimated as
         warnings.simplefilter("ignore")
-        return model.fit(reml=True, method=["powell"])
+        try:
+            fit = model.fit(reml=True, method=["powell"])
+        except np.linalg.LinAlgError:
+            return _fitted(rows, effects[:-1])
+    return fit if np.isfinite(fit.bse["Intercept"]) else _fitted(rows, effects[:-1])

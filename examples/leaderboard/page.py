@@ -73,6 +73,7 @@ ZERO = (
     "inputxgradient",
     "lrp",
     "expectedgradients",
+    "deepliftshap",
     "saliency",
     "gradcam",
     "occlusion",
