@@ -191,10 +191,9 @@ def test_on_the_command_line(
 
 
 @pytest.mark.long
-def test_a_thorough_verdict_does_not_flip_with_the_seed() -> None:
-    """Over 12 seeds, one result at most is another. (With 60 masks, those of a true map near the
-    level are.)"""
-    explanation = explain.Explainer("tiny")(CAT, ["gradcam", "guidedbackprop", "randomcam"])
-    verdicts = [explanation.check(seed=seed, samples=240).passed for seed in range(12)]
-    for method, passes in (("gradcam", True), ("guidedbackprop", False), ("randomcam", False)):
-        assert sum(passed[method] != passes for passed in verdicts) <= 1, method
+def test_what_shows_no_class_is_contradicted_with_every_seed() -> None:
+    """Guided backpropagation and a class activation map with random weights."""
+    explanation = explain.Explainer("tiny")(CAT, ["guidedbackprop", "randomcam"])
+    for seed in range(6):
+        answers = explanation.check(seed=seed).answers
+        assert set(answers.values()) == {"contradicted"}, seed
