@@ -11,6 +11,7 @@ from explain._utils.rounding import all_cancel
 from explain.attribution.result import Attribution
 from explain.engine import Activations, Attributions, Evidence, InputGradients, LayerGradients
 from explain.engine.needs import RelevanceCoverage, RuleCoverage, Uninspected
+from explain.engine.perturbations import Attributor
 from explain.methods import DeepLIFT, DeepLIFTSHAP, IntegratedGradients, Method
 from explain.methods.base import spatial_dims
 from explain.relevance.gradient_rules import Coverage
@@ -127,7 +128,7 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
     if x.dtype not in (torch.float16, torch.bfloat16):
         return
 
-    def reaches_input(method: Method) -> bool:
+    def reaches_input(method: Method | Attributor) -> bool:
         return any(
             need.whole or (isinstance(need, Attributions) and reaches_input(need.method))
             for need in method.needs

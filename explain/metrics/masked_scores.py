@@ -404,7 +404,8 @@ def _partial(columns: torch.Tensor, values: torch.Tensor, freedom: int) -> torch
     coefficients = inverse @ values
     variance = (values - scaled @ coefficients).square().sum() / max(freedom, 1)
     statistics = coefficients / (variance * inverse.square().sum(1)).sqrt().clamp(min=1e-300)
-    return statistics / (statistics.square() + freedom).sqrt()
+    correlations: torch.Tensor = statistics / (statistics.square() + freedom).sqrt()
+    return correlations
 
 
 def _basis(columns: torch.Tensor) -> torch.Tensor:

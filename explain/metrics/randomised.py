@@ -69,9 +69,9 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     uses = _Uses()
     with untouched(model), uses:
         inputs.detached().call(model)
-    names = modules_of(model)
-    used = dict.fromkeys(part for module in uses.modules for part in module.modules())
-    unregistered = [part for part in used if part not in names]
+    names = dict(modules_of(model))
+    used_modules = dict.fromkeys(part for module in uses.modules for part in module.modules())
+    unregistered = [part for part in used_modules if part not in names]
     for number, part in enumerate(unregistered):
         names[part] = f"unregistered {type(part).__name__} {number}"
     parametrizing = {part for module in names for part in _own_parts(module)[1:]}
