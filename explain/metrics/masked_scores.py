@@ -352,8 +352,10 @@ class MaskedScores:
         count = 2 * BASELINES
         sums = torch.zeros(count).to(rest).index_add_(0, self.strata, rest)
         deviation = (sums / torch.bincount(self.strata, minlength=count).clamp(min=1)).sqrt()
-        least = 0.1 * rest.mean().sqrt().clamp(min=1e-300)
-        return 1 / deviation.clamp(min=least)[self.strata]
+        typical = rest.mean().sqrt()
+        if not typical > 0:  # nothing is left
+            return torch.ones_like(rest)
+        return typical / deviation.clamp(min=0.1 * typical)[self.strata]
 
     def test(self, maps: torch.Tensor, drops: torch.Tensor) -> Placed:
         """The weighted partial correlation of what masks cover of maps with drops, given the

@@ -320,7 +320,7 @@ def test_a_record_of_regions_of_a_layer_is_loaded_and_repeated(tmp_path: Path) -
     with torch.no_grad():
         model.head.bias.sub_((model(x) + model(other))[0] / 2)
     method = Necessary(baseline=OtherPhoto(other), becomes=top(model, other), of_layer=True)
-    explainer = explain.Explainer(model, preprocess=to_tensor, size=SIDE, categories=[*"abc"])
+    explainer = explain.Explainer(model, preprocess=to_tensor, categories=[*"abc"])
     explanation = explainer(picture, methods=[method], layer="maps")
     explanation.save(tmp_path)
     loaded = explain.load(next(tmp_path.glob("*.json")))
