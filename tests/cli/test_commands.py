@@ -118,7 +118,8 @@ def test_the_boxes_that_a_detector_finds_are_printed_and_can_be_typed(typed: Typ
     again = typed(photo, *common, "--target", text, "--json", "--force")
     code, out, (line,) = typed(photo, *common, "--target", "dog@1")
     assert (code, out) == (2, [])
-    assert "person" in line and "tie" in line
+    assert "person" in line
+    assert "tie" in line
     assert json.loads("\n".join(again[1]))["results"][0]["records"][0]["values"] == record["values"]
 
 

@@ -72,7 +72,7 @@ def test_notes_call_a_single_photo_by_its_name_and_are_said_once(
     assert main(["black.png", "--model", "tiny", *asked]) == 0
     starts = [
         "note: black.png: ",
-        "note: to check 1 maps ",
+        "note: to check 1 map of ",
         "note: gradcam is zero everywhere for image black.png: ",
         "note: sparseness of gradcam is not defined for image black.png: ",
         "note: mprt of gradcam is not defined for image black.png: ",
