@@ -85,7 +85,8 @@ def wrapped_by(
     """The same, by what measures how wide a text is."""
     lines: list[str] = []
     line = ""
-    for word in printable(" ".join(text.split())).split():
+    in_one_line = printable(" ".join(text.split()))
+    for word in in_one_line.replace(" %", "\u00a0%").split(" "):  # a number keeps its sign
         longer = f"{line} {word}".strip()
         if line and len(lines) < most - 1 and measure(longer) > width:
             lines.append(line.removesuffix(" ·"))

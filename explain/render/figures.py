@@ -125,7 +125,7 @@ class _Page:
     ) -> None:
         """The pictures of a row with the texts above and below them."""
         if names:
-            self.top += self._each({c: _named(tile) for c, tile in names.items()})
+            self.top += self._each({c: _named(tile) for c, tile in names.items()}) + self.gap
         self._headings(places)
         if letters:
             self._letters(places)
@@ -198,14 +198,16 @@ class _Page:
 
     def _bar(self, column: int, legend: Legend) -> float:
         """The colours of a legend with its labels as texts; return how high it is."""
-        left = self._left(column)
+        # narrower than the pictures, so that labels do not touch those of the next column
+        whole = 0.92 * self.cell
+        left = self._left(column) + (self.cell - whole) / 2
         thick = 0.5 * self.small / 72
         count = len(legend.labels)
         top = self.gap / 2
         if legend.ramp:
-            self.images.append((left, self.top + top, self.cell, thick, ramp(legend, 256, 1)))
+            self.images.append((left, self.top + top, whole, thick, ramp(legend, 256, 1)))
         else:
-            step = self.cell / count
+            step = whole / count
             for number, color in enumerate(legend.colors):
                 patch = Image.new("RGB", (1, 1), color)
                 place = left + (number + 0.1) * step
@@ -213,20 +215,20 @@ class _Page:
         top += thick + self.gap / 2
         texts = [*legend.labels, legend.meaning]
         widths = [_text_width(text, self.small, "normal") for text in texts]
-        in_a_line = legend.ramp and count == 2 and sum(widths) + 2 * self.gap < self.cell
+        in_a_line = legend.ramp and count == 2 and sum(widths) + 2 * self.gap < whole
         labels = 0.0
         for number, label in enumerate(legend.labels):
             align: Literal["left", "center", "right"] = "center"
             if legend.ramp:
                 align = "left" if number == 0 else "right" if number == count - 1 else "center"
-            step = self.cell / count
+            step = whole / count
             place = left if legend.ramp else left + number * step
-            room = self.cell if legend.ramp else step
+            room = whole if legend.ramp else step
             height = self.write(label, place, room, self.small, color=FAINT, top=top, ha=align)
             labels = max(labels, height)
         if not in_a_line:
             top += labels
-        return top + self.write(legend.meaning, left, self.cell, self.small, color=FAINT, top=top)
+        return top + self.write(legend.meaning, left, whole, self.small, color=FAINT, top=top)
 
     def write(
         self,
