@@ -559,6 +559,9 @@ def _result(
         document["verdicts"] = [verdict.to_dict() for verdict in verdicts]
         of_verdicts = [verdict.lines(verbose=verbose) for verdict in verdicts]
         lines += _by_target(of_verdicts, explanation.targets)
+        answers = {answer for verdict in verdicts for answer in verdict.answers.values()}
+        if not verbose and answers != {"supported"}:
+            lines.append("  --verbose says why, and how many masks would probably do")
         for verdict in verdicts:
             parts += [f"{name}: {answer}" for name, answer in verdict.answers.items()]
     return PhotoResult(document, lines, files, summary=" · ".join(filter(None, parts)))

@@ -330,14 +330,16 @@ class Summary:
 
 
 def advice_on(maps: Mapping[str, CheckResults], checks: Sequence[Check]) -> Iterator[str]:
-    """What to do about maps that checks do not support: a line for each check, in which no method
-    is recommended whose own map is not supported."""
+    """What to do about maps that checks contradict: a line for each check, in which no method is
+    recommended whose own map is not supported."""
     failed = [name for name, results in maps.items() if not results.passed]
     for check in checks:
         of_check = [
             name
             for name, results in maps.items()
-            if any(result.check == check.name and result.passed is False for result in results)
+            if any(
+                result.check == check.name and result.answer == "contradicted" for result in results
+            )
         ]
         advice = check.advice_for(failed) if of_check else ""
         if advice:

@@ -170,13 +170,14 @@ def resolve_preprocessing(
         std=std,
         interpolation=interpolation,
     )
+    preprocess = cropped(preprocess, crop, classifier.model)
     if is_assumed:
         warning = _what_is_assumed(
             classifier.name, preprocess, [name for name in values if values[name] is not None]
         )
         if warning is not None:
             warn(warning)
-    return cropped(preprocess, crop, classifier.model)
+    return preprocess
 
 
 def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = ()) -> str | None:

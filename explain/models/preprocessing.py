@@ -323,7 +323,12 @@ def of_channels(values: Any, name: str, channels: int = 3) -> tuple[float, ...]:
     else:
         wanted = "above 0"
         in_range = are_numbers and all(1e-6 <= value < math.inf for value in numbers)
-    if len(numbers) != channels or not in_range:
+    if len(numbers) != channels:
+        must = f"be one number, or one for each of the model's {channels} channels"
+        if channels == 1:
+            must = "be one number, since the model takes one channel"
+        raise ModelError(f"{option_name(name)} must {must}, got {shown(values)}")
+    if not in_range:
         alternative = "" if channels == 1 else ", or one for each of the three channels"
         got = f"{shown(values)}; divide by 255 what was computed from pixels from 0 to 255"
         raise ModelError(f"{option_name(name)} must be a number {wanted}{alternative}, got {got}")
