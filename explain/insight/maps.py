@@ -17,6 +17,7 @@ from explain.data.boxes import Box
 from explain.render import overlays, styles
 from explain.store.reading import Row, StoredRun
 from explain.store.sources import on_input
+from explain.targets.outputs import THRESHOLD
 
 
 def json_value(value: Any) -> Any:
@@ -152,12 +153,13 @@ class RunMaps:
         )
 
 
-def read_maps(run: StoredRun, method: str | None = None) -> RunMaps:
+def read_maps(run: StoredRun, method: str | None = None, threshold: float = THRESHOLD) -> RunMaps:
     """Read all maps of a method.
 
     Args:
         run: the run.
         method: which one; by default the first that was asked for.
+        threshold: the probability from which on the label of a model with one label is predicted.
 
     Raises:
         RunError: there is no such method, or the run has no map that says something.
@@ -191,9 +193,8 @@ def read_maps(run: StoredRun, method: str | None = None) -> RunMaps:
         names.append(row.name)
         targets.append(row.target)
         values.append(small / small.sum())
-        figures.append(
-            (on_object, covered, math.nan if row.correct is None else float(row.correct))
-        )
+        is_right = row.is_right(threshold)
+        figures.append((on_object, covered, math.nan if is_right is None else float(is_right)))
         height, width = row.values.shape[-2:]
         resolution = min(resolution or (height, width), (height, width), key=min)
     if not values:

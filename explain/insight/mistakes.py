@@ -1,6 +1,7 @@
 """Mistakes: which class is taken for which, and what spoke for either; labels that are missed, and
 false alarms; evidence that is off the object."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 
 from explain._utils.errors import ArgumentError, muted, option_name, shown
 from explain.attribution.api import attribute
-from explain.insight.maps import GRID, Names, RunMaps, fields_of, object_of, short
+from explain.insight.maps import GRID, Names, fields_of, object_of, short
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
 from explain.store.reading import Row, StoredRun
@@ -186,6 +187,17 @@ class LabelMistakes:
         return fields_of(self)
 
 
+def unknown_labels(run: StoredRun) -> dict[str, int]:
+    """Labels of the source that are none of the model's, and how many photos have each, the most
+    frequent first; none where the model has no labels."""
+    if run.manifest.get("categories") is None:
+        return {}
+    counts: Counter[str] = Counter()
+    for (labels,) in run.query("SELECT labels FROM photos WHERE labels IS NOT NULL ORDER BY id"):
+        counts.update(name for number, name, *_ in json.loads(labels) if number is None)
+    return dict(counts.most_common())
+
+
 def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | None:
     """Say which labels are missed and which are false alarms, those with the most mistakes first;
     None for a run in which no photo has several labels, or none that the model knows.
@@ -239,24 +251,6 @@ def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | No
         )
     some = [label for label in mistakes if label.missed or label.false_alarms]
     return sorted(some, key=lambda label: (-label.missed - label.false_alarms, label.label_class))
-
-
-def right_about_targets(run: StoredRun, maps: RunMaps, threshold: float) -> torch.Tensor:
-    """Whether the label that each map ``(N,)`` explains is predicted where it is there, and nowhere
-    else: 1, 0 or NaN where that is not known."""
-    photos = {photo.name: photo for photo in run.labelled_photos()}
-    count = max((len(photo.probabilities) for photo in photos.values()), default=0)
-    numbers = {run.label_of(number): number for number in range(count)}
-    right = []
-    for name, target in zip(maps.names, maps.targets, strict=True):
-        photo = photos.get(name)
-        number = numbers.get(target)
-        if photo is None or number is None or number in photo.uncertain:
-            right.append(math.nan)
-        else:
-            missed, false_alarms = photo.mistakes(threshold)
-            right.append(float(number not in missed and number not in false_alarms))
-    return torch.tensor(right)
 
 
 def _probability(photo: tuple[str, float]) -> float:

@@ -1,7 +1,7 @@
 """One more look at the model: the photos of a run as its inputs, in batches."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import in_batches
 from explain.methods import Method
+from explain.store.identity import preprocessing_identity
 from explain.store.lists import source_of
-from explain.store.manifest import digest_of_model
+from explain.store.manifest import alike, changes_in_words, digest_of_model
 from explain.store.reading import PhotoReader, Row, StoredRun
 from explain.targets import ClassTarget, as_target
 from explain.targets.labels import class_label
@@ -37,12 +38,12 @@ class RunPhotos(PhotoReader):
 
     Args:
         run: the run.
-        explainer: what it was made with; its weights must be the same. Without, photos can be
-            drawn, but not explained.
+        explainer: what it was made with; its weights and preprocessing must be the same. Without,
+            photos can be drawn, but not explained.
         source: where photos come from that had no file.
 
     Raises:
-        RunError: the model is not that of the run.
+        RunError: the model or the preprocessing is not that of the run.
     """
 
     def __init__(
@@ -51,15 +52,8 @@ class RunPhotos(PhotoReader):
         super().__init__(run, source)
         self._explainer = explainer
         self.missing: dict[str, str] = {}
-        made_with = run.manifest.get("weights")
-        if (
-            explainer is not None
-            and made_with is not None
-            and digest_of_model(explainer.model) != made_with
-        ):
-            raise RunError(
-                "explainer must have the weights that the run was made with; give the same model"
-            )
+        if explainer is not None:
+            _check_explainer(explainer, run.manifest)
 
     @property
     def explainer(self) -> Explainer:
@@ -106,6 +100,25 @@ class RunPhotos(PhotoReader):
                 "preprocessing"
             )
         return row, x
+
+
+def _check_explainer(explainer: Explainer, manifest: Mapping[str, Any]) -> None:
+    """Refuse an explainer with other weights or another preprocessing than those of a run."""
+    weights = manifest.get("weights")
+    if weights is not None and digest_of_model(explainer.model) != weights:
+        raise RunError(
+            "explainer must have the weights that the run was made with; give the same model"
+        )
+    key = "test_inputs"
+    if key not in manifest:
+        return
+    now = preprocessing_identity(explainer)
+    if not alike(key, manifest[key], now[key]):
+        before = {name: manifest.get(name) for name in now}
+        raise RunError(
+            "explainer must preprocess photos as in the run, but "
+            f"{'; '.join(changes_in_words(before, now))}; give the same preprocessing"
+        )
 
 
 def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:

@@ -45,7 +45,7 @@ from explain.insight.mistakes import (
     OddEvidence,
     label_mistakes,
     odd_evidence,
-    right_about_targets,
+    unknown_labels,
     with_label_maps,
     with_reasons,
 )
@@ -55,6 +55,7 @@ from explain.report.pages import Section, document
 from explain.store.reading import StoredRun
 from explain.targets.outputs import THRESHOLD
 
+MOST_UNKNOWN = 5  # labels that are none of the model's, which are named
 MOST_LABELS = 20  # whose mistakes are drawn
 NOTABLE = 0.5  # how far a cluster stands out that is worth a look
 # places along a side of maps without which a mark cannot be told from what is beside it
@@ -74,7 +75,8 @@ class Insight:
     which are false alarms from a probability of ``threshold`` on, instead of ``pairs``; else it is
     None. ``channels``, ``concepts`` and ``direction`` are results that need the model; None where
     they were not requested. ``finer_layer`` is the layer to run where the maps are too coarse; None
-    where they are not, or the model is not known.
+    where they are not, or the model is not known. ``unknown_labels`` counts the photos of labels
+    that are none of the model's, which are left out.
     """
 
     run: StoredRun
@@ -91,6 +93,7 @@ class Insight:
     labels: Sequence[LabelMistakes] | None = None
     threshold: float = THRESHOLD
     finer_layer: str | None = None
+    unknown_labels: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
@@ -101,6 +104,7 @@ class Insight:
             "empty": self.maps.empty,
             "repeated": self.maps.repeated,
             "finer_layer": self.finer_layer,
+            "unknown_labels": dict(self.unknown_labels),
             **{name: json_value(rows) for name, rows in self._results.items()},
         }
 
@@ -144,6 +148,17 @@ class Insight:
     def headlines(self) -> list[str]:
         """What stands out most of each kind, in a sentence each."""
         lines = []
+        if self.unknown_labels:
+            named = [
+                f"{label} ({count} photo{'s' * (count > 1)})"
+                for label, count in self.unknown_labels.items()
+            ]
+            rest = len(named) - MOST_UNKNOWN
+            more = f" and {rest} more" if rest > 0 else ""
+            lines.append(
+                f"Labels left out, which are none of the model's: "
+                f"{', '.join(named[:MOST_UNKNOWN])}{more}."
+            )
         if self._is_coarse:
             height, width = self.maps.resolution or (0, 0)
             with_model = either("insight(explainer=...)", "--model")
@@ -375,16 +390,14 @@ def insight(
             f"{option_name('target')} has no effect with concepts, which all photos share; "
             "leave it out"
         )
-    maps = read_maps(run, method)
     least = THRESHOLD if threshold is None else threshold
     labels = label_mistakes(run, least)
+    maps = read_maps(run, method, least)
     if threshold is not None and labels is None:
         raise ArgumentError(
             f"{option_name('threshold')} has no effect on a run without photos of several labels "
             "that the model knows; leave it out"
         )
-    if labels is not None:
-        maps = replace(maps, correct=right_about_targets(run, maps, least))
     result = Insight(
         run,
         maps.method,
@@ -395,6 +408,7 @@ def insight(
         evidence=odd_evidence(run),
         labels=labels,
         threshold=least,
+        unknown_labels=unknown_labels(run),
     )
     if explainer is None:
         return result

@@ -3,7 +3,6 @@
     labels          labels of photos as classes of the model
     preparing       from an entry to the model's input, in batches of one shape
     workers         the same ahead, in processes of a DataLoader
-    manifest        identification of a model with its preprocessing
     job             what is asked of every photo of a source, and the answers as they are stored
     exporting       a run as one table: Parquet, CSV and JSON lines
     parts           Parquet files that several machines write, imported into one SQLite file

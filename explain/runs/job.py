@@ -26,8 +26,8 @@ from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
 from explain.models import Classifier
 from explain.runs import preparing
 from explain.runs.labels import Labels, true_labels
-from explain.runs.manifest import model_identity, named_layer
 from explain.runs.preparing import Prepared, Preparer, Ready
+from explain.store.identity import model_identity, named_layer
 from explain.store.lists import source_of
 from explain.store.manifest import described_method
 from explain.store.sources import (
@@ -98,7 +98,11 @@ class Job:
         self.targets = request.targets
         self.options: Any = request.options
         self.metrics = list({metric.name: metric for metric in map(get_metric, metrics)}.values())
-        self.labels = Labels(self.explainer.categories, self.source.classes)
+        self.labels = Labels(
+            self.explainer.categories,
+            self.source.classes,
+            by_label=self.explainer.activation == "sigmoid",
+        )
         self.preparer = Preparer(self.source, self.explainer.preprocess, self.explainer.window)
         self._independent: bool | None = False if request.alone else None
 

@@ -32,6 +32,8 @@ class Labels:
 
     categories: Sequence[str] | None = None
     classes: Sequence[str] | None = None
+    by_label: bool = False
+    """Whether mistakes are counted for each label."""
 
     def __post_init__(self) -> None:
         self._known: dict[str, int | None] = {}
@@ -101,6 +103,8 @@ class Labels:
             close = close_to(name, [*(self.categories or ())], 1)
             remedy = f"; did you mean {close[0]!r}?" if close else ""
             counts = "it counts neither as right nor as wrong"
+            if self.by_label:
+                counts += ", and mistakes by label count the photo by its other labels"
             self._notes[name] = f"label {name!r} is none of the model's: {counts}{remedy}"
         return self._notes[name]
 

@@ -125,10 +125,13 @@ def to_html(
         figures = {row.method: dict(row.metrics) for row in rows if row.target == first.target}
         short, full = entry(_as_explanation(rows, photo, origin), [figures], repeated_by=code)
         labelled = LabelledPhoto.of(first.columns)
+        is_right = first.is_right(threshold)
         if labelled is not None:
             short = {**short, **_by_label(run, labelled, threshold)}
-        elif first.correct is not None:
-            short = {**short, "truth": printable(first.label), "right": first.correct}
+        elif is_right is not None:
+            short = {**short, "truth": printable(first.label)}
+        if is_right is not None:
+            short = {**short, "right": is_right}
         items.append((short, full))
     if not items:
         reason = next(iter(failures.values()), "it has none")
@@ -146,7 +149,6 @@ def _by_label(run: StoredRun, photo: LabelledPhoto, threshold: float) -> dict[st
     mistakes += [("false alarm", number) for number in false_alarms]
     return {
         "truth": ", ".join(printable(run.label_of(number)) for number in sorted(photo.true)),
-        "right": not mistakes,
         "mistakes": [
             [f"{kind}: {printable(run.label_of(number))}", float(photo.probabilities[number])]
             for kind, number in mistakes

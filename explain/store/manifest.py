@@ -98,9 +98,27 @@ def must_agree(
         rest = len(changes) - MOST_CHANGES
         raise RunError(
             f"run {file!r} must be continued as it was begun, but {most}"
-            f"{f'; and {rest} more changes' if rest > 0 else ''}; ask for the same again, or give "
-            "another output"
+            f"{f'; and {rest} more changes' if rest > 0 else ''}; ask for the same again"
+            f"{_addition(stored, now) if more else ''}, or give another output"
         )
+
+
+def _addition(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Which methods or metrics to name so that the new ones are added, where nothing else
+    differs."""
+    both = {
+        name: {**stored[name], **now[name]}
+        for name in ("methods", "metrics")
+        if isinstance(stored.get(name), Mapping) and isinstance(now.get(name), Mapping)
+    }
+    if changes_in_words(stored, {**now, **both}, more=True):
+        return ""
+    joined = [
+        f"the {name} {_in_words([*all_of_them], None)}"
+        for name, all_of_them in both.items()
+        if all_of_them.keys() > stored[name].keys() and all_of_them.keys() > now[name].keys()
+    ]
+    return f", name {' and '.join(joined)} to add what is new" if joined else ""
 
 
 MOST_CHANGES = 3  # that are told

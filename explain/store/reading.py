@@ -126,6 +126,14 @@ class Row:
             return None
         return self.label_class == self.prediction_class
 
+    def is_right(self, threshold: float) -> bool | None:
+        """What `correct` says; for a model with one label, whether this is predicted, from a
+        probability of ``threshold`` on, where it is true, and nowhere else."""
+        photo = None if self.correct is not None else LabelledPhoto.of(self.columns)
+        if photo is None or len(photo.probabilities) > 1 or photo.uncertain:
+            return self.correct
+        return photo.mistakes(threshold) == ([], [])
+
     @cached_property
     def attribution(self) -> Attribution:
         """The values with their metadata, as a batch of one."""
@@ -189,8 +197,10 @@ class LabelledPhoto(NamedTuple):
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> "LabelledPhoto | None":
         """Read the columns of ``photos``; None where one class is true, or no label is known."""
+        if columns["labels"] is None:
+            return None
         probabilities = json.loads(columns["probabilities"] or "{}").get("labels")
-        if probabilities is None or columns["labels"] is None:
+        if probabilities is None:
             return None
         groups: tuple[set[int], set[int]] = (set(), set())
         for number, _, *doubt in json.loads(columns["labels"]):

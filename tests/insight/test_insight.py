@@ -246,6 +246,14 @@ def test_insight_is_plain_values_and_tables(run: explain.Run) -> None:
         run.insight("gradcan")
     with pytest.raises(RunError, match="explainer must"):
         RunPhotos(run, explainer(settled(TinyNet(), seed=1).eval()))
+    manifest = run.manifest
+    brighter = explain.Explainer(
+        settled(TinyNet()).eval(),
+        preprocess=lambda photo: as_it_is(photo) + 0.1,
+        categories=manifest["categories"],
+    )
+    with pytest.raises(RunError, match="preprocess"):
+        RunPhotos(run, brighter)
 
 
 def test_what_stands_out_is_said_first_and_what_does_not_is_said_to(run: explain.Run) -> None:

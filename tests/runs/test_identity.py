@@ -18,7 +18,7 @@ from torch import nn
 import explain
 from explain import ExplainError, RunError
 from explain.models import Classifier
-from explain.runs.manifest import model_identity
+from explain.store.identity import model_identity
 from explain.store.manifest import must_agree
 from tests.conftest import TinyNet, settled
 from tests.runs.networks import as_it_is, explainer, folder_of, picture

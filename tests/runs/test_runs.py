@@ -185,6 +185,7 @@ def test_what_is_done_before_an_interruption_is_kept_and_the_rest_is_done_later(
 
 OTHER_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"methods": ["gradcam"]}, "methods: gradcam and saliency before, gradcam now; ask for the"),
+    ({"methods": ["lrp"]}, "methods: .* now; .* name the methods gradcam, saliency and lrp to add"),
     ({"methods": [GradCAM(relu=False), "saliency"]}, "methods, gradcam, relu: true before, false"),
     ({"target": 2}, "targets: class 1 before, class 2 now; .*give another output"),
     ({"top_k": 2, "target": None}, "targets: class 1 before, the top class and class 2 from the"),

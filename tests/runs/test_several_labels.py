@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,13 @@ def test_labels_that_are_missed_and_false_alarms_are_counted_explained_and_shown
             f"false alarm: {label}" for label, (_, alarms) in expected.items() if name in alarms
         }
         assert {mistake for mistake, _ in photos[number]["mistakes"]} == wrong
-        assert photos[number]["right"] == (not wrong)
-    assert "right" not in photos[3]
+    tops = [max(of_photo, key=of_photo.__getitem__) for of_photo in probabilities]
+    are_right = [top in true if true else None for top, true in zip(tops, TRUE, strict=True)]
+    assert [photo.get("right") for photo in photos] == [*are_right, None]
+    assert insight.maps.correct.tolist() == pytest.approx(
+        [math.nan if is_right is None else float(is_right) for is_right in [*are_right, None]],
+        nan_ok=True,
+    )
     one_of_five = explain.run([picture(0)], explainer(), output=tmp_path / "1.sqlite", workers=0)
     with pytest.raises(ArgumentError, match="threshold has no effect"):
         one_of_five.insight(threshold=0.3)
@@ -146,6 +152,25 @@ def test_one_label_is_missed_or_a_false_alarm_too(labels: Any, tmp_path: Path) -
     assert mistakes is not None
     counts = [(one.missed, one.false_alarms, one.present, one.absent) for one in mistakes]
     assert counts == ([(missed, alarms, 2, 2)] if missed or alarms else [])
+    place, _ = run.to_html(tmp_path / "run.html", threshold=threshold)
+    photos_of_page = Read(place.read_text("utf-8")).data["index"]["photos"]
+    are_right = [sick == (p >= threshold) for sick, p in zip(is_sick, yes, strict=True)]
+    assert [photo["right"] for photo in photos_of_page] == are_right
+
+
+def test_labels_that_are_none_of_the_models_are_named_and_their_photos_count_by_the_rest(
+    tmp_path: Path,
+) -> None:
+    network = explainer(categories=LABELS, activation="sigmoid")
+    labels = [("No Finding",), ("Masss", "Edema"), ("Masss",), ("Hernia",)]
+    photos = [(picture(number), list(of_photo)) for number, of_photo in enumerate(labels)]
+    run = explain.run(photos, network, "saliency", output=tmp_path / "run.sqlite", workers=0)
+    insight = run.insight(threshold=0.0)  # so that all labels are predicted
+    assert insight.unknown_labels == {"Masss": 2, "No Finding": 1}
+    assert insight.labels is not None
+    alarms = {one.label: one.false_alarms for one in insight.labels}
+    assert alarms == {label: 4 - sum(label in of_photo for of_photo in labels) for label in LABELS}
+    assert any("Masss (2 photos), No Finding (1 photo)" in line for line in insight.lines())
 
 
 def detector() -> explain.Explainer:

@@ -97,11 +97,12 @@ const mapCheck = (verdict) => mark(verdict, 'map: ');
 
 // Whether the prediction is right, where that is known.
 function rightOrWrong(photo) {
-  if (photo?.right === undefined) return null;
-  if (photo.mistakes?.length) {
-    return el('span', { class: 'mark failed' }, photo.mistakes.map(([mistake, probability]) => `✗ ${mistake} ${percent(probability)}`).join(' · '));
-  }
-  return el('span', { class: `mark ${photo.right ? 'passed' : 'failed'}` }, photo.right ? '✓ prediction right' : `✗ prediction wrong: it is ${photo.truth}`);
+  const mistakes = (photo?.mistakes ?? []).map(([mistake, probability]) => `✗ ${mistake} ${percent(probability)}`).join(' · ');
+  if (photo?.right === undefined && !mistakes) return null;
+  return el('span', {},
+    photo.right === undefined ? null : el('span', { class: `mark ${photo.right ? 'passed' : 'failed'}` }, photo.right ? '✓ prediction right' : `✗ prediction wrong: it is ${photo.truth}`),
+    ' ',
+    mistakes ? el('span', { class: 'mark failed' }, mistakes) : null);
 }
 
 class Again {

@@ -7,7 +7,7 @@ So the model and the preprocessing also run on a picture that is always the same
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,19 +36,17 @@ def model_identity(explainer: Explainer, *, trained: bool = False) -> dict[str, 
     """
     origin = explainer._origin
     model = explainer.model
+    inputs = _test_inputs(explainer)
     structure = re.sub(r" at 0x[0-9a-f]+", "", str(model))  # places in memory, of functions
-    inputs = [_result(explainer.preprocess, picture) for picture in _pictures()]
     properties = {
         "model": origin.name,
         "network": type(model).__name__,
         "structure": hashlib.sha256(structure.encode()).hexdigest(),
         "weights": CHANGED if trained else digest_of_model(model),
         "weights_from": origin.weights,
-        "preprocess": origin.preprocess,
-        "explainer": origin.to_dict(),
+        **preprocessing_identity(explainer, inputs),
         "categories": None if explainer.categories is None else list(explainer.categories),
         "temperature": explainer._classifier.temperature,
-        "test_inputs": [_summary(x) for x in inputs],
     }
     if explainer.interventions:
         properties["interventions"] = encode(list(explainer.interventions))
@@ -60,6 +58,28 @@ def model_identity(explainer: Explainer, *, trained: bool = False) -> dict[str, 
             _summary(output)
         ]
     return properties
+
+
+def preprocessing_identity(
+    explainer: Explainer, inputs: Sequence[Any] | None = None
+) -> dict[str, Any]:
+    """Return the part of `model_identity` that is about the preprocessing; the model does not run.
+
+    Args:
+        explainer: the model with all that belongs to it.
+        inputs: what it makes of the test pictures, where that is known.
+    """
+    inputs = _test_inputs(explainer) if inputs is None else inputs
+    origin = explainer._origin
+    return {
+        "preprocess": origin.preprocess,
+        "explainer": origin.to_dict(),
+        "test_inputs": [_summary(x) for x in inputs],
+    }
+
+
+def _test_inputs(explainer: Explainer) -> list[Any]:
+    return [_result(explainer.preprocess, picture) for picture in _pictures()]
 
 
 def _result(function: Callable[[Any], Any], argument: Any) -> Any:
