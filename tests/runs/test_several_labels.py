@@ -152,10 +152,9 @@ def test_one_label_is_missed_or_a_false_alarm_too(labels: Any, tmp_path: Path) -
     assert mistakes is not None
     counts = [(one.missed, one.false_alarms, one.present, one.absent) for one in mistakes]
     assert counts == ([(missed, alarms, 2, 2)] if missed or alarms else [])
-    place, _ = run.to_html(tmp_path / "run.html", threshold=threshold)
-    photos_of_page = Read(place.read_text("utf-8")).data["index"]["photos"]
     are_right = [sick == (p >= threshold) for sick, p in zip(is_sick, yes, strict=True)]
-    assert [photo["right"] for photo in photos_of_page] == are_right
+    assert [row.is_right(threshold) for row in run.rows()] == are_right
+    assert run.insight(threshold=threshold).maps.correct.tolist() == list(map(float, are_right))
 
 
 def test_labels_that_are_none_of_the_models_are_named_and_their_photos_count_by_the_rest(
