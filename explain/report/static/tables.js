@@ -101,7 +101,7 @@ function rightOrWrong(photo) {
   if (photo?.right === undefined && !mistakes) return null;
   return el('span', {},
     photo.right === undefined ? null : el('span', { class: `mark ${photo.right ? 'passed' : 'failed'}` }, photo.right ? '✓ prediction right' : `✗ prediction wrong: it is ${photo.truth}`),
-    ' ',
+    photo.right === undefined || !mistakes ? null : ' · ',
     mistakes ? el('span', { class: 'mark failed' }, mistakes) : null);
 }
 
