@@ -13,6 +13,7 @@ from explain._utils.random_numbers import seeded
 from explain.baselines.replacements import BaselineLike, get_baseline
 from explain.insight.maps import GRID
 from explain.methods.base import MethodLike
+from explain.methods.estimates import NORMAL, student_factor
 from explain.testing.regions import RegionLike, masks_elsewhere
 from explain.testing.subject import LEAST, ModelLike, ModelUnderTest
 
@@ -39,28 +40,12 @@ class Interval:
         values = values.double()
         count = len(values)
         mean = float(values.mean())
-        reach = student(count - 1) * float(values.std()) / math.sqrt(count)
+        error = student_factor(count - 1) * float(values.std()) / math.sqrt(count)
+        reach = NORMAL * error
         return cls(mean, mean - reach, mean + reach, count)
 
     def __str__(self) -> str:
         return f"{points(self.mean)} points (95 %: {points(self.low)} to {points(self.high)})"
-
-
-def student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t distribution, by Cornish and Fisher's series: right to
-    0.01 % from 7 degrees of freedom on.
-
-    >>> round(student(9), 3), round(student(1000), 3)
-    (2.262, 1.962)
-    """
-    z = 1.959964
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
 def points(share: float) -> str:

@@ -15,8 +15,8 @@ from torch import nn
 import explain
 from explain import ExplainError
 from explain.data.boxes import Box
+from explain.methods.estimates import NORMAL, student_factor
 from explain.testing import assert_agrees, assert_ignores, assert_uses
-from explain.testing.assertions import student
 from explain.testing.regions import mask_on_input, masks_elsewhere
 from tests.conftest import snapshot
 from tests.runs.networks import as_it_is
@@ -89,7 +89,7 @@ def test_the_figures_are_those_of_plain_algebra() -> None:
 
 def test_quantiles_are_those_of_a_table() -> None:
     for freedom, value in ((7, 2.364624), (11, 2.200985), (30, 2.042272), (120, 1.979930)):
-        assert student(freedom) == pytest.approx(value, abs=3e-4)
+        assert NORMAL * student_factor(freedom) == pytest.approx(value, abs=3e-4)
 
 
 @pytest.mark.parametrize("method", ["hirescam", "inputxgradient", None])
