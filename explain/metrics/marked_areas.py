@@ -17,7 +17,7 @@ from explain.metrics.base import digest_of_tensor
 from explain.metrics.maps import ranks_of
 from explain.metrics.masked_scores import (
     count_of_placements,
-    photo_maps,
+    covered_in_turn,
     placements,
     strong_blur,
 )
@@ -57,13 +57,9 @@ class MarkedAreas(Perturbation):
         areas = torch.tensor([round(share * pixels) for share in SHARES], device=x.device)
 
         def covered(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            photos = x[images]
             area = areas[numbers % self.photos_of_each // 2][:, None, None]
             keep = (ranks[numbers // self.photos_of_each] >= area)[:, None].to(x)
-            for number, cover in enumerate(covers):
-                rows = (numbers % 2 == number).nonzero()[:, 0]
-                photos[rows] = cover(images[rows], keep[rows])
-            return photos
+            return covered_in_turn(x[images], images, keep, covers, numbers % 2)
 
         return rows_of([len(self.maps) * self.photos_of_each], x.device, covered)
 
@@ -74,26 +70,26 @@ Drops = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class AreaTest:
-    """What covering the marked areas of a photo ``(C, H, W)`` says of its maps.
+    """What covering the marked areas of a photo says of its maps.
 
-    ``drops`` covers them.
+    ``photo_maps`` ``(m, H, W)`` are those of the photo alone (`photo_maps`), and ``drops`` covers
+    areas.
     """
 
-    photo: torch.Tensor
+    photo_maps: torch.Tensor
     drops: Drops
     seed: int
 
     def test(self, values: torch.Tensor, count: int) -> tuple[float, int]:
         """The p-value of a map ``(H, W)`` that comes first among ``count`` random placements and
-        before all `photo_maps`, and else 1; and how many of those take as much.
+        before all maps of the photo, and else 1; and how many of those take as much.
 
         A map whose place says nothing comes first among n placements with a probability of one by
         n + 1, so the p-value keeps its level. Placements are tried until one takes as much.
         """
         values = values.detach().cpu().double()
         first = self.drops(values[None])[0]
-        of_photo = self.drops(photo_maps(self.photo.detach().cpu().double()))
-        controls = int((of_photo >= first).sum())
+        controls = int((self.drops(self.photo_maps) >= first).sum())
         if controls or not math.isfinite(first):
             return 1.0, controls
         total = count_of_placements((int(values.shape[0]), int(values.shape[1]))) - 1

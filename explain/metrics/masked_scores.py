@@ -2,7 +2,7 @@
 places?"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import NormalDist
@@ -207,6 +207,29 @@ def placements(maps: torch.Tensor, numbers: Sequence[int] | None = None) -> torc
     return torch.stack(placed)
 
 
+def covered_in_turn(
+    photos: torch.Tensor,
+    images: torch.Tensor,
+    keep: torch.Tensor,
+    covers: Sequence[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]],
+    turns: torch.Tensor,
+) -> torch.Tensor:
+    """Photos ``(b, C, H, W)``, each covered by one of several baselines where ``keep`` ``(b, 1, H,
+    W)`` is 0.
+
+    Args:
+        photos: what is covered, in place.
+        images: ``(b,)``, which images these are.
+        keep: which pixels stay.
+        covers: what covers pixels of images (`Baseline.covering`).
+        turns: ``(b,)``, which of these it is.
+    """
+    for number, cover in enumerate(covers):
+        rows = (turns == number).nonzero()[:, 0]
+        photos[rows] = cover(images[rows], keep[rows])
+    return photos
+
+
 def filling(numbers: torch.Tensor) -> torch.Tensor:
     """Which baseline fills masks with these numbers: each fills pairs of few and many cells in
     turn."""
@@ -249,12 +272,8 @@ class RandomMasks(Perturbation):
         covers = [baseline.covering(x) for baseline in self.baselines(x)]
 
         def masked(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            photos = x[images]
             keep = shown[images, numbers][:, None].to(x)
-            for number, cover in enumerate(covers):
-                rows = (filling(numbers) == number).nonzero()[:, 0]
-                photos[rows] = cover(images[rows], keep[rows])
-            return photos
+            return covered_in_turn(x[images], images, keep, covers, filling(numbers))
 
         return rows_of([self.samples] * len(x), x.device, masked)
 

@@ -38,7 +38,13 @@ from explain.methods.base import Method, options, title_of
 from explain.metrics.base import MetricInput, MetricResult, ScoreRequest, loss_of
 from explain.metrics.evaluation import NotEvaluatedError, scored
 from explain.metrics.marked_areas import AreaTest, MarkedAreas
-from explain.metrics.masked_scores import PHOTO_MAPS, MaskedScores, RandomMasks, strata_of
+from explain.metrics.masked_scores import (
+    PHOTO_MAPS,
+    MaskedScores,
+    RandomMasks,
+    photo_maps,
+    strata_of,
+)
 from explain.metrics.sanity import (
     LEVEL,
     MOST,
@@ -570,6 +576,10 @@ class _Checks:
         return check.decide(result)
 
     @cached_property
+    def _photo_maps(self) -> torch.Tensor:
+        return photo_maps(self.context.images[0].detach().cpu().double())
+
+    @cached_property
     def _others(self) -> dict[int, list[int]]:
         """The classes that maps are compared with, by how many they are."""
         context = self.context
@@ -712,7 +722,7 @@ class _Checks:
         for claim in claims:
             drops = partial(self._under_areas, claim)
             count = math.ceil(1 / (claim.level * share) - 1e-9) - 1
-            one, controls = AreaTest(masked.photo, drops, self.seed).test(claim.marked, count)
+            one, controls = AreaTest(self._photo_maps, drops, self.seed).test(claim.marked, count)
             p_value = max(p_value, one)
             if p_value == 1:
                 break

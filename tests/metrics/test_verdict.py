@@ -232,17 +232,18 @@ def test_a_map_comes_first_among_placements_as_often_as_the_level_says() -> None
     generator = torch.Generator().manual_seed(3)
     photo = torch.rand(3, 12, 12, generator=generator)
     values = torch.rand(12, 12, generator=generator)
-    of_photo = len(photo_maps(photo.double()))
+    maps_of_photo = photo_maps(photo.double())
+    of_photo = len(maps_of_photo)
 
     def draws(maps: torch.Tensor) -> torch.Tensor:
         return torch.rand(len(maps), generator=generator) - 2 * (len(maps) == of_photo)
 
     count = 400
-    p_values = [AreaTest(photo, draws, seed).test(values, 9)[0] for seed in range(count)]
+    p_values = [AreaTest(maps_of_photo, draws, seed).test(values, 9)[0] for seed in range(count)]
     assert set(p_values) == {0.1, 1.0}
     first = sum(p_value <= 0.1 for p_value in p_values) / count
     assert first == pytest.approx(0.1, abs=3 * (0.1 * 0.9 / count) ** 0.5)
-    alike = AreaTest(photo, lambda maps: torch.zeros(len(maps)), 0)
+    alike = AreaTest(maps_of_photo, lambda maps: torch.zeros(len(maps)), 0)
     assert alike.test(values, 9) == (1, of_photo)
 
 
