@@ -60,7 +60,7 @@ def find_photos(
         UsageError: ``recursive`` has no folder to look into, or ``slices`` no volume.
     """
     from explain.data.opening import EXTENSIONS, SCANS, photos_in
-    from explain.data.scans import read_range, slice_names
+    from explain.data.scans import chosen_numbers, read_range, slice_names
 
     if recursive and not any(map(os.path.isdir, names)):
         raise UsageError(
@@ -79,8 +79,7 @@ def find_photos(
         names = slice_names(path)
         if len(names) > 1:
             counts.append(len(names))
-            numbers = slice(chosen, chosen + 1) if isinstance(chosen, int) else chosen
-            names = names[numbers]
+            names = [names[number] for number in chosen_numbers(chosen, len(names))]
             if names and in_volumes:
                 names = [f"{path} slices {slices}" if slices else path]
             if not names:

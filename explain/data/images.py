@@ -28,6 +28,7 @@ from explain.data.scans import (
     Scan,
     as_slices,
     cached_scan,
+    chosen_numbers,
     read_scan,
     slice_name,
     split_slice,
@@ -239,12 +240,10 @@ def _of_scan(
     scan: Scan | None, name: str, window: Window | None, stack: bool, chosen: Chosen = None
 ) -> Image.Image:
     """A slice of a scan, or several as a stack; None is no scan."""
-    slices = range(0 if scan is None else len(scan.slices))
-    numbers = slices[
-        slice(chosen, chosen + 1) if isinstance(chosen, int) else chosen or slice(None)
-    ]
+    count = 0 if scan is None else len(scan.slices)
+    numbers = chosen_numbers(chosen, count)
     if scan is None or not numbers:
-        raise ImageError(f"image {name} must be of the {len(slices)} slices of its file; name one")
+        raise ImageError(f"image {name} must be of the {count} slices of its file; name one")
     if len(numbers) == 1:
         return _decode(scan.picture(numbers[0], window), name)
     if not stack:

@@ -106,6 +106,17 @@ def read_range(text: str) -> Chosen:
     return match and slice(*(int(part) if part else None for part in match.groups()))
 
 
+def chosen_numbers(chosen: Chosen, count: int) -> range:
+    """Return the numbers of the slices that are meant, of so many.
+
+    >>> chosen_numbers(12, 20), chosen_numbers(slice(18, None), 20), chosen_numbers(None, 2)
+    (range(12, 13), range(18, 20), range(0, 2))
+    """
+    if isinstance(chosen, int):
+        chosen = slice(chosen, chosen + 1)
+    return range(count)[chosen or slice(None)]
+
+
 def stem_of(name: str | os.PathLike[str]) -> str:
     """Return the name of a photo without its folder and ending.
 
