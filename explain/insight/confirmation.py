@@ -12,13 +12,12 @@ from explain.hooks.preserve import untouched
 from explain.insight.ablation import sign_test
 from explain.insight.class_statistics import ClassStatistics
 from explain.insight.clusters import Cluster
-from explain.insight.reattribution import RunPhotos
+from explain.insight.reattribution import RunPhotos, in_parts
 from explain.insight.spurious_regions import MarkedPhotos, marked_photos
 from explain.targets.base import find_logits
 
 TRIED = 5  # clusters, and as many classes
 HOSTS = 64  # photos that get the mark of each
-BATCH = 32
 CHANCE = 0.05
 
 
@@ -87,15 +86,12 @@ def _tried(
 ) -> TriedFinding:
     """Put the mark of a finding on other photos, and count the answers."""
     explainer = photos.explainer
-    gets_class: list[torch.Tensor] = []
+
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        return find_logits(explainer.model(explainer._placed(x)), len(x))
+
     with untouched(explainer.model), intervene(explainer.model, explainer.interventions):
-        for x in marks.pairs(seed):
-            scores = [
-                find_logits(explainer.model(explainer._placed(part)), len(part)).cpu()
-                for part in torch.split(x, BATCH)
-            ]
-            gets_class.append(torch.cat(scores).argmax(1).eq(target))
-    moved, control = gets_class
+        moved, control = (in_parts(scores, x).argmax(1).eq(target) for x in marks.pairs(seed))
     return TriedFinding(
         finding,
         taken=float(moved.double().mean()),

@@ -1,7 +1,7 @@
 """One more look at the model: the photos of a run as its inputs, in batches."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,17 @@ def _check_explainer(explainer: Explainer, manifest: Mapping[str, Any]) -> None:
 def _is_own(identity: Mapping[str, Any]) -> bool:
     """Whether the preprocessing is the caller's own function."""
     return "preprocess" in (identity.get("explainer", {}).get("from_caller") or ())
+
+
+def in_parts(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Return what a function gives for photos ``(N, C, H, W)``: in batches, without gradients, and
+    on the CPU.
+
+    >>> in_parts(lambda part: part.flatten(1).sum(1), torch.ones(2, 1, 2, 2))
+    tensor([4., 4.])
+    """
+    with torch.inference_mode():
+        return torch.cat([function(part).cpu() for part in torch.split(x, BATCH)])
 
 
 def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:

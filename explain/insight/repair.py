@@ -16,7 +16,7 @@ from explain.hooks import FeatureExtractor
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import submodule
 from explain.insight.channels import Channel, feature_maps
-from explain.insight.reattribution import RunPhotos
+from explain.insight.reattribution import BATCH, RunPhotos, in_parts
 from explain.insight.repaired import Answers, Repair
 from explain.insight.spurious_regions import Finding, MarkedPhotos, marked_photos
 from explain.layers.default_layer import stage_layers
@@ -26,7 +26,6 @@ from explain.targets.outputs import Outputs
 Prior = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """From a model, inputs, classes ``(N,)`` and masks ``(N, 1, H, W)``, true where evidence may lie,
 to a penalty."""
-BATCH = 32
 RANKS = (1, 4, 16)
 STRENGTHS = (0.5, 0.75)  # that are tried beside 1
 RIDGE = 1e-3  # of the mean variance of a layer's channels
@@ -50,12 +49,7 @@ class _BatchRunner:
 
     def __call__(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """The same in batches, without gradients and on the CPU."""
-        with torch.inference_mode():
-            parts = [
-                self.log_probabilities(model, self.place(part)).cpu()
-                for part in torch.split(x, BATCH)
-            ]
-        return torch.cat(parts)
+        return in_parts(lambda part: self.log_probabilities(model, self.place(part)), x)
 
     def log_probabilities(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         scores = find_logits(model(x), len(x)).float()
