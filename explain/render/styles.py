@@ -219,22 +219,19 @@ def fine(values: Array) -> Array:
     """
     import cv2
 
-    times = -(-FINE // max(values.shape))
-    if times == 1:
+    if max(values.shape) >= FINE:
         return values
-    large = cv2.resize(values.astype(np.float32), None, fx=times, fy=times)
+    large = _enlarged(values, FINE)
+    times = len(large) // len(values)
     return cv2.GaussianBlur(large, (0, 0), ROUNDED * times, borderType=cv2.BORDER_REPLICATE)
 
 
-def _enlarged(values: Array) -> Array:
-    """Return a coarse map with more cells, linearly between its own, so that a curve of its values
-    bends between these as well."""
+def _enlarged(values: Array, cells: int) -> Array:
+    """Return a coarse map with at least so many cells along its longer side, linearly between its
+    own."""
     import cv2
 
-    longest = max(values.shape)
-    if longest >= FINE:
-        return values
-    times = -(-4 * FINE // longest)
+    times = -(-cells // max(values.shape))
     return cv2.resize(values.astype(np.float32), None, fx=times, fy=times)
 
 
@@ -582,7 +579,9 @@ class Signed(Colored):
         return Ground.of_zero(self.table()[128])
 
     def levels(self, values: Array) -> Array:
-        return super().levels(smoothed(_enlarged(values), self.spread))
+        if max(values.shape) < FINE:  # so that the curve bends between the cells as well
+            values = _enlarged(values, 4 * FINE)
+        return super().levels(smoothed(values, self.spread))
 
     def opacity(self) -> Array:
         return rising(np.abs(2 * VALUES - 1), 0.17)
