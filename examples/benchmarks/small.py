@@ -12,6 +12,7 @@ and modules are those of the package in one warm call, as `sys.setprofile` sees 
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 from collections.abc import Callable
@@ -70,11 +71,14 @@ def counted(work: Callable[[], object]) -> Calls:
             functions.append((code.co_filename, code.co_qualname, code.co_firstlineno))
 
     previous = sys.getprofile()
+    gc.collect()
+    gc.disable()  # finalizers of what earlier work left behind are not calls of this one
     sys.setprofile(count)
     try:
         work()
     finally:
         sys.setprofile(previous)
+        gc.enable()
     return Calls(len(functions), len(set(functions)), len({file for file, _, _ in functions}))
 
 

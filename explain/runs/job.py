@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from os import PathLike
 from typing import Any
 
 import torch
@@ -89,10 +90,9 @@ class Job:
             )
         request = self.explainer._request(methods, target, **options)
         if self.source.count == 0:
-            raise RunError(
-                f"source must have photos, but {text(str(source))!r:.100} has none; check its "
-                "content"
-            )
+            is_path = isinstance(source, (str, PathLike))
+            where = repr(text(str(source))) if is_path else shown(source)
+            raise RunError(f"source must have photos, but {where} has none; check its content")
         self.requested: Sequence[Method] | str = request.methods
         self.methods = None if isinstance(request.methods, str) else list(request.methods)
         self.targets = request.targets

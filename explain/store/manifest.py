@@ -175,7 +175,7 @@ def changes_in_words(
 
 
 def _in_words(value: Any, categories: Sequence[str] | None) -> str:
-    """A value of a manifest for people, cut off where it is long."""
+    """A value of a manifest for people; a long text, as of a path, keeps its beginning and end."""
     if value is None or value in ([], {}):
         return "none"
     if isinstance(value, Mapping) and value.keys() == {"class", "options"}:
@@ -186,7 +186,7 @@ def _in_words(value: Any, categories: Sequence[str] | None) -> str:
             return f"{', '.join(words[:5])} and {len(words) - 5} more"
         return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
     plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return plain if len(plain) <= 80 else f"{plain[:79]}…"
+    return plain if len(plain) <= 80 else f"{plain[:39]}…{plain[-40:]}"
 
 
 def _target_in_words(
