@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from os import PathLike
 from typing import Any
 
 import torch
@@ -90,9 +89,8 @@ class Job:
             )
         request = self.explainer._request(methods, target, **options)
         if self.source.count == 0:
-            is_path = isinstance(source, (str, PathLike))
-            where = repr(text(str(source))) if is_path else shown(source)
-            raise RunError(f"source must have photos, but {where} has none; check its content")
+            where = text(str(source))
+            raise RunError(f"source must have photos, but {where!r} has none; check its content")
         self.requested: Sequence[Method] | str = request.methods
         self.methods = None if isinstance(request.methods, str) else list(request.methods)
         self.targets = request.targets
