@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.baselines import Zero
-from explain.methods import DeepLIFT, DeepLIFTSHAP
-from explain.metrics import NonSensitivity, PixelFlipping
+from explain.methods import DeepLIFT
+from explain.metrics import NonSensitivity
 from tests.conftest import settled
 from tests.relevance.test_relevance import random
 
@@ -58,40 +57,6 @@ def test_deeplift_adds_up_whatever_is_shared_or_a_function(kind: str) -> None:
     torch.testing.assert_close(attribution.values.sum((1, 2, 3)), gain, rtol=1e-9, atol=1e-12)
     same = explain.attribute(settled(Shared("functions")).double(), x, DeepLIFT(b), target=1)
     torch.testing.assert_close(attribution.values, same.values, rtol=1e-9, atol=1e-12)
-
-
-def test_deeplift_of_a_shared_rectifier_is_the_rescale_rule() -> None:
-    """m = W3 * slope2 * W2 * slope1 * W1, where the same module makes both slopes."""
-    relu = nn.ReLU()
-    parts = (nn.Flatten(), nn.Linear(12, 5), relu, nn.Linear(5, 4), relu, nn.Linear(4, 2))
-    model = settled(nn.Sequential(*parts)).double()
-    x = random(2, 3, 3, 2, 2)
-    b = random(3, 3, 2, 2)
-    first, second, last = (model[k] for k in (1, 3, 5))
-    multipliers = last.weight[1].expand(3, -1)
-    at = []
-    for rows in (x.flatten(1), b.flatten()[None]):
-        z = first(rows)
-        at.append((z, second(z.relu())))
-    for layer, z, z0 in ((second, at[0][1], at[1][1]), (first, at[0][0], at[1][0])):
-        multipliers = (multipliers * (z.relu() - z0.relu()) / (z - z0)) @ layer.weight
-    attribution = explain.attribute(model, x, DeepLIFT(b), target=1).values
-    torch.testing.assert_close(
-        attribution, (multipliers.reshape(x.shape) * (x - b)).detach(), rtol=1e-9, atol=1e-12
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_deepliftshap_says_by_how_much_its_sum_is_off(kind: str) -> None:
-    """shap 3263, 3348, 3363 and 3938: sums that are not the output, of plain networks with
-    functions."""
-    model = settled(Shared(kind)).double()
-    x = random(4, 2, 3, 8, 8)
-    references = random(5, 3, 3, 8, 8)
-    attribution = explain.attribute(model, x, DeepLIFTSHAP(references), target=2)
-    gain = (model(x)[:, 2] - model(references)[:, 2].mean()).detach()
-    torch.testing.assert_close(attribution.values.sum((1, 2, 3)), gain, rtol=1e-9, atol=1e-12)
-    assert attribution.delta.abs().max() < 1e-9
 
 
 def test_deeplift_warns_where_an_operation_has_no_rule() -> None:
@@ -177,38 +142,6 @@ def test_a_cam_that_shows_nothing_is_zero_and_says_why(name: str, dead: str) -> 
     if dead == "layer" or name != "scorecam":
         assert not attribution.values.any()
         assert any("zero everywhere" in str(warning.message) for warning in said)
-
-
-class Counted(nn.Module):
-    """Counts photos and calls."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.photos = 0
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.photos = self.photos + len(x)
-        self.calls = self.calls + 1
-        return self.model(x)
-
-
-def test_pixel_flipping_runs_the_photos_of_its_steps_in_batches() -> None:
-    """Quantus 96: 100 steps on one photo took over 45 minutes."""
-    model = Counted(settled(nn.Sequential(nn.Flatten(), nn.Linear(300, 3))).double())
-    x = random(9, 1, 3, 10, 10)
-    values = random(10, 1, 10, 10)
-    metric = PixelFlipping(steps=100, baseline=Zero(), score="logit")
-    table = explain.evaluate(model, x, {"map": values}, metric, target=1)
-    assert model.photos <= 105  # 101 points, and those that the engine looks at first
-    assert model.calls <= 12
-    photo = x[0].clone()
-    curve = [float(model(photo[None])[0, 1].detach())]
-    for pixel in values.flatten().argsort(descending=True).tolist():
-        photo.flatten(1)[:, pixel] = 0
-        curve.append(float(model(photo[None])[0, 1].detach()))
-    assert table.curve("map", "morf")[1][0].tolist() == pytest.approx(curve, abs=1e-9)
 
 
 def test_nonsensitivity_counts_what_only_one_of_map_and_model_leaves_out() -> None:

@@ -39,15 +39,6 @@ def test_every_room_has_a_page_but_the_command_line(reference: Any) -> None:
     assert {each.split(".")[0] for each in pages} == set(explain._ROOMS) - reference.LEFT_OUT
 
 
-def test_what_a_page_has_described_another_links_to(reference: Any) -> None:
-    seen: dict[int, str] = {}
-    first = reference._page("explain", seen)
-    second = reference._page("explain.data.inputs", seen)
-    assert ".. autoclass:: explain.Inputs" in first
-    assert ".. autoclass:: explain.data.inputs.Inputs" not in second
-    assert "described elsewhere: :py:obj:`explain.Inputs`" in second
-
-
 def test_the_command_lines_page_has_every_option(reference: Any) -> None:
     page = "".join(reference._command_line())
     for words, command in reference.all_commands():
@@ -57,27 +48,6 @@ def test_the_command_lines_page_has_every_option(reference: Any) -> None:
                 assert re.search(rf"^\.\. option:: .*{re.escape(option)}\b", page, re.MULTILINE), (
                     option
                 )
-
-
-@pytest.mark.parametrize(
-    ("lines", "kept"),
-    [
-        (["Rooms.", "", "    a   what a is", "    b   what b is"], True),
-        (["Rooms.", "", "a   what a is", "b, c   what these are"], True),
-        (["Rooms. These are", "words, and nothing else."], False),
-        (["Usage::", "", "    a   what a is"], False),
-        ([">>> f(1),    2", "3"], False),
-    ],
-)
-def test_tables_in_docstrings_stay_as_they_are_set(
-    lines: list[str], kept: bool, reference: Any
-) -> None:
-    found = list(lines)
-    reference.with_tables(None, "module", "explain", explain, None, found)
-    assert (".. code-block:: text" in found) == kept
-    assert [line.strip() for line in found if line.strip() and ".." not in line] == [
-        s.strip() for s in lines if s
-    ]
 
 
 class Links(HTMLParser):
@@ -254,21 +224,6 @@ def test_the_lines_on_training_run_one_after_the_other(tmp_path: Path) -> None:
 
 
 # What the pages claim
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_methods_with_a_baseline_of_zeros_give_nothing_to_places_of_its_colour(seed: int) -> None:
-    torch.manual_seed(seed)
-    conv, head = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Linear(4 * 64, 2)
-    model = torch.nn.Sequential(conv, torch.nn.ReLU(), torch.nn.Flatten(), head)
-    x = torch.randn(1, 3, 8, 8)
-    x[..., 2:5, 2:5] = 0
-    methods = ["integratedgradients(steps=4)", "deeplift", "inputxgradient"]
-    for found in explain.attribute(model, x, methods, target=1).values():
-        assert not found.values[..., 2:5, 2:5].any()
-        assert found.values.any()
-    seen = explain.attribute(model, x, "integratedgradients(steps=4, baseline=1.0)", target=1)
-    assert seen.values[..., 2:5, 2:5].all()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import explain
 from explain import BaselineError, MethodError
-from explain._utils.options import MethodSpec, read_written
 from explain.baselines import Blur
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import get_baseline
@@ -149,13 +148,6 @@ def test_python_takes_the_same_text(net: Any, x: Any) -> None:
     )
     assert explanation.methods == ["integratedgradients", "gradcam"]
     assert explanation.record(text)["options"]["steps"] == 3
-
-
-def test_values_keep_their_kind() -> None:
-    found = read_written("a(1, 'b, (c', d=[1, (2.0, -3)], e=True, f='', g=x(y, z='('))")
-    assert found == MethodSpec(
-        "a", (1, "b, (c"), {"d": [1, (2.0, -3)], "e": True, "f": "", "g": "x(y, z='(')"}
-    )
 
 
 def test_fills_are_written_with_options_too() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import explain
-from explain.attribution.concepts import factorise, update
+from explain.attribution.concepts import update
 from tests.conftest import ROOT, TinyNet, snapshot
 from tests.methods import plain, plain_factors
 from tests.methods.test_exact import photo, random_network
@@ -46,22 +46,6 @@ def test_concepts_make_up_the_layer_and_speak_for_classes_as_the_head_says() -> 
         )
     parts = found.maps.sum((0, 2, 3)) * found.vectors.sum(1)
     assert parts.tolist() == sorted(parts.tolist(), reverse=True)
-
-
-def test_what_was_put_together_is_taken_apart() -> None:
-    """Two concepts that never share a place or a channel are found as they are."""
-    rows = torch.zeros(20, 6, dtype=torch.float64)
-    rows[:8, :3] = torch.outer(
-        torch.linspace(1, 2, 8, dtype=torch.float64), torch.tensor([1.0, 2, 3]).double()
-    )
-    rows[8:, 3:] = torch.outer(
-        torch.linspace(2, 1, 12, dtype=torch.float64), torch.tensor([3.0, 1, 1]).double()
-    )
-    where, what = factorise(rows, 2, seed=1)
-    torch.testing.assert_close(where @ what, rows, rtol=1e-2, atol=1e-2)
-    owner = where.argmax(1)
-    assert len(set(owner[:8].tolist())) == len(set(owner[8:].tolist())) == 1
-    assert owner[0] != owner[-1]
 
 
 def test_the_model_is_left_as_found_and_a_seed_gives_the_same_again(

@@ -14,7 +14,6 @@ from PIL import Image
 from explain import BaselineError
 from explain.baselines import Black, Blur, Defocus, Mean, Neighbours, Noise, OtherPhoto, Zero
 from explain.baselines.base import Baseline
-from explain.baselines.neighbours import interpolated
 from explain.baselines.replacements import get_baseline
 from explain.models import CenterCrop
 
@@ -270,29 +269,6 @@ def test_what_does_not_fit_is_refused_in_one_line(call: Any, message: str) -> No
     with pytest.raises(BaselineError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
-
-
-def test_neighbours_of_several_masks_at_once_are_the_same_with_two_threads(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    generator = torch.Generator().manual_seed(4)
-    images = torch.rand(5, 1, 200, 200, generator=generator)
-    covered = (
-        torch.rand(5, 1, 200, 200, generator=generator)
-        < torch.linspace(0.3, 1.0, 5)[:, None, None, None]
-    )
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        together = interpolated(images, covered)
-        torch.set_num_threads(1)
-        alone = torch.cat(
-            [interpolated(images[i : i + 1].double(), covered[i : i + 1]) for i in range(5)]
-        )
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.allclose(together.double(), alone, rtol=0, atol=2e-5)
-    assert not capfd.readouterr().err
 
 
 def test_a_number_or_a_tensor_stands_for_a_baseline() -> None:

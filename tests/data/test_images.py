@@ -118,11 +118,6 @@ def test_greys_below_zero_or_a_little_above_one_are_told_apart(values: list[floa
     assert shown.tolist() == [round((value - low) / (values[2] - low) * 255) for value in values]
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 500), (3000, 2)])
-def test_extreme_shapes_reach_the_model(size: tuple[int, int]) -> None:
-    assert CenterCrop(16)(load_image(Image.new("RGB", size))).shape == (3, 16, 16)
-
-
 def test_what_is_no_image_or_cannot_be_read_is_named(gradient: Image.Image, tmp_path: Path) -> None:
     gradient.save(tmp_path / "whole.png")
     whole = (tmp_path / "whole.png").read_bytes()

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import explain
 from explain import ExplainWarning, ImageError, LayerError
-from explain.data.inputs import Inputs, as_inputs
+from explain.data.inputs import Inputs
 from explain.layers import default_layer, list_layers
 from explain.layers.default_layer import stage_layers
 from tests.conftest import ATTENDING, COVERING, Made, settled, snapshot
@@ -169,22 +169,6 @@ def test_each_call_of_a_layer_has_its_own_map(x: Tensor) -> None:
         explain.attribute(again, x, target=2, layer="conv@3")
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda left, right: (left, right),
-        lambda left, right: [left, right],
-        lambda left, right: {"left": left, "right": right},
-        lambda left, right: Inputs((left,), {"right": right}),
-    ],
-)
-def test_inputs_come_in_any_form(wrap: Any, siamese: Siamese, pair: Two) -> None:
-    expected = explain.attribute(siamese, Inputs(pair), "inputxgradient", target=0)
-    found = explain.attribute(siamese, wrap(*pair), "inputxgradient", target=0)
-    assert torch.equal(found.values, expected.values)
-    assert torch.equal(found.score, expected.score)
-
-
 class Unpacking(nn.Module):
     """Takes one container of inputs, as training loops often pass them on."""
 
@@ -242,17 +226,6 @@ def test_inputs_may_lie_in_containers(
         assert_close(found.values, expected.values)
         assert found.input == ".".join(map(str, path))
     assert unpack(batch)[0] is pair[0]
-
-
-def test_rows_of_other_inputs_go_with_their_image_and_all_else_stays() -> None:
-    table = torch.arange(5.0)
-    inputs = as_inputs(
-        {"image": torch.rand(3, 1, 2, 2), "weight": torch.tensor([1.0, 2.0, 3.0]), "table": table}
-    )
-    rows = inputs.rows(torch.tensor([2, 2, 0, 1]))
-    assert rows.other_tensors["weight",].tolist() == [3, 3, 1, 2]
-    assert torch.equal(rows.other_tensors["table",], table)
-    assert len(rows) == 4
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import copy
 import gc
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import explain
 from explain import ExplainError, ExplainWarning, ModelError
 from explain.distributed.communication import communicate
-from tests.conftest import ATTENDING, COVERING, TinyNet, in_threads, settled, snapshot
-
-METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
+from tests.conftest import TinyNet, in_threads, settled, snapshot
 
 
 def test_data_parallel_is_looked_into(net: TinyNet, x: torch.Tensor) -> None:
@@ -81,26 +78,6 @@ def test_checkpoints_and_autocast_of_the_caller_make_no_difference(
 
 def count_tensors() -> int:
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
-
-
-@pytest.mark.usefixtures("new_objects_alone")
-@pytest.mark.parametrize("method", METHODS)
-def test_nothing_of_a_finished_explanation_stays_alive(
-    method: str, net: TinyNet, x: torch.Tensor
-) -> None:
-    """Without help from the garbage collector: there are no cycles for it to find."""
-    explain.attribute(net, x, method, target=1)
-    gc.collect()
-    gc.disable()
-    try:
-        before = count_tensors()
-        found = explain.attribute(net, x, method, target=1)
-        values = weakref.ref(found.values)
-        del found
-        assert values() is None
-        assert count_tensors() <= before  # what others left may go meanwhile
-    finally:
-        gc.enable()
 
 
 def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(

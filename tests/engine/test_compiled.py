@@ -97,15 +97,6 @@ def test_compiled_code_is_explained_as_it_was_written(
     torch.compiler.reset()
 
 
-def test_a_layer_in_a_compiled_part_has_its_name_there() -> None:
-    net = with_compiled_part([])
-    x = torch.randn(2, 3, 12, 10, dtype=torch.float64)
-    found = explain.attribute(net, x, target=1, layer="layer1._orig_mod.2")
-    torch.testing.assert_close(
-        found.values, explain.attribute(plain(), x, target=1, layer="layer1.2").values
-    )
-
-
 def exported_part() -> nn.Module:
     return with_part(lambda part: torch.export.export(part, (PART,)).module())
 

@@ -170,13 +170,6 @@ def test_of_several_heads_the_labels_say_which_is_explained() -> None:
     torch.testing.assert_close(found.probabilities, scores.softmax(0).detach())
 
 
-def test_features_are_not_explained_as_a_number() -> None:
-    model = Heads(lambda f, s, o: (f, s[:, 0])).eval()
-    x = torch.rand(2, 3, SIDE, SIDE)
-    score = explain.attribute(model, x, "saliency").score
-    torch.testing.assert_close(score, model(x)[1].detach())
-
-
 @pytest.mark.parametrize(
     ("problem", "end"),
     [("multi_label_classification", torch.sigmoid), ("regression", lambda s: s)],

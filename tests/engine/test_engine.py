@@ -23,7 +23,7 @@ from explain.engine.needs import BlockAttention
 from explain.engine.perturbations import Scores, Searches
 from explain.methods import GradCAM, Occlusion, ShapleyCAM
 from explain.methods.base import get_method
-from explain.targets import ScoreTarget, TopClass
+from explain.targets import ScoreTarget
 from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
 
 METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
@@ -43,16 +43,6 @@ def test_one_forward_pass_serves_all_methods_layers_and_targets(
     net.register_forward_hook(lambda *_: passes.append(1))
     explain.attribute(net, x, ONE_PASS, targets=[0, 1, None], layer=["layer1", "layer2"])
     assert len(passes) == 1
-
-
-def test_several_targets_equal_one_call_each(net: TinyNet, x: torch.Tensor) -> None:
-    targets = [0, TopClass(1)]
-    for found, target in zip(
-        explain.attribute(net, x, METHODS, targets=targets), targets, strict=True
-    ):
-        for name, alone in explain.attribute(net, x, METHODS, target=target).items():
-            torch.testing.assert_close(found[name].values, alone.values, rtol=1e-12, atol=1e-12)
-            assert torch.equal(found[name].target, alone.target)
 
 
 def failing(output: torch.Tensor) -> torch.Tensor:
@@ -80,33 +70,6 @@ def test_model_and_caller_are_left_as_found(
     assert snapshot(net) == before
     assert torch.equal(x, copied)
     assert x.grad is None
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-@pytest.mark.parametrize("method", METHODS)
-def test_the_callers_gradient_mode_and_a_frozen_model_make_no_difference(
-    method: str, mode: type, net: TinyNet, x: torch.Tensor
-) -> None:
-    expected = explain.attribute(net, x, method, target=1).values
-    net.requires_grad_(False)
-    with mode():
-        found = explain.attribute(net, x.clone(), method, target=1).values
-    torch.testing.assert_close(found.clone(), expected, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_batch_equals_its_images_one_by_one_in_any_order(
-    method: str, net: TinyNet, x: torch.Tensor
-) -> None:
-    targets = torch.tensor([3, 0, 2])
-    whole = explain.attribute(net, x, method, target=targets)
-    for i in range(3):
-        alone = explain.attribute(net, x[i : i + 1], method, target=int(targets[i]))
-        torch.testing.assert_close(whole.values[i], alone.values[0], rtol=1e-10, atol=1e-13)
-        torch.testing.assert_close(whole.heatmap[i], alone.heatmap[0], rtol=1e-5, atol=1e-6)
-    order = torch.tensor([2, 0, 1])
-    mixed = explain.attribute(net, x[order], method, target=targets[order])
-    torch.testing.assert_close(mixed.values, whole.values[order], rtol=1e-10, atol=1e-13)
 
 
 def test_an_explanation_inside_another_is_refused(net: TinyNet, x: torch.Tensor) -> None:
@@ -298,28 +261,6 @@ def test_gradients_in_half_precision_come_with_a_warning(
         with pytest.warns(ExplainWarning, match="half|float16"):
             explain.attribute(net, x, method, target=1)
     explain.attribute(net, x, ["gradcam", "scorecam"], target=1)  # a warning would be an error here
-
-
-def test_one_image_with_channels_last_is_explained_like_one_with_channels_first() -> None:
-    """A view of it has other strides in the dimension of size 1, which backward through
-    normalisations goes by."""
-    torch.manual_seed(0)
-    layers = (
-        nn.Conv2d(3, 16, 1),
-        nn.Conv2d(16, 16, 1),
-        nn.BatchNorm2d(16),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-    )
-    model = settled(nn.Sequential(*layers, nn.Linear(16, 3))).double().eval()
-    x = torch.randn(1, 3, 7, 3, dtype=torch.float64)
-    last = x.contiguous(memory_format=torch.channels_last)
-    methods = ["hirescam", "fullgrad", "saliency"]
-    found, expected = (
-        explain.attribute(model, each, methods, target=0, layer="1") for each in (last, x)
-    )
-    for method in methods:
-        torch.testing.assert_close(found[method].values, expected[method].values)
 
 
 class OverwritesAnEarlierView(nn.Module):

@@ -186,20 +186,6 @@ COUPLED: dict[str, Callable[[], Small]] = {
 }
 
 
-@pytest.mark.parametrize("batch_size", [None, 3])
-@pytest.mark.parametrize("method", PLAIN)
-@pytest.mark.parametrize("coupling", COUPLED)
-def test_one_image_of_a_network_that_couples_rows_is_run_one_row_at_a_time(
-    coupling: str, method: str, batch_size: int | None
-) -> None:
-    model = COUPLED[coupling]()
-    made, plain = PLAIN[method]
-    found = explain.attribute(
-        model, X[:1], made, target=2, layer="conv", batch_size=batch_size
-    ).values
-    torch.testing.assert_close(found, plain(model, X[:1], 2), **EXACT)
-
-
 @dataclass
 class Among:
     """A network as a function of one image of the batch: the others stay as they are."""
@@ -251,12 +237,6 @@ def test_a_network_that_gives_other_scores_each_time_is_refused() -> None:
             with pytest.raises(ModelError, match="; ") as error:
                 explain.attribute(model, images, method, target=2, layer="conv")
             assert "\n" not in str(error.value)
-
-
-def test_a_network_that_couples_nothing_is_run_in_pieces() -> None:
-    model = small()
-    explain.attribute(model, X[:1], Smooth(samples=12), target=1, batch_size=6)
-    assert model.rows == [1, 3, 6, 6]  # the photo, and the probe with it between other rows
 
 
 def test_a_perturbed_photo_whose_score_is_no_number_is_refused_and_the_layer_is_named() -> None:

@@ -47,17 +47,3 @@ def test_published_rows_are_those_that_the_command_prints(name: str, bench: Any)
     assert table.complaints(published) == []
     if published:
         assert table.complaints(published.replace("|\n", "| more |\n", 1))
-
-
-def test_every_table_of_costs_has_a_command_that_measures_it_and_a_place_in_the_docs(
-    bench: Any,
-) -> None:
-    commands = bench("all").COMMANDS
-    tables = bench("tables")
-    places = []
-    for page in tables.PAGES:
-        # other scripts of examples/ write into these
-        if page.name not in ("verdict.md", "evidence.md", "leaderboard.md", "parts.md"):
-            places += tables.names(page.read_text("utf-8"))
-    assert sorted(commands) == sorted(bench("all").QUICK) == sorted(places)
-    assert all((BENCHMARKS / command[0]).exists() for command in commands.values())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain.methods import RISE, GradCAM, KernelSHAP, Occlusion, PartitionSHAP
+from explain.methods import RISE, KernelSHAP, Occlusion, PartitionSHAP
 from explain.models import CenterCrop
 from explain.report.item import Detail, item
 
@@ -81,11 +81,6 @@ class TestMethodsOfContributions:
         assert torch.equal(saved.attribution.signed, explanation[method].signed)
         with Image.open(tmp_path / f"photo-{method}.png") as picture:
             assert has_both(picture.convert("RGB"))
-
-
-def test_maps_of_a_layer_without_rectification_are_drawn_with_their_sign() -> None:
-    assert GradCAM().style == "heat"
-    assert GradCAM(relu=False).style == "signed"
 
 
 @pytest.fixture(scope="module")

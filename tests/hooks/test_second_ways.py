@@ -250,38 +250,6 @@ def test_a_view_that_is_overwritten_behind_the_layer_keeps_its_gradient_also_for
         seen.backward(score)
 
 
-def test_calls_and_inputs_of_a_layer_go_by_names_of_their_own() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.fc = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 5)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.fc(self.conv(self.conv(x).relu()).mean((2, 3)))
-
-    torch.manual_seed(0)
-    model = Twice().double().eval()
-    x = torch.randn(2, 3, 5, 5, dtype=torch.float64)
-    first = model.conv(x).detach().requires_grad_()
-    between = first.relu()
-    second = model.conv(between)
-    score = model.fc(second.mean((2, 3)))[:, 0].sum()
-    gradients = torch.autograd.grad(score, [first, between, second])
-    for grad in (False, True):
-        with (
-            torch.set_grad_enabled(grad),
-            capture(model, ["conv", "conv@0", "conv:input", "conv:input@0"]) as seen,
-        ):
-            seen.backward(model(x)[:, 0].sum())
-        assert_close(seen.activations["conv"], second.detach())
-        assert_close(seen.activations["conv@0"], first.detach())
-        assert_close(seen.activations["conv:input"], between.detach())
-        assert_close(seen.activations["conv:input@0"], x)
-        assert_close(seen.gradients["conv"], gradients[2])
-        assert_close(seen.gradients["conv@0"], gradients[0])
-        assert_close(seen.gradients["conv:input"], gradients[1])
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_are_recorded_once_while_backward_repeats_them(reentrant: bool) -> None:
     model, x = networks("attribute")

@@ -110,14 +110,6 @@ def test_the_figures_of_a_class_are_those_of_its_maps() -> None:
     assert of_class.entropy.error == pytest.approx(entropy.std().item() / math.sqrt(7), rel=1e-4)
 
 
-def test_the_class_that_looks_elsewhere_comes_first() -> None:
-    places = {name: random_places(20, number) for number, name in enumerate("abcdef")}
-    places["d"][:] = 14.0
-    first, second, *_ = class_mean_maps(maps_of(places, width=2.0))
-    assert first.target == "d"
-    assert first.apart > 3 * second.apart
-
-
 def test_the_class_with_the_least_on_its_object_comes_first_unless_by_chance() -> None:
     maps = maps_of({name: random_places(8, number) for number, name in enumerate("abcd")})
     # of c the least, but by chance; and the object fills the photos of d

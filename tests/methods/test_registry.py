@@ -23,7 +23,7 @@ from explain.methods import (
     list_methods,
     register,
 )
-from explain.methods.base import get_method, innermost_method, options
+from explain.methods.base import get_method, options
 
 
 def test_names_find_methods_and_patterns_list_them() -> None:
@@ -163,22 +163,6 @@ def test_options_of_another_type_are_refused_in_one_line(method: Any, option: st
         )
         assert any(refusal in message for refusal in refusals), message
     assert replace(method, **{option: default}) == method
-
-
-def test_register_above_a_class_registers_its_default_object(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("explain.methods.base._known", {})
-
-    @register
-    class Blank(Method):
-        name = "blank-of-test"
-
-        def __call__(self, evidence: Evidence) -> Tensor:
-            return torch.zeros_like(evidence.inputs[:, 0])
-
-    assert get_method("blank-of-test") == Blank()
-    assert innermost_method("blank-of-test").family == "other methods"
 
 
 def test_a_text_is_read_again_once_another_method_has_its_name(

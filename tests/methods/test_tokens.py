@@ -16,7 +16,7 @@ from torch.testing import assert_close
 import explain
 from explain import ExplainError, ModelError
 from explain.methods import TIS, ViTCX
-from explain.methods.score_cam import complete_linkage, means
+from explain.methods.score_cam import means
 from explain.methods.wrappers import noise
 from tests.conftest import TinyNet, settled
 
@@ -67,18 +67,6 @@ def plain_linkage(distances: list[list[float]], most: float) -> list[int]:
         for member in members:
             labels[member] = number
     return labels
-
-
-@pytest.mark.parametrize("most", [0.0, 0.4, 0.9, 1.5, 9.0])
-def test_complete_linkage_merges_the_nearest_clusters(most: float) -> None:
-    for seed in range(4):
-        points = (
-            torch.rand(17, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-            * 2
-        )
-        distances = torch.cdist(points, points)
-        assert complete_linkage(distances, most).tolist() == plain_linkage(distances.tolist(), most)
-    assert complete_linkage(torch.zeros(1, 1), 1.0).tolist() == [0]
 
 
 def test_means_are_those_of_the_points_that_are_nearest_to_them() -> None:

@@ -30,15 +30,6 @@ from explain.metrics import (
 from tests.metrics.conftest import Counting
 
 
-def test_metrics_of_the_map_alone_do_not_run_the_model(
-    model: nn.Module, photos: torch.Tensor
-) -> None:
-    counting = Counting(model)
-    boxes = [[1, 2, 6, 8]] * 3
-    explain.evaluate(counting, photos, photos.sum(1), ["pointinggame", "sparseness"], boxes=boxes)
-    assert counting.rows == []
-
-
 def test_methods_attributions_and_arrays_are_judged_alike(
     model: nn.Module, photos: torch.Tensor
 ) -> None:

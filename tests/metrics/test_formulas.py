@@ -390,15 +390,6 @@ def test_every_metric_equals_its_formula(
             assert value == pytest.approx(formula(photo), rel=1e-6, abs=1e-8), metric.name
 
 
-def test_a_linear_model_is_explained_perfectly_by_its_contributions(photos: torch.Tensor) -> None:
-    linear = nn.Sequential(nn.Flatten(), nn.Linear(360, 4)).double()
-    table = explain.evaluate(linear, photos, "inputxgradient", m.Completeness())
-    assert table["inputxgradient"]["completeness"].abs().max() < 1e-12
-    gradient = explain.methods.Saliency(absolute=False)
-    table = explain.evaluate(linear, photos, gradient, m.Infidelity(5, scaled=False))
-    assert table["saliency"]["infidelity"].abs().max() < 1e-20
-
-
 def parts_of(above: set[tuple[int, int]]) -> list[list[int]]:
     """The tightest box around each connected part, corners too."""
     boxes = []

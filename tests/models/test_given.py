@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 import explain
 from explain import ExplainWarning, ModelError
@@ -47,19 +46,6 @@ CONFIG = {
     "input_size": (3, 32, 32),
     "num_classes": 5,
 }
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_model_of_timm_is_seen_as_its_configuration_says(
-    photo: Image.Image, wrapped: bool
-) -> None:
-    timm = pytest.importorskip("timm", reason="timm is an extra")
-    config = {**CONFIG, "crop_pct": 1.0, "crop_mode": "squash"}
-    model = timm.create_model("test_resnet", num_classes=5, pretrained_cfg_overlay=config)
-    explainer = explain.Explainer(nn.DataParallel(model) if wrapped else model)
-    expected = plain(photo, (32, 32), [0.1, 0.2, 0.3], [0.4, 0.5, 0.6], Image.Resampling.BICUBIC)
-    torch.testing.assert_close(explainer.preprocess(photo), expected)
-    assert explainer.categories is None
 
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])

@@ -3,9 +3,6 @@ up to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -98,38 +95,3 @@ def test_gradients_at_random_points_are_their_formula() -> None:
             point = (start + share * (end - start)).requires_grad_()
             total += torch.autograd.grad(model(point[None])[0, 2], point)[0] * (end - start) / 3
         assert torch.allclose(values[i], total, rtol=1e-9, atol=1e-12)
-
-
-class Complex(nn.Module):
-    """A layer, something with complex numbers, and a head."""
-
-    def __init__(self, function: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function, self.first, self.head = function, nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
-        settled(self)
-        self.weight = nn.Parameter(torch.complex(random(1, 4, 3, 3), random(2, 4, 3, 3)))
-        self.matrix = nn.Parameter(torch.complex(random(3, 3, 3), random(4, 3, 3)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.function(self, self.first(x))
-        return self.head(torch.view_as_real(y).sum(-1).mean((2, 3)))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda net, h: torch.fft.fft2(h) * torch.fft.fft2(h.tanh()),
-        lambda net, h: torch.fft.fft2(h) * h,
-        lambda net, h: torch.fft.fft2(h) @ torch.fft.fft2(h).mH,
-        lambda net, h: net.weight / (torch.fft.fft2(h) + 9),
-        lambda net, h: (torch.fft.fft2(h) / 9).tanh(),
-        lambda net, h: torch.fft.fft2(h) * torch.fft.fft2(h).abs(),
-    ],
-    ids=["product", "real factor", "matmul", "quotient", "activation", "magnitude"],
-)
-def test_differences_add_up_through_complex_numbers(function: Any) -> None:
-    model = Complex(function).double()
-    x = random(5, 2, 3, 5, 5)
-    values = explain.attribute(model, x, DeepLIFT(0.25), target=1).values
-    expected = (model(x) - model(torch.full_like(x, 0.25)))[:, 1]
-    assert torch.allclose(values.flatten(1).sum(1), expected, rtol=1e-10, atol=1e-13)

@@ -375,18 +375,3 @@ def test_fullgrad_counts_the_biases_inside_of_an_attention(image: torch.Tensor) 
     torch.nn.init.normal_(model.attention.in_proj_bias)
     found = explain.attribute(model, image, FullGrad(rescale=False), target=1)
     assert found.delta.abs().max() < 1e-12
-
-
-def test_the_bias_of_a_single_channel_lies_where_the_channel_does(image: torch.Tensor) -> None:
-    model = settled(
-        nn.Sequential(
-            nn.Conv2d(3, 1, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-        )
-    )
-    model = model.double().eval()
-    x = image.clone().requires_grad_()
-    before = model[0](x)
-    at_input, at_channel = torch.autograd.grad(model[1:](before).sum(), (x, before))
-    expected = (x * at_input).abs().sum(1) + (model[0].bias * at_channel).abs().sum(1)
-    found = explain.attribute(model, image, FullGrad(rescale=False), target=0)
-    torch.testing.assert_close(found.values, expected.detach())

@@ -159,37 +159,6 @@ def test_boxes_are_constant_and_lose_nothing(
     assert a.coverage.missed == {}
 
 
-def test_the_grid_of_a_spatial_transformer_is_constant() -> None:
-    """The same photo has the same relevance where its grid is detached."""
-
-    class Turned(nn.Module):
-        def __init__(self, *, detached: bool) -> None:
-            super().__init__()
-            self.first, self.move, self.head, self.detached = (
-                nn.Conv2d(3, 4, 3),
-                nn.Linear(4, 6),
-                nn.Linear(4, 3),
-                detached,
-            )
-            settled(self)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.first(x).relu()
-            theta = self.move(h.mean((2, 3))).reshape(-1, 2, 3) / 4 + torch.eye(2, 3)
-            grid = F.affine_grid(
-                theta.detach() if self.detached else theta, [*h.shape], align_corners=False
-            )
-            return self.head(F.grid_sample(h, grid, align_corners=False).mean((2, 3)))
-
-    x = random(2, 2, 3, 8, 8)
-    found, expected = (
-        explain.attribute(Turned(detached=detached).double(), x, LRP("Epsilon"), target=1)
-        for detached in (False, True)
-    )
-    assert torch.allclose(found.values, expected.values, rtol=1e-9, atol=1e-12)
-    assert found.coverage.missed == {}
-
-
 # Operators that nothing is known of
 
 

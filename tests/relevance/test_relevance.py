@@ -15,7 +15,7 @@ from torch import nn
 import explain
 from explain import LayerError, MethodError
 from explain.methods import LRP
-from explain.relevance import COMPOSITES, Composite, LinearRule, RelevanceRule, When
+from explain.relevance import COMPOSITES, Composite, LinearRule, When
 from explain.relevance.linear_rules import (
     AlphaBeta,
     Epsilon,
@@ -219,24 +219,6 @@ def test_relevance_and_what_was_taken_are_the_score(bias: bool, composite: str) 
         assert a.coverage.taken.get("biases", torch.zeros(2)).abs().max() <= 1e-12
 
 
-def test_the_softmax_of_attnlrp_takes_what_its_formula_says() -> None:
-    """R_i = x_i (R_i - s_i sum_j R_j) in a network of one softmax."""
-
-    class Softmax(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x.flatten(1).softmax(1) * torch.arange(12.0, dtype=x.dtype)).sum(
-                1, keepdim=True
-            )
-
-    x = random(5, 1, 3, 2, 2)
-    a = explain.attribute(Softmax(), x, "attnlrp", target=lambda output: output[:, 0])
-    s = x.flatten().softmax(0)
-    arriving = s * torch.arange(12.0, dtype=x.dtype)
-    expected = x.flatten() * (arriving - s * arriving.sum())
-    assert torch.allclose(a.values.flatten(), expected, rtol=1e-9)
-    assert torch.allclose(a.coverage.taken["softmax"], arriving.sum() - expected.sum(), rtol=1e-9)
-
-
 @pytest.mark.parametrize("composite", ["AttnLRP", "CPLRP"])
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "written out"])
 def test_attention_follows_its_papers(fused: bool, composite: str) -> None:
@@ -295,17 +277,6 @@ def test_an_activation_hands_on_all_but_what_it_makes_of_zero(function: str) -> 
     zero = act(torch.zeros(1, dtype=x.dtype))
     assert torch.allclose(a.values, act(x) - zero, rtol=1e-12)
     assert torch.allclose(a.values.flatten(1).sum(1) + 12 * zero, a.score)
-
-
-def test_what_biases_take_is_what_a_plain_calculation_says() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2)).double()
-    settled(model)
-    x = random(4, 3, 3, 2, 2)
-    a = explain.attribute(model, x, LRP(Composite("zero", ((When(LINEAR), Gradient()),))), target=1)
-    hidden = model[1](x.flatten(1))
-    gradient = model[3].weight[1] * (hidden > 0)
-    expected = model[3].bias[1] + (gradient * model[1].bias).sum(1)
-    assert torch.allclose(a.coverage.taken["biases"], expected.detach(), rtol=1e-12)
 
 
 # The network is left alone; batches; targets; layers
@@ -506,14 +477,6 @@ def test_a_rule_of_ones_own_acts_where_its_composite_says() -> None:
         found.values[0], (shares * relevance[:, None, None, None]).sum(0), rtol=1e-12, atol=1e-12
     )
     assert found.coverage.by_rule == {"sizes": {"convolution": 1}, "gradient": {"dense": 1}}
-
-
-@dataclass(frozen=True)
-class Doubled(RelevanceRule):
-    """Twice what autograd would send, where it is sent at all."""
-
-    def back(self, step: Step, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
-        return 2 * gradient * (step.x.tensor > 0)
 
 
 @pytest.mark.parametrize(

@@ -125,40 +125,6 @@ def test_a_normalisation_of_images_by_running_statistics_is_one_of_batches() -> 
         assert found[0].delta.abs().max() <= 1e-12
 
 
-def test_what_an_activation_makes_of_zero_may_differ_from_channel_to_channel() -> None:
-    """max(x, c) = c + (max(x, c) - c): the first is a bias, and the line from there leads to the
-    rest."""
-    head = torch.randn(3, 5).double()
-    x = random(0, 2, 3, 4, 4)
-    least = torch.tensor([0.4, -0.3, 0.0]).double().reshape(3, 1, 1)
-
-    class Clamped(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return pooled(x.clamp(min=least)) @ head
-
-    a = explain.attribute(Clamped(), x, LRP("Gradient"), target=1)
-    offset = least.clamp(min=0)
-    expected = (x.clamp(min=least) - offset) * head[:, 1].reshape(3, 1, 1) / 16
-    assert torch.allclose(a.values, expected, atol=1e-12)
-    assert torch.allclose(
-        a.coverage.taken["activations"], (offset.flatten() * head[:, 1]).sum().expand(2), atol=1e-12
-    )
-
-
-@pytest.mark.filterwarnings("ignore:lrp has no rule for some operations")
-@pytest.mark.parametrize(
-    "power", [lambda y: y.abs() ** y, lambda y: torch.full_like(y[:1], 1.5) ** y], ids=["x", "a"]
-)
-def test_the_operator_with_a_signal_above_is_named(
-    power: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
-    a = explain.attribute(
-        Net(lambda net, x, y: pooled(power(y)) @ net.weight).double(), random(0, 2, 3, 4, 4), "lrp"
-    )
-    assert a.coverage.missed == {"pow": 1}
-    assert a.delta.abs().max() <= 1e-12
-
-
 @pytest.mark.filterwarnings("ignore:lrp has no rule for some operations")
 @pytest.mark.parametrize(
     "used", [lambda h, c: h, lambda h, c: c, lambda h, c: h - c], ids=["output", "state", "both"]

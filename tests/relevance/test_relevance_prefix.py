@@ -275,22 +275,3 @@ def test_rules_at_the_input_of_convolutions_without_a_batch(rule: Any) -> None:
         for made in (layer, OneByOne(layer))
     )
     assert torch.allclose(single, batched, rtol=1e-11, atol=1e-13)
-
-
-def test_one_clamp_after_another_is_followed_for_one_image_and_for_several() -> None:
-    """What both have cut off weighs little, which is not taken for weights that cancel out."""
-    net = nn.Sequential(
-        nn.ReLU(),
-        nn.ReLU(),
-        nn.Unflatten(1, (1, 3)),
-        nn.Flatten(1, 2),
-        nn.Conv2d(3, 2, 2),
-        nn.Flatten(),
-    )
-    net = net.double().eval()
-    x = random(5, 2, 3, 4, 4) * torch.tensor([1.0, 100.0]).double().reshape(2, 1, 1, 1)
-    together = explain.attribute(net, x, LRP("EpsilonPlusFlat"), target=1)
-    alone = [explain.attribute(net, image[None], LRP("EpsilonPlusFlat"), target=1) for image in x]
-    assert torch.allclose(together.values, torch.cat([each.values for each in alone]), rtol=1e-10)
-    clamped = explain.attribute(net[2:], x.clamp(min=0), LRP("EpsilonPlusFlat"), target=1)
-    assert torch.allclose(together.values, clamped.values, rtol=1e-6)

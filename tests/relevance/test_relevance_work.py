@@ -95,16 +95,3 @@ def test_what_was_rectified_and_then_changed_may_be_negative() -> None:
         ]
         assert torch.allclose(*pair, rtol=1e-9, atol=1e-12)
         assert pair[0].any()
-
-
-@pytest.mark.parametrize(
-    "composite", ["DeepTaylor", "ExcitationBackprop", "EpsilonPlus", "Epsilon"]
-)
-@pytest.mark.parametrize("before", ["a convolution", "nothing"])
-def test_two_normalisations_in_a_row_lose_nothing(before: str, composite: str) -> None:
-    first: list[nn.Module] = [nn.Conv2d(SHAPE[0], SHAPE[0], 3)] if before == "a convolution" else []
-    norms = [nn.BatchNorm2d(SHAPE[0]), nn.BatchNorm2d(SHAPE[0])]
-    pool = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(SHAPE[0], 3)]
-    model = settled(nn.Sequential(*first, *norms, *pool), 4).double().eval()
-    found = explain.attribute(model, random(5, *SHAPE)[None], LRP(composite), target=1)
-    assert found.delta.abs().max() <= 1e-8 * found.score.abs().max()

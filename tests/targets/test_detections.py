@@ -18,7 +18,7 @@ import explain
 from explain import TargetError
 from explain.methods import HiResCAM, Occlusion, Saliency
 from explain.targets import Detections, Difference, as_target
-from explain.targets.detector_outputs import LAYOUTS, find_layout, read
+from explain.targets.detector_outputs import find_layout, read
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -222,10 +222,6 @@ def test_a_layout_is_found_out_and_read_as_a_slow_decoding_reads_it(kind: str, r
         cell, label = divmod(int(scores[i].argmax()), scores.shape[2])
         assert settled.labels[i] == label
         assert_close(settled.boxes[i], boxes[i, cell], **EXACT)
-
-
-def test_every_layout_is_tested() -> None:
-    assert set(LAYOUTS) - {"cells"} == {NAMES.get(kind, kind) for kind in OUTPUTS}
 
 
 def no_boxes(rand: Any) -> list[Any]:

@@ -26,10 +26,8 @@ from explain.targets import (
     ClassTarget,
     Detections,
     Difference,
-    ScoreTarget,
     Segmentation,
     Similarity,
-    Target,
     TopClass,
     as_target,
 )
@@ -366,23 +364,3 @@ def test_models_may_wrap_their_scores(wrap: Any, net: TinyNet, x: Tensor) -> Non
     for method in ("gradcam", "scorecam", "finercam", "integratedgradients(steps=3)"):
         wrapped = values(wrapping(net, wrap), x, method, None, layer="net.layer2")
         assert_close(wrapped, values(net, x, method, None, layer="layer2"), **EXACT)
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        Segmentation(0),
-        Detections(),
-        Similarity(torch.ones(2)),
-        BinaryLogit(),
-        Difference(0, 1),
-        ScoreTarget(len),
-    ],
-)
-def test_targets_are_values_with_a_name(target: Target) -> None:
-    assert isinstance(target, Target)
-    assert isinstance(target.name, str)
-    assert hash(target) == hash(target)
-    assert as_target(target, ["a", "b"]).name == target.name
-    with pytest.raises(AttributeError):
-        target.name = "other"  # type: ignore[misc]

@@ -15,7 +15,6 @@ import explain
 from explain.targets import Text
 from explain.targets.text import image_scorer
 from explain.targets.tokenizer import words_of
-from tests.conftest import snapshot
 
 BUS = (1, 5, 6, 7, 2)
 TRUCK = (1, 8, 9, 7, 2)
@@ -197,13 +196,6 @@ def test_what_a_word_brings_is_what_the_text_loses_without_it() -> None:
     for one in (Text("bus"), Text(BUS)):
         with pytest.raises(explain.TargetError, match="words"):
             one.without_words()
-
-
-def test_the_model_is_left_as_found(model: Any, x: Tensor) -> None:
-    before = snapshot(model.train())
-    explain.attribute(model, x, ["saliency", "gradcam"], target=Text(BUS))
-    assert snapshot(model) == before
-    model.eval()
 
 
 def test_bad_texts_are_refused() -> None:
