@@ -213,9 +213,8 @@ def state(model: nn.Module) -> dict[str, Any]:
 
     return {
         "modes": [module.training for module in model.modules()],
-        "own methods": [
-            sorted(vars(module).keys() & {"train", "forward"}) for module in model.modules()
-        ],
+        "own methods": ["forward" in vars(module) for module in model.modules()],
+        "train": nn.Module.train,
         "hooks": [[len(getattr(module, name)) for name in DICTS] for module in model.modules()],
         "hooks of every module": [len(getattr(torch_modules, f"_global{name}")) for name in DICTS],
         "parameters": [(digest(p), digest(p.grad), p.requires_grad) for p in model.parameters()],

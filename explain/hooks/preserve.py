@@ -6,8 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
-from types import MethodType
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -66,16 +65,17 @@ class _HeldMode:
     """A module that is put in evaluation mode, for one or several blocks, and gets its own mode
     back after the last."""
 
-    module: nn.Module
-    training: bool
-    method: Any
-    """A ``train`` that the user put in the module itself, if any."""
     blocks = 0
     disturbed = False
     """Whether another thread has called ``train()`` meanwhile."""
 
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.training = module.training  # of a scripted module too
+
 
 _held_modes: dict[int, _HeldMode] = {}
+_plain_train = nn.Module.train
 
 
 def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
@@ -86,18 +86,13 @@ def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
     """
     modes = []
     with lock:
+        nn.Module.train = _train  # type: ignore[method-assign]
         for module in modules:
             held = _held_modes.get(id(module))
             if held is None:
-                held = _HeldMode()
-                attributes = vars(module)
-                held.module = module
-                held.training = module.training  # of a scripted module too
-                held.method = attributes.get("train")
-                attributes["train"] = MethodType(_train, module)
+                held = _held_modes[id(module)] = _HeldMode(module)
                 if held.training:
                     module.training = False
-                _held_modes[id(module)] = held
             held.blocks += 1
             modes.append(held)
     return modes
@@ -121,32 +116,25 @@ def _release_modes(modes: Iterable[_HeldMode]) -> bool:
 
 def _give_back_modes(modes: Iterable[_HeldMode]) -> None:
     for held in modes:
-        module = held.module
-        attributes = vars(module)
-        attributes.pop("train", None)
-        if held.method is not None:
-            attributes["train"] = held.method
-        if module.training != held.training:
-            module.training = held.training
+        if held.module.training != held.training:
+            held.module.training = held.training
+    if not _held_modes:
+        nn.Module.train = _plain_train  # type: ignore[method-assign]
 
 
+@wraps(_plain_train)
 def _train(module: nn.Module, mode: bool = True) -> Any:
-    """Replaces a module's ``train`` while it is held, to note what another thread wants."""
+    """`nn.Module.train` while modules are held, to note what another thread wants."""
     with lock:
+        result = _plain_train(module, mode)
         held = _held_modes.get(id(module))
-        method = None if held is None else held.method
-        result = type(module).train(module, mode) if method is None else method(mode)
         if held is not None and not _inspecting.depth:
             held.training = module.training
             held.disturbed |= module.training
     return result
 
 
-# a module that is pickled meanwhile is given its own ``train`` when it is read
-_train.__name__ = "train"
-
-
-_MODULE = frozenset(vars(nn.Module())) | {"forward", "train"}
+_MODULE = frozenset(vars(nn.Module())) | {"forward"}
 """What hooks and modes change in a module, and models do not."""
 
 
@@ -538,9 +526,6 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
             twin = memo.get(id(module))
             held = _held_modes.get(id(module))
             if isinstance(twin, nn.Module) and twin is not module and held is not None:
-                train = vars(twin).pop("train", None)
-                if held.method is not None and train is not None:
-                    vars(twin)["train"] = held.method
                 twin.training = held.training
     return copied_model
 
@@ -556,8 +541,9 @@ def _begin_child() -> None:
     _inspecting.alone = False
     _inspecting.create_graph = False
     _inspecting.depth = 0
-    _give_back_modes(_held_modes.values())
+    modes = list(_held_modes.values())
     _held_modes.clear()
+    _give_back_modes(modes)
     if _used_threads:
         torch.set_num_threads(1)
 
