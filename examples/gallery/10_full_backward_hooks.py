@@ -110,11 +110,23 @@ print(sorted(path.name for path in folder.iterdir()))
 table([[Tile(overlay) for overlay in overlays.values()]], list(overlays))
 
 # %%
-# PyTorch refuses such hooks where a hooked module works in place, and they do not see
-# functions such as ``torch.relu``. Then the option says so, in one line. The default
-# works there, too.
+# PyTorch refuses such hooks where a hooked module works in place; those of this package
+# do not mind. But no hook on modules sees functions such as ``torch.relu``. Then the
+# option says so, in one line. The default works there, too.
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return torch.relu(self.conv(x)).mean((2, 3))
+
 
 try:
-    explain.Explainer("tiny")(photo, GuidedBackprop(gradients="full_backward"))
-except explain.LayerError as error:
+    explain.attribute(
+        Functional(), x.detach(), GuidedBackprop(gradients="full_backward"), target=1
+    )
+except explain.MethodError as error:
     print(textwrap.fill(str(error), 80))

@@ -13,7 +13,7 @@
                       computed
     blocks            transformer blocks, each read out on its own
     derivative        whether a gradient is the derivative of the score
-    hooked_gradients  the same gradients by PyTorch's full-backward hooks
+    hooked_gradients  the same gradients by full-backward hooks
     rerun_context     what perturbed rows are made of; how they can be run, found out by a probe
     reruns            all perturbed rows, in batches; those of inputs
     layer_reruns      those of a layer's feature maps

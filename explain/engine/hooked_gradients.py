@@ -1,4 +1,4 @@
-"""Gradients that PyTorch's own full-backward hooks bring: another way to what `torch.autograd.grad`
+"""Gradients that full-backward hooks on modules bring: another way to what `torch.autograd.grad`
 gives.
 
 The model runs once more, with a full-backward hook on each call of the modules in question. The
@@ -10,6 +10,7 @@ Such hooks see modules alone, and nothing that leaves a module by another way th
 what they bring is compared with what autograd gives, and refused where it is something else.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,12 +21,14 @@ from explain._utils.errors import MethodError
 from explain.data.inputs import Path, dotted
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import HookGroup, capture
-from explain.hooks.call_hooks import INSTEAD, FullBackwardHook, hook_calls, refusing_in_place
 from explain.hooks.graph import differentiate, graph
 from explain.hooks.preserve import recording
 from explain.hooks.unwrap import submodule
 from explain.relevance.gradient_rules import GradientRule, Gradients
 from explain.relevance.operations import Operation, operations_of
+
+INSTEAD = 'leave out gradients="full_backward"'
+"""What to do where such hooks cannot be used: autograd needs none."""
 
 
 def hooked_layer_gradient(
@@ -35,8 +38,7 @@ def hooked_layer_gradient(
     hook.
 
     Raises:
-        MethodError: it is not what autograd ``expected``. LayerError: the layer does not suit such
-            hooks.
+        MethodError: it is not what autograd ``expected``.
     """
     with recording(True), capture(forward.model, [layer], gradients="full_backward") as seen:
         seen.backward(_run(forward, resolved)[0])
@@ -57,7 +59,7 @@ def hooked_input_gradient(
     ``grad_input``.
 
     Raises:
-        MethodError: it is not what autograd ``expected``, or the model does not suit such hooks.
+        MethodError: it is not what autograd ``expected``, or a rectifier is no module.
     """
     place = path or forward.inputs.path
     position = place[0]
@@ -70,21 +72,13 @@ def hooked_input_gradient(
         seen.append(grad_input[position].detach().clone())
 
     rectifiers = {} if rule is None else _rectifiers(forward, resolved, rule)
-    with (
-        recording(True),
-        HookGroup(forward.model) as group,
-        refusing_in_place([*rectifiers, "the model"]),
-    ):
-        _hook(group, "", keep)
+    with recording(True), HookGroup(forward.model) as group:
+        group.backward("", keep)
         for name, hook in rectifiers.items():
-            _hook(group, name, hook)
+            group.backward(name, hook)
         total, sources = _run(forward, resolved)
         differentiate(total, sources)
     return _checked(seen[0] if seen else None, expected, "the input")
-
-
-def _hook(group: HookGroup, name: str, hook: FullBackwardHook) -> None:
-    hook_calls(group, name, lambda module, output, below: hook)
 
 
 def _follow(
@@ -106,13 +100,13 @@ def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tenso
 
 def _rectifiers(
     forward: Forward, resolved: ResolvedTarget, rule: GradientRule
-) -> dict[str, FullBackwardHook]:
+) -> dict[str, Callable[..., Gradients]]:
     """The hooks for modules that do nothing but rectify, by their names.
 
     Raises:
         MethodError: something else rectifies, which has no full-backward hook.
     """
-    hooks: dict[str, FullBackwardHook] = {}
+    hooks: dict[str, Callable[..., Gradients]] = {}
     for operation in operations_of(graph(resolved.total), forward.operations):
         if not rule.covers(operation):
             continue
@@ -133,7 +127,7 @@ def _checked(hooked: Tensor | None, expected: Tensor, place: str) -> Tensor:
     """
     must = f"full-backward hooks must bring {place} the gradient that autograd gives"
     if hooked is None:
-        raise MethodError(f"{must}, but none fired (a container for an output?); {INSTEAD}")
+        raise MethodError(f"{must}, but none fired; {INSTEAD}")
     largest = expected.abs().max()
     rounding = torch.finfo(expected.dtype).eps ** 0.5
     if not torch.allclose(hooked, expected, rtol=0, atol=float(rounding * largest), equal_nan=True):

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 GradientsBy: TypeAlias = Literal["autograd", "full_backward"]
-"""What brings gradients: `torch.autograd.grad`, or PyTorch's full-backward hooks on modules."""
+"""What brings gradients: `torch.autograd.grad`, or full-backward hooks on modules."""
 
 
 @dataclass(frozen=True)

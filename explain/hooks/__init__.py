@@ -14,7 +14,6 @@ The kinds of hooks, and what they are made of:
     handles        their handles, and hooks as PyTorch stores them: for one thread, absent from
                    copies
     full_backward  full-backward hooks that survive in-place operations
-    call_hooks     PyTorch's own full-backward hooks, each for one call of a module
     guard          the checks around every hook: arity, shapes, in-place edits, errors with names
 
 Models and graphs:

@@ -35,7 +35,7 @@ from explain._utils.errors import HookError, LayerError, NotRecordedError, note
 from explain._utils.signals import deferring_signals, signal_safe
 from explain._utils.spelling import did_you_mean
 from explain.hooks import attention_parts, preserve
-from explain.hooks.call_hooks import INSTEAD, FullBackwardHook, hook_calls, refusing_in_place
+from explain.hooks.full_backward import laid_out
 from explain.hooks.graph import (
     alias,
     copy_with_history,
@@ -602,8 +602,7 @@ class Capture:
 
 
 class FullBackwardCapture(Capture):
-    """A capture whose gradients PyTorch's own full-backward hooks bring: see
-    `explain.hooks.call_hooks`."""
+    """A capture whose gradients full-backward hooks bring, as `HookGroup.backward` registers."""
 
     def __init__(self, group: HookGroup, layers: Sequence[str]) -> None:
         for name in layers:
@@ -615,39 +614,56 @@ class FullBackwardCapture(Capture):
         super().__init__(group, layers, gradients=False, cut=False)
 
     def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
-        hook_calls(group, module, partial(self._hook_of_call, layer))
+        running: list[_HookedCall] = []
 
-    def _hook_of_call(
-        self, layer: str, module: nn.Module, output: Any, below: Sequence[torch.Tensor]
-    ) -> FullBackwardHook | None:
-        """Record a call of a layer; return the hook that brings the gradient."""
+        def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+            running.append(_HookedCall(_edges(args)))
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self._leave_hooked(layer, running.pop(), output)
+
+        # before the gates, which the tensors that backward is asked for must lie behind
+        group.put(module.register_forward_pre_hook, enter)
+        group.put(module.register_forward_hook, leave)
+        group.put_backward(module, lambda: running[-1].take)
+
+    def _leave_hooked(self, layer: str, call: "_HookedCall", output: Any) -> None:
+        """Record a call of a layer, whose hook will bring the gradient."""
         first = _first_output(layer, output)
         record = self._recorded(layer, first)
         if record is None:
-            return None
+            return
         self._must_be_floating(record, first)
-        outputs = output if isinstance(output, tuple) else (output,)
-        number = next((i for i, tensor in enumerate(outputs) if tensor is first), None)
-        if number is None:
-            must = (
-                f"return a tensor, or several, for full-backward hooks, got {type(output).__name__}"
-            )
-            raise LayerError(f"layer {layer!r} must {must}; {INSTEAD}")
         if not torch.is_grad_enabled():
             self._without_graph.add(record)
-            return None
+            return
         self._without_graph.discard(record)
-        self._sources[record] = [
-            tensor if tensor.is_leaf else get_gradient_edge(tensor) for tensor in below
-        ]
+        _, outputs = laid_out(output)
+        self._sources[record] = call.below or _edges(outputs)
+        call.record = record
+        call.number = next(i for i, value in enumerate(outputs) if value is first)
 
-        def take(
-            module: nn.Module, grad_input: Any, grad_output: tuple[torch.Tensor | None, ...]
-        ) -> None:
-            gradient = grad_output[number]
-            record.gradient = None if gradient is None else gradient.detach().clone()
 
-        return take
+@dataclass
+class _HookedCall:
+    """A call of a layer with a full-backward hook, and what backward must be asked for to reach
+    that: ``below``."""
+
+    below: list[Source]
+    record: LayerCall | None = None
+    number: int = 0
+    """Which of the outputs is recorded."""
+
+    def take(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
+        gradient = grad_output[self.number]
+        if self.record is not None:
+            self.record.gradient = None if gradient is None else gradient.detach().clone()
+
+
+def _edges(values: Sequence[Any]) -> list[Source]:
+    """What to differentiate with respect to for the gradients in the tensors among some values."""
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
+    return [tensor if tensor.is_leaf else get_gradient_edge(tensor) for tensor in tensors]
 
 
 _PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
@@ -720,13 +736,13 @@ def capture(
             one call of a layer that runs several times (without it, the last), and ``conv:input``
             the first tensor that it is given.
         gradients: also record gradients. Where nothing is being recorded by autograd, the graph
-            begins at the layer. "full_backward" takes them from PyTorch's own full-backward hooks
-            instead, which need a graph, know the first tensor of each output alone, and forbid
-            in-place operations on it.
+            begins at the layer. "full_backward" takes them from full-backward hooks instead (see
+            `HookGroup.backward`), which need a graph, and know the first tensor of each output
+            alone.
 
     Raises:
         LayerError: a layer is not in the model, or gives no tensor; or, when gradients are read,
-            parts of them may be missing; or a full-backward hook does not go with the network.
+            parts of them may be missing.
 
     The record of a call has the other tensors of a tuple, mapping or dataclass too, by position,
     key or field.
@@ -744,11 +760,10 @@ def capture(
     """
     with preserve.recording(torch.is_grad_enabled()), HookGroup(model) as group:
         names = select_places(model, layers)
-        if gradients != "full_backward":
-            yield Capture(group, names, gradients=gradients, every=True)
-            return
-        with refusing_in_place(names):
+        if gradients == "full_backward":
             yield FullBackwardCapture(group, names)
+        else:
+            yield Capture(group, names, gradients=gradients, every=True)
 
 
 def read_outputs(

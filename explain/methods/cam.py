@@ -117,9 +117,8 @@ class GradCAM(ClassActivationMap):
 
     Args:
         relu: keep the positive part, as published; False gives the signed map.
-        gradients: "full_backward" takes them from PyTorch's full-backward hook on the layer, in one
-            more pass. It is refused where that hook cannot be used, or sees other gradients than
-            autograd.
+        gradients: "full_backward" takes them from a full-backward hook on the layer, in one more
+            pass. It is refused where that hook sees other gradients than autograd.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the score.

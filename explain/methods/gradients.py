@@ -28,8 +28,8 @@ class Saliency(GradientMethod):
 
     Args:
         absolute: give magnitudes, as published; False keeps the sign of the gradient.
-        gradients: "full_backward" takes the ``grad_input`` of PyTorch's full-backward hook on the
-            model, in one more pass. It is refused where that hook cannot be used.
+        gradients: "full_backward" takes the ``grad_input`` of a full-backward hook on the model, in
+            one more pass. It is refused where that hook sees other gradients than autograd.
 
     Returns:
         ``(N, C, H, W)``, score per unit of the (preprocessed) input. The heatmap is the largest
@@ -113,9 +113,8 @@ class GuidedBackprop(RuleGradientMethod):
     warning, since its guided gradient is the plain one.
 
     Args:
-        gradients: "full_backward" clamps the ``grad_input`` in PyTorch's full-backward hooks on
-            modules, in one more pass. It is refused where a rectifier is no module, or works in
-            place.
+        gradients: "full_backward" clamps the ``grad_input`` in full-backward hooks on modules, in
+            one more pass. It is refused where a rectifier is no module.
 
     Returns:
         ``(N, C, H, W)``. It hardly depends on the target: read it as "what is there";
