@@ -35,7 +35,7 @@ from explain._utils.errors import HookError, LayerError, NotRecordedError, note
 from explain._utils.signals import deferring_signals, signal_safe
 from explain._utils.spelling import did_you_mean
 from explain.hooks import attention_parts, preserve
-from explain.hooks.full_backward import laid_out
+from explain.hooks.full_backward import outputs_of_call
 from explain.hooks.graph import (
     alias,
     copy_with_history,
@@ -638,7 +638,7 @@ class FullBackwardCapture(Capture):
             self._without_graph.add(record)
             return
         self._without_graph.discard(record)
-        _, outputs = laid_out(output)
+        _, outputs = outputs_of_call(output)
         self._sources[record] = call.below or _edges(outputs)
         call.record = record
         call.number = next(i for i, value in enumerate(outputs) if value is first)

@@ -142,7 +142,7 @@ class _Call:
         }
 
     def leave(self, output: Any) -> Any:
-        paths, values = laid_out(output)
+        paths, values = outputs_of_call(output)
         lent = self._lent
         self._lent = []
         overwritten = [(tensor, alias) for tensor, alias, node in lent if alias.grad_fn is not node]
@@ -221,7 +221,7 @@ def _through(
     return passed, [*first, *rest]
 
 
-def laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
+def outputs_of_call(output: Any) -> tuple[list[nested.Path], list[Any]]:
     """Return the contents of a container and the ways to them: its own items, then the tensors in
     containers inside."""
     if isinstance(output, torch.Tensor):
