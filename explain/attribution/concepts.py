@@ -2,7 +2,7 @@
 contributes to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -42,7 +42,7 @@ class Concepts:
 
     maps: torch.Tensor
     vectors: torch.Tensor
-    logits: torch.Tensor = field(repr=False)
+    logits: torch.Tensor
     layer: str
     size: tuple[int, ...]
     error: float

@@ -96,19 +96,19 @@ class Attribution(Outcome):
     size: tuple[int, ...]
     style: Style = "heat"
     options: Mapping[str, Any] = field(default_factory=dict)
-    maps: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
-    logits: torch.Tensor | None = field(default=None, repr=False)
+    maps: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    logits: torch.Tensor | None = None
     delta: torch.Tensor | None = None
     fuse: Fusion | None = None
     input: str | None = None
-    coverage: Coverage | None = field(default=None, repr=False)
-    channels: Channels | None = field(default=None, repr=False)
-    parts: "Mapping[str, Attribution]" = field(default_factory=dict, repr=False)
-    interventions: tuple[Intervention, ...] = field(default=(), repr=False)
-    sets: EvidenceSets | None = field(default=None, repr=False, kw_only=True)
-    tokens: tuple[str, ...] = field(default=(), repr=False)
+    coverage: Coverage | None = None
+    channels: Channels | None = None
+    parts: "Mapping[str, Attribution]" = field(default_factory=dict)
+    interventions: tuple[Intervention, ...] = ()
+    sets: EvidenceSets | None = field(default=None, kw_only=True)
+    tokens: tuple[str, ...] = ()
     rounding: float | None = field(default=None, kw_only=True)
-    frames_first: bool = field(default=False, repr=False, kw_only=True)
+    frames_first: bool = field(default=False, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.values)

@@ -97,11 +97,11 @@ class Inputs:
                 "each"
             )
 
-    paths: tuple[Path, ...] = field(init=False, repr=False)
+    paths: tuple[Path, ...] = field(init=False)
     """Where the explained tensors are: the position or keyword of an argument, and the way from
     there."""
 
-    path: Path = field(init=False, repr=False)
+    path: Path = field(init=False)
     """Where the first explained tensor is."""
 
     @property

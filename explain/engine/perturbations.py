@@ -65,6 +65,11 @@ def rows_of(counts: Sequence[int], device: torch.device, build: Build) -> Pertur
     return PerturbedRows(images, numbers, build)
 
 
+def one_row_each(rows: Tensor) -> PerturbedRows:
+    """One row for each image, which is there already: ``(N, ...)``."""
+    return rows_of([1] * len(rows), rows.device, lambda images, numbers: rows[images])
+
+
 def one_by_one(make: Callable[[int, int], Tensor]) -> Build:
     """Builds rows of which ``make(image, number)`` makes a single one."""
 
@@ -345,10 +350,7 @@ class OneForEach(Perturbation):
         """The row of each image ``(N, ...)``."""
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        perturbed = self.perturbed(evidence)
-        return rows_of(
-            [1] * len(perturbed), perturbed.device, lambda images, numbers: perturbed[images]
-        )
+        return one_row_each(self.perturbed(evidence))
 
 
 @dataclass(frozen=True)
@@ -412,11 +414,7 @@ class GivenRows(Perturbation):
 
 def given_rows(perturbed: Tensor, words: str, inputs: Tensor) -> GivenRows:
     """One row for each image of ``inputs``, which is ``perturbed`` already."""
-    return GivenRows(
-        rows_of([1] * len(perturbed), perturbed.device, lambda images, numbers: perturbed[images]),
-        words,
-        inputs,
-    )
+    return GivenRows(one_row_each(perturbed), words, inputs)
 
 
 Steps = Generator[Scores, Any, None]

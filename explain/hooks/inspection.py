@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -58,7 +58,7 @@ class Inspection:
     """What `inspect` found: ``rows``, a table as text (which a notebook shows), and JSON."""
 
     rows: list[CallRow]
-    ended: list[CallRow] = field(repr=False)
+    ended: list[CallRow]
     """The rows in the order in which their calls ended."""
 
     @property

@@ -96,7 +96,7 @@ class AblationResult:
         # McNemar's test: among the photos where the two differ, each is as likely to be the one
         # that changes.
         _, after, control = self.gives_class.unbind(1)
-        return sign_test(int((control & ~after).sum()), int((after & ~control).sum()))
+        return sign_test(control, after)
 
     @property
     def accuracy(self) -> tuple[float, ...]:
@@ -298,13 +298,15 @@ def _highest(heatmap: torch.Tensor, share: float) -> torch.Tensor:
     return covered.reshape(heatmap.shape)
 
 
-def sign_test(falls: int, rises: int) -> float:
-    """How probable so many falls or more are among those that differ, if both were as likely
-    (McNemar's test).
+def sign_test(first: torch.Tensor, second: torch.Tensor) -> float:
+    """How probable it is that so many or more of the photos ``(N,)`` that differ are true of the
+    first alone, if both were as likely (McNemar's test).
 
-    >>> sign_test(3, 0), sign_test(0, 0)
+    >>> yes = torch.tensor([True, True, True])
+    >>> sign_test(yes, ~yes), sign_test(yes, yes)
     (0.125, 1.0)
     """
-    many = falls + rises
+    falls = int((first & ~second).sum())
+    many = int((first ^ second).sum())
     as_many: int = sum(math.comb(many, k) for k in range(falls, many + 1))
     return float(as_many / 2**many)

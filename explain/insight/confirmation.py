@@ -96,5 +96,5 @@ def _tried(
         finding,
         taken=float(moved.double().mean()),
         control=float(control.double().mean()),
-        chance=sign_test(int((moved & ~control).sum()), int((control & ~moved).sum())),
+        chance=sign_test(moved, control),
     )

@@ -111,7 +111,7 @@ class Repair:
         moved, control = (
             self.answers[name].predictions[:, 0] == self.target for name in ("moved", "control")
         )
-        return sign_test(int((moved & ~control).sum()), int((control & ~moved).sum()))
+        return sign_test(moved, control)
 
     @property
     def rows(self) -> list[list[str]]:

@@ -81,14 +81,14 @@ class Insight:
 
     run: StoredRun
     method: str
-    maps: RunMaps = field(repr=False)
+    maps: RunMaps
     looks: Sequence[ClassStatistics]
     reasons: Sequence[Cluster]
     pairs: Sequence[Confusion]
     channels: ChannelReport | None = None
     concepts: SharedConcepts | None = None
     direction: Direction | None = None
-    photos: RunPhotos | None = field(default=None, repr=False)
+    photos: RunPhotos | None = None
     evidence: Sequence[OddEvidence] | None = None
     labels: Sequence[LabelMistakes] | None = None
     threshold: float = THRESHOLD

@@ -24,6 +24,7 @@ from explain.engine.perturbations import (
     Search,
     Searches,
     Unperturbed,
+    one_row_each,
     rows_of,
 )
 from explain.methods.base import PERTURBATION, Method, Outcome, relative_error
@@ -52,7 +53,7 @@ class MaskedInputs(Perturbation):
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         if not evidence.size:  # no picture to cover
-            return rows_of([1] * len(x), x.device, lambda images, numbers: x[images])
+            return one_row_each(x)
         return self._covered(x, self.masks(evidence))
 
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:

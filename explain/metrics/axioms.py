@@ -2,7 +2,7 @@
 explains the masked photo again."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +18,7 @@ from explain.metrics.base import (
     MapMetric,
     MetricInput,
     MetricResult,
-    digest_of_tensor,
+    covered_softly,
     register,
 )
 from explain.metrics.faithfulness import SMALL
@@ -166,18 +166,6 @@ class Shifting:
         return ShiftedModel(context.model, self.shift, context.inputs.path)
 
 
-@dataclass(frozen=True)
-class MaskedBy(OneForEach):
-    """Photos of which a mask ``(N, 1, H, W)`` keeps a part; ``content`` identifies it."""
-
-    baseline: Baseline
-    content: bytes
-    keep: torch.Tensor = field(compare=False, repr=False)
-
-    def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        return self.baseline(evidence.inputs, self.keep)
-
-
 OTHER = "leave adcc out, or use its parts: averagedrop(score='logit') and sparseness"
 
 
@@ -239,8 +227,7 @@ class ADCC(ReattributionMetric):
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         data.need_probability(OTHER)
-        keep = data.maps.heatmap[:, None].to(context.images)
-        yield Variant(MaskedBy(self.baseline, digest_of_tensor(keep), keep))
+        yield Variant(covered_softly(data.maps.heatmap, self.baseline))
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         assert variant.logits is not None

@@ -16,7 +16,7 @@ from explain._utils.options import CheckedFields, enter
 from explain.attribution.diagnostics import image_names
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
-from explain.engine.perturbations import ScoreKind, ScoreOf, Scores, rows_of
+from explain.engine.perturbations import ScoreKind, ScoreOf, Scores, one_row_each, rows_of
 from explain.methods.estimates import MaskedInputs, Score, blank_score, whole_score
 from explain.metrics.maps import Maps, Sign, ranks_of
 from explain.targets.outputs import Outputs
@@ -385,22 +385,21 @@ class CoveredSoftly(MaskedInputs):
     covered_by = "a map"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        return rows_of(
-            [1] * len(self.keep),
-            self.keep.device,
-            lambda images, numbers: self.keep[images][:, None],
-        )
+        return one_row_each(self.keep[:, None])
+
+
+def covered_softly(mask: torch.Tensor, baseline: Baseline) -> CoveredSoftly:
+    """One photo of each image, mixed with a baseline by a mask ``(N, H, W)`` in [0, 1]."""
+    return CoveredSoftly(baseline, digest_of_tensor(mask), mask)
 
 
 def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
-    """Request one photo of each image, mixed with a baseline by a mask ``(N, H, W)`` in [0, 1]."""
+    """Request the scores of these photos."""
     flat = mask.flatten(1)
     places = torch.arange(len(mask), device=mask.device)
     places = torch.where((flat == 1).all(1), UNCHANGED, places)
     places = torch.where((flat == 0).all(1), COVERED, places)
-    return ScoreRequest(
-        CoveredSoftly(baseline, digest_of_tensor(mask), mask), score, places[:, None]
-    )
+    return ScoreRequest(covered_softly(mask, baseline), score, places[:, None])
 
 
 def digest_of_tensor(tensor: torch.Tensor) -> bytes:

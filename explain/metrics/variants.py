@@ -14,9 +14,8 @@ from explain.attribution.api import attribute
 from explain.attribution.options import AttributeOptions
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
-from explain.engine import Evidence
+from explain.engine import Evidence, Perturbation
 from explain.engine.ends import outputs_of
-from explain.engine.perturbations import OneForEach
 from explain.engine.settings import report_progress
 from explain.hooks.intervening import active_interventions, intervene
 from explain.hooks.preserve import calculating, untouched
@@ -86,8 +85,8 @@ class ModelContext:
             maps, self.images, score, probability, self.classes, outputs=self.outputs, **truth
         )
 
-    def changed(self, change: OneForEach | None) -> torch.Tensor:
-        """The photos after a change."""
+    def changed(self, change: Perturbation | None) -> torch.Tensor:
+        """The photos after a change, which has one row for each."""
         if change is None:
             return self.images
         size = tuple(self.images.shape[2:])
@@ -137,7 +136,7 @@ class Variant:
     each image, and ``wrap`` is put around the method.
     """
 
-    images: OneForEach | None = None
+    images: Perturbation | None = None
     model: OtherModel | None = None
     classes: tuple[int, ...] | None = None
     wrap: Smooth | None = None
