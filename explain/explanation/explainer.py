@@ -32,7 +32,7 @@ from explain.explanation import photos as several
 from explain.explanation.detected import Located, located
 from explain.explanation.explanation import Explanation
 from explain.explanation.photo_concepts import PhotoConcepts
-from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
+from explain.explanation.photos import AT_ONCE, BatchAnswers, Photo, PhotoRequest
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, unwrap
 from explain.methods.base import Method, MethodLike, get_method, list_methods, options
 from explain.models import (
@@ -405,37 +405,23 @@ class Explainer:
     def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
         """Explain photos whose inputs have one shape in one batch."""
         requests = [self._on_photo(request.of(photo), photo) for photo in photos]
-        targets: list[TargetLike] = [*requests[0].targets]
+        together = requests[0]
         names = [photos[0].source]
         if len(photos) > 1:
             names = [photo.name for photo in photos]
             if request.of_each is not None:
-                targets = [as_target([of_this_photo.targets[0] for of_this_photo in requests])]
+                of_photos = as_target([of_this_photo.targets[0] for of_this_photo in requests])
+                together = replace(together, targets=[of_photos])
         x = torch.cat([photo.x for photo in photos])
-        methods: Any = request.methods
         with intervene(self.model, request.options["interventions"]):
-            with naming(names), showing(self._in_photo(photos, x)):
-                results: list[dict[str, Attribution]] = attribute(
-                    self.model,
-                    self._inputs(x),
-                    methods,
-                    targets=targets,
-                    categories=self.categories,
-                    activation=self.activation,
-                    **request.options,
-                )
             tiles = self._tiles(photos[0]) if x.ndim == 5 else ()
-            logits = next(iter(results[0].values())).logits
-            probabilities = self._probabilities(x, logits)
             seen = [locate(self.preprocess, photo.image.size) for photo in photos if not tiles]
-            located_targets: Sequence[Located | None] = [None] * len(photos)
-            if logits is None and not tiles:
-                every = as_targets(targets=targets, categories=self.categories)[: len(results)]
-                located_targets = located(
-                    self.model, x, every, seen, self.categories, self.activation
-                )
+            with naming(names), showing(self._in_photo(photos, x)):
+                answers = self._attributed(x, together, seen)
             hooks = tuple(unwrap.callers_hooks(self.model))
         outputs = self._outputs or Outputs()
+        probabilities = answers.probabilities
+        numbers = answers.logits if outputs.kind == "numbers" else None
         shared: Any = {
             "crops": tiles,
             "origin": replace(self._origin, hooks=hooks),
@@ -448,15 +434,15 @@ class Explainer:
         explanations = []
         for index, photo in enumerate(photos):
             of_this_photo = requests[index]
-            of_photo = results
+            of_photo = answers.results
             box = seen[index] if seen else Box.whole(photo.image.size)
             if tiles:
                 of_photo = _each(
-                    results, partial(several.tiles_on_photo, boxes=tiles, size=photo.image.size)
+                    of_photo, partial(several.tiles_on_photo, boxes=tiles, size=photo.image.size)
                 )
             if len(photos) > 1:
-                of_photo = _each(results, operator.itemgetter(index))
-            places = located_targets[index]
+                of_photo = _each(of_photo, operator.itemgetter(index))
+            places = answers.places[index]
             if places is not None:
                 of_this_photo = replace(of_this_photo, targets=list(places.targets))
                 of_photo = [
@@ -471,15 +457,36 @@ class Explainer:
                 asked=tuple(map(encoding.encode_target, of_this_photo.targets)),
                 request=of_this_photo,
                 probabilities=None if probabilities is None else probabilities[index].clone(),
-                numbers=logits[index].clone()
-                if logits is not None and outputs.kind == "numbers"
-                else None,
+                numbers=None if numbers is None else numbers[index].clone(),
                 detections=() if places is None else places.detections,
                 boxes=() if places is None else places.boxes,
                 **shared,
             )
             explanations.append(explanation)
         return explanations
+
+    def _attributed(
+        self, x: torch.Tensor, request: PhotoRequest, seen: Sequence[Box]
+    ) -> BatchAnswers:
+        """Explain inputs of one shape together. ``seen`` is the part of each photo that its input
+        shows, if that is one; where the model gives no class scores, the targets are found there.
+        """
+        methods: Any = request.methods
+        results: list[dict[str, Attribution]] = attribute(
+            self.model,
+            self._inputs(x),
+            methods,
+            targets=request.targets,
+            categories=self.categories,
+            activation=self.activation,
+            **request.options,
+        )
+        logits = next(iter(results[0].values())).logits
+        places: Sequence[Located | None] = [None] * len(x)
+        if logits is None and seen:
+            targets = request.targets[: len(results)]
+            places = located(self.model, x, targets, seen, self.categories, self.activation)
+        return BatchAnswers(results, logits, self._probabilities(x, logits), places)
 
     def _in_photo(self, photos: Sequence[Photo], x: torch.Tensor) -> InPhoto:
         """What brings boxes on the inputs of some photos to these photos."""

@@ -22,6 +22,7 @@ from explain._utils.signals import came_by_signal
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
 from explain.data.images import ImageLike
+from explain.explanation.detected import Located
 from explain.hooks.preserve import untouched
 from explain.layers.layouts import enlarge
 from explain.methods import Method
@@ -160,6 +161,18 @@ class Photo:
     x: torch.Tensor = field(repr=False)
     name: str = ""
     place: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class BatchAnswers:
+    """What a model says of N photos: attributions by method for each target, its class scores and
+    probabilities ``(N, K)``, if it gives any; and where the targets are in each photo, if it gives
+    none."""
+
+    results: list[dict[str, Attribution]]
+    logits: torch.Tensor | None
+    probabilities: torch.Tensor | None
+    places: Sequence[Located | None]
 
 
 def photos_for_targets(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[ImageLike]:

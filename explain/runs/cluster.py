@@ -300,9 +300,10 @@ def run_on_ray(
         raise RunError(
             f"explainer must be on the CPU to be sent elsewhere, got {job.device}; gpus= moves it"
         )
-    if isinstance(job.requested, str):
+    group = job.request.methods
+    if isinstance(group, str):
         raise RunError(
-            f"methods must be named for many machines, got the group {job.requested!r}; name them"
+            f"methods must be named for many machines, got the group {group!r}; name them"
         )
     ray = _ray()
     folder = Storage(output)

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -11,13 +12,11 @@ import torch
 from torch import nn
 
 from explain._utils.errors import RunError, TargetError, collect_warnings, naming, shown
-from explain.attribution.api import attribute
 from explain.attribution.encoding import encode
 from explain.attribution.records import versions
 from explain.attribution.result import Attribution, set_figures
 from explain.attribution.selection import select
-from explain.data.boxes import Box
-from explain.explanation.detected import Located, located
+from explain.explanation.detected import Located
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import explained, rows_are_apart
 from explain.hooks import intervene
@@ -42,7 +41,7 @@ from explain.store.sources import (
 from explain.store.writing import FORMAT, PhotoRecord, packed
 from explain.targets.labels import class_label
 from explain.targets.outputs import Outputs, Prediction
-from explain.targets.resolve import TargetLike, as_targets, one_per_image
+from explain.targets.resolve import TargetLike, one_per_image
 
 MOST_CLASSES = 256
 """Classes of which one is true, up to which the probability of each is stored."""
@@ -91,10 +90,8 @@ class Job:
         if self.source.count == 0:
             where = text(str(source))
             raise RunError(f"source must have photos, but {where!r} has none; check its content")
-        self.requested: Sequence[Method] | str = request.methods
-        self.methods = None if isinstance(request.methods, str) else list(request.methods)
-        self.targets = request.targets
-        self.options: Any = request.options
+        self.request = request
+        self.methods = None if isinstance(request.methods, str) else request.methods
         self.metrics = list({metric.name: metric for metric in map(get_metric, metrics)}.values())
         self.labels = Labels(
             self.explainer.categories,
@@ -112,10 +109,13 @@ class Job:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """What fixes a run, in values of JSON."""
-        methods: Any = self.requested
+        request = self.request
+        methods: Any = request.methods
         if not isinstance(methods, str):
             methods = {method.name: described_method(method) for method in methods}
-        options = {name: encode(value) for name, value in self.options.items() if name != "layer"}
+        options = {
+            name: encode(value) for name, value in request.options.items() if name != "layer"
+        }
         for name in ("progress", "keep_partial"):
             options.pop(name, None)
         content = {
@@ -123,9 +123,9 @@ class Job:
             "source": self.source.identity(),
             **model_identity(self.explainer, trained=self.is_training),
             "methods": methods,
-            "targets": [encode(target) for target in self.targets],
+            "targets": [encode(target) for target in request.targets],
             "metrics": {metric.name: repr(metric) for metric in self.metrics},
-            "layer": named_layer(self.explainer.model, self.options.get("layer")),
+            "layer": named_layer(self.explainer.model, request.options.get("layer")),
             **options,
             "versions": {
                 name: version for name, version in versions().items() if name != "torchvision"
@@ -149,7 +149,7 @@ class Job:
         """How many photos like this one are explained together."""
         if self._independent is False:
             return 1
-        return self.options.get("batch_size") or preparing.at_once(photo.x, self.device)
+        return self.request.options.get("batch_size") or preparing.at_once(photo.x, self.device)
 
     def _kind(self, photo: Ready) -> object:
         """What the photos of a batch have in common."""
@@ -173,26 +173,28 @@ class Job:
         notes: list[str] = []
         with collect_warnings(notes), naming([photo.entry.name for photo in photos]):
             x = self._batch(photos)
-            of_targets = self._explained(x, photos[0].lacking)
-            logits = next(iter(of_targets[0].values())).logits
-            probabilities = self.explainer._probabilities(x, logits)
-            predictions = self.explainer._answers(len(photos), probabilities, logits)
-            places: list[Any] = [None] * len(photos)
-            if logits is None:
-                places = self._located(x, [photo.box for photo in photos], len(of_targets))
+            lacking = photos[0].lacking
+            methods = self._chosen(x)
+            if lacking is not None:
+                methods = [method for method in methods if method.name in lacking]
+            request = replace(self.request, methods=methods)
+            answers = self.explainer._attributed(x, request, [photo.box for photo in photos])
+            probabilities = answers.probabilities
+            predictions = self.explainer._answers(len(photos), probabilities, answers.logits)
             names = [
-                self._names(next(iter(maps.values())), places, number)
-                for number, maps in enumerate(of_targets)
+                self._names(next(iter(maps.values())), answers.places, number)
+                for number, maps in enumerate(answers.results)
             ]
+            of_targets = zip(request.targets, answers.results, names, strict=False)
             figures = [
                 self._evaluated(photos, x, maps, target, labels)
-                for target, maps, labels in zip(self.targets, of_targets, names, strict=False)
+                for target, maps, labels in of_targets
             ]
         of_photos = (
             [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
         )
         results: list[list[dict[str, Any]]] = [[] for _ in photos]
-        for maps, of_maps, labels in zip(of_targets, figures, names, strict=False):
+        for maps, of_maps, labels in zip(answers.results, figures, names, strict=True):
             for name, attribution in maps.items():
                 on_cpu = attribution.converted(torch.Tensor.cpu)
                 for image, rows in enumerate(results):
@@ -200,7 +202,8 @@ class Job:
                     rows.append({**result, "target": labels[image]})
         records = []
         for image, photo in enumerate(photos):
-            columns = self._columns(photo, of_photos[image], predictions[image], places[image])
+            places = answers.places[image]
+            columns = self._columns(photo, of_photos[image], predictions[image], places)
             said = (*photo.notes, *self.labels.notes(photo.label), *([] if image else notes))
             records.append(
                 PhotoRecord(columns, tuple(results[image]), said, photo.lacking is not None)
@@ -210,39 +213,20 @@ class Job:
     def _batch(self, photos: Sequence[Prepared]) -> torch.Tensor:
         return self.explainer._placed(torch.stack([photo.x for photo in photos]))
 
-    def _explained(
-        self, x: torch.Tensor, lacking: frozenset[str] | None
-    ) -> list[dict[str, Attribution]]:
-        """The maps of a batch for each target, by methods: all of the run, or those that the photos
-        lack."""
+    def _chosen(self, x: torch.Tensor) -> list[Method]:
+        """The methods of the run; those of a group are chosen by the first photo."""
         explainer = self.explainer
-        if self.methods is None:  # those of a group are chosen by the first photo
+        if self.methods is None:
             selection = select(
                 explainer.model,
                 x[:1],
-                str(self.requested),
-                layer=self.options.get("layer"),
-                target=self.targets[0],
+                str(self.request.methods),
+                layer=self.request.options.get("layer"),
+                target=self.request.targets[0],
                 categories=explainer.categories,
             )
             self.methods = explainer._methods(selection.methods)
-        return attribute(
-            explainer.model,
-            x,
-            [method for method in self.methods if lacking is None or method.name in lacking],
-            targets=self.targets,
-            categories=explainer.categories,
-            activation=explainer.activation,
-            **self.options,
-        )
-
-    def _located(self, x: torch.Tensor, seen: Sequence[Box], count: int) -> list[Located]:
-        """What a model that gives no class scores detects, and what the targets are called."""
-        explainer = self.explainer
-        targets = as_targets(targets=self.targets[:count], categories=explainer.categories)
-        return located(
-            explainer.model, x, targets, seen, explainer.categories, explainer.activation
-        )
+        return self.methods
 
     def _names(
         self, attribution: Attribution, places: Sequence[Located | None], number: int
@@ -285,9 +269,7 @@ class Job:
             boxes=[of or [(0, 0, max(1, width // 2), height)] for of in boxes] if by_box else None,
             target=target if isinstance(classes, str) else classes,
             activation=self.explainer.activation,
-            layer=self.options.get("layer"),
-            fuse=self.options.get("fuse"),
-            batch_size=self.options.get("batch_size"),
+            **{name: self.request.options.get(name) for name in ("layer", "fuse", "batch_size")},
         )
         has_none = torch.tensor([not of_photo for of_photo in boxes])
         figures = {}

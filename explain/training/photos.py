@@ -36,7 +36,8 @@ class LabelJob(Job):
     def answers(self, photos: list[Prepared]) -> list[PhotoRecord]:
         if self.by_label:
             classes = [self.labels.first_class(photo.label) for photo in photos]
-            self.targets = as_targets(None if None in classes else classes)
+            targets = as_targets(None if None in classes else classes)
+            self.request = replace(self.request, targets=targets)
         return super().answers(photos)
 
 

@@ -234,7 +234,7 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
         model_explainer = explainer()
         states = list[State]()
         asked = list[tuple[str, int]]()
-        gather = explain.runs.job.attribute
+        gather = explain.explanation.explainer.attribute
 
         def noted(
             model: Any, x: Any, methods: Any, asked: list[Any] = asked, **options_of_call: Any
@@ -243,7 +243,7 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
             return gather(model, x, methods, **options_of_call)  # noqa: B023
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("explain.runs.job.attribute", noted)
+            patch.setattr("explain.explanation.explainer.attribute", noted)
             run = explain.run(
                 folder,
                 model_explainer,
