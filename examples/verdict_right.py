@@ -38,7 +38,7 @@ from explain.engine import Evidence, Need
 from explain.methods import IntegratedGradients, Method
 from explain.methods.base import Style
 from explain.metrics import Faithful
-from explain.metrics.sanity import MOST
+from explain.metrics.sanity import MASKS
 from explain.metrics.verdict import check_maps
 from explain.models import CenterCrop, load
 from explain.targets import ClassTarget
@@ -123,7 +123,7 @@ class RightMap:
     x: torch.Tensor
     target: int
     method: Method
-    checks: tuple[Any, ...] | None = (Faithful(MOST),)
+    checks: tuple[Any, ...] | None = (Faithful(MASKS),)
 
     def answers(self) -> dict[str, str]:
         """What the checks say, by check; and "all" of them together."""

@@ -274,24 +274,24 @@ class Explanation(Reportable):
         target: int | str = 0,
         *,
         seed: int = 0,
-        samples: int = 240,
+        samples: int = 480,
         batch_size: int | None = None,
         progress: Progress | None = None,
     ) -> "Verdict":
         """Run sanity checks: do the maps depend on the model and the class, are they faithful and
         stable?
 
-        A map is supported, or contradicted, or neither is shown with so many masked photos. Clear
-        maps are decided after the first 60. From then on, the record, captions and sheets contain
-        the answers. All maps share the masked photos, and each method runs eleven times in other
-        settings. See `explain.metrics`.
+        A map is supported, or contradicted, or neither is shown with so many masked photos, which
+        all maps share. Where they do not decide, the areas that a map marks are covered as well.
+        Each method runs eleven times in other settings. From then on, the record, captions and
+        sheets contain the answers. See `explain.metrics`.
 
         Args:
             methods: which of `methods`; all of them by default.
             target: which of `targets`, by position or label.
             seed: of random weights, masks and noise.
-            samples: the number of masked photos at most; with more, more right maps are supported,
-                and no more wrong ones.
+            samples: the number of masked photos; with more, more right maps are supported, and no
+                more wrong ones.
             batch_size, progress: as for `explain.attribute`.
 
         Returns:

@@ -29,12 +29,9 @@ CELLS = (4, 5, 6, 7, 8)
 BASELINES = 4
 """How many baselines fill the masks in turn."""
 
-SHARES = ((0.03, 0.25), (0.25, 0.85))
-"""Shares of the cells that masks cover: of every other mask a few, and of the others many."""
-
-
-PARTS_APART = 1_000_003
-"""Between the seeds of two parts of a photo's masks."""
+SHARES = ((0.03, 0.12), (0.12, 0.25))
+"""Shares of the cells that masks cover: of every other mask fewer, and of the others more. They are
+few, so that what a mask takes is close to the sum of what its cells take."""
 
 
 @dataclass(frozen=True)
@@ -231,14 +228,14 @@ def covered_in_turn(
 
 
 def filling(numbers: torch.Tensor) -> torch.Tensor:
-    """Which baseline fills masks with these numbers: each fills pairs of few and many cells in
-    turn."""
+    """Which baseline fills masks with these numbers: each fills pairs of fewer and more cells
+    in turn."""
     return numbers // 2 % BASELINES
 
 
 def strata_of(count: int) -> torch.Tensor:
-    """The stratum of each of so many masks: those of one cover few cells, or many, with the same
-    baseline."""
+    """The stratum of each of so many masks: those of one cover fewer cells, or more, with the
+    same baseline."""
     return torch.arange(count) % (2 * BASELINES)
 
 
@@ -246,13 +243,11 @@ def strata_of(count: int) -> torch.Tensor:
 class RandomMasks(Perturbation):
     """Photos under random masks, each covered by one of several baselines in turn.
 
-    The draw depends on the seed and on the photo, so that no two photos share it. ``part`` numbers
-    further draws for the same photo.
+    The draw depends on the seed and on the photo, so that no two photos share it.
     """
 
     samples: int
     seed: int
-    part: int = 0
 
     words = "photos covered at random"
 
@@ -262,9 +257,9 @@ class RandomMasks(Perturbation):
     def masks(self, images: torch.Tensor) -> torch.Tensor:
         """The masks of photos ``(N, C, H, W)``: ``(N, K, H, W)``, True where a photo is covered."""
         size = (int(images.shape[2]), int(images.shape[3]))
-        shift = self.seed + self.part * PARTS_APART
-        seeds = [int.from_bytes(digest_of_tensor(image)[:6], "big") + shift for image in images]
-        return torch.stack([random_masks(size, self.samples, seeded(seed)) for seed in seeds])
+        numbers = [int.from_bytes(digest_of_tensor(image)[:6], "big") for image in images]
+        generators = [seeded(number + self.seed) for number in numbers]
+        return torch.stack([random_masks(size, self.samples, one) for one in generators])
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
@@ -330,24 +325,6 @@ class MaskedScores:
     other_drops: Mapping[int, torch.Tensor] = field(default_factory=dict)
     copy_drops: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
-    def joined(self, other: "MaskedScores") -> "MaskedScores":
-        """The masks and drops of both; of copies, where both have them."""
-        of_copies = torch.zeros(0, 0)
-        if len(self.copy_drops) == len(other.copy_drops):
-            of_copies = torch.cat([self.copy_drops, other.copy_drops], 1)
-        of_classes = {
-            count: torch.cat([drops, other.other_drops[count]], 1)
-            for count, drops in self.other_drops.items()
-        }
-        return MaskedScores(
-            self.photo,
-            torch.cat([self.masks, other.masks]),
-            torch.cat([self.strata, other.strata]),
-            torch.cat([self.drops, other.drops]),
-            of_classes,
-            of_copies,
-        )
-
     @cached_property
     def covered(self) -> torch.Tensor:
         """The share of each pixel that each mask covers, at a resolution of at most `SIDE`: ``(K,
@@ -366,7 +343,7 @@ class MaskedScores:
 
     def weights(self, drops: torch.Tensor) -> torch.Tensor:
         """The weight of each mask ``(K,)``: one by the deviation of what the nuisance leaves of
-        drops in its stratum. Where many cells are covered, scores vary more."""
+        drops in its stratum. Where more cells are covered, scores vary more."""
         rest = _without(drops, _basis(self.nuisance)).square()
         count = 2 * BASELINES
         sums = torch.zeros(count).to(rest).index_add_(0, self.strata, rest)

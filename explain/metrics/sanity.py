@@ -658,13 +658,13 @@ class Stable(Check, ReattributionMetric):
         )
 
 
-MOST = 240
-"""Masks of a check, at most."""
+MASKS = 480
+"""Masks of a photo in a check."""
 
 
-def default_checks(seed: int = 0, samples: int = MOST) -> tuple[Check, ...]:
+def default_checks(seed: int = 0, samples: int = MASKS) -> tuple[Check, ...]:
     """The checks of every map, in this order; all maps of a photo share its masks, of which there
-    are at most ``samples``.
+    are ``samples``.
 
     >>> [check.word for check in default_checks()]
     ['model', 'class', 'faithful', 'stable']

@@ -41,13 +41,12 @@ from explain.metrics.marked_areas import AreaTest, MarkedAreas
 from explain.metrics.masked_scores import (
     PHOTO_MAPS,
     MaskedScores,
-    RandomMasks,
     photo_maps,
     strata_of,
 )
 from explain.metrics.sanity import (
     LEVEL,
-    MOST,
+    MASKS,
     Answer,
     Check,
     CheckResult,
@@ -352,53 +351,23 @@ def advice_on(maps: Mapping[str, CheckResults], checks: Sequence[Check]) -> Iter
             yield f"{check.word} ({', '.join(of_check)}): {advice}"
 
 
-EARLY = 60
-"""Masks after which clear maps are decided already."""
-
-EARLY_SHARE = 0.1
+MASKS_SHARE = 0.7
 AREAS_SHARE = 0.3
-LAST_SHARE = 0.6
-"""What the tests of a map may spend of the level: after the first masks, by marked areas, and after
-all masks. They add up to one, so that together they keep it."""
-
+"""What the two tests of a map may spend of the level: masks, which all maps share, and where these do
+not decide, marked areas. They add up to one, so that together they keep it."""
 
 CONTROLS_AHEAD = 1
 """How many of the photo's own maps may do as well under masks. It is one, since a salient mark that
 decides is a photo map's, too."""
 
 
-@dataclass(frozen=True)
-class CoverRound:
-    """One test of all maps that are not decided yet: with so many more masks, or by their marked
-    areas (no masks); and what it may spend of the level."""
-
-    masks: int
-    share: float
-
-
-def rounds_of(samples: int) -> list[CoverRound]:
-    """The tests of a map with at most so many masks.
-
-    >>> [(covering.masks, covering.share) for covering in rounds_of(240)]
-    [(60, 0.1), (0, 0.3), (180, 0.6)]
-    """
-    if samples <= EARLY:
-        return [CoverRound(samples, EARLY_SHARE + LAST_SHARE), CoverRound(0, AREAS_SHARE)]
-    later = samples - EARLY
-    return [
-        CoverRound(EARLY, EARLY_SHARE),
-        CoverRound(0, AREAS_SHARE),
-        CoverRound(later, LAST_SHARE),
-    ]
-
-
-def most_passes(maps: int, samples: int = MOST) -> int:
+def most_passes(maps: int, samples: int = MASKS) -> int:
     """How many covered photos the check of so many maps of a photo runs at most: masked ones of the
     model and two copies; and the marked areas of the photo's own maps, and for four claims of each
     map, of what it shows and its placements.
 
     >>> most_passes(1), most_passes(5)
-    (1976, 6264)
+    (2696, 6984)
     """
     placed = math.ceil(1 / (LEVEL * AREAS_SHARE))
     areas = 2 * MarkedAreas.photos_of_each * (PHOTO_MAPS + 2 * maps * placed)
@@ -474,7 +443,7 @@ def check_maps(
         target: what was explained.
         label: the name of the target in the verdict.
         seed: of random weights, masks and noise.
-        checks: other ones than `default_checks`, such as ``default_checks(samples=240)``.
+        checks: other ones than `default_checks`, such as ``default_checks(samples=960)``.
         options: ``batch_size``, ``progress`` and ``precision`` as for `explain.attribute`.
 
     Raises:
@@ -627,8 +596,8 @@ class _Checks:
     def _by_covering(
         self, checks: Sequence[Check], data: Mapping[str, MetricInput], results: Results
     ) -> Results:
-        """Test what the maps say by covering parts of the photo, more and more of them, until all
-        maps are decided or the limit is reached."""
+        """Test what the maps say by covering parts of the photo: with masks, and where these do not
+        decide, with the areas that the maps mark."""
         faithful = next((check for check in checks if isinstance(check, Faithful)), None)
         if faithful is None:
             return {}
@@ -637,99 +606,81 @@ class _Checks:
         results = {key: result for key, result in results.items() if key in tested}
         for name in data:
             results[name, faithful.name] = MetricResult(torch.tensor([math.nan]))
-        open_ = {key: check for key, check in tested.items() if key in results}
-        said: dict[tuple[str, str], CoverResult] = {}
-        masked: MaskedScores | None = None
+        tested = {key: check for key, check in tested.items() if key in results}
         try:
-            for part, covering in enumerate(rounds_of(faithful.samples)):
-                if covering.masks:
-                    more = self._masked(faithful, covering.masks, part, open_)
-                    masked = more if masked is None else masked.joined(more)
-                assert masked is not None
-                claims = {
-                    key: check.claims(data[key[0]], results[key], masked)
-                    for key, check in open_.items()
-                }
-                for key, of_check in claims.items():
-                    if of_check:
-                        sofar = said.get(key, CoverResult())
-                        said[key] = self._after(covering, of_check, masked, sofar)
-                # a map that a check contradicts needs no more masks
-                lost = {name for (name, _), of_check in claims.items() if not of_check}
-                for key, of_check in claims.items():
-                    if key[0] in lost or said[key].p_value <= of_check[0].level:
-                        del open_[key]
-                if not open_:
-                    break
+            masked = self._masked(faithful, tested.values())
+            claims = {
+                key: check.claims(data[key[0]], results[key], masked)
+                for key, check in tested.items()
+            }
+            # a map that a check contradicts needs no more tests
+            contradicted = {name for (name, _), of_check in claims.items() if not of_check}
+            for key, of_check in claims.items():
+                if not of_check:
+                    continue
+                test = self._under_masks(of_check, masked)
+                if test.p_value > of_check[0].level and key[0] not in contradicted:
+                    test = self._under_areas(of_check, test)
+                value = results[key].value
+                if key[1] == faithful.name:
+                    value = torch.tensor([test.p_value])
+                parts = {**results[key].parts, **test.as_parts}
+                results[key] = MetricResult(value, parts=parts)
         except ExplainError as error:
             self.why_not |= {(name, faithful.name): str(error) for name in data}
             return {}
-        for key, test in said.items():
-            value = results[key].value
-            if key[1] == faithful.name:
-                value = torch.tensor([test.p_value])
-            parts = {**results[key].parts, **test.as_parts}
-            results[key] = MetricResult(value, parts=parts)
         return results
 
-    def _masked(
-        self, faithful: Faithful, count: int, part: int, open_: Mapping[tuple[str, str], Check]
-    ) -> MaskedScores:
-        """The scores under so many more masks; of copies, where a check of these is open."""
-        masks = RandomMasks(count, faithful.seed, part)
+    def _masked(self, faithful: Faithful, checks: Iterable[Check]) -> MaskedScores:
+        """The scores under masks; of copies of the model, where a check needs them."""
+        masks = faithful.masked
         with muted():
             drops = self._drops(masks)
-            copies = [self._of_copy(copy, masks)[0] for copy in self._copies(open_.values())]
+            copies = [self._of_copy(copy, masks)[0] for copy in self._copies(checks)]
         photo = self.context.images
         of_classes = {
             number: drops[[1 + self._classes.index(index) for index in group]]
             for number, group in self._others.items()
         }
         of_copies = torch.stack(copies) if copies else torch.zeros(0, 0)
-        return MaskedScores(
-            photo[0], masks.masks(photo)[0], strata_of(count), drops[0], of_classes, of_copies
-        )
+        strata = strata_of(faithful.samples)
+        shown = masks.masks(photo)[0]
+        return MaskedScores(photo[0], shown, strata, drops[0], of_classes, of_copies)
 
     def _copies(self, checks: Iterable[Check]) -> list[RandomWeights]:
         by_model = next((check for check in checks if isinstance(check, DependsOnModel)), None)
         return [] if by_model is None else by_model.copied(self.context)
 
-    def _after(
-        self,
-        covering: CoverRound,
-        claims: Sequence[Claim],
-        masked: MaskedScores,
-        sofar: CoverResult,
-    ) -> CoverResult:
-        """What is known of a map after one more test, whose p-value is the largest of those of all
-        claims, corrected by its share of the level."""
-        share = covering.share
-        if covering.masks:
-            of_claims = [masked.test(claim.maps, claim.drops) for claim in claims]
-            placed = max(of_claims, key=lambda one: one.p_value)
-            level = claims[0].level * LAST_SHARE
-            is_ahead = all(one.controls <= CONTROLS_AHEAD for one in of_claims)
-            return replace(
-                sofar,
-                p_value=min(sofar.p_value, placed.p_value / share if is_ahead else 1.0),
-                opposite=min(sofar.opposite, placed.opposite / share),
-                correlation=placed.correlation,
-                masks=len(masked.masks),
-                needed=len(masked.masks) - placed.freedom + placed.needed(level),
-            )
+    def _under_masks(self, claims: Sequence[Claim], masked: MaskedScores) -> CoverResult:
+        """What masks say of a map: its p-value is the largest of those of all claims, corrected by
+        the share of the level that masks may spend."""
+        tests = [masked.test(claim.maps, claim.drops) for claim in claims]
+        placed = max(tests, key=lambda test: test.p_value)
+        is_ahead = all(test.controls <= CONTROLS_AHEAD for test in tests)
+        samples = len(masked.masks)
+        return CoverResult(
+            p_value=min(1.0, placed.p_value / MASKS_SHARE) if is_ahead else 1.0,
+            opposite=min(1.0, placed.opposite / MASKS_SHARE),
+            correlation=placed.correlation,
+            masks=samples,
+            needed=samples - placed.freedom + placed.needed(claims[0].level * MASKS_SHARE),
+        )
+
+    def _under_areas(self, claims: Sequence[Claim], by_masks: CoverResult) -> CoverResult:
+        """The same after the areas that the maps mark are covered as well."""
         p_value = 0.0
         controls = 0
         for claim in claims:
-            drops = partial(self._under_areas, claim)
-            count = math.ceil(1 / (claim.level * share) - 1e-9) - 1
+            drops = partial(self._drops_of_marked, claim)
+            count = math.ceil(1 / (claim.level * AREAS_SHARE) - 1e-9) - 1
             one, controls = AreaTest(self._photo_maps, drops, self.seed).test(claim.marked, count)
             p_value = max(p_value, one)
             if p_value == 1:
                 break
-        p_value = min(sofar.p_value, p_value / share)
-        return replace(sofar, p_value=p_value, controls=controls, of_controls=PHOTO_MAPS)
+        p_value = min(by_masks.p_value, p_value / AREAS_SHARE)
+        return replace(by_masks, p_value=p_value, controls=controls, of_controls=PHOTO_MAPS)
 
-    def _under_areas(self, claim: Claim, maps: torch.Tensor) -> torch.Tensor:
+    def _drops_of_marked(self, claim: Claim, maps: torch.Tensor) -> torch.Tensor:
         """What the score that a claim is about loses under the areas that maps mark, ``(m,)``."""
         areas = MarkedAreas.of(maps, self.seed)
         key = (claim.of == "copy", areas)
@@ -829,7 +780,7 @@ def check_explained(
     attributions: Sequence[Attribution],
     index: int,
     seed: int,
-    samples: int = MOST,
+    samples: int = MASKS,
     **options: Any,
 ) -> Verdict:
     """Check maps of the target at a position of an `explain.Explanation`, and add the verdict to
