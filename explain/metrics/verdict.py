@@ -353,7 +353,7 @@ def advice_on(maps: Mapping[str, CheckResults], checks: Sequence[Check]) -> Iter
 
 MASKS_SHARE = 0.7
 AREAS_SHARE = 0.3
-"""What the two tests of a map may spend of the level: masks, which all maps share, and where these do
+"""What two tests of a map may spend of the level: masks, which all maps share, and where these do
 not decide, marked areas. They add up to one, so that together they keep it."""
 
 CONTROLS_AHEAD = 1
