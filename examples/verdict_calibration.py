@@ -38,8 +38,8 @@ from explain._utils.errors import muted
 from explain.engine import Evidence, InputGradients, Need
 from explain.methods import Method
 from explain.methods.base import Style
+from explain.metrics.checking import check_maps
 from explain.metrics.maps import Maps
-from explain.metrics.verdict import check_maps
 from explain.targets import ClassTarget
 
 GATES = ("gated", "plus")

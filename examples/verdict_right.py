@@ -38,8 +38,8 @@ from explain.engine import Evidence, Need
 from explain.methods import IntegratedGradients, Method
 from explain.methods.base import Style
 from explain.metrics import Faithful
+from explain.metrics.checking import check_maps
 from explain.metrics.sanity import MASKS
-from explain.metrics.verdict import check_maps
 from explain.models import CenterCrop, load
 from explain.targets import ClassTarget
 

@@ -473,7 +473,7 @@ class PhotoWork:
 
     def _checked(self, explanation: "Explanation", bar: ProgressBar) -> "list[Verdict]":
         """Check the maps of each target, and say before what that takes."""
-        from explain.metrics.verdict import most_passes
+        from explain.metrics.checking import most_passes
 
         size = self.options.batch_size
         maps = len(explanation.methods)

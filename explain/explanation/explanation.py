@@ -304,7 +304,7 @@ class Explanation(Reportable):
             MetricError: this is a copy without a model; or the maps are of several crops.
             ExplainError: the method or target was not explained.
         """
-        from explain.metrics.verdict import check_explained
+        from explain.metrics.checking import check_explained
 
         index = self._target(target)
         names = self.methods if methods is None else methods

@@ -230,7 +230,7 @@ class DependenceCheck(Check, ReattributionMetric):
     The figure is the mean similarity to the other maps (``parts`` has "alike", for each of them).
     Less is better. A map to which a pattern was added that differs from class to class, or from
     model to model, is not similar either; so the maps must also say something of the scores, which
-    `Claim` states and `explain.metrics.verdict.check_maps` tests. Where masks are not run, as in
+    `Claim` states and `explain.metrics.checking.check_maps` tests. Where masks are not run, as in
     `explain.evaluate`, the check is not applicable to maps that are not similar.
 
     Args:

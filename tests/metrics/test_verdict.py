@@ -22,6 +22,7 @@ from explain.methods import Method, RandomCAM, Saliency
 from explain.methods.base import Style, get_method
 from explain.metrics import Faithful, Verdict
 from explain.metrics.base import digest_of_tensor
+from explain.metrics.checking import AREAS_SHARE, MASKS_SHARE, check_maps, most_passes
 from explain.metrics.maps import spearman
 from explain.metrics.marked_areas import AreaTest, MarkedAreas
 from explain.metrics.masked_scores import (
@@ -34,14 +35,7 @@ from explain.metrics.masked_scores import (
 )
 from explain.metrics.randomised import Randomised
 from explain.metrics.sanity import CheckResult, DependsOnClass, DependsOnModel, Stable
-from explain.metrics.verdict import (
-    AREAS_SHARE,
-    MASKS_SHARE,
-    CheckResults,
-    Share,
-    check_maps,
-    most_passes,
-)
+from explain.metrics.verdict import CheckResults, Share
 from explain.targets import ClassTarget, as_target
 from tests.conftest import snapshot
 from tests.metrics.conftest import Counting

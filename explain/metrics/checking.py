@@ -1,0 +1,533 @@
+"""`check_maps`: run the checks of a photo's maps, and make a `Verdict` of what they say."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import chain, product
+from math import isqrt, prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from explain._utils.errors import (
+    ExplainError,
+    MethodError,
+    MetricError,
+    muted,
+    naming,
+)
+from explain.attribution.api import attribute, plan
+from explain.attribution.options import Settings
+from explain.attribution.result import Attribution
+from explain.data.inputs import Inputs
+from explain.engine import Perturbation
+from explain.engine.ends import reading
+from explain.engine.validation import check_inputs
+from explain.hooks import intervene
+from explain.hooks.intervening import active_interventions
+from explain.hooks.preserve import untouched
+from explain.hooks.unwrap import unwrapped
+from explain.layers.costs import cost_after
+from explain.methods.base import Method, options
+from explain.metrics.base import MetricInput, MetricResult, ScoreRequest, loss_of
+from explain.metrics.evaluation import scored
+from explain.metrics.marked_areas import AreaTest, MarkedAreas
+from explain.metrics.masked_scores import (
+    PHOTO_MAPS,
+    MaskedScores,
+    photo_maps,
+    strata_of,
+)
+from explain.metrics.sanity import (
+    LEVEL,
+    MASKS,
+    Check,
+    CheckResult,
+    Claim,
+    CoverResult,
+    DependsOnClass,
+    DependsOnModel,
+    Faithful,
+    default_checks,
+)
+from explain.metrics.variants import (
+    EvaluatedMethod,
+    ModelContext,
+    RandomWeights,
+    ReattributionMetric,
+    Results,
+    reattribute,
+)
+from explain.metrics.verdict import CheckResults, Verdict, advice_on
+from explain.targets import ClassTarget, Target, as_target
+from explain.targets.text import with_texts
+
+MASKS_SHARE = 0.7
+AREAS_SHARE = 0.3
+"""What two tests of a map may spend of the level: masks, which all maps share, and where these do
+not decide, marked areas. They add up to one, so that together they keep it."""
+
+CONTROLS_AHEAD = 1
+"""How many of the photo's own maps may do as well under masks. It is one, since a salient mark that
+decides is a photo map's, too."""
+
+
+def most_passes(maps: int, samples: int = MASKS) -> int:
+    """How many covered photos the check of so many maps of a photo runs at most: masked ones of the
+    model and two copies; and the marked areas of the photo's own maps, and for four claims of each
+    map, of what it shows and its placements.
+
+    >>> most_passes(1), most_passes(5)
+    (2696, 6984)
+    """
+    placed = math.ceil(1 / (LEVEL * AREAS_SHARE))
+    areas = 2 * MarkedAreas.photos_of_each * (PHOTO_MAPS + 2 * maps * placed)
+    return samples * (1 + DependsOnModel().copies) + areas
+
+
+COSTLY = 60
+"""Passes from which on a method is run again with fewer samples."""
+
+FEW = 32
+"""Samples that it is then run with, at first."""
+
+COUNTS = ("samples", "steps")
+
+
+def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
+    """The method with fewer samples: first ``most`` of them, then twice as many, for those that
+    take no fewer.
+
+    A wrapped method gets its share of them. Empty if the method has no such option, or no more
+    samples.
+
+    >>> from explain.methods import IntegratedGradients, RISE
+    >>> few = [each.steps for each in with_fewer_samples(IntegratedGradients(steps=50), 32)]
+    >>> next(with_fewer_samples(RISE(), 32)).samples, few
+    (32, [32])
+    """
+    wrapped: Any = options(method).get("method")
+    shares = isinstance(wrapped, Method) and _samples(wrapped) > 1
+    while most < _samples(method):
+        share = isqrt(most) if shares else most
+        fewer: dict[str, Any] = {name: min(value, share) for name, value in _counts(method).items()}
+        if shares:
+            fewer["method"] = next(with_fewer_samples(wrapped, most // share), wrapped)
+        with suppress(MethodError):  # it has a minimum
+            yield replace(method, **fewer)
+        most *= 2
+
+
+def _counts(method: Method) -> dict[str, int]:
+    return {name: value for name in COUNTS if isinstance(value := options(method).get(name), int)}
+
+
+def _chain(method: Any) -> Iterator[Method]:
+    """A method, the one that it wraps, and so on."""
+    while isinstance(method, Method):
+        yield method
+        method = options(method).get("method")
+
+
+def _samples(method: Method) -> int:
+    """The number of samples, times those of a wrapped method."""
+    return prod(max(_counts(one).values(), default=1) for one in _chain(method))
+
+
+def check_maps(
+    model: nn.Module,
+    x: Any,
+    maps: Sequence[tuple[Method, Attribution]],
+    target: Target,
+    label: str,
+    *,
+    seed: int = 0,
+    checks: Sequence[Check] | None = None,
+    **options: Any,
+) -> Verdict:
+    """Run sanity checks on maps of one photo.
+
+    Args:
+        model: any ``nn.Module``; it is left as it was found.
+        x: the photo as the model is given it, ``(1, C, H, W)``.
+        maps: methods with their attributions for this photo and target.
+        target: what was explained.
+        label: the name of the target in the verdict.
+        seed: of random weights, masks and noise.
+        checks: other ones than `default_checks`, such as ``default_checks(samples=960)``.
+        options: ``batch_size``, ``progress`` and ``precision`` as for `explain.attribute`.
+
+    Raises:
+        MetricError: x is no single photo, or there is no map.
+    """
+    model = unwrapped(model)
+    model, inputs, _ = with_texts(model, check_inputs(model, x), [target])
+    if inputs.x.ndim != 4 or len(inputs.x) != 1:
+        raise MetricError(
+            f"x must be one photo (1, C, H, W) to be checked, got shape {tuple(inputs.x.shape)}"
+        )
+    if not maps:
+        raise MetricError(
+            "maps must hold at least one map to be checked, got none; explain the photo first"
+        )
+    named = {attribution.method: (method, attribution) for method, attribution in maps}
+    reader = reading(model, inputs, options.get("activation"))
+    with intervene(model, options.get("interventions", ())), reader:
+        return _Checks(
+            model, inputs, named, target, options, checks or default_checks(seed), seed
+        ).verdict(label)
+
+
+@dataclass(eq=False)
+class _Checks:
+    """One call of `check_maps`."""
+
+    model: nn.Module
+    inputs: Inputs
+    maps: Mapping[str, tuple[Method, Attribution]]
+    target: Target
+    options: Mapping[str, Any]
+    checks: Sequence[Check]
+    seed: int
+
+    def __post_init__(self) -> None:
+        Settings(**self.options)  # refused here, and not once for each check
+        first = next(iter(self.maps.values()))[1]
+        classes = None if isinstance(first.target, str) else first.target
+        ranking = None
+        # the scores of all classes in the target's region or box, and its own class
+        if first.logits is None:
+            ranking = self._settled_target().class_scores(self._output, len(self.inputs))
+        activation = self.options.get("activation")
+        self.context = ModelContext(
+            self.model, self.inputs, classes, first.logits, activation, ranking
+        )
+        if first.logits is not None:
+            self.options = {**self.options, "activation": self.context.outputs.activation}
+        self.notes: dict[str, list[str]] = {name: [] for name in self.maps}
+        # by map and check: why it is not applicable, or has failed
+        self.why_not: dict[tuple[str, str], str] = {}
+        self.drops_of_areas: dict[tuple[bool, MarkedAreas], torch.Tensor] = {}
+
+    @cached_property
+    def _output(self) -> Any:
+        with untouched(self.model), torch.no_grad():
+            return self.inputs.detached().call(self.model)
+
+    def _settled_target(self) -> Target:
+        with torch.no_grad():
+            return self.target.choices_fixed(self._output, len(self.inputs))
+
+    def verdict(self, label: str) -> Verdict:
+        checks = self.checks
+        data = {
+            name: self.context.data(name, of_map, of_map.score)
+            for name, (_, of_map) in self.maps.items()
+        }
+        varied = {name: of_map for name, of_map in data.items() if not of_map.maps.constant[0]}
+        for (name, of_map), check in product(varied.items(), checks):
+            try:
+                self.why_not[name, check.name] = check.not_applicable(self.context, of_map)
+            except ExplainError as error:
+                self.why_not[name, check.name] = str(error)
+        results: Results = {}
+        if varied:
+            kept = {name: replace(of_map, keeps_maps=True) for name, of_map in varied.items()}
+            results |= self._reattribution_results(checks, kept)
+            results |= self._covering_results(checks, kept, results)
+        of_maps = {}
+        for name, of_map in data.items():
+            if name in varied:
+                decided = tuple(
+                    self._decided(name, check, results.get((name, check.name))) for check in checks
+                )
+            else:
+                what = "is constant" if bool(of_map.maps.values.any()) else "is zero everywhere"
+                decided = tuple(
+                    check.result(math.nan, False, f"the map {what}") for check in checks
+                )
+            of_maps[name] = CheckResults(name, decided, tuple(self.notes[name]))
+        return Verdict(label, of_maps, self.seed, tuple(advice_on(of_maps, checks)))
+
+    def _decided(self, name: str, check: Check, result: MetricResult | None) -> CheckResult:
+        """What a check says of a map."""
+        if result is None:
+            return check.result(math.nan, None, self.why_not[name, check.name])
+        return check.decide(result)
+
+    @cached_property
+    def _photo_maps(self) -> torch.Tensor:
+        return photo_maps(self.context.images[0].detach().cpu().double())
+
+    @cached_property
+    def _others(self) -> dict[int, list[int]]:
+        """The classes that maps are compared with, by how many they are."""
+        context = self.context
+        if context.ranking is None or context.ranking[0].shape[1] < 2:
+            return {}
+        by_class = [check for check in self.checks if isinstance(check, DependsOnClass)]
+        groups = [
+            [int(index) for index in one.other_classes(context)]
+            for check in by_class
+            for one in (check, check.reduced)
+        ]
+        return {len(group): group for group in groups}
+
+    @cached_property
+    def _classes(self) -> list[int]:
+        return list(dict.fromkeys(chain.from_iterable(self._others.values())))
+
+    @cached_property
+    def _targets(self) -> list[Target]:
+        """The target, and the other classes in the same place."""
+        classes = self.context.classes
+        if classes is None:
+            target = self._settled_target()
+            return [target, *(target.of_classes((index,)) for index in self._classes)]
+        return [ClassTarget((int(classes),)), *(ClassTarget((i,)) for i in self._classes)]
+
+    def _drops(self, perturbation: Perturbation, network: nn.Module | None = None) -> torch.Tensor:
+        """What perturbed photos take from the scores of all targets, ``(T, K)``; or from that of
+        the target in another network, ``(1, K)``."""
+        request = ScoreRequest(perturbation, "logit")
+        targets = self._targets if network is None else self._targets[:1]
+        network = self.model if network is None else network
+        settings = Settings(**{**self.options, "progress": None})
+        evidence = scored(network, self.inputs, [request], targets, settings)
+        whole = torch.stack([of_target[request.whole] for of_target in evidence])
+        scores = torch.cat([request.scores(of_target) for of_target in evidence])
+        return loss_of(whole, scores).cpu().double()
+
+    def _of_copy(self, copy: RandomWeights, perturbation: Perturbation) -> torch.Tensor:
+        """The same for a copy of the model."""
+        network = copy(self.context)
+        with intervene(network, active_interventions(self.model)):
+            return self._drops(perturbation, network)
+
+    def _covering_results(
+        self, checks: Sequence[Check], data: Mapping[str, MetricInput], results: Results
+    ) -> Results:
+        """Test what the maps say by covering parts of the photo: with masks, and where these do not
+        decide, with the areas that the maps mark."""
+        faithful = next((check for check in checks if isinstance(check, Faithful)), None)
+        if faithful is None:
+            return {}
+        claiming = [check for check in checks if type(check).claims is not Check.claims]
+        tested = {(name, check.name): check for name, check in product(data, claiming)}
+        results = {key: result for key, result in results.items() if key in tested}
+        for name in data:
+            results[name, faithful.name] = MetricResult(torch.tensor([math.nan]))
+        tested = {key: check for key, check in tested.items() if key in results}
+        try:
+            masked = self._masked(faithful, tested.values())
+            claims = {
+                key: check.claims(data[key[0]], results[key], masked)
+                for key, check in tested.items()
+            }
+            # a map that a check contradicts needs no more tests
+            contradicted = {name for (name, _), of_check in claims.items() if not of_check}
+            for key, of_check in claims.items():
+                if not of_check:
+                    continue
+                test = self._under_masks(of_check, masked)
+                if test.p_value > of_check[0].level and key[0] not in contradicted:
+                    test = self._under_areas(of_check, test)
+                value = results[key].value
+                if key[1] == faithful.name:
+                    value = torch.tensor([test.p_value])
+                parts = {**results[key].parts, **test.as_parts}
+                results[key] = MetricResult(value, parts=parts)
+        except ExplainError as error:
+            self.why_not |= {(name, faithful.name): str(error) for name in data}
+            return {}
+        return results
+
+    def _masked(self, faithful: Faithful, checks: Iterable[Check]) -> MaskedScores:
+        """The scores under masks; of copies of the model, where a check needs them."""
+        masks = faithful.masked
+        with muted():
+            drops = self._drops(masks)
+            copies = [self._of_copy(copy, masks)[0] for copy in self._copies(checks)]
+        photo = self.context.images
+        of_classes = {
+            number: drops[[1 + self._classes.index(index) for index in group]]
+            for number, group in self._others.items()
+        }
+        of_copies = torch.stack(copies) if copies else torch.zeros(0, 0)
+        strata = strata_of(faithful.samples)
+        shown = masks.masks(photo)[0]
+        return MaskedScores(photo[0], shown, strata, drops[0], of_classes, of_copies)
+
+    def _copies(self, checks: Iterable[Check]) -> list[RandomWeights]:
+        by_model = next((check for check in checks if isinstance(check, DependsOnModel)), None)
+        return [] if by_model is None else by_model.copied(self.context)
+
+    def _under_masks(self, claims: Sequence[Claim], masked: MaskedScores) -> CoverResult:
+        """What masks say of a map: its p-value is the largest of those of all claims, corrected by
+        the share of the level that masks may spend."""
+        tests = [masked.test(claim.maps, claim.drops) for claim in claims]
+        placed = max(tests, key=lambda test: test.p_value)
+        is_ahead = all(test.controls <= CONTROLS_AHEAD for test in tests)
+        samples = len(masked.masks)
+        return CoverResult(
+            p_value=min(1.0, placed.p_value / MASKS_SHARE) if is_ahead else 1.0,
+            opposite=min(1.0, placed.opposite / MASKS_SHARE),
+            correlation=placed.correlation,
+            masks=samples,
+            needed=samples - placed.freedom + placed.needed(claims[0].level * MASKS_SHARE),
+        )
+
+    def _under_areas(self, claims: Sequence[Claim], by_masks: CoverResult) -> CoverResult:
+        """The same after the areas that the maps mark are covered as well."""
+        p_value = 0.0
+        controls = 0
+        for claim in claims:
+            drops = partial(self._drops_of_marked, claim)
+            count = math.ceil(1 / (claim.level * AREAS_SHARE) - 1e-9) - 1
+            one, controls = AreaTest(self._photo_maps, drops, self.seed).test(claim.marked, count)
+            p_value = max(p_value, one)
+            if p_value == 1:
+                break
+        p_value = min(by_masks.p_value, p_value / AREAS_SHARE)
+        return replace(by_masks, p_value=p_value, controls=controls, of_controls=PHOTO_MAPS)
+
+    def _drops_of_marked(self, claim: Claim, maps: torch.Tensor) -> torch.Tensor:
+        """What the score that a claim is about loses under the areas that maps mark, ``(m,)``."""
+        areas = MarkedAreas.of(maps, self.seed)
+        key = (claim.of == "copy", areas)
+        if key not in self.drops_of_areas:
+            with muted():
+                if claim.of == "copy":
+                    drops = self._of_copy(self._copies(self.checks)[0], areas)
+                else:
+                    drops = self._drops(areas)
+            self.drops_of_areas[key] = drops.reshape(len(drops), -1, areas.photos_of_each).mean(2)
+        drops = self.drops_of_areas[key]
+        if claim.of == "class":
+            return drops[0] - drops[1:].mean(0)
+        return drops[0]
+
+    def _reattribution_results(
+        self, checks: Sequence[Check], data: Mapping[str, MetricInput]
+    ) -> Results:
+        """The results of metrics that run the methods again; methods of many passes run with fewer
+        samples."""
+        again: list[Any] = [check for check in checks if isinstance(check, ReattributionMetric)]
+        again = [
+            check for check in again if not any(self.why_not[name, check.name] for name in data)
+        ]
+        if not again:
+            return {}
+        groups: dict[tuple[Any, bool], dict[str, EvaluatedMethod]] = {}
+        for name, of_map in data.items():
+            method, attribution = self.maps[name]
+            evaluated, long = self._cheaper(EvaluatedMethod(method, attribution, of_map))
+            groups.setdefault((attribution.fuse, long), {})[name] = evaluated
+        results: Results = {}
+        for (fuse, long), group in groups.items():
+            options: Any = {**self.options, "fuse": fuse}
+            run = partial(reattribute, context=self.context, target=self.target, options=options)
+            results |= self._evaluate(
+                run, [check.reduced for check in again] if long else again, group
+            )
+        return results
+
+    def _evaluate(
+        self, evaluate: Callable[..., Results], checks: Sequence[Any], maps: Mapping[str, Any]
+    ) -> Results:
+        """Run all checks together; if one of them fails, each alone, so that the others have a
+        result."""
+        if not checks:
+            return {}
+        try:
+            with muted():  # the results contain it
+                return evaluate(checks, maps)
+        except ExplainError as error:
+            if len(checks) == 1:
+                self.why_not |= {(name, checks[0].name): str(error) for name in maps}
+                return {}
+        results: Results = {}
+        for check in checks:
+            results |= self._evaluate(evaluate, [check], maps)
+        return results
+
+    def _cheaper(self, evaluated: EvaluatedMethod) -> tuple[EvaluatedMethod, bool]:
+        """The method with fewer samples, if each of its maps takes many passes; and whether it
+        still takes long."""
+        attribution = evaluated.attribution
+        name = evaluated.data.maps.name
+        where: Any = {"layer": attribution.layer, "fuse": attribution.fuse}
+        planned = plan(self.model, self.inputs, evaluated.method, target=self.target, **where)
+        layers = {
+            need.layer
+            for needs in planned.wanted.values()
+            for need in needs
+            if need.layer is not None
+        }
+        cost = planned.cost(cost_after(self.model, self.inputs, layers))
+        if cost <= COSTLY:
+            return evaluated, False
+        why = (
+            f"since a map takes {cost:.0f} passes"
+            if math.isfinite(cost)
+            else "since a map takes many passes"
+        )
+        options: Any = {**self.options, "progress": None, **where}
+        for fewer in with_fewer_samples(evaluated.method, FEW):
+            with muted(), suppress(MethodError):
+                again = attribute(self.model, self.inputs, fewer, target=self.target, **options)
+                counts = ", ".join(
+                    f"{key}={n}" for one in _chain(fewer) for key, n in _counts(one).items()
+                )
+                self.notes[name].append(f"run again with {counts}, {why}")
+                of_again = self.context.data(name, again, again.score)
+                return EvaluatedMethod(fewer, again, replace(of_again, keeps_maps=True)), False
+        self.notes[name].append(f"run again as few times as possible, {why}")
+        return evaluated, True
+
+
+def check_explained(
+    explanation: Any,
+    attributions: Sequence[Attribution],
+    index: int,
+    seed: int,
+    samples: int = MASKS,
+    **options: Any,
+) -> Verdict:
+    """Check maps of the target at a position of an `explain.Explanation`, and add the verdict to
+    the explanation.
+
+    Raises:
+        MetricError: it is a copy without a model; or the maps are of several crops.
+    """
+    explainer = explanation.explainer
+    request = explanation.request
+    if explainer is None or request is None:
+        raise MetricError(
+            "explanation must have its model to be checked, but is a copy; explain the photo again"
+        )
+    if explanation.crops:
+        raise MetricError(
+            "maps must be of one crop to be checked, got some of tiles; use explain.evaluate"
+        )
+    first = attributions[0]
+    target = as_target(explanation.target_at(index))
+    methods = [] if isinstance(request.methods, str) else request.methods
+    maps = [(attribution.applied(methods), attribution) for attribution in attributions]
+    settings: Any = {"precision": first.precision, "activation": explainer.activation, **options}
+    settings |= {
+        "interventions": first.interventions,
+        "checks": default_checks(seed, samples),
+        "seed": seed,
+    }
+    with naming([explanation.source]):
+        x = explainer.as_input(explanation.photo)
+        verdict = check_maps(
+            explainer.model, x, maps, target, explanation.targets[index], **settings
+        )
+    earlier = explanation.verdicts.get(index)
+    explanation.verdicts[index] = verdict if earlier is None else earlier.updated(verdict)
+    return verdict
