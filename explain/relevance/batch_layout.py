@@ -5,7 +5,7 @@ are run one by one or twice make this hard to tell from a shape alone: as many h
 like images that come second. So it is followed from call to call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,14 +51,10 @@ class BatchLayout:
         elif call.info.has("moves"):
             numbers = self._numbers(source)
             if numbers is not None:  # do the same with the numbers of the images
-                moved = call.make({0: numbers.expand(source.shape)})
-                pairs = (
-                    [(result, moved)]
-                    if isinstance(result, Tensor)
-                    else zip(result, moved, strict=True)
-                )
-                for tensor, its in pairs:
-                    self._note(tensor, compact(its))
+                results = [result] if isinstance(result, Tensor) else result
+                labels = moved_labels(call, {0: numbers.expand(source.shape)})
+                for tensor, its in zip(results, labels, strict=True):
+                    self._note(tensor, its)
         elif isinstance(result, Tensor):
             self._note(result, self._made(call, dependent, source, result))
 
@@ -76,7 +72,7 @@ class BatchLayout:
                 else compact(numbers.expand(source.shape).reshape(result.shape))
             )
         if call.name == "einsum":
-            return self._multiplied(call, dependent[0])
+            return self._of_einsum(call, dependent[0])
         if "rois" in call.info.arguments:  # each box says which image it is cut out of
             boxes: Tensor = call.named["rois"].detach()
             return boxes[:, 0].int().reshape(-1, 1, 1, 1)
@@ -102,23 +98,19 @@ class BatchLayout:
             if numbers is None:
                 return None
             numbers_by_place[i] = numbers.expand(tensor.shape)
-        return compact(call.make(numbers_by_place))
+        return moved_labels(call, numbers_by_place)[0]
 
-    def _multiplied(self, call: Call, place: int) -> Tensor | None:
-        """The numbers of what `torch.einsum` gives, where its formula has no dots."""
-        words = call.flat[0].replace(" ", "").split("->") if isinstance(call.flat[0], str) else []
+    def _of_einsum(self, call: Call, place: int) -> Tensor | None:
+        """The numbers of what `torch.einsum` gives, by one of its factors."""
+        formula = einsum_formula(call)
         numbers = self._numbers(call.flat[place])
-        if len(words) != 2 or "." in words[0] or numbers is None:
+        if formula is None or numbers is None:
             return None
-        letters = words[0].split(",")[place - 1]
-        if any(
-            size > 1 and letter not in words[1]
-            for letter, size in zip(letters, numbers.shape, strict=True)
-        ):
+        terms, kept = formula
+        letters = zip(terms[place - 1], numbers.shape, strict=True)
+        if any(size > 1 and letter not in kept for letter, size in letters):
             return None
-        kept = numbers.permute(sorted(range(numbers.ndim), key=lambda d: words[1].find(letters[d])))
-        sizes = dict(zip(letters, numbers.shape, strict=True))
-        return kept.reshape([sizes.get(letter, 1) for letter in words[1]])
+        return einsum_labels(numbers, terms[place - 1], kept)
 
     def _numbers(self, tensor: Tensor) -> Tensor | None:
         """The image of each value, also where the images come first; None where it is not known."""
@@ -135,6 +127,31 @@ class BatchLayout:
         else:
             self._known[tensor] = numbers
             self._seen_any = True
+
+
+def moved_labels(call: Call, labels: Mapping[int, Tensor]) -> list[Tensor]:
+    """The labels of a call's results, from those of the arguments whose values it moves, by
+    place."""
+    results = call.make(labels)
+    return list(map(compact, [results] if isinstance(results, Tensor) else results))
+
+
+def einsum_formula(call: Call) -> tuple[list[str], str] | None:
+    """The letters of each factor of `torch.einsum` and of its result; None where the formula has
+    dots, or no result."""
+    terms, _, kept = str(call.flat[0]).replace(" ", "").partition("->")
+    return None if not kept or "." in terms else (terms.split(","), kept)
+
+
+def einsum_labels(labels: Tensor, letters: str, kept: str) -> Tensor:
+    """The labels of a factor, of size 1 along what is summed over, as those of the result.
+
+    >>> einsum_labels(torch.tensor([[0], [1]]), "nc", "kn")
+    tensor([[0, 1]])
+    """
+    sizes = dict(zip(letters, labels.shape, strict=True))
+    order = sorted(range(labels.ndim), key=lambda dim: kept.find(letters[dim]))
+    return labels.permute(order).reshape([sizes.get(letter, 1) for letter in kept])
 
 
 def first(count: int, like: Tensor) -> Tensor:

@@ -16,7 +16,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from explain._utils.signals import came_by_signal
 from explain.hooks.tracer import Tracer
-from explain.relevance.batch_layout import compact, fits
+from explain.relevance.batch_layout import (
+    compact,
+    einsum_formula,
+    einsum_labels,
+    fits,
+    moved_labels,
+)
 from explain.relevance.calls import Call, along, storage_of, tensor_indices
 from explain.relevance.table import ADDS, operation_name
 
@@ -122,17 +128,17 @@ class PositionTracer(Tracer):
         tensors = [result_part for result_part in several if isinstance(result_part, Tensor)]
         if tensors:
             for tensor, state in zip(tensors, self._states_of(call, tensors), strict=True):
-                self._note(tensor, state)
+                self._set_state(tensor, state)
                 if isinstance(state, tuple) and tensor.ndim == 3 and call.info.traits & ADDS:
-                    self._note_constants(call, tuple(tensor.shape), state)
+                    self._add_constants(call, tuple(tensor.shape), state)
         return result
 
-    def _note_constants(self, call: Call, shape: tuple[int, ...], state: Positions) -> None:
+    def _add_constants(self, call: Call, shape: tuple[int, ...], state: Positions) -> None:
         for tensor in call.tensors:
             if self.of(tensor) is NOWHERE:
                 self.added.setdefault(storage_of(tensor), []).append((shape, state))
 
-    def _note(self, tensor: Tensor, state: State) -> None:
+    def _set_state(self, tensor: Tensor, state: State) -> None:
         self._states[tensor] = state
         if isinstance(state, tuple) and tensor.ndim == 3:
             alike = self.sequences.setdefault(tuple(tensor.shape), [])
@@ -174,13 +180,11 @@ class PositionTracer(Tracer):
                 i: _written_out(state, axis, call.flat[i], call.name) for i, state in states.items()
             }
             if call.info.has("reshapes"):
-                moved: Any = written[0].reshape(results[0].shape)
+                moved = [compact(written[0].reshape(results[0].shape))]
             else:
-                moved = run.make(written)
-            for its, tensor in zip(
-                moved_positions, [moved] if isinstance(moved, Tensor) else moved, strict=True
-            ):
-                its.append(compact(tensor))
+                moved = moved_labels(run, written)
+            for its, position in zip(moved_positions, moved, strict=True):
+                its.append(position)
         return [
             tuple(its) if any(bool(position.any()) for position in its) else NOWHERE
             for its in moved_positions
@@ -191,7 +195,7 @@ class PositionTracer(Tracer):
         states = [self.of(tensor) for tensor in call.tensors]
         name = call.name
         if name == "einsum":
-            return _first(self._multiplied(call, states), result)
+            return _first(_of_einsum(call, states), result)
         if name in _PRODUCTS:
             added = call.info.has("adds to first")
             first = states[added]
@@ -215,27 +219,21 @@ class PositionTracer(Tracer):
             return _resampled(call, states[0], result)
         return _first(states, result)
 
-    def _multiplied(self, call: Call, states: Sequence[State]) -> list[State]:
-        """The positions of what `torch.einsum` gives, by each of its factors."""
-        letters, _, kept = call.flat[0].replace(" ", "").partition("->")
-        if not kept or "." in letters:
-            return [UNKNOWN]
-        states_of_terms: list[State] = []
-        for term, state in zip(letters.split(","), states, strict=True):
-            state = _mean(state, [i for i, letter in enumerate(term) if letter not in kept])
-            if isinstance(state, Lost):
-                states_of_terms.append(NOWHERE if state is EVERYWHERE else state)
-                continue
-            sizes = [dict(zip(term, position.shape, strict=True)) for position in state]
-            order = sorted(range(len(term)), key=lambda i: kept.find(term[i]))
-            turned = [position.permute(order) for position in state]
-            shapes = [[its.get(letter, 1) for letter in kept] for its in sizes]
-            states_of_terms.append(
-                tuple(
-                    position.reshape(shape) for position, shape in zip(turned, shapes, strict=True)
-                )
-            )
-        return states_of_terms
+
+def _of_einsum(call: Call, states: Sequence[State]) -> list[State]:
+    """The positions of what `torch.einsum` gives, by each of its factors."""
+    formula = einsum_formula(call)
+    if formula is None:
+        return [UNKNOWN]
+    terms, kept = formula
+    states_of_terms: list[State] = []
+    for term, state in zip(terms, states, strict=True):
+        mean = _mean(state, [i for i, letter in enumerate(term) if letter not in kept])
+        if isinstance(mean, Lost):
+            states_of_terms.append(NOWHERE if mean is EVERYWHERE else mean)
+        else:
+            states_of_terms.append(tuple(einsum_labels(axis, term, kept) for axis in mean))
+    return states_of_terms
 
 
 def _pixels(x: Tensor, dim: int) -> Tensor:
