@@ -10,7 +10,7 @@ Such hooks see modules alone, and nothing that leaves a module by another way th
 what they bring is compared with what autograd gives, and refused where it is something else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from explain._utils.errors import MethodError
 from explain.data.inputs import Path, dotted
 from explain.engine.forward import Forward, ResolvedTarget
-from explain.hooks import HookGroup, capture
+from explain.hooks import HookGroup
 from explain.hooks.graph import differentiate, graph
 from explain.hooks.preserve import recording
 from explain.hooks.unwrap import submodule
@@ -40,10 +40,16 @@ def hooked_layer_gradient(
     Raises:
         MethodError: it is not what autograd ``expected``.
     """
-    with recording(True), capture(forward.model, [layer], gradients="full_backward") as seen:
-        seen.backward(_run(forward, resolved)[0])
-    record = seen.of(layer)
-    return _checked(None if record is None else record.gradient, expected, f"layer {layer!r}")
+    seen: list[Tensor] = []
+
+    def keep(module: nn.Module, grad_input: Any, grad_output: Gradients) -> None:
+        seen.extend(g.detach().clone() for g in grad_output if g is not None)
+
+    with recording(True), HookGroup(forward.model) as group:
+        group.backward(layer, keep)  # of several calls, the last one's comes first
+        total, sources = _run(forward, resolved)
+        differentiate(total, sources)
+    return _checked(seen, expected, f"layer {layer!r}")
 
 
 def hooked_input_gradient(
@@ -78,7 +84,7 @@ def hooked_input_gradient(
             group.backward(name, hook)
         total, sources = _run(forward, resolved)
         differentiate(total, sources)
-    return _checked(seen[0] if seen else None, expected, "the input")
+    return _checked(seen, expected, "the input")
 
 
 def _follow(
@@ -119,15 +125,16 @@ def _rectifiers(
     return hooks
 
 
-def _checked(hooked: Tensor | None, expected: Tensor, place: str) -> Tensor:
-    """What hooks brought, which must be what autograd gives.
+def _checked(seen: Sequence[Tensor], expected: Tensor, place: str) -> Tensor:
+    """The first of what hooks have seen, which must be what autograd gives.
 
     Raises:
         MethodError: it is something else.
     """
     must = f"full-backward hooks must bring {place} the gradient that autograd gives"
-    if hooked is None:
+    if not seen:
         raise MethodError(f"{must}, but none fired; {INSTEAD}")
+    hooked = seen[0]
     largest = expected.abs().max()
     rounding = torch.finfo(expected.dtype).eps ** 0.5
     if not torch.allclose(hooked, expected, rtol=0, atol=float(rounding * largest), equal_nan=True):

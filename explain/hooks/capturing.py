@@ -35,7 +35,6 @@ from explain._utils.errors import HookError, LayerError, NotRecordedError, note
 from explain._utils.signals import deferring_signals, signal_safe
 from explain._utils.spelling import did_you_mean
 from explain.hooks import attention_parts, preserve
-from explain.hooks.full_backward import outputs_of_call
 from explain.hooks.graph import (
     alias,
     copy_with_history,
@@ -601,71 +600,6 @@ class Capture:
             )
 
 
-class FullBackwardCapture(Capture):
-    """A capture whose gradients full-backward hooks bring, as `HookGroup.backward` registers."""
-
-    def __init__(self, group: HookGroup, layers: Sequence[str]) -> None:
-        for name in layers:
-            if place_of(name, group._model).part:
-                raise LayerError(
-                    f"layer {name!r} must be a module for full-backward hooks, got a part; name "
-                    "the module"
-                )
-        super().__init__(group, layers, gradients=False, cut=False)
-
-    def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
-        running: list[_HookedCall] = []
-
-        def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-            running.append(_HookedCall(_edges(args)))
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            self._leave_hooked(layer, running.pop(), output)
-
-        # before the gates, which the tensors that backward is asked for must lie behind
-        group.put(module.register_forward_pre_hook, enter)
-        group.put(module.register_forward_hook, leave)
-        group.put_backward(module, lambda: running[-1].take)
-
-    def _leave_hooked(self, layer: str, call: "_HookedCall", output: Any) -> None:
-        """Record a call of a layer, whose hook will bring the gradient."""
-        first = _first_output(layer, output)
-        record = self._recorded(layer, first)
-        if record is None:
-            return
-        self._must_be_floating(record, first)
-        if not torch.is_grad_enabled():
-            self._without_graph.add(record)
-            return
-        self._without_graph.discard(record)
-        _, outputs = outputs_of_call(output)
-        self._sources[record] = call.below or _edges(outputs)
-        call.record = record
-        call.number = next(i for i, value in enumerate(outputs) if value is first)
-
-
-@dataclass
-class _HookedCall:
-    """A call of a layer with a full-backward hook, and what backward must be asked for to reach
-    that: ``below``."""
-
-    below: list[Source]
-    record: LayerCall | None = None
-    number: int = 0
-    """Which of the outputs is recorded."""
-
-    def take(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
-        gradient = grad_output[self.number]
-        if self.record is not None:
-            self.record.gradient = None if gradient is None else gradient.detach().clone()
-
-
-def _edges(values: Sequence[Any]) -> list[Source]:
-    """What to differentiate with respect to for the gradients in the tensors among some values."""
-    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
-    return [tensor if tensor.is_leaf else get_gradient_edge(tensor) for tensor in tensors]
-
-
 _PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
 
 
@@ -725,9 +659,7 @@ def _is_passed_through(tensor: torch.Tensor, inputs: Versions) -> bool:
 
 
 @signal_safe
-def capture(
-    model: nn.Module, layers: Where, *, gradients: bool | Literal["full_backward"] = True
-) -> Iterator[Capture]:
+def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Iterator[Capture]:
     """Record the outputs of layers inside the block, and their gradients, inside it or later.
 
     Args:
@@ -736,9 +668,7 @@ def capture(
             one call of a layer that runs several times (without it, the last), and ``conv:input``
             the first tensor that it is given.
         gradients: also record gradients. Where nothing is being recorded by autograd, the graph
-            begins at the layer. "full_backward" takes them from full-backward hooks instead (see
-            `HookGroup.backward`), which need a graph, and know the first tensor of each output
-            alone.
+            begins at the layer.
 
     Raises:
         LayerError: a layer is not in the model, or gives no tensor; or, when gradients are read,
@@ -759,11 +689,7 @@ def capture(
     tensor([[1., 1., 1.]])
     """
     with preserve.recording(torch.is_grad_enabled()), HookGroup(model) as group:
-        names = select_places(model, layers)
-        if gradients == "full_backward":
-            yield FullBackwardCapture(group, names)
-        else:
-            yield Capture(group, names, gradients=gradients, every=True)
+        yield Capture(group, select_places(model, layers), gradients=gradients, every=True)
 
 
 def read_outputs(

@@ -69,7 +69,7 @@ class Gates:
             self._handles.append(Registered(self._leave, after, self._thread, self._callers).handle)
         hooks = self.hooks[direction]
         hooks.insert(0 if first else len(hooks), hook)
-        callers = [hook.hook] if hook.hook is not None else []
+        callers = [hook.fn] if isinstance(hook.fn, Hook) else []
         self._callers += callers
 
         def remove() -> None:
@@ -95,16 +95,11 @@ class Gates:
 
 @dataclass(frozen=True, eq=False)
 class GateHook:
-    """A hook of a module on gradients.
+    """A hook of a module on gradients, for all calls or for those that ``is_meant`` says while they
+    begin."""
 
-    ``of_call`` gives the function for a call that begins, or None where none is for it. ``hook`` is
-    the caller's, if it is one of a caller. One that ``stays`` acts on calls that have begun, also
-    when it has been removed.
-    """
-
-    of_call: Callable[[], Callable[..., Any] | None]
-    hook: Hook | None = None
-    stays: bool = False
+    fn: Callable[..., Any]
+    is_meant: Callable[[], bool] | None = None
 
 
 class _Call:
@@ -114,15 +109,11 @@ class _Call:
     def __init__(self, owner: Gates, module: nn.Module) -> None:
         self._owner = owner
         self._module = module
-        self._functions: dict[str, list[tuple[GateHook, Callable[..., Any]]]] = {}
-        for direction, hooks in owner.hooks.items():
-            functions = self._functions[direction] = []
-            for hook in hooks:
-                function = hook.of_call()
-                if function is not None:
-                    functions.append((hook, function))
-                    if hook.hook is not None:
-                        hook.hook.unfired = Hook.unfired
+        hooks = [hook for hooks in owner.hooks.values() for hook in hooks]
+        self._meant = {hook for hook in hooks if hook.is_meant is None or hook.is_meant()}
+        for hook in self._meant:
+            if isinstance(hook.fn, Hook):
+                hook.fn.unfired = Hook.unfired
         self._grad_output: Gradients | None = None
         self._began = torch._C._autograd._get_sequence_nr()
 
@@ -142,7 +133,7 @@ class _Call:
         }
 
     def leave(self, output: Any) -> Any:
-        paths, values = outputs_of_call(output)
+        paths, values = _laid_out(output)
         lent = self._lent
         self._lent = []
         overwritten = [(tensor, alias) for tensor, alias, node in lent if alias.grad_fn is not node]
@@ -162,10 +153,9 @@ class _Call:
     def _changed(self, direction: str, gradients: Gradients, *more: Gradients) -> Gradients:
         """Call the hooks that are for this call; what one returns replaces what the next one is
         given."""
-        for hook, function in self._functions[direction]:
-            if hook.stays or hook in self._owner.hooks[direction]:
-                changed = function(self._module, gradients, *more)
-                gradients = gradients if changed is None else changed
+        for hook in self._owner.hooks[direction]:
+            changed = hook.fn(self._module, gradients, *more) if hook in self._meant else None
+            gradients = gradients if changed is None else changed
         return gradients
 
     def _at_outputs(self, gradients: Gradients) -> Gradients:
@@ -221,7 +211,7 @@ def _through(
     return passed, [*first, *rest]
 
 
-def outputs_of_call(output: Any) -> tuple[list[nested.Path], list[Any]]:
+def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
     """Return the contents of a container and the ways to them: its own items, then the tensors in
     containers inside."""
     if isinstance(output, torch.Tensor):

@@ -286,15 +286,6 @@ class HookGroup(SignalSafe["HookGroup"]):
         self.put(module.register_forward_hook, swap.leave, swap.restore_all)
 
     @deferring_signals
-    def put_backward(
-        self, module: nn.Module, of_call: Callable[[], Callable[..., Any] | None]
-    ) -> None:
-        """Register a hook of this package as `backward`, chosen for each call when it begins; it
-        acts in a backward pass that comes after the group's end, too."""
-        hook = GateHook(of_call, stays=True)
-        self._undo.append(self._add_gates(module, hook, "backward", False))
-
-    @deferring_signals
     def note_runs(
         self, modules: Mapping[str, nn.Module], measure: Callable[[str, Any], None] | None = None
     ) -> list[str]:
@@ -467,17 +458,13 @@ class HookGroup(SignalSafe["HookGroup"]):
         )
         for number, (name, place, module) in enumerate(places):
             counter = None if place.call is None else CallCounter(place.call, name)
-            hook = handle.hooks[number] if handle.hooks else None
-            of_call = partial(_for_call, counter, hook or fn)
-            handle.undo.append(self._add_gates(module, GateHook(of_call, hook), direction, prepend))
+            hook = GateHook(
+                handle.hooks[number] if handle.hooks else fn, counter.is_meant if counter else None
+            )
+            gates = self._gates.setdefault(module, Gates(self._thread, module))
+            handle.undo.append(gates.add(hook, direction, first=prepend))
             self._count(handle, module, counter)
         return handle
-
-    def _add_gates(
-        self, module: nn.Module, hook: GateHook, direction: str, first: bool
-    ) -> Callable[[], None]:
-        gates = self._gates.setdefault(module, Gates(self._thread, module))
-        return gates.add(hook, direction, first=first)
 
     def _count(self, handle: Handle, module: nn.Module, counter: "CallCounter | None") -> None:
         """Count the calls of a module, before all other hooks on it; a call of the model begins
@@ -580,10 +567,6 @@ class CallCounter:
     def only(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """A function that is called for the one call alone."""
         return lambda *arguments: fn(*arguments) if self.is_meant() else None
-
-
-def _for_call(counter: CallCounter | None, fn: Callable[..., Any]) -> Callable[..., Any] | None:
-    return fn if counter is None or counter.is_meant() else None
 
 
 class InputSwap:

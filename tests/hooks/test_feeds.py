@@ -119,7 +119,7 @@ def test_each_call_of_a_layer_has_its_own_gradient_or_none(used: tuple[int, ...]
     outputs += [model.layer(outputs[-1].tanh())]
     score = torch.stack([outputs[i].tanh() for i in used]).square().sum()
     expected = torch.autograd.grad(score, outputs, allow_unused=True)
-    with capture(model, "layer", gradients="full_backward") as seen:
+    with capture(model, "layer") as seen:
         if way == "calls of others":
             in_thread(lambda: SomeCalls.forward(model, 3 * x).backward())
         score = model(x)
@@ -155,6 +155,6 @@ def test_the_first_tensor_of_a_container_has_the_gradient() -> None:
     x = torch.rand(2, 3, requires_grad=True)
     for key in (1, "maps"):
         layer.train(key == "maps")
-        with capture(nn.Sequential(layer), "0", gradients="full_backward") as seen:
+        with capture(nn.Sequential(layer), "0") as seen:
             layer(x)[key].pow(2).sum().backward()
         torch.testing.assert_close(seen.gradients["0"], 4 * x.detach())
