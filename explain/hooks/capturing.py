@@ -28,7 +28,6 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.nn.modules import module as global_hooks
 
 from explain._utils import nested
 from explain._utils.errors import HookError, LayerError, NotRecordedError, note
@@ -45,7 +44,7 @@ from explain.hooks.graph import (
 )
 from explain.hooks.group import HookGroup, InputSwap, module_of
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
-from explain.hooks.unwrap import modules_of, runs_in_order
+from explain.hooks.unwrap import runs_in_order
 
 T = TypeVar("T")
 Source: TypeAlias = Any
@@ -166,9 +165,6 @@ class Capture:
         """Layers of which parts of the gradient are missing."""
         self._older: list[tuple[str, torch.Tensor, int]] = []
         """Tensors of which an alias may yet be overwritten, by the names that have no history."""
-        self._starts: list[GradientEdge] = []
-        """Where backward continues beyond the layers, so that the user's backward hooks on these
-        fire."""
         self._sources: dict[LayerCall, list[Source]] = {}
         self._requested_with: dict[LayerCall, list[Source]] = {}
         self._without_graph: set[LayerCall] = set()
@@ -199,7 +195,7 @@ class Capture:
             LayerError: parts of the gradient may be missing.
         """
         self._must_be_whole()
-        return [*self._sources[record], *self._requested_with.get(record, ()), *self._starts]
+        return [*self._sources[record], *self._requested_with.get(record, ())]
 
     def nodes_of(self, record: LayerCall) -> list[Node]:
         """The Nodes of the graph that the gradient in a record's first tensor comes from."""
@@ -293,7 +289,7 @@ class Capture:
             for seen in (record, *record.tensors.values()):
                 seen.gradient = None
         wanted = list(also)
-        for sources in (*self._sources.values(), *self._requested_with.values(), self._starts):
+        for sources in (*self._sources.values(), *self._requested_with.values()):
             wanted += sources
         if not wanted or not score.requires_grad:
             return (None,) * len(also)
@@ -353,10 +349,7 @@ class Capture:
                 or not self._begin_graph(module, args, kwargs)
             ):
                 return None
-            swapped = nested.SwappedInputs((args, kwargs), _aliased)
-            if _has_backward_hooks(module):
-                self._starts += [get_gradient_edge(other) for _, other in swapped.pairs]
-            return swapped
+            return nested.SwappedInputs((args, kwargs), _aliased)
 
         swap = InputSwap(begin, partial(self._follow_overwritten, layer))
 
@@ -614,12 +607,6 @@ def _last_in(module: nn.Module) -> nn.Module:
             return module
         module = last
     return module
-
-
-def _has_backward_hooks(module: nn.Module) -> bool:
-    if global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks:
-        return True
-    return any(part._backward_hooks or part._backward_pre_hooks for part in modules_of(module))
 
 
 def _aliased(tensor: torch.Tensor) -> torch.Tensor:
