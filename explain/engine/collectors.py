@@ -114,7 +114,7 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
         # For the backward pass to go through all of the network.
         return [
             forward.source(need.input),
-            *(forward.unreached if getattr(kind, "unreached", False) else ()),
+            *(forward.recorded.unreached if getattr(kind, "unreached", False) else ()),
         ]
     if kind.of_input:
         return [forward.source(need.input)]
@@ -326,7 +326,7 @@ ANSWERS: dict[
     needs.RelevanceCoverage: _relevance_coverage,
     needs.BiasTerms: _bias_terms,
     needs.Uninspected: lambda forward, resolved, *_: uninspected(
-        resolved.total, forward.operations
+        resolved.total, forward.recorded.operations
     ),
     needs.Attention: _attention,
     needs.InputAttention: _attention,

@@ -18,7 +18,6 @@ parameter's ``.grad`` or ``requires_grad`` is touched.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
@@ -35,7 +34,7 @@ from explain.data.inputs import Inputs, Path
 from explain.engine import collectors, needs, replay, reruns
 from explain.engine.derivative import custom_functions, is_derivative
 from explain.engine.ends import reading
-from explain.engine.forward import Forward, ResolvedTarget
+from explain.engine.forward import Forward, Recorded, ResolvedTarget
 from explain.engine.needs import (
     Backward,
     Concept,
@@ -58,7 +57,7 @@ from explain.engine.settings import (
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
-from explain.hooks.graph import differentiate, graph, normalises_over_rows
+from explain.hooks.graph import consumers, differentiate, graph, normalises_over_rows
 from explain.hooks.layer_names import place_of
 from explain.hooks.preserve import keeping_state, own_statistics, recording, untouched
 from explain.hooks.unwrap import has_hooks, scripted, sharded
@@ -69,7 +68,7 @@ from explain.relevance.constants import Influence
 from explain.relevance.deeplift import propagate_differences
 from explain.relevance.gradient_rules import ZeroLeaves, apply_rule
 from explain.relevance.operations import OperationRecorder
-from explain.relevance.propagation import RelevanceFlow, consumers, pass_channels, stop_other_paths
+from explain.relevance.propagation import RelevanceFlow, pass_channels, stop_other_paths
 from explain.relevance.steps import COMPARED, Dependence, Step, StepRecorder
 from explain.targets import Target, detector_outputs
 
@@ -184,21 +183,6 @@ def _evidence(
     )
 
 
-@dataclass
-class _Recorders:
-    """What records operations during a forward pass.
-
-    The steps that differences are taken of come first, to see what a normalisation is given as it
-    was made.
-    """
-
-    zero_leaves: ZeroLeaves | None = None
-    adding: StepRecorder | None = None
-    compared: StepRecorder | None = None
-    steps: StepRecorder | None = None
-    operations: OperationRecorder | None = None
-
-
 class _Passes:
     """One forward pass, and the backward passes over it.
 
@@ -227,7 +211,6 @@ class _Passes:
         for path in inputs.paths:
             tensor = inputs.tensor(path)
             explained[path] = tensor.clone().requires_grad_() if plan.whole else tensor
-        recorders = self._recorders(model, explained, inputs) if plan.whole else _Recorders()
         taped = plan.perturbed_layer
         # Perturbed maps are run one image at a time and in this precision; and hooks of others
         # would see a replay.
@@ -247,9 +230,7 @@ class _Passes:
             seen = {}
             for kind in collectors.WATCHES.keys() & plan.kinds:
                 seen[kind] = collectors.WATCHES[kind](group, model)
-            for recorder in vars(recorders).values():
-                if recorder is not None:
-                    stack.enter_context(recorder)
+            recorded = self._record(stack, model, explained, inputs) if plan.whole else Recorded()
             self.ran = executed_modules(group, model) if follow else []
             self._prefix = None if taped is None else replay.PrefixRecorder(group, model, taped)
             arguments = inputs
@@ -271,11 +252,7 @@ class _Passes:
             layers=layers,
             output=output,
             graph_is_on=graph_is_on,
-            operations=recorders.operations.noted if recorders.operations else {},
-            steps=recorders.steps.steps if recorders.steps else (),
-            adding=recorders.adding.steps if recorders.adding else (),
-            compared=recorders.compared.steps if recorders.compared else (),
-            unreached=recorders.zero_leaves.leaves if recorders.zero_leaves else (),
+            recorded=recorded,
             activation=settings.activation,
             seen=seen,
         )
@@ -283,35 +260,41 @@ class _Passes:
             # each exists, before any backward pass
             self.forward.records[layer] = self.forward.record(layer)
 
-    def _recorders(
-        self, model: nn.Module, explained: Mapping[Path, Tensor], inputs: Inputs
-    ) -> "_Recorders":
-        """What records operations during the forward pass, as far as the plan needs it."""
-        recorders = _Recorders()
+    def _record(
+        self, stack: ExitStack, model: nn.Module, explained: Mapping[Path, Tensor], inputs: Inputs
+    ) -> Recorded:
+        """Record the operations of the forward pass, as far as the plan needs it.
+
+        The steps that differences are taken of come first, to see what a normalisation is given as
+        it was made.
+        """
+        recorded = Recorded()
         kinds = [need.kind for need in self.plan.answered_at_once]
         backwards = self.plan.backwards
         leaves = list(explained.values())
         images = len(inputs)
         if any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds):
-            recorders.zero_leaves = ZeroLeaves(leaves)
+            recorded.unreached = stack.enter_context(ZeroLeaves(leaves)).leaves
+        constants = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
+        if constants:
+            influence = Influence([*leaves, *inputs.other_tensors.values()])
+            adding = StepRecorder(model, influence, kinds=())
+            recorded.adding = stack.enter_context(adding).steps
         if any(backward.reference is not None for backward in backwards):
-            recorders.compared = StepRecorder(
-                model, Dependence(leaves), kinds=COMPARED, images=images
-            )
+            compared = StepRecorder(model, Dependence(leaves), kinds=COMPARED, images=images)
+            recorded.compared = stack.enter_context(compared).steps
         composites = [
             backward.composite for backward in backwards if backward.composite is not None
         ]
         if composites:
             replaced = frozenset[str]().union(*(composite.kinds for composite in composites))
-            recorders.steps = StepRecorder(model, Dependence(leaves), kinds=replaced, images=images)
-        constants = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
-        if constants:
-            influence = Influence([*leaves, *inputs.other_tensors.values()])
-            recorders.adding = StepRecorder(model, influence, kinds=())
+            steps = StepRecorder(model, Dependence(leaves), kinds=replaced, images=images)
+            recorded.steps = stack.enter_context(steps).steps
         rules = any(backward.rule is not None for backward in backwards)
         if rules or constants:
-            recorders.operations = OperationRecorder(model, rectifiers=rules)
-        return recorders
+            operations = OperationRecorder(model, rectifiers=rules)
+            recorded.operations = stack.enter_context(operations).noted
+        return recorded
 
     def _watch(self, group: HookGroup, model: nn.Module, images: int) -> Capture:
         """Hook what the plan needs; return what captures the layers, some of them with
@@ -414,7 +397,7 @@ class _Passes:
         group = stack.enter_context(HookGroup())
         if backward.rule is not None:
             resolved.coverage[backward.rule] = apply_rule(
-                backward.rule, group, resolved.total, forward.operations
+                backward.rule, group, resolved.total, forward.recorded.operations
             )
         _record_attention(wanted, resolved, forward, group)
         if backward.composite is not None:
@@ -495,7 +478,11 @@ class _Passes:
             self._of_reference[reference] = self._run_reference(reference, resolved.image)
         reference_steps = self._of_reference[reference]
         return propagate_differences(
-            group, resolved.total, self.forward.compared, reference_steps, self.forward.count
+            group,
+            resolved.total,
+            self.forward.recorded.compared,
+            reference_steps,
+            self.forward.count,
         )
 
     def _propagate(
@@ -519,8 +506,8 @@ class _Passes:
             backward.composite,
             group,
             resolved.total,
-            forward.operations,
-            forward.steps,
+            forward.recorded.operations,
+            forward.recorded.steps,
             explained,
             forward.count,
             do_not_merge,

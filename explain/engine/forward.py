@@ -72,6 +72,22 @@ class ResolvedTarget:
 
 
 @dataclass(eq=False)
+class Recorded:
+    """The operations of a forward pass, as far as they were recorded."""
+
+    operations: Mapping[Node, Operation] = field(default_factory=dict)
+    """Rectifiers and operators, by the Nodes that they left."""
+    steps: Sequence[Step] = ()
+    """What relevance is shared out at."""
+    adding: Sequence[Step] = ()
+    """What adds constants, among others."""
+    compared: Sequence[Step] = ()
+    """What differences from a reference are shared out at."""
+    unreached: Sequence[Tensor] = ()
+    """What a backward pass goes to for attention that the explained inputs do not reach."""
+
+
+@dataclass(eq=False)
 class Forward:
     """A forward pass that has been run.
 
@@ -87,13 +103,7 @@ class Forward:
     layers: capturing.Capture
     output: Any
     graph_is_on: bool
-    operations: Mapping[Node, Operation]
-    """The rectifiers and operators that were recorded, by the Nodes that they left."""
-    steps: Sequence[Step] = ()
-    adding: Sequence[Step] = ()
-    compared: Sequence[Step] = ()
-    unreached: Sequence[Tensor] = ()
-    """What a backward pass goes to for attention that the explained inputs do not reach."""
+    recorded: Recorded
     activation: Activation | None = None
     seen: Mapping[type, Any] = field(default_factory=dict)
     """What was watched for needs of some kinds, by the kind."""
@@ -118,7 +128,7 @@ class Forward:
     @cached_property
     def constants(self) -> Sequence[AddedConstant]:
         """What the network adds that does not depend on the input, where steps were recorded."""
-        return added_constants(self.model, self.adding)
+        return added_constants(self.model, self.recorded.adding)
 
     def source(self, path: Path | None) -> Tensor:
         """The tensor of an explained input that gradients are taken in."""

@@ -113,7 +113,7 @@ def _rectifiers(
         MethodError: something else rectifies, which has no full-backward hook.
     """
     hooks: dict[str, Callable[..., Gradients]] = {}
-    for operation in operations_of(graph(resolved.total), forward.operations):
+    for operation in operations_of(graph(resolved.total), forward.recorded.operations):
         if not rule.covers(operation):
             continue
         name = operation.module

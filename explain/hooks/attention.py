@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from explain.hooks.attention_parts import fused_scores, spread
-from explain.hooks.graph import graph, is_of_hooks
+from explain.hooks.graph import consumers, is_of_hooks
 from explain.hooks.group import HookGroup
 
 _FUSED = "ScaledDotProduct"
@@ -71,17 +71,13 @@ def attention(
     >>> [tuple(record.weights.shape) for record in found]
     [(1, 2, 3, 3)]
     """
-    consumers: dict[Any, list[Any]] = {}
-    nodes = graph(output)
-    for node in nodes:
-        for parent, _ in node.next_functions:
-            consumers.setdefault(parent, []).append(node)
-    earlier = [node for node in nodes if until is None or node._sequence_nr() < until]
+    readers: Mapping[Any, Sequence[Any]] = consumers(output)
+    earlier = [node for node in readers if until is None or node._sequence_nr() < until]
     return [
         AttentionRecord(node, group)
         for node in sorted(earlier, key=lambda node: node._sequence_nr())
         if node.name().startswith(_FUSED)
-        or (_is_softmax_of_keys(node) and _weighs_values(node, consumers))
+        or (_is_softmax_of_keys(node) and _weighs_values(node, readers))
     ]
 
 
@@ -153,14 +149,14 @@ _PASSED_ON = (
 """Nodes of what is done to weights before values are multiplied by them; heads may be mixed."""
 
 
-def _weighs_values(softmax: Any, consumers: Mapping[Any, Sequence[Any]]) -> bool:
+def _weighs_values(softmax: Any, readers: Mapping[Any, Sequence[Any]]) -> bool:
     """Whether values are multiplied by the result of a softmax: one over classes is read, or
     multiplied by a mask."""
     size = _numel(softmax)
     seen = {softmax}
     waiting = [softmax]
     while waiting:
-        for consumer in consumers.get(waiting.pop(), ()):
+        for consumer in readers[waiting.pop()]:
             name = consumer.name()
             has_more = _numel(consumer) > size
             if "bmm" in name.lower() or (name.startswith("Mul") and has_more):

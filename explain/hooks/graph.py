@@ -47,6 +47,16 @@ def graph(
     return nodes
 
 
+def consumers(score: torch.Tensor) -> dict[Node, list[Node]]:
+    """For each Node of a score's graph, the Nodes that lead to it, as often as they do."""
+    nodes: dict[Node, list[Node]] = {node: [] for node in graph(score)}
+    for node in nodes:
+        for parent, _ in node.next_functions:
+            if parent is not None:
+                nodes[parent].append(node)
+    return nodes
+
+
 class ValueDroppedError(RuntimeError):
     """A backward pass needs a value that is not there any more."""
 

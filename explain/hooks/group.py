@@ -294,11 +294,14 @@ class HookGroup(SignalSafe["HookGroup"]):
         ``measure`` is called with the name and the output.
         """
         names = list[str]()
+
+        def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
+            names.append(name)
+            if measure is not None:
+                measure(name, output)
+
         for name, module in modules.items():
-            hook = _RunNote(measure, module.register_forward_hook, self._thread)
-            hook.name = name
-            hook.names = names
-            self._undo.append(hook.handle.remove)
+            self.put(module.register_forward_hook, partial(note, name))
         return names
 
     # How they are registered
@@ -526,19 +529,6 @@ def _kinds(handle: Handle) -> set[tuple[str, Any]]:
     hooks = handle.hooks
     functions = {(hook.direction, getattr(hook.fn, "__code__", id(hook.fn))) for hook in hooks[:1]}
     return functions | {(hook.direction, hook.where) for hook in hooks}
-
-
-class _RunNote(Registered):
-    """Notes that a module has run; such hooks are on every module, and do little."""
-
-    name = ""
-    names: list[str]
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.thread == threading.get_ident():
-            self.names.append(self.name)
-            if self.fn is not None:
-                super().__call__(self.name, output)
 
 
 class CallCounter:

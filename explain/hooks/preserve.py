@@ -426,28 +426,20 @@ def calculating(device: str, *, create_graph: bool = False) -> AbstractContextMa
     return _TorchState(create_graph, device)
 
 
-class _Recording(SignalSafe[None]):
-    """See `recording`."""
-
-    def __init__(self, gradients: bool) -> None:
-        self._gradients = gradients
-        self._previous = torch.is_grad_enabled()
-
-    def begin(self) -> None:
-        torch.set_grad_enabled(self._gradients)
-
-    def end(self, error: BaseException | None) -> None:
-        torch.set_grad_enabled(self._previous)
-
-
-def recording(gradients: bool) -> AbstractContextManager[None]:
+@signal_safe
+def recording(gradients: bool) -> Iterator[None]:
     """Switch gradients on or off; afterwards they are as they were, even if the block raises or is
     interrupted.
 
     ``torch.set_grad_enabled`` does the same, but an interrupt while it ends leaves gradients
     switched.
     """
-    return _Recording(gradients)
+    previous = torch.is_grad_enabled()
+    torch.set_grad_enabled(gradients)
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(previous)
 
 
 def is_under_way() -> bool:

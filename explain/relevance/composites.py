@@ -19,11 +19,12 @@ from torch.autograd.graph import Node
 
 from explain._utils.errors import MethodError, did_you_mean, shown
 from explain.hooks import HookGroup
+from explain.hooks.graph import consumers
 from explain.relevance import nonlinear_rules as nonlinear
 from explain.relevance.gradient_rules import Coverage
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, ZBox, ZPlus
 from explain.relevance.operations import Operation, operations_of
-from explain.relevance.propagation import RelevanceFlow, RelevanceRule, consumers, with_merged_maps
+from explain.relevance.propagation import RelevanceFlow, RelevanceRule, with_merged_maps
 from explain.relevance.steps import ENTERED, Step
 from explain.relevance.table import KINDS, LINEAR, is_library_operator
 

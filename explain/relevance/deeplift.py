@@ -19,13 +19,14 @@ from torch.autograd.graph import GradientEdge
 
 from explain._utils.errors import MethodError
 from explain.hooks import HookGroup
+from explain.hooks.graph import consumers
 from explain.relevance.nonlinear_rules import (
     attention_scores,
     epsilon_of,
     normalised_rows,
     parameter_of,
 )
-from explain.relevance.propagation import Answer, RelevanceFlow, consumers
+from explain.relevance.propagation import Answer, RelevanceFlow
 from explain.relevance.steps import Step
 
 

@@ -21,7 +21,7 @@ from torch.autograd.graph import Node
 
 from explain._utils.device_reads import read_together
 from explain._utils.options import CheckedFields
-from explain.hooks import HookGroup, graph
+from explain.hooks import HookGroup
 from explain.hooks.graph import Entrance, Reach
 from explain.relevance.batch_layout import fits, numbers_of, summed
 from explain.relevance.calls import along
@@ -343,13 +343,3 @@ def _behind_entrances(node: Node, nodes: Mapping[Node, Sequence[Node]]) -> list[
             _behind_entrances(after, nodes) if after.name() == "_EntranceBackward" else [after]
         )
     return receivers
-
-
-def consumers(score: Tensor) -> dict[Node, list[Node]]:
-    """For each Node of a score's graph, the Nodes that lead to it, as often as they do."""
-    consumers: dict[Node, list[Node]] = {node: [] for node in graph(score)}
-    for node in consumers:
-        for parent, _ in node.next_functions:
-            if parent is not None:
-                consumers[parent].append(node)
-    return consumers
