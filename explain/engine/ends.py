@@ -78,8 +78,11 @@ class Bounds(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What a tensor came from: the bounds of its values, if any, and the weights, a bit for
-    each."""
+    """What a tensor came from: the bounds of its values, if any, and the weights.
+
+    These are a number with one bit for each parameter of the model, so that sets of them are joined
+    fast.
+    """
 
     bounds: Bounds | None
     weights: int
@@ -103,16 +106,12 @@ class OriginTracer(Tracer):
             self.origins[parameter] = Origin(None, 1 << number)
         for buffer in model.buffers():
             self.origins[buffer] = Origin(None, 0)
-        self._used = 0  # the weights of all that ran so far; what nobody saw may depend on them
+        self._weights_so_far = 0
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = operation_name(func).removeprefix("special_")
         tensors = [tensor for _, tensor in nested.paths((args, kwargs))]
-        weights = 0
-        for tensor in tensors:
-            origin = self.origins.get(tensor)
-            weights |= self._used if origin is None else origin.weights
-        self._used |= weights
+        weights = self._weights_of(tensors)
         bounds = self._bounds(name, func, args, kwargs)
         result = func(*args, **kwargs)
         results = tensors[:1] if name == "setitem" else [t for _, t in nested.paths(result)]
@@ -124,22 +123,26 @@ class OriginTracer(Tracer):
             self.origins[tensor] = Origin(scaled, weights)
         return result
 
+    def _weights_of(self, tensors: Sequence[Tensor]) -> int:
+        """The weights that tensors depend on: those of a tensor that nobody saw, on all that ran so
+        far."""
+        weights = 0
+        for tensor in tensors:
+            origin = self.origins.get(tensor)
+            weights |= self._weights_so_far if origin is None else origin.weights
+        self._weights_so_far |= weights
+        return weights
+
     def _bounds(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Bounds | None:
         """The bounds of what an operation gives; those of a sum are still of its terms."""
         if name in _PROBABILITIES or name in _LOGARITHMS:
             classes = _softmax_size(args, kwargs) if "softmax" in name else 0
-            return (
-                Bounds(-math.inf, 0.0, classes)
-                if name in _LOGARITHMS
-                else Bounds(0.0, 1.0, classes)
-            )
+            low, high = (-math.inf, 0.0) if name in _LOGARITHMS else (0.0, 1.0)
+            return Bounds(low, high, classes)
         values = [t for _, t in nested.paths((args, kwargs)) if t.is_floating_point()]
-        origins = [self.origins.get(tensor) for tensor in values]
-        bounds = [
-            origin.bounds for origin in origins if origin is not None and origin.bounds is not None
-        ]
+        bounds = [bound for bound in map(self._bounds_of, values) if bound is not None]
         unbounded = len(values) - len(bounds) - sum(t.ndim == 0 for t in values)
         if not bounds or unbounded > 0:
             return None
@@ -152,32 +155,32 @@ class OriginTracer(Tracer):
             return Bounds(min(b.low for b in bounds), max(b.high for b in bounds), classes)
         return None
 
+    def _bounds_of(self, tensor: Tensor) -> Bounds | None:
+        origin = self.origins.get(tensor)
+        return None if origin is None else origin.bounds  # type: ignore[no-any-return]
+
     def _extremes(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[float, float] | None:
-        """The least and the most that an operation gives at the bounds of its arguments."""
+        """The least and the most that an operation gives where its arguments are at their
+        bounds."""
         results = []
-        for first, second in itertools.product((False, True), repeat=2):
-            arguments, options = nested.replace(
-                (args, dict(kwargs)), self._at_bounds([first, second])
-            )
+        tensors = [tensor for _, tensor in nested.paths((args, kwargs))]
+        bounds = [bound for bound in map(self._bounds_of, tensors) if bound is not None]
+        for ends in itertools.product(*[(bound.low, bound.high) for bound in bounds]):
+            waiting = list(ends)
+
+            def end(path: nested.Path, tensor: Tensor, waiting: list[float] = waiting) -> Tensor:
+                if self._bounds_of(tensor) is None:
+                    return tensor
+                return torch.tensor(waiting.pop(0), dtype=torch.float64)
+
+            arguments, options = nested.replace((args, dict(kwargs)), end)
             result = func(*arguments, **options)
             if result.numel() != 1 or bool(result.isnan()):
                 return None
             results.append(float(result))
         return min(results), max(results)
-
-    def _at_bounds(self, upper: list[bool]) -> nested.Change:
-        """Put the bounds of tensors in their places: the upper ones where ``upper`` says so."""
-
-        def change(path: nested.Path, tensor: Tensor) -> Tensor:
-            origin = self.origins.get(tensor)
-            if origin is None or origin.bounds is None:
-                return tensor
-            value = origin.bounds.high if upper and upper.pop() else origin.bounds.low
-            return torch.tensor(value, dtype=torch.float64)
-
-        return change
 
 
 def _softmax_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:

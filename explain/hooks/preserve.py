@@ -20,10 +20,9 @@ DEVICES = ("cpu", "cuda")
 
 
 class _Inspecting(threading.local):
-    """Whether this thread is inside `untouched`, with ``alone`` and ``create_graph``, and how deep
-    in such blocks."""
+    """How deep this thread is in blocks of `untouched`, and whether with ``alone`` and
+    ``create_graph``."""
 
-    busy = False
     alone = False
     create_graph = False
     depth = 0
@@ -289,7 +288,7 @@ class _LeftAsFound(SignalSafe[None]):
         self._modes: list[_HeldMode] = []
         self._shared: Shared | None = None
         self._torch = _TorchState(gradients or create_graph)
-        self._thread = (_inspecting.busy, _inspecting.alone, _inspecting.create_graph)
+        self._thread = (_inspecting.alone, _inspecting.create_graph)
 
     def begin(self) -> None:
         global _used_threads
@@ -305,7 +304,6 @@ class _LeftAsFound(SignalSafe[None]):
         self._torch.begin()
         self._shared = Shared(self._settings_of_process(modules))
         _inspecting.depth += 1
-        _inspecting.busy = True
         _inspecting.alone = _inspecting.alone or self._alone
         _inspecting.create_graph = self._create_graph
         self._shared.begin()
@@ -338,7 +336,7 @@ class _LeftAsFound(SignalSafe[None]):
         disturbed = _release_modes(self._modes)
         self._shared.end(error)
         self._torch.end(error)
-        _inspecting.busy, _inspecting.alone, _inspecting.create_graph = self._thread
+        _inspecting.alone, _inspecting.create_graph = self._thread
         _inspecting.depth = max(0, _inspecting.depth - 1)
         if isinstance(error, (RuntimeError, HookError)):
             remedy = next((_REMEDIES[part] for part in _REMEDIES if part in str(error)), None)
@@ -444,7 +442,7 @@ def recording(gradients: bool) -> Iterator[None]:
 
 def is_under_way() -> bool:
     """Whether this thread is inside an `untouched` block."""
-    return _inspecting.busy
+    return _inspecting.depth > 0
 
 
 def is_transforming() -> bool:
@@ -528,7 +526,6 @@ def _begin_child() -> None:
     Threads of OpenMP do not survive a fork, and code that then counts on them waits forever; so, if
     there may have been some, the child computes with one thread, as the workers of a DataLoader do.
     """
-    _inspecting.busy = False
     # an explanation during which a process was forked continues only in the parent
     _inspecting.alone = False
     _inspecting.create_graph = False
