@@ -336,7 +336,7 @@ def examine(subject: Subject) -> Iterator[tuple[str, str, list[float | None]]]:
         target = Detections(**how, of=of, decode=subject.named, threshold=0.0).for_input_size(
             tuple(subject.x.shape[2:])
         )
-        settled = target.choices_fixed(output, 1)
+        resolved = target.resolved(output, 1)
         # of boxes that overlap it as much, the one with the best score is taken
         if name == "a region":
             near = (
@@ -346,8 +346,8 @@ def examine(subject: Subject) -> Iterator[tuple[str, str, list[float | None]]]:
                 .tolist()
             )
             own = max(near, key=lambda q: float(boxes.scores[q, of_class]))
-            settled_box = boxes.boxes[own]
-            target = Detections(of_class, settled_box, decode=subject.named).for_input_size(
+            resolved_box = boxes.boxes[own]
+            target = Detections(of_class, resolved_box, decode=subject.named).for_input_size(
                 tuple(subject.x.shape[2:])
             )
         expected = plain_maps(subject, own, of_class, of, window)
@@ -363,7 +363,7 @@ def examine(subject: Subject) -> Iterator[tuple[str, str, list[float | None]]]:
             ).values[0]
             right = right if values.shape == right.shape else right.expand_as(values)
             found.append(float((values - right).abs().max() / right.abs().max().clamp(min=1e-12)))
-        yield name, settled.layout, found
+        yield name, resolved.layout, found
 
 
 def main(pattern: str) -> int:

@@ -47,7 +47,7 @@ def score_of(target: Detections | int, output: Any) -> torch.Tensor:
     return (
         output[0, target]
         if isinstance(target, int)
-        else target.choices_fixed(output, 1).pick(output, 1)[0].sum()
+        else target.resolved(output, 1).pick(output, 1)[0].sum()
     )
 
 

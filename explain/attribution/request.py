@@ -182,7 +182,7 @@ class Request:
         of_class = isinstance(self.targets[0], (ClassTarget, TopClass, BinaryLogit))
 
         def score(output: Any) -> torch.Tensor:
-            target = self.targets[0].choices_fixed(output, len(self.inputs))
+            target = self.targets[0].resolved(output, len(self.inputs))
             return target.pick(output, len(self.inputs))[0]
 
         @cache

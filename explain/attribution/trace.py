@@ -160,15 +160,15 @@ def trace(
     with preserve.untouched(model), reader:
         with torch.no_grad(), capture(model, names, gradients=False) as clean_pass:
             output = first.call(model)
-        settled = (
+        resolved = (
             resolve.as_target(target, categories)
             .for_input_size(tuple(first.x.shape[2:]))
-            .choices_fixed(output, 1)
+            .resolved(output, 1)
         )
-        clean_score, classes = settled.pick(output, 1)[:2]
+        clean_score, classes = resolved.pick(output, 1)[:2]
         x = second.x.clone().requires_grad_()
         with torch.enable_grad(), capture(model, names) as corrupted_pass:
-            corrupted_score = settled.pick(second.replaced(x).call(model), 1)[0][0]
+            corrupted_score = resolved.pick(second.replaced(x).call(model), 1)[0][0]
         corrupted_pass.backward(corrupted_score, (x,), roughly=True)
     find_sites = _SiteFinder(model, first, at, clean_pass, corrupted_pass, named=layers is not None)
     sites = find_sites(names)
@@ -180,7 +180,7 @@ def trace(
             group.forward(site.name, site.hook(patches))
         plan = Plan({"trace": frozenset({NeedAtLayer(Scores(patches), None)})})
         settings = RuntimeSettings(batch_size, progress=progress)
-        (lookup,) = gather(model, second, plan, [settled], settings)
+        (lookup,) = gather(model, second, plan, [resolved], settings)
     effects = lookup(None)[Scores(patches)].cpu() - corrupted_score.detach().cpu()
     return Effects(
         at,
@@ -188,7 +188,7 @@ def trace(
         {site.name: site.estimates for site in sites},
         float(clean_score),
         float(corrupted_score.detach()),
-        settled.name if classes is None else labels.class_label(categories, int(classes[0])),
+        resolved.name if classes is None else labels.class_label(categories, int(classes[0])),
         {site.name: site.grid for site in sites if site.grid is not None},
         _in_grey(first.x) if first.x.ndim == 4 else None,
     )

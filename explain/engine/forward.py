@@ -58,7 +58,7 @@ class ResolvedTarget:
     """What would have been found with other rounding errors of the same size."""
 
     def of_rows(self, images: Tensor) -> Target:
-        """The target for rows that belong to these images: what was settled for the unperturbed
+        """The target for rows that belong to these images: what was resolved for the unperturbed
         image stays so."""
         if self.classes is None:
             return self.target.rows(images)
@@ -179,13 +179,13 @@ class Forward:
     def resolve(self, target: Target) -> ResolvedTarget:
         """Settle a target on the output, and pick its scores."""
         with torch.set_grad_enabled(self.graph_is_on):
-            settled = target.choices_fixed(self.output, self.count)
-            score, classes = settled.pick(self.output, self.count)
+            choice = target.resolved(self.output, self.count)
+            score, classes = choice.pick(self.output, self.count)
             total = score.sum()
         require_finite(total, partial(self._refuse, score.detach()))
         width = 0 if self.logits is None else self.logits.shape[1]
         score = at_least_float32(detached(score))
-        return ResolvedTarget(target.name, settled, score, total, classes, width)
+        return ResolvedTarget(target.name, choice, score, total, classes, width)
 
     def resolve_all(self, targets: Sequence[Target]) -> list[ResolvedTarget]:
         """Settle all targets; of the best detections on one image, as many as there are."""

@@ -54,8 +54,8 @@ def located(
     ):
         output = inputs.call(model)
         layout = find_layout(output, count, size)
-        settled = [_settled(target, output, count, size) for target in targets]
-        scores = [_scores(target, output, count) for target in settled]
+        resolved = [_resolved(target, output, count, size) for target in targets]
+        scores = [_scores(target, output, count) for target in resolved]
         if layout is not None:
             hits = [Detections(size=size).detected(output, count, image) for image in range(count)]
     results = []
@@ -71,7 +71,7 @@ def located(
         names: list[str] = []
         boxes: list[Prediction | None] = []
         concrete: list[Target] = []
-        for target, choice, of_images in zip(targets, settled, scores, strict=True):
+        for target, choice, of_images in zip(targets, resolved, scores, strict=True):
             if of_images is not None and isinstance(choice, Detected):
                 prediction, again = _box(
                     choice, float(of_images[image]), image, size, detections, part, categories
@@ -87,7 +87,7 @@ def located(
     return results
 
 
-def _settled(target: Target, output: Any, count: int, size: tuple[int, ...]) -> Target:
+def _resolved(target: Target, output: Any, count: int, size: tuple[int, ...]) -> Target:
     """A target with its choices made; a class of a segmenter stays as it is."""
     if isinstance(target, (ClassTarget, TopClass)):
         if find_layout(output, count, size) is None:
@@ -97,7 +97,7 @@ def _settled(target: Target, output: Any, count: int, size: tuple[int, ...]) -> 
             if isinstance(target, TopClass)
             else Detections(target.index)
         )
-    return target.for_input_size(size).choices_fixed(output, count)
+    return target.for_input_size(size).resolved(output, count)
 
 
 def _scores(target: Target, output: Any, count: int) -> torch.Tensor | None:
@@ -108,21 +108,21 @@ def _scores(target: Target, output: Any, count: int) -> torch.Tensor | None:
 
 
 def _region(
-    target: Target, settled: Target, image: int, categories: Sequence[str] | None
+    target: Target, resolved: Target, image: int, categories: Sequence[str] | None
 ) -> tuple[str, Target]:
     """The name, and the target again, of what is no box on one photo."""
-    if isinstance(settled, TopClass):
+    if isinstance(resolved, TopClass):
         index: Any = 0
-    elif isinstance(settled, ClassTarget):
-        index = settled.index[image] if isinstance(settled.index, tuple) else settled.index
+    elif isinstance(resolved, ClassTarget):
+        index = resolved.index[image] if isinstance(resolved.index, tuple) else resolved.index
     else:
-        return target.name, settled if isinstance(target, Place) else target
+        return target.name, resolved if isinstance(target, Place) else target
     region = Segmentation(Category(index, class_label(categories, index)))
     return region.name, region
 
 
 def _box(
-    settled: Detected,
+    resolved: Detected,
     score: float,
     image: int,
     size: tuple[int, ...],
@@ -131,24 +131,24 @@ def _box(
     categories: Sequence[str] | None,
 ) -> tuple[Prediction, Target]:
     """A detection on one photo, and the target that means it again."""
-    category = settled.labels[image]
+    category = resolved.labels[image]
     label = class_label(categories, category)
-    corners = settled.boxes[image]
+    corners = resolved.boxes[image]
     box = on_photo(corners.tolist(), part, size)
-    rank = settled.ranks[image]
+    rank = resolved.ranks[image]
     same = [item.label for item in detections if item.category == category and item.box == box]
     name = f"{label} box {','.join(f'{edge:.0f}' for edge in box)}"
     if same:
         name = same[min(rank, len(same) - 1)]
-    if settled.of != "score":
-        name = f"{settled.of} of {name}"
+    if resolved.of != "score":
+        name = f"{resolved.of} of {name}"
     again = Detections(
         Category(category, label),
         tuple(corners.tolist()),
         rank,
-        decode=settled.decode or settled.layout,
-        of=settled.of,
-        overlap=settled.overlap,
+        decode=resolved.decode or resolved.layout,
+        of=resolved.of,
+        overlap=resolved.overlap,
     )
     return Prediction(name, score, category, box), again
 

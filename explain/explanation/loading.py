@@ -409,8 +409,7 @@ def _still_hold(results: list[Saved], photo: Image.Image, explainer: Explainer) 
         with request._reading(), preserve.untouched(request.model), torch.no_grad():
             output = request.inputs.call(request.model)
             scores = [
-                float(target.choices_fixed(output, 1).pick(output, 1)[0])
-                for target in request.targets
+                float(target.resolved(output, 1).pick(output, 1)[0]) for target in request.targets
             ]
     pairs = zip(contents, scores, strict=True)
     return all(

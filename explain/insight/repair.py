@@ -61,7 +61,7 @@ class _BatchRunner:
 
 
 @dataclass(frozen=True, eq=False)
-class _Task:
+class WantedAnswers:
     """Inputs, and what the old model says of them without the mark: the answers that a repaired
     model should give.
 
@@ -83,7 +83,9 @@ def _others_repeated(marks: MarkedPhotos) -> torch.Tensor:
     return marks.of_class.x.repeat(times, 1, 1, 1)
 
 
-def _task(marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, seed: int) -> _Task:
+def _wanted_answers(
+    marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, seed: int
+) -> WantedAnswers:
     """Other photos with the mark and as they are, photos of the finding, and others of its class:
     half as many each."""
     marked, control = marks.pairs(seed)
@@ -98,7 +100,7 @@ def _task(marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, seed: int) -
         ~marks.carriers.regions.repeat(times, 1, 1, 1),
         torch.ones_like(rest_of_class[:, :1], dtype=torch.bool),
     ]
-    return _Task(
+    return WantedAnswers(
         x, run(model, torch.cat([control, hosts, *without, rest_of_class])), torch.cat(unmarked)
     )
 
@@ -204,7 +206,7 @@ def _projected(
     model: nn.Module,
     layers: Sequence[str],
     fit: MarkedPhotos,
-    choose: _Task,
+    choose: WantedAnswers,
     run: _BatchRunner,
     seed: int,
 ) -> tuple[nn.Module, _ProjectionChoice]:
@@ -232,8 +234,8 @@ def _projected(
 
 def _trained(
     model: nn.Module,
-    fit: _Task,
-    choose: _Task,
+    fit: WantedAnswers,
+    choose: WantedAnswers,
     run: _BatchRunner,
     seed: int,
     *,
@@ -336,11 +338,16 @@ def repair(
     run = _BatchRunner(photos, marks.hosts.x[:BATCH])
     choice: _ProjectionChoice | None = None
     with untouched(model, grad=True):
-        chosen_by = _task(choose, model, run, seed)
+        chosen_by = _wanted_answers(choose, model, run, seed)
         if how == "train":
             new = _trained(
                 model,
-                _joined([_task(fit, model, run, seed), _task(fit, model, run, seed + 1)]),
+                _joined(
+                    [
+                        _wanted_answers(fit, model, run, seed),
+                        _wanted_answers(fit, model, run, seed + 1),
+                    ]
+                ),
                 chosen_by,
                 run,
                 seed,
@@ -371,12 +378,9 @@ def repair(
     )
 
 
-def _joined(tasks: Sequence[_Task]) -> _Task:
-    return _Task(
-        torch.cat([task.x for task in tasks]),
-        torch.cat([task.wanted for task in tasks]),
-        torch.cat([task.unmarked for task in tasks]),
-    )
+def _joined(parts: Sequence[WantedAnswers]) -> WantedAnswers:
+    fields = zip(*(vars(part).values() for part in parts), strict=True)
+    return WantedAnswers(*map(torch.cat, fields))
 
 
 def _layers(

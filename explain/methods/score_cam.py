@@ -13,7 +13,7 @@ from explain._utils.random_numbers import permutation
 from explain.baselines.replacements import to_unit
 from explain.engine import Activations, Evidence, Need, PerturbedRows
 from explain.engine.needs import BlockTokens
-from explain.engine.perturbations import Scores, ZeroInput, rows_of
+from explain.engine.perturbations import Scores, ZeroInput, one_row_each, rows_of
 from explain.layers.layouts import enlarge
 from explain.methods.base import Outcome, Style, over_all, register
 from explain.methods.cam import ratio, unless_rounding, weighted_maps
@@ -403,18 +403,18 @@ class ViTCX(RowMethod):
         the noise alone."""
         x = evidence.inputs
         if len(evidence.size) != 2:
-            return rows_of([1] * len(x), x.device, lambda images, numbers: x[images])  # no photo
+            return one_row_each(x)  # no photo
         clusters = self.clusters(evidence)
         maps = pad_sequence(clusters, batch_first=True).to(x)
 
-        def seen_through(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        def masked_or_noise(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             chosen = numbers // 2
             keep = masks(maps[images, chosen], evidence.size)
             added = noises(self.seed, chosen, x[0])
             seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, 1)
             return x[images] * seen + self.sigma * added * (1 - keep)
 
-        return rows_of([2 * len(of_image) for of_image in clusters], x.device, seen_through)
+        return rows_of([2 * len(of_image) for of_image in clusters], x.device, masked_or_noise)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         values = []

@@ -219,7 +219,7 @@ class _Checks:
 
     def _settled_target(self) -> Target:
         with torch.no_grad():
-            return self.target.choices_fixed(self._output, len(self.inputs))
+            return self.target.resolved(self._output, len(self.inputs))
 
     def verdict(self, label: str) -> Verdict:
         checks = self.checks

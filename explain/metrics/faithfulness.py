@@ -50,7 +50,7 @@ class _RankedCurve(ScoreMetric):
         """How many of them are covered at each step."""
         return steps_of(self.total(data), self.steps)
 
-    def request(self, data: MetricInput, covers: Covers, score: ScoreKind) -> ScoreRequest:
+    def photos_of_steps(self, data: MetricInput, covers: Covers, score: ScoreKind) -> ScoreRequest:
         """The photos of all steps."""
         counts = torch.tensor(self.counts(data))
         total = torch.full_like(counts, self.total(data))
@@ -61,7 +61,7 @@ class _RankedCurve(ScoreMetric):
         return base.cover_ranks(self.ranks(data), start, end, self.baseline, score)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        return [self.request(data, self.covers, self.score)]
+        return [self.photos_of_steps(data, self.covers, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         counts = self.counts(data)
@@ -224,7 +224,7 @@ class ROAD(_ShareCurve):
             [self.score] if data.probability is None else [self.score, "margin"]
         )
         both: list[Covers] = ["largest", "smallest"]
-        return [self.request(data, covers, kind) for kind in kinds for covers in both]
+        return [self.photos_of_steps(data, covers, kind) for kind in kinds for covers in both]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         curve = (scores[1] - scores[0]) / 2

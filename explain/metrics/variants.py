@@ -212,12 +212,12 @@ def reattribute(
     """Run methods again in all variants that metrics need, each distinct variant once for all of
     them.
 
-    What the target reads from the output, such as a region, is settled on the unperturbed photos,
+    What the target reads from the output, such as a region, is resolved on the unperturbed photos,
     for all variants.
     """
-    if type(target).choices_fixed is not Target.choices_fixed:
+    if not isinstance(target, ClassTarget):
         with untouched(context.model):
-            target = target.choices_fixed(
+            target = target.resolved(
                 context.inputs.detached().call(context.model), len(context.inputs)
             )
     comparisons: dict[Variant, dict[str, list[ReattributionMetric]]] = {}

@@ -255,7 +255,7 @@ def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[s
                 torch.no_grad(),
                 reading(model, inputs, subject.explainer.activation),
             ):
-                target = target.choices_fixed(inputs.call(model), 1)
+                target = target.resolved(inputs.call(model), 1)
         if isinstance(target, Segmentation) and target.mask is not None:
             return {"mask": plane(array(target.mask.reshape(-1, *target.mask.shape[-2:])[0]))}
     return None

@@ -24,7 +24,7 @@ class Target:
 
     A target of your own is a frozen dataclass with a ``name`` and a ``pick``; all else has a
     default. One that reads a choice from the output (a class, a region, a box) makes it in
-    ``choices_fixed``, on the images as they are, so that it is the same for every perturbed image.
+    ``resolved``, on the images as they are, so that it is the same for every perturbed image.
     One that holds something for each image has ``rows``.
     """
 
@@ -36,19 +36,19 @@ class Target:
     def pick(self, output: Any, count: int) -> Picked:
         """Return the scores ``(count,)`` and the class indices ``(count,)`` that they belong to, if
         they do."""
-        if (settled := self.choices_fixed(output, count)) is self:
+        if (resolved := self.resolved(output, count)) is self:
             raise NotImplementedError(f"{type(self).__name__} must have a method pick")
-        return settled.pick(output, count)
+        return resolved.pick(output, count)
 
-    def choices_fixed(self, output: Any, count: int) -> "Target":
+    def resolved(self, output: Any, count: int) -> "Target":
         """Return the target with its choices made, on the output ``model(images)`` for the images
         as they are."""
-        return self
+        return self.mapped(lambda target: target.resolved(output, count))
 
     def rows(self, images: torch.Tensor) -> "Target":
-        """Return the settled target for rows that are perturbed copies of the images ``(P,)``,
+        """Return the resolved target for rows that are perturbed copies of the images ``(P,)``,
         counted from 0."""
-        return self
+        return self.mapped(lambda target: target.rows(images))
 
     def mapped(self, change: Callable[["Target"], "Target"]) -> "Target":
         """Return the target with a change of all that it is made of; most are of one piece."""
@@ -63,7 +63,7 @@ class Target:
         return self.mapped(lambda target: target.for_input_size(size))
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the scores ``(count, K)`` of all classes in the settled target's region or box,
+        """Return the scores ``(count, K)`` of all classes in the resolved target's region or box,
         and its own classes.
 
         None where the output has no others.
@@ -71,7 +71,7 @@ class Target:
         return None
 
     def of_classes(self, classes: tuple[int, ...]) -> "Target":
-        """Return the settled target for other classes ``(N,)`` in the same region or box."""
+        """Return the resolved target for other classes ``(N,)`` in the same region or box."""
         raise NotImplementedError(
             f"{type(self).__name__} has no class_scores, and so no of_classes"
         )
@@ -138,12 +138,6 @@ class Sum(Target):
 
     def mapped(self, change: Callable[[Target], Target]) -> "Sum":
         return Sum(tuple((weight, change(target)) for weight, target in self.terms))
-
-    def choices_fixed(self, output: Any, count: int) -> Target:
-        return self.mapped(lambda target: target.choices_fixed(output, count))
-
-    def rows(self, images: torch.Tensor) -> Target:
-        return self.mapped(lambda target: target.rows(images))
 
 
 def check_one_per_image(what: str, held: int, count: int) -> None:

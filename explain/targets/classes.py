@@ -73,7 +73,7 @@ class ClassTarget(Target):
         chosen = torch.tensor(indices, device=scores.device)
         return scores.gather(1, chosen[:, None])[:, 0], chosen
 
-    def choices_fixed(self, output: Any, count: int) -> Target:
+    def resolved(self, output: Any, count: int) -> Target:
         if isinstance(output, torch.Tensor) and output.ndim == 2:
             return self
         return _elsewhere(output, count, self.index, categories=self.categories) or self
@@ -139,7 +139,7 @@ class TopClass(CheckedTarget):
     def name(self) -> str:
         return f"top-{self.rank + 1}"
 
-    def choices_fixed(self, output: Any, count: int) -> Target:
+    def resolved(self, output: Any, count: int) -> Target:
         elsewhere = _elsewhere(output, count, None, self.rank)
         if elsewhere is not None:
             return elsewhere
@@ -162,17 +162,17 @@ def _elsewhere(
     rank: int = 0,
     categories: Labels = None,
 ) -> Target | None:
-    """The target for a class of a model that gives boxes or maps, settled; None for one that gives
+    """The target for a class of a model that gives boxes or maps, resolved; None for one that gives
     class scores."""
     if (isinstance(output, Mapping) and "boxes" in output) or find_tensor(
         output, count, (2,)
     ) is None:
         if detector_outputs.find_layout(output, count) is not None:
-            return detections.Detections(label, index=rank, categories=categories).choices_fixed(
+            return detections.Detections(label, index=rank, categories=categories).resolved(
                 output, count
             )
         if regions.read_class_maps(output, count) is not None:
-            return regions.Segmentation(label).choices_fixed(output, count)
+            return regions.Segmentation(label).resolved(output, count)
     return None
 
 

@@ -76,7 +76,7 @@ class Detections(CheckedTarget):
     the existence and the overlap are 0; the others are those of the nearest box.
 
     What the model returns may be the result of non-maximum suppression or come before it, in any of
-    the layouts of ``explain.targets.detector_outputs.LAYOUTS``; that of the settled target says
+    the layouts of ``explain.targets.detector_outputs.LAYOUTS``; that of the resolved target says
     which it was.
 
     Args:
@@ -109,7 +109,7 @@ class Detections(CheckedTarget):
     >>> output = [{**found, "scores": torch.tensor([0.9, 0.8])}]
     >>> Detections().pick(output, 1)[0], Detections(box=(5, 0, 8, 4)).pick(output, 1)[0]
     (tensor([0.9000]), tensor([0.8000]))
-    >>> Detections(2).choices_fixed(output, 1).layout, Detections(2, of="left").pick(output, 1)[0]
+    >>> Detections(2).resolved(output, 1).layout, Detections(2, of="left").pick(output, 1)[0]
     ('results', tensor([4.]))
     """
 
@@ -160,7 +160,7 @@ class Detections(CheckedTarget):
     def gives_probability(self) -> bool:
         return self.of in ("score", "existence")
 
-    def choices_fixed(self, output: Any, count: int) -> Target:
+    def resolved(self, output: Any, count: int) -> Target:
         boxes = read(output, count, self.size, self.decode, self.name)
         if boxes.doubt and self.decode is None:
             warn(boxes.doubt)
@@ -171,8 +171,8 @@ class Detections(CheckedTarget):
             wanted = torch.as_tensor(self.box)
             wanted = wanted.expand(count, 4) if wanted.ndim == 1 else wanted
             check_one_per_image("box", len(wanted), count)
-        settled_labels = []
-        settled_boxes = []
+        resolved_labels = []
+        resolved_boxes = []
         ranks = []
         for image in range(count):
             cell, label = self._find(
@@ -180,13 +180,13 @@ class Detections(CheckedTarget):
             )
             corners = boxes.boxes[image].detach()
             same = coinciding(boxes.scores[image][:, label].detach(), corners, corners[cell])[0]
-            settled_labels.append(label)
-            settled_boxes.append(corners[cell])
+            resolved_labels.append(label)
+            resolved_boxes.append(corners[cell])
             ranks.append(same.tolist().index(cell))
-        own_boxes = torch.stack(settled_boxes)
+        own_boxes = torch.stack(resolved_boxes)
         return Detected(
             self.name,
-            tuple(settled_labels),
+            tuple(resolved_labels),
             own_boxes,
             tuple(ranks),
             compared=own_boxes if self.box is None else wanted.to(own_boxes),
@@ -328,7 +328,7 @@ class Detections(CheckedTarget):
 
 @dataclass(frozen=True, eq=False)
 class Detected(Target):
-    """A box that has been settled: for each image, the label and the box ``(N, 4)`` to find again.
+    """A box that has been resolved: for each image, the label and the box ``(N, 4)`` to find again.
 
     Of several boxes that coincide, it is the one with this rank, 0 for the best score; one rank for
     each image.
@@ -402,7 +402,7 @@ class Detected(Target):
         return read(output, count, self.size, self.decode or self.layout, self.name)
 
     def _matched(self, boxes: Boxes, image: int) -> tuple[int, float]:
-        """The box in one image, and how much it overlaps the settled one: less than 0 where there
+        """The box in one image, and how much it overlaps the resolved one: less than 0 where there
         is none."""
         scores = boxes.scores[image][:, self.labels[image]].detach()
         return matching_box(
@@ -558,9 +558,9 @@ class Place(Detections):
     def name(self) -> str:
         return self.called
 
-    def choices_fixed(self, output: Any, count: int) -> Target:
+    def resolved(self, output: Any, count: int) -> Target:
         if find_layout(output, count, self.size) is not None:
-            return super().choices_fixed(output, count)
+            return super().resolved(output, count)
         if self.size is None or (self.box is None and self.point is None):
             raise TargetError(
                 f"target {self.name} must have a model that returns boxes; use Segmentation for "
@@ -569,11 +569,11 @@ class Place(Detections):
         height, width = self.size[-2:]
         if self.point is not None:
             point = (self.point[0] / width, self.point[1] / height)
-            return Segmentation(self.label, point=point).choices_fixed(output, count)
+            return Segmentation(self.label, point=point).resolved(output, count)
         left, top, right, bottom = torch.as_tensor(self.box).round().clamp(min=0).int().tolist()
         mask = torch.zeros(height, width, dtype=torch.bool)
         mask[top:bottom, left:right] = True
-        return Segmentation(self.label, mask).choices_fixed(output, count)
+        return Segmentation(self.label, mask).resolved(output, count)
 
     def on_photo(self, seen: Box, size: Size) -> "Place":
         """Return a place in pixels of a photo in those of an input of ``size``, which shows a part

@@ -45,7 +45,7 @@ class Element(Target):
 
     def pick(self, output: Any, count: int) -> Picked:
         if self.or_classes:
-            return self.choices_fixed(output, count).pick(output, count)
+            return self.resolved(output, count).pick(output, count)
         dimensions = len(self.index) + 1
         tensor = need_tensor(output, count, (dimensions,), self, f"{dimensions} dimensions")
         if any(not 0 <= i < size for i, size in zip(self.index, tensor.shape[1:], strict=True)):
@@ -57,7 +57,7 @@ class Element(Target):
         place: Any = (slice(None), *self.index)
         return tensor[place], None
 
-    def choices_fixed(self, output: Any, count: int) -> Target:
+    def resolved(self, output: Any, count: int) -> Target:
         if not self.or_classes:
             return self
         has_place = find_tensor(output, count, (len(self.index) + 1,)) is not None
@@ -91,7 +91,7 @@ class Separate(Target):
 
     def pick(self, output: Any, count: int) -> Picked:
         images = self._images(count)
-        # each target is settled for one image, and scores all rows
+        # each target is resolved for one image, and scores all rows
         of_first = torch.zeros(count, dtype=torch.long)
         scores = {}
         classes = {}
@@ -106,21 +106,21 @@ class Separate(Target):
             indices.append(of_image[row])
         return picked, torch.stack(indices)
 
-    def choices_fixed(self, output: Any, count: int) -> "Separate":
+    def resolved(self, output: Any, count: int) -> "Separate":
         if self.images is not None:
             return self
         self._images(count)
-        settled: list[Target] = []
+        resolved: list[Target] = []
         # each makes its choices on the rows of its image alone
         for image, target in enumerate(self.targets):
             if isinstance(target, ScoreTarget):
-                settled.append(target)
+                resolved.append(target)
                 continue
             row = take(output, count, [image])
-            choice = target.choices_fixed(row, 1)
+            choice = target.resolved(row, 1)
             choice.pick(row, 1)  # one that holds something for several images is refused here
-            settled.append(choice)
-        return replace(self, targets=tuple(settled))
+            resolved.append(choice)
+        return replace(self, targets=tuple(resolved))
 
     def rows(self, images: torch.Tensor) -> "Separate":
         return replace(self, images=images_of_rows(self.images, images))

@@ -88,7 +88,7 @@ class Segmentation(CheckedTarget):
     or of volumes.
 
     What the model returns may have any of the layouts of `explain.targets.regions.read_class_maps`;
-    that of the settled target says which it was. Models that are prompted (SAM) give masks instead
+    that of the resolved target says which it was. Models that are prompted (SAM) give masks instead
     of classes.
 
     Args:
@@ -114,7 +114,7 @@ class Segmentation(CheckedTarget):
     ...     Segmentation(1, torch.tensor([[1, 1]])).pick(maps, 1)[0],
     ... )
     (tensor([5.]), tensor([2.5000]))
-    >>> Segmentation(point=(0.9, 0.5)).choices_fixed(maps, 1).category
+    >>> Segmentation(point=(0.9, 0.5)).resolved(maps, 1).category
     (0,)
     """
 
@@ -122,7 +122,7 @@ class Segmentation(CheckedTarget):
     mask: torch.Tensor | None = None
     point: tuple[float, ...] | None = None
     layout: str = ""
-    """The layout of the output that it was settled on; leave it out."""
+    """The layout of the output that it was resolved on; leave it out."""
 
     __repr__ = short_repr
 
@@ -148,12 +148,12 @@ class Segmentation(CheckedTarget):
 
     def pick(self, output: Any, count: int) -> Picked:
         if not self.layout:
-            return self.choices_fixed(output, count).pick(output, count)
+            return self.resolved(output, count).pick(output, count)
         return self._means(of_class(self._read(output, count).maps, self.category)[:, None])[
             :, 0
         ], None
 
-    def choices_fixed(self, output: Any, count: int) -> "Segmentation":
+    def resolved(self, output: Any, count: int) -> "Segmentation":
         """Return it with a class and a mask for each image, as the output has them."""
         if self.layout:
             return self

@@ -213,7 +213,7 @@ def test_a_layout_is_found_out_and_read_as_a_slow_decoding_reads_it(kind: str, r
     target = Detections(decode=layout if kind == "ssd" else None, size=SIZE, threshold=0.0)
     values = read(output, 2, SIZE, target.decode)
     assert values.layout == layout
-    settled = target.choices_fixed(output, 2)
+    settled = target.resolved(output, 2)
     assert settled.layout == layout
     assert_close(settled.pick(output, 2)[0], scores.amax((1, 2)))
     for i in range(2):
@@ -251,7 +251,7 @@ def test_a_box_that_is_no_number_is_no_detection(value: float, rand: Any) -> Non
     output, scores, boxes = detr(rand)
     best = int(scores[0].amax(1).argmax())
     output["pred_boxes"][0, best, 2] = value
-    settled = Detections(size=SIZE, threshold=0.0).choices_fixed(output, 2)
+    settled = Detections(size=SIZE, threshold=0.0).resolved(output, 2)
     scores[0, best] = 0  # the rest is as it was
     cell = int(scores[0].amax(1).argmax())
     assert_close(settled.boxes[0], boxes[0, cell], **EXACT)
@@ -301,7 +301,7 @@ def test_each_of_boxes_that_coincide_is_explained_itself(form: str) -> None:
 
     scores = best.clone().requires_grad_()
     for index, place in enumerate((0, 2, 3, 1)):
-        settled = Detections(index=index).choices_fixed(output(best), 1)
+        settled = Detections(index=index).resolved(output(best), 1)
         score = settled.pick(output(scores), 1)[0]
         assert score.item() == pytest.approx(best[place].item())
         (gradient,) = torch.autograd.grad(score, scores)
@@ -323,7 +323,7 @@ def test_fillers_are_no_detections_and_a_box_without_an_area_is_itself() -> None
 
 def test_one_class_that_is_always_certain_is_no_column_of_labels(rand: Any) -> None:
     raw = torch.cat([40 * rand(1, 30, 4), rand(1, 30, 1), torch.ones(1, 30, 1)], 2).bfloat16()
-    target = Detections(size=SIZE, threshold=0.0).choices_fixed(raw, 1)
+    target = Detections(size=SIZE, threshold=0.0).resolved(raw, 1)
     assert target.layout == "yolov5"
     cell = int(raw[0, :, 4].argmax())
     assert_close(target.boxes[0], around(raw[0, cell, :4]), rtol=0.01, atol=0.3)
@@ -347,7 +347,7 @@ def test_centernets_maps_are_known_by_other_names_and_by_their_shapes(rand: Any)
         assert_close(torch.stack(values.scores), scores, **EXACT)
         assert_close(torch.stack(list(values.boxes)), boxes, **EXACT)
     with pytest.warns(explain.ExplainWarning, match="CenterNet"):
-        Detections(size=SIZE).choices_fixed((heat, wide), 2)
+        Detections(size=SIZE).resolved((heat, wide), 2)
     # a segmenter with two heads returns such maps, too
     assert find_layout((heat, wide), 2, SIZE) is None
     assert find_layout((wide, wide, wide), 2, SIZE) is None
@@ -365,15 +365,15 @@ def test_pred_logits_that_sigmoids_have_trained_have_no_class_for_nothing(
     scores = {"deformable detr": 1 / (1 + math.exp(-2)), "detr": float(shares[classes - 1])}
     for layout, values in (("deformable detr", logits), ("detr", nothing)):
         output = {"pred_logits": values, "pred_boxes": boxes}
-        target = Detections(size=SIZE, threshold=0.2).choices_fixed(output, 1)
+        target = Detections(size=SIZE, threshold=0.2).resolved(output, 1)
         assert (target.layout, target.labels) == (layout, (classes - 1,))
         assert float(target.pick(output, 1)[0]) == pytest.approx(scores[layout])
     if classes == 80:
         unclear = {"pred_logits": logits + 9, "pred_boxes": boxes}
         with pytest.warns(explain.ExplainWarning, match="pred_logits"):
-            Detections(size=SIZE, threshold=0.0).choices_fixed(unclear, 1)
+            Detections(size=SIZE, threshold=0.0).resolved(unclear, 1)
         as_sigmoids = Detections(size=SIZE, threshold=0.0, decode="deformable detr")
-        assert as_sigmoids.choices_fixed(unclear, 1).labels == (79,)
+        assert as_sigmoids.resolved(unclear, 1).labels == (79,)
 
 
 # --- one box of a network
@@ -498,7 +498,7 @@ def test_likeness_is_the_best_overlap_times_score_before_suppression(
 ) -> None:
     boxes, scores = plain(model(photos[:1]))
     cell = int(scores[0, :, 0].argmax())
-    target = Detections(0, threshold=0.0).choices_fixed(model(photos[:1]), 1)
+    target = Detections(0, threshold=0.0).resolved(model(photos[:1]), 1)
     darker = model(0.5 * photos[:1])
     shared = box_iou(plain(darker)[0][0], boxes[0, cell][None])[:, 0]
     expected = (shared * plain(darker)[1][0, :, 0]).max()
@@ -513,7 +513,7 @@ def test_why_not_another_class_and_a_region_where_nothing_was_found(
     cell = int(scores[0].amin(1).argmin())
     box = boxes[0, cell].tolist()
     with pytest.raises(TargetError, match=r"cup detection .* nothing is detected"):
-        as_target("cup", ["tie", "cup"]).choices_fixed(model(x), 1)
+        as_target("cup", ["tie", "cup"]).resolved(model(x), 1)
     why = Difference(Detections(1, box), Detections(0, box))
     attribution = explain.attribute(model, x, "saliency", target=why)
     near = box_iou(boxes[0], boxes[0, cell][None])[:, 0] >= 0.9
@@ -537,10 +537,10 @@ def test_detections_are_numbered_and_named_by_the_index() -> None:
     scores = {"cup": 0.8, "cup@2": 0.7, "@25,5": 0.9, "box 1,0,9,9": 0.7, None: 0.9}
     scores["cup box 39,0,48,9"] = 0.8
     for text, score in scores.items():
-        settled = as_target(text, labels).choices_fixed([output], 1)
+        settled = as_target(text, labels).resolved([output], 1)
         assert float(settled.pick([output], 1)[0]) == pytest.approx(score)
     with pytest.raises(TargetError, match=r"only 2 are; take what is: tie box 20,0,29,9, "):
-        as_target("cup@3", labels).choices_fixed([output], 1)
+        as_target("cup@3", labels).resolved([output], 1)
 
 
 # --- networks of other packages, small and random
@@ -569,7 +569,7 @@ def test_queries_of_transformers_are_what_their_processor_makes_of_them(
     )
     cell = int(expected["scores"].argmax())
     target = Detections(size=SIZE, threshold=0.0)
-    settled = target.choices_fixed(output, 1)
+    settled = target.resolved(output, 1)
     assert settled.layout == ("detr" if kind == "Detr" else "deformable detr")
     assert settled.labels == (int(expected["labels"][cell]),)
     assert_close(settled.boxes[0], expected["boxes"][cell], rtol=1e-5, atol=1e-4)

@@ -162,7 +162,7 @@ def test_a_detections_score_is_the_models_own(
 def test_no_detection_is_refused_in_the_image_and_scores_0_in_altered_ones(
     windows: nn.Module, x: Tensor
 ) -> None:
-    clean = Detections().choices_fixed(windows(x), 3)
+    clean = Detections().resolved(windows(x), 3)
     windows.threshold = 2.0
     with pytest.raises(TargetError, match="but is not; nothing is detected"):
         explain.attribute(windows, x, "saliency", target=Detections())

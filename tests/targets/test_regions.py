@@ -131,7 +131,7 @@ def test_every_layout_target_and_method_equals_the_plain_computation(
         return torch.stack(rows, 1).flatten()  # rows are the two images in turn
 
     maps = explain.attribute(model, x, METHODS, target=target, layer="features", batch_size=2)
-    assert target.choices_fixed(output, 2).layout == NAMES.get(layout, layout)
+    assert target.resolved(output, 2).layout == NAMES.get(layout, layout)
     leaf = x.clone().requires_grad_()
     features = model.features(leaf)
     with explain.hooks.capture(model, "features") as seen:
@@ -223,10 +223,8 @@ def test_an_output_alone_is_read_by_its_values_at_all_places() -> None:
         (scores.sigmoid(), scores[:, 1] > 0),
         (scores.softmax(1), scores.argmax(1) == 1),
     ):
-        assert torch.equal(Segmentation(1).choices_fixed(maps, 2).mask, expected)
-    assert torch.equal(
-        Segmentation().choices_fixed(scores[:, :1].sigmoid(), 2).mask, scores[:, 0] > 0
-    )
+        assert torch.equal(Segmentation(1).resolved(maps, 2).mask, expected)
+    assert torch.equal(Segmentation().resolved(scores[:, :1].sigmoid(), 2).mask, scores[:, 0] > 0)
 
 
 def test_small_scores_of_a_map_are_no_probabilities() -> None:
@@ -253,7 +251,7 @@ def test_a_place_without_a_label_is_the_class_that_is_predicted_there() -> None:
     for text, expected in {"@0,0": 1, "@3,1": 2, "box 0,0,3,4": 1, "box 1,0,4,4": 2}.items():
         place = as_place(text)
         assert place is not None
-        target: Any = place.for_input_size((4, 4)).choices_fixed(maps, 1)
+        target: Any = place.for_input_size((4, 4)).resolved(maps, 1)
         assert target.category == (expected,)
         assert_close(target.pick(maps, 1)[0], maps[0, expected][target.mask[0]].mean()[None])
     classes, own = target.class_scores(maps, 1)

@@ -121,7 +121,7 @@ def test_targets_that_do_not_fit_the_output_are_refused(
     target: Any, output: Any, message: str
 ) -> None:
     with pytest.raises((TargetError, ModelError), match=message):
-        as_target(target).choices_fixed(output, 2).pick(output, 2)
+        as_target(target).resolved(output, 2).pick(output, 2)
 
 
 @pytest.mark.parametrize(
@@ -260,16 +260,16 @@ PLACED = torch.stack([MAPS[0, 3, 2, 1], MAPS[1, 0, 1, 1]])
 def test_tuples_are_places_in_an_output_with_several_dimensions(
     target: Any, expected: Tensor, output: Any
 ) -> None:
-    settled = as_target(target).choices_fixed(output, 2)
+    settled = as_target(target).resolved(output, 2)
     assert torch.equal(settled.pick(output, 2)[0], expected)
     turned = settled.rows(torch.tensor([1, 0, 1]))
     assert torch.equal(turned.pick(take(output, 2, [1, 0, 1]), 3)[0], expected[[1, 0, 1]])
 
 
 def test_a_tuple_is_a_class_for_each_image_where_there_are_class_scores() -> None:
-    assert as_target((2, 1)).choices_fixed(LOGITS, 2) == ClassTarget((2, 1))
-    assert as_target((2, 1)).choices_fixed((MAPS[:, :, 0], LOGITS), 2) == ClassTarget((2, 1))
-    assert as_target((2, 1)).choices_fixed(MAPS[:, :, 0], 2) == Element((2, 1))
+    assert as_target((2, 1)).resolved(LOGITS, 2) == ClassTarget((2, 1))
+    assert as_target((2, 1)).resolved((MAPS[:, :, 0], LOGITS), 2) == ClassTarget((2, 1))
+    assert as_target((2, 1)).resolved(MAPS[:, :, 0], 2) == Element((2, 1))
 
 
 def test_targets_for_each_image_settle_on_their_own_image_alone() -> None:
@@ -277,7 +277,7 @@ def test_targets_for_each_image_settle_on_their_own_image_alone() -> None:
     maps[0, 1] = 5
     maps[1, 2, 0] = 7
     # neither class is in the other image
-    target = as_target([Segmentation(1), Segmentation(2)]).choices_fixed(maps, 2)
+    target = as_target([Segmentation(1), Segmentation(2)]).resolved(maps, 2)
     altered = torch.arange(3 * 3 * 4.0).reshape(3, 3, 2, 2)
     score = target.rows(torch.tensor([1, 0, 1])).pick(altered, 3)[0]
     assert_close(
@@ -288,7 +288,7 @@ def test_targets_for_each_image_settle_on_their_own_image_alone() -> None:
         {"boxes": boxes[[i]], "labels": torch.tensor([i]), "scores": torch.tensor([0.5 + i / 10])}
         for i in range(2)
     )
-    boxed = as_target([Detections(0), Detections(1)]).choices_fixed([one, other], 2)
+    boxed = as_target([Detections(0), Detections(1)]).resolved([one, other], 2)
     assert_close(boxed.pick([one, other], 2)[0], torch.tensor([0.5, 0.6]))
     moved = boxed.rows(torch.tensor([1, 1, 0])).pick([other, one, one], 3)[0]
     assert_close(moved, torch.tensor([0.6, 0.0, 0.5]))
