@@ -161,30 +161,23 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
             f"{found_none}, so it equals the plain gradient; use saliency, or a network with "
             "rectifiers"
         )
-    if gradients is not None and gradients.missed:
-        unseen = (
-            f"{method.name} cannot look into functions that were written as one operation "
-            f"({_listed(gradients)})"
-        )
-        warn(
-            f"{unseen}; where they rectify, the plain gradient passes: write them with torch's own "
-            "functions"
-        )
+    opaque = [
+        (gradients, "where they rectify, the plain gradient passes"),
+        (uninspected, "what they add is in no map, but in delta"),
+    ]
+    for coverage, effect in opaque:
+        if coverage is not None and coverage.missed:
+            unseen = (
+                f"{method.name} cannot look into functions that were written as one operation "
+                f"({_listed(coverage)})"
+            )
+            warn(f"{unseen}; {effect}: write them with torch's own functions")
     if relevance is not None and relevance.missed:
         passed = (
             "they pass relevance by the plain gradient, and may lose some: write them with "
             "simpler functions"
         )
         warn(f"{method.name} has no rule for some operations ({_listed(relevance)}); {passed}")
-    if uninspected is not None and uninspected.missed:
-        unseen = (
-            f"{method.name} cannot look into functions that were written as one operation "
-            f"({_listed(uninspected)})"
-        )
-        warn(
-            f"{unseen}; what they add is in no map, but in delta: write them with torch's own "
-            "functions"
-        )
     return relevance or gradients or uninspected
 
 

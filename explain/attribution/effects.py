@@ -1,7 +1,6 @@
 """`Effects`: what patching each part of a network does to a score; as rows, a table and a
 figure."""
 
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
 
 from explain._utils.html import picture_html
+from explain.render.figures import as_picture, empty
 from explain.render.styles import SIGNED
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ At = Literal["layers", "channels", "heads", "tokens", "positions", "regions"]
 
 UNIT = "effect on the score"
 SHOWN = 15  # rows of the table, but of layers all
+DOTS = 110  # of the figure, an inch
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +112,7 @@ class Effects:
         return self._maps() if self.grid else self._table()
 
     def _bars(self) -> "Figure":
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6.4, 0.8 + 0.28 * len(self.by_layer)), layout="constrained")
+        figure = self._empty(6.4, 0.8 + 0.28 * len(self.by_layer))
         axes = figure.subplots()
         axes.barh(
             list(self.by_layer),
@@ -129,11 +128,10 @@ class Effects:
     def _maps(self) -> "Figure":
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
-        from matplotlib.figure import Figure
 
         columns = min(4, len(self.by_layer))
         rows = -(-len(self.by_layer) // columns)
-        figure = Figure(figsize=(2.4 * columns + 0.8, 2.5 * rows), layout="constrained")
+        figure = self._empty(2.4 * columns + 0.8, 2.5 * rows)
         figure.subplots(
             rows, columns, squeeze=False, subplot_kw={"frame_on": False, "xticks": [], "yticks": []}
         )
@@ -153,12 +151,10 @@ class Effects:
         return figure
 
     def _table(self) -> "Figure":
-        from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
         table = pad_sequence(list(self.by_layer.values()), batch_first=True, padding_value=math.nan)
-        size = (min(12.0, 2.4 + 0.3 * table.shape[1]), 1.2 + 0.32 * len(table))
-        figure = Figure(figsize=size, layout="constrained")
+        figure = self._empty(min(12.0, 2.4 + 0.3 * table.shape[1]), 1.2 + 0.32 * len(table))
         axes = figure.subplots()
         picture = axes.imshow(table.numpy(), aspect="auto", **self._colors)
         axes.set_yticks(range(len(self.by_layer)), list(self.by_layer))
@@ -177,9 +173,15 @@ class Effects:
 
     def picture(self) -> Image.Image:
         """The figure as a picture."""
-        buffer = io.BytesIO()
-        self.figure().savefig(buffer, format="png", dpi=110)
-        return Image.open(buffer)
+        return as_picture(self.figure())
+
+    def _empty(self, width: float, height: float) -> "Figure":
+        return empty((width, height), self.alternative, DOTS)
+
+    @property
+    def alternative(self) -> str:
+        """The alternative text of the figure."""
+        return f"effects of patches by {self.at} on {self.target}"
 
     def _repr_html_(self) -> str:
-        return picture_html(self.picture(), f"effects of patches by {self.at} on {self.target}")
+        return picture_html(self.picture(), self.alternative)

@@ -1,6 +1,6 @@
 """Where the model's input lies on a photo."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -13,6 +13,8 @@ from explain._utils.errors import ExplainError, ImageError, shown, warn
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
+Corners: TypeAlias = tuple[float, float, float, float]
+"""The edges of a box: x0 y0 x1 y1."""
 
 SMALLEST = 8  # pixels along an axis, below which it does not matter which of them were kept
 
@@ -48,6 +50,33 @@ class Box:
     def moved(self, across: float, down: float) -> "Box":
         """The same further to the right and further down."""
         return Box(self.left + across, self.top + down, self.right + across, self.bottom + down)
+
+    def to_photo(self, corners: Sequence[float], size: Sequence[int]) -> Corners:
+        """A box in pixels of the input, whose ``size`` ends in (height, width), in those of the
+        photo.
+
+        >>> Box(10, 10, 50, 50).to_photo((0, 0, 2, 4), (4, 4))
+        (10.0, 10.0, 30.0, 50.0)
+        """
+        left, top, right, bottom = corners
+        across = self.width / size[-1]
+        down = self.height / size[-2]
+        return (
+            self.left + left * across,
+            self.top + top * down,
+            self.left + right * across,
+            self.top + bottom * down,
+        )
+
+    def to_input(self, corners: Sequence[float], size: Sequence[int]) -> tuple[float, ...]:
+        """The reverse: x and y, or x0 y0 x1 y1, in pixels of the photo in those of the input.
+
+        >>> Box(10, 10, 50, 50).to_input((10, 10, 30, 50), (4, 4))
+        (0.0, 0.0, 2.0, 4.0)
+        """
+        scales = (size[-1] / self.width, size[-2] / self.height)
+        starts = (self.left, self.top)
+        return tuple((edge - starts[i % 2]) * scales[i % 2] for i, edge in enumerate(corners))
 
     @property
     def width(self) -> float:

@@ -12,7 +12,7 @@ from explain.data.inputs import Inputs
 from explain.engine.ends import reading
 from explain.hooks import preserve
 from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass
-from explain.targets.detections import Detected, Place, on_photo
+from explain.targets.detections import Detected, Place
 from explain.targets.detector_outputs import find_layout, reading_once
 from explain.targets.labels import Category, class_label
 from explain.targets.outputs import Activation, Prediction
@@ -65,7 +65,7 @@ def located(
         for query, category in hits[image]:
             assert layout is not None
             labels.append(class_label(categories, category))
-            box = on_photo(layout.boxes[image][query].tolist(), part, size)
+            box = part.to_photo(layout.boxes[image][query].tolist(), size)
             score = float(layout.scores[image][query, category])
             detections.append(Prediction(_numbered(labels), score, category, box))
         names: list[str] = []
@@ -134,7 +134,7 @@ def _box(
     category = resolved.labels[image]
     label = class_label(categories, category)
     corners = resolved.boxes[image]
-    box = on_photo(corners.tolist(), part, size)
+    box = part.to_photo(corners.tolist(), size)
     rank = resolved.ranks[image]
     same = [item.label for item in detections if item.category == category and item.box == box]
     name = f"{label} box {','.join(f'{edge:.0f}' for edge in box)}"

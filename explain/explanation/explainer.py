@@ -45,7 +45,7 @@ from explain.models import (
 )
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, TopClass, as_target, text
-from explain.targets.detections import InPhoto, Place, on_photo, showing
+from explain.targets.detections import InPhoto, Place, showing
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
 
@@ -493,7 +493,7 @@ class Explainer:
 
         def in_photo(image: int, corners: Sequence[float]) -> Sequence[float]:
             seen = locate(self.preprocess, photos[image].image.size)
-            return on_photo(corners, seen, tuple(x.shape[-2:]))
+            return seen.to_photo(corners, x.shape[-2:])
 
         return in_photo
 

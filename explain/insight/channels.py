@@ -13,7 +13,7 @@ from explain._utils.random_numbers import normal, seeded
 from explain.attribution.concepts import one_layer
 from explain.data.boxes import Box
 from explain.data.inputs import as_inputs
-from explain.engine import Activations, LayerGradients
+from explain.engine import Activations, Evidence, LayerGradients, Need
 from explain.engine.execution import gather
 from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
@@ -43,26 +43,21 @@ def finer_layer(photos: RunPhotos, least: int) -> str | None:
     return None
 
 
+def at_layer(
+    model: nn.Module, x: torch.Tensor, layer: str, target: Target, *needs: Need[Any]
+) -> Evidence:
+    """The evidence of a layer for a target, such as its activations ``(N, C, h, w)``."""
+    plan = plan_of(needs, [layer])
+    (evidence_of,) = gather(model, as_inputs(x), plan, [target], RuntimeSettings())
+    return evidence_of(layer)
+
+
 def feature_maps(model: nn.Module, x: torch.Tensor, layer: str) -> torch.Tensor:
     """The feature maps ``(N, C, h, w)`` of a layer."""
-    (evidence_of,) = gather(
-        model, as_inputs(x), plan_of([Activations()], [layer]), [TopClass()], RuntimeSettings(None)
-    )
-    return evidence_of(layer).activations
+    return at_layer(model, x, layer, TopClass(), Activations()).activations
 
 
-def with_gradients(
-    model: nn.Module, x: torch.Tensor, layer: str, target: Target
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The feature maps of a layer, and the gradients of a score in them; both ``(N, C, h, w)``."""
-    plan = plan_of([Activations(), LayerGradients()], [layer])
-    (evidence_of,) = gather(model, as_inputs(x), plan, [target], RuntimeSettings(None))
-    return evidence_of(layer).activations, evidence_of(layer).gradients
-
-
-def receptive_field(
-    model: nn.Module, x: torch.Tensor, layer: str, seed: int = 0
-) -> tuple[int, int, int, int]:
+def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> tuple[int, int, int, int]:
     """The part of an input that the middle of a layer's feature maps can see: left, top, right,
     bottom; ends exclusive.
 
@@ -74,7 +69,6 @@ def receptive_field(
         model: the network.
         x: an input ``(1, C, H, W)``, whose size and range count.
         layer: a layer.
-        seed: of the noise.
 
     >>> model = nn.Sequential(
     ...     nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3, padding=1)
@@ -83,7 +77,7 @@ def receptive_field(
     (13, 13, 21, 21)
     """
     height, width = x.shape[-2:]
-    generator = seeded(seed)
+    generator = seeded(0)
     noise = (
         x[:1].mean() + x[:1].std() * normal((DRAWS, *x.shape[1:]), generator).to(x)
     ).requires_grad_()
@@ -264,8 +258,10 @@ def channels(
             i for i, row in enumerate(batch.rows) if number is None or number == class_of(row)
         ]
         if chosen:
-            maps, gradients = with_gradients(model, batch.x[chosen], where, wanted)
-            weights = weights + (maps * gradients).flatten(2).sum((0, 2)).double().cpu()
+            needs = (Activations(), LayerGradients())
+            evidence = at_layer(model, batch.x[chosen], where, wanted, *needs)
+            products = evidence.activations * evidence.gradients
+            weights = weights + products.flatten(2).sum((0, 2)).double().cpu()
             of_class += len(chosen)
     if not of_class:
         raise RunError(
@@ -298,16 +294,9 @@ def _patches(
 def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int, int, int]) -> Box:
     """What the place (y, x) of the feature maps sees of a photo, in pixels of the photo."""
     height, width = row.input_size
-    left, top, right, bottom = seen
     across = (x - size[1] // 2) * width / size[1]
     down = (y - size[0] // 2) * height / size[0]
-
-    def in_photo(edge: float, length: int, first: float, whole: float) -> float:
-        return first + min(max(edge, 0.0), float(length)) * whole / length
-
-    return Box(
-        in_photo(left + across, width, row.box.left, row.box.width),
-        in_photo(top + down, height, row.box.top, row.box.height),
-        in_photo(right + across, width, row.box.left, row.box.width),
-        in_photo(bottom + down, height, row.box.top, row.box.height),
-    )
+    place = vars(Box(*seen).moved(across, down)).values()
+    limits = (width, height, width, height)
+    inside = [min(max(edge, 0.0), limit) for edge, limit in zip(place, limits, strict=True)]
+    return Box(*row.box.to_photo(inside, row.input_size))

@@ -98,7 +98,7 @@ class ClassStatistics(MapStatistics):
     beyond_others: torch.Tensor = field(repr=False)
 
 
-def class_mean_maps(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
+def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
     """Say where each class looks, the most striking first.
 
     Where boxes are known, a class is the more striking, the less of its evidence is on the object:
@@ -108,8 +108,7 @@ def class_mean_maps(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
     photos.
 
     Args:
-        maps: the maps of a run.
-        least: how many photos a class must have.
+        maps: the maps of a run; classes of few photos are left out.
     """
     object_size = torch.where(maps.object_size <= FILLED, maps.object_size, math.nan)
     excess = (maps.on_object - object_size) / (1 - object_size)
@@ -119,7 +118,7 @@ def class_mean_maps(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
     squares = (maps.values.double() ** 2).sum(0)
     statistics = []
     for rows in maps.of_target.values():
-        if len(rows) < least:
+        if len(rows) < LEAST:
             continue
         of_class = maps[rows]
         beyond = MeanWithError.of(excess[rows])

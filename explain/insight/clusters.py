@@ -144,15 +144,11 @@ class Cluster(MapStatistics):
     excess: torch.Tensor | None = field(default=None, repr=False)
 
 
-def map_clusters(
-    maps: RunMaps, *, least: int = LEAST_MAPS, most: int = MOST, seed: int = 0
-) -> list[Cluster]:
+def map_clusters(maps: RunMaps, *, seed: int = 0) -> list[Cluster]:
     """Cluster the maps of each class, and rank all clusters by how much they stand out.
 
     Args:
         maps: the maps of a run.
-        least: how many maps a class must have.
-        most: how many clusters a class may have.
         seed: of what is drawn by chance.
 
     Lapuschkin et al., "Unmasking Clever Hans predictors and assessing what machines really learn",
@@ -160,16 +156,14 @@ def map_clusters(
     """
     clusters = []
     for rows in maps.of_target.values():
-        if len(rows) >= least:
-            clusters += clusters_of(maps, rows, most=most, seed=seed)
+        if len(rows) >= LEAST_MAPS:
+            clusters += clusters_of(maps, rows, seed)
     return sorted(
         clusters, key=lambda cluster: (-cluster.stands_out, -cluster.size, cluster.target)
     )
 
 
-def clusters_of(
-    maps: RunMaps, rows: torch.Tensor, *, most: int = MOST, seed: int = 0
-) -> list[Cluster]:
+def clusters_of(maps: RunMaps, rows: torch.Tensor, seed: int = 0) -> list[Cluster]:
     """Cluster the maps with these numbers; those of one class that has a single cluster are none.
 
     A silhouette says how much nearer the maps of a group are to each other than to the rest, and
@@ -183,7 +177,7 @@ def clusters_of(
             .values
         ]
     apart = distances(maps.values[rows])
-    values, vectors = spectrum(apart, min(most, len(rows) - 1))
+    values, vectors = spectrum(apart, min(MOST, len(rows) - 1))
     count, gap = number_of_groups(values)
     groups = cluster_numbers(vectors, count, seed)
     fits = silhouettes(apart, groups)

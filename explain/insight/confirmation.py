@@ -45,7 +45,7 @@ class TriedFinding:
 
 
 def confirmed_finding(
-    findings: Sequence[Cluster | ClassStatistics], photos: RunPhotos, seed: int = 0
+    findings: Sequence[Cluster | ClassStatistics], photos: RunPhotos
 ) -> TriedFinding:
     """Return the finding whose mark draws most other photos to its class, of those that do so more
     than another patch.
@@ -53,7 +53,6 @@ def confirmed_finding(
     Args:
         findings: clusters and classes; of two that draw as many, the first is taken.
         photos: the photos of the run, and the model.
-        seed: of what is drawn at random.
 
     Raises:
         RunError: no mark draws photos to its class beyond chance (Bonferroni's correction).
@@ -61,11 +60,11 @@ def confirmed_finding(
     results = []
     for finding in findings:
         try:
-            marks = marked_photos(finding, photos, most=HOSTS, seed=seed)
+            marks = marked_photos(finding, photos, most=HOSTS)
         except RunError:  # too few photos
             continue
         if marks.target is not None:
-            results.append(_tried(finding, marks, marks.target, photos, seed))
+            results.append(_tried(finding, marks, marks.target, photos))
     results.sort(key=lambda result: result.control - result.taken)
     confirmed = [result for result in results if result.chance * len(results) <= CHANCE]
     if confirmed:
@@ -82,7 +81,6 @@ def _tried(
     marks: MarkedPhotos,
     target: int,
     photos: RunPhotos,
-    seed: int,
 ) -> TriedFinding:
     """Put the mark of a finding on other photos, and count the answers."""
     explainer = photos.explainer
@@ -91,7 +89,7 @@ def _tried(
         return find_logits(explainer.model(explainer._placed(x)), len(x))
 
     with untouched(explainer.model), intervene(explainer.model, explainer.interventions):
-        moved, control = (in_parts(scores, x).argmax(1).eq(target) for x in marks.pairs(seed))
+        moved, control = (in_parts(scores, x).argmax(1).eq(target) for x in marks.pairs())
     return TriedFinding(
         finding,
         taken=float(moved.double().mean()),

@@ -13,8 +13,9 @@ from explain._utils.errors import RunError
 from explain.attribution.concepts import one_layer
 from explain.data.images import ImageLike
 from explain.data.inputs import as_inputs
+from explain.engine import LayerGradients
 from explain.hooks.layer_names import Where
-from explain.insight.channels import feature_maps, with_gradients
+from explain.insight.channels import at_layer, feature_maps
 from explain.insight.maps import fields_of
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
 from explain.store.sources import check_whole_number
@@ -340,8 +341,9 @@ def _others_and_slopes(
             of_others.append(_means(feature_maps(model, batch.x[rest], layer)))
         of_class = of_class[: max(0, most - looked)]
         if of_class:
-            _, gradients = with_gradients(model, batch.x[of_class], layer, ClassTarget(target))
-            slopes.append(gradients.flatten(2).sum(2).float().cpu())
+            wanted = ClassTarget(target)
+            evidence = at_layer(model, batch.x[of_class], layer, wanted, LayerGradients())
+            slopes.append(evidence.gradients.flatten(2).sum(2).float().cpu())
             looked += len(of_class)
     if not slopes or not of_others:
         raise RunError(

@@ -340,14 +340,10 @@ def repair(
     with untouched(model, grad=True):
         chosen_by = _wanted_answers(choose, model, run, seed)
         if how == "train":
+            both = [_wanted_answers(fit, model, run, number) for number in (seed, seed + 1)]
             new = _trained(
                 model,
-                _joined(
-                    [
-                        _wanted_answers(fit, model, run, seed),
-                        _wanted_answers(fit, model, run, seed + 1),
-                    ]
-                ),
+                _joined(both),
                 chosen_by,
                 run,
                 seed,

@@ -18,14 +18,13 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import ImageError, RunError, shown
-from explain.data.boxes import Box
+from explain.data.boxes import Box, Corners
 from explain.data.opening import photos_in
 from explain.data.scans import slice_names, split_slice
 
 Label: TypeAlias = str | int | tuple[str | int, ...] | None
 """A class by its name or number, several of them where several are true of a photo, or None where
 none is known. An empty tuple says that none is true."""
-Corners: TypeAlias = tuple[float, float, float, float]
 ObjectBox: TypeAlias = Corners | tuple[float, float, float, float, str]
 """The edges of a box, and the label of what is in it where photos have boxes of several classes."""
 
@@ -440,12 +439,9 @@ def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[C
     [(0.0, 0.0, 5.0, 10.0)]
     """
     height, width = size
-    across = width / seen.width
-    down = height / seen.height
     clipped = []
-    for x0, y0, x1, y1 in boxes:
-        left, right = ((x - seen.left) * across for x in (x0, x1))
-        top, bottom = ((y - seen.top) * down for y in (y0, y1))
+    for box in boxes:
+        left, top, right, bottom = seen.to_input(box, size)
         edges = (
             max(left, 0.0),
             max(top, 0.0),

@@ -45,23 +45,6 @@ def showing(in_photo: InPhoto) -> Iterator[None]:
         _in_photo.reset(token)
 
 
-def on_photo(corners: Sequence[float], seen: Box, size: Size) -> tuple[float, float, float, float]:
-    """A box in pixels of an input of ``size`` in those of the photo, of which it shows a part.
-
-    >>> on_photo((0, 0, 2, 4), Box(10, 10, 50, 50), (4, 4))
-    (10.0, 10.0, 30.0, 50.0)
-    """
-    left, top, right, bottom = corners
-    across = seen.width / size[-1]
-    down = seen.height / size[-2]
-    return (
-        seen.left + left * across,
-        seen.top + top * down,
-        seen.left + right * across,
-        seen.top + bottom * down,
-    )
-
-
 class NotDetectedError(TargetError):
     """The original images have no such detection."""
 
@@ -578,18 +561,11 @@ class Place(Detections):
     def on_photo(self, seen: Box, size: Size) -> "Place":
         """Return a place in pixels of a photo in those of an input of ``size``, which shows a part
         of it."""
-        across = size[-1] / seen.width
-        down = size[-2] / seen.height
-
-        def moved(place: Any) -> Any:
-            if place is None:
-                return None
-            edges = enumerate(map(float, place))
-            return tuple(
-                (e - seen.top) * down if i % 2 else (e - seen.left) * across for i, e in edges
-            )
-
-        return replace(self, point=moved(self.point), box=moved(self.box), size=size)
+        places: dict[str, Any] = {"point": self.point, "box": self.box}
+        for name, place in places.items():
+            if place is not None:
+                places[name] = seen.to_input([*map(float, place)], size)
+        return replace(self, **places, size=size)
 
 
 def as_place(text: str) -> Place | None:

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from explain._utils.errors import RunError, either, keywords
 from explain._utils.html import picture_html
 from explain._utils.spelling import did_you_mean
-from explain.attribution.pictures import Look
+from explain.attribution.pictures import Look, Scene
 from explain.data.files import Files
 from explain.data.images import ImageLike, load_image
 from explain.render import captions, overlays, styles
@@ -21,7 +21,6 @@ from explain.render.sheets import Group, Layout, Tile, contact_sheet, evenly_spr
 from explain.runs.result import Run, open_run
 from explain.store import reading, sources
 from explain.targets.outputs import percent
-from explain.training.photos import shrunk_scene
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -157,7 +156,8 @@ class Film:
     @cached_property
     def _overlays(self) -> list[Image.Image]:
         look = Look(self.style)
-        scene = shrunk_scene(self.photo, self.rows[0].box, SIDE)
+        box = self.rows[0].box
+        scene = Scene(self.photo, box, (box,)).fitted(SIDE)
         scene = scene.enlarged(captions.enlargement(scene.photo.size))
         return [scene.overlay(row.attribution, look.of(row.style)) for row in self.rows]
 

@@ -5,11 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from PIL import Image
 
 from explain._utils.errors import RunError
 from explain.attribution.pictures import Scene
-from explain.data.boxes import Box
 from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.methods.base import MethodLike
@@ -85,24 +83,10 @@ class WatchedPhotos:
         """The photo at a size for looking at, and where its map lies; None for one that came as a
         tensor."""
         image = self.job.source.read(photo.entry).image
-        return (
-            None
-            if isinstance(image, torch.Tensor)
-            else shrunk_scene(load_image(image, self.job.explainer.window), photo.box, side)
-        )
-
-
-def shrunk_scene(image: Image.Image, box: Box, side: int) -> Scene:
-    """A photo whose longer side has at most so many pixels, and where maps lie on it."""
-    scale = min(1.0, side / max(image.size))
-    if scale == 1:
-        return Scene(image, box, (box,))
-    width = max(1, round(image.width * scale))
-    height = max(1, round(image.height * scale))
-    across = width / image.width
-    down = height / image.height
-    where = Box(box.left * across, box.top * down, box.right * across, box.bottom * down)
-    return Scene(image.resize((width, height)), where, (where,))
+        if isinstance(image, torch.Tensor):
+            return None
+        image = load_image(image, self.job.explainer.window)
+        return Scene(image, photo.box, (photo.box,)).fitted(side)
 
 
 def _read(job: Job) -> Sequence[Prepared]:
