@@ -4,7 +4,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ COLUMNS = {
 """The columns before boxes, labels and metrics, with their types in Arrow."""
 VALUES_AT_ONCE = 4_000_000  # values of maps in memory
 ROWS_AT_ONCE = 1024
+MAP_ENDINGS = (".parquet", ".csv", ".jsonl")
 
 
 def export(
@@ -85,13 +86,14 @@ def export(
     ending = path.suffix.lower()
     if boxes is not None and ending != ".json":
         raise RunError(f"boxes have no effect on a file {ending}; leave them out")
-    metrics = run.metrics
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             if ending == ".json":
                 return _to_coco(run, boxes, part)
-            return _to_photos(run, ending, part) if photos else _WRITERS[ending](run, metrics, part)
+            if ending == ".parquet":
+                return _to_parquet(run, part)
+            return _to_photos(run, ending, part) if photos else _to_maps(run, ending, part)
     except OSError as error:
         raise RunError(
             f"file {text(path)!r} cannot be written: {error.strerror or error}; choose another"
@@ -107,7 +109,7 @@ def check_table(
         RunError: it exists, or its ending is none that a table has.
     """
     path = Path(file)
-    endings = [".csv", ".jsonl"] if photos else [*_WRITERS, ".json"]
+    endings = MAP_ENDINGS[1:] if photos else (*MAP_ENDINGS, ".json")
     if path.suffix.lower() not in endings:
         raise RunError(
             f"file must end in one of {', '.join(endings)}, got {text(path.name)!r}; choose one "
@@ -164,57 +166,19 @@ def arrow_modules() -> tuple[Any, Any]:
     return arrow, parquet
 
 
-def _to_csv(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
-    """Write a line for each row, without its map; boxes and labels are JSON in their cells. Return
-    how many."""
+def _to_maps(run: StoredRun, ending: str, path: Path) -> int:
+    """Write a row for each map, without it. Return how many."""
+    metrics = run.metrics
+
+    def columns_of(row: Row) -> dict[str, Any]:
+        columns = columns_without_map(row, metrics)
+        if ending == ".csv":  # a cell stays empty where there are no boxes or labels
+            columns = {name: None if cell == [] else cell for name, cell in columns.items()}
+        return columns
+
+    rows = ((columns_of(row), row.columns) for row in run.rows())
     labels = _labels_of(run, "labels")
-    head = [*COLUMNS, "boxes", "labels", *metrics]
-    rows = (
-        [
-            *(None if cell == [] else cell for cell in columns_without_map(row, metrics).values()),
-            *_probabilities(row.columns, "labels"),
-        ]
-        for row in run.rows()
-    )
-    return _write_csv(path, [*head, *labels], rows)
-
-
-def _write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
-    """Write a table; lists are JSON in their cells. Return how many rows it has."""
-    count = 0
-    with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(map(as_cell, head))
-        for row in rows:
-            cells = [
-                json.dumps(cell, ensure_ascii=False) if isinstance(cell, list) else as_cell(cell)
-                for cell in row
-            ]
-            table.writerow(cells)
-            count += 1
-    return count
-
-
-def _to_json_lines(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
-    """Write an object for each row, without its map. Return how many."""
-    labels = _labels_of(run, "labels")
-    return _write_json_lines(
-        path,
-        (
-            columns_without_map(row, metrics)
-            | _by_label(labels, _probabilities(row.columns, "labels"))
-            for row in run.rows()
-        ),
-    )
-
-
-def _write_json_lines(path: Path, objects: Iterable[Mapping[str, Any]]) -> int:
-    count = 0
-    with path.open("w", encoding="utf-8") as file:
-        for columns in objects:
-            file.write(json.dumps(columns, ensure_ascii=False) + "\n")
-            count += 1
-    return count
+    return _write(path, ending, [*COLUMNS, "boxes", "labels", *metrics], "labels", labels, rows)
 
 
 PHOTO_COLUMNS = ("name", "path", "label", "label_probability", "prediction", "probability")
@@ -230,37 +194,54 @@ def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
             "several labels, and of 2 to 256 classes"
         )
 
-    def figures(photo: Mapping[str, Any]) -> dict[str, Any]:
+    def columns_of(photo: Mapping[str, Any]) -> dict[str, Any]:
         labels = json.loads(photo["labels"] or "[]")
         true = [label for _, label, *doubt in labels if not doubt]
         labels_of_photo = None if photo["labels"] is None else true
         return {**{name: photo[name] for name in PHOTO_COLUMNS}, "labels": labels_of_photo}
 
-    photos = run.photo_columns()
-    if ending == ".jsonl":
-        objects = (
-            figures(photo) | _by_label(labels, _probabilities(photo, kind)) for photo in photos
-        )
-        return _write_json_lines(path, objects)
-    rows = ([*figures(photo).values(), *_probabilities(photo, kind)] for photo in photos)
-    return _write_csv(path, [*PHOTO_COLUMNS, "labels", *labels], rows)
+    rows = ((columns_of(photo), photo) for photo in run.photo_columns())
+    return _write(path, ending, [*PHOTO_COLUMNS, "labels"], kind, labels, rows)
 
 
-def _probabilities(photo: Mapping[str, Any], kind: str) -> list[float]:
-    """The probability of every label, or every class, of a photo."""
-    by_kind: dict[str, list[float]] = json.loads(photo["probabilities"] or "{}")
-    return by_kind.get(kind, [])
+def _write(
+    path: Path,
+    ending: str,
+    head: Sequence[str],
+    kind: str,
+    labels: Sequence[str],
+    rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]],
+) -> int:
+    """Write a line for each of some columns and those of its photo, with its probabilities of this
+    kind: as an object, or as cells under a head, where lists are JSON. Return how many."""
+    count = 0
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        if ending == ".csv":
+            table.writerow(map(as_cell, [*head, *labels]))
+        for columns, photo in rows:
+            by_kind: dict[str, list[float]] = json.loads(photo["probabilities"] or "{}")
+            probabilities = by_kind.get(kind, [])
+            if ending == ".csv":
+                cells = [*columns.values(), *probabilities]
+                table.writerow(map(_in_cell, cells))
+            else:
+                by_label = dict(zip(labels, probabilities, strict=False))
+                document = {**columns, "probabilities": by_label} if by_label else columns
+                file.write(json.dumps(document, ensure_ascii=False) + "\n")
+            count += 1
+    return count
 
 
-def _by_label(labels: Sequence[str], probabilities: Sequence[float]) -> dict[str, Any]:
-    by_label = dict(zip(labels, probabilities, strict=False))
-    return {"probabilities": by_label} if by_label else {}
+def _in_cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else as_cell(value)
 
 
 def _labels_of(run: StoredRun, kind: str) -> list[str]:
     """The labels, or classes, of which a run has the probabilities."""
     for photo in run.photo_columns():
-        return [run.label_of(number) for number in range(len(_probabilities(photo, kind)))]
+        probabilities = json.loads(photo["probabilities"] or "{}").get(kind, [])
+        return [run.label_of(number) for number in range(len(probabilities))]
     return []
 
 
@@ -296,7 +277,7 @@ def _to_coco(run: StoredRun, boxes: str | os.PathLike[str] | None, path: Path) -
     if not detects:
         raise RunError(
             f"run {text(run.path)!r} must be one of a detector for a file .json, and has no "
-            f"detections; choose {', '.join(_WRITERS)}"
+            f"detections; choose {', '.join(MAP_ENDINGS)}"
         )
     if left_out:
         names = ", ".join(map(repr, sorted(left_out)[:5]))
@@ -308,9 +289,10 @@ def _to_coco(run: StoredRun, boxes: str | os.PathLike[str] | None, path: Path) -
     return len(results)
 
 
-def _to_parquet(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
+def _to_parquet(run: StoredRun, path: Path) -> int:
     """Write all rows with their maps. Return how many."""
     arrow, parquet = arrow_modules()
+    metrics = run.metrics
     schema = arrow_schema(arrow, metrics).with_metadata({"explain": json.dumps(run.manifest)})
     rows = run.rows()
     count = 0
@@ -321,10 +303,3 @@ def _to_parquet(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
             writer.write_table(arrow.Table.from_pylist(together, schema))
             count += len(together)
     return count
-
-
-_WRITERS: dict[str, Callable[[StoredRun, Sequence[str], Path], int]] = {
-    ".parquet": _to_parquet,
-    ".csv": _to_csv,
-    ".jsonl": _to_json_lines,
-}
