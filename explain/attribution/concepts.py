@@ -146,9 +146,9 @@ def find_concepts(
         rows = maps.movedim(1, -1).reshape(-1, channels).double()
         most = min(rows.shape)
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
-            allowed = f"a whole number from 1 to {most} at layer {name}"
             raise MethodError(
-                f"{option_name('count')} must be {allowed}, got {count!r:.60}; 4 is usual"
+                f"{option_name('count')} must be a whole number from 1 to {most} at layer "
+                f"{name}, got {count!r:.60}; 4 is usual"
             )
         where, what = factorise(rows, count, seed)
         strongest = where.amax(0).clamp(min=torch.finfo(where.dtype).tiny)
@@ -175,10 +175,9 @@ def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:
         )
     left_out = float((maps - present).norm() / maps.norm())
     if left_out > 0:
-        share = f"{left_out:.0%} of its norm"
         warn(
-            f"layer {layer} has negative values, {share}, which concepts leave out; a layer behind "
-            "a ReLU has none"
+            f"layer {layer} has negative values, {left_out:.0%} of its norm, which concepts "
+            "leave out; a layer behind a ReLU has none"
         )
     return present
 

@@ -137,8 +137,10 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
     names = [name for name, method in methods.items() if reaches_input(method)]
     if names:
         half = str(x.dtype).removeprefix("torch.")
-        off = f"{', '.join(names)} may be off by tens of percent"
-        warn(f"{off}: the model computes gradients in {half}; give model.float() and x.float()")
+        warn(
+            f"{', '.join(names)} may be off by tens of percent: the model computes gradients "
+            f"in {half}; give model.float() and x.float()"
+        )
 
 
 def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
@@ -154,11 +156,9 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
         coverages.get(kind) for kind in (RuleCoverage, RelevanceCoverage, Uninspected)
     )
     if gradients is not None and not gradients.covered:
-        found_none = (
-            f"{method.name} found no rectifier (ReLU or a relative) between the input and the score"
-        )
         warn(
-            f"{found_none}, so it equals the plain gradient; use saliency, or a network with "
+            f"{method.name} found no rectifier (ReLU or a relative) between the input and the "
+            "score, so it equals the plain gradient; use saliency, or a network with "
             "rectifiers"
         )
     opaque = [
@@ -167,17 +167,16 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
     ]
     for coverage, effect in opaque:
         if coverage is not None and coverage.missed:
-            unseen = (
+            warn(
                 f"{method.name} cannot look into functions that were written as one operation "
-                f"({_listed(coverage)})"
+                f"({_listed(coverage)}); {effect}: write them with torch's own functions"
             )
-            warn(f"{unseen}; {effect}: write them with torch's own functions")
     if relevance is not None and relevance.missed:
-        passed = (
-            "they pass relevance by the plain gradient, and may lose some: write them with "
-            "simpler functions"
+        warn(
+            f"{method.name} has no rule for some operations ({_listed(relevance)}); they pass "
+            "relevance by the plain gradient, and may lose some: write them with simpler "
+            "functions"
         )
-        warn(f"{method.name} has no rule for some operations ({_listed(relevance)}); {passed}")
     return relevance or gradients or uninspected
 
 
@@ -255,12 +254,9 @@ def warn_of_result(
     if "negative" in doubtful:
         negative = doubtful["negative"]
         scores = ", ".join(f"{value:.3g}" for value in score[negative].tolist())
-        which = (
-            f"which is negative for image {image_names(negative)} ({scores}): that "
-            "reverses all signs"
-        )
         warn(
-            f"{name} divides by the score, {which}; choose a target with a positive score, or "
+            f"{name} divides by the score, which is negative for image {image_names(negative)} "
+            f"({scores}): that reverses all signs; choose a target with a positive score, or "
             "gradcam"
         )
     if "missed" in doubtful:
@@ -272,12 +268,10 @@ def warn_of_result(
     if "stabiliser" in doubtful:
         wrong = doubtful["stabiliser"]
         share = taken["stabiliser"].abs() / score.abs()
-        lost = (
-            f"loses up to {float(share[wrong].max()):.2g} of the score to the epsilon of its rules"
-        )
         warn(
-            f"{name} {lost} for image {image_names(wrong)}; take a smaller epsilon, or one "
-            "that is not absolute"
+            f"{name} loses up to {float(share[wrong].max()):.2g} of the score to the epsilon "
+            f"of its rules for image {image_names(wrong)}; take a smaller epsilon, or one that "
+            "is not absolute"
         )
     reasons: dict[str, list[str]] = {}
     for image, magnitude in enumerate(largest):

@@ -99,8 +99,10 @@ class Effects:
         for row in rows:
             number = "all" if row["unit"] is None else row["unit"]
             share = "" if row["share"] is None else f"{row['share']:.0%}"
-            numbers = f"{number:>8}  {row['effect']:>8.3g}  {share:>6}  {row['estimate']:>8.3g}"
-            lines.append(f"{row['layer']:<{width}}  {numbers}")
+            lines.append(
+                f"{row['layer']:<{width}}  {number:>8}  {row['effect']:>8.3g}  {share:>6}  "
+                f"{row['estimate']:>8.3g}"
+            )
         lines.append(f"correlation of effects and estimates: {self.correlation:.2f}")
         return "\n".join(lines)
 

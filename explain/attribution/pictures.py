@@ -165,9 +165,9 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
         return array(attribution.values[:1] > 0 if sets is None else sets.masks[0])
     if style.reads == "values":
         if not _in_pixels(attribution):
-            got = f"but {attribution.method} has one for each place"
             raise ExplainError(
-                f"style {style.name!r} must be given values for each channel, {got}; take 'heat'"
+                f"style {style.name!r} must be given values for each channel, but "
+                f"{attribution.method} has one for each place; take 'heat'"
             )
         return array(attribution.values[0])
     with_sign = style.reads == "signed"

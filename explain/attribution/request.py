@@ -194,12 +194,10 @@ class Request:
         layers: dict[str, list[str]] = {}
         for name, method in self.methods.items():
             if isinstance(self.model, Stitched) and not can_be_stitched(method, self.model):
-                remedy = (
-                    "take one that gives a map of a layer, such as gradcam, or of the input, "
-                    "such as saliency"
-                )
                 raise MethodError(
-                    f"method {method.name} must be left out for a Stitched model; {remedy}"
+                    f"method {method.name} must be left out for a Stitched model; take one "
+                    "that gives a map of a layer, such as gradcam, or of the input, such as "
+                    "saliency"
                 )
             layers[name] = []
             if uses_layer(method):
@@ -389,8 +387,10 @@ def _check_method(method: Method, name: str, inputs: Inputs, settings: Settings)
         )
     if method.one_input and len(inputs.paths) > 1:
         names = ", ".join(map(dotted, inputs.paths))
-        remedy = "name one in explain.Inputs(..., explained=...)"
-        raise MethodError(f"method {name} must explain one input, got {names}; {remedy}")
+        raise MethodError(
+            f"method {name} must explain one input, got {names}; name one in "
+            "explain.Inputs(..., explained=...)"
+        )
 
 
 def _within(methods: dict[str, Method], settings: Settings) -> dict[str, Method]:

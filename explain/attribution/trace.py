@@ -146,9 +146,9 @@ def trace(
     first = with_layout(model, clean).detached()
     second = replace(as_inputs(corrupted).detached(), layout=first.layout)
     if len(first) != 1 or first.x.shape != second.x.shape:
-        shapes = f"{tuple(first.x.shape)} and {tuple(second.x.shape)}"
         raise HookError(
-            f"clean and corrupted must be one photo each, of the same shape, got {shapes}"
+            "clean and corrupted must be one photo each, of the same shape, got "
+            f"{tuple(first.x.shape)} and {tuple(second.x.shape)}"
         )
     names = select_places(model, layers) if layers is not None else _default(model, first, at)
     nothing = LayerError(f"model must have {at} to be traced, got none; name the layers")

@@ -477,9 +477,10 @@ class PhotoWork:
 
         size = self.options.batch_size
         maps = len(explanation.methods)
-        passes = f"{most_passes(maps):,} passes of the model at most, and fewer where it is clear"
         self.answer.note(
-            f"to check {maps} map{'s' * (maps > 1)} of a target takes {passes}", once=True
+            f"to check {maps} map{'s' * (maps > 1)} of a target takes {most_passes(maps):,} "
+            "passes of the model at most, and fewer where it is clear",
+            once=True,
         )
         targets = range(len(explanation.results))
         return [

@@ -99,10 +99,9 @@ def compare(models: Mapping[str, Explanation]) -> Comparison:
                         f"red: {name} has more heat",
                     )
                 )
-                share = f"{elsewhere[index]:.0%} of the heat of {name}"
                 lines.append(
-                    f"{title_of(method)} of {target}: {share} is in other places than that of "
-                    f"{names[0]}"
+                    f"{title_of(method)} of {target}: {elsewhere[index]:.0%} of the heat of "
+                    f"{name} is in other places than that of {names[0]}"
                 )
             tiles.append(row)
     predictions = {name: explanation.predictions for name, explanation in models.items()}

@@ -527,10 +527,9 @@ class Explainer:
         """
         photo = self._photo(image)
         if photo.x.ndim == 5:
-            got = f"{tuple(photo.x.shape)}; give them to explain.find_concepts"
             raise ImageError(
                 "preprocess must return one image (C, H, W) for concepts, got frames or tiles "
-                f"{got}"
+                f"{tuple(photo.x.shape)}; give them to explain.find_concepts"
             )
         concepts = find_concepts(self.model, photo.x, count, layer=layer)
         box = locate(self.preprocess, photo.image.size)
@@ -614,9 +613,9 @@ class Explainer:
             and self.layout is None
             and config is None
         ):
-            remedy = "leave out the batch dimension, or give layout='NTCHW' for a single tile"
             raise ImageError(
-                f"preprocess must return a tensor (C, H, W), got {shown(preprocessed)}; {remedy}"
+                f"preprocess must return a tensor (C, H, W), got {shown(preprocessed)}; leave "
+                "out the batch dimension, or give layout='NTCHW' for a single tile"
             )
         x = self._placed(preprocessed[None])
         if x.ndim == 4 and self.layout is None:

@@ -233,8 +233,10 @@ class Saved:
         if estimate is not None:
             then += f" and {estimate.get('samples')} samples"
             now += f" and {samples} samples"
-        got = f"got {now}, and the map differs by {difference:.3g} of its maximum"
-        warn(f"{self._name} must be repeated as it was made, with {then}, {got}")
+        warn(
+            f"{self._name} must be repeated as it was made, with {then}, got {now}, and the "
+            f"map differs by {difference:.3g} of its maximum"
+        )
 
 
 @keywords()
@@ -300,10 +302,9 @@ def _read_record(path: Path) -> records.Record:
             f"{name} must hold JSON, but does not, or is damaged; give a record that was saved"
         ) from None
     if not isinstance(content, dict) or content.get("format") != records.FORMAT:
-        must = f"a JSON object with format {records.FORMAT}"
         raise RecordError(
-            f"{name} must hold {must}, got {shown(content)}; give a record that was saved by this "
-            "version"
+            f"{name} must hold a JSON object with format {records.FORMAT}, got "
+            f"{shown(content)}; give a record that was saved by this version"
         )
     if "kind" in content:  # which those of attributions do not have
         got = shown(content["kind"])

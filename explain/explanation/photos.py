@@ -193,9 +193,9 @@ def photos_for_targets(images: Iterable[ImageLike], request: PhotoRequest) -> It
                 break
             yield image
     if number != count:
-        got = f"{count} for {number} photos"
         raise TargetError(
-            f"target must hold one target for each photo, got {got}; targets= takes several for all"
+            f"target must hold one target for each photo, got {count} for {number} photos; "
+            "targets= takes several for all"
         )
 
 

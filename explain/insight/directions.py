@@ -217,8 +217,10 @@ def concept_direction(
     of_examples = torch.cat([_means(feature_maps(model, x, where)) for x in xs])
     of_others, slopes = _others_and_slopes(photos, where, number, most)
     if len(of_others) < 3 * len(of_examples):
-        must = f"run must have {3 * len(of_examples)} photos of other classes"
-        raise RunError(f"{must}, got {len(of_others)}; give fewer examples")
+        raise RunError(
+            f"run must have {3 * len(of_examples)} photos of other classes, got "
+            f"{len(of_others)}; give fewer examples"
+        )
     vector = of_examples.mean(0) - of_others.mean(0)
     scale = torch.cat([of_examples, of_others]).std(0).clamp(min=1e-6)
     # so that no channel counts more by its size

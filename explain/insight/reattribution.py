@@ -94,10 +94,9 @@ class RunPhotos(PhotoReader):
             self.missing[row.name] = str(error)
             return None
         if tuple(x.shape[-2:]) != tuple(row.input_size):
-            sizes = f"{tuple(row.input_size)} for {row.name!r}, got {tuple(x.shape[-2:])}"
             raise RunError(
-                f"explainer must make inputs of the run's size, {sizes}; give the same "
-                "preprocessing"
+                f"explainer must make inputs of the run's size, {tuple(row.input_size)} for "
+                f"{row.name!r}, got {tuple(x.shape[-2:])}; give the same preprocessing"
             )
         return row, x
 

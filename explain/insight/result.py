@@ -229,10 +229,10 @@ class Insight:
         for look in self.looks:
             if look.target == which:
                 return look
-        allowed = f"the number of a cluster, 1 to {len(self.reasons)}, or the label of a class"
         raise RunError(
-            f"{option_name('finding')} must be {allowed}, got {shown(which)}; "
-            "the insight lists them"
+            f"{option_name('finding')} must be the number of a cluster, 1 to "
+            f"{len(self.reasons)}, or the label of a class, got {shown(which)}; the insight "
+            "lists them"
         )
 
     def confirmed(self) -> TriedFinding:

@@ -269,6 +269,8 @@ def _checked(marks: MarkedPhotos) -> MarkedPhotos:
     """Refuse a finding of too few photos."""
     for name, photos in (("of the finding", marks.carriers), ("without it", marks.hosts)):
         if len(photos) < 4 * LEAST:
-            got = f"got {len(photos)}; explain more"
-            raise RunError(f"run must have {4 * LEAST} photos {name} that can be read, {got}")
+            raise RunError(
+                f"run must have {4 * LEAST} photos {name} that can be read, got {len(photos)}; "
+                "explain more"
+            )
     return marks

@@ -96,10 +96,10 @@ class PartExplainer:
         expected = self.job.manifest["versions"]
         for name in SAME:
             if expected.get(name) != here.get(name):
-                got = f"{expected.get(name)} where the run began and {here.get(name)} on another"
                 raise RunError(
-                    f"{name} must have the same version on all machines, but it is {got}; install "
-                    "that"
+                    f"{name} must have the same version on all machines, but it is "
+                    f"{expected.get(name)} where the run began and {here.get(name)} on "
+                    "another; install that"
                 )
 
 
@@ -326,8 +326,10 @@ class _RayActors:
             resources = ray.cluster_resources()
             count = int(resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1))
             if count < 1:
-                got = f"the cluster has {resources.get('GPU', 0):g}; leave gpus out"
-                raise RunError(f"gpus must be there, but {got}")
+                raise RunError(
+                    f"gpus must be there, but the cluster has {resources.get('GPU', 0):g}; "
+                    "leave gpus out"
+                )
         self._ray = ray
         self._count = count
         self._free: list[Any] = []

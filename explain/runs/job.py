@@ -78,9 +78,9 @@ class Job:
         self.source = source_of(source)
         self.explainer = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
         if self.explainer.layout is not None:
-            got = f"one of frames or tiles, layout {self.explainer.layout}"
             raise RunError(
-                f"explainer must be one of photos in a run, got {got}; take explainer.each"
+                "explainer must be one of photos in a run, got one of frames or tiles, layout "
+                f"{self.explainer.layout}; take explainer.each"
             )
         if one_per_image(target) is not None:
             raise TargetError(

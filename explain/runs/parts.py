@@ -145,9 +145,9 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
     arrow, parquet = arrow_modules()
     part = folder.read(file)
     if part is None:
-        got = "photos were written elsewhere; choose one on a shared drive or in a storage"
         raise RunError(
-            f"output {text(folder.name)!r} must be a folder that all machines share, but {got}"
+            f"output {text(folder.name)!r} must be a folder that all machines share, but "
+            "photos were written elsewhere; choose one on a shared drive or in a storage"
         )
     try:
         table = parquet.read_table(io.BytesIO(part))
@@ -169,9 +169,9 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
         RuntimeError,
         arrow.ArrowException,
     ) as error:
-        remedy = "remove it, and the same run explains its photos again"
         raise RunError(
-            f"file {text(file)!r} of run {text(folder.name)!r} cannot be read ({error}); {remedy}"
+            f"file {text(file)!r} of run {text(folder.name)!r} cannot be read ({error}); "
+            "remove it, and the same run explains its photos again"
         ) from None
     return content["methods"], photos
 
@@ -251,10 +251,9 @@ def imported(folder: Storage) -> tuple[Path, int]:
                 store.end(ended["when"])
     count = StoredRun(file).photos
     if ended and count < ended["photos"]:
-        missing = f"{ended['photos'] - count} of {ended['photos']} photos are missing"
         warn(
-            f"run {text(folder.name)!r} must have all its files, but {missing}; copy them, or run "
-            "it again"
+            f"run {text(folder.name)!r} must have all its files, but {ended['photos'] - count} "
+            f"of {ended['photos']} photos are missing; copy them, or run it again"
         )
     return file, len(new)
 
@@ -278,8 +277,10 @@ def _about(folder: Storage) -> dict[str, Any]:
             "failures": list(description["failures"]),
         }
     except (ValueError, LookupError, TypeError, RecursionError):
-        got = "is damaged; copy it again, or give another folder"
-        raise RunError(f"file {ABOUT!r} of run {text(folder.name)!r} {got}") from None
+        raise RunError(
+            f"file {ABOUT!r} of run {text(folder.name)!r} is damaged; copy it again, or give "
+            "another folder"
+        ) from None
 
 
 def _remove(file: Path) -> None:

@@ -99,10 +99,9 @@ def failed(entry: Entry, error: Exception) -> Failed:
 def _as_float(x: Any) -> torch.Tensor:
     """The model's input, which is stored and compared as it is, so that integers are refused."""
     if as_input(x).ndim == 4:
-        remedy = "explain photos of tiles with explainer.each, and tensors with explain.attribute"
         raise ImageError(
             f"preprocess must return a tensor (C, H, W) in a run, got shape {tuple(x.shape)}; "
-            f"{remedy}"
+            "explain photos of tiles with explainer.each, and tensors with explain.attribute"
         )
     if not x.is_floating_point():
         raise ImageError(

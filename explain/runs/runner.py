@@ -259,8 +259,10 @@ class RunCall:
             return False
         if (photo.sha256, *photo.size) != (stored.sha256, stored.width, stored.height):
             if entry.stamp in (None, stored.stamp):
-                got = "got others; give another output"
-                raise RunError(f"photo {entry.name!r} must have the pixels that it had, {got}")
+                raise RunError(
+                    f"photo {entry.name!r} must have the pixels that it had, got others; give "
+                    "another output"
+                )
             return False
         if not self._is_labelled(stored, photo.label, photo.boxes):
             return False

@@ -66,8 +66,10 @@ def check_format(version: int, file: str | os.PathLike[str]) -> None:
         RunError: they are.
     """
     if version != FORMAT:
-        remedy = "update this package, or explain its photos again into another file"
-        raise RunError(f"run {text(file)!r} must have format {FORMAT}, got {version}; {remedy}")
+        raise RunError(
+            f"run {text(file)!r} must have format {FORMAT}, got {version}; update this "
+            "package, or explain its photos again into another file"
+        )
 
 
 def quoted(columns: Iterable[str]) -> str:
@@ -363,12 +365,9 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
-            remedy = (
-                "make room or end the program that uses it: the same command goes on where it "
-                "stopped"
-            )
             raise RunError(
-                f"output {text(self.file)!r} cannot be written ({error}); {remedy}"
+                f"output {text(self.file)!r} cannot be written ({error}); make room or end the "
+                "program that uses it: the same command goes on where it stopped"
             ) from error
 
 

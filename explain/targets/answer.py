@@ -119,10 +119,9 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
             model, longer.kwargs["input_ids"], lambda: longer.call(model)
         )
     if not torch.allclose(alone, last, rtol=1e-3, atol=1e-3 * float(last.abs().max())):
-        remedy = "give the argument that marks the answer, such as token_type_ids"
         raise ModelError(
             f"model must predict words from those before, {type(model).__name__} looks behind; "
-            f"{remedy}"
+            "give the argument that marks the answer, such as token_type_ids"
         )
     tokenizer = tokenizer_of(model)
     written = token_names(tokenizer, ids)
@@ -142,13 +141,10 @@ def _check_prompts(inputs: Inputs) -> int:
     """The number of prompts, of which each photo must have one."""
     prompt = inputs.kwargs.get("input_ids")
     if not isinstance(prompt, torch.Tensor) or prompt.ndim != 2 or len(prompt) != len(inputs):
-        got = (
-            f"{inputs}; use explain.attribute(model, dict(processor(images=photo, text=prompt, "
-            'return_tensors="pt")))'
-        )
         raise TargetError(
-            'inputs must have the prompt of each photo as "input_ids" (N, L) for an answer, got '
-            f"{got}"
+            'inputs must have the prompt of each photo as "input_ids" (N, L) for an answer, '
+            f"got {inputs}; use explain.attribute(model, dict(processor(images=photo, "
+            'text=prompt, return_tensors="pt")))'
         )
     return len(prompt)
 

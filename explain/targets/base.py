@@ -143,9 +143,9 @@ class Sum(Target):
 def check_one_per_image(what: str, held: int, count: int) -> None:
     """Refuse a target that holds something, such as boxes, for another number of images."""
     if held != count:
-        remedy = "give one alone to use it for all, and several targets for every image as targets="
         raise TargetError(
-            f"{what} must have one item for each of the {count} images, got {held}; {remedy}"
+            f"{what} must have one item for each of the {count} images, got {held}; give one "
+            "alone to use it for all, and several targets for every image as targets="
         )
 
 

@@ -110,10 +110,9 @@ class ChosenClasses(Target):
     def pick(self, output: Any, count: int) -> Picked:
         scores = find_logits(output, count)
         if scores.shape[1] < self.width:
-            got = f"{scores.shape[1]} and before {self.width}"
             raise TargetError(
-                f"output must have as many classes for altered images, got {got}; explain images "
-                "of one kind"
+                f"output must have as many classes for altered images, got {scores.shape[1]} "
+                f"and before {self.width}; explain images of one kind"
             )
         if len(self.indices) != count:
             check_one_per_image("target", len(self.indices), count)
@@ -233,10 +232,9 @@ class Similarity(Target):
         flat = embedding.flatten(1) if embedding.ndim > 1 else embedding
         flat = flat[0] if flat.ndim == 2 and len(flat) == 1 else flat
         if flat.ndim == 0 or bool((flat == 0).all(-1).any()):
-            got = f"shape {tuple(embedding.shape)}"
             raise TargetError(
-                f"embedding must hold numbers (D,) or (N, D), not only zeros, got {got}; take an "
-                "output"
+                "embedding must hold numbers (D,) or (N, D), not only zeros, got shape "
+                f"{tuple(embedding.shape)}; take an output"
             )
         object.__setattr__(self, "embedding", flat)
 

@@ -101,13 +101,10 @@ def read(
     boxes = find_layout(output, count, size, decode, is_detector=True)
     if boxes is None:
         needs = "boxes with scores" if decode is None else f"boxes in the layout {decode!r}"
-        got = (
-            f"{summary_of_output(output)}; take that of evaluation mode, or pass decode=, which "
-            "returns scores and boxes"
-        )
         raise TargetError(
-            f"target {name} must have a model that returns {needs} for each of {count} images, got "
-            f"{got}"
+            f"target {name} must have a model that returns {needs} for each of {count} images, "
+            f"got {summary_of_output(output)}; take that of evaluation mode, or pass decode=, "
+            "which returns scores and boxes"
         )
     return boxes
 
@@ -152,9 +149,9 @@ def find_layout(
 def _decoded(output: Any, count: int, decode: Decode) -> Boxes:
     scores, boxes = decode(output)
     if scores.ndim != 3 or len(scores) != count or boxes.shape != (*scores.shape[:2], 4):
-        got = f"{tuple(scores.shape)} and {tuple(boxes.shape)}"
         raise TargetError(
-            f"decode must return scores ({count}, Q, K) and boxes ({count}, Q, 4), got {got}"
+            f"decode must return scores ({count}, Q, K) and boxes ({count}, Q, 4), got "
+            f"{tuple(scores.shape)} and {tuple(boxes.shape)}"
         )
     return Boxes(scores, boxes, layout=getattr(decode, "__name__", "decode"))
 

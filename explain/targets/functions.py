@@ -68,11 +68,10 @@ class ScoreTarget(Target):
         if isinstance(score, torch.Tensor) and score.ndim == 0 and count == 1:
             score = score[None]
         if not isinstance(score, torch.Tensor) or tuple(score.shape) != (count,):
-            remedy = "pick a class as in output[:, 0], and sum over no images"
-            got = f"{summary_of_output(score)}; {remedy}"
             raise TargetError(
                 f"target {self.name} must return one score per image, a tensor ({count},), got "
-                f"{got}"
+                f"{summary_of_output(score)}; pick a class as in output[:, 0], and sum over no "
+                "images"
             )
         return score, None
 
@@ -98,9 +97,9 @@ def _images_argument(function: Callable[..., Any], name: str) -> str | None:
     with suppress(TypeError):
         signature.bind("output", "images")
         return ""
-    got = f"{signature}; bind other arguments with functools.partial"
     raise TargetError(
-        f"target {name} must be a function of the output, or of it and its rows' images, got {got}"
+        f"target {name} must be a function of the output, or of it and its rows' images, got "
+        f"{signature}; bind other arguments with functools.partial"
     )
 
 

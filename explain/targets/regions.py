@@ -230,10 +230,9 @@ class Segmentation(CheckedTarget):
             return tuple(torch.stack(shares, 1).argmax(1).tolist())
         if classes > 1:
             there = sorted(set(predicted.flatten().tolist()))[:8]
-            remedy = f"take explain.targets.Segmentation(category); predicted here are {there}"
             raise TargetError(
                 f"category must be one of the {classes} classes of the model's maps, got None; "
-                f"{remedy}"
+                f"take explain.targets.Segmentation(category); predicted here are {there}"
             )
         return (0,) * count
 
@@ -255,9 +254,9 @@ class Segmentation(CheckedTarget):
                 if several
                 else []
             )
-            got = f"is not in image {image}; give a mask, or a class predicted there {there}"
             raise TargetError(
-                f"class {categories[image]} must be predicted somewhere in each image, but {got}"
+                f"class {categories[image]} must be predicted somewhere in each image, but is "
+                f"not in image {image}; give a mask, or a class predicted there {there}"
             )
         return mask if self.point is None else _connected(mask, self.point, self.name)
 
@@ -276,10 +275,9 @@ class Segmentation(CheckedTarget):
         if abs(rows * width - columns * height) > max(
             rows * width / height, columns * height / width
         ):
-            whole = f"whole input, whose maps are {height} x {width} (height x width)"
-            got = f"{rows} x {columns}"
             raise TargetError(
-                f"mask must cover the {whole}, got {got}; give it in the shape of the input"
+                f"mask must cover the whole input, whose maps are {height} x {width} (height x "
+                f"width), got {rows} x {columns}; give it in the shape of the input"
             )
         floating = maps.dtype if maps.is_floating_point() else torch.float32
         # half precision cannot count the pixels
@@ -324,9 +322,9 @@ def of_class(maps: torch.Tensor, categories: Any) -> torch.Tensor:
 def _at(point: Sequence[float], masks: torch.Tensor) -> Any:
     """The index of all masks ``(N, H, W)`` at a point, in shares of the width, height and depth."""
     if len(point) != masks.ndim - 1:
-        got = f"{len(point)} for {masks.ndim - 1} dimensions"
         raise TargetError(
-            f"point must be (x, y), or (x, y, z) in a volume, got {got}; give a share for each"
+            f"point must be (x, y), or (x, y, z) in a volume, got {len(point)} for "
+            f"{masks.ndim - 1} dimensions; give a share for each"
         )
     places = zip(reversed(point), masks.shape[1:], strict=True)
     return slice(None), *(min(int(share * length), length - 1) for share, length in places)

@@ -143,12 +143,10 @@ def image_scorer(
         ModelError: not an image-text model, or one without the tokenizer that a text needs.
     """
     if not is_image_text(model):
-        got = (
+        raise ModelError(
+            "model must have features of photos and of texts for a text as the target, got "
             f"{type(model).__name__}; take an image-text model such as CLIP or SigLIP, or a "
             "class as the target"
-        )
-        raise ModelError(
-            f"model must have features of photos and of texts for a text as the target, got {got}"
         )
     scorer = copy.copy(model)  # its modules, parameters and hooks are those of the model
     with torch.no_grad(), untouched(model):
@@ -225,9 +223,9 @@ def find_embedding(
                 group.forward(name, partial(note, name))
         run()
     if not embeddings:
-        got = f"{type(model).__name__} does not; leave out words=True"
         raise ModelError(
-            f"model must embed token ids with an nn.Embedding for words to be explained, {got}"
+            "model must embed token ids with an nn.Embedding for words to be explained, "
+            f"{type(model).__name__} does not; leave out words=True"
         )
     return embeddings[0]
 

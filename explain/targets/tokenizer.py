@@ -41,11 +41,10 @@ def warn_of_cut(
     shorter = ids_of([text.rpartition(" ")[0] for text in texts])
     for text, same in zip(texts, (ids == shorter).all(1).tolist(), strict=True):
         if same:
-            cut = (
-                f"the text {shown(text)} has more than the {ids.shape[1]} tokens that the model "
-                "reads"
+            warn(
+                f"the text {shown(text)} has more than the {ids.shape[1]} tokens that the "
+                "model reads; the rest is cut off: write a shorter one"
             )
-            warn(f"{cut}; the rest is cut off: write a shorter one")
 
 
 def tokenizer_of(model: nn.Module) -> Any:
@@ -69,12 +68,10 @@ def need_tokenizer(model: nn.Module, what: str) -> Any:
     """The same, refused where there is none."""
     tokenizer = tokenizer_of(model)
     if tokenizer is None:
-        remedy = (
-            "set model.tokenizer, or give token ids as in explain.targets.Text((49406, 320, "
-            "2368, 49407))"
-        )
         raise ModelError(
-            f"model must bring its tokenizer for {what}, {type(model).__name__} has none; {remedy}"
+            f"model must bring its tokenizer for {what}, {type(model).__name__} has none; set "
+            "model.tokenizer, or give token ids as in explain.targets.Text((49406, 320, 2368, "
+            "49407))"
         )
     return tokenizer
 
