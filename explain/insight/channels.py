@@ -298,5 +298,5 @@ def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int,
     down = (y - size[0] // 2) * height / size[0]
     place = vars(Box(*seen).moved(across, down)).values()
     limits = (width, height, width, height)
-    inside = [min(max(edge, 0.0), limit) for edge, limit in zip(place, limits, strict=True)]
-    return Box(*row.box.to_photo(inside, row.input_size))
+    clipped = [min(max(edge, 0.0), limit) for edge, limit in zip(place, limits, strict=True)]
+    return Box(*row.box.to_photo(clipped, row.input_size))
