@@ -215,8 +215,9 @@ def by_name(
         name = item.name  # type: ignore[attr-defined]
         if chosen.setdefault(name, item) is not item and not _are_equal(chosen[name], item):
             turns = either("two calls", "two commands, the second with another --output")
-            got = f"got two of {name!r}; run them in {turns}"
-            raise error(f"{what}s must have different names, {got}")
+            raise error(
+                f"{what}s must have different names, got two of {name!r}; run them in {turns}"
+            )
     if not chosen:
         raise error(f"{what}s must name at least one {what}, got none; see explain.list_{what}s()")
     return chosen

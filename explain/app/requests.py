@@ -163,9 +163,9 @@ class CoveredRegion(CheckedFields):
         super().__post_init__()
         left, top, right, bottom = self.region
         if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
-            what = "region must be x0, y0, x1, y1 from 0 to 1 with x0 < x1 and y0 < y1"
             raise ExplainError(
-                f"{what}, got {shown(self.region)}; draw it on the part that the model sees"
+                "region must be x0, y0, x1, y1 from 0 to 1 with x0 < x1 and y0 < y1, got "
+                f"{shown(self.region)}; draw it on the part that the model sees"
             )
 
     def apply(self, photo: Image.Image, box: Box) -> Image.Image:

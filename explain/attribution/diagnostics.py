@@ -197,12 +197,10 @@ def not_finite(attribution: Attribution, largest: Sequence[float]) -> ModelError
     wrong = next(place for place, value in enumerate(largest) if not math.isfinite(value))
     part = parts[wrong * len(parts) // len(largest)]
     where = "" if part.layer is None else f" at layer {part.layer}"
-    got = (
-        f"but {part.method} found NaN or infinity{where}; look for a root, logarithm or "
-        "division at zero"
-    )
     return ModelError(
-        f"model must have finite activations and gradients, {got}, or overflow in half precision"
+        f"model must have finite activations and gradients, but {part.method} found NaN or "
+        f"infinity{where}; look for a root, logarithm or division at zero, or overflow in half "
+        "precision"
     )
 
 

@@ -27,8 +27,10 @@ def as_input(x: Any) -> torch.Tensor:
         ImageError: it is no such tensor.
     """
     if not isinstance(x, torch.Tensor) or x.ndim not in (3, 4):
-        must = "return a tensor (C, H, W), or (T, C, H, W) of tiles"
-        raise ImageError(f"preprocess must {must}, got {shown(x)}; leave out the batch dimension")
+        raise ImageError(
+            "preprocess must return a tensor (C, H, W), or (T, C, H, W) of tiles, got "
+            f"{shown(x)}; leave out the batch dimension"
+        )
     return x
 
 
@@ -118,11 +120,9 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     except (RuntimeError, TypeError, ValueError, AttributeError):
         pass
     if (across is None and width >= SMALLEST) or (down is None and height >= SMALLEST):
-        unclear = (
-            "preprocess must keep a rectangle of the photo for overlays, but which one is not clear"
-        )
         warn(
-            f"{unclear}; the overlay assumes the whole photo. Give preprocess a method box(size) "
+            "preprocess must keep a rectangle of the photo for overlays, but which one is not "
+            "clear; the overlay assumes the whole photo. Give preprocess a method box(size) "
             "-> Box"
         )
     left, right = across or (0.0, float(width))

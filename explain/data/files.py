@@ -274,10 +274,9 @@ def locked_folder(folder: Path) -> Iterator[None]:
     try:
         while not lock(descriptor):
             if time.monotonic() > end:
-                reason = f"another program has kept it so for {PATIENCE:g} s"
                 raise FolderError(
-                    f"output folder {str(folder)!r} must not be locked, but {reason}; choose "
-                    "another"
+                    f"output folder {str(folder)!r} must not be locked, but another program "
+                    f"has kept it so for {PATIENCE:g} s; choose another"
                 )
             time.sleep(0.01)
         yield

@@ -225,9 +225,9 @@ def _from_heic(file: Any, name: str) -> Image.Image:
     try:
         from pillow_heif import open_heif
     except ImportError:
-        remedy = "run pip install pillow-heif, or convert it to JPEG"
         raise ImageError(
-            f"image {name} is a HEIC photo, which needs the package pillow-heif; {remedy}"
+            f"image {name} is a HEIC photo, which needs the package pillow-heif; run pip "
+            "install pillow-heif, or convert it to JPEG"
         ) from None
     file.seek(0)
     try:

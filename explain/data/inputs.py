@@ -67,12 +67,10 @@ class Inputs:
         if not isinstance(self.args, (tuple, list)) or not isinstance(
             self.kwargs, (Mapping, type(None))
         ):
-            got = (
-                f"{type(self.args).__name__} and {type(self.kwargs).__name__}; write "
-                f"Inputs((a,), {{'name': b}})"
-            )
             raise ImageError(
-                f"args must be a tuple of positional arguments, and kwargs a mapping, got {got}"
+                "args must be a tuple of positional arguments, and kwargs a mapping, got "
+                f"{type(self.args).__name__} and {type(self.kwargs).__name__}; write "
+                "Inputs((a,), {'name': b})"
             )
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
@@ -88,13 +86,10 @@ class Inputs:
         shapes = [tuple(self._tensors[path].shape) for path in self.paths]
         check_layout(self.layout)
         if all(len(shape) != 5 for shape in shapes):
-            must = (
-                "go with x of five dimensions, (N, T, C, H, W) or (N, C, T, H, W), got shape "
-                f"{shapes[0]}"
-            )
             raise ImageError(
-                f"layout must {must}; leave it out for photos, or give x[:, None] for one frame "
-                "each"
+                "layout must go with x of five dimensions, (N, T, C, H, W) or (N, C, T, H, "
+                f"W), got shape {shapes[0]}; leave it out for photos, or give x[:, None] for "
+                "one frame each"
             )
 
     paths: tuple[Path, ...] = field(init=False)

@@ -187,12 +187,9 @@ def import_package(path: str | os.PathLike[str]) -> Packaged:
         with quiet():
             model = importer.load_pickle(HOME, "model.pkl", map_location="cpu")
     except ImportError as error:
-        remedy = (
-            f"install it (the archive is by {report.writers()}), or export the model with it "
-            "interned"
-        )
         raise ModelError(
-            f"path {str(path)!r} needs code that is not installed here ({error}); {remedy}"
+            f"path {str(path)!r} needs code that is not installed here ({error}); install it "
+            f"(the archive is by {report.writers()}), or export the model with it interned"
         ) from error
     categories = contents["categories"]
     return Packaged(model, None if categories is None else tuple(categories), report)
@@ -292,9 +289,9 @@ def _written(
                 exporter.save_pickle(HOME, "model.pkl", model)
             # what pickle raises depends on what it is that it cannot save
             except Exception as error:
-                remedy = "keep local classes, lambdas, locks and open files out of it"
                 raise HookError(
-                    f"model must be one that pickle saves, but that {raised(error)}; {remedy}"
+                    f"model must be one that pickle saves, but that {raised(error)}; keep "
+                    "local classes, lambdas, locks and open files out of it"
                 ) from error
             # The last to be saved is the last that the hooks see; they then know all that is to be
             # reported.
@@ -367,11 +364,8 @@ def _unpackageable(error: "PackagingError") -> HookError:
     nodes = error.dependency_graph.nodes.items()
     name, node = next((name, node) for name, node in nodes if "error" in node)
     reason = " ".join(f"{node['error'].value} {node.get('error_context') or ''}".split())
-    remedy = (
-        "move a script's classes into a module, or pass extern= if it is installed elsewhere, "
-        "mock= if it is not used"
-    )
     return HookError(
         f"model must be made of code that can be packaged, but module {name!r} cannot be: "
-        f"{reason}; {remedy}"
+        f"{reason}; move a script's classes into a module, or pass extern= if it is installed "
+        "elsewhere, mock= if it is not used"
     )

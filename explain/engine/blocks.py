@@ -102,8 +102,10 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
     """
     blocks = explained_blocks(model, inputs)
     if len(blocks) < 2:
-        got = f"{len(blocks)} in {type(model).__name__}"
-        raise MethodError(f"legrad must have at least two transformer blocks, got {got}; {_REMEDY}")
+        raise MethodError(
+            f"legrad must have at least two transformer blocks, got {len(blocks)} in "
+            f"{type(model).__name__}; {_REMEDY}"
+        )
     try:
         return _read_out(model, inputs, target, blocks, range(len(blocks)))
     except MethodError:

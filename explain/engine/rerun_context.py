@@ -178,12 +178,11 @@ class RerunContext:
 
     def _refuse(self, score: Tensor, again: Tensor) -> None:
         image = int((again - score).abs().argmax())
-        must = "model must give an image the same score whenever it is run"
-        got = f"but gave image {image} {score[image].item():.4g} and then {again[image].item():.4g}"
-        remedy = (
-            "(a counter, or random numbers that go on?); put back what it remembers, or use gradcam"
+        raise ModelError(
+            "model must give an image the same score whenever it is run, but gave image "
+            f"{image} {score[image].item():.4g} and then {again[image].item():.4g} (a counter, "
+            "or random numbers that go on?); put back what it remembers, or use gradcam"
         )
-        raise ModelError(f"{must}, {got} {remedy}")
 
     def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> Tensor:
         """Whether two scores of perturbed rows are the same, up to the rounding that differs

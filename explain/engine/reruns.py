@@ -200,9 +200,11 @@ def _rows(stream: PerturbationPass, context: RerunContext) -> StreamRows:
     for path, of_input in zip(context.inputs.paths[1:], evidence[1:], strict=True):
         rows[path] = stream.perturbation.matching_rows(of_input, first)
         if not torch.equal(rows[path].owners.cpu(), first.owners.cpu()):
-            got = f"got {len(first.owners)} and {len(rows[path].owners)} for {dotted(path)}"
-            must = "explained must name inputs with as many perturbed copies each"
-            raise MethodError(f"{must} ({stream.perturbation}), {got}; name one")
+            raise MethodError(
+                "explained must name inputs with as many perturbed copies each "
+                f"({stream.perturbation}), got {len(first.owners)} and "
+                f"{len(rows[path].owners)} for {dotted(path)}; name one"
+            )
     return rows
 
 

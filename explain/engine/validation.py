@@ -105,8 +105,10 @@ def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
                 images[f"input {dotted(way)}"] = tensor
         for other, tensor in images.items():
             if parameter.device != tensor.device:
-                must = f"{other} must be on {parameter.device}, the model's device"
-                raise ImageError(f"{must}, got {tensor.device}; move it")
+                raise ImageError(
+                    f"{other} must be on {parameter.device}, the model's device, got "
+                    f"{tensor.device}; move it"
+                )
     if any(map(torch.is_inference, parameters)):
         raise ModelError(
             "model must have weights made outside torch.inference_mode(), got others; load it again"

@@ -183,8 +183,10 @@ class GradientHook(Hook):
         if isinstance(first, (tuple, list)) and isinstance(result, torch.Tensor):
             result = (result,)  # a single one may come without its tuple
         if not _fits(result, first):
-            must = f"return None or gradients of the shape that it was given, {_layout(first)}"
-            raise HookError(f"{self} must {must}, got {_layout(result)}")
+            raise HookError(
+                f"{self} must return None or gradients of the shape that it was given, "
+                f"{_layout(first)}, got {_layout(result)}"
+            )
         return tuple(result) if isinstance(result, list) else result
 
 

@@ -182,8 +182,10 @@ def _apply(
         counts = {passes.images, *row_counts()}
         tokens_first = values.ndim == 3 and shape[0] not in counts and shape[1] in counts
         if intervention.of_places and len(values) not in counts and not tokens_first:
-            must = f"be on a layer of {passes.images} rows"
-            raise HookError(f"{intervention} must {must}, got {shape}; take one around it")
+            raise HookError(
+                f"{intervention} must be on a layer of {passes.images} rows, got {shape}; take "
+                "one around it"
+            )
         dim_of_tokens = 0 if tokens_first else -2
         length = shape[dim_of_tokens] if values.ndim >= 3 else 0
         axes = Axes(

@@ -280,8 +280,10 @@ class Steer(Intervention):
         try:
             direction = direction.expand(values.shape)
         except RuntimeError:
-            must = f"must have the layer's {values.shape[channel_dim]} channels"
-            raise HookError(f"direction of {self} {must}, got {tuple(direction.shape)}") from None
+            raise HookError(
+                f"direction of {self} must have the layer's {values.shape[channel_dim]} "
+                f"channels, got {tuple(direction.shape)}"
+            ) from None
         return values + self.strength * direction
 
 
@@ -318,8 +320,10 @@ class Project(Intervention):
         directions = torch.as_tensor(self.directions).to(values.device, wide)
         directions = directions.reshape(-1, directions.shape[-1])
         if directions.shape[1] != values.shape[channel_dim] or not directions.any():
-            must = f"must have the layer's {values.shape[channel_dim]} channels and not be zero"
-            raise HookError(f"directions of {self} {must}, got {tuple(directions.shape)}")
+            raise HookError(
+                f"directions of {self} must have the layer's {values.shape[channel_dim]} "
+                f"channels and not be zero, got {tuple(directions.shape)}"
+            )
         _, sizes, right = torch.linalg.svd(directions / directions.abs().max(), full_matrices=False)
         basis = right[sizes > sizes.max() * torch.finfo(wide).eps * max(directions.shape)].to(
             values

@@ -140,9 +140,9 @@ class Axes:
             masks.append(self._along(1, units.heads, "heads"))
         if units.tokens is not None:
             if len(self._shape) != (4 if self._of_attention else 3):
-                must = "be on a layer of tokens (N, T, C)"
                 raise HookError(
-                    f"{self._what} must {must}, got {self._shape}; use positions or region"
+                    f"{self._what} must be on a layer of tokens (N, T, C), got {self._shape}; "
+                    "use positions or region"
                 )
             masks.append(self._along(self.places[-1], units.tokens, "tokens"))
         if units.positions is not None:
@@ -165,8 +165,10 @@ class Axes:
     def _grid_of_tokens(self) -> Any:
         grid = self._find_grid()
         if grid is None or grid.frames is not None:
-            must = "be on tokens that lie on a grid of the photo, which these are not known to do"
-            raise HookError(f"{self._what} must {must}, got {self._shape}; give tokens= instead")
+            raise HookError(
+                f"{self._what} must be on tokens that lie on a grid of the photo, which these "
+                f"are not known to do, got {self._shape}; give tokens= instead"
+            )
         return grid
 
     def _at_positions(self, positions: Sequence[tuple[int, int]]) -> torch.Tensor:
@@ -174,9 +176,9 @@ class Axes:
         grid = torch.zeros(height, width, dtype=torch.bool, device=self._device)
         for row, column in positions:
             if not (-height <= row < height and -width <= column < width):
-                got = f"got {(row, column)}"
                 raise HookError(
-                    f"positions of {self._what} must be within {height} × {width}, {got}"
+                    f"positions of {self._what} must be within {height} × {width}, got "
+                    f"{(row, column)}"
                 )
             grid[row, column] = True
         return grid

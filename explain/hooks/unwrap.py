@@ -35,12 +35,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {_description(model)}")
     if isinstance(model, torch.jit.ScriptModule):
-        remedy = (
-            "pass what it was made from, or nn.Sequential(model) for methods that do not look "
-            "inside"
-        )
         raise ModelError(
-            f"model must be of Python code, got a scripted one ({model.original_name}); {remedy}"
+            f"model must be of Python code, got a scripted one ({model.original_name}); pass "
+            "what it was made from, or nn.Sequential(model) for methods that do not look "
+            "inside"
         )
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         return unwrapped(model.module)

@@ -104,8 +104,10 @@ class Stitched(nn.Module):
         """The class maps in what the segmenter returned for so many windows."""
         class_maps = read_class_maps(output, count)
         if class_maps is None:
-            got = f"got {summary_of_output(output)}; wrap it in a module that does"
-            raise ModelError(f"model must give class maps (N, K, H, W) to be stitched, {got}")
+            raise ModelError(
+                "model must give class maps (N, K, H, W) to be stitched, got "
+                f"{summary_of_output(output)}; wrap it in a module that does"
+            )
         return class_maps.maps
 
     def energy(self, inputs: Inputs) -> Callable[[Any], Tensor]:

@@ -70,12 +70,10 @@ class MaskedInputs(Perturbation):
         def resized(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             masks = make(images, numbers).to(x)
             if masks.ndim != x.ndim:
-                got = (
-                    f"got {masks.ndim} and {x.ndim} dimensions; leave out words=True, or use "
-                    "integratedgradients"
-                )
                 raise MethodError(
-                    f"explained must name inputs of one kind where parts are covered, {got}"
+                    "explained must name inputs of one kind where parts are covered, got "
+                    f"{masks.ndim} and {x.ndim} dimensions; leave out words=True, or use "
+                    "integratedgradients"
                 )
             return F.interpolate(masks, evidence.size, mode="nearest-exact")
 

@@ -503,6 +503,8 @@ def _common_target(attributions: Sequence[Attribution]) -> TargetLike:
                 "class; add target="
             )
         if isinstance(first, torch.Tensor) and attribution.target.tolist() != first.tolist():
-            got = f"classes {first.tolist()} and classes {attribution.target.tolist()}"
-            raise MetricError(f"attributions must be of one target, got {got}; take them in turn")
+            raise MetricError(
+                f"attributions must be of one target, got classes {first.tolist()} and classes "
+                f"{attribution.target.tolist()}; take them in turn"
+            )
     return first

@@ -432,8 +432,9 @@ def boxes_per_image(boxes: Boxes, count: int, size: tuple[int, int]) -> list[tor
         cut = torch.minimum(corners.nan_to_num().round().clamp(min=0), ends.to(corners)).long()
         is_finite = len(corners) > 0 and bool(corners.isfinite().all())
         if not is_finite or not (cut[:, :2] < cut[:, 2:]).all():
-            got = f"got {shown(of_image)} for image {image_name(image)}"
-            raise MetricError(f"{must}, {got}; mend them")
+            raise MetricError(
+                f"{must}, got {shown(of_image)} for image {image_name(image)}; mend them"
+            )
         checked.append(cut)
     return checked
 
@@ -459,8 +460,10 @@ def as_regions(
         is_number = values.is_floating_point()
         fits = not is_number or bool(torch.isin(values, torch.tensor([0.0, 1.0]).to(values)).all())
     if values is None or not fits:
-        must = f"masks must be truth values {(count, *size)}"
-        raise MetricError(f"{must}, got {shown(masks)}; resize, or give masks > 0.5")
+        raise MetricError(
+            f"masks must be truth values {(count, *size)}, got {shown(masks)}; resize, or give "
+            "masks > 0.5"
+        )
     empty = ~(values > 0).flatten(1).any(1)
     if empty.any():
         first = image_name(int(empty.nonzero()[0]))

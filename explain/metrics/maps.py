@@ -79,9 +79,9 @@ class Maps:
         size = (int(images.shape[-2]), int(images.shape[-1]))
         fits = values.ndim == 3 or (values.ndim == 4 and tuple(values.shape[2:]) == size)
         if not fits or len(values) != count or 0 in values.shape:
-            shapes = f"({count}, h, w), or ({count}, C, {size[0]}, {size[1]}) for each pixel"
             raise MetricError(
-                f"map {name!r} must have the shape {shapes}, got {tuple(values.shape)}"
+                f"map {name!r} must have the shape ({count}, h, w), or ({count}, C, {size[0]}, "
+                f"{size[1]}) for each pixel, got {tuple(values.shape)}"
             )
         values = values.detach().to(images.device)
         values = values if values.dtype in (torch.float32, torch.float64) else values.float()

@@ -60,11 +60,10 @@ def zero_everywhere(variant: VariantResult) -> torch.Tensor:
 def warn_of_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
     """Warn of maps that became zero everywhere, which counts as a change."""
     images = image_names(zeros & ~data.maps.constant)
-    where = f"in a variant of {metric}"
     if images:
         warn(
-            f"{data.maps.name} is zero everywhere {where} for image {images}: that counts as a map "
-            "that has changed"
+            f"{data.maps.name} is zero everywhere in a variant of {metric} for image {images}: "
+            "that counts as a map that has changed"
         )
 
 

@@ -192,11 +192,10 @@ class Randomised:
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         freed = sharded(model)
         if freed:
-            but = (
-                f"FSDP shards layer {next(iter(freed))!r}; evaluate a plain model with its full "
-                "state dict"
+            raise MetricError(
+                "model must hold whole weights for random ones, but FSDP shards layer "
+                f"{next(iter(freed))!r}; evaluate a plain model with its full state dict"
             )
-            raise MetricError(f"model must hold whole weights for random ones, but {but}")
         here = {
             _memory(parameter)
             for layer in layers_with_weights(model, inputs)

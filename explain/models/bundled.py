@@ -242,10 +242,9 @@ def _converted(
 ) -> Classifier:
     """A network with the weights in a file, which are in half precision there."""
     if preprocess.side % 32:
-        got = f"{preprocess.side}; leave it out for that of its training"
         raise ModelError(
             f"{option_name('size')} must be a multiple of 32 pixels for the model {name!r}, "
-            f"got {got}"
+            f"got {preprocess.side}; leave it out for that of its training"
         )
     model = filled(kind, load(read_published(path, sha256, name)))
     origin = f"{path.name} (sha256 {sha256})"
@@ -392,8 +391,8 @@ def read_published(path: Path, sha256: str, name: str, package: str = "explain-h
         ) from None
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256:
-        got = f"{digest[:12]}… in {str(path)!r}; install {package} again"
         raise ModelError(
-            f"model {name!r} must have the published weights (sha256 {sha256[:12]}…), got {got}"
+            f"model {name!r} must have the published weights (sha256 {sha256[:12]}…), got "
+            f"{digest[:12]}… in {str(path)!r}; install {package} again"
         )
     return content

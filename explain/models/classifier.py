@@ -81,8 +81,10 @@ def outputs_for(
     say = either("pass activation=", "give --activation")
     if activation is None and outputs.activation == "none" and outputs.kind != "numbers":
         how = "of a softmax" if outputs.kind == "classes" else "of a sigmoid"
-        taken = f"so they are taken as they are; {say} to say what they are"
-        warn(f"model {model.name!r} gives probabilities already ({how}), {taken}")
+        warn(
+            f"model {model.name!r} gives probabilities already ({how}), so they are taken as "
+            f"they are; {say} to say what they are"
+        )
     if activation is None and outputs.kind == "numbers":
         note(f"model {model.name!r} gives one number; {say}sigmoid if it is the score of a yes")
     return replace(outputs, temperature=model.temperature)
@@ -95,10 +97,8 @@ def check_labels(categories: Sequence[str] | None, classes: int) -> None:
         LabelsError: they are.
     """
     if categories is not None and len(categories) != classes:
-        needed = (
-            f"{either('categories', '--labels')} must hold a label for each of the model's "
-            f"{classes} classes"
-        )
         raise LabelsError(
-            f"{needed}, got {len(categories)}; give them all, in the order of the classes"
+            f"{either('categories', '--labels')} must hold a label for each of the model's "
+            f"{classes} classes, got {len(categories)}; give them all, in the order of the "
+            "classes"
         )

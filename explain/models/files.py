@@ -79,11 +79,10 @@ def load_file(path: Path) -> nn.Module:
             suffix, "a TorchScript file"
         )
         reason = " ".join(str(error).split())[:100]
-        requirement = (
-            f"must be {kind}, but cannot be read ({reason}); a state dict is given as weights "
-            "of a model"
-        )
-        raise ModelError(f"model {str(path)!r} {requirement}") from None
+        raise ModelError(
+            f"model {str(path)!r} must be {kind}, but cannot be read ({reason}); a state dict "
+            "is given as weights of a model"
+        ) from None
 
 
 def _onnx(path: Path) -> BlackBox:

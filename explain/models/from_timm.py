@@ -126,9 +126,9 @@ def _timm(name: str) -> ModuleType:
     except UNUSABLE as error:
         if "torchvision" in str(error):  # which timm imports
             raise no_torchvision(error) from None
-        remedy = "run pip install 'explain-hooks[timm]'"
         raise ModelError(
-            f"model {name!r} needs timm, which cannot be imported ({error}); {remedy}"
+            f"model {name!r} needs timm, which cannot be imported ({error}); run pip install "
+            "'explain-hooks[timm]'"
         ) from None
 
 

@@ -36,11 +36,9 @@ def torchvision_models() -> ModuleType:
 def no_torchvision(error: Exception) -> ModelError:
     """Return the error that says why torchvision cannot be used."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    remedy = (
-        "run 'pip install --upgrade torch torchvision', or use a model that comes along or your own"
-    )
     return ModelError(
-        f"torchvision cannot be used with torch {torch.__version__} ({reason}); {remedy}"
+        f"torchvision cannot be used with torch {torch.__version__} ({reason}); run 'pip "
+        "install --upgrade torch torchvision', or use a model that comes along or your own"
     )
 
 
@@ -107,10 +105,8 @@ def load_torchvision(
 def not_downloaded(name: str, where: str, error: Exception) -> ModelError:
     """Return the error that says why the weights of a model could not be downloaded."""
     reason = " ".join(str(getattr(error, "reason", error)).split())[:100].strip()
-    remedy = (
-        "go online once, copy the file there, give your own with --weights, or use the model 'tiny'"
-    )
     return ModelError(
         f"model {name!r} needs its weights{where}, which could not be downloaded ({reason}); "
-        f"{remedy}"
+        "go online once, copy the file there, give your own with --weights, or use the model "
+        "'tiny'"
     )

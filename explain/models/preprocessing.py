@@ -174,9 +174,9 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
     """
     is_share = isinstance(crop, (int, float)) and not isinstance(crop, bool) and 0 < crop <= 1
     if not is_share and crop not in get_args(Crop):
-        choices = "'center', 'whole', or a share above 0 and up to 1"
         raise ModelError(
-            f"{option_name('crop')} must be {choices}, got {shown(crop)}; leave it out"
+            f"{option_name('crop')} must be 'center', 'whole', or a share above 0 and up to 1, "
+            f"got {shown(crop)}; leave it out"
         )
     if crop == "center":
         return preprocess
@@ -273,15 +273,14 @@ def adjusted(
     if not names:
         return preprocess
     if channels not in (None, 1, 3):
-        got = f"{shown(channels)}; pass preprocess= with a function that makes other channels"
         raise ModelError(
-            f"channels must be 1 for photos in grey or 3 for photos in colour, got {got}"
+            "channels must be 1 for photos in grey or 3 for photos in colour, got "
+            f"{shown(channels)}; pass preprocess= with a function that makes other channels"
         )
     if interpolation is not None and interpolation not in get_args(Interpolation):
-        choices = "'bilinear' or 'bicubic'"
         raise ModelError(
-            f"{option_name('interpolation')} must be {choices}, got {shown(interpolation)}; "
-            "leave it out"
+            f"{option_name('interpolation')} must be 'bilinear' or 'bicubic', got "
+            f"{shown(interpolation)}; leave it out"
         )
     of_each_channel = std if mean is None else mean
     if channels is None and isinstance(of_each_channel, (list, tuple)):
@@ -330,6 +329,8 @@ def of_channels(values: Any, name: str, channels: int = 3) -> tuple[float, ...]:
         raise ModelError(f"{option_name(name)} must {must}, got {shown(values)}")
     if not in_range:
         alternative = "" if channels == 1 else ", or one for each of the three channels"
-        got = f"{shown(values)}; divide by 255 what was computed from pixels from 0 to 255"
-        raise ModelError(f"{option_name(name)} must be a number {wanted}{alternative}, got {got}")
+        raise ModelError(
+            f"{option_name(name)} must be a number {wanted}{alternative}, got {shown(values)}; "
+            "divide by 255 what was computed from pixels from 0 to 255"
+        )
     return tuple(map(float, numbers))

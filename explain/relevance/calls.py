@@ -204,9 +204,9 @@ def tensor_indices(call: Call, wanted: Callable[[Tensor], bool]) -> Sequence[int
 def inside_transform(must: str, what: str, module: str | None, remedy: str) -> MethodError:
     """The error where something runs inside a transform of PyTorch, which hides the values of
     tensors."""
-    where = "outside torch.vmap and the other transforms of torch.func"
     return MethodError(
-        f"{must} {where}, but {what} in layer {module or 'model'!r} runs inside one; {remedy}"
+        f"{must} outside torch.vmap and the other transforms of torch.func, but {what} in "
+        f"layer {module or 'model'!r} runs inside one; {remedy}"
     )
 
 

@@ -89,9 +89,9 @@ class AlphaBeta(_Stabilised):
     def __post_init__(self) -> None:
         super().__post_init__()
         if abs(self.alpha - self.beta - 1) > 1e-6:
-            got = f"{self.alpha:g} - {self.beta:g}; take beta={self.alpha - 1:g}"
             raise MethodError(
-                f"alpha - beta of AlphaBeta must be 1 for relevance to be conserved, got {got}"
+                "alpha - beta of AlphaBeta must be 1 for relevance to be conserved, got "
+                f"{self.alpha:g} - {self.beta:g}; take beta={self.alpha - 1:g}"
             )
 
     @property

@@ -372,8 +372,10 @@ def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[Ima
     ):
         values = np.moveaxis(values, 1, -1)
     if values.ndim != 4 or values.shape[3] not in CHANNELS:
-        layouts = "(T, H, W), (C, T, H, W) or (T, C, H, W), C 1 or 3"
-        raise ImageError(f"frames must be {layouts}, got {shape}; take one video")
+        raise ImageError(
+            f"frames must be (T, H, W), (C, T, H, W) or (T, C, H, W), C 1 or 3, got {shape}; "
+            "take one video"
+        )
     if values.dtype != np.uint8:
         low = float(values.min())
         high = float(values.max())

@@ -256,8 +256,10 @@ class StoredRun:
         failures = f", {len(self.failures)} failed" if self.failures else ""
         unfinished = "" if self.ended else ", not finished"
         methods = ", ".join(self.methods)
-        content = f"{self.photos} photos, {methods}{failures}{unfinished}"
-        return printable(f"{type(self).__name__}({text(self.path)!r}: {content})")
+        return printable(
+            f"{type(self).__name__}({text(self.path)!r}: {self.photos} photos, "
+            f"{methods}{failures}{unfinished})"
+        )
 
     def _repr_html_(self) -> str:
         counts = (

@@ -164,9 +164,9 @@ class GradientClipper(OnParameters):
         self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
         if self._strict:
             count = int((~gradient.isfinite()).sum())
-            got = f"got {count} of {gradient.numel()} elements that are infinite or NaN"
             raise HookError(
-                f"the gradient of {name!r} must be finite, {got}; lower the learning rate"
+                f"the gradient of {name!r} must be finite, got {count} of {gradient.numel()} "
+                "elements that are infinite or NaN; lower the learning rate"
             )
 
 

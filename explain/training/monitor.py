@@ -200,9 +200,9 @@ class Monitor:
         with self._store() as store:
             last = 0 if self.done else store.last()
             if last:
-                got = f"got one up to step {last}; give its start to continue it, or another file"
                 raise RunError(
-                    f"output {text(output)!r} must be a new file for a new training, {got}"
+                    f"output {text(output)!r} must be a new file for a new training, got one "
+                    f"up to step {last}; give its start to continue it, or another file"
                 )
             store.go_back(self.done)
 
@@ -228,8 +228,10 @@ class Monitor:
                 f"photos must be explained to be watched, but {failures[0].reason}"
             ) from failures[0].general
         if failures and not first:
-            count = f"{len(failures)} of {len(records)}"
-            warn(f"{count} photos could not be explained at step {self.done}: {failures[0].reason}")
+            warn(
+                f"{len(failures)} of {len(records)} photos could not be explained at step "
+                f"{self.done}: {failures[0].reason}"
+            )
         snapshot = TrainingLook(self.done, records, numbers, **gradients)
         with nullcontext() if first else self._warning():
             self._write(snapshot)

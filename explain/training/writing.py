@@ -77,8 +77,9 @@ class TrainingStore(Store):
     def go_back(self, step: int) -> None:
         """Forget what comes after a step: a training that begins there goes another way."""
         with self.transaction():
-            later = "SELECT photo FROM steps WHERE step > ?"
-            self._db.execute(f"DELETE FROM photos WHERE id IN ({later})", (step,))
+            self._db.execute(
+                "DELETE FROM photos WHERE id IN (SELECT photo FROM steps WHERE step > ?)", (step,)
+            )
             for table in ("figures", "gradients", "units"):
                 self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
 
