@@ -66,17 +66,16 @@ def class_weights(network: Pure, x: Tensor, layer: int) -> Tensor | None:
     return None
 
 
-def shapleycam(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
-    """Weights ``mean(G - H A / 2)`` of ``y + log p``: the slope of the gradient along A, forwards
-    over backwards."""
+def shapleycam(network: Pure, x: Tensor, target: int, layer: int, *, rest: bool = True) -> Tensor:
+    """Weights ``mean(G - H A / 2)`` of ``y + log p``, or of ``y`` alone: the slope of the gradient
+    along A, forwards over backwards."""
     activation = network.forward(x)[layer + 1]
     head = network[layer + 1 :]
 
     def slope(a: Tensor) -> Tensor:
         scores = head.scores(a)
-        return torch.autograd.grad(
-            scores[target] + scores.log_softmax(0)[target], a, create_graph=True
-        )[0]
+        score = scores[target] + rest * scores.log_softmax(0)[target]
+        return torch.autograd.grad(score, a, create_graph=True)[0]
 
     with torch.enable_grad():
         a = activation.clone().requires_grad_()
@@ -209,6 +208,10 @@ METHODS: dict[str, tuple[MethodLike, Slow]] = {
     **{name: (name, slow) for name, slow in AS_THEY_ARE.items()},
     **{name: (name, plain.saliency) for name in REFUSED},
     "gradcam signed": (methods.GradCAM(relu=False), lambda *a: plain.gradcam(*a, relu=False)),
+    "shapleycam of a logit": (
+        methods.ShapleyCAM(residual_softmax=False),
+        lambda *a: shapleycam(*a, rest=False),
+    ),
     "smoothgradcam++": (methods.SmoothGradCAMPlusPlus(samples=2), smoothgradcampp),
     "smooth(gradcam)": (methods.Smooth(methods.GradCAM(), samples=2), smoothed_cam),
     "finercam weighted": (
@@ -248,4 +251,4 @@ RERUNS = frozenset(
     }
 )
 CHEAP = tuple(name for name in METHODS if name not in RERUNS)
-MOST_PLACES = 16  # the plain kernel method rotates a matrix with a row for each place by hand
+MOST_PLACES = 16  # the plain kernel method compares each place with each

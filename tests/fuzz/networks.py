@@ -529,7 +529,7 @@ def _together(ready: Ready, figures: Figures) -> None:
     alone = {
         name: values
         for name, values in ready.alone.items()
-        if name not in ("gradcam signed", "finercam weighted")
+        if name not in ("gradcam signed", "finercam weighted", "shapleycam of a logit")
     }
     if not alone:
         return

@@ -9,7 +9,7 @@ A method is ``name(layers, x, target, layer, **options)`` for one image ``(C, H,
 the index of the layer whose output is looked at. Here: back-propagation and the maps made of
 activations and gradients. Elsewhere: `plain_scores` (other scores, several layers), `plain_factors`
 (eigenvectors, k-sigma, factorisation), `plain_masks` (masked inputs, ablation), `plain_paths`
-(integrals, noise, FullGrad) and `plain_attention` (vision transformers).
+(integrals, noise, FullGrad) and `plain_transformer` (attention).
 """
 
 from __future__ import annotations
@@ -169,21 +169,6 @@ def backward(
     return gradients
 
 
-def tangent(layers: Layers, values: list[Tensor], direction: Tensor) -> Tensor:
-    """The derivative of the logits along ``direction`` in the input: the same walk forward, without
-    any bias."""
-    for (kind, *parameters), before in zip(layers, values[:-1], strict=True):
-        if kind == "relu":
-            direction = torch.where(before > 0, direction, torch.zeros_like(direction))
-        elif kind == "bn":
-            slope, _ = bn_slope_and_shift(*parameters)
-            direction = torch.stack([slope[k] * direction[k] for k in range(len(direction))])
-        else:
-            without = [parameters[0], torch.zeros_like(parameters[1])] if parameters else []
-            direction = forward([(kind, *without)], direction)[-1]
-    return direction
-
-
 def one_hot(target: int, like: Tensor) -> Tensor:
     out = torch.zeros_like(like)
     out[target] = 1
@@ -274,13 +259,6 @@ def gradcampp_map(activation: Tensor, gradient: Tensor, *, relu: bool = True) ->
 
 def layercam_map(activation: Tensor, gradient: Tensor) -> Tensor:
     return weighted([rectified(g) for g in gradient], activation, relu=True)
-
-
-def cam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
-    """``sum_k w_ck A_k`` with the classifier's weights, when only a mean and a linear layer follow
-    (Zhou 2016)."""
-    assert [kind for kind, *_ in layers[layer + 1 :]] == ["mean", "linear"]
-    return weighted(list(layers[-1][1][target]), forward(layers, x)[layer + 1], relu=False)
 
 
 def gradcam(layers: Layers, x: Tensor, target: int, layer: int, *, relu: bool = True) -> Tensor:

@@ -1,46 +1,20 @@
-"""CAMs from eigenvectors and thresholds, and factorised activations: slowly and plainly, without
-LAPACK."""
+"""CAMs from eigenvectors and thresholds, and factorised activations: slowly and plainly."""
 
 from __future__ import annotations
 
 import itertools
-import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tests.methods.plain import Layers, forward, look, mean_of
 
 
-def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, largest first, and eigenvectors, as columns, of a symmetric matrix by Jacobi's
-    rotations."""
-    size = len(matrix)
-    a: list[list[float]] = matrix.tolist()
-    vectors: list[list[float]] = torch.eye(size).tolist()
-    for _ in range(100):
-        sizes = (abs(a[p][q]) for p in range(size) for q in range(size) if p != q)
-        if max(sizes, default=0) <= 1e-17 * float(matrix.abs().max()):
-            break
-        for p, q in itertools.combinations(range(size), 2):
-            if a[p][q] == 0:
-                continue
-            ratio = (a[q][q] - a[p][p]) / (2 * a[p][q])
-            tangent = math.copysign(1, ratio) / (abs(ratio) + math.hypot(ratio, 1))
-            cosine = 1 / math.hypot(tangent, 1)
-            sine = tangent * cosine
-            for row in (*a, *vectors):
-                at_p = row[p]
-                at_q = row[q]
-                row[p] = cosine * at_p - sine * at_q
-                row[q] = sine * at_p + cosine * at_q
-            first = a[p]
-            second = a[q]
-            a[p] = [cosine * u - sine * v for u, v in zip(first, second, strict=True)]
-            a[q] = [sine * u + cosine * v for u, v in zip(first, second, strict=True)]
-    order = sorted(range(size), key=lambda i: -a[i][i])
-    values = torch.tensor([a[i][i] for i in order], dtype=matrix.dtype)
-    return values, torch.tensor(vectors, dtype=matrix.dtype)[:, order]
+def first_eigenvector(matrix: Tensor) -> tuple[float, Tensor]:
+    """The largest eigenvalue of a symmetric matrix, and its eigenvector."""
+    values, vectors = np.linalg.eigh(matrix.numpy())
+    return float(values[-1]), torch.from_numpy(vectors[:, -1].copy())
 
 
 def first_component(channels: Tensor, *, centred: bool) -> Tensor:
@@ -51,7 +25,7 @@ def first_component(channels: Tensor, *, centred: bool) -> Tensor:
     gram = torch.zeros(count, count, dtype=channels.dtype)
     for k, m in itertools.product(range(count), repeat=2):
         gram[k, m] = (channels[k] * channels[m]).sum()
-    vector = eigen(gram)[1][:, 0]
+    _, vector = first_eigenvector(gram)
     projection = sum(vector[k] * channels[k] for k in range(count))
     return -projection if (projection * channels.sum(dim=0)).sum() < 0 else projection
 
@@ -105,8 +79,8 @@ def kpcacam(
     rows = gram.mean(dim=1)
     everything = gram.mean()
     centred_gram = gram - rows[:, None] - rows[None, :] + everything
-    values, vectors = eigen(centred_gram)
-    scores = vectors[:, 0] * max(float(values[0]), 0.0) ** 0.5
+    value, vector = first_eigenvector(centred_gram)
+    scores = vector * max(value, 0.0) ** 0.5
     return (-scores if scores[scores.abs().argmax()] < 0 else scores).reshape(activation.shape[1:])
 
 

@@ -11,34 +11,6 @@ from tests.methods import plain
 from tests.methods.plain import Layers
 
 
-def shapleycam(
-    layers: Layers, x: Tensor, target: int, layer: int, *, score: str = "rest"
-) -> Tensor:
-    """``w = G - H A / 2``, its mean over positions, with the score ``y_c + log p_c`` named ReST
-    (Cai 2025).
-
-    The head is piecewise linear, so the Hessian is exactly ``J' S J``: the logits' Jacobian around
-    the score's Hessian in the logits, ``p p' - diag(p)``, and 0 for a logit (Grad-CAM again).
-    """
-    values = plain.forward(layers, x)
-    head = layers[layer + 1 :]
-    activation = values[layer + 1]
-    logits = values[-1]
-    chosen = plain.one_hot(target, logits)
-    p = plain.softmax(logits)
-    gradient = plain.backward(
-        head, values[layer + 1 :], chosen if score == "logit" else 2 * chosen - p
-    )[0]
-    direction = plain.tangent(head, values[layer + 1 :], activation)
-    bend = 0 * p if score == "logit" else -p * (direction - (p * direction).sum())
-    product = plain.backward(head, values[layer + 1 :], bend)[0]
-    return plain.weighted(
-        [plain.mean_of(g - h / 2) for g, h in zip(gradient, product, strict=True)],
-        activation,
-        relu=True,
-    )
-
-
 def nearest_classes(logits: Tensor, target: int, count: int) -> list[int]:
     """The classes whose logits are nearest to the target's, without the target."""
     others = [j for j in range(len(logits)) if j != target]

@@ -4,11 +4,11 @@ itself."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models import VisionTransformer
 
 
 class Block(nn.Module):
@@ -88,59 +88,92 @@ def of_product(x: Tensor, y: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]
     return x * (share @ y.transpose(-2, -1)) / 2, y * (x.transpose(-2, -1) @ share) / 2
 
 
-def cheferattribution(model: Transformer, x: Tensor, target: int) -> Tensor:
-    """The map ``(h * w)`` of one photo ``(3, H, W)`` (Chefer et al., CVPR 2021)."""
-    kept: list[dict[str, Any]] = []
+def walked(model: Transformer, x: Tensor) -> list[dict[str, Tensor]]:
+    """What each block computes of one photo ``(3, H, W)``; ``end`` is what it hands on."""
+    kept: list[dict[str, Tensor]] = []
     now = model.tokens(x[None])[0]
     for block in model.blocks:
         y = block.one(now)
         q, k, v = (block.split(layer(y)) for layer in (block.q, block.k, block.v))
-        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-        a = scores.softmax(-1)
+        a = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1)
         mixed = (a @ v).transpose(-3, -2).flatten(-2)
         added = block.out(mixed)
         middle = now + added
         z = block.two(middle)
         up = block.up(z)
         more = block.down(F.gelu(up))
-        kept.append(
-            {
-                "x": now,
-                "y": y,
-                "q": q,
-                "k": k,
-                "v": v,
-                "a": a,
-                "mixed": mixed,
-                "added": added,
-                "middle": middle,
-                "z": z,
-                "up": up,
-                "more": more,
-            }
-        )
+        of_block = {
+            "x": now,
+            "y": y,
+            "q": q,
+            "k": k,
+            "v": v,
+            "a": a,
+            "mixed": mixed,
+            "added": added,
+        }
+        of_block |= {"middle": middle, "z": z, "up": up, "more": more, "end": middle + more}
+        kept.append(of_block)
         now = middle + more
-    read = model.norm(now)
+    return kept
+
+
+def rollout(model: Transformer, x: Tensor, target: int) -> Tensor:
+    """The class token's row of the product of ``0.5 A + 0.5 I``, last block first; rows are divided
+    by their sum (Abnar & Zuidema 2020)."""
+    kept = walked(model, x)
+    same = torch.eye(len(kept[0]["x"]), dtype=x.dtype)
+    joint = same
+    for each in kept:
+        mixed = each["a"].mean(0) + same
+        joint = mixed / mixed.sum(-1, keepdim=True) @ joint
+    return joint[0, 1:].detach()
+
+
+def legrad(vit: VisionTransformer, x: Tensor, target: int, blocks: int = 0) -> Tensor:
+    """The mean over blocks, heads and queries of ``ReLU(ds/dA)``, where s is the score of that
+    block's own tokens, averaged (Bousselham 2024)."""
+    tokens = torch.cat([vit.class_token, vit._process_input(x[None])], 1)
+    tokens = tokens + vit.encoder.pos_embedding
+    rows = []
+    for block in vit.encoder.layers:
+        attention = block.self_attention
+        joined = F.linear(block.ln_1(tokens), attention.in_proj_weight, attention.in_proj_bias)
+        heads = joined.unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = heads
+        a = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        middle = tokens + attention.out_proj((a @ v).transpose(1, 2).flatten(2))
+        tokens = middle + block.mlp(block.ln_2(middle))
+        score = vit.heads(vit.encoder.ln(tokens.mean(1)))[0, target]
+        (gradient,) = torch.autograd.grad(score, a, retain_graph=True)
+        rows.append(gradient[0].clamp(min=0).mean((0, 1)))
+    return torch.stack(rows[-blocks:]).mean(0)[1:]
+
+
+def cheferattribution(model: Transformer, x: Tensor, target: int) -> Tensor:
+    """The map ``(h * w)`` of one photo ``(3, H, W)`` (Chefer et al., CVPR 2021)."""
+    kept = walked(model, x)
+    end = kept[-1]["end"]
+    read = model.norm(end)
     logit = model.head(read[0])[target]
     gradients = torch.autograd.grad(logit, [each["a"] for each in kept])
     with torch.no_grad():
-        relevance = torch.zeros_like(now)
+        relevance = torch.zeros_like(end)
         start = torch.zeros(1, 4, dtype=x.dtype)
         start[0, target] = 1
         relevance[:1] = of_linear(model.head, read[:1], start)
-        joint = torch.eye(len(now), dtype=x.dtype)
+        same = torch.eye(len(end), dtype=x.dtype)
+        joint = same
         found = []
         for block, each in zip(list(model.blocks)[::-1], kept[::-1], strict=True):
             relevance, of_block = _handed_back(block, each, relevance)
             found.append(of_block)
         for a, gradient in zip(found[::-1], gradients, strict=True):
-            joint = (
-                torch.eye(len(now), dtype=x.dtype) + (a * gradient).clamp(min=0).mean(0)
-            ) @ joint
+            joint = (same + (a * gradient).clamp(min=0).mean(0)) @ joint
     return joint[0, 1:]
 
 
-def _handed_back(block: Block, kept: dict[str, Any], relevance: Tensor) -> tuple[Tensor, Tensor]:
+def _handed_back(block: Block, kept: dict[str, Tensor], relevance: Tensor) -> tuple[Tensor, Tensor]:
     """The relevance of what a block was given, and of its attention."""
     shortcut, more = of_sum(kept["middle"], kept["more"], relevance)
     of_up = of_linear(block.down, F.gelu(kept["up"]), more)
@@ -172,19 +205,12 @@ def gradientrollout(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> T
 def gradeclip(model: Transformer, x: Tensor, target: int, blocks: int = 1) -> Tensor:
     """The map ``(h * w)`` of one photo ``(3, H, W)``: gradient of what attention gives, times
     values (Zhao 2024)."""
-    now = model.tokens(x[None])[0]
-    kept = []
-    for block in model.blocks:
-        y = block.one(now)
-        q, k, v = (layer(y) for layer in (block.q, block.k, block.v))
-        mixed = block.attended(*map(block.split, (q, k, v))).transpose(-3, -2).flatten(-2)
-        middle = now + block.out(mixed)
-        now = middle + block.down(F.gelu(block.up(block.two(middle))))
-        kept.append((q, k, v, mixed))
-    logit = model.head(model.norm(now)[0])[target]
-    found = torch.zeros(len(now) - 1, dtype=x.dtype)
-    for q, k, v, mixed in kept[-blocks:]:
-        (gradient,) = torch.autograd.grad(logit, mixed, retain_graph=True)
+    kept = walked(model, x)
+    logit = model.head(model.norm(kept[-1]["end"])[0])[target]
+    found = torch.zeros(len(kept[0]["x"]) - 1, dtype=x.dtype)
+    for each in kept[-blocks:]:
+        q, k, v = (each[name].transpose(-3, -2).flatten(-2) for name in "qkv")
+        (gradient,) = torch.autograd.grad(logit, each["mixed"], retain_graph=True)
         cosines = torch.stack([q[0] @ k[i] / (q[0].norm() * k[i].norm()) for i in range(1, len(k))])
         for i, cosine in enumerate(cosines):
             loosened = (cosine - cosines.min()) / (cosines.max() - cosines.min())

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -20,7 +19,6 @@ from tests.conftest import Made
 from tests.fuzz.expected import METHODS, drawn
 from tests.methods import (
     plain,
-    plain_attention,
     plain_factors,
     plain_masks,
     plain_paths,
@@ -91,6 +89,7 @@ def unscaled(layers: plain.Layers, x: Tensor, target: int, layer: int) -> Tensor
 Case = tuple[MethodLike, Callable[..., Tensor]]
 ELSEWHERE = {
     "attnlrp",
+    "cam",
     "cheferattribution",
     "cheferbimodal",
     "deeplift",
@@ -103,11 +102,11 @@ ELSEWHERE = {
     "lrp",
     "refinecam",
     "rollout",
+    "shapleycam",
+    "shapleycam of a logit",
 }
 CASES: list[Case] = [
-    *(case for name, case in METHODS.items() if name not in ELSEWHERE | {"cam", "shapleycam"}),
-    ("cam", plain.cam),
-    ("shapleycam", plain_scores.shapleycam),
+    *(case for name, case in METHODS.items() if name not in ELSEWHERE),
     *(
         (methods.KPCACAM(kernel), partial(plain_factors.kpcacam, kernel=kernel))
         for kernel in ("rbf", "poly", "linear")
@@ -116,7 +115,6 @@ CASES: list[Case] = [
     (methods.XGradCAM(relu=False), partial(plain.xgradcam, relu=False)),
     (methods.HiResCAM(relu=True), partial(plain.hirescam, relu=True)),
     (methods.FEM(k=1), partial(plain_factors.fem, k=1)),
-    (methods.ShapleyCAM(residual_softmax=False), partial(plain_scores.shapleycam, score="logit")),
     (methods.SSCAM(noise="input", samples=2), noisy_input),
     (methods.FullGrad(rescale=False), unscaled),
     (methods.AblationCAM(relu=False), partial(plain_masks.ablationcam, relu=False)),
@@ -220,23 +218,3 @@ def test_scales_are_mapped_back(scale: float) -> None:
     method = methods.Augmented(get_method("gradcam"), flip=False, scales=(scale,))
     values = explain.attribute(model, x, method, target=0, layer="same").values[0]
     assert divmod(int(values.argmax()), 33) == (8, 20)
-
-
-def test_legrad_and_rollout() -> None:
-    torch.manual_seed(0)
-    vit = torchvision.models.VisionTransformer(12, 4, 3, 2, 8, 12, num_classes=5).double().eval()
-    for parameter in vit.parameters():
-        nn.init.normal_(parameter, std=0.4)
-    slow = plain_attention.ViT(vit.state_dict(), heads=2, patch=4)
-    x = photo(15, (2, 3, 12, 12))
-    found = explain.attribute(vit, x, ["legrad", "rollout"], target=2)
-    last = explain.attribute(vit, x, methods.LeGrad(blocks=2), target=2)
-    for i in range(len(x)):
-        gradients = slow.attention_gradients(x[i], 2)
-        _, attentions, _ = slow.forward(x[i])
-        for values, expected in (
-            (found["legrad"].values, plain_attention.legrad(gradients, (3, 3))),
-            (last.values, plain_attention.legrad(gradients[1:], (3, 3))),
-            (found["rollout"].values, plain_attention.rollout(attentions, (3, 3))),
-        ):
-            assert_close(values[i], expected, rtol=1e-8, atol=1e-12)

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import explain
 from explain import MethodError
-from explain.methods import CheferBimodal
+from explain.methods import CheferBimodal, LeGrad
 from tests.conftest import Made, settled, snapshot
 from tests.methods import plain_transformer as plain
 from tests.relevance.test_relevance import random
@@ -38,6 +38,7 @@ FORMULAS = {
     "cheferattribution": plain.cheferattribution,
     "gradeclip": plain.gradeclip,
     "gradeclip(blocks=2)": partial(plain.gradeclip, blocks=2),
+    "rollout": plain.rollout,
 }
 
 
@@ -53,6 +54,18 @@ def test_a_method_is_its_formula(method: str, fused: bool) -> None:
             expected = FORMULAS[method](model, x[i], target)
             assert_close(found.values[i].flatten(), expected, rtol=1e-5, atol=1e-9)
     assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("blocks", [None, 1])
+def test_legrad_is_its_formula(blocks: int | None) -> None:
+    torch.manual_seed(0)
+    vit = torchvision.models.VisionTransformer(12, 4, 2, 2, 8, 12, num_classes=5).double().eval()
+    settled(vit)
+    x = random(1, 2, 3, 12, 12)
+    values = explain.attribute(vit, x, LeGrad(blocks=blocks), target=2).values
+    for image, of_image in zip(x, values, strict=True):
+        expected = plain.legrad(vit, image, 2, blocks or 0)
+        assert_close(of_image.flatten(), expected, rtol=1e-8, atol=1e-12)
 
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {

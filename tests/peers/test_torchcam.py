@@ -12,7 +12,7 @@ from torch import nn
 import explain
 from explain.methods import SmoothGradCAMPlusPlus
 from explain.methods.base import MethodLike
-from tests.methods import plain, plain_attention, plain_masks
+from tests.methods import plain, plain_masks
 from tests.peers.common import LAYER, TARGET, agree, network, off, photo, random, resnet
 
 peer = pytest.importorskip("torchcam.methods", reason="torchcam comes with the extra 'peers'")
@@ -96,8 +96,6 @@ def test_legrad_is_the_same() -> None:
     with peer.LeGrad(model, list(model.encoder.layers)) as extractor:
         found = extractor(2, model(x), normalized=False)[0].detach()
     assert agree(found, explain.attribute(model, x, "legrad", target=2).values)
-    plainly = plain_attention.ViT(model.state_dict(), heads=2, patch=4).attention_gradients(x[0], 2)
-    assert agree(found[0], plain_attention.legrad(plainly, (3, 3)))
 
 
 # Where it computes something else
