@@ -42,12 +42,11 @@ class Small(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.relu = (
-            nn.Conv2d(3, 6, 3),
-            nn.BatchNorm2d(6),
-            nn.ReLU(inplace=True),
-        )
-        self.last, self.fc = nn.Conv2d(6, 8, 3), nn.Linear(8, 5)
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.norm = nn.BatchNorm2d(6)
+        self.relu = nn.ReLU(inplace=True)
+        self.last = nn.Conv2d(6, 8, 3)
+        self.fc = nn.Linear(8, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.dropout(self.relu(self.norm(self.conv(x))), 0.5, self.training)
@@ -145,8 +144,10 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.attn = nn.Linear(3, 8), nn.MultiheadAttention(8, 2, batch_first=True)
-        self.act, self.fc = nn.ReLU(), nn.Linear(8, 5)
+        self.embed = nn.Linear(3, 8)
+        self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.act = nn.ReLU()
+        self.fc = nn.Linear(8, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.embed(x.flatten(2).transpose(1, 2))

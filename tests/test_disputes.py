@@ -24,9 +24,12 @@ class Shared(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
-        self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 5, 3, padding=1)
-        self.three, self.four = nn.Linear(20, 6), nn.Linear(6, 3)
-        self.relu, self.pool = nn.ReLU(inplace=kind == "in place"), nn.MaxPool2d(2)
+        self.one = nn.Conv2d(3, 4, 3, padding=1)
+        self.two = nn.Conv2d(4, 5, 3, padding=1)
+        self.three = nn.Linear(20, 6)
+        self.four = nn.Linear(6, 3)
+        self.relu = nn.ReLU(inplace=kind == "in place")
+        self.pool = nn.MaxPool2d(2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in (self.one, self.two):
@@ -80,7 +83,8 @@ class LinearAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.to_qkv = nn.Conv2d(4, 12, 1, bias=False)
-        self.to_out, self.head = nn.Conv2d(4, 4, 1, bias=False), nn.Linear(4, 3, bias=False)
+        self.to_out = nn.Conv2d(4, 4, 1, bias=False)
+        self.head = nn.Linear(4, 3, bias=False)
         self.share = nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

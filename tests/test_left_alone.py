@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as torch_modules
 
 import explain
-from tests.conftest import HOOK_DICTS, TinyNet, settled, snapshot
+from tests.conftest import HOOK_DICTS, settled
 
 GLOBAL_DICTS = [
     "_global_forward_hooks",
@@ -116,60 +116,3 @@ def test_hooks_that_change_what_flows_are_part_of_the_model(
     torch.testing.assert_close(
         found, explain.attribute(other, x, method, target=2, layer="3").values
     )
-
-
-class Interrupted(TinyNet):
-    """Is interrupted in its forward or its backward pass, in a call of one's choice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plan: tuple[str, int] | None = None
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.dropout(self.layer2(x + self.layer1(x)))
-        if self.plan == ("forward", self.calls):
-            raise KeyboardInterrupt
-        if self.plan == ("backward", self.calls) and x.requires_grad:
-            x.register_hook(interrupt)
-        return self.fc(self.avgpool(x).flatten(1))
-
-
-def interrupt(*_: Any) -> Any:
-    raise KeyboardInterrupt
-
-
-CALLS = [
-    ("gradcam", "backward", 1),
-    ("guidedbackprop", "backward", 1),
-    ("scorecam", "forward", 2),
-    ("ablationcam", "forward", 3),
-    ("integratedgradients", "backward", 4),
-    ("augmented(gradcam)", "backward", 3),
-]
-
-
-@pytest.mark.parametrize(("method", "where", "call"), CALLS)
-def test_an_interruption_in_any_pass_leaves_model_and_process_as_they_were(
-    method: str, where: str, call: int, x: torch.Tensor
-) -> None:
-    model = settled(Interrupted()).double().train()
-    model.bn1.eval()
-
-    def run() -> torch.Tensor:
-        maps = explain.attribute(model, x, method, target=1, layer="layer1.0", batch_size=4)
-        return maps.values
-
-    wanted = run()
-    before = snapshot(model)
-    hooks = hooks_of(model)
-    model.calls = 0
-    model.plan = (where, call)
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert model.calls == call
-    assert (snapshot(model), hooks_of(model)) == (before, hooks)
-    model.plan = None
-    assert torch.equal(run(), wanted)

@@ -17,7 +17,7 @@ from explain import ArgumentError, ExplainError, ExplainWarning, RecordError
 from explain.attribution.pictures import remark
 from explain.cli import main
 from explain.methods import AblationCAM
-from tests.conftest import ROOT, TinyNet, settled
+from tests.conftest import ROOT, TinyNet
 
 CAT = str(ROOT / "assets" / "chelsea.png")
 X = torch.rand(1, 3, 12, 10, generator=torch.Generator().manual_seed(0))
@@ -185,27 +185,6 @@ def test_a_negative_score_is_said_to_turn_ablationcam_round() -> None:
     with pytest.warns(ExplainWarning, match="positive"):
         against = explain.attribute(Negative(-1.0), X, "ablationcam", target=0, layer="conv")
     assert (against.values > 0).all()
-
-
-def test_deconvnet_sees_the_photo_through_max_pooling_only() -> None:
-    def network(pool: nn.Module) -> nn.Module:
-        layers = (
-            nn.Conv2d(3, 4, 3),
-            nn.ReLU(),
-            pool,
-            nn.Conv2d(4, 4, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.LazyLinear(5),
-        )
-        made = nn.Sequential(*layers)
-        made(X)
-        return settled(made).eval()
-
-    photos = torch.rand(2, 3, 12, 10, generator=torch.Generator().manual_seed(3))
-    for pool, same in ((nn.AvgPool2d(2), True), (nn.MaxPool2d(2), False)):
-        one, other = explain.attribute(network(pool), photos, "deconvnet", target=0).values
-        assert torch.equal(one, other) == same
 
 
 # The command line

@@ -26,7 +26,8 @@ def test_activations_that_are_not_finite_are_traced_to_their_layer(method: str, 
 
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.fc = nn.Linear(4, 5)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.fc(self.conv(x).nan_to_num(0, 0, 0).mean((2, 3)))
@@ -58,7 +59,9 @@ def test_meta_tensors_are_refused(method: str) -> None:
 class Checkpointed(nn.Module):
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
-        self.conv1, self.conv2, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 5)
+        self.conv1 = nn.Conv2d(3, 4, 3)
+        self.conv2 = nn.Conv2d(4, 4, 3)
+        self.fc = nn.Linear(4, 5)
         self.reentrant = reentrant
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

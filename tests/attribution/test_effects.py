@@ -23,7 +23,8 @@ from tests.conftest import ROOT, TinyNet, settled
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.attn = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,8 @@ class Wide(nn.Module):
     def __init__(self, channels: int = 300) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, channels, 3, padding=1)
-        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(channels, 5)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(channels, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.pool(self.first(x).relu()).flatten(1))

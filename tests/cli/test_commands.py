@@ -22,6 +22,21 @@ def _in_a_folder_with_a_photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     Image.linear_gradient("L").resize((20, 16)).save("a.png")
 
 
+def test_methods_that_are_named_are_listed_with_their_options(typed: Typed) -> None:
+    _, out, _ = typed("methods", "integ*")
+    assert out[0] == "gradients"
+    assert out[1].startswith("  integratedgradients ")
+    assert (
+        out[2].strip()
+        == "options: steps=50, baseline=0.0, rule=gausslegendre, multiply_by_inputs=True"
+    )
+    _, out, _ = typed("methods", "finercam")
+    assert "cam=gradcam" in out[2]
+    assert typed("methods", "gradcan")[2] == [
+        "explain: method 'gradcan' is unknown; did you mean 'gradcam' or 'xgradcam' or 'gradcam++'?"
+    ]
+
+
 @pytest.mark.parametrize("name", [name for name in commands.commands if name != PHOTOS])
 def test_every_command_has_help_and_a_list_names_it(name: str, typed: Typed) -> None:
     code, out, err = typed(name, "--help")

@@ -122,7 +122,8 @@ def test_each_call_of_a_layer_has_its_own_map(x: Tensor) -> None:
     class Again(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.fc = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 4)
+            self.conv = nn.Conv2d(3, 3, 3, padding=1)
+            self.fc = nn.Linear(3, 4)
 
         def forward(self, x: Tensor) -> Tensor:
             for _ in range(3):
@@ -319,7 +320,8 @@ class ReadsText(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches, self.words = nn.Conv2d(3, 8, 4, 4), nn.Embedding(9, 8)
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.words = nn.Embedding(9, 8)
         self.block = nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True, norm_first=True)
         self.fc = nn.Linear(8, 5)
 

@@ -54,7 +54,9 @@ class Tokens(nn.Module):
     def __init__(self, norm: str, between: str, *, sequence: bool) -> None:
         super().__init__()
         kind = nn.Conv3d if "3d" in norm else nn.Conv2d
-        self.conv, self.norm, self.after = kind(3, 8, 3, 2, 1), NORMS[norm](8), kind(8, 8, 3, 1, 1)
+        self.conv = kind(3, 8, 3, 2, 1)
+        self.norm = NORMS[norm](8)
+        self.after = kind(8, 8, 3, 1, 1)
         self.head = nn.Linear(8, 3)
         self.between = BETWEEN[between]
         self.sequence = sequence
@@ -109,8 +111,10 @@ class Coupled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, track_running_stats=False)
-        self.after, self.head = nn.Conv2d(6, 4, 3), nn.Linear(4, 3)
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.norm = nn.BatchNorm2d(6, track_running_stats=False)
+        self.after = nn.Conv2d(6, 4, 3)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.behind(self.conv(x))

@@ -106,8 +106,10 @@ class Heads(nn.Module):
     def __init__(self, give: Callable[[Tensor, Tensor, Tensor], Any], width: int = 6) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.conv, self.features = nn.Conv2d(3, 5, 3), nn.Linear(5, width)
-        self.scores, self.other = nn.Linear(width, 4), nn.Linear(width, 3)
+        self.conv = nn.Conv2d(3, 5, 3)
+        self.features = nn.Linear(5, width)
+        self.scores = nn.Linear(width, 4)
+        self.other = nn.Linear(width, 3)
         self.give = give
 
     def forward(self, x: Tensor) -> Any:

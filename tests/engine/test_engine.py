@@ -269,7 +269,9 @@ class OverwritesAnEarlierView(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.main, self.side, self.fc = nn.Conv2d(3, 6, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+        self.main = nn.Conv2d(3, 6, 3)
+        self.side = nn.Conv2d(3, 4, 3)
+        self.fc = nn.Linear(4, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         maps = self.main(x)[:, :4]

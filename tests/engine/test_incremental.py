@@ -182,7 +182,9 @@ class Overwrites(nn.Module):
 
     def __init__(self, way: str) -> None:
         super().__init__()
-        self.first, self.second, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 3)
+        self.first = nn.Conv2d(3, 8, 3)
+        self.second = nn.Conv2d(8, 8, 3)
+        self.head = nn.Linear(8, 3)
         self.register_buffer("mean", torch.full((3, 1, 1), 0.45, dtype=torch.double))
         self.way = way
         self.most = torch.inf

@@ -27,7 +27,8 @@ class Stem(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.layer = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.stem = nn.Conv2d(3, 6, 3, padding=1)
+        self.layer = nn.Conv2d(6, 6, 3, padding=1)
         self.fc = nn.Linear(6, 5)
         self.register_buffer("count", torch.ones(()))
 

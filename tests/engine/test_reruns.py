@@ -36,8 +36,10 @@ class Small(nn.Module):
 
     def __init__(self, between: Tensors | None = None, before: Tensors | None = None) -> None:
         super().__init__()
-        self.conv, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 5)
-        self.between, self.before = between or nn.Identity(), before or nn.Identity()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.fc = nn.Linear(4, 5)
+        self.between = between or nn.Identity()
+        self.before = before or nn.Identity()
         self.rows: list[int] = []
         self.given: list[torch.Tensor] = []
 

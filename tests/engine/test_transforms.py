@@ -61,7 +61,9 @@ class Mapped(nn.Module):
 
     def __init__(self, through: Callable[..., Any]) -> None:
         super().__init__()
-        self.conv, self.fc, self.through = nn.Conv2d(3, 4, 3), nn.Linear(4, 3), through
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.fc = nn.Linear(4, 3)
+        self.through = through
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.through(lambda maps: self.fc(maps.clamp(min=0).mean((-2, -1))))(self.conv(x))

@@ -28,7 +28,9 @@ class Age(nn.Module):
     def __init__(self, width: int = 1, *, flat: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.conv, self.head, self.flat = nn.Conv2d(3, 8, 3), nn.Linear(8, width), flat
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.head = nn.Linear(8, width)
+        self.flat = flat
 
     def forward(self, x: Tensor) -> Tensor:
         numbers: Tensor = 58 + 20 * self.head(self.conv(x).relu().mean((2, 3)))

@@ -121,6 +121,15 @@ def test_what_no_version_has_written_is_refused(value: Any) -> None:
         decode([value])
 
 
+def test_what_is_the_callers_own_is_said_to_be_so() -> None:
+    def callers_function() -> None: ...
+
+    assert unknown(encode({"a": [callers_function, (len, 3)]})) == [
+        callers_function.__qualname__,
+        "len",
+    ]
+
+
 @pytest.mark.parametrize("suffix", [".json", ".npy"])
 def test_what_was_saved_is_read_back_without_a_model(
     suffix: str,

@@ -16,6 +16,7 @@ from PIL import Image
 
 import explain
 from explain import ExplainError, RecordError
+from explain.attribution.encoding import encode
 from explain.data.images import load_image
 from explain.models import CenterCrop
 from tests.conftest import TinyNet, settled
@@ -90,6 +91,13 @@ def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference
 def test_what_is_no_path_is_refused(file: Any) -> None:
     with pytest.raises(RecordError, match="file must"):
         explain.load(file)
+
+
+def test_a_tensor_too_large_for_a_record_is_named_in_it_and_the_rest_is_kept(
+    tmp_path: Path,
+) -> None:
+    large = torch.zeros(1).expand(2**27)  # which needs no memory
+    assert encode(large) == {"unknown": f"a tensor of shape ({2**27},)"}
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

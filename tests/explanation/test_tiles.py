@@ -27,7 +27,9 @@ class Bag(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.weight, self.head = nn.Conv2d(3, 8, 3, 2), nn.Linear(8, 1), nn.Linear(8, 3)
+        self.conv = nn.Conv2d(3, 8, 3, 2)
+        self.weight = nn.Linear(8, 1)
+        self.head = nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         features = self.conv(x.flatten(0, 1)).relu().mean((2, 3)).unflatten(0, x.shape[:2])
@@ -153,7 +155,8 @@ def test_a_volume_is_explained_as_a_stack_of_its_slices(
     values = explanation["inputxgradient"].values[0, 0]
     assert len(explanation.crops) == len(numbers)
     for box, of_slice in zip(explanation.crops, expected, strict=True):
-        top, left = round(box.top), round(box.left)
+        top = round(box.top)
+        left = round(box.left)
         laid = values[top : top + SIDE, left : left + SIDE]
         assert_close(laid.double(), of_slice, rtol=1e-4, atol=1e-7)
     assert_close(values.double().sum(), expected.sum(), rtol=1e-4, atol=1e-7)

@@ -118,7 +118,8 @@ class Net(nn.Module):
         super().__init__()
         self.kind = kind
         self.by_keyword = by_keyword
-        self.parts, self.head = nn.ModuleList(parts), nn.Linear(3, 4)
+        self.parts = nn.ModuleList(parts)
+        self.head = nn.Linear(3, 4)
         self.seen: list[Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:

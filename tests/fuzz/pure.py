@@ -224,7 +224,9 @@ class Pure:
     ) -> None:
         self.program: Program = network.program
         self.called: Mapping[int, nn.Module] = network.called
-        self.image, self.beside, self.score = image, tuple(beside), score
+        self.image = image
+        self.beside = tuple(beside)
+        self.score = score
         self.seeing = sees(network.program)
 
     def values(

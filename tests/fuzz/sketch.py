@@ -29,7 +29,8 @@ class Sketch:
     """A program in the making: steps, and the shapes of the values so far."""
 
     def __init__(self, draw: Any, inputs: Sequence[Shape]) -> None:
-        self.draw, self.inputs = draw, tuple(inputs)
+        self.draw = draw
+        self.inputs = tuple(inputs)
         self.steps: list[Step] = []
         self.shapes: list[Shape] = list(inputs)
 

@@ -46,7 +46,8 @@ class Overwrites(nn.Module):
 
     def __init__(self, alias: str, write: str, *, first: bool) -> None:
         super().__init__()
-        self.conv, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3)
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Conv2d(4, 2, 3)
         self.alias = ALIASES[alias]
         self.write = WRITES[write]
         self.first = first

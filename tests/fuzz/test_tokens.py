@@ -75,7 +75,8 @@ def arrangements(draw: Any) -> Arrangement:
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.norm2 = nn.LayerNorm(WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
 
@@ -102,7 +103,8 @@ class Transformer(nn.Module):
     def __init__(self, arrangement: Arrangement, read: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.arrangement, self.place = arrangement, arrangement.order.index(read)
+        self.arrangement = arrangement
+        self.place = arrangement.order.index(read)
         self.patches = nn.Linear(3 * PATCH * PATCH, WIDTH)
         self.position = nn.Parameter(torch.randn(arrangement.rows * arrangement.columns, WIDTH))
         self.others = nn.Parameter(torch.randn(1, arrangement.others, WIDTH))
@@ -110,7 +112,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(
             map(TokensFirst, blocks) if arrangement.tokens_first else blocks
         )
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
 
     def embed(self, x: Tensor) -> Tensor:
         """Patches row by row ``(N, T, C)``."""
@@ -252,9 +255,12 @@ class Latents(nn.Module):
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        self.patches, self.latents = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, count, 8))
-        self.attention, self.norm = nn.MultiheadAttention(8, 2, batch_first=True), nn.LayerNorm(8)
-        self.of_patches, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.latents = nn.Parameter(torch.randn(1, count, 8))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.of_patches = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.of_patches(self.patches(x).flatten(2).mT)

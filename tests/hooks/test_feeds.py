@@ -27,8 +27,11 @@ class Ways(nn.Module):
 
     def __init__(self, way: str) -> None:
         super().__init__()
-        self.way, self.conv, self.relu = way, nn.Conv2d(3, 4, 3), nn.ReLU(inplace=way == "in place")
-        self.layer, self.head = Kept(way), nn.Linear(4, 5)
+        self.way = way
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.relu = nn.ReLU(inplace=way == "in place")
+        self.layer = Kept(way)
+        self.head = nn.Linear(4, 5)
 
     def forward(self, photo: torch.Tensor) -> Any:
         if self.way == "in place at once":
@@ -44,7 +47,9 @@ class Kept(nn.Module):
 
     def __init__(self, way: str) -> None:
         super().__init__()
-        self.way, self.kept, self.conv = way, list[torch.Tensor](), nn.Conv2d(4, 4, 3, padding=1)
+        self.way = way
+        self.kept = list[torch.Tensor]()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.conv(x)

@@ -16,8 +16,10 @@ from explain.hooks import HookGroup
 def linear_network() -> nn.Sequential:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
     rows = torch.arange(1.0, 13).reshape(4, 3) * torch.tensor([[1.0], [-1], [1], [-1]])
-    model[0].weight.data, model[0].bias.data = rows, torch.tensor([1.0, 2, 3, 4])
-    model[2].weight.data, model[2].bias.data = torch.tensor([[1.0, 2, 3, 4]]), torch.ones(1)
+    model[0].weight.data = rows
+    model[0].bias.data = torch.tensor([1.0, 2, 3, 4])
+    model[2].weight.data = torch.tensor([[1.0, 2, 3, 4]])
+    model[2].bias.data = torch.ones(1)
     return model
 
 

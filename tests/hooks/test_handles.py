@@ -23,10 +23,8 @@ def nothing(*given: object) -> None:
 
 def chain() -> nn.Sequential:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
-    model[0].weight.data, model[2].weight.data = (
-        torch.tensor([[1.0, 2], [3, 4]]),
-        torch.tensor([[5.0, 6]]),
-    )
+    model[0].weight.data = torch.tensor([[1.0, 2], [3, 4]])
+    model[2].weight.data = torch.tensor([[5.0, 6]])
     return model
 
 

@@ -411,12 +411,10 @@ def test_channels_of_maps_with_channels_last_are_found() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.widen, self.act, self.narrow = (
-                nn.LayerNorm(6),
-                nn.Linear(6, 12),
-                nn.GELU(),
-                nn.Linear(12, 6),
-            )
+            self.norm = nn.LayerNorm(6)
+            self.widen = nn.Linear(6, 12)
+            self.act = nn.GELU()
+            self.narrow = nn.Linear(12, 6)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + self.narrow(self.act(self.widen(self.norm(x))))

@@ -17,7 +17,8 @@ from explain.hooks import HookGroup, capture
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.relu = nn.Conv2d(2, 2, 1, bias=False), nn.ReLU(inplace=True)
+        self.conv = nn.Conv2d(2, 2, 1, bias=False)
+        self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.relu(self.conv(self.relu(self.conv(x))))
@@ -45,7 +46,8 @@ def test_a_hook_on_the_input_of_a_layer_changes_what_that_layer_alone_is_given()
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = nn.Identity(), nn.Identity()
+            self.a = nn.Identity()
+            self.b = nn.Identity()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             held = {"x": x}

@@ -71,7 +71,8 @@ class Replaced(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.total = self.total + x.detach().mean((0, 2, 3))
         if self.width != x.shape[3]:
-            self.width, self.ramp = x.shape[3], torch.linspace(0, 1, x.shape[3], dtype=x.dtype)
+            self.width = x.shape[3]
+            self.ramp = torch.linspace(0, 1, x.shape[3], dtype=x.dtype)
         return (x + self.total[:, None, None]) * self.ramp
 
 

@@ -78,8 +78,10 @@ class Net(nn.Module):
 
     def __init__(self, way: str, *, in_place: bool = False, only_second: bool = False) -> None:
         super().__init__()
-        self.stem, self.body = nn.Conv2d(3, 3, 3, padding=1), Layer(way)
-        self.fc, self.other = nn.Linear(4, 5), nn.Linear(4, 5)
+        self.stem = nn.Conv2d(3, 3, 3, padding=1)
+        self.body = Layer(way)
+        self.fc = nn.Linear(4, 5)
+        self.other = nn.Linear(4, 5)
         self.in_place = in_place
         self.only_second = only_second
 
@@ -202,7 +204,9 @@ def test_a_layer_that_hands_on_what_it_was_given_has_the_gradient_of_what_leaves
     class Around(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.drop, self.fc = nn.Conv2d(3, 4, 1), nn.Dropout(), nn.Linear(4, 5)
+            self.conv = nn.Conv2d(3, 4, 1)
+            self.drop = nn.Dropout()
+            self.fc = nn.Linear(4, 5)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.conv(x)
@@ -226,7 +230,9 @@ def test_a_view_that_is_overwritten_behind_the_layer_keeps_its_gradient_also_for
     class Turns(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.turn, self.fc = nn.Conv2d(3, 4, 1), nn.Flatten(2), nn.Linear(4, 5)
+            self.conv = nn.Conv2d(3, 4, 1)
+            self.turn = nn.Flatten(2)
+            self.fc = nn.Linear(4, 5)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             maps = self.conv(x)

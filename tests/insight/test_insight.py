@@ -151,15 +151,6 @@ def test_a_graph_in_k_parts_has_k_eigenvalues_of_zero_and_a_gap_behind_them() ->
     assert torch.equal(groups[:, None] == groups, parts[:, None] == parts)
 
 
-def test_the_planted_shortcut_comes_out_first() -> None:
-    """A quarter of the photos of one class have a mark in a corner."""
-    first, *rest = map_clusters(with_shortcut())
-    assert (first.target, first.share) == ("c", 0.25)
-    assert sorted(first.rows.tolist()) == list(range(80, 90))
-    assert first.stands_out > 0.5
-    assert all(cluster.stands_out < first.stands_out for cluster in rest)
-
-
 def test_mistakes_are_counted_and_the_difference_says_what_spoke_for_either(
     run: explain.Run, tmp_path: Path
 ) -> None:

@@ -156,7 +156,8 @@ class MapsAndClasses(nn.Module):
         self.encoder = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU())
         decoder = [nn.Sequential(nn.Conv2d(12, 12, 3, 1, 1), nn.ReLU()) for _ in range(blocks)]
         self.decoder = nn.Sequential(nn.ConvTranspose2d(8, 12, 2, 2), *decoder)
-        self.maps, self.classes = nn.Conv2d(12, 4, 1), nn.Linear(8, 7)
+        self.maps = nn.Conv2d(12, 4, 1)
+        self.classes = nn.Linear(8, 7)
         self.passes = 0
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -38,11 +38,9 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.conv, self.fc = (
-            nn.Conv2d(3, 4, 3),
-            nn.Conv2d(4, 4, 3, padding=1),
-            nn.Linear(4, 5),
-        )
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.fc = nn.Linear(4, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
@@ -93,7 +91,9 @@ def test_inputs_that_are_none_or_no_numbers_are_refused(net: TinyNet, x: torch.T
     class Embeds(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table, self.none, self.conv = nn.Embedding(4, 3), Nothing(), nn.Conv2d(3, 4, 1)
+            self.table = nn.Embedding(4, 3)
+            self.none = Nothing()
+            self.conv = nn.Conv2d(3, 4, 1)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             levels = (x[:, 0] > 0).long()

@@ -58,8 +58,11 @@ class Exits(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two, self.shallow = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), False
-        self.early, self.late = nn.Linear(4, 5), nn.Linear(4, 5)
+        self.one = nn.Conv2d(3, 4, 3)
+        self.two = nn.Conv2d(4, 4, 3)
+        self.shallow = False
+        self.early = nn.Linear(4, 5)
+        self.late = nn.Linear(4, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         maps = self.one(x).tanh()
@@ -135,11 +138,9 @@ class TwoHeads(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.fc, self.mask = (
-            nn.Conv2d(3, 4, 3, padding=1),
-            nn.Linear(4, 5),
-            nn.Conv2d(4, 1, 3, padding=1),
-        )
+        self.body = nn.Conv2d(3, 4, 3, padding=1)
+        self.fc = nn.Linear(4, 5)
+        self.mask = nn.Conv2d(4, 1, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         maps = self.body(x).relu()
@@ -171,8 +172,10 @@ class TwoResolutions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fine, self.coarse = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 4, padding=1)
-        self.mixed, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+        self.fine = nn.Conv2d(3, 4, 3, padding=1)
+        self.coarse = nn.Conv2d(4, 4, 3, 4, padding=1)
+        self.mixed = nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Conv2d(4, 2, 1)
         self.passes = 0
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -45,7 +45,8 @@ class LaidOut(nn.Module):
         super().__init__()
         video = len(size) == 3
         self.conv = (nn.Conv3d if video else nn.Conv2d)(3, channels, stride, stride)
-        self.own, self.fc = Own(lay), nn.LazyLinear(3)
+        self.own = Own(lay)
+        self.fc = nn.LazyLinear(3)
         self(torch.zeros(1, 3, *size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -155,11 +156,9 @@ def test_the_number_of_tokens_is_not_their_height_and_width(
     class Pooled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.flat, self.norm = (
-                nn.Conv2d(3, 6, 3, 2, 1),
-                nn.Flatten(2),
-                nn.LayerNorm(6),
-            )
+            self.conv = nn.Conv2d(3, 6, 3, 2, 1)
+            self.flat = nn.Flatten(2)
+            self.norm = nn.LayerNorm(6)
             self.head = nn.Linear(6 * 16, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -180,13 +179,12 @@ def test_tokens_without_a_map_are_those_that_are_clear_elsewhere() -> None:
     class Transformer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.position = (
-                nn.Linear(48, 16),
-                nn.Parameter(0.02 * torch.randn(1, 24, 16)),
-            )
+            self.embed = nn.Linear(48, 16)
+            self.position = nn.Parameter(0.02 * torch.randn(1, 24, 16))
             layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
             self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-            self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 3)
+            self.norm = nn.LayerNorm(16)
+            self.head = nn.Linear(16, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             tokens = (
@@ -197,29 +195,6 @@ def test_tokens_without_a_map_are_those_that_are_clear_elsewhere() -> None:
     torch.manual_seed(0)
     calls = list_layers(Transformer().eval(), torch.rand(1, 3, 24, 16))
     assert {str(call.grid) for call in calls if len(call.shape) == 3} == {"6 x 4"}
-
-
-def test_a_cube_that_is_turned_between_modules_is_told_from_one_that_is_not() -> None:
-    """A rectifier keeps the layout of what it is given, which is not that of the convolution before
-    it."""
-
-    class Turned(LaidOut):
-        def __init__(self, *, turn: bool) -> None:
-            self.turn = turn
-            super().__init__(lambda t: t)
-            self.own = nn.ReLU()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            maps = self.conv(x)
-            return self.fc(self.own(maps.permute(LAST) if self.turn else maps).flatten(1))
-
-    for turn in (True, False):
-        torch.manual_seed(0)
-        model = Turned(turn=turn).eval()
-        x = torch.randn(2, 3, 32, 32)
-        found = explain.attribute(model, x, SIGNED, target=1, layer="own").values
-        back = (lambda t: t.permute(FIRST)) if turn else (lambda t: t)
-        torch.testing.assert_close(found, plain_gradcam(model, x, 1, back))
 
 
 def test_a_layout_that_no_corner_shows_is_refused_in_one_line() -> None:

@@ -150,7 +150,9 @@ class Tokens(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches, self.mix, self.head = nn.Conv2d(1, 4, 2, 2), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.patches = nn.Conv2d(1, 4, 2, 2)
+        self.mix = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         maps = self.patches(x)

@@ -33,7 +33,8 @@ def module_of(layers: Layers) -> nn.Sequential:
         if kind == "conv":
             weight, bias = values
             conv = nn.Conv2d(weight.shape[1], weight.shape[0], weight.shape[2:], padding=1).double()
-            conv.weight.data, conv.bias.data = weight.clone(), bias.clone()
+            conv.weight.data = weight.clone()
+            conv.bias.data = bias.clone()
             parts.append(conv)
         elif kind == "bn":
             parts.append(bn_module(*values))
@@ -46,7 +47,8 @@ def module_of(layers: Layers) -> nn.Sequential:
         elif kind == "linear":
             weight, bias = values
             linear = nn.Linear(weight.shape[1], weight.shape[0]).double()
-            linear.weight.data, linear.bias.data = weight.clone(), bias.clone()
+            linear.weight.data = weight.clone()
+            linear.bias.data = bias.clone()
             parts.append(linear)
     return nn.Sequential(*parts).eval()
 
@@ -55,7 +57,8 @@ def bn_module(
     mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, epsilon: float
 ) -> nn.BatchNorm2d:
     norm = nn.BatchNorm2d(len(mean), eps=epsilon).double()
-    norm.weight.data, norm.bias.data = weight.clone(), bias.clone()
+    norm.weight.data = weight.clone()
+    norm.bias.data = bias.clone()
     norm.running_mean.copy_(mean)
     norm.running_var.copy_(variance)
     return norm

@@ -18,9 +18,11 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.fused = fused
-        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.one = nn.LayerNorm(width)
+        self.two = nn.LayerNorm(width)
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
 
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
@@ -42,11 +44,9 @@ class Transformer(nn.Module):
 
     def __init__(self, *, fused: bool, width: int = 6, depth: int = 2, places: int = 9) -> None:
         super().__init__()
-        self.patches, self.head, self.norm = (
-            nn.Conv2d(3, width, 2, 2),
-            nn.Linear(width, 4),
-            nn.LayerNorm(width),
-        )
+        self.patches = nn.Conv2d(3, width, 2, 2)
+        self.head = nn.Linear(width, 4)
+        self.norm = nn.LayerNorm(width)
         self.start = nn.Parameter(torch.randn(1, 1, width))
         self.places = nn.Parameter(torch.randn(1, places + 1, width))
         self.blocks = nn.Sequential(*(Block(width, 2, fused=fused) for _ in range(depth)))
@@ -224,7 +224,8 @@ class Meeting(nn.Module):
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
-        self.patches, self.head = nn.Conv2d(3, width, 2, 2), nn.Linear(width, 3)
+        self.patches = nn.Conv2d(3, width, 2, 2)
+        self.head = nn.Linear(width, 3)
         self.layers = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(8))
         self.seen: list[Tensor] = []
 
@@ -252,7 +253,8 @@ class Queries(nn.Module):
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
-        self.meeting, self.queries = Meeting(width), nn.Parameter(torch.randn(1, 4, width))
+        self.meeting = Meeting(width)
+        self.queries = nn.Parameter(torch.randn(1, 4, width))
 
     def forward(self, x: Tensor) -> Tensor:
         attend = self.meeting.attend

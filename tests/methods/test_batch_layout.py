@@ -36,7 +36,9 @@ class Windows(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches, self.qkv, self.head = nn.Conv2d(3, 8, 2, 2), nn.Linear(8, 24), nn.Linear(8, 5)
+        self.patches = nn.Conv2d(3, 8, 2, 2)
+        self.qkv = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.patches(x)
@@ -64,8 +66,11 @@ class Between(nn.Module):
 
     def __init__(self, between: Callable[[Between, Tensor], Tensor]) -> None:
         super().__init__()
-        self.between, self.first, self.head = between, nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
-        self.norm, self.weight = nn.BatchNorm1d(4), nn.Parameter(torch.randn(4, 4))
+        self.between = between
+        self.first = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(4)
+        self.weight = nn.Parameter(torch.randn(4, 4))
         settled(self)
 
     def forward(self, x: Tensor) -> Tensor:

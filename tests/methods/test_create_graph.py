@@ -98,7 +98,8 @@ class Learned(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.least, self.slope = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.tensor(0.8))
+        self.least = nn.Parameter(torch.tensor(0.1))
+        self.slope = nn.Parameter(torch.tensor(0.8))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.clamp(x, min=self.least) + x * torch.sigmoid(self.slope * x)
@@ -134,7 +135,8 @@ class Mixed(nn.Module):
         self.stem = nn.Conv2d(2, channels, 3, padding=1)
         self.norm = norm
         self.behind = behind
-        self.last, self.head = nn.Conv2d(channels, 4, 2), nn.Linear(4, 3)
+        self.last = nn.Conv2d(channels, 4, 2)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.last(self.behind(self.norm(self.stem(x)))).tanh().mean((2, 3)))  # type: ignore[no-any-return]

@@ -30,8 +30,10 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 8, 3, padding=1)
-        self.three, self.fc = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
+        self.one = nn.Conv2d(3, 6, 3, padding=1)
+        self.two = nn.Conv2d(6, 8, 3, padding=1)
+        self.three = nn.Conv2d(8, 8, 3, padding=1)
+        self.fc = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.two(F.relu(self.one(x)))), 2)

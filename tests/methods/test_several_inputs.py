@@ -23,8 +23,10 @@ class Two(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right = nn.Conv2d(3, 4, 3), nn.Conv2d(1, 4, 3)
-        self.vector, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+        self.left = nn.Conv2d(3, 4, 3)
+        self.right = nn.Conv2d(1, 4, 3)
+        self.vector = nn.Linear(5, 4)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, left: Tensor, right: Tensor, *, facts: Tensor) -> Tensor:
         a, b = (torch.relu(m).mean((2, 3)) for m in (self.left(left), self.right(right)))

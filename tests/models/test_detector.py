@@ -45,27 +45,6 @@ def test_its_outputs_are_the_published_ones(classifier: Classifier) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("photo", "expected"),
-    [
-        ("coffee.png", [("cup", 0.52)]),
-        ("astronaut.png", [("person", 0.74)]),
-        ("grace_hopper.jpg", [("person", 0.83), ("tie", 0.50)]),
-        ("rocket.jpg", []),
-    ],
-)
-def test_it_finds_what_is_on_a_photo(
-    classifier: Classifier, photo: str, expected: list[tuple[str, float]]
-) -> None:
-    with torch.no_grad():
-        (detections,) = detect(classifier.model(as_input(classifier, photo)))
-    named = [
-        (classifier.label(i), s)
-        for i, s in zip(detections["labels"].tolist(), detections["scores"].tolist(), strict=True)
-    ]
-    assert named == [(label, pytest.approx(score, abs=0.03)) for label, score in expected]
-
-
 def test_decoding_is_what_its_description_says() -> None:
     raw = 3 * torch.randn(2, 3 + 4 * BINS, 4, 6, dtype=torch.float64)
     values = decode_heads([raw], STRIDES[:1])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import explain
 from explain import ExplainWarning, ModelError
@@ -59,7 +60,8 @@ def test_crop_share_and_mode_of_timm_are_those_of_timm_itself(
         pretrained_cfg_overlay={**CONFIG, "crop_pct": 0.8, "crop_mode": mode},
     )
     theirs = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-    assert torch.equal(explain.Explainer(model).preprocess(photo), theirs(photo))
+    for wrapped in (model, nn.DataParallel(model)):
+        assert torch.equal(explain.Explainer(wrapped).preprocess(photo), theirs(photo))
     assert explain.Explainer(model, size=48).preprocess(photo).shape == (3, 48, 48)
     own = explain.Explainer(model, preprocess=CenterCrop(16))
     assert own.preprocess(photo).shape == (3, 16, 16)

@@ -56,7 +56,8 @@ def test_differences_add_up_through_maxima_over_dimensions(
     class Highest(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two = nn.Conv2d(3, 4, 3), nn.LazyLinear(2)
+            self.one = nn.Conv2d(3, 4, 3)
+            self.two = nn.LazyLinear(2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = torch.tanh(self.one(x))

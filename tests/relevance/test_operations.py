@@ -27,7 +27,9 @@ class Network(nn.Module):
 
     def __init__(self, *between: Function) -> None:
         super().__init__()
-        self.first, self.second, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 3)
+        self.first = nn.Conv2d(3, 4, 3)
+        self.second = nn.Conv2d(4, 4, 3)
+        self.head = nn.Linear(4, 3)
         self.between = between if len(between) == 2 else between * 2
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -210,9 +212,11 @@ class Modules(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.up = nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 4, 2)
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.up = nn.ConvTranspose2d(4, 4, 2)
         self.batch = nn.BatchNorm2d(4)
-        self.linear, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.linear = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.batch(self.conv(x)))
@@ -275,7 +279,9 @@ class Adds(nn.Module):
 
     def __init__(self, add: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.conv, self.head, self.add = nn.Conv2d(3, 4, 3), nn.Linear(4, 3), add
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(4, 3)
+        self.add = add
         self.table = nn.Parameter(torch.zeros(1, 4, 9, 9))
         self.register_buffer("mean", torch.zeros(4, 1, 1))
 
@@ -341,7 +347,8 @@ def test_what_is_added_to_scores_of_attention_is_no_map(image: torch.Tensor) -> 
     class Attends(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.bias, self.head = nn.Parameter(torch.zeros(3, 8, 8)), nn.Linear(3, 2)
+            self.bias = nn.Parameter(torch.zeros(3, 8, 8))
+            self.head = nn.Linear(3, 2)
             self.register_buffer(
                 "mask", torch.zeros(8, 8).masked_fill(torch.ones(8, 8).triu(1) > 0, -torch.inf)
             )
@@ -364,7 +371,8 @@ def test_fullgrad_counts_the_biases_inside_of_an_attention(image: torch.Tensor) 
     class OneToken(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.head = nn.Conv2d(3, 4, (8, 7)), nn.Linear(4, 3)
+            self.conv = nn.Conv2d(3, 4, (8, 7))
+            self.head = nn.Linear(4, 3)
             self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:

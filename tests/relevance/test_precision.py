@@ -37,12 +37,12 @@ class Transformer(nn.Module):
 
     def __init__(self, attend: str) -> None:
         super().__init__()
-        self.attend, self.embed, self.norm = attend, nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8)
-        self.inner, self.qkv, self.head = (
-            nn.MultiheadAttention(8, 2, batch_first=True),
-            nn.Linear(8, 24),
-            nn.Linear(8, 3),
-        )
+        self.attend = attend
+        self.embed = nn.Conv2d(3, 8, 4, 4)
+        self.norm = nn.LayerNorm(8)
+        self.inner = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.qkv = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 3)
         self.block = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
 
     def forward(self, x: Tensor) -> Tensor:

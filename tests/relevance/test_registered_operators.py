@@ -30,9 +30,12 @@ class Moved(nn.Module):
     def __init__(self, groups: int, of_offsets: int, *, mask: bool) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 4, 3, padding=1)
-        self.offset, self.amount = nn.Conv2d(4, 18 * of_offsets, 1), nn.Conv2d(4, 9 * of_offsets, 1)
-        self.moved, self.head = ops.DeformConv2d(4, 6, 3, padding=1, groups=groups), nn.Linear(6, 3)
-        self.masked, self.matrix = mask, torch.empty(0)
+        self.offset = nn.Conv2d(4, 18 * of_offsets, 1)
+        self.amount = nn.Conv2d(4, 9 * of_offsets, 1)
+        self.moved = ops.DeformConv2d(4, 6, 3, padding=1, groups=groups)
+        self.head = nn.Linear(6, 3)
+        self.masked = mask
+        self.matrix = torch.empty(0)
         settled(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,11 +121,9 @@ class Boxed(nn.Module):
         super().__init__()
         self.operator = operator
         self.moving = moving
-        self.first, self.move, self.head = (
-            nn.Conv2d(3, 4, 3, padding=1),
-            nn.Linear(4, 4),
-            nn.Linear(5, 3),
-        )
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.move = nn.Linear(4, 4)
+        self.head = nn.Linear(5, 3)
         self.second = nn.Conv2d(1 if operator.__name__.startswith("ps") else 4, 5, 1)
         settled(self)
 
@@ -226,7 +227,9 @@ class Operated(nn.Module):
     def __init__(self, operator: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.operator = operator
-        self.first, self.second, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 3)
+        self.first = nn.Conv2d(3, 4, 3)
+        self.second = nn.Conv2d(4, 4, 3)
+        self.head = nn.Linear(4, 3)
         settled(self)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -322,7 +322,9 @@ def test_values_that_are_overwritten_later_are_kept() -> None:
     class Overwriting(nn.Module):
         def __init__(self, in_place: bool) -> None:
             super().__init__()
-            self.one, self.two, self.in_place = nn.Linear(5, 5), nn.Linear(5, 5), in_place
+            self.one = nn.Linear(5, 5)
+            self.two = nn.Linear(5, 5)
+            self.in_place = in_place
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.one(x) * 1

@@ -27,9 +27,12 @@ class Net(nn.Module):
         super().__init__()
         self.function = function
         self.first = nn.Conv2d(3, 4, 1)
-        self.weight, self.other = nn.Parameter(torch.randn(4, 5)), nn.Parameter(torch.randn(5, 4))
-        self.pixel, self.layer = nn.Parameter(torch.randn(1, 4, 1, 1)), nn.Linear(5, 5)
-        self.narrow, self.words = nn.Linear(3, 5), nn.Embedding(10, 5)
+        self.weight = nn.Parameter(torch.randn(4, 5))
+        self.other = nn.Parameter(torch.randn(5, 4))
+        self.pixel = nn.Parameter(torch.randn(1, 4, 1, 1))
+        self.layer = nn.Linear(5, 5)
+        self.narrow = nn.Linear(3, 5)
+        self.words = nn.Embedding(10, 5)
         settled(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -110,7 +113,8 @@ def test_what_no_gradient_leads_from_is_a_constant_whether_it_is_trained_or_not(
 def test_a_normalisation_of_images_by_running_statistics_is_one_of_batches() -> None:
     one = nn.InstanceNorm2d(3, affine=True, track_running_stats=True)
     other = nn.BatchNorm2d(3)
-    one.running_mean, one.running_var = torch.rand(3), torch.rand(3) + 0.1
+    one.running_mean = torch.rand(3)
+    one.running_var = torch.rand(3) + 0.1
     other.load_state_dict(one.state_dict())
     head = nn.Linear(48, 3)
     x = random(1, 2, 3, 4, 4)
@@ -138,7 +142,8 @@ def test_the_results_of_one_operation_are_handed_what_is_their_own(
     class Cell(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.cell, self.head = nn.LSTMCell(3, 5), nn.Linear(5, 3)
+            self.cell = nn.LSTMCell(3, 5)
+            self.head = nn.Linear(5, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h, c = self.cell(pooled(x))

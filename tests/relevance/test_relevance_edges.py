@@ -24,13 +24,14 @@ class Residual(nn.Module):
 
     def __init__(self, *, past: bool) -> None:
         super().__init__()
-        self.stem, self.one, self.norm = (
-            nn.Conv2d(2, 3, 1),
-            nn.Conv2d(3, 3, 3, padding=1),
-            nn.BatchNorm2d(3),
-        )
-        self.other, self.beside = nn.Conv2d(3, 3, 1), nn.Conv2d(2, 3, 3, padding=1)
-        self.head, self.unused, self.past = nn.Linear(48, 2), nn.Conv2d(2, 1, 1), past
+        self.stem = nn.Conv2d(2, 3, 1)
+        self.one = nn.Conv2d(3, 3, 3, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.other = nn.Conv2d(3, 3, 1)
+        self.beside = nn.Conv2d(2, 3, 3, padding=1)
+        self.head = nn.Linear(48, 2)
+        self.unused = nn.Conv2d(2, 1, 1)
+        self.past = past
         settled(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -77,7 +78,9 @@ class InBetween(nn.Module):
 
     def __init__(self, step: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
-        self.layer, self.norm, self.step = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), step
+        self.layer = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.step = step
         settled(self, seed=3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -139,7 +142,8 @@ def test_weights_in_a_plain_list_are_weights(kind: str, method: Any) -> None:
                 "linear": lambda: nn.Linear(5, 5),
                 "parameter": lambda: nn.ParameterList([torch.rand(5) + 1]),
             }[kind]
-            self.stem, self.head = nn.Conv2d(3, 4, 1), nn.Linear(100, 3)
+            self.stem = nn.Conv2d(3, 4, 1)
+            self.head = nn.Linear(100, 3)
             self.blocks: Any = nn.ModuleList([made()])
             settled(self)
 
@@ -170,7 +174,9 @@ class Spectral(nn.Module):
 
     def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.first, self.head, self.function = nn.Conv2d(3, 4, 1), nn.Linear(4, 3), function
+        self.first = nn.Conv2d(3, 4, 1)
+        self.head = nn.Linear(4, 3)
+        self.function = function
         self.weight = nn.Parameter(torch.complex(random(1, 4, 4), random(2, 4, 4)))
         settled(self)
 
@@ -248,7 +254,9 @@ def test_values_without_a_dimension_have_relevance(
     class Single(nn.Module):
         def __init__(self, *, row: bool) -> None:
             super().__init__()
-            self.first, self.head, self.row = nn.Conv2d(3, 4, 1), nn.Linear(4, 3), row
+            self.first = nn.Conv2d(3, 4, 1)
+            self.head = nn.Linear(4, 3)
+            self.row = row
             settled(self)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,8 @@ class Net(nn.Module):
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.function, self.first = function, nn.Linear(12, 6)
+        self.function = function
+        self.first = nn.Linear(12, 6)
         self.head = nn.Linear(function(torch.zeros(1, 6).double()).shape[1], 3)
         settled(self)
 
@@ -191,11 +192,9 @@ class Caching(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.bias, self.head = (
-            nn.Linear(12, 6),
-            nn.Parameter(torch.ones(3)),
-            nn.Linear(6, 3),
-        )
+        self.first = nn.Linear(12, 6)
+        self.bias = nn.Parameter(torch.ones(3))
+        self.head = nn.Linear(6, 3)
         self.kept: torch.Tensor | None = None
         settled(self)
 

@@ -20,11 +20,9 @@ class Turning(nn.Module):
 
     def __init__(self, rectifier: nn.Module) -> None:
         super().__init__()
-        self.conv, self.norm, self.rectifier = (
-            nn.Conv2d(4, 4, 3, groups=2),
-            nn.BatchNorm2d(4),
-            rectifier,
-        )
+        self.conv = nn.Conv2d(4, 4, 3, groups=2)
+        self.norm = nn.BatchNorm2d(4)
+        self.rectifier = rectifier
         settled(self, 3)
         self.norm.weight.data[:2] = torch.tensor([-1.3, 0.0])
 

@@ -20,7 +20,7 @@ from PIL import Image
 import explain
 from explain import ExplainError, MetricError
 from explain.cli import main
-from explain.methods import GradCAM, IntegratedGradients, Smooth
+from explain.methods import GradCAM, Smooth
 from explain.metrics import Deletion, Insertion
 from explain.report.item import Detail, item, plane
 from explain.report.pages import sheet
@@ -143,16 +143,6 @@ def test_the_curves_are_those_of_the_metrics(
                 assert curve["at"] == at.tolist()
                 assert curve[metric] == pytest.approx(values[0].tolist(), abs=1e-5)
                 assert curve["areas"][metric] == pytest.approx(float(table[name][metric]), abs=1e-5)
-
-
-def test_the_costs_are_those_of_the_plan(explainer: explain.Explainer) -> None:
-    explanation = explainer(photo(), ["gradcam", IntegratedGradients(steps=3)], 0)
-    cost = [method["passes"] for method in item(explanation, Detail())["methods"]]
-    x = explainer.as_input(explanation.photo)
-    assert cost == [
-        explain.plan(explainer.model, x, method).cost()
-        for method in ("gradcam", IntegratedGradients(steps=3))
-    ]
 
 
 @pytest.mark.parametrize("text", ["page", "sheet", "widget"])

@@ -178,7 +178,9 @@ class Attributes(TinyNet):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.scale, self.factor, self.function = 1.0, torch.ones(5), None
+        self.scale = 1.0
+        self.factor = torch.ones(5)
+        self.function = None
         self.register_buffer("hidden", torch.zeros(5), persistent=False)
         self.calls = 0
         self.shapes: list[Any] = []

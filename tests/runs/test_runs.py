@@ -138,18 +138,6 @@ def test_metrics_that_ask_the_method_again_judge_it_for_the_same_class(tmp_path:
         )
 
 
-class Counting(TinyNet):
-    """Notes the inputs of each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[int] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.rows.append(len(x))
-        return super().forward(x)
-
-
 class Stop(Exception):
     pass
 
@@ -333,28 +321,6 @@ def test_tensors_are_given_to_the_model_as_they_are(tmp_path: Path) -> None:
     )
     assert rows[0].sha256 == hashlib.sha256(x[0].numpy().tobytes()).hexdigest()
     assert (rows[0].label_class, rows[0].path, rows[0].size) == (1, None, (10, 12))
-
-
-def test_photos_go_alone_where_the_rows_of_a_batch_are_not_apart(tmp_path: Path) -> None:
-    class Centred(Counting):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x - x.mean(0) / 2)
-
-    model_explainer = explainer(settled(Centred()).eval())
-    run = explain.run(
-        [picture(n) for n in range(3)],
-        model_explainer,
-        "saliency",
-        output=tmp_path / "r",
-        target=1,
-        workers=0,
-    )
-    assert model_explainer.model.rows.count(2) == 1  # the question whether they are
-    assert set(model_explainer.model.rows) == {1, 2}
-    alone_ = explain.attribute(
-        model_explainer.model, as_it_is(picture(2))[None], "saliency", target=1
-    )
-    torch.testing.assert_close(list(run.rows())[2].values, alone_.values[0], rtol=1e-3, atol=1e-6)
 
 
 def test_a_group_of_methods_is_chosen_by_the_first_photo(

@@ -42,7 +42,8 @@ class Segmenter(nn.Module):
         conv: Any = nn.Conv3d if layout == "volume" else nn.Conv2d
         self.features = nn.Sequential(conv(3, 6, 3, 2, 1), nn.Tanh())
         self.head = conv(6, CLASSES if layout != "prompts" else 2 * MASKS, 1)
-        self.masks, self.queries = nn.Conv2d(6, QUERIES, 1), nn.Linear(6, QUERIES * (CLASSES + 1))
+        self.masks = nn.Conv2d(6, QUERIES, 1)
+        self.queries = nn.Linear(6, QUERIES * (CLASSES + 1))
 
     def forward(self, x: Tensor) -> Any:
         features = self.features(x)

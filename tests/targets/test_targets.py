@@ -29,7 +29,7 @@ from explain.targets import (
 from explain.targets.base import Sum
 from explain.targets.functions import Contrast
 from explain.targets.labels import find_label
-from explain.targets.per_image import Element, Separate, take
+from explain.targets.per_image import Separate, take
 
 LOGITS = torch.tensor([[0.1, 3.0, 2.0], [5.0, 1.0, 4.0]])
 LABELS = ["tabby cat", "Egyptian cat", "red panda", "crane", "crane"]
@@ -264,12 +264,6 @@ def test_tuples_are_places_in_an_output_with_several_dimensions(
     assert torch.equal(settled.pick(output, 2)[0], expected)
     turned = settled.rows(torch.tensor([1, 0, 1]))
     assert torch.equal(turned.pick(take(output, 2, [1, 0, 1]), 3)[0], expected[[1, 0, 1]])
-
-
-def test_a_tuple_is_a_class_for_each_image_where_there_are_class_scores() -> None:
-    assert as_target((2, 1)).resolved(LOGITS, 2) == ClassTarget((2, 1))
-    assert as_target((2, 1)).resolved((MAPS[:, :, 0], LOGITS), 2) == ClassTarget((2, 1))
-    assert as_target((2, 1)).resolved(MAPS[:, :, 0], 2) == Element((2, 1))
 
 
 def test_targets_for_each_image_settle_on_their_own_image_alone() -> None:

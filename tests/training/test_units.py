@@ -13,7 +13,8 @@ class Functional(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)
+        self.first = nn.Conv2d(3, 4, 3)
+        self.second = nn.Conv2d(4, 5, 3)
         self.unused = nn.Linear(2, 2)
         self.last = nn.Linear(5, 2)
 
