@@ -18,19 +18,7 @@ from explain import lens, trace
 from explain.cli import main
 from explain.hooks import Patch, intervene
 from tests.conftest import ROOT, TinyNet, settled
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(8)
-        self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm(x)
-        x = x + self.attn(y, y, y, need_weights=False)[0]
-        return x + self.mlp(x)
+from tests.networks import Block
 
 
 class Transformer(nn.Module):
@@ -89,7 +77,7 @@ CASES: list[tuple[str, str, Any, Any]] = [
     (
         "transformer",
         "tokens",
-        ["blocks.0", "blocks.1.attn:v"],
+        ["blocks.0", "blocks.1.attention:v"],
         lambda unit, grid: {"tokens": [unit]},
     ),
     (

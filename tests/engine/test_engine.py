@@ -49,9 +49,14 @@ def failing(output: torch.Tensor) -> torch.Tensor:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("target", "error"), [(1, None), (99, TargetError), (failing, ZeroDivisionError)]
+    ("method", "target", "error"),
+    [
+        *((method, 1, None) for method in METHODS),
+        ("gradcam", 99, TargetError),
+        ("guidedbackprop", failing, ZeroDivisionError),
+        ("scorecam", failing, ZeroDivisionError),
+    ],
 )
 def test_model_and_caller_are_left_as_found(
     method: str, target: Any, error: type[Exception] | None, x: torch.Tensor
@@ -160,12 +165,6 @@ def test_a_wrong_layer_is_told_even_where_no_method_looks_at_it(
 ) -> None:
     with pytest.raises(LayerError, match="did you mean 'layer1'"):
         explain.attribute(net, x, "saliency", layer="layr1")
-
-
-def test_a_shared_module_goes_by_all_its_names(net: TinyNet, x: torch.Tensor) -> None:
-    net.alias = net.layer2
-    expected = explain.attribute(net, x, target=1, layer="layer2")
-    assert torch.equal(explain.attribute(net, x, target=1, layer="alias").values, expected.values)
 
 
 def test_warnings_carry_the_line_of_the_caller() -> None:
@@ -364,3 +363,9 @@ def test_overwritten_views_are_explained_like_tensors_that_are_not(
     for name, expected in explain.attribute(plain, x, methods, target=1, layer=layer).items():
         assert expected.values.any()
         torch.testing.assert_close(values[name].values, expected.values)
+
+
+def test_a_shared_module_goes_by_all_its_names(net: TinyNet, x: torch.Tensor) -> None:
+    net.alias = net.layer2
+    expected = explain.attribute(net, x, target=1, layer="layer2")
+    assert torch.equal(explain.attribute(net, x, target=1, layer="alias").values, expected.values)

@@ -155,7 +155,7 @@ def test_a_blank_photo_and_the_photo_itself_are_scored_once() -> None:
     assert sum(model.rows) == 3  # the photo; from its layer on for all maps; and for one alone
 
 
-@pytest.mark.parametrize("batch_size", [None, 1, 3, 4, 100])
+@pytest.mark.parametrize("batch_size", [None, 1, 4])
 @pytest.mark.parametrize("method", PLAIN)
 def test_every_batch_size_gives_the_plain_computation(method: str, batch_size: int | None) -> None:
     model = small()

@@ -18,8 +18,7 @@ import explain
 from explain import ExplainError, OutputError, render
 from explain.attribution.pictures import Look, layer_of, map_for, remark
 from explain.attribution.result import Attribution
-from explain.methods import IntegratedGradients, list_methods
-from explain.methods import base as methods_base
+from explain.methods import IntegratedGradients
 from explain.methods.base import title_of
 from explain.models import CenterCrop
 from explain.render import styles
@@ -279,17 +278,6 @@ def test_maps_that_say_nothing_and_fusions_are_named() -> None:
         remark(Attribution("smooth(randomcam)", one, "t", torch.ones(1), "a", (4, 4)))
         == "null map: random weights"
     )
-
-
-def test_every_method_has_a_title_of_its_own_letters_and_no_other_name_has() -> None:
-    # words, and a sign for square
-    spelled = {"necessary", "sufficient", "smoothgrad2", "cheferbimodal"}
-    for name in list_methods():
-        letters = re.sub(r"[^a-z+]", "", title_of(name).lower().replace("×", "x"))
-        assert name in spelled or set(name) <= {*letters}, name
-    assert {title_of("layercam"), title_of("gradcam")} == {"LayerCAM", "Grad-CAM"}
-    assert set(methods_base._titles()) <= {*list_methods(), *methods_base._wrappers}
-    assert title_of("smooth(augmented(gradcam))") == "SmoothGrad(augmented(Grad-CAM))"
 
 
 def test_concepts_are_saved_with_their_shares_values_and_a_record(tmp_path: Path) -> None:

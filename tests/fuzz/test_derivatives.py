@@ -39,7 +39,7 @@ def normalised(draw: Any) -> Program:
     return legal(Program(((3, 6, 5),), tuple(sketch.steps), seed=draw(st.integers(0, 999))))
 
 
-@hypothesis.settings(ALWAYS, max_examples=30)
+@hypothesis.settings(ALWAYS, max_examples=20)
 @hypothesis.given(normalised(), st.sampled_from([1, 1, 2]))
 def test_gradients_of_random_networks_are_their_finite_differences(
     program: Program, photos: int

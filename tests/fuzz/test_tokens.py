@@ -23,9 +23,9 @@ import explain
 from explain.hooks import Ablate, intervene
 from explain.methods import TIS, GradCAM, HiResCAM
 from tests.fuzz.test_networks import ALWAYS
+from tests.networks import WIDTH, Block
 
 PATCH = 4
-WIDTH = 8
 CLASSES = 3
 EXACT = {"rtol": 1e-7, "atol": 1e-10}
 
@@ -70,20 +70,6 @@ def arrangements(draw: Any) -> Arrangement:
         order = draw(st.permutations(order))
     embedding = draw(st.sampled_from(["conv", "unfold", "reshape", "written"]))
     return Arrangement(rows, columns, others, tuple(order), embedding, draw(st.booleans()))
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH)
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.norm1(tokens)
-        tokens = tokens + self.attention(x, x, x, need_weights=False)[0]
-        return tokens + self.mlp(self.norm2(tokens))
 
 
 class TokensFirst(nn.Module):
@@ -167,7 +153,7 @@ OF_ATTENTION = ["rollout", "gradientrollout", "legrad", "gradeclip", "cheferattr
 BY_COLUMNS = Arrangement(4, 3, 0, (0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11), "written")
 
 
-@hypothesis.settings(ALWAYS, max_examples=6)
+@hypothesis.settings(ALWAYS, max_examples=4)
 @hypothesis.given(arrangements(), st.integers(0, 19))
 @hypothesis.example(BY_COLUMNS, 11)
 @hypothesis.example(replace(BY_COLUMNS, embedding="conv", tokens_first=True), 11)
@@ -192,7 +178,7 @@ def test_maps_do_not_depend_on_where_tokens_stand(arrangement: Arrangement, numb
 
 
 @pytest.mark.filterwarnings("ignore:gradeclip is zero everywhere")
-@hypothesis.settings(ALWAYS, max_examples=5)
+@hypothesis.settings(ALWAYS, max_examples=3)
 @hypothesis.given(arrangements().filter(lambda each: each.others > 0))
 def test_attention_of_another_token_does_not_depend_on_where_tokens_stand(
     arrangement: Arrangement,
@@ -220,7 +206,7 @@ def test_some_of_the_tokens_run_with_all_others_in_their_order() -> None:
     assert_close(found, expected, **EXACT)
 
 
-@hypothesis.settings(ALWAYS, max_examples=5)
+@hypothesis.settings(ALWAYS, max_examples=3)
 @hypothesis.given(arrangements(), st.integers(0, 19))
 def test_interventions_and_traces_meet_the_token_of_a_place(
     arrangement: Arrangement, number: int

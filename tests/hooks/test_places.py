@@ -128,14 +128,3 @@ def test_a_captured_activation_that_a_hook_returns_is_not_overwritten() -> None:
         net(x())
     assert torch.equal(seen.records[0].activation, copied)
     assert torch.equal(seen.activations["0"], copied)
-
-
-def test_a_modules_name_goes_before_the_suffixes() -> None:
-    net = nn.Sequential()
-    for width, name in enumerate(["conv", "conv@0", "conv:input"], 1):
-        net.add_module(name, nn.Conv2d(width, width + 1, 1))
-    names = ["conv", "conv@0", "conv:input", "conv@0@0", "conv@0:input"]
-    with capture(net, names) as seen:
-        net(torch.rand(1, 1, 4, 4)).sum().backward()
-    assert [seen.activations[name].shape[1] for name in names] == [2, 3, 4, 3, 2]
-    assert [seen.gradients[name].shape[1] for name in names] == [2, 3, 4, 3, 2]

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import explain
 from explain.methods import LRP
-from tests.conftest import Made, settled
+from tests.conftest import settled
 
 
 def assert_losses_are_those_of_each_image(model: nn.Module, x: Tensor, composite: str) -> None:
@@ -28,36 +28,6 @@ def assert_losses_are_those_of_each_image(model: nn.Module, x: Tensor, composite
         assert_close(taken, expected, rtol=1e-8, atol=1e-10, msg=cause)
     assert together.delta.abs().max() <= 1e-8
     assert_close(together.values, torch.cat([a.values for a in alone]), rtol=1e-8, atol=1e-10)
-
-
-class Windows(nn.Module):
-    """Attention with two heads within windows, which lie in the batch's dimension, each image's one
-    after the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 8, 2, 2)
-        self.qkv = nn.Linear(8, 24)
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.patches(x)
-        count = len(y)
-        windows = y.view(count, 8, 2, 2, 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(count * 4, 4, 8)
-        q, k, v = self.qkv(windows).reshape(-1, 4, 3, 2, 4).permute(2, 0, 3, 1, 4)
-        attention = (q @ k.transpose(-2, -1)).softmax(-1)
-        mixed = (attention @ v).transpose(1, 2).reshape(count, 16, 8)
-        return self.head(torch.nn.functional.gelu(mixed).mean(1))
-
-
-def tokens_first() -> nn.Module:
-    """PyTorch's own attention, which has the tokens before the images."""
-    block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
-    parts = {"patches": nn.Conv2d(3, 8, 2, 2), "block": block, "head": nn.Linear(8, 5)}
-    return Made(
-        lambda net, x: net.head(net.block(net.patches(x).flatten(2).permute(2, 0, 1)).mean(0)),
-        **parts,
-    )
 
 
 class Between(nn.Module):
@@ -99,13 +69,3 @@ def test_what_each_image_loses_is_known_however_images_are_laid_out(name: str) -
     model = Between(LAYOUTS[name]).double()
     x = torch.randn(3, 3, 8, 8, dtype=torch.float64)
     assert_losses_are_those_of_each_image(model, x, "Epsilon")
-
-
-@pytest.mark.parametrize("count", [2, 4])  # as many as there are heads, and as there are windows
-@pytest.mark.parametrize("build", [Windows, tokens_first])
-def test_a_batch_loses_what_each_image_loses_alone(
-    build: Callable[[], nn.Module], count: int
-) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(count, 3, 8, 8, dtype=torch.float64)
-    assert_losses_are_those_of_each_image(build().double().eval(), x, "EpsilonAlpha2Beta1Flat")

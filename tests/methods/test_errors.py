@@ -81,7 +81,7 @@ GAMES: dict[str, Callable[[Tensor], Tensor]] = {
     "tiny": lambda z: tiny(),
 }
 QUICK = ("majority", "random", "tiny")
-FEWER_SEEDS = 12
+FEWER_SEEDS = 8
 
 
 def shapley(scores: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -143,8 +144,11 @@ def test_units_of_a_network_change_nothing_but_units(
         assert_close(values / factor**power, expected[name], rtol=1e-9, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize("part", ["hidden", "layer", "score"])
-@pytest.mark.parametrize("method", [*EXACT, *map(LRP, sorted(COMPOSITES))], ids=str)
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [*zip([*EXACT, *map(LRP, sorted(COMPOSITES))], cycle(["hidden", "layer", "score"]))],
+    ids=str,
+)
 def test_powers_of_two_are_exact(method: Any, part: str) -> None:
     values = map_of(network(), method)
     for exponent in POWERS:

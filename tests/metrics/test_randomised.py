@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations
 
 import explain
 from explain import MetricError
@@ -110,26 +110,6 @@ def test_under_spectral_norm_weights_are_divided_by_their_norm(norm: Any, x: tor
     assert snapshot(model) == original
 
 
-def test_parametrizations_without_an_inverse_and_pruned_weights_are_random_too(
-    x: torch.Tensor,
-) -> None:
-    class Symmetric(nn.Module):
-        def forward(self, w: torch.Tensor) -> torch.Tensor:
-            return w + w.mT
-
-    model = Network()
-    parametrize.register_parametrization(model.two, "weight", Symmetric())
-    prune.random_unstructured(model.head, "weight", 0.5)
-    randomised = Randomised(model, as_inputs(x))
-    random = randomised.of(randomised.layers)
-    random(x)
-    assert torch.equal(random.two.weight, random.two.weight.mT)
-    assert not torch.isclose(random.two.weight, model.two.weight).any()
-    pruned = model.head.weight_mask == 0
-    assert (random.head.weight[pruned] == 0).all()
-    assert not torch.isclose(random.head.weight[~pruned], model.head.weight[~pruned]).any()
-
-
 class Hidden(Network):
     """Layers in a plain list, one that is used twice, and a parameter of no module."""
 
@@ -166,20 +146,6 @@ def test_layers_outside_of_modules_are_those_that_run(x: torch.Tensor) -> None:
     values = random.loose["scale"].flatten()
     assert torch.equal(values.sort().values, scales.flatten().sort().values)
     assert torch.equal(model(x), outputs)
-
-
-def test_a_layer_that_initialises_its_parts_leaves_them_alone_where_they_are_not_meant() -> None:
-    """`nn.MultiheadAttention` sets the bias of its projection, too."""
-    model = Made(
-        lambda self, x: self.attention(x, x, x)[0].mean(1),
-        attention=nn.MultiheadAttention(12, 3, batch_first=True),
-    ).eval()
-    nn.init.normal_(model.attention.out_proj.bias)
-    randomised = Randomised(model, as_inputs(torch.rand(2, 5, 12)))
-    assert randomised.layers == ["attention", "attention.out_proj"]
-    random: Any = randomised.of(["attention"])
-    assert torch.equal(random.attention.out_proj.bias, model.attention.out_proj.bias)
-    assert not torch.isclose(random.attention.in_proj_weight, model.attention.in_proj_weight).any()
 
 
 class Stubborn(nn.Linear):

@@ -29,7 +29,6 @@ from explain.metrics import (
 from explain.metrics.maps import spearman
 from explain.metrics.randomised import Randomised, layer_groups
 from tests.conftest import Made
-from tests.metrics.conftest import Counting
 
 CAM = "layer1"
 TARGETS = [4, 0, 2]
@@ -104,17 +103,6 @@ def test_sensitivity_and_stability_by_their_formulas(
     expected[:, 1] = figures[..., 1].mean(0)
     for metric, column in zip(metrics, expected.unbind(1), strict=True):
         torch.testing.assert_close(table["saliency"][metric.name], column, msg=metric.name)
-
-
-def test_metrics_of_the_same_noisy_copies_share_them(
-    model: nn.Module, photos: torch.Tensor
-) -> None:
-    counting = Counting(model)
-    metrics = ["maxsensitivity", "avgsensitivity", "locallipschitz", "relativeinputstability"]
-    explain.evaluate(counting, photos[:1], ["saliency", "inputxgradient"], metrics, target=1)
-    assert counting.distinct == 1 + 10
-    # and the photo as it is for relative stability, and a look at layers
-    assert len(counting.rows) <= 1 + 10 + 1 + 2
 
 
 def test_continuity_shifts_the_photo_and_the_map_back(

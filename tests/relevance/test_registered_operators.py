@@ -90,22 +90,6 @@ def test_where_a_deformed_convolution_reads_is_constant(
     assert found.coverage.missed == {}
 
 
-def test_a_mask_that_takes_away_has_no_rule() -> None:
-    """The signs of weights are not those of contributions then."""
-
-    class Negative(Moved):
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.first(x).relu()
-            return self.head(self.moved(h, self.offset(h), self.amount(h)).relu().mean((2, 3)))
-
-    model = Negative(1, 1, mask=True).double()
-    x = random(1, 2, 3, 5, 4)
-    with pytest.warns(ExplainWarning, match="torchvision::deform_conv2d"):
-        a = explain.attribute(model, x, LRP("EpsilonPlus"), target=1)
-    assert a.coverage.missed == {"torchvision::deform_conv2d": 1}
-    assert a.delta.abs().max() <= 1e-10
-
-
 # What reads a map at places
 
 
@@ -265,3 +249,19 @@ def test_an_operator_without_a_derivative_is_refused(method: str) -> None:
         explain.attribute(
             Operated(without_derivative).double(), random(3, 2, 3, 8, 8), method, target=1
         )
+
+
+def test_a_mask_that_takes_away_has_no_rule() -> None:
+    """The signs of weights are not those of contributions then."""
+
+    class Negative(Moved):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).relu()
+            return self.head(self.moved(h, self.offset(h), self.amount(h)).relu().mean((2, 3)))
+
+    model = Negative(1, 1, mask=True).double()
+    x = random(1, 2, 3, 5, 4)
+    with pytest.warns(ExplainWarning, match="torchvision::deform_conv2d"):
+        a = explain.attribute(model, x, LRP("EpsilonPlus"), target=1)
+    assert a.coverage.missed == {"torchvision::deform_conv2d": 1}
+    assert a.delta.abs().max() <= 1e-10

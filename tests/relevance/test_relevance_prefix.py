@@ -153,19 +153,6 @@ def test_pixels_that_were_mixed_share_by_their_weights(name: str) -> None:
     assert (found - expected).abs().max() <= 1e-11 * expected.abs().max()
 
 
-def test_padding_takes_its_relevance_as_biases_do() -> None:
-    net = convolutional()
-    x = random(4, 2, 3, 6, 6)
-    a = lrp(Behind(net, lambda x: F.pad(x, (1, 2, 1, 1), value=0.3)), x)
-    whole = lrp(net, F.pad(x, (1, 2, 1, 1), value=0.3))
-    assert torch.allclose(a.values, whole.values[..., 1:-1, 1:-2], rtol=1e-11, atol=1e-14)
-    assert a.delta.abs().max() <= 1e-10
-    more = a.coverage.taken["biases"] - whole.coverage.taken["biases"]
-    assert torch.allclose(
-        more, whole.values.flatten(1).sum(1) - a.values.flatten(1).sum(1), atol=1e-12
-    )
-
-
 def test_two_explained_inputs_each_get_their_own() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -321,15 +321,6 @@ def test_fillers_are_no_detections_and_a_box_without_an_area_is_itself() -> None
         Detections(-1).pick([output], 1)
 
 
-def test_one_class_that_is_always_certain_is_no_column_of_labels(rand: Any) -> None:
-    raw = torch.cat([40 * rand(1, 30, 4), rand(1, 30, 1), torch.ones(1, 30, 1)], 2).bfloat16()
-    target = Detections(size=SIZE, threshold=0.0).resolved(raw, 1)
-    assert target.layout == "yolov5"
-    cell = int(raw[0, :, 4].argmax())
-    assert_close(target.boxes[0], around(raw[0, cell, :4]), rtol=0.01, atol=0.3)
-    assert float(target.pick(raw, 1)[0]) == float(raw[0, cell, 4])
-
-
 def test_centernets_maps_are_known_by_other_names_and_by_their_shapes(rand: Any) -> None:
     (maps,), scores, boxes = centernet(rand)
     heat, wide, offset = maps.values()

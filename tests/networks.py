@@ -1,0 +1,23 @@
+"""Networks that several rooms test with."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    """Attention and two linear layers, each behind a normalisation and beside a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.norm1(tokens)
+        tokens = tokens + self.attention(x, x, x, need_weights=False)[0]
+        return tokens + self.mlp(self.norm2(tokens))
