@@ -11,18 +11,88 @@ The seed alone says which networks and files are drawn. Needs the extra `test`.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the generator lies with the tests
 
+import hypothesis
 import torch
 
 import explain
 from tests.fuzz import files, networks, records
+
+
+CHUNK = 50
+"""How many networks are drawn at a time."""
+
+
+def run(
+    count: int, seed: int, told: Callable[[networks.Figures], bool] = lambda figures: False
+) -> networks.Figures:
+    """Check ``count`` cases, others for every seed; ``told`` hears of the figures now and then, and
+    may stop."""
+    figures = networks.Figures()
+    for start in range(0, count, CHUNK):
+        explore = hypothesis.seed(seed * 1_000_003 + start)(
+            hypothesis.settings(
+                max_examples=min(CHUNK, count - start),
+                deadline=None,
+                database=None,
+                phases=[hypothesis.Phase.generate],
+                suppress_health_check=list(hypothesis.HealthCheck),
+            )(
+                hypothesis.given(networks.cases())(
+                    lambda case: networks.check(case, figures=figures) and None
+                )
+            )
+        )
+        explore()
+        if told(figures):
+            break
+    return figures
+
+
+def without_numbers_and_names(failure: str) -> str:
+    """A failure's message without its numbers and names."""
+    return re.sub(r"'[^']*'|[bmt]?\d[\d.]*(e[-+]?\d+)?(\.m\d+)?", "#", failure)
+
+
+def table(figures: networks.Figures) -> str:
+    """The figures in Markdown."""
+    compared = sum(figures.compared.values())
+    refused = sum(figures.refused.values())
+    rows = [("random networks", f"{figures.programs:,}"), ("method runs compared", f"{compared:,}")]
+    rows += [
+        (f"refused: {kind}", f"{n:,} ({n / (compared + refused):.1%})")
+        for kind, n in figures.refused.most_common()
+    ]
+    rows += [(f"not compared: {kind}", f"{n:,}") for kind, n in figures.skipped.most_common()]
+    rows += [
+        (f"not compared: {name} changes as much with the last digits", f"{n:,}")
+        for name, n in figures.unsteady.most_common()
+    ]
+    rows += [
+        (f"largest deviation of {name}", f"{off:.0e}")
+        for name, off in sorted(figures.deviation.items())
+    ]
+    rows += [("failures", f"{len(figures.failures):,}")]
+    return "\n".join(
+        ["| what | how many |", "|---|---|", *(f"| {what} | {many} |" for what, many in rows)]
+    )
+
+
+def kinds(figures: networks.Figures) -> list[tuple[str, networks.Case]]:
+    """Of each kind of failure, the one with the shortest program."""
+    found: dict[str, tuple[str, networks.Case]] = {}
+    for failure, case in sorted(figures.failures, key=lambda pair: len(repr(pair[1]))):
+        found.setdefault(without_numbers_and_names(failure), (failure, case))
+    return list(found.values())
 
 
 def fuzz_files(count: int, seed: int) -> bool:
@@ -48,15 +118,15 @@ def fuzz_networks(count: int, seed: int, minutes: float) -> bool:
             f"{figures.programs} networks, {len(figures.failures)} failures, {elapsed:.0f} s",
             file=sys.stderr,
         )
-        for failure, case in networks.kinds(figures):
+        for failure, case in kinds(figures):
             if failure not in known:
                 print(f"  {failure}\n  {case}", file=sys.stderr)
             known.add(failure)
         return elapsed > 60 * minutes
 
-    figures = networks.run(count, seed, told)
-    print(networks.table(figures))
-    for failure, case in networks.kinds(figures):
+    figures = run(count, seed, told)
+    print(table(figures))
+    for failure, case in kinds(figures):
         print(f"\nFAILED {failure}\n{case}")
     return not figures.failures
 

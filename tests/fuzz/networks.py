@@ -1,4 +1,4 @@
-"""Every method on random networks: what may be drawn, what must hold, and figures of many of them.
+"""Every method on random networks: what may be drawn, and what must hold.
 
 `cases` draws a `Case`: a program, images, a layer, a target, and the state in which a caller hands
 them over. `check` explains it by every method and says what came of it; nothing of it may differ
@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-import hypothesis
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -658,67 +657,3 @@ def _hides(ready: Ready) -> bool:
         if step.op == "detach" or step.style == "no_grad"
     ]
     return any(count + i in read & seen for i in hiding)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Many of them
-
-
-def run(count: int, seed: int, told: Callable[[Figures], bool] = lambda figures: False) -> Figures:
-    """Check ``count`` cases, others for every seed; ``told`` hears of the figures now and then, and
-    may stop."""
-    figures = Figures()
-    for start in range(0, count, CHUNK):
-        explore = hypothesis.seed(seed * 1_000_003 + start)(
-            hypothesis.settings(
-                max_examples=min(CHUNK, count - start),
-                deadline=None,
-                database=None,
-                phases=[hypothesis.Phase.generate],
-                suppress_health_check=list(hypothesis.HealthCheck),
-            )(hypothesis.given(cases())(lambda case: check(case, figures=figures) and None))
-        )
-        explore()
-        if told(figures):
-            break
-    return figures
-
-
-CHUNK = 50
-
-
-def _words(failure: str) -> str:
-    """A failure's message without its numbers and names."""
-    return re.sub(r"'[^']*'|[bmt]?\d[\d.]*(e[-+]?\d+)?(\.m\d+)?", "#", failure)
-
-
-def table(figures: Figures) -> str:
-    """The figures in Markdown."""
-    compared = sum(figures.compared.values())
-    refused = sum(figures.refused.values())
-    rows = [("random networks", f"{figures.programs:,}"), ("method runs compared", f"{compared:,}")]
-    rows += [
-        (f"refused: {kind}", f"{n:,} ({n / (compared + refused):.1%})")
-        for kind, n in figures.refused.most_common()
-    ]
-    rows += [(f"not compared: {kind}", f"{n:,}") for kind, n in figures.skipped.most_common()]
-    rows += [
-        (f"not compared: {name} changes as much with the last digits", f"{n:,}")
-        for name, n in figures.unsteady.most_common()
-    ]
-    rows += [
-        (f"largest deviation of {name}", f"{off:.0e}")
-        for name, off in sorted(figures.deviation.items())
-    ]
-    rows += [("failures", f"{len(figures.failures):,}")]
-    return "\n".join(
-        ["| what | how many |", "|---|---|", *(f"| {what} | {many} |" for what, many in rows)]
-    )
-
-
-def kinds(figures: Figures) -> list[tuple[str, Case]]:
-    """Of each kind of failure, the one with the shortest program."""
-    found: dict[str, tuple[str, Case]] = {}
-    for failure, case in sorted(figures.failures, key=lambda pair: len(repr(pair[1]))):
-        found.setdefault(_words(failure), (failure, case))
-    return list(found.values())
