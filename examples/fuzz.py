@@ -27,7 +27,6 @@ import torch
 import explain
 from tests.fuzz import files, networks, records
 
-
 CHUNK = 50
 """How many networks are drawn at a time."""
 
