@@ -47,7 +47,6 @@ _HOME = {
     "Explanation": "explain.explanation.explanation",
     "Inputs": "explain.data.inputs",
     "Run": "explain.runs.result",
-    "applicable_methods": "explain.attribution.selection",
     "attribute": "explain.attribution.api",
     "cite": "explain.attribution.citing",
     "evaluate": "explain.metrics",
@@ -118,7 +117,6 @@ __all__ = [
     "TargetError",
     "UnusedLayerError",
     "__version__",
-    "applicable_methods",
     "attribute",
     "cite",
     "evaluate",
@@ -191,7 +189,6 @@ if TYPE_CHECKING:
     from explain.attribution.concepts import Concepts, find_concepts
     from explain.attribution.lens import lens
     from explain.attribution.result import Attribution
-    from explain.attribution.selection import applicable_methods
     from explain.attribution.trace import trace
     from explain.data.inputs import Inputs
     from explain.explanation.explainer import Explainer, explain

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import explain
+from explain.attribution.selection import select
 
 CALLS = 10
 
@@ -114,7 +115,7 @@ def main() -> None:
         f"| a forward and a backward pass | | {alone} | "
         f"{milliseconds(lambda: passes(model, x_there)):.2f} |"
     )
-    fitting = explain.applicable_methods(network(), x, target=1)
+    fitting = select(network(), x, "everything", target=1).methods
     for method in [name for name in explain.list_methods(options.methods) if name in fitting]:
 
         def work(name: str = method) -> None:

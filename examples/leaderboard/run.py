@@ -34,6 +34,7 @@ from torch import nn
 
 import explain
 from explain import ExplainError
+from explain.attribution.selection import select
 from explain.engine import Evidence, Need
 from explain.methods import Method
 from explain.methods.base import get_method
@@ -211,7 +212,7 @@ def methods_for(
 ) -> dict[str, Method]:
     """All methods that explain a network, reduced, and the control maps."""
     methods = {control.name: control for control in CONTROLS}
-    for name in explain.applicable_methods(model, photos[:2]):
+    for name in select(model, photos[:2], "everything").methods:
         method = reduced(get_method(name), photos)
         if cost(model, photos[:2], method) <= most_passes:
             methods[name] = method

@@ -233,6 +233,21 @@ def option_name(name: str) -> str:
     return either(name, f"--{name.replace('_', '-')}")
 
 
+def check_whole_number(
+    name: str,
+    value: Any,
+    least: int,
+    *,
+    optional: bool = True,
+    error: type[ExplainError] = RunError,
+) -> None:
+    """Refuse an option that is no whole number from ``least``; None may stand for a default."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise error(f"{name} must be a whole number from {least}, got {shown(value)}; leave it out")
+
+
 def muted() -> AbstractContextManager[None]:
     """Keep the package's own warnings in this thread to itself."""
     return collect_warnings([])

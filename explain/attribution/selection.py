@@ -6,7 +6,7 @@ from typing import Unpack
 
 from torch import nn
 
-from explain._utils.errors import ExplainError, LayerError, keywords, muted
+from explain._utils.errors import ExplainError, LayerError, muted
 from explain.attribution.options import DEFAULTS, AttributeOptions, Settings
 from explain.attribution.request import Request
 from explain.data.inputs import InputsLike
@@ -106,27 +106,6 @@ def requested(
         all_methods = Request.of(model, x, list_methods(), wanted[:1], how)
         methods = _selected(all_methods, methods).methods
     return Request.of(model, x, methods, wanted, settings)
-
-
-@keywords()
-def applicable_methods(
-    model: nn.Module,
-    x: InputsLike,
-    *,
-    layer: layer_names.Where | None = None,
-    target: TargetLike = None,
-) -> list[str]:
-    """Name the methods that this network and target can be explained with: all but those for
-    another kind.
-
-    Those for a kind of network, or for a class as target, are tried on ``x`` ``(N, C, H, W)``.
-
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
-    >>> import torch
-    >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))[3:8]
-    ['drise', 'featurepermutation', 'gradeclip', 'gradientrollout', 'legrad']
-    """
-    return _fit(Request.of(model, x, list_methods(), as_targets(target), Settings(layer=layer)))
 
 
 def _fit(request: Request) -> list[str]:

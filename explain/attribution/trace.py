@@ -335,12 +335,9 @@ def blocks(model: nn.Module, inputs: Inputs, *, include_top_level: bool = True) 
         if isinstance(modules[name.rpartition(".")[0]], (nn.Sequential, nn.ModuleList))
     ]
 
-    def contains_any(name: str, names: Iterable[str]) -> bool:
-        return any(inner.startswith(f"{name}.") for inner in names)
-
     inner_names = tuple(f"{name}." for name in listed)
     outermost = {name for name in listed if not name.startswith(inner_names)}
     if include_top_level:
-        top_level = {name for name in called if "." not in name}
-        outermost |= {name for name in top_level if not contains_any(name, outermost)}
+        around = {name.partition(".")[0] for name in outermost if "." in name}
+        outermost |= {name for name in called if "." not in name and name not in around}
     return list(dict.fromkeys(name for name in called if name in outermost))

@@ -16,6 +16,7 @@ from explain._utils.errors import (
     MethodError,
     OutputError,
     TargetError,
+    check_whole_number,
     did_you_mean,
     keywords,
     printable,
@@ -216,7 +217,8 @@ class Explanation(Reportable):
     ) -> Image.Image:
         """One map on the photo, as `overlay` gives it."""
         style = look.of(attribution.style)
-        scene = self.scene.fitted(_whole_number("largest_side", largest_side))
+        check_whole_number("largest_side", largest_side, 1, error=ExplainError)
+        scene = self.scene.fitted(largest_side)
         if not caption:
             return scene.overlay(attribution, style, index)
         scene = scene.enlarged(captions.enlargement(scene.photo.size))
@@ -638,15 +640,6 @@ class Explanation(Reportable):
     def _model(self) -> str:
         hooks = f" with hooks ({', '.join(self.origin.hooks)})" if self.origin.hooks else ""
         return self.origin.name.split(" ")[0] + hooks
-
-
-def _whole_number(option: str, value: int | None) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ExplainError(
-            f"{option} must be a whole number of pixels from 1, or None, got {shown(value)}; leave "
-            "it out"
-        )
-    return value
 
 
 def _check_format(option: str, value: str, formats: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import RunError
+from explain._utils.errors import RunError, check_whole_number
 from explain._utils.random_numbers import normal, seeded
 from explain.attribution.concepts import one_layer
 from explain.data.boxes import Box
@@ -24,7 +24,6 @@ from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for
 from explain.layers.default_layer import stage_layers
 from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.store.reading import Row
-from explain.store.sources import check_whole_number
 from explain.targets import ClassTarget, Target, TopClass
 
 DRAWS = 8  # inputs by which a receptive field is found

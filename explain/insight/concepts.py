@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from explain._utils.errors import RunError
+from explain._utils.errors import RunError, check_whole_number
 from explain.attribution.concepts import factorise, one_layer
 from explain.data.inputs import as_inputs
 from explain.hooks.layer_names import Where
@@ -25,7 +25,6 @@ from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.layers.layouts import enlarge
 from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.store.reading import Row
-from explain.store.sources import check_whole_number
 
 INNER = 30  # steps by which the places of a batch follow the concepts
 OUTER = 5  # steps by which the concepts follow the batches so far

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import RunError
+from explain._utils.errors import RunError, check_whole_number
 from explain.attribution.concepts import one_layer
 from explain.data.images import ImageLike
 from explain.data.inputs import as_inputs
@@ -18,7 +18,6 @@ from explain.hooks.layer_names import Where
 from explain.insight.channels import at_layer, feature_maps
 from explain.insight.maps import fields_of
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
-from explain.store.sources import check_whole_number
 from explain.targets import ClassTarget
 
 DECAY = 0.01

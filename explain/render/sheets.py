@@ -9,7 +9,7 @@ from statistics import median_high
 import numpy as np
 from PIL import Image, ImageDraw
 
-from explain._utils.errors import ExplainError, shown
+from explain._utils.errors import ExplainError
 from explain.render.captions import (
     FAINT,
     INK,
@@ -226,10 +226,7 @@ class _Sheet:
     """The measures of a sheet, and its parts as strips of its full width."""
 
     def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
-        if isinstance(tile, bool) or not isinstance(tile, int) or tile < SMALLEST:
-            raise ExplainError(
-                f"tile must be a whole number from {SMALLEST}, got {shown(tile)}; 300 is usual"
-            )
+        check_whole_number("tile", tile, SMALLEST, optional=False, error=ExplainError)
         self.tile = round(tile * stretch[0])
         self.high = round(tile * stretch[1])
         self.text = max(10, tile // 16)

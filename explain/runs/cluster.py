@@ -13,7 +13,15 @@ from typing import Any, Protocol, Unpack
 
 from torch import nn
 
-from explain._utils.errors import RunError, keywords, muted, optional, raised, shown
+from explain._utils.errors import (
+    RunError,
+    check_whole_number,
+    keywords,
+    muted,
+    optional,
+    raised,
+    shown,
+)
 from explain.attribution.options import RunOptions
 from explain.attribution.records import versions
 from explain.explanation.explainer import Explainer
@@ -34,7 +42,7 @@ from explain.runs.parts import (
 from explain.runs.result import Run
 from explain.runs.runner import ELSEWHERE, RunCall, State
 from explain.store.lists import source_of
-from explain.store.sources import Entry, Failed, check_whole_number, text
+from explain.store.sources import Entry, Failed, text
 from explain.store.writing import PhotoRecord, Store, locked_run
 from explain.targets.resolve import TargetLike
 

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from explain._utils.errors import RunError, keywords, shown, warn
+from explain._utils.errors import RunError, check_whole_number, keywords, shown, warn
 from explain._utils.progress import show_progress
 from explain.attribution.options import RunOptions
 from explain.explanation.explainer import Explainer
@@ -29,7 +29,6 @@ from explain.store.sources import (
     Label,
     ObjectBox,
     boxes_as_text,
-    check_whole_number,
     entries_of,
     labels_as_text,
     text,

@@ -271,7 +271,9 @@ def content_of(item: Any, image: str | None = None, label: str | None = None) ->
     """
     if isinstance(item, Mapping):
         cells = {
-            key: value for key, value in item.items() if value is not None and not _is_blank(value)
+            key: value
+            for key, value in item.items()
+            if value is not None and not (isinstance(value, str) and not value.strip())
         }
         usual = {plain_key(key): value for key, value in cells.items()}
         photo = cells.get(image, _first(usual, IMAGES))
@@ -291,10 +293,6 @@ def content_of(item: Any, image: str | None = None, label: str | None = None) ->
     if isinstance(item, (tuple, list)) and item and not isinstance(item[0], (int, float)):
         return Content(as_image(item[0]), as_label(item[1] if len(item) > 1 else None))
     return Content(as_image(item))
-
-
-def _is_blank(value: Any) -> bool:
-    return isinstance(value, str) and not value.strip()
 
 
 def _first(cells: Mapping[str, Any], names: Iterable[str]) -> Any:
@@ -451,16 +449,6 @@ def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[C
         if round(edges[0]) < round(edges[2]) and round(edges[1]) < round(edges[3]):
             clipped.append(edges)
     return clipped
-
-
-def check_whole_number(name: str, value: Any, least: int, *, optional: bool = True) -> None:
-    """Refuse an option that is no whole number from ``least``; None may stand for a default."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise RunError(
-            f"{name} must be a whole number from {least}, got {shown(value)}; leave it out"
-        )
 
 
 @dataclass(frozen=True)

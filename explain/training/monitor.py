@@ -11,14 +11,22 @@ from typing import Any, Self, Unpack
 import torch
 from torch import nn
 
-from explain._utils.errors import ExplainError, RunError, keywords, muted, shown, warn
+from explain._utils.errors import (
+    ExplainError,
+    RunError,
+    check_whole_number,
+    keywords,
+    muted,
+    shown,
+    warn,
+)
 from explain.attribution.options import RunOptions
 from explain.explanation.explainer import Explainer
 from explain.hooks.unwrap import unwrapped
 from explain.methods.base import MethodLike
 from explain.models import Classifier
 from explain.store.lists import source_of
-from explain.store.sources import Failed, check_whole_number, text
+from explain.store.sources import Failed, text
 from explain.store.writing import locked_run, method_row
 from explain.targets.resolve import TargetLike
 from explain.training.gradients import DeadUnits, GradientFlow, Scaler

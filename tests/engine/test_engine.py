@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import explain
 from explain import ExplainError, ExplainWarning, LayerError, MethodError, ModelError, TargetError
+from explain.attribution.selection import select
 from explain.engine import Attributions
 from explain.engine.needs import BlockAttention
 from explain.engine.perturbations import Scores, Searches
@@ -187,7 +188,7 @@ class TestTransformers:
         x = torch.randn(
             1, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )
-        names = explain.applicable_methods(vit, x)
+        names = select(vit, x, "everything").methods
         unfit = ["cam", "cheferbimodal", "drise", "featurepermutation", "shapleycam"]
         assert sorted(set(explain.list_methods()) - set(names)) == unfit
         with pytest.raises(MethodError, match="derivatives"):

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 import explain
 from explain import MethodError, ModelError
+from explain.attribution.selection import select
 from explain.methods import GradCAM, HiResCAM, Saliency
 from explain.models import Stitched
 from explain.targets import Segmentation
@@ -193,7 +194,7 @@ def test_layers_are_chosen_in_a_window_and_what_cannot_be_stitched_is_refused() 
     target = Segmentation(1, torch.ones(16, 12))
     stitched = Stitched(net, 8).eval()
     assert explain.attribute(stitched, x, "gradcam", target=target).layer == "model.features"
-    fit = explain.applicable_methods(stitched, x, target=target)
+    fit = select(stitched, x, "everything", target=target).methods
     assert {"gradcam", "saliency", "lrp", "eigencam"} <= {*fit}
     for method in ("scorecam", "ablationcam", "guidedgradcam", "fullgrad"):
         assert method not in fit
