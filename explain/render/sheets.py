@@ -9,7 +9,7 @@ from statistics import median_high
 import numpy as np
 from PIL import Image, ImageDraw
 
-from explain._utils.errors import ExplainError
+from explain._utils.errors import ExplainError, check_whole_number
 from explain.render.captions import (
     FAINT,
     INK,
