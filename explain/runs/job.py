@@ -16,6 +16,7 @@ from explain.attribution.encoding import encode
 from explain.attribution.records import versions
 from explain.attribution.result import Attribution, set_figures
 from explain.attribution.selection import select
+from explain.data.boxes import Corners
 from explain.explanation.detected import Located
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import explained, rows_are_apart
@@ -30,7 +31,6 @@ from explain.store.identity import model_identity, named_layer
 from explain.store.lists import source_of
 from explain.store.manifest import described_method
 from explain.store.sources import (
-    Corners,
     Failed,
     boxes_as_text,
     boxes_of_class,
@@ -260,6 +260,8 @@ class Job:
         if any(isinstance(metric, ReattributionMetric) for metric in metrics):
             judged = {method.name: method for method in self.methods or () if method.name in maps}
         classes = next(iter(maps.values())).target
+        names_of_options = ("layer", "fuse", "batch_size")
+        options: Any = {name: self.request.options.get(name) for name in names_of_options}
         table = evaluate(
             self.explainer.model,
             x,
@@ -269,7 +271,7 @@ class Job:
             boxes=[of or [(0, 0, max(1, width // 2), height)] for of in boxes] if by_box else None,
             target=target if isinstance(classes, str) else classes,
             activation=self.explainer.activation,
-            **{name: self.request.options.get(name) for name in ("layer", "fuse", "batch_size")},
+            **options,
         )
         has_none = torch.tensor([not of_photo for of_photo in boxes])
         figures = {}

@@ -19,14 +19,13 @@ from explain._utils.html import table_html
 from explain.attribution.encoding import decode
 from explain.attribution.pictures import LARGEST_SIDE, Scene
 from explain.attribution.result import Attribution
-from explain.data.boxes import Box
+from explain.data.boxes import Box, Corners
 from explain.data.greys import Window
 from explain.data.images import load_image
 from explain.methods.base import title_of
 from explain.render.styles import Style
 from explain.store.lists import source_of
 from explain.store.sources import (
-    Corners,
     Entry,
     boxes_of_class,
     entries_of,
