@@ -1,4 +1,4 @@
-"""Means of which nothing but rounding errors is left."""
+"""Numbers that are none, and means of which nothing but rounding errors is left."""
 
 import math
 
@@ -9,6 +9,15 @@ Dims = int | tuple[int, ...]
 _ROUNDING = 8
 """Gradients before an instance normalisation, of which the mean over n places is zero, had means of
 up to 6 rounding errors of their mean magnitude times the root of n."""
+
+
+def finite_or_none(number: float | None) -> float | None:
+    """A number as JSON has it: None for NaN and infinity.
+
+    >>> finite_or_none(0.5), finite_or_none(math.nan)
+    (0.5, None)
+    """
+    return number if number is not None and math.isfinite(number) else None
 
 
 def rounding_error(terms: Tensor, dim: Dims) -> Tensor:

@@ -24,6 +24,7 @@ from explain._utils.errors import (
     printable,
     raised,
 )
+from explain._utils.rounding import finite_or_none
 from explain.app.requests import CROPS, CheckRequest, ExplainRequest, Limits
 from explain.attribution.pictures import array
 from explain.attribution.selection import select
@@ -228,7 +229,7 @@ class ServedModel:
         """The methods that fit the model, with their costs."""
         costs = self.costs.items()
         return [
-            {**method_info(name, passes=_finite(cost)), "quick": self.is_quick(name)}
+            {**method_info(name, passes=finite_or_none(cost)), "quick": self.is_quick(name)}
             for name, cost in costs
         ]
 
@@ -244,10 +245,6 @@ class ServedModel:
             [call.label, call.kind, str(call.grid)] for call in calls if call.grid is not None
         ]
         return {"default": default, "layers": layers}
-
-
-def _finite(cost: float) -> float | None:
-    return cost if math.isfinite(cost) else None
 
 
 INTERVAL = 0.2
@@ -524,7 +521,7 @@ class ExplainTask(PageTask):
             values["methods"], explanation.attributions.values(), strict=True
         ):
             cost = self.served.costs.get(method["name"], math.inf)
-            method["passes"] = _finite(passes_run(cost, attribution))
+            method["passes"] = finite_or_none(passes_run(cost, attribution))
         if is_image_text(self.served.explainer.model):
             for target in values["targets"]:
                 target["class"] = target["label"] if target["class"] is None else target["class"]

@@ -12,6 +12,7 @@ from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
 
 from explain._utils.html import picture_html
+from explain._utils.rounding import finite_or_none
 from explain.render.figures import as_picture, empty
 from explain.render.styles import SIGNED
 
@@ -84,7 +85,7 @@ class Effects:
             "target": self.target,
             "clean": self.clean,
             "corrupted": self.corrupted,
-            "correlation": None if math.isnan(self.correlation) else self.correlation,
+            "correlation": finite_or_none(self.correlation),
             "effects": self.rows(),
         }
 

@@ -7,7 +7,6 @@ targets are written.
 
 import hashlib
 import json
-import math
 import platform
 import sys
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from PIL import Image
 
 from explain._utils.errors import RecordError, shown
 from explain._utils.options import CheckedFields, register_reader
+from explain._utils.rounding import finite_or_none
 from explain._utils.version import __version__
 from explain.attribution import pictures, result
 from explain.attribution.encoding import encode
@@ -289,5 +289,4 @@ def results_of(attribution: result.Attribution) -> dict[str, Any]:
 
 def number_of(tensor: torch.Tensor | None) -> float | None:
     """The number of the first image; None for none, and for one that is not finite."""
-    number = math.nan if tensor is None else float(tensor[0])
-    return number if math.isfinite(number) else None
+    return None if tensor is None else finite_or_none(float(tensor[0]))

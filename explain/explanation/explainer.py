@@ -182,9 +182,6 @@ class Explainer:
         self.activation = self._said
         self.unit = unit or ""
         self._outputs: Outputs | None = None
-        self._origin = records.ModelOrigin(
-            loaded.name, loaded.weights, encoding.name_of_callable(self.preprocess)
-        )
         parts = []
         arguments: dict[str, Any] = {}
         if isinstance(model, str | None):
@@ -203,7 +200,13 @@ class Explainer:
         if isinstance(model, str | None) and labels is not None:
             in_file = isinstance(categories, str | os.PathLike)
             arguments["categories"] = os.fspath(categories) if in_file else list(labels)  # type: ignore[arg-type]
-        self._origin = replace(self._origin, arguments=arguments, from_caller=tuple(parts))
+        self._origin = records.ModelOrigin(
+            loaded.name,
+            loaded.weights,
+            encoding.name_of_callable(self.preprocess),
+            arguments,
+            tuple(parts),
+        )
 
     def with_crop(self, crop: preprocessing.CropLike) -> "Explainer":
         """Return an explainer that shows the same model another part of a photo; ``crop`` is as

@@ -19,7 +19,6 @@ from explain.store.lists import source_of
 from explain.store.manifest import alike, changes_in_words, digest_of_model
 from explain.store.reading import PhotoReader, Row, StoredRun
 from explain.targets import ClassTarget, as_target
-from explain.targets.labels import class_label
 
 BATCH = 32
 
@@ -148,10 +147,9 @@ def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:
         raise RunError(
             f"target must be one class, as a number or label, got {shown(target)}; give one"
         )
-    has_label = explainer.categories is not None and 0 <= resolved.index < len(explainer.categories)
-    return resolved.index, class_label(explainer.categories, resolved.index) if has_label else str(
-        resolved.index
-    )
+    number = resolved.index
+    labels = explainer.categories or ()
+    return number, labels[number] if 0 <= number < len(labels) else str(number)
 
 
 def class_of(row: Row) -> int | None:

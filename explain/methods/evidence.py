@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import MethodError
+from explain._utils.rounding import finite_or_none
 from explain.baselines import Mean
 from explain.baselines.base import Baseline
 from explain.engine import Activations, Attributions, Evidence, Need
@@ -91,24 +92,26 @@ class EvidenceSets:
         record says of each."""
         numbers = torch.where(values > 0, reasons - (values * reasons).ceil(), -1)
         masks = numbers == torch.arange(len(records)).to(values)[:, None, None]
-        alone = [math.nan if record["alone"] is None else record["alone"] for record in records]
-        without = [
-            math.nan if record["without"] is None else record["without"] for record in records
+        rows = [
+            [math.nan if record[name] is None else record[name] for record in records]
+            for name in ("alone", "without")
         ]
         proofs = [PROOFS.index(record["proof"]) for record in records]
-        scores = torch.tensor([alone, without], dtype=torch.float64)
+        scores = torch.tensor(rows, dtype=torch.float64)
         return cls(masks[None], scores[:1], scores[1:], torch.tensor([proofs], dtype=torch.long))
 
     def described(self, image: int) -> list[dict[str, Any]]:
         """What a record says of each set of an image: ``alone`` and ``without``, None if unknown,
         and ``proof``."""
 
-        described = []
-        for one in self[image]:
-            alone = None if math.isnan(one.alone) else one.alone
-            without = None if math.isnan(one.without) else one.without
-            described.append({"alone": alone, "without": without, "proof": one.proof})
-        return described
+        return [
+            {
+                "alone": finite_or_none(one.alone),
+                "without": finite_or_none(one.without),
+                "proof": one.proof,
+            }
+            for one in self[image]
+        ]
 
     def __getitem__(self, image: int) -> tuple[EvidenceSet, ...]:
         proofs = [PROOFS[proof] for proof in self.proofs[image].tolist()]

@@ -5,7 +5,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, TypeAlias, TypeVar, Unpack
 
@@ -16,6 +16,7 @@ from torch import nn
 from explain._utils.errors import MetricError, did_you_mean, keywords
 from explain._utils.html import aligned, lines_html, table_html
 from explain._utils.options import by_name
+from explain._utils.rounding import finite_or_none
 from explain.attribution.api import attribute
 from explain.attribution.diagnostics import image_names
 from explain.attribution.options import AttributeOptions, Settings
@@ -125,8 +126,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         }
         values = {
             method: {
-                name: [None if math.isnan(v) else v for v in figures.tolist()]
-                for name, figures in row.items()
+                name: [*map(finite_or_none, figures.tolist())] for name, figures in row.items()
             }
             for method, row in self.items()
         }
@@ -294,26 +294,20 @@ def scored(
     return [evidence_of(None) for evidence_of in gather(model, inputs, plan, targets, settings)]
 
 
+@dataclass(eq=False)
 class _Evaluation:
     """One call of `evaluate`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        metrics: Mapping[str, Metric],
-        methods: Mapping[str, MapSource],
-        target: TargetLike,
-        options: AttributeOptions,
-    ) -> None:
-        self.model = model
-        self.inputs = inputs
-        self.metrics = metrics
-        self.methods = methods
-        self.options = options
-        self.settings = Settings(**options)
-        self.target = target
-        self.notes: list[str] = []
+    model: nn.Module
+    inputs: Inputs
+    metrics: Mapping[str, Metric]
+    methods: Mapping[str, MapSource]
+    target: TargetLike
+    options: AttributeOptions
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.settings = Settings(**self.options)
 
     def table(self, truth: Mapping[str, Any]) -> Table:
         maps = self._maps()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import RunError, TargetError, collect_warnings, naming, shown
+from explain._utils.rounding import finite_or_none
 from explain.attribution.encoding import encode
 from explain.attribution.records import versions
 from explain.attribution.result import Attribution, set_figures
@@ -313,7 +314,9 @@ class Job:
             "delta": _figure(attribution.delta, image),
             "runs": None if samples is None else int(samples),
             "error": _figure(attribution.relative_error, image),
-            "metrics": json.dumps({name: _finite(metrics[name]) for name in sorted(metrics)}),
+            "metrics": json.dumps(
+                {name: finite_or_none(metrics[name]) for name in sorted(metrics)}
+            ),
             **packed(attribution.values[image].float().numpy()),
         }
 
@@ -393,10 +396,6 @@ def _figure(values: torch.Tensor | None, image: int) -> float | None:
 def _short(value: float) -> float:
     """A number of float32 in as many digits as it has."""
     return float(f"{value:.7g}")
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _most_probable(

@@ -37,16 +37,15 @@ class Prepared:
 Ready: TypeAlias = Prepared | Failed
 
 
+@dataclass(frozen=True, eq=False)
 class Preparer:
-    """Reads entries of one source, and preprocesses them for one model."""
+    """Reads entries of one source, and preprocesses them for one model. ``boxes`` are the parts of
+    photos of each size that the model sees."""
 
-    def __init__(
-        self, source: Source, preprocess: Preprocess, window: Window | None = None
-    ) -> None:
-        self.source = source
-        self.preprocess = preprocess
-        self.window = window
-        self._boxes: dict[tuple[int, int], Box] = {}
+    source: Source
+    preprocess: Preprocess
+    window: Window | None
+    boxes: dict[tuple[int, int], Box] = field(default_factory=dict, init=False)
 
     def __call__(self, entry: Entry) -> Ready:
         if entry.problem is not None:
@@ -74,9 +73,9 @@ class Preparer:
             x = _as_float(self.preprocess(photo)).detach().cpu().contiguous()
             size = photo.size
             # it may take some pictures to find out where the model looks
-            if size not in self._boxes:
-                self._boxes[size] = locate(self.preprocess, size)
-            box = self._boxes[size]
+            if size not in self.boxes:
+                self.boxes[size] = locate(self.preprocess, size)
+            box = self.boxes[size]
             pixels = photo.tobytes()
         return Prepared(
             entry,
