@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as torch_modules
 
@@ -25,6 +24,7 @@ from explain import hooks
 from explain._utils import errors, signals
 from explain.hooks import preserve, unwrap
 from explain.hooks.intervening import active_interventions
+from tests.conftest import TinyNet
 
 METHODS = [
     "gradcam",
@@ -37,26 +37,10 @@ METHODS = [
 DICTS = ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"]
 
 
-class Small(nn.Module):
-    """Batch normalisation, in-place rectifiers and functional dropout, some of it frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 6, 3)
-        self.norm = nn.BatchNorm2d(6)
-        self.relu = nn.ReLU(inplace=True)
-        self.last = nn.Conv2d(6, 8, 3)
-        self.fc = nn.Linear(8, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.dropout(self.relu(self.norm(self.conv(x))), 0.5, self.training)
-        return self.fc(F.relu_(self.last(x)).mean((2, 3)))
-
-
 def small() -> nn.Module:
-    model = Small().train()
-    model.norm.eval()
-    model.conv.requires_grad_(False)
+    model = TinyNet().train()
+    model.bn1.eval()
+    model.conv1.requires_grad_(False)
     return model
 
 

@@ -178,10 +178,8 @@ COUPLED: dict[str, Callable[[], Small]] = {
         lambda maps: F.batch_norm(maps, None, None, training=True)
     ),
     "the mean of the batch": lambda: small(lambda maps: 2 * maps - maps.mean(0, keepdim=True)),
-    "the largest value of the batch": lambda: small(lambda maps: maps / maps.abs().amax()),
     "the largest value, of the input": lambda: small(before=lambda x: x / (1 + x.abs().amax())),
     "the rows before": lambda: small(lambda maps: maps.cumsum(0)),
-    "the row behind": lambda: small(lambda maps: maps + maps.roll(-1, 0)),
     "all but the last row": lambda: small(
         lambda maps: torch.cat([maps[:-1] * len(maps), maps[-1:]])
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -64,7 +64,8 @@ class Overwrites(nn.Module):
 @pytest.mark.parametrize("write", WRITES)
 def test_an_overwritten_alias_is_followed_or_the_pass_is_given_up(write: str) -> None:
     followed = 0
-    for alias, first in product(ALIASES, (True, False)):
+    number = list(WRITES).index(write)
+    for alias, first in zip(ALIASES, cycle([number % 2 == 0, number % 2 == 1])):
         torch.manual_seed(0)
         model = Overwrites(alias, write, first=first).double().eval()
         x = torch.rand(1, 3, 12, 12, dtype=torch.double)

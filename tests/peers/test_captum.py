@@ -54,7 +54,7 @@ PIXELS = {
 @pytest.mark.parametrize("name", PIXELS)
 def test_pixel_methods_are_the_same_where_every_relu_is_a_module(name: str) -> None:
     model = random_model("resnet18")
-    x = random(0, 2, 3, 64, 64)
+    x = random(0, 1, 3, 64, 64)
     assert agree(getattr(peer, name)(model).attribute(x, TARGET), ours(model, PIXELS[name], x))
 
 
@@ -99,7 +99,7 @@ def test_lrp_is_the_same_where_additions_are_modules_and_else_copies_relevance()
 
 def test_layer_methods_are_the_same_on_a_resnet() -> None:
     model = resnet()
-    x = random(0, 2, 3, 96, 64)
+    x = random(0, 1, 3, 96, 64)
     layer = "layer2"
     inside = model.layer2
     gradcam = peer.LayerGradCam(model, inside).attribute(x, TARGET, relu_attributions=True)[:, 0]
@@ -215,9 +215,10 @@ def test_occlusion_is_the_same(window: int, stride: int) -> None:
 def test_exact_shapley_values_are_the_same() -> None:
     model = plain.module_of(network())
     x = photo()[None]
-    theirs = peer.ShapleyValues(model).attribute(x, target=TARGET, feature_mask=MASK[None, None])
-    found = explain.attribute(model, x, methods.KernelSHAP(regions=MASK), target=TARGET)
-    assert found.samples == 62
+    mask = MASK.clamp(max=4)
+    theirs = peer.ShapleyValues(model).attribute(x, target=TARGET, feature_mask=mask[None, None])
+    found = explain.attribute(model, x, methods.KernelSHAP(regions=mask), target=TARGET)
+    assert found.samples == 30
     assert agree(theirs[:, 0], found.values)
 
 
