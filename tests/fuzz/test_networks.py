@@ -31,7 +31,7 @@ def check_some(case: Case) -> None:
     check(case, [*CHEAP, long[case.seed % len(long)], long[case.program.seed % len(long)]])
 
 
-@hypothesis.settings(ALWAYS, max_examples=3)
+@hypothesis.settings(ALWAYS, max_examples=4)
 @hypothesis.given(cases())
 def test_every_method_is_exact_on_random_networks_and_leaves_no_trace(case: Case) -> None:
     check_some(case)
