@@ -118,13 +118,13 @@ class Sending(SignalSafe[str]):
         self.where = where
         self.log = []
 
-    def begin(self) -> str:
+    def on_enter(self) -> str:
         self.log.append("begins")
         self._send("begin")
         self.log.append("has begun")
         return "bound"
 
-    def end(self, error: BaseException | None) -> None:
+    def on_exit(self, error: BaseException | None) -> None:
         self.log.append(f"ends with {type(error).__name__}")
         self._send("end")
         self.log.append("has ended")

@@ -22,6 +22,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import wraps
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
@@ -78,18 +79,18 @@ def came_by_signal(error: BaseException) -> bool:
 class SignalSafe(Generic[T]):
     """A context whose beginning and end are never split by a signal.
 
-    Subclasses write ``begin``, whose result the ``with`` statement binds, and ``end``, which is
-    given the error that ended the block, if any. ``end`` is also called after a ``begin`` that
-    raised, so it must put back what has been changed so far, and no more: ``begin`` records what
-    there was before it changes it.
+    Subclasses write ``on_enter``, whose result the ``with`` statement binds, and ``on_exit``, which
+    is given the error that ended the block, if any. ``on_exit`` is also called after an
+    ``on_enter`` that raised, so it must put back what has been changed so far, and no more:
+    ``on_enter`` records what there was before it changes it.
 
     >>> class Counted(SignalSafe[None]):
     ...     count = 0
     ...
-    ...     def begin(self) -> None:
+    ...     def on_enter(self) -> None:
     ...         Counted.count += 1
     ...
-    ...     def end(self, error: BaseException | None) -> None:
+    ...     def on_exit(self, error: BaseException | None) -> None:
     ...         Counted.count -= 1
     >>> with Counted():
     ...     Counted.count
@@ -100,18 +101,18 @@ class SignalSafe(Generic[T]):
 
     _in_front: tuple[tuple[int, _InFront], ...] = ()
 
-    begin: Callable[[], T]
-    end: Callable[[BaseException | None], None]
+    on_enter: Callable[[], T]
+    on_exit: Callable[[BaseException | None], None]
 
     def __enter__(self) -> T:
         self._in_front = _step_in_front()
         try:
-            bound = self.begin()
+            bound = self.on_enter()
             if _waiting:
                 _hand_over(sys._getframe(1))
         except BaseException as error:
             try:
-                self.end(error)
+                self.on_exit(error)
             finally:
                 _step_aside(self._in_front, sys._getframe(1))
             raise
@@ -119,7 +120,7 @@ class SignalSafe(Generic[T]):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
-            self.end(error)
+            self.on_exit(error)
         finally:
             if _waiting or self._in_front:
                 _step_aside(self._in_front, sys._getframe(1))
@@ -131,10 +132,10 @@ class _FromGenerator(SignalSafe[T]):
     def __init__(self, steps: Generator[T, None, None]) -> None:
         self._steps = steps
 
-    def begin(self) -> T:
+    def on_enter(self) -> T:
         return next(self._steps)
 
-    def end(self, error: BaseException | None) -> None:
+    def on_exit(self, error: BaseException | None) -> None:
         if error is None:
             next(self._steps, None)
             return
@@ -182,10 +183,10 @@ class _Temporarily(SignalSafe[None]):
         self._values = values
         self._previous = {name: getattr(holder, name) for name in values}
 
-    def begin(self) -> None:
+    def on_enter(self) -> None:
         self._attributes.update(self._values)
 
-    def end(self, error: BaseException | None) -> None:
+    def on_exit(self, error: BaseException | None) -> None:
         self._attributes.update(self._previous)
 
 
@@ -195,9 +196,18 @@ def temporarily(holder: object, **values: Any) -> AbstractContextManager[None]:
 
 
 lock = threading.RLock()
-_shared: dict[Any, tuple[int, Any]] = {}
-"""By setting of the process that is changed: how many blocks need it so, and a context whose end
-restores it."""
+
+
+@dataclass(eq=False)
+class _ChangedSetting:
+    """A setting of the process that is changed: a context whose end restores it, and how many
+    blocks need it so."""
+
+    context: Any
+    blocks: int = 0
+
+
+_shared: dict[Any, _ChangedSetting] = {}
 
 
 class Shared(SignalSafe[None]):
@@ -211,21 +221,24 @@ class Shared(SignalSafe[None]):
         self._changes = changes
         self._held: list[Any] = []
 
-    def begin(self) -> None:
+    def on_enter(self) -> None:
         with lock:
             for setting, change in self._changes.items():
-                blocks, context = _shared.get(setting) or (0, change())
-                _shared[setting] = (blocks + 1, context)
+                if setting not in _shared:
+                    _shared[setting] = _ChangedSetting(change())
+                _shared[setting].blocks += 1
                 self._held.append(setting)
 
-    def end(self, error: BaseException | None) -> None:
+    def on_exit(self, error: BaseException | None) -> None:
         with lock:
             for setting in reversed(self._held):
-                blocks, context = _shared.pop(setting, (0, None))  # a forked child has none
-                if blocks > 1:
-                    _shared[setting] = (blocks - 1, context)
-                elif blocks:
-                    context.__exit__(None, None, None)
+                changed = _shared.get(setting)
+                if changed is None:  # in a forked child
+                    continue
+                changed.blocks -= 1
+                if not changed.blocks:
+                    del _shared[setting]
+                    changed.context.__exit__(None, None, None)
 
 
 def deferring_signals(function: Callable[P, T]) -> Callable[P, T]:
@@ -376,10 +389,10 @@ def _begin_child() -> None:
         while type(handler) is _InFront:
             handler = handler.theirs
             _signal.signal(number, handler)
-    contexts = [context for _, context in _shared.values()]
+    settings = list(_shared.values())
     _shared.clear()
-    for context in contexts:
-        context.__exit__(None, None, None)
+    for changed in settings:
+        changed.context.__exit__(None, None, None)
     lock.release()
 
 

@@ -75,12 +75,12 @@ class HookGroup(SignalSafe["HookGroup"]):
         self._signs_at_first_hook: Any = None
         """See `_signs_of_work`; None as long as no hook has been registered that should fire."""
 
-    def begin(self) -> "HookGroup":
+    def on_enter(self) -> "HookGroup":
         if is_under_way():
             _of_explanations.add(self)
         return self
 
-    def end(self, error: BaseException | None) -> None:
+    def on_exit(self, error: BaseException | None) -> None:
         message = self._unfired_hooks() if self._handles and error is None else None
         self._remove()
         _of_explanations.discard(self)

@@ -223,7 +223,7 @@ class _TorchState(SignalSafe[None]):
         self._within = gradients
         self._device = device
 
-    def begin(self) -> None:
+    def on_enter(self) -> None:
         self._gradients = torch.is_grad_enabled()
         self._function_modes = torch._C._len_torch_function_stack()
         self._autocast: list[tuple[str, bool, torch.dtype]] = []
@@ -239,7 +239,7 @@ class _TorchState(SignalSafe[None]):
             self._full_precision = torch.autocast(self._device, enabled=False)
             self._full_precision.__enter__()
 
-    def end(self, error: BaseException | None) -> None:
+    def on_exit(self, error: BaseException | None) -> None:
         """Restore what was switched, and after an error also what contexts that were never left
         have changed."""
         if self._full_precision is not None:
@@ -290,7 +290,7 @@ class _LeftAsFound(SignalSafe[None]):
         self._torch = _TorchState(gradients or create_graph)
         self._thread = (_inspecting.alone, _inspecting.create_graph)
 
-    def begin(self) -> None:
+    def on_enter(self) -> None:
         global _used_threads
         if self._alone and _inspecting.alone:
             raise ExplainError(
@@ -301,12 +301,12 @@ class _LeftAsFound(SignalSafe[None]):
         modules = modules_of(self._model)
         self._walked = module_names.walked
         module_names.walked = {**self._walked, self._model: modules}
-        self._torch.begin()
+        self._torch.on_enter()
         self._shared = Shared(self._settings_of_process(modules))
         _inspecting.depth += 1
         _inspecting.alone = _inspecting.alone or self._alone
         _inspecting.create_graph = self._create_graph
-        self._shared.begin()
+        self._shared.on_enter()
         self._modes = _hold_modes(modules)
 
     def _settings_of_process(self, modules: Iterable[nn.Module]) -> dict[Any, Callable[[], Any]]:
@@ -329,13 +329,13 @@ class _LeftAsFound(SignalSafe[None]):
             settings["state", id(self._model)] = partial(_WrittenState, modules)
         return settings
 
-    def end(self, error: BaseException | None) -> None:
+    def on_exit(self, error: BaseException | None) -> None:
         if self._shared is None:
             return
         module_names.walked = self._walked
         disturbed = _release_modes(self._modes)
-        self._shared.end(error)
-        self._torch.end(error)
+        self._shared.on_exit(error)
+        self._torch.on_exit(error)
         _inspecting.alone, _inspecting.create_graph = self._thread
         _inspecting.depth = max(0, _inspecting.depth - 1)
         if isinstance(error, (RuntimeError, HookError)):

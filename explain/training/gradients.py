@@ -68,10 +68,10 @@ class OnParameters(SignalSafe[Any]):
             self._group.remove()
             raise
 
-    def begin(self) -> Self:
+    def on_enter(self) -> Self:
         return self
 
-    def end(self, error: BaseException | None) -> None:
+    def on_exit(self, error: BaseException | None) -> None:
         self.remove()
 
     def remove(self) -> None:
