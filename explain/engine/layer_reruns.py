@@ -69,7 +69,7 @@ class LayerRerun:
         images = self.rows.owners[numbers]
         maps = self.rows.make(numbers)
         place = 0
-        if self._way_to_run == "in place":
+        if self._way_to_run == "one at a time":
             place = int(self._image)
             maps = self._maps.to(maps).index_copy(0, self._image, maps)
             images = torch.arange(len(maps), device=context.device)
@@ -110,7 +110,7 @@ class LayerRerun:
         assert grid is not None  # the maps were laid out by it
         images_before = self._image if way == "behind the layer" else images
         like = record.activation  # unless each has the others beside it, all maps are of one image
-        if way != "in place":
+        if way != "one at a time":
             like = grid.repeated(like, images[:1], len(images))
         perturbed = grid.fold(maps.to(like), like)  # as the layer would have returned them
         replay = None if self._tape is None or way != "behind the layer" else Replay(self._tape)

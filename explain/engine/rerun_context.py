@@ -28,7 +28,7 @@ from explain.hooks.preserve import untouched
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
 
-Way: TypeAlias = Literal["channels last", "together", "behind the layer", "in place"]
+Way: TypeAlias = Literal["channels last", "together", "behind the layer", "one at a time"]
 """How rows are run: all together, in two layouts; behind a layer alone; or one by one among the
 other images."""
 
@@ -92,7 +92,7 @@ class RerunContext:
             images = self._probed(image)
             alone_anyway = self.origin is not None and self.origin.image is not None
             if alone_anyway or (place is None and len(images) == 1):
-                self.state.ways[place] = "in place"
+                self.state.ways[place] = "one at a time"
             else:
                 self.state.ways[place] = self._first_right(choices, images)
         return self.state.ways[place]
@@ -101,7 +101,7 @@ class RerunContext:
         for way, run in choices.items():
             if self._is_right(run, images):
                 return way
-        return self._in_place()
+        return self._one_at_a_time()
 
     def _probed(self, image: Tensor) -> Tensor:
         """The image of each row of a probe: more than one where several are run together, and
@@ -152,7 +152,7 @@ class RerunContext:
         """Whether the inputs are perturbed rows that happen to be run together."""
         return self.origin is not None and self.origin.image is None and len(self.inputs) > 1
 
-    def _in_place(self) -> Way:
+    def _one_at_a_time(self) -> Way:
         """Run each row alone, in the place of its image.
 
         Raises:
@@ -174,7 +174,7 @@ class RerunContext:
             "perturbed rows are run one at a time: the scores of an image depend on the others of "
             "its batch"
         )
-        return "in place"
+        return "one at a time"
 
     def _refuse(self, score: Tensor, again: Tensor) -> None:
         image = int((again - score).abs().argmax())
@@ -203,7 +203,7 @@ class RerunContext:
 
     def rows_at_once(self, way: Way, *, graph: bool = False, after: str | None = None) -> int:
         """How many rows make a batch."""
-        if way == "in place":
+        if way == "one at a time":
             return 1
         size = self.settings.batch_size or self.footprint.rows_at_once(
             self.device, graph=graph, after=after

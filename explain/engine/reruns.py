@@ -300,7 +300,7 @@ class InputRerun:
         self._sums = sums
         self._inner = stream.inner_plan
         is_alone = len(self.rows.owners) == len(context.inputs) == 1
-        self._way_to_run: Way = "in place" if is_alone else self._find_way_to_run()
+        self._way_to_run: Way = "one at a time" if is_alone else self._find_way_to_run()
         are_classes = all(resolved.classes is not None for resolved in context.targets)
         self._reads_scores = are_classes and context.forward.logits is not None and not stream.inner
         graph = self._inner.whole or bool(self._inner.layers)
@@ -330,7 +330,7 @@ class InputRerun:
         count = len(self.rows.owners)
         is_plain = (
             self._reads_scores
-            and self._way_to_run != "in place"
+            and self._way_to_run != "one at a time"
             and context.settings.precision == "full"
         )
         is_photo = len(context.inputs.paths) == 1 and context.inputs.layout != "NTCHW"
@@ -367,7 +367,7 @@ class InputRerun:
             path: rows.make(indices).to(inputs.tensor(path))
             for path, rows in self._of_inputs.items()
         }
-        if self._way_to_run == "in place":
+        if self._way_to_run == "one at a time":
             place = int(images) if len(inputs) > 1 else 0
             perturbed = {
                 path: inputs.tensor(path).index_copy(0, images, row)
@@ -418,7 +418,7 @@ class InputRerun:
         settings = context.settings
         if settings.progress is not None:
             settings = replace(settings, progress=None)
-        if self._way_to_run == "in place":
+        if self._way_to_run == "one at a time":
             settings = replace(settings, batch_size=1)
         unperturbed = context.evidence(context.targets[0], None)
         end = place + len(indices)
@@ -432,7 +432,7 @@ class InputRerun:
             moved = self.rows.carry(of_rows[place:end], self.rows.numbers[indices])
             return torch.cat([of_rows[:place], moved, of_rows[end:]])
 
-        image = place if self._way_to_run == "in place" else None
+        image = place if self._way_to_run == "one at a time" else None
         with intervening_on_rows(images), context.mixed_precision:
             return context.gather(
                 inputs,
