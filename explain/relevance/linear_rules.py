@@ -31,7 +31,7 @@ class _Stabilised(LinearRule):
         mean = flow.mean(below.abs())
         least = torch.finfo(mean.dtype).smallest_normal * torch.finfo(mean.dtype).eps
         # 1 where all denominators are zero, and so is the relevance
-        return (mean * self.epsilon).clamp_(min=least).masked_fill_(mean == 0, 1)
+        return (mean * self.epsilon).clamp(min=least).masked_fill(mean == 0, 1)
 
 
 class Gradient(LinearRule):
@@ -62,9 +62,9 @@ class Epsilon(_Stabilised):
         linear = step.linear
         z = step.result.tensor
         small = self._small(flow, z.clamp(min=0) if step.rectified else z)
-        taken = _over(gradient, z.abs().add_(small)).mul_(small)
+        taken = (gradient / (z.abs() + small)).mul_(small)
         flow.take("stabiliser", taken, z)
-        share = torch.sub(gradient, taken, out=_reused(taken))
+        share = gradient - taken
         _take(step, flow, share, linear.bias)
         return linear.backward(share, step.x.tensor, linear.weight)
 
@@ -101,9 +101,9 @@ class AlphaBeta(_Stabilised):
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         relevance = gradient * step.result.tensor
         of_x = self._part(step, relevance, self.alpha, flow, sign=1)
-        return (
-            of_x.add_(self._part(step, relevance, -self.beta, flow, sign=-1)) if self.beta else of_x
-        )
+        if not self.beta:
+            return of_x
+        return of_x.add_(self._part(step, relevance, -self.beta, flow, sign=-1))
 
     def _part(
         self, step: Step, relevance: Tensor, factor: float, flow: RelevanceFlow, sign: int
@@ -122,9 +122,7 @@ class AlphaBeta(_Stabilised):
         z = _run(step, parts, bias)
         small = sign * self._small(flow, z)
         none = z == 0
-        z = torch.add(z, small, out=_reused(z))
-        share = torch.addcdiv(z.new_zeros(()), relevance, z, value=factor, out=_reused(z))
-        share.masked_fill_(none, 0)
+        share = (factor * relevance).div_(z + small).masked_fill_(none, 0)
         flow.take("no contributions", relevance.masked_fill(~none, 0), factor)
         _take(step, flow, share, bias, small)
         of_positive, *of_negative = (linear.backward(share, x, weight) for _, weight in parts)
@@ -159,15 +157,14 @@ class Gamma(_Stabilised):
         x = step.x.tensor
         z = step.result.tensor
         half = self.gamma / 2
-        weight = linear.weight.abs().mul_(half)
-        bias = None if linear.bias is None else linear.bias.abs().mul_(half)
-        below = _run(step, [(x.abs(), weight)], bias)
+        weight = linear.weight.abs() * half
+        bias = None if linear.bias is None else linear.bias.abs() * half
         size = z.abs()
-        below.add_(size, alpha=1 + half)
+        below = _run(step, [(x.abs(), weight)], bias).add_(size, alpha=1 + half)
         small = self._small(flow, below.masked_fill(z <= 0, 0) if step.rectified else below)
-        below = torch.add(below, small, out=_reused(below))
+        below = below + small
         of_z = size.mul_(gradient).div_(below)  # R sign(z) by what is shared out
-        of_size = _over(gradient * z, below)
+        of_size = (gradient * z).div_(below)
         _take(step, flow, of_z, None if linear.bias is None else linear.bias * (1 + half))
         _take(step, flow, of_size, bias, small)
         of_x = linear.backward(of_z, x, linear.weight).mul_(1 + half)
@@ -177,11 +174,11 @@ class Gamma(_Stabilised):
         """Where x and z are not negative, the positive weights alone count for more."""
         linear = step.linear
         x = step.x.tensor
-        weight = linear.weight.clamp(min=0).mul_(self.gamma).add_(linear.weight)
+        weight = linear.weight + self.gamma * linear.weight.clamp(min=0)
         bias = None if linear.bias is None else linear.bias + self.gamma * linear.bias.clamp(min=0)
-        z = _run(step, [(x, weight)], bias).clamp_(min=0)  # nothing arrives where it is negative
+        z = _run(step, [(x, weight)], bias).clamp(min=0)  # nothing arrives where it is negative
         small = self._small(flow, z)
-        share = _over(gradient * step.result.tensor, torch.add(z, small, out=_reused(z)))
+        share = gradient * step.result.tensor / (z + small)
         _take(step, flow, share, bias, small)
         return linear.backward(share, x, weight)
 
@@ -217,7 +214,7 @@ class _AtInput(_Stabilised):
         small = self._small(flow, z)
         added = torch.copysign(small if isinstance(small, Tensor) else z.new_full((), small), z)
         none = z == 0
-        share = (relevance / (z + added)).masked_fill_(none, 0)
+        share = (relevance / (z + added)).masked_fill(none, 0)
         flow.take("stabiliser", share, added.expand_as(share))
         flow.take("no contributions", relevance * none)
         return share
@@ -326,16 +323,6 @@ def _laid(numbers: tuple[float, ...], like: Tensor, channels: int) -> Tensor:
         )
     shape = [-1 if d == channels and len(numbers) > 1 else 1 for d in range(like.ndim)]
     return torch.tensor(numbers).to(like).reshape(shape).expand_as(like)
-
-
-def _reused(tensor: Tensor) -> Tensor | None:
-    """Where a quotient may be written: over what is not needed any more, unless it has a graph."""
-    return None if torch.is_grad_enabled() else tensor
-
-
-def _over(above: Tensor, below: Tensor) -> Tensor:
-    """A quotient, written over what is below."""
-    return torch.div(above, below, out=_reused(below))
 
 
 def _signed(tensor: Tensor, sign: int) -> Tensor:
