@@ -157,10 +157,9 @@ class Capture:
         self._once = once
         self._cut = cut
         self._may_be_cut = cut and not torch.is_grad_enabled()
-        self._may_begin = self._may_be_cut
-        """Whether the graph may begin while gradients are off, which are on from then; it happens
-        once."""
         self._was_cut = False
+        """Whether the graph of this pass has begun while gradients were off, which are on since; it
+        happens once."""
         self._lost: list[str] = []
         """Layers of which parts of the gradient are missing."""
         self._older: list[tuple[str, torch.Tensor, int]] = []
@@ -318,7 +317,8 @@ class Capture:
     def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
         """See whether gradients are off: if they are off only later, the network itself has turned
         them off."""
-        self._may_begin = self._may_be_cut = self._cut and not torch.is_grad_enabled()
+        self._may_be_cut = self._cut and not torch.is_grad_enabled()
+        self._was_cut = False
         if self._cut or not torch.is_grad_enabled():
             return None
         if any(tensor.requires_grad for _, tensor in nested.paths((args, kwargs))):
@@ -340,39 +340,24 @@ class Capture:
 
     def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
         running: list[Versions] = []
-        last = _last_in(module)
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            running.append(_versions_of((args, kwargs)))
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
-            if (
-                not running
-                or not self._is_wanted(layer)
-                or not self._begin_graph(module, args, kwargs)
-            ):
-                return None
-            return nested.SwappedInputs((args, kwargs), _aliased)
-
-        swap = InputSwap(begin, partial(self._follow_overwritten, layer))
-
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            running.append(_versions_of((args, kwargs)))
-            return swap.enter(module, args, kwargs) if last is module else None
+            begins = (
+                bool(running) and self._is_wanted(layer) and self._begin_graph(module, args, kwargs)
+            )
+            return nested.SwappedInputs((args, kwargs), _aliased) if begins else None
 
         def leave(module: nn.Module, args: Any, output: Any) -> Any:
-            followed = swap.leave(module, args, output) if last is module else None
-            inputs = running.pop() if running else {}
-            replaced = self._leave(layer, inputs, output if followed is None else followed)
-            return followed if replaced is None else replaced
+            return self._leave(layer, running.pop() if running else {}, output)
 
-        if layer not in self._wanted:
-            group.put(
-                module.register_forward_hook,
-                lambda module, args, output: self._leave(layer, {}, output),
-            )
-            return
-        group.put(partial(module.register_forward_pre_hook, with_kwargs=True), enter)
-        if last is not module:
-            group.put_swap(last, swap)
-        group.put(module.register_forward_hook, leave, swap.restore_all)
+        if layer in self._wanted:
+            group.put(partial(module.register_forward_pre_hook, with_kwargs=True), enter)
+            swap = InputSwap(begin, partial(self._follow_overwritten, layer))
+            group.put_swap(_last_in(module), swap)
+        group.put(module.register_forward_hook, leave)
 
     def _begin_graph(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
         """Turn gradients on where they are off and this is allowed; say whether a graph begins
@@ -385,9 +370,8 @@ class Capture:
 
     def _turn_on(self) -> bool:
         """Turn gradients on, once; say whether this is allowed."""
-        if not self._may_begin:
+        if self._was_cut or not self._may_be_cut:
             return False  # the network itself has turned gradients off here
-        self._may_begin = False
         self._was_cut = True
         torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
         return True

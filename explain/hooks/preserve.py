@@ -64,13 +64,11 @@ class _HeldMode:
     """A module that is put in evaluation mode, for one or several blocks, and gets its own mode
     back after the last."""
 
+    module: nn.Module
+    training: bool
     blocks = 0
     disturbed = False
     """Whether another thread has called ``train()`` meanwhile."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.training = module.training  # of a scripted module too
 
 
 _held_modes: dict[int, _HeldMode] = {}
@@ -89,7 +87,9 @@ def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
         for module in modules:
             held = _held_modes.get(id(module))
             if held is None:
-                held = _held_modes[id(module)] = _HeldMode(module)
+                held = _held_modes[id(module)] = _HeldMode()
+                held.module = module
+                held.training = module.training  # of a scripted module too
                 if held.training:
                     module.training = False
             held.blocks += 1
