@@ -23,7 +23,7 @@ SIDE = 64
 STEPS = 6
 """Maps are rolled by sixths of the height and width."""
 
-CELLS = (4, 5, 6, 7, 8)
+CELLS = (6, 8, 10, 12)
 """Cells along each side of the grids that masks are drawn on."""
 
 BASELINES = 4
