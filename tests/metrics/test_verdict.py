@@ -331,7 +331,7 @@ def test_the_photo_itself_fails_by_model_and_class_and_a_gradient_passes(
     model: nn.Module, photos: torch.Tensor
 ) -> None:
     methods = [PhotoItself(), "inputxgradient", RandomCAM()]
-    checks = (DependsOnModel(), DependsOnClass(), Faithful())
+    checks = (DependsOnModel(), DependsOnClass(), Faithful(samples=240))
     verdict = check(model, photos[:1], methods, checks=checks)
     of_photo = verdict["photo"]
     figures = [of_photo.depends_on_model.figure, of_photo.depends_on_class.figure]
