@@ -125,8 +125,8 @@ class Control(Method):
             size = (int(self.shown.shape[0]), int(self.shown.shape[1]))
             pattern = noise(size, 8, int.from_bytes(digest, "big")).double()
             pattern = pattern / pattern.norm()
-            length = self.shown.double().norm().clamp(min=1e-12)  # 0 of a colour map of a grey photo
-            shown = self.shown.double() / length
+            # a colour map of a grey photo is zero
+            shown = self.shown.double() / self.shown.double().norm().clamp(min=1e-12)
             if self.gate == "plus":
                 maps.append(shown + pattern)
             else:
