@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -35,7 +35,7 @@ class Scan:
     display."""
 
     name: str
-    slices: Array = field(repr=False)
+    slices: Array
     window: Window | None = None
     is_inverted: bool = False
 

@@ -406,14 +406,14 @@ class Evidence:
     logits: Tensor | None = None
     layer: str | None = None
     answers: Mapping[Need[Any], Any] = field(default_factory=dict)
-    origin: RowOrigin | None = field(default=None, repr=False)
+    origin: RowOrigin | None = None
     """For perturbed rows, the images that they were made of."""
-    find_outputs: Callable[[], Outputs] = field(default=Outputs, repr=False)
+    find_outputs: Callable[[], Outputs] = Outputs
     """Finds out how the class scores become probabilities."""
-    rounding: Mapping[Any, float] = field(default_factory=dict, repr=False)
+    rounding: Mapping[Any, float] = field(default_factory=dict)
     """By how much scores in bfloat16 are off, by the perturbation of the rows that have been run
     so."""
-    inexact: Mapping[Need[Any], Any] = field(default_factory=dict, repr=False)
+    inexact: Mapping[Need[Any], Any] = field(default_factory=dict)
     """Of answers that come from scores in bfloat16, what others with rounding errors of the same
     size would be."""
 

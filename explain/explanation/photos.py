@@ -2,7 +2,7 @@
 for its photo."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -156,9 +156,9 @@ class Photo:
     """A photo, upright and in RGB, its source, and the model's input ``(1, C, H, W)``; ``name`` is
     for messages."""
 
-    image: Image.Image = field(repr=False)
+    image: Image.Image
     source: str | None
-    x: torch.Tensor = field(repr=False)
+    x: torch.Tensor
     name: str = ""
     place: int = 0
 

@@ -66,7 +66,7 @@ class MetricInput:
     regions: torch.Tensor | None = None
     outputs: Outputs = Outputs()
     keeps_maps: bool = False
-    _ranks: dict[tuple[Sign, int], torch.Tensor] = field(default_factory=dict, repr=False)
+    _ranks: dict[tuple[Sign, int], torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.images)

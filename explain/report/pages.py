@@ -7,7 +7,7 @@ import html
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -58,7 +58,7 @@ class Section:
     heading: str
     text: str = ""
     table: Sequence[Sequence[str]] = ()
-    pictures: Sequence[tuple[Image.Image, str]] = field(default=(), repr=False)
+    pictures: Sequence[tuple[Image.Image, str]] = ()
 
 
 def document(title: str, introduction: str, sections: Sequence[Section]) -> str:

@@ -24,7 +24,7 @@ class Prepared:
     """
 
     entry: Entry
-    x: torch.Tensor = field(repr=False)
+    x: torch.Tensor
     sha256: str
     size: tuple[int, int]
     box: Box
