@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import ArgumentError, muted, option_name, shown
+from explain._utils.resources import packaged_text
 from explain.attribution.api import attribute
 from explain.insight.maps import GRID, Names, fields_of, object_of, short
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
@@ -79,7 +79,7 @@ class Confusion:
         return document
 
 
-_PAIRS = (resources.files("explain.insight") / "mistakes.sql").read_text("utf-8")
+_PAIRS = packaged_text("insight", "mistakes.sql")
 _PHOTOS = (
     "SELECT name FROM photos WHERE label_class = ? AND prediction_class = ? ORDER BY "
     "probability DESC, id LIMIT ?"

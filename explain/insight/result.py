@@ -4,7 +4,6 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from explain._utils.errors import (
     printable,
     shown,
 )
+from explain._utils.resources import packaged_text
 from explain.data.files import Files, distinct, slug
 from explain.explanation.explainer import Explainer
 from explain.hooks.layer_names import Where
@@ -60,7 +60,7 @@ MOST_LABELS = 20  # whose mistakes are drawn
 NOTABLE = 0.5  # how far a cluster stands out that is worth a look
 # places along a side of maps without which a mark cannot be told from what is beside it
 MIN_RESOLUTION = 6
-SECTIONS = tomllib.loads((resources.files("explain.insight") / "sections.toml").read_text("utf-8"))
+SECTIONS = tomllib.loads(packaged_text("insight", "sections.toml"))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
-from importlib import resources
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transform
 
@@ -15,6 +14,7 @@ import torch
 
 from explain._utils.errors import ArgumentError, MethodError, did_you_mean, either, keywords, shown
 from explain._utils.options import CheckedFields, SpecError, enter, read_written, register_reader
+from explain._utils.resources import packaged_text
 from explain.engine import Evidence, Need
 from explain.engine.needs import BiasTerms, applied
 from explain.engine.perturbations import keep_graph
@@ -94,7 +94,7 @@ class Citation(CheckedFields):
 def _bibliography() -> dict[str, Citation]:
     """The sources of all methods here, by key and by the names of the methods, from
     ``bibliography.bib``."""
-    text = resources.files("explain.methods").joinpath("bibliography.bib").read_text("utf-8")
+    text = packaged_text("methods", "bibliography.bib")
     sources: dict[str, Citation] = {}
     for kind, key, body in re.findall(r"@(\w+)\{([^,]+),\n(.*?)\n\}", text, re.DOTALL):
         entry = dict(re.findall(r"^  (\w+) = \{(.*)\},$", body, re.MULTILINE))
@@ -558,9 +558,7 @@ def method_or_unknown(method: str | Method) -> Method:
 
 @cache
 def _titles() -> dict[str, str]:
-    titles: dict[str, str] = json.loads(
-        resources.files("explain.methods").joinpath("titles.json").read_text("utf-8")
-    )
+    titles: dict[str, str] = json.loads(packaged_text("methods", "titles.json"))
     return titles
 
 

@@ -15,7 +15,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib import resources
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -25,6 +24,7 @@ from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, did_you_mean, option_name, shown
 from explain._utils.options import CheckedFields
+from explain._utils.resources import packaged_text
 from explain.data.boxes import Box
 from explain.render.captions import COLORS, INK, PAPER, RGB, Legend
 
@@ -56,7 +56,7 @@ def one_sided(name: str) -> np.ndarray[Any, Any]:
 def default_colormaps() -> dict[str, str]:
     """Return the colours of each default colour map as hexadecimal digits; examples/color_tables.py
     makes the file."""
-    return json.loads((resources.files("explain.render") / "colormaps.json").read_text("utf-8"))
+    return json.loads(packaged_text("render", "colormaps.json"))
 
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -17,6 +16,7 @@ from PIL import Image
 
 from explain._utils.errors import ExplainError, MetricError, naming, printable
 from explain._utils.html import LARGEST, picture_html, png
+from explain._utils.resources import packaged_text
 from explain._utils.version import __version__
 from explain.attribution.result import set_figures
 from explain.data.files import Files
@@ -256,7 +256,7 @@ def _base64(content: bytes) -> str:
 @cache
 def _static(name: str) -> str:
     """A file of the page; scripts without their comments and indentation."""
-    text = (resources.files("explain.report") / "static" / name).read_text("utf-8")
+    text = packaged_text("report", f"static/{name}")
     return (
         re.sub(r"^\s*(//.*\n)*\s*", "", text, flags=re.MULTILINE) if name.endswith(".js") else text
     )

@@ -13,7 +13,6 @@ import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 
 from explain._utils.errors import RunError
+from explain._utils.resources import packaged_text
 from explain.data import files
 from explain.methods import Method
 from explain.store.manifest import described_method, must_agree
@@ -31,7 +31,7 @@ FORMAT = 2
 APPLICATION = 0x4578706C  # by which a file is known as a run: "Expl"
 PATIENCE = 30.0  # seconds to wait for a program that has locked the file
 
-TABLES = (resources.files("explain.store") / "tables.sql").read_text("utf-8").split(";\n")
+TABLES = packaged_text("store", "tables.sql").split(";\n")
 """The statements that make them."""
 
 ORDERS = {

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from explain._utils.errors import RunError, optional, shown
+from explain._utils.resources import packaged_text
 from explain.attribution.pictures import Scene
 from explain.attribution.result import Attribution
 from explain.render.styles import get_style
@@ -21,7 +21,7 @@ from explain.runs.preparing import Prepared
 from explain.store.sources import Failed
 from explain.store.writing import PhotoRecord, Store, unpacked
 
-TABLES = (resources.files("explain.training") / "tables.sql").read_text("utf-8").split(";\n")
+TABLES = packaged_text("training", "tables.sql").split(";\n")
 
 
 @dataclass(frozen=True)
