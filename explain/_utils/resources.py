@@ -3,10 +3,10 @@
 from importlib import resources
 
 
-def packaged_text(room: str, name: str) -> str:
-    """Return a text file of a room.
+def packaged_text(package: str, name: str) -> str:
+    """Return a text file that lies in a package.
 
-    >>> packaged_text("store", "tables.sql")[:23]
-    '-- The tables of a run.'
+    >>> "def packaged_text" in packaged_text("explain._utils", "resources.py")
+    True
     """
-    return resources.files(f"explain.{room}").joinpath(name).read_text("utf-8")
+    return resources.files(package).joinpath(name).read_text("utf-8")

@@ -79,7 +79,7 @@ class Confusion:
         return document
 
 
-_PAIRS = packaged_text("insight", "mistakes.sql")
+_PAIRS = packaged_text("explain.insight", "mistakes.sql")
 _PHOTOS = (
     "SELECT name FROM photos WHERE label_class = ? AND prediction_class = ? ORDER BY "
     "probability DESC, id LIMIT ?"

@@ -60,7 +60,7 @@ MOST_LABELS = 20  # whose mistakes are drawn
 NOTABLE = 0.5  # how far a cluster stands out that is worth a look
 # places along a side of maps without which a mark cannot be told from what is beside it
 MIN_RESOLUTION = 6
-SECTIONS = tomllib.loads(packaged_text("insight", "sections.toml"))
+SECTIONS = tomllib.loads(packaged_text("explain.insight", "sections.toml"))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

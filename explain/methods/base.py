@@ -94,7 +94,7 @@ class Citation(CheckedFields):
 def _bibliography() -> dict[str, Citation]:
     """The sources of all methods here, by key and by the names of the methods, from
     ``bibliography.bib``."""
-    text = packaged_text("methods", "bibliography.bib")
+    text = packaged_text("explain.methods", "bibliography.bib")
     sources: dict[str, Citation] = {}
     for kind, key, body in re.findall(r"@(\w+)\{([^,]+),\n(.*?)\n\}", text, re.DOTALL):
         entry = dict(re.findall(r"^  (\w+) = \{(.*)\},$", body, re.MULTILINE))
@@ -558,7 +558,7 @@ def method_or_unknown(method: str | Method) -> Method:
 
 @cache
 def _titles() -> dict[str, str]:
-    titles: dict[str, str] = json.loads(packaged_text("methods", "titles.json"))
+    titles: dict[str, str] = json.loads(packaged_text("explain.methods", "titles.json"))
     return titles
 
 

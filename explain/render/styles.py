@@ -56,7 +56,7 @@ def one_sided(name: str) -> np.ndarray[Any, Any]:
 def default_colormaps() -> dict[str, str]:
     """Return the colours of each default colour map as hexadecimal digits; examples/color_tables.py
     makes the file."""
-    return json.loads(packaged_text("render", "colormaps.json"))
+    return json.loads(packaged_text("explain.render", "colormaps.json"))
 
 
 Array = np.ndarray[Any, Any]

@@ -256,7 +256,7 @@ def _base64(content: bytes) -> str:
 @cache
 def _static(name: str) -> str:
     """A file of the page; scripts without their comments and indentation."""
-    text = packaged_text("report", f"static/{name}")
+    text = packaged_text("explain.report", f"static/{name}")
     return (
         re.sub(r"^\s*(//.*\n)*\s*", "", text, flags=re.MULTILINE) if name.endswith(".js") else text
     )

@@ -31,7 +31,7 @@ FORMAT = 2
 APPLICATION = 0x4578706C  # by which a file is known as a run: "Expl"
 PATIENCE = 30.0  # seconds to wait for a program that has locked the file
 
-TABLES = packaged_text("store", "tables.sql").split(";\n")
+TABLES = packaged_text("explain.store", "tables.sql").split(";\n")
 """The statements that make them."""
 
 ORDERS = {

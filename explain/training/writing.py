@@ -21,7 +21,7 @@ from explain.runs.preparing import Prepared
 from explain.store.sources import Failed
 from explain.store.writing import PhotoRecord, Store, unpacked
 
-TABLES = packaged_text("training", "tables.sql").split(";\n")
+TABLES = packaged_text("explain.training", "tables.sql").split(";\n")
 
 
 @dataclass(frozen=True)
