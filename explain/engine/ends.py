@@ -157,7 +157,7 @@ class OriginTracer(Tracer):
 
     def _bounds_of(self, tensor: Tensor) -> Bounds | None:
         origin = self.origins.get(tensor)
-        return None if origin is None else origin.bounds  # type: ignore[no-any-return]
+        return None if origin is None else origin.bounds
 
     def _extremes(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -34,7 +34,7 @@ from explain.data.inputs import Inputs, Path
 from explain.engine import collectors, needs, replay, reruns
 from explain.engine.derivative import custom_functions, is_derivative
 from explain.engine.ends import reading
-from explain.engine.forward import Forward, Recorded, ResolvedTarget
+from explain.engine.forward import Forward, RecordedOperations, ResolvedTarget
 from explain.engine.needs import (
     Backward,
     Concept,
@@ -230,7 +230,11 @@ class _Passes:
             seen = {}
             for kind in collectors.WATCHES.keys() & plan.kinds:
                 seen[kind] = collectors.WATCHES[kind](group, model)
-            recorded = self._record(stack, model, explained, inputs) if plan.whole else Recorded()
+            recorded = (
+                self._record(stack, model, explained, inputs)
+                if plan.whole
+                else RecordedOperations()
+            )
             self.ran = executed_modules(group, model) if follow else []
             self._prefix = None if taped is None else replay.PrefixRecorder(group, model, taped)
             arguments = inputs
@@ -262,13 +266,13 @@ class _Passes:
 
     def _record(
         self, stack: ExitStack, model: nn.Module, explained: Mapping[Path, Tensor], inputs: Inputs
-    ) -> Recorded:
+    ) -> RecordedOperations:
         """Record the operations of the forward pass, as far as the plan needs it.
 
         The steps that differences are taken of come first, to see what a normalisation is given as
         it was made.
         """
-        recorded = Recorded()
+        recorded = RecordedOperations()
         kinds = [need.kind for need in self.plan.answered_at_once]
         backwards = self.plan.backwards
         leaves = list(explained.values())

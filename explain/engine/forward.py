@@ -72,7 +72,7 @@ class ResolvedTarget:
 
 
 @dataclass(eq=False)
-class Recorded:
+class RecordedOperations:
     """The operations of a forward pass, as far as they were recorded."""
 
     operations: Mapping[Node, Operation] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Forward:
     layers: capturing.Capture
     output: Any
     graph_is_on: bool
-    recorded: Recorded
+    recorded: RecordedOperations
     activation: Activation | None = None
     seen: Mapping[type, Any] = field(default_factory=dict)
     """What was watched for needs of some kinds, by the kind."""

@@ -83,7 +83,7 @@ def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
     """
     modes = []
     with lock:
-        nn.Module.train = _train  # type: ignore[method-assign]
+        nn.Module.train = _train  # type: ignore[method-assign, assignment]
         for module in modules:
             held = _held_modes.get(id(module))
             if held is None:
