@@ -34,13 +34,13 @@ class Scene:
     ``boxes`` are those of the targets, and ``detected`` all that were detected, by label.
     """
 
-    photo: Image.Image
+    photo: Image.Image = field(repr=False)
     box: Box
     seen: tuple[Box, ...]
     boxes: tuple[Edges | None, ...] = ()
     detected: Mapping[str, Edges] = field(default_factory=dict)
-    legends: dict[str, Legend | None] = field(default_factory=dict, init=False)
-    smaller: "dict[int, Scene]" = field(default_factory=dict, init=False)
+    legends: dict[str, Legend | None] = field(default_factory=dict, init=False, repr=False)
+    smaller: "dict[int, Scene]" = field(default_factory=dict, init=False, repr=False)
 
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
         """Draw the map of one image, and the box of the target, if it is one."""

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -35,7 +35,7 @@ class Scan:
     display."""
 
     name: str
-    slices: Array
+    slices: Array = field(repr=False)
     window: Window | None = None
     is_inverted: bool = False
 

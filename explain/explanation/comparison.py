@@ -2,7 +2,7 @@
 from the first."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ class Comparison:
 
     summary: Mapping[str, Any]
     lines: list[str]
-    tiles: list[list[Tile]]
+    tiles: list[list[Tile]] = field(repr=False)
 
     def picture(self) -> Image.Image:
         """The map of each model, and then the difference of each other from the first; targets and

@@ -3,7 +3,7 @@ checks."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, sqrt
 from pathlib import Path
@@ -187,7 +187,7 @@ class Legend:
         ramp: whether the colours pass into each other.
     """
 
-    colors: tuple[RGB, ...]
+    colors: tuple[RGB, ...] = field(repr=False)
     labels: tuple[str, ...]
     meaning: str
     ramp: bool = True

@@ -1,7 +1,7 @@
 """Contact sheets: tiles in groups, how they are laid out, and the picture of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from math import ceil
 from statistics import median_high
@@ -39,12 +39,12 @@ class Tile:
     ``marks`` are the results of its checks, and ``legend`` says what its colours mean.
     """
 
-    picture: Image.Image
+    picture: Image.Image = field(repr=False)
     name: str = ""
     detail: str = ""
     remark: str = ""
     marks: tuple[Mark, ...] = ()
-    legend: Legend | None = None
+    legend: Legend | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Layout:
 
     title: str
     detail: str
-    groups: tuple[Group, ...]
+    groups: tuple[Group, ...] = field(repr=False)
     abreast: int = ABREAST
 
     @property
