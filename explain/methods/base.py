@@ -443,8 +443,9 @@ def get_method(method: MethodLike) -> Method:
         read = _known.get(method) or _texts.get(method)
         if read is None:
             read = _by_text(method.strip())
-            if len(_texts) < _TEXTS:
-                _texts[method] = read
+            _texts[method] = read
+            if len(_texts) > _TEXTS:  # the latest are kept
+                _texts.pop(next(iter(_texts)), None)
         return read
     if isinstance(method, type):
         raise MethodError(
