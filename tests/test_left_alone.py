@@ -116,3 +116,17 @@ def test_hooks_that_change_what_flows_are_part_of_the_model(
     torch.testing.assert_close(
         found, explain.attribute(other, x, method, target=2, layer="3").values
     )
+
+
+def test_a_train_that_somebody_has_replaced_stays_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = nn.Module.train
+
+    def counted(module: nn.Module, mode: bool = True) -> nn.Module:
+        return plain(module, mode)
+
+    monkeypatch.setattr(nn.Module, "train", counted)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    explain.attribute(model, torch.rand(1, 3, 4, 4), "saliency", target=1)
+    assert nn.Module.train is counted

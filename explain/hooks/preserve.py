@@ -73,6 +73,7 @@ class _HeldMode:
 
 _held_modes: dict[int, _HeldMode] = {}
 _plain_train = nn.Module.train
+"""What `_train` stands in for while modules are held; it may be somebody else's."""
 
 
 def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
@@ -81,9 +82,12 @@ def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
     The flags are set one by one rather than with ``model.eval()``: a network that overrides
     ``train`` to keep some part frozen would otherwise not come back as it was.
     """
+    global _plain_train
     modes = []
     with lock:
-        nn.Module.train = _train  # type: ignore[method-assign, assignment]
+        if nn.Module.train is not _train:
+            _plain_train = nn.Module.train
+            nn.Module.train = _train  # type: ignore[method-assign, assignment]
         for module in modules:
             held = _held_modes.get(id(module))
             if held is None:
@@ -117,7 +121,7 @@ def _give_back_modes(modes: Iterable[_HeldMode]) -> None:
     for held in modes:
         if held.module.training != held.training:
             held.module.training = held.training
-    if not _held_modes:
+    if not _held_modes and nn.Module.train is _train:
         nn.Module.train = _plain_train  # type: ignore[method-assign]
 
 

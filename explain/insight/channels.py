@@ -295,7 +295,11 @@ def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int,
     height, width = row.input_size
     across = (x - size[1] // 2) * width / size[1]
     down = (y - size[0] // 2) * height / size[0]
-    place = vars(Box(*seen).moved(across, down)).values()
-    limits = (width, height, width, height)
-    clipped = [min(max(edge, 0.0), limit) for edge, limit in zip(place, limits, strict=True)]
+    place = Box(*seen).moved(across, down)
+    clipped = (
+        min(max(place.left, 0.0), width),
+        min(max(place.top, 0.0), height),
+        min(max(place.right, 0.0), width),
+        min(max(place.bottom, 0.0), height),
+    )
     return Box(*row.box.to_photo(clipped, row.input_size))

@@ -375,8 +375,11 @@ def repair(
 
 
 def _joined(parts: Sequence[WantedAnswers]) -> WantedAnswers:
-    fields = zip(*(vars(part).values() for part in parts), strict=True)
-    return WantedAnswers(*map(torch.cat, fields))
+    return WantedAnswers(
+        torch.cat([part.x for part in parts]),
+        torch.cat([part.wanted for part in parts]),
+        torch.cat([part.unmarked for part in parts]),
+    )
 
 
 def _layers(

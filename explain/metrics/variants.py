@@ -215,11 +215,9 @@ def reattribute(
     What the target reads from the output, such as a region, is resolved on the unperturbed photos,
     for all variants.
     """
-    if not isinstance(target, ClassTarget):
-        with untouched(context.model):
-            target = target.resolved(
-                context.inputs.detached().call(context.model), len(context.inputs)
-            )
+    with untouched(context.model):
+        output = context.inputs.detached().call(context.model)
+        target = target.resolved(output, len(context.inputs))
     comparisons: dict[Variant, dict[str, list[ReattributionMetric]]] = {}
     variants: dict[tuple[str, str], list[Variant]] = {}
     for metric, (name, method) in product(metrics, methods.items()):

@@ -1,7 +1,7 @@
 """A class within a region of the image as the target, for models that give maps of classes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -121,7 +121,7 @@ class Segmentation(CheckedTarget):
     category: int | str | tuple[int, ...] | None = None
     mask: torch.Tensor | None = None
     point: tuple[float, ...] | None = None
-    layout: str = ""
+    layout: str = field(default="", compare=False)
     """The layout of the output that it was resolved on; leave it out."""
 
     __repr__ = short_repr

@@ -28,6 +28,7 @@ from explain.metrics import (
 )
 from explain.metrics.maps import spearman
 from explain.metrics.randomised import Randomised, layer_groups
+from explain.targets import Segmentation
 from tests.conftest import Made
 
 CAM = "layer1"
@@ -226,6 +227,21 @@ def test_adcc_by_its_formula(model: nn.Module, photos: torch.Tensor) -> None:
     table = explain.evaluate(model, x, "gradcam", ADCC(), **where)
     # heatmaps are float32
     assert table["gradcam"]["adcc"].item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("metric", ["maxsensitivity", "continuity"])
+def test_the_region_of_a_class_is_that_of_the_unperturbed_photo(
+    metric: str, photos: torch.Tensor
+) -> None:
+    """As that of a `Segmentation`: a region that followed the noise would change the map."""
+    torch.manual_seed(0)
+    parts = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1)
+    segmenter = nn.Sequential(*parts).double()
+    of_class, of_region = (
+        explain.evaluate(segmenter, photos[:1], "saliency", metric, target=target)
+        for target in (1, Segmentation(1))
+    )
+    assert torch.equal(of_class["saliency"][metric], of_region["saliency"][metric])
 
 
 def test_what_has_no_variant_is_refused(model: nn.Module, photos: torch.Tensor) -> None:
