@@ -55,6 +55,17 @@ from explain.targets import Target, answer, packed, text
 from explain.targets.classes import BinaryLogit, ClassTarget, TopClass
 
 
+@dataclass(frozen=True, eq=False)
+class _Unchecked:
+    """An attribution whose values have not been looked at yet, with the evidence on the first
+    explained input."""
+
+    target: Target
+    method: Method
+    attribution: Attribution
+    evidence: Sequence[Evidence]
+
+
 class _OtherPathError(Exception):
     """The inputs take another path through the network than those that its layers were chosen
     by."""
@@ -217,10 +228,7 @@ class Request:
         chosen_by_default = self.layers is None and any(layers.values())
         check_modules = self._check_path if follow and chosen_by_default else None
         results: list[dict[str, Attribution]] = []
-        looks = []
-        tensors: list[torch.Tensor] = []
-        # early in training, maps of zeros are nothing unusual
-        warns = not self.settings.create_graph
+        unchecked: list[_Unchecked] = []
         with reading_later():
             lookups = gather(
                 self.model,
@@ -241,29 +249,38 @@ class Request:
                     if interventions:
                         attribution = replace(attribution, interventions=interventions)
                     attributions[name] = attribution
-                    of_first = list(chain(*evidence[0].values()))
-                    unread = to_be_read(method, attribution, of_first, warns=warns)
-                    tensors += unread.values()
-                    looks.append((target, method, attribution, of_first, unread))
+                    of_first_input = list(chain(*evidence[0].values()))
+                    unchecked.append(_Unchecked(target, method, attribution, of_first_input))
                 results.append(attributions)
-            numbers = iter(read_together(*tensors))
-            for target, method, attribution, of_first, unread in looks:
-                rows = dict(zip(unread, numbers))  # noqa: B905 (the numbers go on)
-                largest = rows.pop("largest")
-                if not all(map(math.isfinite, largest)):
-                    raise not_finite(attribution, largest)
-                if not warns:
-                    continue
-                doubtful = {}
-                for reason, row in rows.items():
-                    if any(row):
-                        doubtful[reason] = unread[reason]
-                of_input = largest[: len(self.inputs)]
-                follows = partial(self._follows_gradient, target)
-                warn_of_result(method, attribution, of_input, doubtful, of_first, follows)
+            self._check(unchecked)
         if not all(results):
             raise KeyboardInterrupt("interrupted before any method had something to show")
         return results
+
+    def _check(self, unchecked: Sequence["_Unchecked"]) -> None:
+        """Refuse values that are not finite, and warn of those that mean something else than one
+        expects. The numbers that this takes are read from the device together."""
+        # early in training, maps of zeros are nothing unusual
+        warns = not self.settings.create_graph
+        to_read = [
+            to_be_read(item.method, item.attribution, item.evidence, warns=warns)
+            for item in unchecked
+        ]
+        rows = iter(read_together(*chain.from_iterable(tensors.values() for tensors in to_read)))
+        for item, tensors in zip(unchecked, to_read, strict=True):
+            numbers = {reason: next(rows) for reason in tensors}
+            largest = numbers.pop("largest")
+            if not all(map(math.isfinite, largest)):
+                raise not_finite(item.attribution, largest)
+            if warns:
+                warn_of_result(
+                    item.method,
+                    item.attribution,
+                    largest[: len(self.inputs)],
+                    {reason: tensors[reason] for reason, row in numbers.items() if any(row)},
+                    item.evidence,
+                    partial(self._follows_gradient, item.target),
+                )
 
     def _check_path(self, ran: Sequence[str]) -> None:
         if not summary_is_current(self.model, self.inputs, ran):
