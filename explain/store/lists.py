@@ -88,13 +88,10 @@ class PhotoList(Source):
         for number, row in enumerate(rows, 1):
             try:
                 entry = self._entry(row, classes)
-                earlier = entries.get(entry.name, entry)
-                labels = dict.fromkeys((*each_label(earlier.label), *each_label(entry.label)))
-                boxes = dict.fromkeys((*earlier.boxes, *entry.boxes))
-                label = earlier.label if entry.label is None else as_label(list(labels))
-                entries[entry.name] = replace(earlier, label=label, boxes=tuple(boxes))
             except (ExplainError, ValueError, RecursionError) as error:  # of JSON among the boxes
                 raise RunError(f"source {str(self.file)!r}, photo {number}: {error}") from None
+            earlier = entries.get(entry.name)
+            entries[entry.name] = entry if earlier is None else _joined(earlier, entry)
         keys = {plain_key(key): key for row in rows[:1] if isinstance(row, Mapping) for key in row}
         unread = [str(keys[key]) for key in keys.keys() - {*IMAGES, *EDGES, "boxes"}]
         if unread and not classes and not keys.keys() & {*LABELS}:
@@ -119,9 +116,10 @@ class PhotoList(Source):
             truths = {column: _TRUTHS[str(row.get(column) or "").strip()] for column in classes}
             true = [column.strip() for column in classes if truths[column] == 1]
             doubtful = [Uncertain(column.strip()) for column in classes if truths[column] == -1]
-            label = (*true, *doubtful)
+            label = as_label([*true, *doubtful])
         path = self.file.parent / name
-        return Entry(text(name), str(path), text(path), None, label, content.boxes)
+        boxes = tuple(dict.fromkeys(content.boxes))
+        return Entry(text(name), str(path), text(path), None, label, boxes)
 
     def content(self) -> Any:
         """What the file holds, as plain values.
@@ -165,6 +163,14 @@ class PhotoList(Source):
         return rows
 
 
+def _joined(earlier: Entry, later: Entry) -> Entry:
+    """A photo of two lines of a list, with the labels and boxes of both."""
+    labels = dict.fromkeys((*each_label(earlier.label), *each_label(later.label)))
+    label = earlier.label if later.label is None else as_label(list(labels))
+    boxes = dict.fromkeys((*earlier.boxes, *later.boxes))
+    return replace(earlier, label=label, boxes=tuple(boxes))
+
+
 _TRUTHS = {"": 0, "0": 0, "0.0": 0, "False": 0, "1": 1, "1.0": 1, "True": 1, "-1": -1, "-1.0": -1}
 """What is written for a class that is true of a photo, for one that is not, and where that is
 uncertain."""
@@ -176,29 +182,24 @@ def class_columns(rows: Sequence[Any]) -> list[str]:
     >>> class_columns([{"path": "a.png", "age": "61", "Edema": "1.0"}, {"Edema": ""}])
     ['Edema']
     """
-    columns: dict[str, bool] = {}  # whether one has said something
-    refused: set[Any] = set()
-    shares: dict[str, str] = {}  # between 0 and 1
+    cells_of: dict[Any, dict[str, None]] = {}  # the different cells of each column
     for row in rows:
         for column, value in row.items() if isinstance(row, Mapping) else ():
-            if column in refused:
-                continue
-            if column not in columns:
-                key = plain_key(column)
-                if key in LABELS:
-                    return []
-                if key in (*IMAGES, *EDGES, "boxes"):
-                    refused.add(column)
-                    continue
             cell = "" if value is None else str(value).strip()
-            if cell in _TRUTHS:
-                columns[column] = bool(cell) or columns.get(column, False)
-            else:
-                refused.add(column)
-                columns.pop(column, None)
-                if re.fullmatch(r"0?\.\d+", cell):
-                    shares[column] = cell
-    classes = [column for column, has_said in columns.items() if has_said]
+            cells_of.setdefault(column, {})[cell] = None
+    keys = {column: plain_key(column) for column in cells_of}
+    if not {*keys.values()}.isdisjoint(LABELS):
+        return []
+    classes = []
+    shares = {}  # columns with a number between 0 and 1
+    for column, cells in cells_of.items():
+        if keys[column] in (*IMAGES, *EDGES, "boxes"):
+            continue
+        other = next((cell for cell in cells if cell not in _TRUTHS), None)
+        if other is None and any(cells):
+            classes.append(column)
+        elif other is not None and re.fullmatch(r"0?\.\d+", other):
+            shares[column] = other
     if classes and shares:
         name, cell = next(iter(shares.items()))
         warn(
@@ -211,8 +212,8 @@ def class_columns(rows: Sequence[Any]) -> list[str]:
 def _labels_in(cell: str) -> Label:
     """The labels in a cell of a table, which has text only: a whole number is the number of a
     class."""
-    parts: Sequence[Any] = re.split(r"[|;]", cell)
-    if cell.strip().startswith("["):  # as pandas writes a list
+    parts: Iterable[Any] = dict.fromkeys(map(str.strip, re.split(r"[|;]", cell)))
+    if cell.strip().startswith("["):  # as pandas writes a list, perhaps with 0 or 1 for each class
         with suppress(ValueError, SyntaxError):
             parts = ast.literal_eval(cell.strip())
     words = [str(part).strip() for part in parts]
@@ -240,7 +241,8 @@ def coco_rows(annotations: Mapping[str, Any]) -> list[dict[str, Any]]:
     for annotation in annotations.get("annotations", ()):
         row = rows[annotation["image_id"]]
         name = names[annotation["category_id"]]
-        row["label"].append(name)
+        if name not in row["label"]:
+            row["label"].append(name)
         left, top, width, height = annotation.get("bbox") or (0, 0, 0, 0)
         if width > 0 and height > 0:  # COCO itself has some boxes without an area
             row["boxes"].append([left, top, left + width, top + height, name])
@@ -367,7 +369,7 @@ class AnnotatedSource(Source):
 
 SHARD_LABELS = ("cls", "txt", "json")
 MAX_LABEL_BYTES = 1_000_000
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
 
 
 class Shards(Source):
@@ -388,11 +390,7 @@ class Shards(Source):
 
     def __init__(self, shards: Sequence[str | os.PathLike[str]]) -> None:
         self.shards = [os.path.realpath(shard) for shard in shards]
-        self._top = (
-            os.path.commonpath([os.path.dirname(shard) for shard in self.shards])
-            if self.shards
-            else ""
-        )
+        self._top = os.path.commonpath([os.path.dirname(shard) for shard in self.shards])
         for shard in self.shards:
             _check_exists(shard, "a tar file")
 
@@ -453,18 +451,14 @@ def shard_names(pattern: str) -> list[str] | None:
     >>> shard_names("train-{008..010}.tar")
     ['train-008.tar', 'train-009.tar', 'train-010.tar']
     """
-    numbered = _RANGE.search(pattern)
+    numbered = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
     if numbered is None:
-        return (
-            sorted(glob.glob(pattern))
-            if glob.has_magic(pattern) and pattern.endswith(".tar")
-            else None
-        )
+        is_pattern = glob.has_magic(pattern) and pattern.endswith(".tar")
+        return sorted(glob.glob(pattern)) if is_pattern else None
+    first, last = numbered.groups()
     names: list[str] = []
-    for number in range(int(numbered[1]), int(numbered[2]) + 1):
-        name = (
-            f"{pattern[: numbered.start()]}{number:0{len(numbered[1])}}{pattern[numbered.end() :]}"
-        )
+    for number in range(int(first), int(last) + 1):
+        name = pattern.replace(numbered[0], f"{number:0{len(first)}}", 1)
         names += shard_names(name) or [name]
     return names
 

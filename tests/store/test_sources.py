@@ -107,6 +107,10 @@ def test_a_column_for_each_class_says_what_is_true_what_is_not_and_what_is_uncer
         [(0, "class 0"), (1, "class 1", "uncertain")],
     ]
     assert Labels(list("abc")).of((1, -1, 0)) == [(0, "a"), (1, "b", "uncertain")]
+    (tmp_path / "vectors.jsonl").write_text('{"path": "a.png", "label": [1, 0, 1]}\n')
+    (tmp_path / "pandas.csv").write_text('path,label\na.png,"[1, 0, 1]"\n')
+    for name in ("vectors.jsonl", "pandas.csv"):
+        assert listed(source_of(tmp_path / name)) == [("a.png", (1, 0, 1), ())]
     (tmp_path / "wrong.csv").write_text("photo,diagnosis\na.png,Edema\n")
     with pytest.warns(ExplainWarning, match="its columns diagnosis are not read"):
         assert listed(source_of(tmp_path / "wrong.csv")) == [("a.png", None, ())]
