@@ -11,7 +11,7 @@ import torch
 from explain._utils.errors import RunError, muted, shown
 from explain.attribution.api import attribute
 from explain.baselines.replacements import BaselineLike, get_baseline
-from explain.insight import maps
+from explain.insight.maps import fields_of, json_value, object_of, percent
 from explain.insight.mistakes import Confusion
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
@@ -123,20 +123,19 @@ class AblationResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        figures = maps.fields_of(self, "after control chance accuracy")
-        shares = {"before": maps.json_value(self.intact), **figures}
-        return {**maps.fields_of(self, "what photos share"), **shares}
+        figures = fields_of(self, "after control chance accuracy")
+        shares = {"before": json_value(self.intact), **figures}
+        return {**fields_of(self, "what photos share"), **shares}
 
     def __str__(self) -> str:
-        part = PARTS[self.what].format(share=f"{self.share:.0%}")
-        after = f"{self.after:.0%} {part}, {self.control:.0%} without as many elsewhere"
-        line = (
-            f"{self.photos} photos: {self.intact:.0%} as they are, {after} (p = {self.chance:.2g})"
-        )
+        part = PARTS[self.what].format(share=percent(self.share))
+        after = f"{percent(self.after)} {part}, {percent(self.control)} without as many elsewhere"
+        intact = f"{self.photos} photos: {percent(self.intact)} as they are"
+        line = f"{intact}, {after} (p = {self.chance:.2g})"
         if self.what != "mistake":
             return line
         _, right, right_elsewhere = self.accuracy
-        return f"{line}; {right:.0%} become right, {right_elsewhere:.0%} elsewhere"
+        return f"{line}; {percent(right)} become right, {percent(right_elsewhere)} elsewhere"
 
 
 def removed(
@@ -182,12 +181,12 @@ def removed(
     size = _checked(share)
     rows = (row for row in photos.run.rows(method) if (row.name, row.target) in keys)
     if what != "evidence":
-        rows = (row for row in rows if 0 < maps.object_of(row).float().mean() < 1)
+        rows = (row for row in rows if 0 < object_of(row).float().mean() < 1)
 
     def mask(row: Row) -> torch.Tensor:
         if what == "evidence":
             return _highest(row.heatmap, size)
-        return maps.object_of(row) if what == "object" else ~maps.object_of(row)
+        return object_of(row) if what == "object" else ~object_of(row)
 
     def class_of(row: Row) -> int:
         number = row.target_class if as_predicted or row.label_class is None else row.label_class

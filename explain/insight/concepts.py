@@ -19,7 +19,7 @@ from explain.insight.maps import (
     heated,
     json_value,
     most_frequent,
-    whole_percent,
+    percent,
 )
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.layers.layouts import enlarge
@@ -77,9 +77,7 @@ class SharedConcepts:
         for share, examples in zip(self.shares, self.examples, strict=True):
             rows = [example.row for example in examples]
             names = Names(row.name for row in rows)
-            table.append(
-                [str(len(table) + 1), whole_percent(share), most_frequent(rows, 3), f"{names}"]
-            )
+            table.append([str(len(table) + 1), percent(share), most_frequent(rows, 3), f"{names}"])
         return table
 
     def picture(self, photos: RunPhotos, tile: int = 140) -> Image.Image:
@@ -90,10 +88,10 @@ class SharedConcepts:
             for example in examples:
                 picture = heated(photos.picture(example.row), example.heatmap, example.row.box)
                 tiles.append(Tile(picture, caption_of_row(example.row)))
-            groups.append(Group(f"concept {len(groups) + 1}: {share:.0%}", tuple(tiles)))
+            groups.append(Group(f"concept {len(groups) + 1}: {percent(share)}", tuple(tiles)))
         title = f"{len(self.shares)} concepts of {self.layer} in {self.photos} photos"
         return contact_sheet(
-            Layout(title, f"{self.error:.0%} of the layer left over", tuple(groups)), tile
+            Layout(title, f"{percent(self.error)} of the layer left over", tuple(groups)), tile
         )
 
 

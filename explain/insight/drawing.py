@@ -11,13 +11,13 @@ from explain._utils.errors import ExplainError
 from explain.data.boxes import Box
 from explain.insight.class_statistics import ClassStatistics
 from explain.insight.clusters import Cluster, distances
-from explain.insight.maps import RunMaps, heated, short, whole_percent
+from explain.insight.maps import RunMaps, heated, percent, short
 from explain.insight.mistakes import Confusion, LabelMistakes
 from explain.insight.reattribution import RunPhotos, one_for_each_photo
 from explain.render.sheets import Group, Layout, Tile, contact_sheet, table
 from explain.render.styles import get_style
 from explain.store.reading import Row
-from explain.targets.outputs import percent
+from explain.targets import outputs
 
 SIDE = 180  # pixels of a mean map
 PHOTOS = 4  # that stand for a class or a cluster
@@ -89,11 +89,9 @@ def draw_class_means(
         nearest = apart.argsort(stable=True)[:PHOTOS].tolist()
         keys = [(of_class.names[i], look.target) for i in nearest]
         on_object = (
-            f", {whole_percent(look.on_object.value)} on the object"
-            if look.on_object.value >= 0
-            else ""
+            f", {percent(look.on_object.value)} on the object" if look.on_object.value >= 0 else ""
         )
-        border = f"{whole_percent(look.at_border.value)} at the border"
+        border = f"{percent(look.at_border.value)} at the border"
         means.append(
             MeanMap(look.target, f"{look.photos} photos{on_object}", look.mean, border, keys)
         )
@@ -104,7 +102,7 @@ def draw_clusters(clusters: Sequence[Cluster], album: Album) -> Image.Image | No
     """Draw clusters of reasons: the mean map of each, and photos that stand for it."""
     means = []
     for cluster in clusters[:GROUPS]:
-        figures = f"{cluster.size} photos, {whole_percent(cluster.share)} of the class"
+        figures = f"{cluster.size} photos, {percent(cluster.share)} of the class"
         keys = [(name, cluster.target) for name in cluster.photos[:PHOTOS]]
         means.append(
             MeanMap(
@@ -184,7 +182,7 @@ def draw_label_mistakes(mistakes: Sequence[LabelMistakes], album: Album) -> dict
                     photo = heated(photo, label.maps[name], row.box)
                 else:
                     remark = "no map without the model"
-                tiles.append(Tile(photo, short(name), percent(probability), remark))
+                tiles.append(Tile(photo, short(name), outputs.percent(probability), remark))
             pairs = [tiles[start : start + 2] for start in range(0, len(tiles), 2)]
             if pairs:
                 cards[f"labels {words}"] = table(pairs, tile=CARD)

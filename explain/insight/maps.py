@@ -1,6 +1,7 @@
 """The maps of a run, brought to one small size, with what is known about their photos."""
 
 import math
+import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -63,13 +64,29 @@ def caption_of_row(row: Row) -> str:
     return row.label or row.prediction or row.name
 
 
-def whole_percent(value: float) -> str:
-    """A share for people.
+class _FigureFormatter(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        text = str(super().format_field(value, format_spec))
+        if not format_spec.endswith("%"):
+            return text
+        return "–" if text == "nan%" else text.replace("%", " %")
 
-    >>> whole_percent(0.256), whole_percent(float("nan"))
-    ('26%', '–')
+
+filled = _FigureFormatter().format
+"""Fill a format as `str.format` does, with shares as "26 %", and "–" where one is not a number.
+
+>>> filled("{:.0%} and {:.1%}", 0.256, float("nan"))
+'26 % and –'
+"""
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """A share in per cent; "–" where it is not a number.
+
+    >>> percent(0.256)
+    '26 %'
     """
-    return "–" if math.isnan(value) else f"{value:.0%}"
+    return filled(f"{{:.{digits}%}}", share)
 
 
 class Names(tuple[str, ...]):

@@ -38,7 +38,7 @@ from explain.insight.drawing import (
     draw_label_mistakes,
     draw_mistakes,
 )
-from explain.insight.maps import RunMaps, json_value, read_maps, table_lines
+from explain.insight.maps import RunMaps, filled, json_value, read_maps, table_lines
 from explain.insight.mistakes import (
     Confusion,
     LabelMistakes,
@@ -201,13 +201,13 @@ class Insight:
         for name, result in self._results.items():
             rows = getattr(result, "table", result)[:most]
             words = SECTIONS[name]
-            content = words["about" if rows else "nothing"].format(**vars(self))
+            content = filled(words["about" if rows else "nothing"], **vars(self))
             cells = [
                 [_cell(column, row) for column in words["cells"]] if "cells" in words else row
                 for row in rows
             ]
             sections[name] = Section(
-                words["title"].format(**vars(self)), content, [words["head"], *cells]
+                filled(words["title"], **vars(self)), content, [words["head"], *cells]
             )
         return sections
 
@@ -321,7 +321,7 @@ class Insight:
 
 def _cell(column: str, row: Any) -> str:
     """What a row has in a column; "–" where it has no figure."""
-    return column.format(row).replace("nan%", "–")
+    return filled(column, row)
 
 
 def _said(table: str, row: Any, which: str) -> str:

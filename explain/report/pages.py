@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from explain.metrics.evaluation import Table
 
 
-FIGURE = re.compile(r"[-+±]?[\d.,]+(e[-+]?\d+)?%?|–")
+FIGURE = re.compile(r"[-+±]?[\d.,]+(e[-+]?\d+)?( ?%)?|–")
 
 
 @dataclass(frozen=True)

@@ -371,7 +371,6 @@ SHARD_LABELS = ("cls", "txt", "json")
 MAX_LABEL_BYTES = 1_000_000
 
 
-
 class Shards(Source):
     """The photos in WebDataset shards.
 

@@ -252,7 +252,7 @@ def test_what_stands_out_is_said_first_and_what_does_not_is_said_to(run: explain
     for changed, starts in (
         ({"looks": statistics}, f"The maps of {statistics[0].target} differ most"),
         ({"reasons": weak}, "No cluster of reasons stands out: by 0.40 at most"),
-        ({"reasons": clusters}, "10 photos of c have a reason of their own (25% of the class)"),
+        ({"reasons": clusters}, "10 photos of c have a reason of their own (25 % of the class)"),
         ({"looks": class_mean_maps(boxed)}, "The maps of b are on the object least"),
     ):
         assert replace(fine, **changed).headlines[0].startswith(starts), starts

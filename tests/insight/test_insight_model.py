@@ -284,7 +284,7 @@ def test_the_object_or_all_else_is_covered(what: str, tmp_path: Path) -> None:
     x = inputs(boxed)[:2]
     answers = [boxed.explainer.model(shown).argmax(1) for shown in (x, x * mask, x * control)]
     assert torch.equal(result.answers, torch.stack(answers, 1))
-    assert str(result.of(result.keys[:1])).startswith("1 photos: 100% as they are, ")
+    assert str(result.of(result.keys[:1])).startswith("1 photos: 100 % as they are, ")
 
 
 def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(
@@ -301,7 +301,7 @@ def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(
     result = corrected(photos, pair, "gradcam", share=0.2, baseline="zero")
     assert (result.photos, result.intact, result.after, result.control) == (6, 1, 0, 1)
     assert result.chance == 1 / 2**6
-    assert str(result).endswith("; 100% become right, 0% elsewhere")
+    assert str(result).endswith("; 100 % become right, 0 % elsewhere")
 
 
 def test_a_photo_that_is_gone_is_named_and_the_others_go_on(
