@@ -11,7 +11,7 @@ import torch
 from explain._utils.errors import RunError, muted, shown
 from explain.attribution.api import attribute
 from explain.baselines.replacements import BaselineLike, get_baseline
-from explain.insight.maps import fields_of, json_value, object_of, percent
+from explain.insight.maps import fields_of, in_percent, json_value, object_of
 from explain.insight.mistakes import Confusion
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
@@ -128,14 +128,16 @@ class AblationResult:
         return {**fields_of(self, "what photos share"), **shares}
 
     def __str__(self) -> str:
-        part = PARTS[self.what].format(share=percent(self.share))
-        after = f"{percent(self.after)} {part}, {percent(self.control)} without as many elsewhere"
-        intact = f"{self.photos} photos: {percent(self.intact)} as they are"
+        part = PARTS[self.what].format(share=in_percent(self.share))
+        after = (
+            f"{in_percent(self.after)} {part}, {in_percent(self.control)} without as many elsewhere"
+        )
+        intact = f"{self.photos} photos: {in_percent(self.intact)} as they are"
         line = f"{intact}, {after} (p = {self.chance:.2g})"
         if self.what != "mistake":
             return line
         _, right, right_elsewhere = self.accuracy
-        return f"{line}; {percent(right)} become right, {percent(right_elsewhere)} elsewhere"
+        return f"{line}; {in_percent(right)} become right, {in_percent(right_elsewhere)} elsewhere"
 
 
 def removed(

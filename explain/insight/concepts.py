@@ -17,9 +17,9 @@ from explain.insight.maps import (
     caption_of_row,
     fields_of,
     heated,
+    in_percent,
     json_value,
     most_frequent,
-    percent,
 )
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.layers.layouts import enlarge
@@ -77,7 +77,9 @@ class SharedConcepts:
         for share, examples in zip(self.shares, self.examples, strict=True):
             rows = [example.row for example in examples]
             names = Names(row.name for row in rows)
-            table.append([str(len(table) + 1), percent(share), most_frequent(rows, 3), f"{names}"])
+            table.append(
+                [str(len(table) + 1), in_percent(share), most_frequent(rows, 3), f"{names}"]
+            )
         return table
 
     def picture(self, photos: RunPhotos, tile: int = 140) -> Image.Image:
@@ -88,10 +90,10 @@ class SharedConcepts:
             for example in examples:
                 picture = heated(photos.picture(example.row), example.heatmap, example.row.box)
                 tiles.append(Tile(picture, caption_of_row(example.row)))
-            groups.append(Group(f"concept {len(groups) + 1}: {percent(share)}", tuple(tiles)))
+            groups.append(Group(f"concept {len(groups) + 1}: {in_percent(share)}", tuple(tiles)))
         title = f"{len(self.shares)} concepts of {self.layer} in {self.photos} photos"
         return contact_sheet(
-            Layout(title, f"{percent(self.error)} of the layer left over", tuple(groups)), tile
+            Layout(title, f"{in_percent(self.error)} of the layer left over", tuple(groups)), tile
         )
 
 

@@ -12,7 +12,7 @@ from explain.hooks.preserve import untouched
 from explain.insight.ablation import sign_test
 from explain.insight.class_statistics import ClassStatistics
 from explain.insight.clusters import Cluster
-from explain.insight.maps import percent
+from explain.insight.maps import in_percent
 from explain.insight.reattribution import RunPhotos, in_parts
 from explain.insight.spurious_regions import MarkedPhotos, marked_photos
 from explain.targets.base import find_logits
@@ -40,8 +40,8 @@ class TriedFinding:
         finding = self.finding
         what = "the class" if isinstance(finding, ClassStatistics) else f"{finding.size} photos of"
         return (
-            f"{what} {finding.target}: with the mark, {percent(self.taken)} of other photos are "
-            f"taken for it, with another patch {percent(self.control)}"
+            f"{what} {finding.target}: with the mark, {in_percent(self.taken)} of other photos are "
+            f"taken for it, with another patch {in_percent(self.control)}"
         )
 
 

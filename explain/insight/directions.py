@@ -16,7 +16,7 @@ from explain.data.inputs import as_inputs
 from explain.engine import LayerGradients
 from explain.hooks.layer_names import Where
 from explain.insight.channels import at_layer, feature_maps
-from explain.insight.maps import fields_of, percent
+from explain.insight.maps import fields_of, in_percent
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
 from explain.targets import ClassTarget
 
@@ -158,8 +158,8 @@ class Direction:
 
     def __str__(self) -> str:
         gain = f"gain by the concept, {self.gain:+.2g} on average (p = {self.chance:.2g})"
-        apart = f"{percent(self.told_apart)} of the examples are told apart in {self.layer}"
-        return f"{percent(self.score)} of {self.photos} photos of {self.target} {gain}; {apart}"
+        apart = f"{in_percent(self.told_apart)} of the examples are told apart in {self.layer}"
+        return f"{in_percent(self.score)} of {self.photos} photos of {self.target} {gain}; {apart}"
 
 
 def concept_direction(

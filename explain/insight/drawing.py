@@ -11,7 +11,7 @@ from explain._utils.errors import ExplainError
 from explain.data.boxes import Box
 from explain.insight.class_statistics import ClassStatistics
 from explain.insight.clusters import Cluster, distances
-from explain.insight.maps import RunMaps, heated, percent, short
+from explain.insight.maps import RunMaps, heated, in_percent, short
 from explain.insight.mistakes import Confusion, LabelMistakes
 from explain.insight.reattribution import RunPhotos, one_for_each_photo
 from explain.render.sheets import Group, Layout, Tile, contact_sheet, table
@@ -89,9 +89,11 @@ def draw_class_means(
         nearest = apart.argsort(stable=True)[:PHOTOS].tolist()
         keys = [(of_class.names[i], look.target) for i in nearest]
         on_object = (
-            f", {percent(look.on_object.value)} on the object" if look.on_object.value >= 0 else ""
+            f", {in_percent(look.on_object.value)} on the object"
+            if look.on_object.value >= 0
+            else ""
         )
-        border = f"{percent(look.at_border.value)} at the border"
+        border = f"{in_percent(look.at_border.value)} at the border"
         means.append(
             MeanMap(look.target, f"{look.photos} photos{on_object}", look.mean, border, keys)
         )
@@ -102,7 +104,7 @@ def draw_clusters(clusters: Sequence[Cluster], album: Album) -> Image.Image | No
     """Draw clusters of reasons: the mean map of each, and photos that stand for it."""
     means = []
     for cluster in clusters[:GROUPS]:
-        figures = f"{cluster.size} photos, {percent(cluster.share)} of the class"
+        figures = f"{cluster.size} photos, {in_percent(cluster.share)} of the class"
         keys = [(name, cluster.target) for name in cluster.photos[:PHOTOS]]
         means.append(
             MeanMap(

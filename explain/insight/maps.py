@@ -80,10 +80,10 @@ filled = _FigureFormatter().format
 """
 
 
-def percent(share: float, digits: int = 0) -> str:
+def in_percent(share: float, digits: int = 0) -> str:
     """A share in per cent; "–" where it is not a number.
 
-    >>> percent(0.256)
+    >>> in_percent(0.256)
     '26 %'
     """
     return filled(f"{{:.{digits}%}}", share)

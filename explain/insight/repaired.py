@@ -19,7 +19,7 @@ from explain.attribution.pictures import Scene
 from explain.data.boxes import Box
 from explain.data.files import Files
 from explain.insight.ablation import sign_test
-from explain.insight.maps import fields_of, percent, table_lines
+from explain.insight.maps import fields_of, in_percent, table_lines
 from explain.insight.reattribution import RunPhotos, method_in
 from explain.insight.spurious_regions import MarkedPhotos
 from explain.render.figures import as_picture, empty
@@ -119,7 +119,9 @@ class Repair:
         table = [["accuracy", "photos", "before", "after"]]
         for name, answers in self.answers.items():
             old, new = answers.accuracy
-            table.append([GROUPS[name], str(len(answers.classes)), percent(old), percent(new)])
+            table.append(
+                [GROUPS[name], str(len(answers.classes)), in_percent(old), in_percent(new)]
+            )
         return table
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,7 +144,7 @@ class Repair:
             done = f"{directions} of {self.layer} taken out, strength {self.strength:g}"
         if self.target is None:
             return f"{done}."
-        old, new, control = map(percent, self.taken)
+        old, new, control = map(in_percent, self.taken)
         doubt = " It is not shown that the model reads the mark at all." * (self.chance >= 0.05)
         moved = f"With the mark, {old} of other photos were taken for {self.finding}, now {new}"
         return f"{done}. {moved}; with another patch, {control} (p = {self.chance:.2g}).{doubt}"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from explain._utils.errors import ArgumentError, ExplainError, ModelError, keywords
 from explain._utils.random_numbers import seeded
 from explain.baselines.replacements import BaselineLike, get_baseline
-from explain.insight.maps import GRID, percent
+from explain.insight.maps import GRID, in_percent
 from explain.methods.base import MethodLike
 from explain.methods.estimates import NORMAL, student_factor
 from explain.testing.regions import RegionLike, masks_elsewhere
@@ -86,8 +86,8 @@ class RegionUse:
         lies = ""
         if self.excess is not None:
             lies = (
-                f"; {percent(self.share, 1)} of the {self.method} maps lie in it, and "
-                f"{percent(self.area, 1)} of the area: more by {self.excess}"
+                f"; {in_percent(self.share, 1)} of the {self.method} maps lie in it, and "
+                f"{in_percent(self.area, 1)} of the area: more by {self.excess}"
             )
         return f"{covered}{lies}; limit {points(self.limit)}; {self.photos} photos, {self.settings}"
 
