@@ -28,13 +28,24 @@ from explain.data.greys import Window, check_window
 from explain.data.images import ImageLike, image_path, load_image
 from explain.data.inputs import InputLayout, Inputs, InputsLike, check_layout
 from explain.engine.validation import check_inputs
-from explain.explanation import photos as several
 from explain.explanation.detected import Located, located
 from explain.explanation.explanation import Explanation
 from explain.explanation.photo_concepts import PhotoConcepts
-from explain.explanation.photos import AT_ONCE, BatchAnswers, Photo, PhotoRequest
+from explain.explanation.photos import (
+    AREA,
+    AT_ONCE,
+    BatchAnswers,
+    Photo,
+    PhotoRequest,
+    collected,
+    explained,
+    photos_for_targets,
+    reported,
+    rows_are_apart,
+    tiles_on_photo,
+)
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, unwrap
-from explain.methods.base import Method, MethodLike, get_method, list_methods, options
+from explain.methods.base import Method, MethodLike, get_method, options
 from explain.models import (
     Classifier,
     attached,
@@ -44,7 +55,7 @@ from explain.models import (
     preprocessing,
 )
 from explain.render.styles import StyleLike, get_style
-from explain.targets import ClassTarget, TopClass, as_target, text
+from explain.targets import Target, as_target, text
 from explain.targets.detections import InPhoto, Place, showing
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
@@ -52,16 +63,15 @@ from explain.targets.resolve import TargetLike, as_targets, check_categories, on
 Methods: TypeAlias = MethodLike | Iterable[MethodLike]
 
 
-_MADE_WITH = """
+_ARGUMENTS = """
     model categories preprocess weights size crop channels mean std interpolation device activation
     unit layout window
 """
-
-
 _OF_EXPLAINER = {
     name: f"explain.Explainer({name}=...) takes it, and then the photo"
-    for name in _MADE_WITH.split()
+    for name in _ARGUMENTS.split()
 }
+"""For arguments that belong to an `Explainer`, and not to a call of it: what takes them."""
 _OF_EXPLAINER["style"] = (
     "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
 )
@@ -150,7 +160,6 @@ class Explainer:
         self.interventions = tuple(interventions)
         self.layout = check_layout(layout)
         self.window = check_window(window)
-        self.sees_volumes = False
         loaded = classifier_of(model, weights, size)
         self.name = loaded.name
         self.weights = loaded.weights
@@ -163,8 +172,11 @@ class Explainer:
             "std": std,
             "interpolation": interpolation,
         }
-        if layout is None and huggingface.config_of(self.model) is None:
-            self.sees_volumes = isinstance(attached.first_convolution(self.model), nn.Conv3d)
+        self.sees_volumes = (
+            layout is None
+            and huggingface.config_of(self.model) is None
+            and isinstance(attached.first_convolution(self.model), nn.Conv3d)
+        )
         callers = None if preprocess is None else attached.as_preprocess(preprocess)
         self.preprocess = attached.resolve_preprocessing(loaded, callers, **view)
         labels = check_categories(categories)
@@ -182,30 +194,29 @@ class Explainer:
         self.activation = self._said
         self.unit = unit or ""
         self._outputs: Outputs | None = None
-        parts = []
-        arguments: dict[str, Any] = {}
-        if isinstance(model, str | None):
-            arguments = {"model": model or loaded.name, "weights": weights and str(weights), **view}
-        else:
-            parts.append("model")
-        if preprocess is not None:
-            parts.append("preprocess")
-        said = {
+        arguments: dict[str, Any] = {
             "activation": activation,
             "unit": unit or None,
             "layout": layout,
             "window": self.window,
         }
-        arguments |= {name: value for name, value in said.items() if value is not None}
-        if isinstance(model, str | None) and labels is not None:
-            in_file = isinstance(categories, str | os.PathLike)
-            arguments["categories"] = os.fspath(categories) if in_file else list(labels)  # type: ignore[arg-type]
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        from_caller = [] if preprocess is None else ["preprocess"]
+        if not isinstance(model, str | None):
+            from_caller.insert(0, "model")
+        else:
+            named = {"model": model or loaded.name, "weights": weights and str(weights), **view}
+            arguments = {**named, **arguments}
+            if isinstance(categories, str | os.PathLike):
+                arguments["categories"] = os.fspath(categories)
+            elif labels is not None:
+                arguments["categories"] = list(labels)
         self._origin = records.ModelOrigin(
             loaded.name,
             loaded.weights,
             encoding.name_of_callable(self.preprocess),
             arguments,
-            tuple(parts),
+            tuple(from_caller),
         )
 
     def with_crop(self, crop: preprocessing.CropLike) -> "Explainer":
@@ -281,8 +292,8 @@ class Explainer:
         """
         request = self._request(methods, target, **options)
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
-            return several.collected(self._all(image, request))
-        (one,) = several.photos_for_targets([image], request)
+            return collected(self._all(image, request))
+        (one,) = photos_for_targets([image], request)
         return self._explained([self._photo(one)], request)[0]
 
     @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
@@ -324,27 +335,17 @@ class Explainer:
         wanted = as_targets(target, targets, top_k, self.categories)
         listed = one_per_image(target)
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
-        every_target = [*wanted, *(of_each or ())]
         if self._outputs is None or self._outputs.kind == "numbers":
-            asked = {target.activation for target in every_target} - {None}
+            asked = {one.activation for one in (*wanted, *(of_each or ()))} - {None}
             activation = self._said or next(iter(asked), None)
             if activation != self._said:
                 self.activation = activation
                 self._outputs = None
-        chosen: list[Method] | str
-        if isinstance(methods, str) and methods in GROUPS:
-            chosen = methods
-            possible = [get_method(name) for name in list_methods()]
-        else:
-            chosen = possible = self._methods(methods)
+        is_group = isinstance(methods, str) and methods in GROUPS
+        chosen: Any = methods if is_group else self._methods(methods)
         if options.setdefault("precision", "full") == "bfloat16":
             options["precision"] = "bf16"  # one word in records and runs
-        alone = (
-            any(not isinstance(one, ClassTarget | TopClass) for one in wanted)
-            or any(not isinstance(one, ClassTarget) for one in of_each or ())
-            or any(encoding.has_tensor(encoding.encode_fields(method)) for method in possible)
-        )
-        return PhotoRequest(chosen, wanted, options, alone, of_each)
+        return PhotoRequest(chosen, wanted, options, of_each)
 
     def _methods(self, methods: Methods) -> list[Method]:
         """The methods, with the black and white that the preprocessing makes."""
@@ -380,25 +381,23 @@ class Explainer:
             if request.alone or photo.x.ndim != 4:
                 return 1
             area: int = photo.image.width * photo.image.height
-            return min(most, max(1, several.AREA // area))
+            return min(most, max(1, AREA // area))
 
-        batches = several.explained(
-            (
-                read(image, place)
-                for place, image in enumerate(several.photos_for_targets(images, request))
-            ),
+        every_image = enumerate(photos_for_targets(images, request))
+        batches = explained(
+            (read(image, place) for place, image in every_image),
             lambda photos: self._explained(photos, request),
             alike=lambda photo: (
                 (photo.x.shape, photo.x.dtype) if isinstance(photo, Photo) else None
             ),
             at_once=at_once,
-            apart=lambda photo: several.rows_are_apart(self.model, photo.x),
+            apart=lambda photo: rows_are_apart(self.model, photo.x),
         )
         by_place = (
             [(p.place, result) if isinstance(p, Photo) else p for p, result in batch]
             for batch in batches
         )
-        return several.reported(by_place)
+        return reported(by_place)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
         photo = self._load(image)
@@ -407,20 +406,19 @@ class Explainer:
 
     def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
         """Explain photos whose inputs have one shape in one batch."""
-        requests = [self._on_photo(request.of(photo), photo) for photo in photos]
-        together = requests[0]
+        targets = [self._targets_on(photo, request) for photo in photos]
+        together = targets[0]
         names = [photos[0].source]
         if len(photos) > 1:
             names = [photo.name for photo in photos]
             if request.of_each is not None:
-                of_photos = as_target([of_this_photo.targets[0] for of_this_photo in requests])
-                together = replace(together, targets=[of_photos])
+                together = [as_target([of_photo[0] for of_photo in targets])]
         x = torch.cat([photo.x for photo in photos])
         with intervene(self.model, request.options["interventions"]):
             tiles = self._tiles(photos[0]) if x.ndim == 5 else ()
             seen = [locate(self.preprocess, photo.image.size) for photo in photos if not tiles]
             with naming(names), showing(self._in_photo(photos, x)):
-                answers = self._attributed(x, together, seen)
+                answers = self._attributed(x, replace(request, targets=together), seen)
             hooks = tuple(unwrap.callers_hooks(self.model))
         outputs = self._outputs or Outputs()
         probabilities = answers.probabilities
@@ -436,18 +434,17 @@ class Explainer:
         }
         explanations = []
         for index, photo in enumerate(photos):
-            of_this_photo = requests[index]
             of_photo = answers.results
             box = seen[index] if seen else Box.whole(photo.image.size)
             if tiles:
                 of_photo = _each(
-                    of_photo, partial(several.tiles_on_photo, boxes=tiles, size=photo.image.size)
+                    of_photo, partial(tiles_on_photo, boxes=tiles, size=photo.image.size)
                 )
             if len(photos) > 1:
                 of_photo = _each(of_photo, operator.itemgetter(index))
             places = answers.places[index]
             if places is not None:
-                of_this_photo = replace(of_this_photo, targets=list(places.targets))
+                targets[index] = list(places.targets)
                 of_photo = [
                     {name: replace(maps, target=label) for name, maps in of_target.items()}
                     for label, of_target in zip(places.names, of_photo, strict=True)
@@ -457,8 +454,8 @@ class Explainer:
                 source=photo.source,
                 box=box,
                 results=tuple(of_photo),
-                asked=tuple(map(encoding.encode_target, of_this_photo.targets)),
-                request=of_this_photo,
+                asked=tuple(map(encoding.encode_target, targets[index])),
+                request=replace(request, targets=targets[index], of_each=None),
                 probabilities=None if probabilities is None else probabilities[index].clone(),
                 numbers=None if numbers is None else numbers[index].clone(),
                 detections=() if places is None else places.detections,
@@ -500,17 +497,18 @@ class Explainer:
 
         return in_photo
 
-    def _on_photo(self, request: PhotoRequest, photo: Photo) -> PhotoRequest:
-        """A request whose places, which are in pixels of the photo, are in those of the input."""
-        if not any(isinstance(target, Place) for target in request.targets):
-            return request
-        seen = locate(self.preprocess, photo.image.size)
-        size = tuple(photo.x.shape[2:])
-        moved = [
-            target.on_photo(seen, size) if isinstance(target, Place) else target
-            for target in request.targets
-        ]
-        return replace(request, targets=moved)
+    def _targets_on(self, photo: Photo, request: PhotoRequest) -> list[Target]:
+        """The targets of one photo; places in it are in pixels of its input."""
+        targets = list(request.targets)
+        if request.of_each is not None:
+            targets = [request.of_each[photo.place]]
+        if any(isinstance(target, Place) for target in targets):
+            seen = locate(self.preprocess, photo.image.size)
+            size = tuple(photo.x.shape[2:])
+            for number, target in enumerate(targets):
+                if isinstance(target, Place):
+                    targets[number] = target.on_photo(seen, size)
+        return targets
 
     @keywords()
     def concepts(
@@ -621,15 +619,13 @@ class Explainer:
                 "out the batch dimension, or give layout='NTCHW' for a single tile"
             )
         x = self._placed(preprocessed[None])
-        if x.ndim == 4 and self.layout is None:
-            return x
-        x = x[:, None] if x.ndim == 4 else x
-        repeated = (
-            getattr(config, "num_frames", getattr(config, "frames_per_clip", 1))
-            if x.shape[1] == 1
-            else 1
-        )
-        x = x.repeat_interleave(repeated, 1)
+        if x.ndim == 4:
+            if self.layout is None:
+                return x
+            x = x[:, None]
+        if x.shape[1] == 1:  # a photo is a film that stands still
+            frames = getattr(config, "num_frames", getattr(config, "frames_per_clip", 1))
+            x = x.repeat_interleave(frames, 1)
         return x.transpose(1, 2) if self.layout == "NCTHW" else x
 
     def _load(self, image: ImageLike) -> Image.Image:

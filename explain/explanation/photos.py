@@ -3,6 +3,7 @@ for its photo."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from explain._utils.errors import (
 )
 from explain._utils.nested import first_tensor
 from explain._utils.signals import came_by_signal
+from explain.attribution.encoding import encode_fields, has_tensor
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
 from explain.data.images import ImageLike
@@ -26,7 +28,8 @@ from explain.explanation.detected import Located
 from explain.hooks.preserve import untouched
 from explain.layers.layouts import enlarge
 from explain.methods import Method
-from explain.targets import Target
+from explain.methods.base import get_method, list_methods
+from explain.targets import ClassTarget, Target, TopClass
 
 
 def tiles_on_photo(
@@ -35,7 +38,7 @@ def tiles_on_photo(
     """Lay the maps of tiles where the tiles lie in their photo.
 
     Args:
-        found: the attribution of one photo whose T tiles, frames or patches have a map each.
+        attribution: that of one photo whose T tiles, frames or patches have a map each.
         boxes: where each lies; of frames that show the same, the same.
         size: the photo's (width, height).
 
@@ -48,23 +51,27 @@ def tiles_on_photo(
     >>> tiles_on_photo(tiles, [Box(0, 0, 2, 2), Box(2, 0, 4, 2)], (4, 2)).values.shape
     torch.Size([1, 2, 4])
     """
-    side = attribution.size[1:]
+    height, width = attribution.size[1:]
     pixels = attribution.values.ndim == len(attribution.size) + 2
+    finest = min(boxes, key=lambda box: box.height * box.width)
+    canvas = (
+        max(round(size[1] * height / finest.height), height),
+        max(round(size[0] * width / finest.width), width),
+    )
+    scale = height / finest.height, width / finest.width
 
     def laid(values: torch.Tensor) -> torch.Tensor:
         if pixels:
             tiles = values[0] if attribution.frames_first else values[0].transpose(0, 1)
-            return _laid(tiles, side, boxes, size) * len(boxes)
+            return _laid(tiles, boxes, canvas, scale) * len(boxes)
         if len(values[0]) != len(boxes):  # a layer with fewer steps in time
             values = enlarge(values[:, None], (len(boxes), *values.shape[2:]))[:, 0]
-        return _laid(values[0], side, boxes, size)
+        return _laid(values[0], boxes, canvas, scale)
 
-    maps = {name: laid(values) for name, values in attribution.maps.items()}
-    canvas = _canvas(side, boxes, size)
     return replace(
         attribution,
         values=laid(attribution.values),
-        maps=maps,
+        maps={name: laid(values) for name, values in attribution.maps.items()},
         size=canvas,
         error=None,
         sets=None,
@@ -73,18 +80,23 @@ def tiles_on_photo(
 
 
 def _laid(
-    values: torch.Tensor, side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]
+    values: torch.Tensor,
+    boxes: Sequence[Box],
+    canvas: tuple[int, int],
+    scale: tuple[float, float],
 ) -> torch.Tensor:
-    """Lay values of tiles down in their photo: the mean over all of them, or for maps over those
-    that show a place."""
-    pixels = values.ndim == len(side) + 2
-    finest = min(boxes, key=lambda box: box.height * box.width)
-    height, width = _canvas(side, boxes, size)
+    """Lay values of tiles, ``(T, C, H, W)`` of pixels or maps ``(T, h, w)``, down in their photo:
+    the mean over all of them, or for maps over those that show a place.
+
+    ``canvas`` is the photo's height and width in cells of the finest tile, and ``scale`` how many
+    of these a pixel of the photo has, down and across.
+    """
+    pixels = values.ndim == 4
+    height, width = canvas
+    down, across = scale
     total = values.new_zeros(1, values.shape[1] if pixels else 1, height, width)
     count = values.new_zeros(height, width)
     for part, box in zip(values if pixels else values[:, None], boxes, strict=True):
-        down = side[0] / finest.height
-        across = side[1] / finest.width
         sides = max(1, round(box.height * down)), max(1, round(box.width * across))
         spread = part[None] if tuple(part.shape[1:]) == sides else enlarge(part[None], sides)
         if pixels:  # the places that a value is spread over share it
@@ -109,14 +121,6 @@ def _overlap(start: int, length: int, whole: int) -> tuple[slice, slice]:
     return slice(first, end), slice(first - start, max(first - start, end - start))
 
 
-def _canvas(side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the height and width of the whole photo at the resolution of its finest tile."""
-    box = min(boxes, key=lambda box: box.height * box.width)
-    height = round(size[1] * side[0] / box.height)
-    width = round(size[0] * side[1] / box.width)
-    return max(height, side[0]), max(width, side[1])
-
-
 # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
 AT_ONCE = 8
 AREA = 64_000_000  # pixels of photos that are in memory at once, if they are more than one
@@ -129,26 +133,28 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class PhotoRequest:
-    """A request for photos: the arguments of `attribute`.
+    """What is asked of photos before there are inputs: the arguments of `attribute` that make a
+    `Request` of the inputs of each batch.
 
-    ``alone`` says that each photo is explained on its own, since the target or a method may treat
-    the images of a batch differently. ``of_each`` has one target for each photo, where ``target``
-    was a list.
+    ``methods`` are these, or the name of a group, which is resolved by the inputs. ``of_each`` has
+    one target for each photo, where ``target`` was a list.
     """
 
     methods: list[Method] | str
     targets: list[Target]
     options: Mapping[str, Any]
-    alone: bool
     of_each: list[Target] | None = None
 
-    def of(self, photo: "Photo") -> "PhotoRequest":
-        """Return the request for one photo."""
-        return (
-            self
-            if self.of_each is None
-            else replace(self, targets=[self.of_each[photo.place]], of_each=None)
-        )
+    @cached_property
+    def alone(self) -> bool:
+        """Whether each photo is explained on its own, since the target or a method may treat the
+        images of a batch differently."""
+        if any(not isinstance(target, ClassTarget | TopClass) for target in self.targets):
+            return True
+        methods = self.methods
+        if isinstance(methods, str):
+            methods = list(map(get_method, list_methods()))
+        return any(has_tensor(encode_fields(method)) for method in methods)
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,20 +325,15 @@ def collected(outcomes: Iterable[Any]) -> list[Any]:
     errors = {
         place: result for place, result in enumerate(results) if isinstance(result, PhotoError)
     }
-    if errors:
-        messages = "; ".join(map(str, list(errors.values())[:NAMED])) + (
-            "; ..." if len(errors) > NAMED else ""
-        )
-        message = (
-            f"{len(errors)} of {len(results)} photos could not be explained ({messages}); its "
-            "results has the others"
-        )
-        raise PhotosError(
-            message,
-            [None if place in errors else result for place, result in enumerate(results)],
-            errors,
-        )
-    return results
+    if not errors:
+        return results
+    messages = "; ".join(map(str, list(errors.values())[:NAMED])) + "; ..." * (len(errors) > NAMED)
+    message = (
+        f"{len(errors)} of {len(results)} photos could not be explained ({messages}); its results "
+        "has the others"
+    )
+    explanations = [None if place in errors else result for place, result in enumerate(results)]
+    raise PhotosError(message, explanations, errors)
 
 
 def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
