@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 SHOWN_PREDICTIONS = 5
 CAPTIONED = 8.0  # cm of a map as a figure of its own
 PictureFormat = Literal["png", "jpg", "pdf", "svg"]
+FIGURE_FORMATS = ("pdf", "svg")
 
 
 class NotExplainedError(MethodError, KeyError):
@@ -253,7 +254,7 @@ class Explanation(Reportable):
     def layout(self, *, abreast: int = ABREAST, **options: Unpack[StyleOptions]) -> Layout:
         """Return the contents of `sheet` and `figure`: the photo and all maps, with titles and
         legends; ``abreast`` is how many stand side by side at most."""
-        titles = ["".join(self._title(index)) for index in range(len(self.results))]
+        titles = self._titles
         predictions = ", ".join(f"{one.label} {one.amount}" for one in self.predicted)
         return Layout(
             title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
@@ -441,7 +442,7 @@ class Explanation(Reportable):
         attribution = self._attribution(method, index)
         look = self._look([attribution], **options)
         files = Files(place.parent, overwrite=overwrite)
-        self._add_picture(files, place.name, attribution, index, look, largest_side, ending)
+        self._add_picture(files, place.name, attribution, index, look, largest_side)
         [written] = files.write()
         return written
 
@@ -453,13 +454,16 @@ class Explanation(Reportable):
         index: int,
         look: Look,
         largest_side: int | None,
-        picture_format: str,
     ) -> None:
-        if picture_format in ("pdf", "svg"):
-            figure = self._captioned_figure(attribution, index, look)
-            files.add_bytes(name, figures.as_file(figure, picture_format))
+        """Add one map with its caption to the files, as a figure or a picture by the ending of its
+        name."""
+        ending = Path(name).suffix[1:].lower()
+        if ending not in FIGURE_FORMATS:
+            picture = self._drawn(attribution, index, look, largest_side, caption=True)
+            files.add_picture(name, picture)
             return
-        files.add_picture(name, self._drawn(attribution, index, look, largest_side, caption=True))
+        figure = self._captioned_figure(attribution, index, look)
+        files.add_bytes(name, figures.as_file(figure, ending))
 
     def packed(self, stem: str | None = None) -> bytes:
         """Return the files of `save` as a ZIP archive."""
@@ -475,11 +479,11 @@ class Explanation(Reportable):
         largest_side: int | None = LARGEST_SIDE,
         **options: Unpack[StyleOptions],
     ) -> Files:
+        """Add what `save` writes to the files."""
         source = stem_of(self.source) if self.source else "image"
         photo = slug(str(stem) if stem else source)
         several = len(self.results) > 1
         look = self._look(self._every, **options)
-        is_figure = picture_format in ("pdf", "svg")
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
@@ -491,18 +495,16 @@ class Explanation(Reportable):
                         **records.shape_and_digest(restored(*halved(values))),
                         "format": map_format,
                     }
-                name_of_picture = f"{file}.{picture_format}"
-                self._add_picture(
-                    files, name_of_picture, attribution, index, look, largest_side, picture_format
-                )
+                picture = f"{file}.{picture_format}"
+                self._add_picture(files, picture, attribution, index, look, largest_side)
                 files.add_array(f"{file}.{map_format}", values)
                 files.add_json(f"{file}.json", record)
+        sheet = f"{photo}-sheet.{picture_format}"
         has_sheet = several or len(self.methods) > 1
-        if has_sheet and is_figure:
-            sheet = figures.as_file(self.figure(**options), picture_format)
-            files.add_bytes(f"{photo}-sheet.{picture_format}", sheet)
+        if has_sheet and picture_format in FIGURE_FORMATS:
+            files.add_bytes(sheet, figures.as_file(self.figure(**options), picture_format))
         elif has_sheet:
-            files.add_picture(f"{photo}-sheet.{picture_format}", self.sheet(**options))
+            files.add_picture(sheet, self.sheet(**options))
         if html is not None:
             files.add_text(f"{photo}.html", html)
         return files
@@ -537,7 +539,7 @@ class Explanation(Reportable):
 
     def __repr__(self) -> str:
         source = f"{self.source!r}, " if self.source else ""
-        targets = ", ".join("".join(self._title(index)) for index in range(len(self.results)))
+        targets = ", ".join(self._titles)
         text = f"Explanation({source}{', '.join(self.methods)}; {targets}; {self.origin.name})"
         return printable(text if len(text) <= 200 else f"{text[:198]}…)")
 
@@ -617,6 +619,11 @@ class Explanation(Reportable):
         """The label of a target, and what follows it: its probability, or its number."""
         answer = self.answer(target)
         return answer.label, answer.amount and f", {answer.amount}"
+
+    @property
+    def _titles(self) -> list[str]:
+        """The label of each target with its probability, or its number."""
+        return ["".join(self._title(index)) for index in range(len(self.results))]
 
     @property
     def _every(self) -> list[Attribution]:
