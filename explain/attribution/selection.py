@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Unpack
 
 from torch import nn
 
-from explain._utils.errors import ExplainError, LayerError, muted
+from explain._utils.errors import ExplainError, LayerError, either, muted
 from explain.attribution.options import DEFAULTS, AttributeOptions, Settings
 from explain.attribution.request import Request
 from explain.data.inputs import InputsLike
@@ -43,6 +44,24 @@ class Selection:
     def costly(self) -> dict[str, float]:
         """The methods that were left out on account of their cost."""
         return {name: cost for name, cost in self.costs.items() if name not in self.methods}
+
+    @property
+    def notes(self) -> list[str]:
+        """In words, which methods were left out, and why."""
+        notes = []
+        if self.unfit:
+            names = ", ".join(self.unfit)
+            notes.append(f"left out, as they are for other networks or targets: {names}")
+        costly = [
+            f"{name} ({cost:.0f})" if isfinite(cost) else name for name, cost in self.costly.items()
+        ]
+        if costly:
+            how = either("'everything'", "--method everything")
+            notes.append(
+                f"left out, as they take {MANY} passes or more: {', '.join(costly)}; {how} takes "
+                "them too"
+            )
+        return notes
 
 
 def select(

@@ -5,7 +5,7 @@ Defaults of options come from ``explain.toml``; what cannot be meant is told in 
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ class UsageError(ExplainError):
 
 
 @contextmanager
-def as_usage(*kinds: type[ExplainError]) -> Iterator[None]:
+def as_usage(kinds: type[ExplainError] | tuple[type[ExplainError], ...]) -> Iterator[None]:
     """Errors of these kinds are about what was typed."""
     try:
         yield
@@ -44,8 +44,8 @@ def print_help(context: click.Context, option: click.Parameter, is_asked: bool) 
         return
     answer: Output = context.obj
     answer.key = "help"
-    answer.add(context.get_help())
-    answer.say(*context.get_help().splitlines())
+    text = context.get_help()
+    answer.add(text, text.splitlines())
     context.exit()
 
 
@@ -250,7 +250,7 @@ def _defaults(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str
 # The options that several commands have
 
 
-def both(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
     """Several options as one decorator, in the order of the help."""
 
     def decorate(function: F) -> F:
@@ -400,15 +400,17 @@ fuse = option(
 batch_size = option(
     "--batch-size N", "inputs at once in methods that run the model many times", type=COUNT
 )
-budget = both(
-    option("--samples N", "number of perturbed photos, for methods that estimate", type=COUNT),
-    option(
-        "--tolerance SHARE",
-        "stop them when no error is above this share of the peak",
-        type=POSITIVE,
-    ),
-    option("--max-seconds S", "end each of them after this time", type=POSITIVE),
-    option("--bf16", "run these in bfloat16"),
+budget = together(
+    [
+        option("--samples N", "number of perturbed photos, for methods that estimate", type=COUNT),
+        option(
+            "--tolerance SHARE",
+            "stop them when no error is above this share of the peak",
+            type=POSITIVE,
+        ),
+        option("--max-seconds S", "end each of them after this time", type=POSITIVE),
+        option("--bf16", "run these in bfloat16"),
+    ]
 )
 style = option(
     "--style heat|contour|mask|spotlight",
@@ -438,17 +440,16 @@ MODEL_SETTINGS = (
 )
 """The options that say which model is explained, and how it sees photos, besides its name."""
 
-_colours = option(
-    "--channels N",
-    "1 for a model of photos in grey, 3 for colours",
-    type=COUNT,
-    show_default="by its first convolution",
-)
-
 
 def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F], F]:
     """The options of a model; or of several; with or without that of the channels of its photos."""
-    return both(
+    of_colours = option(
+        "--channels N",
+        "1 for a model of photos in grey, 3 for colours",
+        type=COUNT,
+        show_default="by its first convolution",
+    )
+    options = [
         option(
             "--model NAME",
             "efficientnet-lite0 (the default), tiny, tiny-transformer, tiny-clip, nanodet, "
@@ -477,7 +478,7 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
             type=numbers,
             default="center",
         ),
-        *([_colours] if colours else []),
+        *([of_colours] if colours else []),
         option(
             "--mean NUMBERS",
             "mean of the training data's channels, as 0.485,0.456,0.406",
@@ -492,4 +493,5 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
             show_default="the file's, or by what is there",
         ),
         option("--device NAME", "cpu, cuda, cuda:1, mps, ..."),
-    )
+    ]
+    return together(options)

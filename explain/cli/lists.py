@@ -125,7 +125,7 @@ def completion(answer: Output, shell: str) -> None:
     """Print the script that completes words in a shell."""
     kind = get_completion_class(shell)
     assert kind is not None
-    answer.say(*kind(commands, {}, "explain", COMPLETION).source().splitlines())
+    answer.say_all(kind(commands, {}, "explain", COMPLETION).source().splitlines())
 
 
 def complete(instruction: str) -> int:

@@ -39,15 +39,19 @@ class Output:
         self._stream: TextIO | None = sys.stdout
         self._noted: set[str] = set()
 
-    def say(self, *lines: object) -> None:
-        """Print lines that cannot steer the terminal, unless a document is printed instead."""
+    def say(self, line: object) -> None:
+        """Print a line that cannot steer the terminal, unless a document is printed instead."""
+        self.say_all([line])
+
+    def say_all(self, lines: Iterable[object]) -> None:
+        """Print lines, as `say` does."""
         if not (self.as_json or self.quiet):
-            self._print(*lines)
+            self._print(lines)
 
     def add(self, item: Any, lines: Iterable[object] = ()) -> None:
         """Enter something in the document, or say the lines that tell the same."""
         self.items.append(item)
-        self.say(*lines)
+        self.say_all(lines)
 
     def complain(self, message: str) -> int:
         """Say in one line on standard error what went wrong, and enter it in the document."""
@@ -68,9 +72,8 @@ class Output:
             from explain.data.files import json_text
 
             encoding = getattr(self._stream, "encoding", None) or "utf-8"
-            self._print(
-                *json_text({self.key: self.items, "errors": self.errors}, encoding).split("\n")
-            )
+            document = {self.key: self.items, "errors": self.errors}
+            self._print(json_text(document, encoding).split("\n"))
         self.flush()
 
     def flush(self) -> None:
@@ -79,7 +82,7 @@ class Output:
             if self._stream is not None:
                 self._stream.flush()
 
-    def _print(self, *lines: object) -> None:
+    def _print(self, lines: Iterable[object]) -> None:
         with _heard():
             if self._stream is not None:  # as it is where standard output was closed
                 self._stream.writelines(f"{printable(line)}\n" for line in lines)

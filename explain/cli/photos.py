@@ -1,7 +1,6 @@
 """`explain PHOTO`: each photo explained by each model, evaluated, checked and saved."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -311,66 +310,61 @@ class PhotoWork:
         self.sheet = sheet
         self.name = slug(Path(model or "default").name)  # as files and columns have it
         self.explainer = explainer
-        self.baseline = (
-            None if baseline is None else get_baseline(baseline, self.explainer.preprocess)
-        )
+        self.baseline = None if baseline is None else get_baseline(baseline, explainer.preprocess)
         self.group = methods if isinstance(methods, str) else None
         self.methods: list[Method] = (
             [] if self.group else [with_baseline(m, self.baseline) for m in methods]
         )
         self.metrics: list[Metric] = [with_baseline(metric, self.baseline) for metric in metrics]
-        self.targets: Any = targets_of(options.target, self.explainer.categories, options.text)
+        self.targets: Any = targets_of(options.target, explainer.categories, options.text)
         self.explanation: Explanation | None = None  # the last one
 
     def __call__(self, path: str, stem: str, bar: ProgressBar) -> PhotoResult:
         from explain.data.files import slug
+        from explain.report.pages import tables_of
 
         options = self.options
+        call = call_options(options)
         photo = read_photo(path, self.answer, self.explainer)
         if self.model:
             stem += f"-{self.name}"
-        if options.skip_existing:
-            stored = self._stored(path, stem, photo)
-            if stored is not None:
-                return stored
         if not self.methods:
             self.methods = self._of_group(photo)
+        stored = self._stored(path, stem, photo) if options.skip_existing else None
+        if stored is not None:
+            return stored
         with blaming(self.model):
             explanation = self.explainer(
                 photo,
                 self.methods,
                 targets=self.targets,
                 progress=bar.runs,
-                **call_options(options),
+                **call,
             )
             explanation = replace(explanation, key=self._keys())
-            tables = self._evaluated(explanation) if self.metrics else []
+            tables = []
+            if self.metrics:
+                settings = {name: call[name] for name in ("layer", "fuse", "batch_size")}
+                tables = tables_of(explanation, self.metrics, self.methods, **settings)
             verdicts = self._checked(explanation, bar) if options.check else []
         if (options.target or options.text) and len(explanation.targets) == 1:
             stem += f"-{slug(explanation.targets[0])}"
         html = None
         if options.html:
             html = self.sheet.page(explanation, f"{stem}.html", tables, str(self.model), bar)
-        look = {name: getattr(options, name) for name in ("style", "alpha", "colormap")}
+        drawing = ("largest_side", "style", "alpha", "colormap")
+        how: dict[str, Any] = {name: getattr(options, name) for name in drawing}
+        how["overwrite"] = options.force
         if _is_picture(options.output):
-            files = [
-                explanation.save_picture(
-                    options.output,
-                    overwrite=options.force,
-                    largest_side=options.largest_side,
-                    **look,
-                )
-            ]
+            files = [explanation.save_picture(options.output, **how)]
         else:
             files = explanation.save(
                 options.output,
                 stem=stem,
-                overwrite=options.force,
                 html=html,
                 picture_format=options.picture_format,
                 map_format=options.map_format,
-                largest_side=options.largest_side,
-                **look,
+                **how,
             )
         self.explanation = explanation
         written = list(map(str, files))
@@ -411,8 +405,6 @@ class PhotoWork:
         options = self.options
         count = options.top_k or len(self.targets or [None])
         formats = (options.picture_format, options.map_format)
-        if not self.methods:
-            self.methods = self._of_group(photo)
         keys = self._keys()
         with blaming(self.model):
             stored = stored_results(
@@ -427,7 +419,7 @@ class PhotoWork:
 
     def _of_group(self, photo: "Image.Image") -> "list[Method]":
         """Choose the methods of the group for the model by a photo, and say which are left out."""
-        from explain.attribution.selection import MANY, select
+        from explain.attribution.selection import select
         from explain.methods.base import get_method
 
         explainer = self.explainer
@@ -440,36 +432,9 @@ class PhotoWork:
                 target=self.targets[0] if self.targets else None,
                 categories=explainer.categories,
             )
-        if selection.unfit:
-            self.answer.note(
-                f"left out, as they are for other networks or targets: {', '.join(selection.unfit)}"
-            )
-        costly = [
-            f"{name} ({cost:.0f})" if math.isfinite(cost) else name
-            for name, cost in selection.costly.items()
-        ]
-        if costly:
-            names = ", ".join(costly)
-            self.answer.note(
-                f"left out, as they take {MANY} passes or more: {names}; --method everything takes "
-                "them too"
-            )
+        for note in selection.notes:
+            self.answer.note(note)
         return [with_baseline(get_method(name), self.baseline) for name in selection.methods]
-
-    def _evaluated(self, explanation: "Explanation") -> "list[Table]":
-        """Evaluate the maps of each target; the methods run again where a metric needs it."""
-        from explain.report.pages import tables_of
-
-        options = self.options
-        layer = list(options.layer) or None
-        return tables_of(
-            explanation,
-            self.metrics,
-            self.methods,
-            layer=layer,
-            fuse=options.fuse,
-            batch_size=options.batch_size,
-        )
 
     def _checked(self, explanation: "Explanation", bar: ProgressBar) -> "list[Verdict]":
         """Check the maps of each target, and say before what that takes."""
@@ -539,8 +504,7 @@ def _result(
     sizes = []
     for maps, label in zip(explanation.results, explanation.targets, strict=True):
         for attribution in maps.values():
-            remark = sentence(attribution, label, explanation.categories)
-            if remark:
+            if remark := sentence(attribution, label, explanation.categories):
                 lines.append(f"  {printable(remark)}")
             size = set_figures(attribution, 0).get("set_size")
             if size is not None:

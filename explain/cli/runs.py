@@ -137,7 +137,7 @@ def run(context: click.Context, /, **values: Any) -> int:
     begun = time.monotonic()
     try:
         with ExitStack() as stack:
-            stack.enter_context(as_usage(*ASKED))  # which hold for every photo
+            stack.enter_context(as_usage(ASKED))  # which hold for every photo
             stack.enter_context(closing(line))
             stack.enter_context(notes(answer))
             stack.enter_context(blaming(options.model))
@@ -164,7 +164,7 @@ def run(context: click.Context, /, **values: Any) -> int:
     if options.table is not None:
         with notes(answer):
             finished.export(options.table, photos=True, overwrite=options.force)
-        answer.say(*wrote([options.table]))
+        answer.say_all(wrote([options.table]))
     document["table"] = options.table
     answer.add(document)
     return FAILED if answer.errors else 0

@@ -63,7 +63,7 @@ def serve(
 
             def begin() -> None:
                 names = ", ".join(explainer.name for explainer in explainers)
-                answer.say(f"{names}: {url}", "Ctrl-C ends it.")
+                answer.say_all([f"{names}: {url}", "Ctrl-C ends it."])
                 answer.flush()
                 if open:
                     webbrowser.open(url)

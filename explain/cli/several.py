@@ -174,7 +174,7 @@ def load_explainer(
     import explain
 
     interventions = [ablation(text) for text in ablate]
-    with notes(answer), blaming(model), as_usage(ImageError, ModelError):
+    with notes(answer), blaming(model), as_usage((ImageError, ModelError)):
         return explain.Explainer(model, categories=labels, interventions=interventions, **settings)
 
 
@@ -331,7 +331,7 @@ class _Tally:
         if self.total > 1 and result.summary and not self.answer.verbose:
             self.answer.say(f"{photo_label(path)}: {result.summary}")
         else:
-            self.answer.say(photo_label(path), *result.lines)
+            self.answer.say_all([photo_label(path), *result.lines])
         return True
 
     def fail(self, path: str, error: ExplainError) -> bool:
