@@ -46,19 +46,28 @@ def propagate_differences(
     """Make the next backward pass propagate differences, for as long as ``group`` lasts.
 
     Raises:
-        MethodError: the network takes another way for the reference.
+        MethodError: the network takes another way for the reference, or with another number of
+            values.
     """
+    refusal = MethodError(
+        "baseline of deeplift must run the operations of the photo, on as many values, but does "
+        "not; choose another"
+    )
     if [step.function for step in steps] != [step.function for step in of_reference]:
-        raise MethodError(
-            "baseline of deeplift must run the operations of the photo, but does not; choose "
-            "another"
-        )
+        raise refusal
     nodes = consumers(score)
     flow = RelevanceFlow(group, count, ())
     for step, other in zip(steps, of_reference, strict=True):
         if step.node in nodes and step.entrances:
+            if _shapes(step) != _shapes(other):
+                raise refusal
             flow.attach(step, partial(_BACK[step.kind], StepPair(step, other)))
     return flow
+
+
+def _shapes(step: Step) -> list[torch.Size]:
+    """The shapes of what a step was given."""
+    return [value.tensor.shape for value in step.values.values()]
 
 
 def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ given. These rules are of the first transformer attribution.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -243,7 +243,8 @@ class NoRule(RelevanceRule):
         flow.watch(step.function, part)
 
         def sent(place: int, plain: Tensor) -> Tensor:
-            flow.take(step.function, -relevance_of(plain, step.values[place].tensor))
+            of_argument = replace(flow, images=step.argument_images[place])
+            of_argument.take(step.function, -relevance_of(plain, step.values[place].tensor))
             return plain
 
         return {place: partial(sent, place) for place in step.entrances}

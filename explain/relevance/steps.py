@@ -198,6 +198,8 @@ class Step:
     images: Tensor | None = None
     """Which image each value of the result belongs to, as `BatchLayout` tells it; None where the
     images come first."""
+    argument_images: Mapping[int, Tensor | None] = field(default_factory=dict)
+    """The same for the arguments that a gradient leads to, by their places."""
     nearest: bool = False
     """Of a map, whether no other, but for normalisations, lies between it and the input."""
     rectified: bool = False
@@ -448,8 +450,17 @@ class StepRecorder(Tracer):
         node = result.grad_fn
         assert node is not None
         module = self._running()[0]
-        images = self._layout.of(result)
-        step = Step(kind, call, module, dependent, node, result.output_nr, entrances, images=images)
+        step = Step(
+            kind,
+            call,
+            module,
+            dependent,
+            node,
+            result.output_nr,
+            entrances,
+            images=self._layout.of(result),
+            argument_images={i: self._layout.of(call.flat[i]) for i in dependent},
+        )
         self.steps.append(step)
         return step
 

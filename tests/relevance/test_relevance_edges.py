@@ -271,3 +271,43 @@ def test_values_without_a_dimension_have_relevance(
     )
     assert torch.allclose(found.values, expected.values, rtol=1e-10, atol=1e-13)
     assert found.delta.abs().max() <= 1e-10
+
+
+class Routed(nn.Module):
+    """Tokens of all images go to one of two experts, which write their results in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 1)
+        self.gate = nn.Linear(4, 2)
+        nn.init.normal_(self.gate.weight, std=3)
+        self.experts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.stem(x).relu().flatten(2).transpose(1, 2)
+        weight, chosen = self.gate(tokens).softmax(-1).max(-1)
+        mixed = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            here = chosen == number
+            mixed[here] = expert(tokens[here]).relu() * weight[here].unsqueeze(-1)
+        return self.head(mixed.mean(1))
+
+
+def test_what_rules_miss_is_counted_for_the_image_whose_token_it_was() -> None:
+    """Experts see the tokens of several images in one tensor; each image has its own delta."""
+    torch.manual_seed(0)
+    model = Routed().double().eval()
+    x = random(3, 3, 2, 4, 4)
+    together = explain.attribute(model, x, "lrp", target=1)
+    alone = [explain.attribute(model, image[None], "lrp", target=1) for image in x]
+    assert together.delta is not None
+    torch.testing.assert_close(together.delta, torch.cat([a.delta for a in alone]))
+    torch.testing.assert_close(together.values, torch.cat([a.values for a in alone]))
+
+
+def test_a_baseline_whose_tokens_go_to_other_experts_is_refused_by_differences() -> None:
+    torch.manual_seed(0)
+    model = Routed().double().eval()
+    with pytest.raises(explain.ExplainError):
+        explain.attribute(model, random(3, 1, 2, 4, 4), DeepLIFT(), target=1)
