@@ -21,8 +21,12 @@
     searches          rows that are chosen by the scores of earlier ones, step by step
     accumulators      where the results of perturbed rows add up
     replay            the operations before a layer, recorded and replayed
-    incremental       of perturbed inputs, what has to be computed
     execution         a plan, run
+
+Beside them stands an accelerator that the engine can do without:
+
+    incremental       a faster call of the network on perturbed inputs, where a trial finds one
+    incremental_maps  feature maps that are computed only where the perturbation changes them
 
 A method declares its needs and is otherwise a function of `Evidence`. A new kind of evidence is one
 frozen class in `needs` and one function in `collectors`.

@@ -1,450 +1,93 @@
-"""Incremental inference: what a perturbation cannot change is not computed again.
+"""Incremental inference: an accelerator for perturbed rows that the engine can do without.
 
-A perturbed photo equals the photo outside of a box. Convolutions, poolings and operators on single
-values are run on this box and what they need around it, as long as it is a small part of the
-feature map; elsewhere, the feature map is that of the photo, which is computed once. Any other
-operator is given whole feature maps. The result is that of a whole pass but for rounding. The model
-sees `BoxMaps`, a kind of tensor, and PyTorch hands every operator on it over.
-
-After Nakandala et al., "Incremental and Approximate Inference for Faster Occlusion-based Deep CNN
-Explanations", SIGMOD 2019.
+The engine asks `IncrementalInference.faster_call` for a function that takes the place of
+``inputs.call(model)``. It gets None where a trial finds the function wrong or slow. How a pass
+leaves out what the perturbation cannot change is in `incremental_maps`.
 """
 
 import math
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from explain.data.inputs import Inputs
+from explain.engine.incremental_maps import (
+    BoxMaps,
+    ChangedBox,
+    OperatorResult,
+    PhotoPass,
+    changed_box,
+    channels_last,
+)
 from explain.engine.settings import raise_unless_of_network
-
-LARGEST = 0.7
-"""The share of a feature map up to which a box is computed on its own."""
-_POINTWISE = """
-    _prelu_kernel abs add celu clamp clamp_max clamp_min clone div elu exp gelu hardsigmoid
-    hardswish hardtanh leaky_relu log maximum minimum mish mul neg pow relu rsub sigmoid silu
-    softplus sqrt square sub tanh threshold
-"""
-"""Operators that take each place of feature maps alone, as `torch.ops.aten` calls them."""
-
-
-@dataclass(eq=False)
-class ChangedBox:
-    """Feature maps of rows: ``values`` ``(B, C, *sides)`` in a box, elsewhere those of the photos.
-
-    ``photo_maps`` ``(N, C, ...)`` are these, ``owners`` ``(B,)`` says which photo each row belongs
-    to, and ``start`` ``(B, d)`` where its box begins.
-    """
-
-    photo_maps: Tensor
-    owners: Tensor
-    start: Tensor
-    values: Tensor
-
-    @property
-    def sides(self) -> torch.Size:
-        return self.values.shape[2:]
-
-    @property
-    def map_sides(self) -> torch.Size:
-        return self.photo_maps.shape[2:]
-
-    def at(self, start: Tensor, sides: Sequence[int], outside: float = 0.0) -> Tensor:
-        """The values ``(B, C, *sides)`` in other boxes; a constant where these reach beyond the
-        feature map."""
-        if start is self.start and tuple(sides) == self.sides:
-            return self.values
-        place, exists = _places(self.owners, start, sides, self.map_sides)
-        own_place, is_kept = _places(
-            torch.arange(len(start)), self.start - start, self.sides, sides
-        )
-        filled = _rows(self.photo_maps).index_select(0, place.flatten())
-        if not exists.all():
-            filled[~exists.flatten()] = outside
-        if is_kept.all():
-            filled.index_copy_(0, own_place.flatten(), _rows(self.values))
-        else:
-            filled[own_place[is_kept]] = _rows(self.values)[is_kept.flatten()]
-        return filled.reshape(len(start), *sides, -1).movedim(-1, 1)
-
-    def whole(self) -> Tensor:
-        """The whole feature maps of the rows ``(B, C, *map_sides)``."""
-        return self.at(torch.zeros_like(self.start), self.map_sides)
-
-
-def _places(
-    images: Tensor, start: Tensor, sides: Sequence[int], map_sides: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Where the places of boxes are among all places of feature maps ``(B, *sides)``, and whether
-    they are there."""
-    place = images
-    exists = torch.ones(len(images), dtype=torch.bool)
-    for dim, (side, map_side) in enumerate(zip(sides, map_sides, strict=True)):
-        along = start[:, dim].reshape(-1, *[1] * dim, 1) + torch.arange(side)
-        exists = exists.unsqueeze(-1) & (along >= 0) & (along < map_side)
-        place = place.unsqueeze(-1) * map_side + along.clamp(0, map_side - 1)
-    return place, exists
-
-
-def _rows(maps: Tensor) -> Tensor:
-    """Feature maps as ``(places, C)``; no copy if their channels come last."""
-    return maps.movedim(1, -1).reshape(-1, maps.shape[1])
-
-
-def _channels_last(maps: Tensor) -> Tensor:
-    return maps.movedim(1, -1).contiguous().movedim(-1, 1) if maps.ndim > 2 else maps
-
-
-def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
-    return math.prod(sides) <= LARGEST * math.prod(map_sides)
-
-
-def changed_box(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> ChangedBox | None:
-    """The box of pixels in which perturbed rows differ from their photos; None where it is too
-    large to be of use.
-
-    >>> x, perturbed = torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 8)
-    >>> perturbed[:, :, 2:4, 5:6] = 1
-    >>> box = changed_box(x, torch.tensor([0]), perturbed)
-    >>> box.start.tolist(), tuple(box.sides)
-    ([[2, 5]], (2, 1))
-    """
-    start, sides = _changed(of_photos, owners, perturbed)
-    if not _is_small(sides, of_photos.shape[2:]):
-        return None
-    rows = torch.arange(len(owners))
-    nothing = perturbed.narrow(2, 0, 0)
-    return ChangedBox(
-        of_photos,
-        owners,
-        start,
-        ChangedBox(perturbed, rows, torch.zeros_like(start), nothing).at(start, sides),
-    )
-
-
-def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
-    """Where the pixels that changed begin in each row, and the sides of a box that holds them in
-    any row."""
-    changed = (perturbed != of_photos[owners]).any(1)
-    starts = []
-    sides = list[int]()
-    for dim in range(1, changed.ndim):
-        other_dims = [other for other in range(1, changed.ndim) if other != dim]
-        along = (changed.any(other_dims) if other_dims else changed).int()
-        first = along.argmax(1)
-        length = along.shape[1]
-        last = length - along.flip(1).argmax(1)
-        sides.append(int((last - first).where(along.any(1), 1).max()))
-        starts.append(first.clamp(max=length - sides[-1]))
-    return torch.stack(starts, 1), sides
-
-
-Results: TypeAlias = list[tuple[Any, Sequence[Any], Tensor]]
-"""Operators, their arguments and what they gave for the photos, in the order of a pass."""
-
-
-@dataclass(eq=False)
-class PhotoPass:
-    """The operators that a pass has come to, and what they gave for the photos in earlier
-    passes."""
-
-    results: Results
-    layout: torch.memory_format = torch.contiguous_format
-    count: int = 0
-
-    def result(
-        self, function: Any, arguments: Sequence[Any], compute: Callable[[], Tensor]
-    ) -> Tensor:
-        """What the next operator gives for the photos, computed in the first pass that comes to
-        it."""
-        number = self.count
-        self.count += 1
-        for last_function, last_arguments, result in self.results[number : number + 1]:
-            if (
-                last_function == function
-                and len(last_arguments) == len(arguments)
-                and all(map(_same, last_arguments, arguments))
-            ):
-                return result
-        result = _channels_last(compute())
-        self.results[number:] = [(function, arguments, result)]
-        return result
-
-
-class BoxMaps(Tensor):
-    """Feature maps that are known as a box. Operators that take places alone give such maps again.
-
-    Any other operator is given whole feature maps. Where it overwrites them, or returns another
-    name of their memory, they stay whole.
-
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
-    >>> x = torch.rand(1, 3, 16, 16)
-    >>> perturbed = x.repeat(2, 1, 1, 1)
-    >>> perturbed[1, :, 4:6, 4:6] = 0
-    >>> box = changed_box(x, torch.tensor([0, 0]), perturbed)
-    >>> with torch.no_grad():
-    ...     output = model(BoxMaps(box, PhotoPass([])))
-    >>> torch.allclose(output, model(perturbed), atol=1e-6)
-    True
-    """
-
-    box: ChangedBox | None
-    _whole: Tensor | None
-    _photos: PhotoPass
-
-    @staticmethod
-    def __new__(cls, box: ChangedBox, photos: PhotoPass) -> "BoxMaps":
-        shape = (len(box.owners), *box.photo_maps.shape[1:])
-        layout = photos.layout if len(shape) == 4 else torch.contiguous_format
-        strides = torch.empty(shape, device="meta", memory_format=layout).stride()
-        values = box.values
-        maps: BoxMaps = Tensor._make_wrapper_subclass(
-            cls, shape, strides=strides, dtype=values.dtype, device=values.device
-        )
-        maps.box = box
-        maps._whole = None
-        maps._photos = photos
-        return maps
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    data = property(Tensor.detach)
-    """Cannot be set."""
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        schema = function._schema
-        name = function.overloadpacket.__name__
-        maps = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, BoxMaps)]
-        photos = maps[0]._photos
-        overwrites = name.endswith("_") and schema.is_mutable and args[0] is maps[0]
-        if overwrites:
-            out_of_place = getattr(torch.ops.aten, name[:-1], None)
-            function_of_box = getattr(out_of_place, function._overloadname, None)
-        else:
-            function_of_box = function
-        box = None
-        if function_of_box is not None and all(map_.box is not None for map_ in maps):
-            box = _Operator(function_of_box, args, kwargs or {}, photos).result()
-        if box is None:
-            return _on_whole_maps(function, args, kwargs or {}, maps)
-        if overwrites:
-            maps[0]._become(box)
-            return maps[0]
-        result = BoxMaps(box, photos)
-        empty_results = len(schema.returns) - 1
-        return (result, *[None] * empty_results) if empty_results else result
-
-    def whole(self) -> Tensor:
-        """The whole feature maps of the rows ``(B, C, ...)``."""
-        if self._whole is None:
-            assert self.box is not None
-            self._whole = self.box.whole().contiguous(memory_format=self._photos.layout)
-        return self._whole
-
-    def stay_whole(self) -> None:
-        self.whole()
-        self.box = None
-
-    def _become(self, box: ChangedBox) -> None:
-        """Be overwritten: the result has the type that it had."""
-        self.box = ChangedBox(
-            box.photo_maps.to(self.dtype), box.owners, box.start, box.values.to(self.dtype)
-        )
-        self._whole = None
-
-
-def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps]) -> Any:
-    """Run an operator on whole feature maps; what it overwrites are the maps that the model has."""
-    schema = function._schema
-    if schema.is_mutable or any(value.alias_info is not None for value in schema.returns):
-        for map_ in maps:
-            map_.stay_whole()
-    whole_args, whole_kwargs = tree_map_only(BoxMaps, BoxMaps.whole, (args, kwargs))
-    result = function(*whole_args, **whole_kwargs)
-    if any(map_.whole().shape != map_.shape for map_ in maps):
-        raise RuntimeError(f"{function} changes the shape of feature maps")
-    of_model = {id(map_.whole()): map_ for map_ in maps}
-    return tree_map_only(Tensor, lambda tensor: of_model.get(id(tensor), tensor), result)
-
-
-@dataclass(eq=False)
-class _Operator:
-    """An operator that is given feature maps that are known as boxes."""
-
-    function: Any
-    args: Any
-    kwargs: Any
-    photos: PhotoPass
-
-    def __post_init__(self) -> None:
-        self.tensors = [
-            leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)
-        ]
-        self.boxes: list[Any] = [
-            tensor.box for tensor in self.tensors if isinstance(tensor, BoxMaps)
-        ]
-
-    def result(self) -> ChangedBox | None:
-        """What it gives, as a box; None where it needs whole feature maps."""
-        name = self.function.overloadpacket.__name__
-        plain_tensors = [tensor for tensor in self.tensors if not isinstance(tensor, BoxMaps)]
-        takes_one = len(self.boxes) == 1 and isinstance(self.args[0], BoxMaps)
-        dims = len(self.boxes[0].sides)
-        if takes_one and name.partition("_with")[0].rstrip("123d") in (
-            "convolution",
-            "max_pool",
-            "avg_pool",
-        ):
-            return self._windowed()
-        if name == "constant_pad_nd":
-            return self._padded()
-        if name == "native_batch_norm":
-            mean = self.args[3]
-            training = self.args[5]
-            takes_places_alone = takes_one and mean is not None and not training
-        elif name == "cat":
-            takes_places_alone = self.args[1:] in ((1,), (-dims - 1,)) and not plain_tensors
-        else:
-            takes_places_alone = name in _POINTWISE.split() and all(
-                _is_constant(tensor, dims) for tensor in plain_tensors
-            )
-        return self._each_value() if takes_places_alone else None
-
-    def _of_photos(self) -> Tensor:
-        """What it gives for the photos."""
-        photos = self._of_boxes(lambda box: box.photo_maps)
-        return self.photos.result(self.function, tree_leaves(photos), lambda: self._run(photos))
-
-    def _of_boxes(self, tensor_of: Callable[[Any], Tensor]) -> Any:
-        """The arguments with a tensor in the place of each box."""
-        return tree_map_only(BoxMaps, lambda maps: tensor_of(maps.box), (self.args, self.kwargs))
-
-    def _run(self, arguments: Any) -> Tensor:
-        args, kwargs = arguments
-        return _first(self.function(*args, **kwargs))
-
-    def _each_value(self) -> ChangedBox | None:
-        """An operator that takes each place of the feature maps alone, in the box that holds all
-        boxes."""
-        start, sides = _around(self.boxes)
-        one = self.boxes[0]
-        if any(box.map_sides != one.map_sides for box in self.boxes) or not _is_small(
-            sides, one.map_sides
-        ):
-            return None
-        values = self._run(self._of_boxes(lambda box: box.at(start, sides)))
-        return ChangedBox(self._of_photos(), one.owners, start, values)
-
-    def _padded(self) -> ChangedBox | None:
-        (box,) = self.boxes
-        pads = self.args[1]
-        if min(pads) < 0 or len(pads) > 2 * len(box.sides):
-            return None
-        first_pads = [*pads[::2], *[0] * (len(box.sides) - len(pads) // 2)][::-1]
-        return ChangedBox(
-            self._of_photos(), box.owners, box.start + torch.tensor(first_pads), box.values
-        )
-
-    def _windowed(self) -> ChangedBox | None:
-        """A convolution or pooling, of the windows that reach into the box."""
-        names = [argument.name for argument in self.function._schema.arguments]
-        named = dict(zip(names, self.args, strict=False))
-        is_pool = "kernel_size" in names
-        is_average = "count_include_pad" in names
-        cuts_padding = is_average and (
-            named.get("ceil_mode") or not named.get("count_include_pad", True)
-        )
-        if cuts_padding or named.get("transposed"):
-            return None
-        (box,) = self.boxes
-        dims = len(box.sides)
-        kernel = _each(named["kernel_size"] if is_pool else named["weight"].shape[2:], dims)
-        stride = _each(named.get("stride") or kernel.tolist(), dims)
-        reach = _each(named.get("dilation", 1), dims) * (kernel - 1)
-        padding = _each(named.get("padding", 0), dims)
-        if not (reach + padding + stride - 1).any():
-            return self._each_value()
-        of_photos = self._of_photos()
-        map_sides = torch.tensor(of_photos.shape[2:])
-        sides = map_sides.minimum((torch.tensor(box.sides) - 1 + reach) // stride + 1)
-        if not _is_small(sides.tolist(), of_photos.shape[2:]):
-            return None
-        first = -((reach - padding - box.start) // stride)
-        start = first.clamp(min=0).minimum(map_sides - sides)
-        around = (sides - 1) * stride + reach + 1
-        outside = -torch.inf if is_pool and not is_average else 0.0
-        named[names[0]] = box.at(start * stride - padding, around.tolist(), outside)
-        if "padding" in named:
-            named["padding"] = [0] * dims
-        return ChangedBox(of_photos, box.owners, start, _first(self.function(**named)))
-
 
 _is_faster: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
 """Of networks, by the kind of rows, whether incremental inference is right and faster."""
 FEW = 4
 """Rows that are run as a whole in a trial."""
-WORTH_A_TRIAL = 12 * FEW  # rows from which on a trial costs little
+WORTH_A_TRIAL = 12 * FEW
+"""Rows from which on a trial costs little."""
 
 
 class IncrementalInference:
-    """Runs perturbed rows incrementally where a trial shows that it is faster, and gives the same
-    scores."""
+    """Runs perturbed rows of the photos ``x`` incrementally; what is computed of the photos is
+    kept."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self._model = model
         self._is_faster = _is_faster.setdefault(model, {})
-        self._photos = _channels_last(x)
-        self._results: Results = []
+        self._photos = channels_last(x)
+        self._results: list[OperatorResult] = []
 
-    def is_faster(self, owners: Tensor, inputs: Inputs, agree: Callable[[Any, Any], bool]) -> bool:
-        """Whether it is right and faster for rows like these of the photos ``owners``, which are
-        run in a trial.
+    def faster_call(
+        self, owners: Tensor, inputs: Inputs, agree: Callable[[Any, Any], bool]
+    ) -> Callable[[Tensor, Inputs], Any] | None:
+        """What gives the network's output faster than ``inputs.call(model)`` for rows like these;
+        None if nothing does.
 
-        ``agree`` compares an output with that for the first `FEW` of the rows.
+        The function takes rows like ``inputs`` and their photos, ``owners`` ``(B,)``. It is tried
+        on these rows once; ``agree`` compares its output with the network's for the first `FEW`.
         """
         box = changed_box(self._photos, owners, inputs.x)
         if box is None:
-            return False
+            return None
         kind = _kind(box)
         if kind not in self._is_faster:
             self._is_faster[kind] = self._try(owners, box, inputs, agree)
-        return self._is_faster[kind]
+        return self._call if self._is_faster[kind] else None
 
-    def output(self, owners: Tensor, inputs: Inputs) -> Any:
-        """What the network gives for perturbed rows of the photos ``owners``."""
+    def _call(self, owners: Tensor, inputs: Inputs) -> Any:
         box = changed_box(self._photos, owners, inputs.x)
         output = None
         if box is not None and self._is_faster.get(_kind(box)):
-            output = self._follow(box, inputs)
+            output = self._incremental_output(box, inputs)
         return inputs.call(self._model) if output is None else output
 
     def _try(
         self, owners: Tensor, box: ChangedBox, inputs: Inputs, agree: Callable[[Any, Any], bool]
     ) -> bool:
+        """Whether rows have the right output in less time each than the first few have as a
+        whole."""
         count = min(FEW, len(owners))
         few = inputs.rows(torch.arange(count))
         box_of_few = changed_box(self._photos, owners[:count], few.x)
-        # which computes what is known of the photos
-        if box_of_few is None or self._follow(box_of_few, few) is None:
+        # the first pass computes what is kept of the photos, so it is not timed
+        if box_of_few is None or self._incremental_output(box_of_few, few) is None:
             return False
-        began = time.perf_counter()
-        output = self._follow(box, inputs)
-        between = time.perf_counter()
+        start = time.perf_counter()
+        output = self._incremental_output(box, inputs)
+        middle = time.perf_counter()
         expected = few.call(self._model)
-        ended = time.perf_counter()
-        is_faster = (between - began) / len(box.owners) < (ended - between) / count
+        end = time.perf_counter()
+        is_faster = (middle - start) / len(owners) < (end - middle) / count
         return is_faster and output is not None and agree(output, expected)
 
-    def _follow(self, box: ChangedBox, inputs: Inputs) -> Any:
-        """The output, computed incrementally; None where that fails for any reason."""
+    def _incremental_output(self, box: ChangedBox, inputs: Inputs) -> Any:
+        """The output, computed incrementally; None where the network fails on such maps."""
         is_contiguous = inputs.x.ndim != 4 or inputs.x.is_contiguous()
         layout = torch.contiguous_format if is_contiguous else torch.channels_last
         try:
@@ -455,8 +98,8 @@ class IncrementalInference:
 
 
 def _kind(box: ChangedBox) -> Any:
-    """What decides how long rows take in a network: the size of photos, and of the boxes in which
-    they changed."""
+    """What decides how long rows take in a network: the photos' size and type, and the share of
+    them that changed."""
     share = math.prod(box.sides) / math.prod(box.map_sides)
     return (
         box.photo_maps.shape[1:],
@@ -464,36 +107,3 @@ def _kind(box: ChangedBox) -> Any:
         torch.get_num_threads(),
         math.ceil(8 * share),
     )
-
-
-def _each(value: Any, dims: int) -> Tensor:
-    """A value for each dimension: the numbers themselves, or the only one for all."""
-    return torch.tensor(value).expand(dims)
-
-
-def _is_constant(tensor: Tensor, dims: int) -> bool:
-    """Whether a tensor has the same value for all rows and places."""
-    along = all(side == 1 for side in tensor.shape[-dims:])
-    return along and (tensor.ndim < dims + 2 or len(tensor) == 1)
-
-
-def _first(result: Any) -> Tensor:
-    tensor: Tensor = result[0] if isinstance(result, tuple) else result
-    return tensor
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (
-        not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
-    )
-
-
-def _around(boxes: Sequence[ChangedBox]) -> tuple[Tensor, Sequence[int]]:
-    """The smallest boxes that hold some boxes of each row: where they begin, and their sides."""
-    one = boxes[0]
-    if all(box.start is one.start and box.sides == one.sides for box in boxes):
-        return one.start, one.sides
-    start = torch.stack([box.start for box in boxes]).amin(0)
-    ends = torch.stack([box.start + torch.tensor(box.sides) for box in boxes]).amax(0)
-    sides = [int(side) for side in (ends - start).amax(0)]
-    return torch.minimum(start, torch.tensor(one.map_sides) - torch.tensor(sides)), sides

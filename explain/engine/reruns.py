@@ -305,8 +305,8 @@ class InputRerun:
         self._reads_scores = are_classes and context.forward.logits is not None and not stream.inner
         graph = self._inner.whole or bool(self._inner.layers)
         self.rows_at_once = context.rows_at_once(self._way_to_run, graph=graph)
-        self._incremental = self._find_incremental()
-        if self._incremental is not None and context.settings.batch_size is None:
+        self._faster_call = self._find_faster_call()
+        if self._faster_call is not None and context.settings.batch_size is None:
             self.rows_at_once *= INCREMENTAL_ROWS
 
     def _find_way_to_run(self) -> Way:
@@ -323,8 +323,9 @@ class InputRerun:
         last = torch.full((1,), len(inputs) - 1, device=context.device)
         return context.way(None, {way: partial(run, way) for way in ways}, last)
 
-    def _find_incremental(self) -> IncrementalInference | None:
-        """What runs the rows incrementally, if the first of them are run faster so."""
+    def _find_faster_call(self) -> Callable[[Tensor, Inputs], Any] | None:
+        """What runs rows faster than the model's call, by their images and inputs, if anything
+        does."""
         context = self.context
         x = context.inputs.x
         count = len(self.rows.owners)
@@ -355,7 +356,7 @@ class InputRerun:
             )
 
         with context.runs_model(), intervening_on_rows(images, few):
-            return incremental if incremental.is_faster(images, inputs, agree) else None
+            return incremental.faster_call(images, inputs, agree)
 
     def _batch(self, indices: Tensor) -> tuple[Tensor, int, Inputs]:
         """The image of each row that is run, from where on these are perturbed rows with these
@@ -383,11 +384,10 @@ class InputRerun:
         images, place, inputs = self._batch(indices)
         if self._reads_scores:
             with context.runs_model(), intervening_on_rows(images):
-                incremental = self._incremental
                 output = (
                     inputs.call(context.model)
-                    if incremental is None
-                    else incremental.output(images, inputs)
+                    if self._faster_call is None
+                    else self._faster_call(images, inputs)
                 )
             refuse = partial(self._refuse, indices)
             require_finite(find_logits(output, len(images)).sum(), refuse)

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 import explain
 from explain.baselines import OtherPhoto
-from explain.engine.incremental import BoxMaps, PhotoPass, changed_box
+from explain.engine.incremental import IncrementalInference
+from explain.engine.incremental_maps import BoxMaps, PhotoPass, changed_box
 from explain.methods import Occlusion
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -172,9 +173,13 @@ def test_it_is_used_where_a_trial_finds_it_faster(
 
     monkeypatch.setattr("explain.engine.incremental.time.perf_counter", lambda: now[0])
     handle = model.register_forward_pre_hook(forward)
-    explain.attribute(model, x, Occlusion(window=4, stride=2), target=1, batch_size=8)
+    method = Occlusion(window=4, stride=2)
+    values = explain.attribute(model, x, method, target=1, batch_size=8).values
     handle.remove()
     assert passes[0] == (2 + 18 if factor < 1 else 2)  # in the trial, and of 144 rows by eight
+    monkeypatch.setattr(IncrementalInference, "faster_call", lambda *_: None)
+    without_it = explain.attribute(model, x, method, target=1, batch_size=8).values
+    torch.testing.assert_close(values, without_it, rtol=1e-10, atol=1e-12)
 
 
 class Overwrites(nn.Module):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from explain.engine.incremental import BoxMaps, PhotoPass, changed_box
+from explain.engine.incremental_maps import BoxMaps, PhotoPass, changed_box
 
 ALIASES: dict[str, Callable[[Tensor], Tensor]] = {
     "the same": lambda h: h,

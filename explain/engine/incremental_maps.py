@@ -1,0 +1,425 @@
+"""Feature maps that are known by the box in which a perturbation changed them: `BoxMaps`, a kind of
+tensor.
+
+A perturbed photo equals the photo outside of a box. Convolutions, poolings and operators on single
+values are run on this box and what they need around it, as long as it is a small part of the
+feature map; elsewhere, the feature map is that of the photo, which is computed once. Any other
+operator is given whole feature maps. The result is that of a whole pass but for rounding. PyTorch
+hands every operator on `BoxMaps` over to them, whatever the model is.
+
+After Nakandala et al., "Incremental and Approximate Inference for Faster Occlusion-based Deep CNN
+Explanations", SIGMOD 2019.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+LARGEST = 0.7
+"""The share of a feature map up to which a box is computed on its own."""
+_POINTWISE = """
+    _prelu_kernel abs add celu clamp clamp_max clamp_min clone div elu exp gelu hardsigmoid
+    hardswish hardtanh leaky_relu log maximum minimum mish mul neg pow relu rsub sigmoid silu
+    softplus sqrt square sub tanh threshold
+"""
+"""Operators that take each place of feature maps alone, as `torch.ops.aten` calls them."""
+
+
+@dataclass(eq=False)
+class ChangedBox:
+    """Feature maps of rows: ``values`` ``(B, C, *sides)`` in a box, elsewhere those of the photos.
+
+    ``photo_maps`` ``(N, C, ...)`` are these, ``owners`` ``(B,)`` says which photo each row belongs
+    to, and ``start`` ``(B, d)`` where its box begins.
+    """
+
+    photo_maps: Tensor
+    owners: Tensor
+    start: Tensor
+    values: Tensor
+
+    @property
+    def sides(self) -> torch.Size:
+        return self.values.shape[2:]
+
+    @property
+    def map_sides(self) -> torch.Size:
+        return self.photo_maps.shape[2:]
+
+    def at(self, start: Tensor, sides: Sequence[int], outside: float = 0.0) -> Tensor:
+        """The values ``(B, C, *sides)`` in other boxes; a constant where these reach beyond the
+        feature map."""
+        if start is self.start and tuple(sides) == self.sides:
+            return self.values
+        place, exists = _places(self.owners, start, sides, self.map_sides)
+        own_place, is_kept = _places(
+            torch.arange(len(start)), self.start - start, self.sides, sides
+        )
+        filled = _rows(self.photo_maps).index_select(0, place.flatten())
+        if not exists.all():
+            filled[~exists.flatten()] = outside
+        if is_kept.all():
+            filled.index_copy_(0, own_place.flatten(), _rows(self.values))
+        else:
+            filled[own_place[is_kept]] = _rows(self.values)[is_kept.flatten()]
+        return filled.unflatten(0, (len(start), *sides)).movedim(-1, 1)
+
+    def whole(self) -> Tensor:
+        """The whole feature maps of the rows ``(B, C, *map_sides)``."""
+        return self.at(torch.zeros_like(self.start), self.map_sides)
+
+
+def _places(
+    images: Tensor, start: Tensor, sides: Sequence[int], map_sides: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Which places of the ``images``' feature maps boxes cover, and which of these exist: both
+    ``(B, *sides)``.
+
+    Places are numbered through all images, in the order of `_rows`.
+    """
+    place = images
+    exists = torch.ones(len(images), dtype=torch.bool)
+    for begin, side, map_side in zip(start.unbind(1), sides, map_sides, strict=True):
+        along = torch.arange(side)[:, None] + begin  # (side, B): the boxes stay the last dimension
+        exists = exists.unsqueeze(-2) & (along >= 0) & (along < map_side)
+        place = place.unsqueeze(-2) * map_side + along.clamp(0, map_side - 1)
+    return place.movedim(-1, 0), exists.movedim(-1, 0)
+
+
+def _rows(maps: Tensor) -> Tensor:
+    """Feature maps as ``(places, C)``; no copy if their channels come last."""
+    return maps.movedim(1, -1).reshape(-1, maps.shape[1])
+
+
+def channels_last(maps: Tensor) -> Tensor:
+    """The same maps ``(N, C, ...)``, in memory with their channels last."""
+    return maps.movedim(1, -1).contiguous().movedim(-1, 1) if maps.ndim > 2 else maps
+
+
+def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
+    return math.prod(sides) <= LARGEST * math.prod(map_sides)
+
+
+def changed_box(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> ChangedBox | None:
+    """The box of pixels in which perturbed rows differ from their photos; None where it is too
+    large to be of use.
+
+    >>> x, perturbed = torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 8)
+    >>> perturbed[:, :, 2:4, 5:6] = 1
+    >>> box = changed_box(x, torch.tensor([0]), perturbed)
+    >>> box.start.tolist(), tuple(box.sides)
+    ([[2, 5]], (2, 1))
+    """
+    start, sides = _changed(of_photos, owners, perturbed)
+    if not _is_small(sides, of_photos.shape[2:]):
+        return None
+    rows = torch.arange(len(owners))
+    nothing = perturbed.narrow(2, 0, 0)
+    return ChangedBox(
+        of_photos,
+        owners,
+        start,
+        ChangedBox(perturbed, rows, torch.zeros_like(start), nothing).at(start, sides),
+    )
+
+
+def _changed(of_photos: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
+    """Where the pixels that changed begin in each row, and the sides of a box that holds them in
+    any row."""
+    changed = (perturbed != of_photos[owners]).any(1)
+    starts = []
+    sides = list[int]()
+    for dim in range(1, changed.ndim):
+        other_dims = [other for other in range(1, changed.ndim) if other != dim]
+        along = (changed.any(other_dims) if other_dims else changed).int()
+        first = along.argmax(1)
+        length = along.shape[1]
+        last = length - along.flip(1).argmax(1)
+        sides.append(int((last - first).where(along.any(1), 1).max()))
+        starts.append(first.clamp(max=length - sides[-1]))
+    return torch.stack(starts, 1), sides
+
+
+class OperatorResult(NamedTuple):
+    """An operator, its arguments and what it gave for the photos ``(N, C, ...)``."""
+
+    function: Any
+    arguments: Sequence[Any]
+    maps: Tensor
+
+    def answers(self, function: Any, arguments: Sequence[Any]) -> bool:
+        """Whether it is the result for a call: of equal arguments, and of the same tensors."""
+        is_same = self.function == function and len(self.arguments) == len(arguments)
+        return is_same and all(map(_same, self.arguments, arguments))
+
+
+@dataclass(eq=False)
+class PhotoPass:
+    """One pass of rows, which reads what its operators give for the photos from the ``results`` of
+    earlier passes.
+
+    ``layout`` is how the network expects its feature maps ``(N, C, h, w)`` in memory, and ``count``
+    how many operators the pass has come to.
+    """
+
+    results: list[OperatorResult]
+    layout: torch.memory_format = torch.contiguous_format
+    count: int = 0
+
+    def result(
+        self, function: Any, arguments: Sequence[Any], compute: Callable[[], Tensor]
+    ) -> Tensor:
+        """What the next operator gives for the photos, computed in the first pass that comes to
+        it."""
+        number = self.count
+        self.count += 1
+        if number < len(self.results) and self.results[number].answers(function, arguments):
+            return self.results[number].maps
+        maps = channels_last(compute())
+        self.results[number:] = [OperatorResult(function, arguments, maps)]
+        return maps
+
+
+class BoxMaps(Tensor):
+    """Feature maps that are known as a box. Operators that take places alone give such maps again.
+
+    Any other operator is given whole feature maps. Where it overwrites them, or returns another
+    name of their memory, they stay whole.
+
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
+    >>> x = torch.rand(1, 3, 16, 16)
+    >>> perturbed = x.repeat(2, 1, 1, 1)
+    >>> perturbed[1, :, 4:6, 4:6] = 0
+    >>> box = changed_box(x, torch.tensor([0, 0]), perturbed)
+    >>> with torch.no_grad():
+    ...     output = model(BoxMaps(box, PhotoPass([])))
+    >>> torch.allclose(output, model(perturbed), atol=1e-6)
+    True
+    """
+
+    box: ChangedBox | None
+    _whole: Tensor | None
+    _photos: PhotoPass
+
+    @staticmethod
+    def __new__(cls, box: ChangedBox, photos: PhotoPass) -> "BoxMaps":
+        shape = (len(box.owners), *box.photo_maps.shape[1:])
+        layout = photos.layout if len(shape) == 4 else torch.contiguous_format
+        strides = torch.empty(shape, device="meta", memory_format=layout).stride()
+        values = box.values
+        maps: BoxMaps = Tensor._make_wrapper_subclass(
+            cls, shape, strides=strides, dtype=values.dtype, device=values.device
+        )
+        maps.box = box
+        maps._whole = None
+        maps._photos = photos
+        return maps
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    data = property(Tensor.detach)
+    """Cannot be set."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        schema = function._schema
+        name = function.overloadpacket.__name__
+        maps = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, BoxMaps)]
+        photos = maps[0]._photos
+        overwrites = name.endswith("_") and schema.is_mutable and args[0] is maps[0]
+        if overwrites:
+            out_of_place = getattr(torch.ops.aten, name[:-1], None)
+            function_of_box = getattr(out_of_place, function._overloadname, None)
+        else:
+            function_of_box = function
+        box = None
+        if function_of_box is not None and all(map_.box is not None for map_ in maps):
+            box = _Operator(function_of_box, args, kwargs or {}, photos).result()
+        if box is None:
+            return _on_whole_maps(function, args, kwargs or {}, maps)
+        if overwrites:
+            maps[0]._become(box)
+            return maps[0]
+        result = BoxMaps(box, photos)
+        empty_results = len(schema.returns) - 1
+        return (result, *[None] * empty_results) if empty_results else result
+
+    def whole(self) -> Tensor:
+        """The whole feature maps of the rows ``(B, C, ...)``."""
+        if self._whole is None:
+            assert self.box is not None
+            self._whole = self.box.whole().contiguous(memory_format=self._photos.layout)
+        return self._whole
+
+    def _become(self, box: ChangedBox) -> None:
+        """Be overwritten: the result has the type that it had."""
+        self.box = ChangedBox(
+            box.photo_maps.to(self.dtype), box.owners, box.start, box.values.to(self.dtype)
+        )
+        self._whole = None
+
+
+def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps]) -> Any:
+    """Run an operator on whole feature maps; what it overwrites are the maps that the model has."""
+    schema = function._schema
+    if schema.is_mutable or any(value.alias_info is not None for value in schema.returns):
+        for map_ in maps:  # a box would not know of what is written
+            map_.whole()
+            map_.box = None
+    whole_args, whole_kwargs = tree_map_only(BoxMaps, BoxMaps.whole, (args, kwargs))
+    result = function(*whole_args, **whole_kwargs)
+    if any(map_.whole().shape != map_.shape for map_ in maps):
+        raise RuntimeError(f"{function} changes the shape of feature maps")
+    of_model = {id(map_.whole()): map_ for map_ in maps}
+    return tree_map_only(Tensor, lambda tensor: of_model.get(id(tensor), tensor), result)
+
+
+@dataclass(eq=False)
+class _Operator:
+    """An operator that is given feature maps that are known as boxes."""
+
+    function: Any
+    args: Any
+    kwargs: Any
+    photos: PhotoPass
+
+    def __post_init__(self) -> None:
+        self.tensors = [
+            leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)
+        ]
+        self.boxes: list[Any] = [
+            tensor.box for tensor in self.tensors if isinstance(tensor, BoxMaps)
+        ]
+
+    def result(self) -> ChangedBox | None:
+        """What it gives, as a box; None where it needs whole feature maps."""
+        name = self.function.overloadpacket.__name__
+        plain_tensors = [tensor for tensor in self.tensors if not isinstance(tensor, BoxMaps)]
+        takes_one = len(self.boxes) == 1 and isinstance(self.args[0], BoxMaps)
+        dims = len(self.boxes[0].sides)
+        if takes_one and name.partition("_with")[0].rstrip("123d") in (
+            "convolution",
+            "max_pool",
+            "avg_pool",
+        ):
+            return self._windowed()
+        if name == "constant_pad_nd":
+            return self._padded()
+        if name == "native_batch_norm":
+            mean = self.args[3]
+            training = self.args[5]
+            takes_places_alone = takes_one and mean is not None and not training
+        elif name == "cat":
+            takes_places_alone = self.args[1:] in ((1,), (-dims - 1,)) and not plain_tensors
+        else:
+            takes_places_alone = name in _POINTWISE.split() and all(
+                _is_constant(tensor, dims) for tensor in plain_tensors
+            )
+        return self._each_value() if takes_places_alone else None
+
+    def _of_photos(self) -> Tensor:
+        """What it gives for the photos."""
+        photos = self._of_boxes(lambda box: box.photo_maps)
+        return self.photos.result(self.function, tree_leaves(photos), lambda: self._run(photos))
+
+    def _of_boxes(self, tensor_of: Callable[[Any], Tensor]) -> Any:
+        """The arguments with a tensor in the place of each box."""
+        return tree_map_only(BoxMaps, lambda maps: tensor_of(maps.box), (self.args, self.kwargs))
+
+    def _run(self, arguments: Any) -> Tensor:
+        args, kwargs = arguments
+        return _first(self.function(*args, **kwargs))
+
+    def _each_value(self) -> ChangedBox | None:
+        """An operator that takes each place of the feature maps alone, in the box that holds all
+        boxes."""
+        start, sides = _around(self.boxes)
+        one = self.boxes[0]
+        if any(box.map_sides != one.map_sides for box in self.boxes) or not _is_small(
+            sides, one.map_sides
+        ):
+            return None
+        values = self._run(self._of_boxes(lambda box: box.at(start, sides)))
+        return ChangedBox(self._of_photos(), one.owners, start, values)
+
+    def _padded(self) -> ChangedBox | None:
+        (box,) = self.boxes
+        pads = self.args[1]
+        if min(pads) < 0 or len(pads) > 2 * len(box.sides):
+            return None
+        first_pads = [*pads[::2], *[0] * (len(box.sides) - len(pads) // 2)][::-1]
+        return ChangedBox(
+            self._of_photos(), box.owners, box.start + torch.tensor(first_pads), box.values
+        )
+
+    def _windowed(self) -> ChangedBox | None:
+        """A convolution or pooling, of the windows that reach into the box."""
+        names = [argument.name for argument in self.function._schema.arguments]
+        named = dict(zip(names, self.args, strict=False))
+        is_pool = "kernel_size" in names
+        is_average = "count_include_pad" in names
+        cuts_padding = is_average and (
+            named.get("ceil_mode") or not named.get("count_include_pad", True)
+        )
+        if cuts_padding or named.get("transposed"):
+            return None
+        (box,) = self.boxes
+        dims = len(box.sides)
+        kernel = _each(named["kernel_size"] if is_pool else named["weight"].shape[2:], dims)
+        stride = _each(named.get("stride") or kernel.tolist(), dims)
+        reach = _each(named.get("dilation", 1), dims) * (kernel - 1)
+        padding = _each(named.get("padding", 0), dims)
+        if not (reach + padding + stride - 1).any():
+            return self._each_value()
+        of_photos = self._of_photos()
+        map_sides = torch.tensor(of_photos.shape[2:])
+        sides = map_sides.minimum((torch.tensor(box.sides) - 1 + reach) // stride + 1)
+        if not _is_small(sides.tolist(), of_photos.shape[2:]):
+            return None
+        first = -((reach - padding - box.start) // stride)
+        start = first.clamp(min=0).minimum(map_sides - sides)
+        around = (sides - 1) * stride + reach + 1
+        outside = -torch.inf if is_pool and not is_average else 0.0
+        named[names[0]] = box.at(start * stride - padding, around.tolist(), outside)
+        if "padding" in named:
+            named["padding"] = [0] * dims
+        return ChangedBox(of_photos, box.owners, start, _first(self.function(**named)))
+
+
+def _each(value: Any, dims: int) -> Tensor:
+    """A value for each dimension: the numbers themselves, or the only one for all."""
+    return torch.tensor(value).expand(dims)
+
+
+def _is_constant(tensor: Tensor, dims: int) -> bool:
+    """Whether a tensor has the same value for all rows and places."""
+    along = all(side == 1 for side in tensor.shape[-dims:])
+    return along and (tensor.ndim < dims + 2 or len(tensor) == 1)
+
+
+def _first(result: Any) -> Tensor:
+    tensor: Tensor = result[0] if isinstance(result, tuple) else result
+    return tensor
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (
+        not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
+    )
+
+
+def _around(boxes: Sequence[ChangedBox]) -> tuple[Tensor, Sequence[int]]:
+    """The smallest boxes that hold some boxes of each row: where they begin, and their sides."""
+    one = boxes[0]
+    if all(box.start is one.start and box.sides == one.sides for box in boxes):
+        return one.start, one.sides
+    start = torch.stack([box.start for box in boxes]).amin(0)
+    ends = torch.stack([box.start + torch.tensor(box.sides) for box in boxes]).amax(0)
+    sides = [int(side) for side in (ends - start).amax(0)]
+    return torch.minimum(start, torch.tensor(one.map_sides) - torch.tensor(sides)), sides
