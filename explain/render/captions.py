@@ -1,12 +1,18 @@
 """What is written below a picture: texts that fit, captions, legends of colours, and marks of
-checks."""
+checks.
+
+Pictures here are strips: texts and colours are drawn as small pictures, which are then put side by
+side or below each other.
+"""
 
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 from math import ceil, sqrt
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -28,37 +34,31 @@ COLORS = [
     (86, 180, 233),
     (240, 228, 66),
 ]
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+Measure: TypeAlias = Callable[[str], float]
+"""How wide a text is, in pixels or inches."""
 
 
 @lru_cache(maxsize=32)
-def font(size: int, bold: bool = False) -> Font:
+def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """Return DejaVu Sans, which matplotlib brings along, or Pillow's own font without it."""
     spec = importlib.util.find_spec("matplotlib")  # looks it up without importing it
     if spec is not None and spec.origin is not None:
-        path = (
-            Path(spec.origin).parent
-            / "mpl-data"
-            / "fonts"
-            / "ttf"
-            / f"DejaVuSans{'-Bold' if bold else ''}.ttf"
-        )
+        name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+        path = Path(spec.origin).parent / "mpl-data/fonts/ttf" / name
         if path.exists():
             return ImageFont.truetype(str(path), size)
     return ImageFont.load_default(size)
 
 
-def fit(text: str, width: float, size: int, bold: bool = False, end: str = "") -> str:
-    """Shorten a text with an ellipsis until it is at most ``width`` pixels wide; its ``end`` is
-    always kept.
+def fit(text: str, width: float, measure: Measure, end: str = "") -> str:
+    """Shorten a text with an ellipsis until it is at most ``width`` wide; its ``end`` is always
+    kept.
 
-    >>> fit("a cat with a very long name", 100, 12, end=", 38 %").endswith("…, 38 %")
+    >>> fit("a cat with a very long name", 100, font(12).getlength, end=", 38 %").endswith(
+    ...     "…, 38 %"
+    ... )
     True
     """
-    return _fit_by(text, width, font(size, bold).getlength, end)
-
-
-def _fit_by(text: str, width: float, measure: Callable[[str], float], end: str = "") -> str:
     text = printable(" ".join(text.split()))
     if measure(text + end) <= width:
         return text + end
@@ -67,22 +67,15 @@ def _fit_by(text: str, width: float, measure: Callable[[str], float], end: str =
     return text.rstrip() + "…" + end
 
 
-def wrapped(text: str, width: float, size: int, most: int = 2) -> list[str]:
-    """Break a text into at most so many lines between words; what does not fit into them ends with
-    an ellipsis.
+def wrapped(text: str, width: float, measure: Measure, most: int) -> list[str]:
+    """Break a text between words into at most ``most`` lines; what does not fit into the last one
+    ends with an ellipsis.
 
-    >>> wrapped("product of 3 layers, layer2.1 to layer3.2", 140, 12)
+    >>> wrapped("product of 3 layers, layer2.1 to layer3.2", 140, font(12).getlength, 2)
     ['product of 3 layers,', 'layer2.1 to layer3.2']
-    >>> wrapped("", 100, 12)
+    >>> wrapped("", 100, font(12).getlength, 2)
     []
     """
-    return wrapped_by(text, width, font(size).getlength, most)
-
-
-def wrapped_by(
-    text: str, width: float, measure: Callable[[str], float], most: int = 2
-) -> list[str]:
-    """The same, by what measures how wide a text is."""
     lines: list[str] = []
     line = ""
     in_one_line = printable(" ".join(text.split()))
@@ -92,7 +85,7 @@ def wrapped_by(
             lines.append(line.removesuffix(" ·"))
             longer = word
         line = longer
-    return [_fit_by(written, width, measure) for written in [*lines, line] if written]
+    return [fit(written, width, measure) for written in [*lines, line] if written]
 
 
 def space(width: int, height: int) -> Image.Image:
@@ -127,8 +120,9 @@ def line_of(
     line: float = 1.35,
     end: str = "",
 ) -> Image.Image:
-    """Draw a text in one line that `fit` shortens."""
-    return text_picture(fit(text, width, size, bold, end), size, color, bold=bold, line=line)
+    """Draw a text in one line that `fit` shortens to ``width`` pixels."""
+    shortened = fit(text, width, font(size, bold).getlength, end)
+    return text_picture(shortened, size, color, bold=bold, line=line)
 
 
 def stacked(pictures: Sequence[Image.Image], width: int, align: float = 0.0) -> Image.Image:
@@ -168,12 +162,9 @@ def beside(pictures: Sequence[Image.Image], gap: float) -> Image.Image:
     >>> beside([Image.new("RGB", (60, 40)), Image.new("RGB", (60, 30))], 2).size
     (122, 40)
     """
-    left = 0.0
-    places = []
-    for picture in pictures:
-        places.append((left, picture))
-        left += picture.width + gap
-    return placed(places, max(1, round(left - gap)), align=0.5)
+    lefts = list(accumulate((picture.width + gap for picture in pictures), initial=0.0))
+    places = list(zip(lefts, pictures, strict=False))
+    return placed(places, max(1, round(lefts[-1] - gap)), align=0.5)
 
 
 @dataclass(frozen=True)
@@ -207,29 +198,28 @@ def bar(legend: Legend, width: int, size: int, *, with_meaning: bool = False) ->
     14
     """
     labels = [text_picture(label, size, FAINT, line=1.4) for label in legend.labels]
-    named = text_picture(legend.meaning, size, FAINT, line=1.4)
-    room = width - named.width - 2 * size
+    meaning = text_picture(legend.meaning, size, FAINT, line=1.4)
+    room = width - meaning.width - 2 * size
     between = legend.ramp and len(labels) == 2 and sum(label.width for label in labels) < room
     if with_meaning and between:
-        labels.insert(1, named)
-    if legend.ramp:
-        steps = max(1, len(labels) - 1)
-        lefts = [(width - label.width) * i / steps for i, label in enumerate(labels)]
-    else:
-        lefts = [
-            width * (i + 0.5) / len(labels) - label.width / 2 for i, label in enumerate(labels)
-        ]
-    below = placed(list(zip(lefts, labels, strict=True)), width)
+        labels.insert(1, meaning)
+    places = []
+    for i, label in enumerate(labels):
+        if legend.ramp:  # the first at the left end, the last at the right end
+            left = (width - label.width) * i / max(1, len(labels) - 1)
+        else:
+            left = width * (i + 0.5) / len(labels) - label.width / 2
+        places.append((left, label))
     thick = max(6, round(size * 0.8))
     colors = ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick)
-    parts = [colors, space(width, max(2, size // 5)), below]
+    parts = [colors, space(width, max(2, size // 5)), placed(places, width)]
     if with_meaning and not between:
-        parts.append(named)
-    return stacked(parts, max(width, named.width if with_meaning else 0), align=0.5)
+        parts.append(meaning)
+    return stacked(parts, max(width, meaning.width if with_meaning else 0), align=0.5)
 
 
 def ramp(legend: Legend, width: int, height: int) -> Image.Image:
-    """Draw the colours of a ramp as a picture."""
+    """Draw the colours of a ramp as a picture, with the colours between them."""
     colors = np.asarray(legend.colors, np.float64)
     at = np.linspace(0, len(colors) - 1, width)
     row = np.stack([np.interp(at, np.arange(len(colors)), channel) for channel in colors.T], axis=1)
@@ -237,6 +227,7 @@ def ramp(legend: Legend, width: int, height: int) -> Image.Image:
 
 
 def _steps(legend: Legend, width: int, height: int) -> Image.Image:
+    """Draw the colours of steps as a picture: a rectangle for each."""
     picture = space(width, height)
     step = width / len(legend.colors)
     inset = height * 0.15
@@ -261,30 +252,26 @@ class Mark:
     passed: bool | None
 
 
-def row(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
+def draw_marks(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
     """Draw marks side by side, at most ``width`` pixels wide, with words of ``size`` pixels, or
     smaller ones.
 
-    >>> row([Mark("model", True), Mark("class", False)], 200, 12).height
+    >>> draw_marks([Mark("model", True), Mark("class", False)], 200, 12).height
     17
     """
     gap = max(4, round(size * 0.55))
     signs = [_sign(mark.passed, round(size * 1.15)) for mark in marks]
-    pairs = [
-        beside([sign, _named(mark, size)], gap / 2) for mark, sign in zip(marks, signs, strict=True)
-    ]
+    pairs = []
+    for mark, sign in zip(marks, signs, strict=True):
+        color = FAINT if mark.passed is None else INK
+        word = text_picture(mark.word, size, color, line=1.4, top=size * 0.1)
+        pairs.append(beside([sign, word], gap / 2))
     picture = beside(pairs, gap * 1.5)
     if picture.width <= width:
         return picture
     if size > SMALLEST_MARK:
-        return row(marks, width, size - 1)
+        return draw_marks(marks, width, size - 1)
     return beside(signs, min(gap, width // len(signs) - signs[0].width))
-
-
-def _named(mark: Mark, size: int) -> Image.Image:
-    return text_picture(
-        mark.word, size, FAINT if mark.passed is None else INK, line=1.4, top=size * 0.1
-    )
 
 
 STROKES: dict[bool | None, list[tuple[float, ...]]] = {
@@ -292,10 +279,11 @@ STROKES: dict[bool | None, list[tuple[float, ...]]] = {
     True: [(0.27, 0.53, 0.44, 0.69, 0.74, 0.34)],
     False: [(0.28, 0.28, 0.72, 0.72), (0.28, 0.72, 0.72, 0.28)],
 }
-"""The lines of each sign, as x and y of their points."""
+"""The lines of each sign, as x and y of their points, in shares of its side."""
 
 
 def _sign(passed: bool | None, side: int) -> Image.Image:
+    """Draw the sign of a result, ``side`` pixels wide and high."""
     fine = side * FINER
     picture = space(fine, fine)
     draw = ImageDraw.Draw(picture)
@@ -341,8 +329,8 @@ def caption(
     end: str = "",
     marks: Sequence[Mark] = (),
 ) -> Image.Image:
-    """Put a strip under a picture: a bold title, a fainter line of detail and, where it helps, what
-    colours mean.
+    """Put a strip under a picture: a bold title, a fainter detail in up to three lines, and what
+    the colours mean.
 
     A picture narrower than 260 pixels is centred above a strip of that width. The ``end`` of the
     title, a percentage, is never cut. ``marks`` are a row of their own, below.
@@ -362,11 +350,12 @@ def caption(
         )
         room -= colors.width + pad
     lines = [line_of(title, room, large, bold=True, end=end)]
-    lines += [text_picture(line, small, FAINT) for line in wrapped(detail, room, small, 3) or [""]]
+    details = wrapped(detail, room, font(small).getlength, 3) or [""]
+    lines += [text_picture(line, small, FAINT) for line in details]
     if marks:
-        lines += [space(0, small // 2), row(marks, room, small)]
-    words_of_caption = stacked(lines, room)
-    strip = space(width, max(words_of_caption.height, colors.height) + 2 * pad)
-    strip.paste(words_of_caption, (pad, pad))
+        lines += [space(0, small // 2), draw_marks(marks, room, small)]
+    texts = stacked(lines, room)
+    strip = space(width, max(texts.height, colors.height) + 2 * pad)
+    strip.paste(texts, (pad, pad))
     strip.paste(colors, (width - pad - colors.width, (strip.height - colors.height) // 2))
     return stacked([picture, strip], width, align=0.5)

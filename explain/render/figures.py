@@ -4,23 +4,24 @@ needs."""
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from math import ceil
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from PIL import Image
 
 from explain._utils.errors import ExplainError, shown
 from explain._utils.html import picture_html
-from explain.render.captions import FAINT, INK, RGB, Legend, Mark, ramp, wrapped_by
-from explain.render.sheets import ABREAST, REMARK, Layout, Places, Tile
+from explain.render.captions import FAINT, INK, RGB, Legend, ramp, wrapped
+from explain.render.sheets import ABREAST, REMARK, Layout, Places, Tile, groups_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Align: TypeAlias = Literal["left", "center", "right"]
 DPI = 120  # of figures for a screen
 PRINTED = 300  # dots per inch of the images of a figure for print
 CM = 1 / 2.54  # inches
@@ -76,24 +77,27 @@ def figure(
     """
     if width_cm is None:
         width_cm = min(WIDEST, USUAL * layout.columns)
-    page = _Page(width_cm * CM, layout)
+    page = _Page(width_cm * CM, layout, letters)
     if heading:
         page.head()
-    for places, legends, names in zip(
-        layout.places(), layout.legends(), layout.names(), strict=True
-    ):
-        page.row(places, legends, names, letters)
+    rows = zip(layout.places(), layout.legends(), layout.names(), strict=True)
+    for places, legends, names in rows:
+        page.row(places, legends, names)
     return page.figure(alternative)
 
 
 @dataclass
 class _Page:
-    """What stands where on a figure, from the top, in inches."""
+    """What stands where on a figure, in inches from the left and from the top.
+
+    ``top`` is how far it is filled, from where the next row goes on. ``texts`` and ``images`` are
+    put on the figure at the end, when its height is known.
+    """
 
     width: float
     layout: Layout
+    letters: bool
     top: float = 0.04
-    letter: int = 0
     texts: list[tuple[float, float, str, dict[str, Any]]] = field(default_factory=list)
     images: list[tuple[float, float, float, float, Image.Image]] = field(default_factory=list)
 
@@ -105,42 +109,42 @@ class _Page:
         self.gap = 0.4 * self.size / 72
         columns = self.layout.columns
         self.cell = (self.width - (columns - 1) * self.gap) / columns
+        self.letter = 0  # how many pictures have one
 
     def head(self) -> None:
-        """The title, and a fainter line."""
-        self.top += self.write(
-            self.layout.title, 0, self.width, 1.2 * self.size, weight="bold", ha="left"
-        )
-        self.top += self.write(
-            self.layout.detail, 0, self.width, self.small, color=FAINT, ha="left"
-        )
+        """Write the title, and a fainter line."""
+        title = self.layout.title
+        self.top += self.write(title, 0, self.width, 1.2 * self.size, weight="bold", ha="left")
+        detail = self.layout.detail
+        self.top += self.write(detail, 0, self.width, self.small, color=FAINT, ha="left")
         self.top += self.gap
 
     def row(
-        self,
-        places: Places,
-        legends: Mapping[int, Legend],
-        names: Mapping[int, Tile] | None,
-        letters: bool,
+        self, places: Places, legends: Mapping[int, Legend], names: Mapping[int, Tile] | None
     ) -> None:
-        """The pictures of a row with the texts above and below them."""
+        """Put down the pictures of a row, with the texts above and below them.
+
+        In a table, ``names`` are those of its columns that stand above the row; elsewhere None.
+        """
         if names:
-            self.top += self._each({c: _named(tile) for c, tile in names.items()}) + self.gap
+            self.top += self._texts({c: _named(tile) for c, tile in names.items()}) + self.gap
         self._headings(places)
-        if letters:
+        if self.letters:
             self._letters(places)
         self.top += self._pictures(places)
         below = {}
         for column, (_, tile) in places.items():
             lines = _named(tile) if names is None else []
-            below[column] = [*lines, (tile.remark, REMARK, 1.0), (_checks(tile), FAINT, 0.8)]
-        self.top += self._each(below)
+            # in words: not every font has the signs
+            checks = ", ".join(f"{mark.word} {MARKS[mark.passed]}" for mark in tile.marks)
+            below[column] = [*lines, (tile.remark, REMARK, 1.0), (checks, FAINT, 0.8)]
+        self.top += self._texts(below)
         self.top += max((self._bar(c, legend) for c, legend in legends.items()), default=0.0)
         self.top += 2 * self.gap
 
-    def _each(self, columns: Mapping[int, list[tuple[str, RGB, float]]]) -> float:
-        """Write texts ``(text, color, size)`` in the middle of their columns; return how high the
-        highest is."""
+    def _texts(self, columns: Mapping[int, list[tuple[str, RGB, float]]]) -> float:
+        """Write texts ``(text, color, size)`` below each other in the middle of their columns, the
+        size in that of the font; return the height of the tallest column."""
         tallest = 0.0
         for column, lines in columns.items():
             height = 0.0
@@ -152,29 +156,21 @@ class _Page:
         return tallest
 
     def _headings(self, places: Places) -> None:
-        """The heading of each group, over its first tile in the row."""
-        starts: dict[int, int] = {}
-        for column, (group, _) in places.items():
-            starts.setdefault(id(group), column)
-        heights = []
-        for column in starts.values():
-            heading = places[column][0].heading
-            span = sum(id(group) == id(places[column][0]) for group, _ in places.values())
-            width = span * (self.cell + self.gap) - self.gap
-            begins_here = places[column][1] is places[column][0].tiles[0]
+        """Write the heading of each group over its first tile in the row; fainter where the group
+        began in a row above."""
+        tallest = 0.0
+        for group, first, count in groups_of(places):
+            color = INK if places[first][1] is group.tiles[0] else FAINT
+            width = count * (self.cell + self.gap) - self.gap
+            left = self._left(first)
             height = self.write(
-                heading,
-                self._left(column),
-                width,
-                self.size,
-                color=INK if begins_here else FAINT,
-                weight="bold",
-                ha="left",
+                group.heading, left, width, self.size, color=color, weight="bold", ha="left"
             )
-            heights.append(height)
-        self.top += max(heights)
+            tallest = max(tallest, height)
+        self.top += tallest
 
     def _letters(self, places: Places) -> None:
+        """Write (a), (b), … above the pictures of a row."""
         for column in places:
             name = f"({_letter(self.letter)})"
             self.write(name, self._left(column), self.cell, self.size, weight="bold", ha="left")
@@ -182,6 +178,8 @@ class _Page:
         self.top += LINE * self.size / 72
 
     def _pictures(self, places: Places) -> float:
+        """Put down the pictures of a row, with their middles at one height; return the height of
+        the tallest."""
         wide, high = self.layout.stretch
         most = self.cell * high / wide
         sizes = {}
@@ -197,38 +195,36 @@ class _Page:
         return tallest + self.gap / 2
 
     def _bar(self, column: int, legend: Legend) -> float:
-        """The colours of a legend with its labels as texts; return how high it is."""
+        """Put down the colours of a legend with its labels as texts; return how high it is."""
         # narrower than the pictures, so that labels do not touch those of the next column
         whole = 0.92 * self.cell
         left = self._left(column) + (self.cell - whole) / 2
         thick = 0.5 * self.small / 72
         count = len(legend.labels)
+        step = whole / count
         top = self.gap / 2
+        colors_top = self.top + top
+        top += thick + self.gap / 2
+        write = partial(self.write, size=self.small, color=FAINT, top=top)
         if legend.ramp:
-            self.images.append((left, self.top + top, whole, thick, ramp(legend, 256, 1)))
+            self.images.append((left, colors_top, whole, thick, ramp(legend, 256, 1)))
+            aligned: list[Align] = ["left", *["center"] * (count - 2), "right"]
+            heights = [
+                write(label, left, whole, ha=align)
+                for label, align in zip(legend.labels, aligned, strict=False)
+            ]
         else:
-            step = whole / count
             for number, color in enumerate(legend.colors):
                 patch = Image.new("RGB", (1, 1), color)
                 place = left + (number + 0.1) * step
-                self.images.append((place, self.top + top, 0.8 * step, thick, patch))
-        top += thick + self.gap / 2
+                self.images.append((place, colors_top, 0.8 * step, thick, patch))
+            heights = [write(label, left + i * step, step) for i, label in enumerate(legend.labels)]
         texts = [*legend.labels, legend.meaning]
         widths = [_text_width(text, self.small, "normal") for text in texts]
         in_a_line = legend.ramp and count == 2 and sum(widths) + 2 * self.gap < whole
-        labels = 0.0
-        for number, label in enumerate(legend.labels):
-            align: Literal["left", "center", "right"] = "center"
-            if legend.ramp:
-                align = "left" if number == 0 else "right" if number == count - 1 else "center"
-            step = whole / count
-            place = left if legend.ramp else left + number * step
-            room = whole if legend.ramp else step
-            height = self.write(label, place, room, self.small, color=FAINT, top=top, ha=align)
-            labels = max(labels, height)
         if not in_a_line:
-            top += labels
-        return top + self.write(legend.meaning, left, whole, self.small, color=FAINT, top=top)
+            top += max(heights)
+        return top + write(legend.meaning, left, whole, top=top)
 
     def write(
         self,
@@ -239,15 +235,11 @@ class _Page:
         *,
         color: RGB = INK,
         weight: str = "normal",
-        ha: Literal["left", "center", "right"] = "center",
+        ha: Align = "center",
         top: float = 0.0,
     ) -> float:
-        """Put a text into lines of this width, ``top`` below the current place; return how high
-        they are."""
-
-        def measure(part: str) -> float:
-            return _text_width(part, size, weight)
-
+        """Write a text of ``size`` points in up to three lines of this width, ``top`` inches below
+        what is filled; return how high they are."""
         place = left + {"left": 0.0, "center": width / 2, "right": width}[ha]
         style = {
             "fontsize": size,
@@ -255,7 +247,7 @@ class _Page:
             "fontweight": weight,
             "ha": ha,
         }
-        lines = wrapped_by(text, width, measure, 3)
+        lines = wrapped(text, width, partial(_text_width, size=size, weight=weight), 3)
         for number, line in enumerate(lines):
             self.texts.append((place, self.top + top + number * LINE * size / 72, line, style))
         return len(lines) * LINE * size / 72
@@ -264,6 +256,7 @@ class _Page:
         return column * (self.cell + self.gap)
 
     def figure(self, alternative: str) -> "Figure":
+        """Return the figure, which is as high as what was put down."""
         shown_figure = empty((self.width, self.top), alternative, PRINTED)
         shown_figure.set_layout_engine("none")
         for left, top, width, height, picture in self.images:
@@ -273,28 +266,14 @@ class _Page:
             axes.imshow(np.asarray(picture), interpolation="none", aspect="auto")
             axes.set_axis_off()
         for left, top, text, style in self.texts:
-            shown_figure.text(
-                left / self.width,
-                1 - top / self.top,
-                text,
-                va="top",
-                parse_math=False,
-                **style,
-            )
+            place = (left / self.width, 1 - top / self.top)
+            shown_figure.text(place[0], place[1], text, va="top", parse_math=False, **style)
         return shown_figure
 
 
 def _named(tile: Tile) -> list[tuple[str, RGB, float]]:
+    """The name and the detail of a tile, each with its colour and its size in that of the font."""
     return [(tile.name, INK, 1.0), (tile.detail, FAINT, 0.8)]
-
-
-def _checks(tile: Tile) -> str:
-    """The marks of a picture in words: not every font has the signs."""
-
-    def word(mark: Mark) -> str:
-        return f"{mark.word} {MARKS[mark.passed]}"
-
-    return ", ".join(map(word, tile.marks))
 
 
 def _letter(number: int) -> str:
@@ -308,14 +287,14 @@ def _letter(number: int) -> str:
 
 
 def _printed(picture: Image.Image, width: float) -> Image.Image:
-    """Return a picture with 300 pixels an inch, where it is so many inches wide."""
+    """Return a picture with the pixels that it needs for 300 an inch, ``width`` inches wide."""
     scale = width * PRINTED / picture.width
     size = [max(1, ceil(scale * side)) for side in picture.size]
     return picture.resize(size, Image.Resampling.LANCZOS)
 
 
 def _text_width(text: str, size: float, weight: str) -> float:
-    """In inches, in the font of ``rcParams``."""
+    """How wide a text of ``size`` points is in the font of ``rcParams``, in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 

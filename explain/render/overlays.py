@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from explain.render.styles import (
     LIFTED,
     VALUES,
     Array,
+    Heat,
     Reading,
     Style,
     StyleLike,
@@ -109,14 +109,15 @@ def draw_marked(
 def outlined(photo: Image.Image, boxes: Mapping[str, Edges], first: int = 0) -> Image.Image:
     """Draw boxes (left, top, right, bottom) on a copy of a photo, each with its label.
 
-    The box with number ``first`` among all that are drawn elsewhere has its colour here too.
+    Where only some of a photo's boxes are drawn, ``first`` is the number of the first of them: so
+    that each has the same colour in all pictures.
     """
     picture = photo.copy()
     size = lettering(photo.size)
     draw = ImageDraw.Draw(picture)
     wide = max(1, round(min(photo.size) / 160))
-    colors = islice(cycle(COLORS), first % len(COLORS), None)
-    for color, (label, (x0, y0, x1, y1)) in zip(colors, boxes.items(), strict=False):
+    for number, (label, (x0, y0, x1, y1)) in enumerate(boxes.items(), start=first):
+        color = COLORS[number % len(COLORS)]
         left = max(x0, 0)
         top = max(y0, 0)
         right = min(x1, photo.width) - 1
@@ -128,8 +129,8 @@ def outlined(photo: Image.Image, boxes: Mapping[str, Edges], first: int = 0) -> 
         )
         draw.rectangle((left, top, right, bottom), outline=color, width=wide)
         if label:
-            name = fit(label, photo.width - left, size, True)
-            face = font(size, True)
+            face = font(size, bold=True)
+            name = fit(label, photo.width - left, face.getlength)
             draw.rectangle(
                 (left, top, left + face.getlength(name) + size, top + 1.5 * size), fill=color
             )
@@ -138,6 +139,7 @@ def outlined(photo: Image.Image, boxes: Mapping[str, Edges], first: int = 0) -> 
 
 
 def _checked_box(box: Any) -> Box:
+    """A caller's box, which must have a size, as a `Box`."""
     region = Box(0, 0, 0, 0)
     with suppress(TypeError, ValueError):
         region = box if isinstance(box, Box) else Box(*map(float, box))
@@ -169,13 +171,14 @@ def _checked_map(heatmap: Any, style: Style) -> Array:
     return values
 
 
-# The lowest and highest value, how many dimensions, and what to pass.
 _NEEDS: dict[Reading, tuple[float, float, int, str]] = {
     "heatmap": (0.0, 1.0, 2, "pass attribution.heatmap[0], (H, W) in [0, 1]"),
     "signed": (-1.0, 1.0, 2, "pass attribution.signed[0], (H, W) in [-1, 1]"),
     "values": (-LARGEST, LARGEST, 3, "pass attribution.values[0], (C, H, W)"),
     "sets": (0.0, 1.0, 3, "pass attribution.sets.masks[0], (R, H, W)"),
 }
+"""What each kind of style needs: the lowest and the highest value, how many dimensions, and what to
+pass."""
 
 
 def concepts(
@@ -187,7 +190,6 @@ def concepts(
     shares: Sequence[float] = (),
     title: str = "",
     detail: str = "",
-    alpha: float = 0.75,
 ) -> Image.Image:
     """Colour each place of a photo by the strongest of K maps ``(K, H, W)`` in [0, 1]; say below
     what each one is.
@@ -196,24 +198,23 @@ def concepts(
         labels: a line for each map.
         shares: of each map in all of them, 0 to 1, as a percentage before its line.
         title, detail: what all of them are: a bold line and a fainter one.
-        alpha: opacity of the colours.
 
     >>> concepts(
     ...     Image.new("RGB", (300, 200)), np.ones((2, 4, 4)), Box(0, 0, 300, 200), ["fur", "eyes"]
     ... ).width
     300
     """
-    strongest = resampled_on_photo(maps[0], photo.size, region)
-    first = np.zeros(photo.size[::-1], np.uint16)
+    largest = resampled_on_photo(maps[0], photo.size, region)
+    strongest = np.zeros(photo.size[::-1], np.uint16)  # which map is the largest
     # one at a time: on a large photo, all of them might not fit
     for i, values in enumerate(maps[1:], start=1):
-        placed = resampled_on_photo(values, photo.size, region)
-        first[placed > strongest] = i
-        np.maximum(placed, strongest, out=strongest)
+        on_photo = resampled_on_photo(values, photo.size, region)
+        strongest[on_photo > largest] = i
+        np.maximum(on_photo, largest, out=largest)
     palette = np.resize(np.array(COLORS, np.uint8), (len(maps), 3))
-    opacity = curve(alpha * rising(VALUES))
-    colors = Image.fromarray(palette[first])
-    colored = Image.composite(colors, LIFTED.below(photo), Image.fromarray(opacity[strongest]))
+    opacity = curve(Heat.alpha * rising(VALUES))
+    colors = Image.fromarray(palette[strongest])
+    colored = Image.composite(colors, LIFTED.below(photo), Image.fromarray(opacity[largest]))
     colored = mark_unseen(colored, photo, [region])
     ends = percents(shares) or [""] * len(labels)
     entries = list(zip(palette.tolist(), ends, labels, strict=True))
@@ -250,8 +251,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     ".gif": {"loop": 0, "disposal": 1},
     ".webp": {"quality": 85, "method": 4},
 }
-"""How a moving picture is written, by the ending of its file."""
-HELD = 4  # times as long as the others the last picture is shown
+"""Pillow's options for a moving picture, by the ending of its file."""
+HELD = 4  # the last picture is shown so many times as long as the others
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,12 +285,11 @@ class MovingOverlay:
             ImageError: it ends in something else, or the time is none.
             OutputError: the file is there already, or cannot be written.
         """
-        captioned = [
-            caption(picture, name, "")
-            for picture, name in zip(self.pictures, self.names, strict=True)
-        ]
-        files = Files(Path(path).parent, overwrite=overwrite)
-        files.add_bytes(Path(path).name, moving(captioned, Path(path).name, seconds))
+        path = Path(path)
+        pairs = zip(self.pictures, self.names, strict=True)
+        captioned = [caption(picture, name, "") for picture, name in pairs]
+        files = Files(path.parent, overwrite=overwrite)
+        files.add_bytes(path.name, moving(captioned, path.name, seconds))
         return files.write()[0]
 
     def _repr_png_(self) -> bytes:
@@ -339,37 +339,30 @@ def film(
             "video's"
         )
     times = enlargement(photos[0].size)
-    large = [
-        frame.resize((frame.width * times, frame.height * times), Image.Resampling.NEAREST)
-        for frame in photos
-    ]
-    pictures = tuple(
-        overlay(photo, frame_map, chosen) for photo, frame_map in zip(large, maps, strict=True)
-    )
-    return MovingOverlay(
-        pictures, tuple(f"{unit} {i} of {len(maps)}" for i in range(1, len(maps) + 1))
-    )
+    pictures = []
+    for photo, frame_map in zip(photos, maps, strict=True):
+        size = (photo.width * times, photo.height * times)
+        large = photo.resize(size, Image.Resampling.NEAREST)
+        pictures.append(overlay(large, frame_map, chosen))
+    names = [f"{unit} {i} of {len(maps)}" for i in range(1, len(maps) + 1)]
+    return MovingOverlay(tuple(pictures), tuple(names))
 
 
 CHANNELS = (1, 3)
 
 
 def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[ImageLike]:
-    """The frames of a tensor or array, as arrays of uint8."""
+    """The frames of a tensor or array, ``(H, W, C)`` of uint8 each; those of a list as they are."""
     if isinstance(frames, (list, tuple)):
         return frames
     values = np.asarray(frames.detach().cpu() if hasattr(frames, "detach") else frames)
     shape = values.shape
+    frames_may_be_first = layout == "NTCHW" or (layout is None and shape[-1] not in CHANNELS)
     if values.ndim == 3:
         values = values[..., None]
     elif shape[0] in CHANNELS and shape[1] == count and layout != "NTCHW":
         values = np.moveaxis(values, 0, -1)
-    elif (
-        shape[0] == count
-        and shape[1] in CHANNELS
-        and layout != "NCTHW"
-        and (layout or shape[-1] not in CHANNELS)
-    ):
+    elif shape[0] == count and shape[1] in CHANNELS and frames_may_be_first:
         values = np.moveaxis(values, 1, -1)
     if values.ndim != 4 or values.shape[3] not in CHANNELS:
         raise ImageError(
@@ -401,8 +394,12 @@ def moving(pictures: Sequence[Image.Image], name: str, seconds: float) -> bytes:
     if ending == ".gif":
         frames = [picture.quantize(256, dither=Image.Dither.FLOYDSTEINBERG) for picture in pictures]
     buffer = io.BytesIO()
-    how = FORMATS[ending]
     frames[0].save(
-        buffer, ending[1:], save_all=True, append_images=frames[1:], duration=pauses, **how
+        buffer,
+        ending[1:],
+        save_all=True,
+        append_images=frames[1:],
+        duration=pauses,
+        **FORMATS[ending],
     )
     return buffer.getvalue()

@@ -1,6 +1,6 @@
 """Contact sheets: tiles in groups, how they are laid out, and the picture of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from math import ceil
@@ -17,6 +17,8 @@ from explain.render.captions import (
     Legend,
     Mark,
     bar,
+    draw_marks,
+    font,
     line_of,
     placed,
     space,
@@ -24,7 +26,6 @@ from explain.render.captions import (
     text_picture,
     wrapped,
 )
-from explain.render.captions import row as marked
 
 ABREAST = 6  # tiles in a row at most
 LEAST = 2  # tiles that a sheet is wide, so that its title has room
@@ -62,6 +63,14 @@ class Group:
 
 Places = Mapping[int, tuple[Group, Tile]]
 """The tiles of a row with their groups, by column."""
+
+
+def groups_of(places: Places) -> Iterator[tuple[Group, int, int]]:
+    """Yield the groups of a row, each with the column of its first tile and the number of its
+    tiles."""
+    for _, cells in groupby(places.items(), lambda place: id(place[1][0])):
+        (first, (group, _)), *rest = cells
+        yield group, first, 1 + len(rest)
 
 
 @dataclass(frozen=True)
@@ -111,13 +120,18 @@ class Layout:
     def names(self) -> list[dict[int, Tile] | None]:
         """Return for each row of a table the tiles whose name and detail stand above it, by column:
         those that the tile above does not have. Elsewhere None: they stand below each picture."""
+        if not self.lined_up:
+            return [None] * len(self.places())
         above: dict[int, tuple[str, str]] = {}
         rows: list[dict[int, Tile] | None] = []
-        for row in self.places() if self.lined_up else []:
-            names = {column: (tile.name, tile.detail) for column, (_, tile) in row.items()}
-            rows.append({c: row[c][1] for c, name in names.items() if above.get(c) != name})
-            above |= names
-        return rows or [None for _ in self.places()]
+        for places in self.places():
+            names: dict[int, Tile] = {}
+            for column, (_, tile) in places.items():
+                if above.get(column) != (tile.name, tile.detail):
+                    names[column] = tile
+                above[column] = (tile.name, tile.detail)
+            rows.append(names)
+        return rows
 
     def legends(self) -> list[dict[int, Legend]]:
         """Return for each row the legends below it, by column: none where the tile below has the
@@ -125,24 +139,20 @@ class Layout:
 
         Where columns line up, it must have the same name as well.
         """
-        legends: list[dict[int, Legend]] = []
+        rows: list[dict[int, Legend]] = []
         below: dict[int, tuple[str, Legend]] = {}
-        for row in reversed(self.places()):
-            shown = {
-                column: (tile.name if self.lined_up else "", tile.legend)
-                for column, (_, tile) in row.items()
-                if tile.legend is not None
-            }
-            legends.insert(
-                0,
-                {
-                    c: named_legend[1]
-                    for c, named_legend in shown.items()
-                    if below.get(c) != named_legend
-                },
-            )
+        for places in reversed(self.places()):
+            shown: dict[int, tuple[str, Legend]] = {}
+            legends: dict[int, Legend] = {}
+            for column, (_, tile) in places.items():
+                if tile.legend is None:
+                    continue
+                shown[column] = (tile.name if self.lined_up else "", tile.legend)
+                if below.get(column) != shown[column]:
+                    legends[column] = tile.legend
+            rows.append(legends)
             below = shown
-        return legends
+        return rows[::-1]
 
     @property
     def columns(self) -> int:
@@ -197,10 +207,10 @@ def contact_sheet(layout: Layout, tile: int = 300) -> Image.Image:
     >>> contact_sheet(Layout("a cat", "", (Group("", (blank,) * 3),)), tile=100).width
     332
     """
-    drawing = _Sheet(tile, layout.columns, layout.stretch)
-    head = [drawing.head(layout)] if layout.title or layout.detail else []
-    rows = map(drawing.row, layout.places(), layout.legends(), layout.names())
-    return drawing.spaced([*head, *rows])
+    sheet = _Sheet(tile, layout.columns, layout.stretch)
+    strips = [sheet.head(layout)] if layout.title or layout.detail else []
+    strips += map(sheet.row, layout.places(), layout.legends(), layout.names())
+    return sheet.spaced(strips)
 
 
 def table(
@@ -212,18 +222,16 @@ def table(
     >>> table([[Tile(Image.new("RGB", (40, 30)))] * 3], ["a", "b", "c"], tile=100).width
     332
     """
-    drawing = _Sheet(tile, max(len(row) for row in rows))
-    head = [drawing.names(columns)] if columns else []
-    group = Group("", ())
-    places = [
-        {column: (group, tile_of_column) for column, tile_of_column in enumerate(row)}
-        for row in rows
-    ]
-    return drawing.spaced([*head, *(drawing.row(row, {}) for row in places)])
+    sheet = _Sheet(tile, max(map(len, rows)))
+    strips = [sheet.names(columns)] if columns else []
+    for tiles in rows:
+        group = Group("", tuple(tiles))
+        strips.append(sheet.row({i: (group, cell) for i, cell in enumerate(tiles)}, {}))
+    return sheet.spaced(strips)
 
 
 class _Sheet:
-    """The measures of a sheet, and its parts as strips of its full width."""
+    """The measures of a sheet in pixels, and its parts as strips of its full width."""
 
     def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
         check_whole_number("tile", tile, SMALLEST, optional=False, error=ExplainError)
@@ -256,9 +264,9 @@ class _Sheet:
         return self.across({0: stacked([title, detail], room)}, align=0)
 
     def names(self, columns: Sequence[str]) -> Image.Image:
-        return self.across(
-            {i: line_of(name, self.tile, self.text, bold=True) for i, name in enumerate(columns)}
-        )
+        """The names of columns, over these."""
+        names = [line_of(name, self.tile, self.text, bold=True) for name in columns]
+        return self.across(dict(enumerate(names)))
 
     def row(
         self,
@@ -282,37 +290,36 @@ class _Sheet:
         parts = [self.across(cells)]
         if any(group.heading for group, _ in places.values()):
             parts.insert(0, self.across(self._headings(places), align=0))
+        gap = space(0, self.gap // 2)
         if names:
-            lines = {
-                column: stacked(self._named(tile), self.tile, align=0.5)
-                for column, tile in names.items()
-            }
-            parts = [self.across(lines), space(0, self.gap // 2), *parts]
+            titles = {}
+            for column, tile in names.items():
+                titles[column] = stacked(self._named(tile), self.tile, align=0.5)
+            parts = [self.across(titles), gap, *parts]
         if legends:
             size = max(9, round(self.text * 0.8))
-            bars = {
-                column: bar(legend, self.tile, size, with_meaning=True)
-                for column, legend in legends.items()
-            }
-            parts += [space(0, self.gap // 2), self.across(bars)]
+            bars = {}
+            for column, legend in legends.items():
+                bars[column] = bar(legend, self.tile, size, with_meaning=True)
+            parts += [gap, self.across(bars)]
         return stacked(parts, self.width)
 
     def _headings(self, places: Places) -> dict[int, Image.Image]:
         """The headings of a row, over the first tile of each group; fainter where a group began in
         a row above."""
         headings = {}
-        for _, cells in groupby(places.items(), lambda place: id(place[1][0])):
-            (column, (group, tile)), *later_places = cells
-            width = self.tile + len(later_places) * (self.tile + self.gap)
-            color = INK if tile is group.tiles[0] else FAINT
+        for group, first, count in groups_of(places):
+            width = count * (self.tile + self.gap) - self.gap
+            color = INK if places[first][1] is group.tiles[0] else FAINT
             name = line_of(group.heading, width, self.text, color, bold=True)
-            headings[column] = space(width, round(self.line * 1.5))
-            headings[column].paste(name)
+            heading = space(width, round(self.line * 1.5))
+            heading.paste(name)
             start = name.width + self.gap
             if group.heading and start < width:
                 middle = round(self.text * 0.65)
                 thick = max(1, self.text // 10)
-                ImageDraw.Draw(headings[column]).line((start, middle, width, middle), RULE, thick)
+                ImageDraw.Draw(heading).line((start, middle, width, middle), RULE, thick)
+            headings[first] = heading
         return headings
 
     def _texts(self, tile: Tile, with_name: bool) -> list[Image.Image]:
@@ -321,7 +328,7 @@ class _Sheet:
         lines = self._named(tile) if with_name else []
         lines += self._lines(tile.remark, REMARK, 2)
         if tile.marks:
-            lines.append(marked(tile.marks, self.tile, round(self.text * 0.9)))
+            lines.append(draw_marks(tile.marks, self.tile, round(self.text * 0.9)))
         return [space(0, round(self.line * 0.3)), *lines] if lines else []
 
     def _named(self, tile: Tile) -> list[Image.Image]:
@@ -329,12 +336,12 @@ class _Sheet:
         return self._lines(tile.name, INK, 1) + self._lines(tile.detail, FAINT, 2)
 
     def _lines(self, text: str, color: RGB, most: int) -> list[Image.Image]:
-        return [
-            text_picture(line, self.text, color, line=1.45)
-            for line in wrapped(text, self.tile, self.text, most)
-        ]
+        """A text in up to ``most`` lines, each as wide as a tile at most."""
+        lines = wrapped(text, self.tile, font(self.text).getlength, most)
+        return [text_picture(line, self.text, color, line=1.45) for line in lines]
 
     def _fitted(self, picture: Image.Image) -> Image.Image:
+        """A picture scaled into the space of a tile."""
         scale = min(self.tile / picture.width, self.high / picture.height)
         sides = [max(1, round(side * scale)) for side in picture.size]
         return picture.resize(sides, Image.Resampling.LANCZOS)

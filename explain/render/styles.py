@@ -13,10 +13,10 @@ RegionSets draws sets of regions. To add one, write a subclass of `Style` and en
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
-from typing import Any, ClassVar, Literal, TypeAlias
+from itertools import cycle, pairwise
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -68,7 +68,7 @@ def resampled_on_photo(
     """Resample a map in [0, 1] onto the pixels of a photo of ``size`` (width, height), as uint8
     ``(height, width)``.
 
-    ``outside`` fills what the region does not cover.
+    ``region`` is the part of the photo that the map covers; ``outside`` fills the rest.
     """
     placed = np.full(size[::-1], outside, np.uint8)
     resampled, where = _resampled(values, size, region)
@@ -132,20 +132,18 @@ def _resampled(
     on_photo_part = covered[max(0, -top) : size[1] - top, max(0, -left) : size[0] - left]
     y = max(0, top)
     x = max(0, left)
-    return on_photo_part, (
-        slice(y, y + on_photo_part.shape[0]),
-        slice(x, x + on_photo_part.shape[1]),
-    )
+    height, width = on_photo_part.shape
+    return on_photo_part, (slice(y, y + height), slice(x, x + width))
 
 
 PALE = (203, 205, 210)
 HATCH = (128, 131, 138)
-CONTRAST = 0.35  # of the photo's contrast
+CONTRAST = 0.35  # how much of the photo's contrast is left where it is pale
 
 
 def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -> Image.Image:
-    """Return a picture of a photo in which what lies in no seen part is pale and hatched, with a
-    line between.
+    """Return a picture of a photo in which what the model did not see is pale and hatched, with a
+    line around the parts that it has ``seen``.
 
     >>> white = Image.new("RGB", (40, 20), "white")
     >>> mark_unseen(white, white, [Box(0, 0, 40, 20)]) is white
@@ -188,9 +186,9 @@ def _rim(seen_mask: Image.Image, line: int) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(seen - core))
 
 
-FINE = 100  # cells along the longer side
-AREAS = 0.03  # of the longer side, over which maps of single pixels are summed for their areas
-ROUNDED = 0.45  # of a cell
+FINE = 100  # cells along the longer side of a map, from which on its areas look round
+AREAS = 0.03  # of the longer side: how far maps of single pixels are summed for their areas
+ROUNDED = 0.45  # of a cell: how far an enlarged map is smoothed
 
 
 def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
@@ -270,7 +268,7 @@ VALUES = np.arange(256) / 255
 
 
 def curve(levels: Array) -> Array:
-    """Return what becomes of each of `VALUES`, levels in [0, 1], as uint8."""
+    """Return levels in [0, 1], one for each of `VALUES`, as a table of uint8."""
     return (255 * levels).round().astype(np.uint8)
 
 
@@ -342,8 +340,8 @@ class Style(CheckedFields):
         raise NotImplementedError
 
     def legend(self, photo: Image.Image) -> Legend | None:
-        """The colours that come out on a photo of this brightness; None where there is nothing to
-        be said of them."""
+        """Return the colours that are seen on a photo as bright as this one, and what they mean;
+        None for a style whose colours need no words."""
         ramp = np.linspace(-1 if self.reads == "signed" else 0, 1, STEPS)[None]
         flat = Image.new("RGB", (STEPS, 1), _mean(photo))
         picture = self.draw(flat, ramp, Box(0, 0, STEPS, 1))
@@ -357,7 +355,7 @@ StyleLike: TypeAlias = str | Style
 class Colored(Style):
     """A style that gives each value a colour and an opacity over the photo in grey.
 
-    This is the one place where a value becomes a colour: pictures, legends, pages and the app have
+    This is the one place where a value becomes a colour: pictures, legends, pages and the app take
     theirs from here. The level of a value is its magnitude to the ``power``, with its sign; `rgba`
     has the colour and the opacity of 256 levels.
     """
@@ -383,7 +381,7 @@ class Colored(Style):
         return levels / 2 + 0.5 if self.reads == "signed" else levels
 
     def opacity(self) -> Array:
-        """Return that of 256 levels, in [0, 1]."""
+        """Return the opacity of 256 levels, in [0, 1]."""
         return rising(VALUES)
 
     def rgba(self) -> Array:
@@ -428,32 +426,25 @@ class Contour(Style):
     spread: float = AREAS
 
     name: ClassVar[str] = "contour"
-    sides: ClassVar[tuple[int, ...]] = (1,)
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        areas = _areas(values, self.shares, photo.size, region, self.sides)
-        dashed = [side < 0 for _ in self.shares for side in self.sides]
-        return _outlined(photo, self._colors, areas, dashed, self._rims)
+        areas = _areas(values, self.shares, photo.size, region)
+        lines = [Outline(area, color) for area, color in zip(areas, self._colors, strict=True)]
+        return _outlined(photo, lines)
 
     def legend(self, photo: Image.Image) -> Legend:
         return Legend(self._colors, percents(self.shares), "evidence inside", ramp=False)
 
-    @property
-    def _rims(self) -> tuple[RGB, ...]:
-        return (INK,) * len(self._colors)
-
     def signed(self) -> "SignedContour":
-        """The same for contributions."""
-        chosen = {}
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if value != option.default:
-                chosen[option.name] = value
+        """Return the style for contributions with the options that this one was given."""
+        options = vars(self).items()
+        chosen = {name: value for name, value in options if value != getattr(type(self), name)}
         return SignedContour(**chosen)
 
     @property
     def _colors(self) -> tuple[RGB, ...]:
-        places = np.linspace(0.97, 0.45, max(2, len(self.shares)))[: len(self.shares)]
+        """The colour of each share's line."""
+        places = _spread_over(0.97, 0.45, len(self.shares))
         return _rgb(one_sided(self.colormap)[(255 * places).astype(int)])
 
 
@@ -470,7 +461,14 @@ class SignedContour(Contour):
     spread: float = 0.05
 
     reads: ClassVar[Reading] = "signed"
-    sides: ClassVar[tuple[int, ...]] = (1, -1)
+
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
+        lines = []
+        areas = _areas(values, self.shares, photo.size, region, sides=(1, -1))
+        for number, (area, color) in enumerate(zip(areas, self._colors, strict=True)):
+            rim = INK if np.mean(color) > 128 else PAPER
+            lines.append(Outline(area, color, rim, dashed=number % 2 == 1))
+        return _outlined(photo, lines)
 
     def legend(self, photo: Image.Image) -> Legend:
         against_and_for = (self._colors[1], self._colors[0])
@@ -478,14 +476,11 @@ class SignedContour(Contour):
         return Legend(against_and_for, ("against, dashed", "for"), description, ramp=False)
 
     @property
-    def _rims(self) -> tuple[RGB, ...]:
-        return tuple(INK if np.mean(color) > 128 else PAPER for color in self._colors)
-
-    @property
     def _colors(self) -> tuple[RGB, ...]:
-        """For and against the target, the strongest around the first share."""
-        places = np.linspace(0.4, 0.25, max(2, len(self.shares)))[: len(self.shares)]
-        ends = 0.5 + places[:, None] * self.sides
+        """The colours of each share's two lines, for and against the target: strongest around the
+        first."""
+        places = _spread_over(0.4, 0.25, len(self.shares))
+        ends = 0.5 + places[:, None] * (1, -1)
         return _rgb(lookup_table(self.colormap)[(255 * ends).astype(int).ravel()])
 
 
@@ -509,10 +504,8 @@ class Mask(Style):
         return Image.composite(photo, cover, Image.fromarray(opacity))
 
     def legend(self, photo: Image.Image) -> Legend:
-        tones = [
-            np.add(self.cover, np.subtract(_mean(photo), self.cover) * visible)
-            for visible in self._visible
-        ]
+        cover = np.array(self.cover)
+        tones = cover + (np.array(_mean(photo)) - cover) * np.array(self._visible)[:, None]
         return Legend(_rgb(np.round(tones)), percents(self.shares), "evidence shown", ramp=False)
 
     @property
@@ -601,12 +594,11 @@ class Color(Style):
         channels = [
             resampled_on_photo(channel, photo.size, region, outside=128) for channel in scaled
         ]
-        return Image.merge("RGB", list(map(Image.fromarray, channels)))
+        return Image.fromarray(np.stack(channels, -1))
 
     def legend(self, photo: Image.Image) -> Legend:
-        return Legend(
-            ((0, 0, 0), (128, 128, 128), (255, 255, 255)), ("−", "0", "+"), "each colour channel"
-        )
+        greys = ((0, 0, 0), (128, 128, 128), (255, 255, 255))
+        return Legend(greys, ("−", "0", "+"), "each colour channel")
 
 
 @dataclass(frozen=True)
@@ -626,10 +618,9 @@ class RegionSets(Style):
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         times = -(-max(photo.size) // min(values.shape[1:]))  # so that the corners of cells stay
         sets = []
-        for mask in values:
-            if mask.any():
-                fine_mask = mask.astype(np.float32).repeat(times, 0).repeat(times, 1)
-                sets.append(mask_above(fine_mask, 0.5, photo.size, region))
+        for mask in values[values.any((1, 2))]:
+            fine_mask = mask.astype(np.float32).repeat(times, 0).repeat(times, 1)
+            sets.append(mask_above(fine_mask, 0.5, photo.size, region))
         cover = Image.new("RGB", photo.size, Mask.cover)
         if self.without and not sets:
             return photo.copy()
@@ -638,8 +629,8 @@ class RegionSets(Style):
         shown = np.any(sets, axis=0) if sets else np.zeros(photo.size[::-1], bool)
         rest = Image.blend(photo, cover, self.pale)
         picture = Image.composite(photo, rest, Image.fromarray(shown))
-        colors = [COLORS[i % len(COLORS)] for i in range(len(sets))]
-        return _outlined(picture, colors, sets)
+        lines = [Outline(area, color) for area, color in zip(sets, cycle(COLORS), strict=False)]
+        return _outlined(picture, lines)
 
     def legend(self, photo: Image.Image) -> None:
         return None
@@ -681,12 +672,12 @@ def get_style(
         )
     options = {}
     for name, value in {"colormap": colormap, "alpha": alpha}.items():
-        if value is not None and hasattr(style, name):
+        if value is None:
+            continue
+        if hasattr(style, name):
             options[name] = value
-        elif value is not None and strict:
-            having = ", ".join(
-                style_name for style_name in CHOICES if hasattr(STYLES[style_name], name)
-            )
+        elif strict:
+            having = ", ".join(choice for choice in CHOICES if hasattr(STYLES[choice], name))
             raise ExplainError(
                 f"{option_name(name)} is for the style {having}, got {style.name!r}; take that "
                 "style, or leave it out"
@@ -701,8 +692,8 @@ def _areas(
     region: Box,
     sides: Sequence[int] = (1,),
 ) -> list[Array]:
-    """Return the smallest places that hold these shares of what lies on the photo; of each those of
-    both signs."""
+    """Return the smallest places on the photo that hold these shares of what lies there, bool
+    ``(height, width)`` each: for each share, those of the values of each sign in ``sides``."""
     values = fine(values)
     least = thresholds(np.abs(part_on_photo(values, size, region)), shares)
     return [
@@ -710,43 +701,47 @@ def _areas(
     ]
 
 
-def _outlined(
-    photo: Image.Image,
-    colors: Sequence[RGB],
-    areas: Sequence[Array],
-    dashed: Sequence[bool] = (),
-    rims: Sequence[RGB] = (),
-) -> Image.Image:
-    """Draw lines around areas ``(height, width)``, the first on top; some may be dashed, and have
-    rims that are not dark."""
+def _spread_over(first: float, last: float, count: int) -> Array:
+    """Return ``count`` numbers from the first on to the last; one alone is the first."""
+    return np.linspace(first, last, max(2, count))[:count]
+
+
+class Outline(NamedTuple):
+    """A line around an area of a photo, bool ``(height, width)``, on a wider line, the rim."""
+
+    area: Array
+    color: RGB
+    rim: RGB = INK
+    dashed: bool = False
+
+
+def _outlined(photo: Image.Image, outlines: Sequence[Outline]) -> Image.Image:
+    """Draw lines around areas of a photo, the first on top, and all of them over all rims."""
     import cv2
 
     outlined = np.array(photo)
-    line = max(1, round(max(photo.size) / 220))
-    outlines = []
-    for number, within in enumerate(areas):
-        borders, _ = cv2.findContours(within.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-        lines = [_closed(_rounded(border, 2 * line + 1)) for border in borders]
-        if dashed and dashed[number]:
-            lines = [dash for border in lines for dash in _dashes(border, 5 * line)]
+    wide = max(1, round(max(photo.size) / 220))
+    rim = wide + 2 * max(1, wide // 2)
+    points_of: list[list[Array]] = []
+    for outline in outlines:
+        within = outline.area.astype(np.uint8)
+        borders, _ = cv2.findContours(within, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        lines = [_rounded(border, 2 * wide + 1) for border in borders]
+        lines = [np.concatenate([points, points[:1]]) for points in lines]
+        if outline.dashed:
+            lines = [dash for points in lines for dash in _dashes(points, 5 * wide)]
         # in sixteenths of a pixel
-        outlines.append([np.rint(16 * points).astype(np.int32) for points in lines])
-    rim = line + 2 * max(1, line // 2)
-    for outline, color in zip(outlines, rims or [INK] * len(outlines), strict=True):
-        cv2.polylines(outlined, outline, False, color, rim, cv2.LINE_AA, shift=4)
-    for outline, color in reversed(list(zip(outlines, colors, strict=True))):
-        cv2.polylines(outlined, outline, False, color, line, cv2.LINE_AA, shift=4)
+        points_of.append([np.rint(16 * points).astype(np.int32) for points in lines])
+        cv2.polylines(outlined, points_of[-1], False, outline.rim, rim, cv2.LINE_AA, shift=4)
+    for outline, lines in zip(reversed(outlines), reversed(points_of), strict=True):
+        cv2.polylines(outlined, lines, False, outline.color, wide, cv2.LINE_AA, shift=4)
     return Image.fromarray(outlined)
-
-
-def _closed(points: Array) -> Array:
-    """Return the points of a line with the first one once more at its end."""
-    return np.concatenate([points, points[:1]])
 
 
 def _dashes(points: Array, length: float) -> list[Array]:
     """Cut a line of points ``(N, 2)`` into pieces of this length, and leave out every second."""
-    steps = np.hypot(*np.diff(points, axis=0).T)
+    across, down = np.diff(points, axis=0).T
+    steps = np.hypot(across, down)
     number = (np.concatenate([[0], np.cumsum(steps)]) // length).astype(int)
     pieces = np.split(points, np.flatnonzero(np.diff(number)) + 1)
     return pieces[::2]

@@ -118,10 +118,11 @@ def test_what_lies_on_padding_is_not_on_the_photo() -> None:
 
 
 def test_a_label_is_cut_before_its_percentage() -> None:
+    measure = font(14, bold=True).getlength
     for width in (90, 140, 400):
-        shown = fit("a label that goes on and on", width, 14, bold=True, end=", 87 %")
+        shown = fit("a label that goes on and on", width, measure, end=", 87 %")
         assert shown.endswith(", 87 %")
-        assert font(14, True).getlength(shown) <= width
+        assert measure(shown) <= width
 
 
 def test_labels_that_steer_terminals_are_drawn_as_they_are_written() -> None:
