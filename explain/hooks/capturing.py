@@ -23,7 +23,7 @@ from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -100,11 +100,17 @@ class Recorded(UserDict[str, torch.Tensor]):
         return self.data[name].clone()
 
 
-GradientSources: TypeAlias = tuple[list[Source], list[Source]]
-"""The sources whose gradients add up to that in a tensor, and those that must be requested together
-with them."""
 Versions: TypeAlias = dict[int, tuple[torch.Tensor, int]]
 """The tensors that a module was given, by id, with their versions."""
+
+
+class GradientSources(NamedTuple):
+    """What to differentiate with respect to, for the gradient in one tensor."""
+
+    summed: list[Source]
+    """Those whose gradients add up to the tensor's."""
+    requested_with: list[Source]
+    """Those that must be requested in the same call; their gradients are not used."""
 
 
 class Capture:
@@ -146,33 +152,34 @@ class Capture:
                 "group of a capture must have a model, got HookGroup(); pass it the model"
             )
         self._model = group._model
+        self._cut = cut
+        self._every = every
+        self._once = once
+        self._may_be_cut = cut and not torch.is_grad_enabled()
+        """Whether the graph may begin at a layer: gradients were off when the pass began."""
+        self._was_cut = False
+        """Whether it has begun so in this pass, and gradients are on since; it happens once."""
         self.records: list[LayerCall] = []
         self._calls: dict[str, list[LayerCall]] = {}
         """The records of each layer."""
-        self._places: dict[str, tuple[str, int | None]] = {}
+        self._places: dict[str, LayerPlace] = {}
         """For each name, the layer and the call that it stands for."""
         self._wanted: dict[str, set[int | None]] = {}
         """For each layer, the calls whose gradients are recorded; None is all of them."""
-        self._every = every
-        self._once = once
-        self._cut = cut
-        self._may_be_cut = cut and not torch.is_grad_enabled()
-        self._was_cut = False
-        """Whether the graph of this pass has begun while gradients were off, which are on since; it
-        happens once."""
+        self._sources: dict[LayerCall, GradientSources] = {}
+        self._without_graph: set[LayerCall] = set()
+        """Calls for which the network itself has turned gradients off; a checkpoint repeats them
+        with a graph."""
         self._lost: list[str] = []
         """Layers of which parts of the gradient are missing."""
-        self._older: list[tuple[str, torch.Tensor, int]] = []
-        """Tensors of which an alias may yet be overwritten, by the names that have no history."""
-        self._sources: dict[LayerCall, list[Source]] = {}
-        self._requested_with: dict[LayerCall, list[Source]] = {}
-        self._without_graph: set[LayerCall] = set()
+        self._overwritable: list[tuple[str, torch.Tensor, int]] = []
+        """Tensors without a history whose memory may yet be overwritten through a view that has
+        one: the layer, the tensor, and its version before."""
         places: dict[str, LayerPlace] = {}
         for name in layers:
             place = place_of(name, self._model)
             layer = place.layer
-            places[layer] = place
-            self._places[name] = (layer, place.call)
+            places[layer] = self._places[name] = place
             self._calls[layer] = []
             if gradients is True or (gradients and name in gradients):
                 self._wanted.setdefault(layer, set()).add(None if once else place.call)
@@ -186,34 +193,7 @@ class Capture:
             else:
                 self._watch_output(group, layer, module_of(self._model, place))
 
-    def sources_of(self, record: LayerCall) -> list[Source]:
-        """What to differentiate with respect to, all in one call, for the gradient that `joined`
-        makes of the results.
-
-        Raises:
-            LayerError: parts of the gradient may be missing.
-        """
-        self._must_be_whole()
-        return [*self._sources[record], *self._requested_with.get(record, ())]
-
-    def nodes_of(self, record: LayerCall) -> list[Node]:
-        """The Nodes of the graph that the gradient in a record's first tensor comes from."""
-        edges = (
-            s if isinstance(s, GradientEdge) else get_gradient_edge(s)
-            for s in self._sources.get(record, ())
-        )
-        return [edge.node for edge in edges]
-
-    def joined(
-        self, record: LayerCall, gradients: Sequence[torch.Tensor | None]
-    ) -> torch.Tensor | None:
-        """Return the gradient in a record's first tensor, from those with respect to its
-        `sources_of`."""
-        total = None
-        for gradient in gradients[: len(self._sources[record])]:
-            if gradient is not None:
-                total = gradient if total is None else total + gradient
-        return total
+    # What was recorded
 
     @property
     def missing(self) -> list[str]:
@@ -223,10 +203,10 @@ class Capture:
         Among them are those with a tensor that was overwritten, and that has an older name than the
         one with a history.
         """
-        if not self._older:
+        if not self._overwritable:
             return self._lost
         return self._lost + [
-            layer for layer, tensor, version in self._older if tensor._version != version
+            layer for layer, tensor, version in self._overwritable if tensor._version != version
         ]
 
     @property
@@ -257,12 +237,34 @@ class Capture:
         """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands
         for."""
         if name not in self._places:
-            place = place_of(name, self._model)
-            self._places[name] = (place.layer, place.call)
-        layer, call = self._places[name]
-        calls = self._calls.get(layer, [])
-        number = len(calls) - 1 if call is None else call
+            self._places[name] = place_of(name, self._model)
+        place = self._places[name]
+        calls = self._calls.get(place.layer, [])
+        number = len(calls) - 1 if place.call is None else place.call
         return calls[number] if 0 <= number < len(calls) else None
+
+    def why_missing(self, name: str) -> str:
+        """Say why nothing is recorded under a name, or no gradient."""
+        if name not in self._places:
+            return f"layer {name!r} was not captured; {did_you_mean(name, self._places)}"
+        if self.of(name) is None:
+            calls = self._calls[self._places[name].layer]
+            return why_not_called(self._model, name, len(calls))
+        return (
+            f"layer {name!r} has no gradient: none came back to it; run backward from a score "
+            "that depends on it"
+        )
+
+    def _must_be_whole(self) -> None:
+        missing = self.missing
+        if missing:
+            names = ", ".join(map(repr, dict.fromkeys(missing)))
+            raise LayerError(
+                f"layer {names} must give tensors with a graph, but some have none; run with "
+                "gradients on"
+            )
+
+    # Backward
 
     def backward(
         self,
@@ -285,43 +287,55 @@ class Capture:
         if not roughly:
             self._must_be_whole()
         for record in self.records:
-            for seen in (record, *record.tensors.values()):
-                seen.gradient = None
+            for of_tensor in (record, *record.tensors.values()):
+                of_tensor.gradient = None
         wanted = list(also)
-        for sources in (*self._sources.values(), *self._requested_with.values()):
-            wanted += sources
+        for sources in self._sources.values():
+            wanted += sources.summed + sources.requested_with
         if not wanted or not score.requires_grad:
             return (None,) * len(also)
         return differentiate(score, wanted, retain_graph=retain_graph)[: len(also)]
 
-    def why_missing(self, name: str) -> str:
-        """Say why nothing is recorded under a name, or no gradient."""
-        if name not in self._places:
-            return f"layer {name!r} was not captured; {did_you_mean(name, self._places)}"
-        if self.of(name) is None:
-            return why_not_called(self._model, name, len(self._calls[self._places[name][0]]))
-        return (
-            f"layer {name!r} has no gradient: none came back to it; run backward from a score "
-            "that depends on it"
-        )
+    def sources_of(self, record: LayerCall) -> list[Source]:
+        """What to differentiate with respect to, all in one call, for the gradient that `joined`
+        makes of the results.
 
-    def _must_be_whole(self) -> None:
-        missing = self.missing
-        if missing:
-            names = ", ".join(map(repr, dict.fromkeys(missing)))
-            raise LayerError(
-                f"layer {names} must give tensors with a graph, but some have none; run with "
-                "gradients on"
-            )
+        Raises:
+            LayerError: parts of the gradient may be missing.
+        """
+        self._must_be_whole()
+        sources = self._sources[record]
+        return sources.summed + sources.requested_with
+
+    def joined(
+        self, record: LayerCall, gradients: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor | None:
+        """Return the gradient in a record's first tensor, from those with respect to its
+        `sources_of`."""
+        total = None
+        for gradient in gradients[: len(self._sources[record].summed)]:
+            if gradient is not None:
+                total = gradient if total is None else total + gradient
+        return total
+
+    def nodes_of(self, record: LayerCall) -> list[Node]:
+        """The Nodes of the graph that the gradient in a record's first tensor comes from."""
+        if record not in self._sources:
+            return []
+        edges = (
+            source if isinstance(source, GradientEdge) else get_gradient_edge(source)
+            for source in self._sources[record].summed
+        )
+        return [edge.node for edge in edges]
+
+    # Where the graph begins
 
     def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
         """See whether gradients are off: if they are off only later, the network itself has turned
         them off."""
         self._may_be_cut = self._cut and not torch.is_grad_enabled()
         self._was_cut = False
-        if self._cut or not torch.is_grad_enabled():
-            return None
-        if any(tensor.requires_grad for _, tensor in nested.paths((args, kwargs))):
+        if self._cut or not torch.is_grad_enabled() or _some_require_gradients(args, kwargs):
             return None
         # Weights that require no gradient would leave what is below the layer without a history.
         return nested.SwappedInputs((args, kwargs), _aliased)
@@ -334,37 +348,12 @@ class Capture:
         if self._may_be_cut and self._sources and not torch.is_grad_enabled():
             self._lost += [record.layer for record in self._sources]
 
-    def _is_wanted(self, layer: str) -> bool:
-        calls = self._wanted.get(layer)
-        return calls is not None and (None in calls or len(self._calls[layer]) in calls)
-
-    def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
-        running: list[Versions] = []
-
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            running.append(_versions_of((args, kwargs)))
-
-        def begin(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
-            begins = (
-                bool(running) and self._is_wanted(layer) and self._begin_graph(module, args, kwargs)
-            )
-            return nested.SwappedInputs((args, kwargs), _aliased) if begins else None
-
-        def leave(module: nn.Module, args: Any, output: Any) -> Any:
-            return self._leave(layer, running.pop() if running else {}, output)
-
-        if layer in self._wanted:
-            group.put(partial(module.register_forward_pre_hook, with_kwargs=True), enter)
-            swap = InputSwap(begin, partial(self._follow_overwritten, layer))
-            group.put_swap(_last_in(module), swap)
-        group.put(module.register_forward_hook, leave)
-
     def _begin_graph(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
         """Turn gradients on where they are off and this is allowed; say whether a graph begins
         here."""
         if not torch.is_grad_enabled():
             return self._turn_on()
-        if any(tensor.requires_grad for _, tensor in nested.paths((args, kwargs))):
+        if _some_require_gradients(args, kwargs):
             return False
         return not any(parameter.requires_grad for parameter in module.parameters())
 
@@ -376,25 +365,53 @@ class Capture:
         torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
         return True
 
-    def _follow_overwritten(
+    def _continue_from_aliases(
         self, layer: str, swapped: nested.SwappedInputs | None, output: Any
     ) -> Any:
         """Where a module overwrote an alias, let the tensor's history continue from the alias;
         return the output."""
         if swapped is None:
             return None
-        names = {}
-        for tensor, other in swapped.pairs:
+        continued = {}
+        for tensor, aliased in swapped.pairs:
             for _, view in nested.paths(output):
-                if view._base is other:  # it may be overwritten through these yet
-                    self._older.append((layer, tensor, tensor._version))
-            if is_alias(other):  # nothing has overwritten it
+                if view._base is aliased:
+                    self._overwritable.append((layer, tensor, tensor._version))
+            if is_alias(aliased):  # nothing has overwritten it
                 continue
-            if try_continue_from(tensor, other):
-                names[id(other)] = tensor
+            if try_continue_from(tensor, aliased):
+                continued[id(aliased)] = tensor
             else:
                 self._lost.append(layer)
-        return nested.edit(output, lambda path, t: names.get(id(t), t)) if names else None
+        return nested.edit(output, lambda path, t: continued.get(id(t), t)) if continued else None
+
+    # What is recorded of each call
+
+    def _is_wanted(self, layer: str) -> bool:
+        """Whether the gradient of the next call of a layer is recorded."""
+        calls = self._wanted.get(layer)
+        return calls is not None and (None in calls or len(self._calls[layer]) in calls)
+
+    def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
+        running: list[Versions | None] = []
+        """The inputs of the calls that have begun; None where no gradient is recorded."""
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            running.append(_versions_of((args, kwargs)) if self._is_wanted(layer) else None)
+
+        def begin(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
+            if not running or running[-1] is None or not self._begin_graph(module, args, kwargs):
+                return None
+            return nested.SwappedInputs((args, kwargs), _aliased)
+
+        def leave(module: nn.Module, args: Any, output: Any) -> Any:
+            return self._leave(layer, running.pop() if running else None, output)
+
+        if layer in self._wanted:
+            group.put(partial(module.register_forward_pre_hook, with_kwargs=True), enter)
+            swap = InputSwap(begin, partial(self._continue_from_aliases, layer))
+            group.put_swap(_last_in(module), swap)
+        group.put(module.register_forward_hook, leave)
 
     def _watch_input(self, group: HookGroup, layer: str, module: nn.Module) -> None:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
@@ -408,38 +425,41 @@ class Capture:
             if record is None or not wanted:
                 return None
             self._must_be_floating(record, first)
-            self._begin_graph(module, args, kwargs)
-            if not torch.is_grad_enabled():
+            if not torch.is_grad_enabled() and not self._turn_on():
                 self._mark_without_graph(record)
                 return None
-            swapped = nested.SwappedInputs(
-                (args, kwargs), lambda tensor: alias(tensor) if tensor is first else tensor
+            aliased = alias(first)
+            self._sources[record] = self._follow(record, aliased)
+            return nested.SwappedInputs(
+                (args, kwargs), lambda tensor: aliased if tensor is first else tensor
             )
-            self._sources[record], self._requested_with[record] = self._follow(
-                record, swapped.pairs[0][1]
-            )
-            return swapped
 
-        group.put_swap(module, InputSwap(enter, partial(self._follow_overwritten, layer)))
+        group.put_swap(module, InputSwap(enter, partial(self._continue_from_aliases, layer)))
 
     def _leave_attention(
         self, layer: str, module: nn.Module, args: Any, output: torch.Tensor
     ) -> Any:
-        return self._leave(layer, _versions_of(output), output)
+        return self._leave(layer, _versions_of(output) if self._is_wanted(layer) else None, output)
 
-    def _leave(self, layer: str, inputs: Versions, output: Any) -> Any:
-        first = _first_output(layer, output)
-        wanted = self._is_wanted(layer)
+    def _leave(self, layer: str, inputs: Versions | None, output: Any) -> Any:
+        """Record what a call returns; with its ``inputs``, let gradients arrive at it, and return
+        what replaces it, if anything does."""
+        first = nested.first_tensor(output)
+        if first is None:
+            raise LayerError(
+                f"layer {layer!r} must return a tensor, got {type(output).__name__}; choose "
+                "another layer"
+            )
         record = self._recorded(layer, first)
         if record is None:
             return None
         # each tensor once
-        seen: dict[int, tuple[TensorRecord, torch.Tensor]] = {id(first): (record, first)}
+        tensors: dict[int, tuple[TensorRecord, torch.Tensor]] = {id(first): (record, first)}
         for path, tensor in nested.paths(output) if self._every else ():
-            if id(tensor) not in seen:
-                seen[id(tensor)] = TensorRecord(tensor.detach().clone()), tensor
-            record.tensors[path[0] if len(path) == 1 else path] = seen[id(tensor)][0]
-        if not wanted:
+            if id(tensor) not in tensors:
+                tensors[id(tensor)] = TensorRecord(tensor.detach().clone()), tensor
+            record.tensors[path[0] if len(path) == 1 else path] = tensors[id(tensor)][0]
+        if inputs is None:
             return None
         self._must_be_floating(record, first)
         if not torch.is_grad_enabled():
@@ -448,7 +468,24 @@ class Capture:
                 return None
             # it has not begun before: what the layer made of its output has no history
             self._lost.append(layer)
-        return self._attach_all(record, seen.values(), inputs, output)
+        if not first.requires_grad:
+            self._must_have_histories(layer, first, inputs, output)
+        sources = GradientSources([], [])
+        replacements: dict[int, torch.Tensor] = {}
+        for of_tensor, tensor in tensors.values():
+            if not tensor.is_floating_point():
+                continue
+            (summed, requested_with), used = self._attach(layer, of_tensor, tensor, inputs)
+            if used is not tensor:
+                replacements[id(tensor)] = used
+            of_record = sources.summed if of_tensor is record else sources.requested_with
+            of_record.extend(summed)
+            sources.requested_with.extend(requested_with)
+        self._sources[record] = sources
+        self._without_graph.discard(record)
+        if not replacements:
+            return None
+        return nested.edit(output, lambda path, t: replacements.get(id(t), t))
 
     def _recorded(self, layer: str, tensor: torch.Tensor) -> LayerCall | None:
         """Make a record of a call; None if backward repeats it (a checkpoint) and its gradient is
@@ -463,63 +500,36 @@ class Capture:
         calls.append(record)
         return record
 
-    def _attach_all(
-        self,
-        record: LayerCall,
-        tensors: Iterable[tuple[TensorRecord, torch.Tensor]],
-        inputs: Versions,
-        output: Any,
-    ) -> Any:
-        """Let the gradients of an output arrive; return what replaces it, if anything does."""
-        requested_with: list[Source] = []
-        replaced: dict[int, torch.Tensor] = {}
-        for seen, tensor in tensors:
-            if not tensor.is_floating_point():
-                continue
-            if seen is record and not tensor.requires_grad:
-                self._must_have_histories(record.layer, tensor, inputs, output)
-            (sources, with_them), used = self._attach(record.layer, seen, tensor, inputs)
-            if used is not tensor:
-                replaced[id(tensor)] = used
-            requested_with += with_them
-            if seen is record:
-                self._sources[record] = sources
-            else:
-                requested_with += sources
-        self._requested_with[record] = requested_with
-        self._without_graph.discard(record)
-        return nested.edit(output, lambda path, t: replaced.get(id(t), t)) if replaced else None
-
     def _must_have_histories(
         self, layer: str, first: torch.Tensor, inputs: Versions, output: Any
     ) -> None:
         """Note that gradients are missing where the layer made other tensors from the same values
         out of sight."""
         computed = [
-            t
-            for _, t in nested.paths(output)
-            if t is not first and not _is_passed_through(t, inputs)
+            tensor
+            for _, tensor in nested.paths(output)
+            if tensor is not first and not _is_passed_through(tensor, inputs)
         ]
-        if self._was_cut or any(t.is_floating_point() and not t.requires_grad for t in computed):
+        without = [t for t in computed if t.is_floating_point() and not t.requires_grad]
+        if self._was_cut or without:
             self._lost.append(layer)
 
     def _attach(
-        self, layer: str, seen: TensorRecord, tensor: torch.Tensor, inputs: Versions
+        self, layer: str, record: TensorRecord, tensor: torch.Tensor, inputs: Versions
     ) -> tuple[GradientSources, torch.Tensor]:
         """Let the gradient of a tensor arrive; return its sources, and the tensor or what replaces
         it."""
-        passed = _is_passed_through(tensor, inputs)
-        if tensor.requires_grad and not passed:
-            return self._follow(seen, tensor), tensor
-        leaf = None if passed else mark(tensor)
-        if leaf is not None:
-            return ([self._collect(seen, leaf)], []), tensor
-        if not passed:
+        if not _is_passed_through(tensor, inputs):
+            if tensor.requires_grad:
+                return self._follow(record, tensor), tensor
+            leaf = mark(tensor)
+            if leaf is not None:
+                return GradientSources([self._collect(record, leaf)], []), tensor
             self._lost.append(layer)  # only its replacement has a history
         used = copy_with_history(tensor)
-        return self._follow(seen, used), used
+        return self._follow(record, used), used
 
-    def _follow(self, seen: TensorRecord, tensor: torch.Tensor) -> GradientSources:
+    def _follow(self, record: TensorRecord, tensor: torch.Tensor) -> GradientSources:
         """Collect the gradient of every use of a tensor of the graph.
 
         All uses meet at its Node, except those of a view that is overwritten later: these continue
@@ -527,15 +537,17 @@ class Capture:
         the layer made of the view before. Autograd takes the two for one Node, unless the base is
         requested as well.
         """
-        source = self._collect(seen, tensor)
+        source = self._collect(record, tensor)
         base = tensor._base
         if base is None or not base.requires_grad:
-            return [source], []
+            return GradientSources([source], [])
         behind = get_gradient_edge(base)
         leaf = mark(tensor)
-        return ([source], []) if leaf is None else ([self._collect(seen, leaf), source], [behind])
+        if leaf is None:
+            return GradientSources([source], [])
+        return GradientSources([self._collect(record, leaf), source], [behind])
 
-    def _collect(self, seen: TensorRecord, tensor: torch.Tensor) -> Source:
+    def _collect(self, record: TensorRecord, tensor: torch.Tensor) -> Source:
         """Record the gradient of a tensor, whoever runs backward; return what to differentiate with
         respect to."""
 
@@ -547,10 +559,10 @@ class Capture:
             copy = gradient.detach().clone()
             task = torch._C._current_graph_task_id()
             # Gradients that arrive on several paths of one pass add up.
-            seen.gradient = (
-                copy if seen.gradient is None or task != seen.task else seen.gradient + copy
-            )
-            seen.task = task
+            if record.gradient is not None and task == record.task:
+                copy += record.gradient
+            record.gradient = copy
+            record.task = task
 
         if not self._once:
             tensor.register_hook(collect)  # type: ignore[no-untyped-call]
@@ -559,7 +571,8 @@ class Capture:
     def _mark_without_graph(self, record: LayerCall) -> None:
         """Note that the network itself has turned gradients off, unless a checkpoint runs this
         again."""
-        self._sources[record] = [record.activation.detach().requires_grad_()]
+        source = record.activation.detach().requires_grad_()  # which no score depends on
+        self._sources[record] = GradientSources([source], [])
         self._without_graph.add(record)
 
     def _must_be_floating(self, record: LayerCall, tensor: torch.Tensor) -> None:
@@ -593,23 +606,12 @@ def _last_in(module: nn.Module) -> nn.Module:
     return module
 
 
+def _some_require_gradients(args: Any, kwargs: Any) -> bool:
+    return any(tensor.requires_grad for _, tensor in nested.paths((args, kwargs)))
+
+
 def _aliased(tensor: torch.Tensor) -> torch.Tensor:
     return alias(tensor) if tensor.is_floating_point() and not tensor.is_inference() else tensor
-
-
-def _first_output(layer: str, output: Any) -> torch.Tensor:
-    """The first tensor that a layer returns.
-
-    Raises:
-        LayerError: there is none.
-    """
-    first = nested.first_tensor(output)
-    if first is None:
-        raise LayerError(
-            f"layer {layer!r} must return a tensor, got {type(output).__name__}; choose another "
-            "layer"
-        )
-    return first
 
 
 def _versions_of(values: Any) -> Versions:
