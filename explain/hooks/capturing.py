@@ -424,9 +424,7 @@ class Capture:
             record = self._recorded(layer, first)
             if record is None or not wanted:
                 return None
-            self._must_be_floating(record, first)
-            if not torch.is_grad_enabled() and not self._turn_on():
-                self._mark_without_graph(record)
+            if not self._has_graph(record, first):
                 return None
             aliased = alias(first)
             self._sources[record] = self._follow(record, aliased)
@@ -459,14 +457,10 @@ class Capture:
             if id(tensor) not in tensors:
                 tensors[id(tensor)] = TensorRecord(tensor.detach().clone()), tensor
             record.tensors[path[0] if len(path) == 1 else path] = tensors[id(tensor)][0]
-        if inputs is None:
+        begins_late = not torch.is_grad_enabled()
+        if inputs is None or not self._has_graph(record, first):
             return None
-        self._must_be_floating(record, first)
-        if not torch.is_grad_enabled():
-            if not self._turn_on():
-                self._mark_without_graph(record)
-                return None
-            # it has not begun before: what the layer made of its output has no history
+        if begins_late:  # what the layer made of its output before has no history
             self._lost.append(layer)
         if not first.requires_grad:
             self._must_have_histories(layer, first, inputs, output)
@@ -499,6 +493,32 @@ class Capture:
         self.records.append(record)
         calls.append(record)
         return record
+
+    def _has_graph(self, record: LayerCall, tensor: torch.Tensor) -> bool:
+        """Whether a graph is recorded of what a tensor is used for; turn gradients on if they may
+        be.
+
+        Raises:
+            LayerError: the tensor can have no gradient.
+        """
+        name = record.layer
+        if not tensor.is_floating_point():
+            verb = "be given" if place_of(name, self._model).part else "return"
+            raise LayerError(
+                f"layer {name!r} must {verb} floating-point values, got {tensor.dtype}; choose "
+                "another"
+            )
+        if tensor.is_inference():
+            raise LayerError(
+                f"layer {name!r} must run outside torch.inference_mode() for gradients; use "
+                "no_grad()"
+            )
+        if torch.is_grad_enabled() or self._turn_on():
+            return True
+        source = record.activation.detach().requires_grad_()  # no score depends on it
+        self._sources[record] = GradientSources([source], [])
+        self._without_graph.add(record)
+        return False
 
     def _must_have_histories(
         self, layer: str, first: torch.Tensor, inputs: Versions, output: Any
@@ -567,27 +587,6 @@ class Capture:
         if not self._once:
             tensor.register_hook(collect)  # type: ignore[no-untyped-call]
         return tensor if tensor.is_leaf else get_gradient_edge(tensor)
-
-    def _mark_without_graph(self, record: LayerCall) -> None:
-        """Note that the network itself has turned gradients off, unless a checkpoint runs this
-        again."""
-        source = record.activation.detach().requires_grad_()  # which no score depends on
-        self._sources[record] = GradientSources([source], [])
-        self._without_graph.add(record)
-
-    def _must_be_floating(self, record: LayerCall, tensor: torch.Tensor) -> None:
-        name = record.layer
-        if not tensor.is_floating_point():
-            verb = "be given" if place_of(name, self._model).part else "return"
-            raise LayerError(
-                f"layer {name!r} must {verb} floating-point values, got {tensor.dtype}; choose "
-                "another"
-            )
-        if tensor.is_inference():
-            raise LayerError(
-                f"layer {name!r} must run outside torch.inference_mode() for gradients; use "
-                "no_grad()"
-            )
 
 
 _PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
