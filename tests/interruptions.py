@@ -216,12 +216,10 @@ def state(model: nn.Module) -> dict[str, Any]:
         "warning filters": list(warnings.filters),
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "counters": (
-            preserve._inspecting.depth,
             len(signals._shared),
             len(preserve._held_modes),
             preserve.is_under_way(),
             getattr(errors._here, "collect_warnings", None) is None,
-            preserve._inspecting.alone,
         ),
     }
 

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
@@ -19,55 +20,53 @@ from explain.hooks.unwrap import module_names, modules_of
 DEVICES = ("cpu", "cuda")
 
 
-class _Inspecting(threading.local):
-    """How deep this thread is in blocks of `untouched`, and whether with ``alone`` and
-    ``create_graph``."""
+class _Current(threading.local):
+    """The innermost block of `untouched` that this thread is in."""
 
-    alone = False
-    create_graph = False
-    depth = 0
+    block: "_LeftAsFound | None" = None
 
 
-_inspecting = _Inspecting()
+_current = _Current()
 _used_threads = False
 _EAGER = "eager"
 _CPU = torch.device("cpu")
 
 _REMEDIES = {
-    "fork-based multiprocessing": "gradients must be computed in a process that torch can start "
-    "threads in, but this one was forked after "
-    "others; start it with 'spawn', or name the layer and use a method without gradients such as "
-    "scorecam",
-    ("autograd.Function with functorch"): (
-        "layer must run outside torch.vmap and the other "
-        "transforms of torch.func for gradients; name another "
-        "layer"
+    "fork-based multiprocessing": (
+        "gradients must be computed in a process that torch can start threads in, but this one was "
+        "forked after others; start it with 'spawn', or name the layer and use a method without "
+        "gradients such as scorecam"
+    ),
+    "autograd.Function with functorch": (
+        "layer must run outside torch.vmap and the other transforms of torch.func for gradients; "
+        "name another layer"
     ),
     "use_reentrant=True": (
-        "model must not use re-entrant checkpoints for gradients, but it does; "
-        "use checkpoint(use_reentrant=False)"
+        "model must not use re-entrant checkpoints for gradients, but it does; use "
+        "checkpoint(use_reentrant=False)"
     ),
-    (
-        "no autograd formula was registered"
-    ): "model must have a derivative for each of its operators, "
-    "but one has none; "
-    "give it one with torch.library.register_autograd, or use occlusion",
+    "no autograd formula was registered": (
+        "model must have a derivative for each of its operators, but one has none; give it one "
+        "with torch.library.register_autograd, or use occlusion"
+    ),
     "torch.compile region": (
-        "an explanation must start outside what torch.compile compiles, but "
-        "did not; use @torch.compiler.disable"
+        "an explanation must start outside what torch.compile compiles, but did not; use "
+        "@torch.compiler.disable"
     ),
 }
 """What to do about errors of torch, by a part of their messages."""
 
 
+@dataclass(eq=False)
 class _HeldMode:
     """A module that is put in evaluation mode, for one or several blocks, and gets its own mode
     back after the last."""
 
     module: nn.Module
     training: bool
-    blocks = 0
-    disturbed = False
+    """The module's own mode."""
+    blocks: int = 0
+    disturbed: bool = False
     """Whether another thread has called ``train()`` meanwhile."""
 
 
@@ -91,9 +90,7 @@ def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
         for module in modules:
             held = _held_modes.get(id(module))
             if held is None:
-                held = _held_modes[id(module)] = _HeldMode()
-                held.module = module
-                held.training = module.training  # of a scripted module too
+                held = _held_modes[id(module)] = _HeldMode(module, module.training)
                 if held.training:
                     module.training = False
             held.blocks += 1
@@ -131,7 +128,7 @@ def _train(module: nn.Module, mode: bool = True) -> Any:
     with lock:
         result = _plain_train(module, mode)
         held = _held_modes.get(id(module))
-        if held is not None and not _inspecting.depth:
+        if held is not None and _current.block is None:
             held.training = module.training
             held.disturbed |= module.training
     return result
@@ -150,34 +147,26 @@ class _WrittenState:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._buffers: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._values: list[tuple[Any, dict[str, Any]]] = []
+        """Dictionaries of modules, and what was in them."""
         self._copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []
-        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for module in modules:
             buffers = module._buffers
             if not buffers or isinstance(module, nn.modules.batchnorm._NormBase):
                 continue
-            kept = dict(buffers.items())
-            self._buffers.append((module, kept))
-            self._attributes.append((vars(module), {**vars(module)}))
-            for tensor in kept.values():
+            self._values.append((buffers, dict(buffers.items())))
+            self._values.append((vars(module), {**vars(module)}))
+            for tensor in buffers.values():
                 if tensor is not None:
                     self._copies.append((tensor, tensor.detach().clone(), _version(tensor)))
 
     def __exit__(self, *error: object) -> None:
         """Give modules the buffers, the values in these, and the other attributes that they had."""
-        for module, kept in self._buffers:
-            buffers = module._buffers
-            for name in [name for name, tensor in buffers.items() if kept.get(name) is not tensor]:
-                if name in kept:
-                    buffers[name] = kept[name]
-                else:
-                    del buffers[name]
-        for now, earlier in self._attributes:
-            for name in (now.keys() | earlier.keys()) - _MODULE:
+        for now, earlier in self._values:
+            for name in {*now.keys(), *earlier} - _MODULE:
                 if name not in earlier:
                     del now[name]
-                elif now.get(name, now) is not earlier[name]:
+                elif name not in now or now[name] is not earlier[name]:
                     now[name] = earlier[name]
         for tensor, copied, version in self._copies:
             if not _is_same(tensor, copied, version):
@@ -287,29 +276,30 @@ class _LeftAsFound(SignalSafe[None]):
 
     def __init__(self, model: nn.Module, gradients: bool, create_graph: bool, alone: bool) -> None:
         self._model = model
-        self._create_graph = create_graph
-        self._alone = alone
+        self.create_graph = create_graph
+        self.alone = alone
+        """Whether another one may not begin inside it."""
         self._modes: list[_HeldMode] = []
         self._shared: Shared | None = None
         self._torch = _TorchState(gradients or create_graph)
-        self._thread = (_inspecting.alone, _inspecting.create_graph)
 
     def on_enter(self) -> None:
         global _used_threads
-        if self._alone and _inspecting.alone:
-            raise ExplainError(
-                "an explanation was started from inside another one (hook or target); run them in "
-                "turn"
-            )
+        self._outer = _current.block
+        if self._outer is not None and self._outer.alone:
+            if self.alone:
+                raise ExplainError(
+                    "an explanation was started from inside another one (hook or target); run them "
+                    "in turn"
+                )
+            self.alone = True
         _used_threads = _used_threads or torch.get_num_threads() > 1
         modules = modules_of(self._model)
         self._walked = module_names.walked
         module_names.walked = {**self._walked, self._model: modules}
         self._torch.on_enter()
         self._shared = Shared(self._settings_of_process(modules))
-        _inspecting.depth += 1
-        _inspecting.alone = _inspecting.alone or self._alone
-        _inspecting.create_graph = self._create_graph
+        _current.block = self
         self._shared.on_enter()
         self._modes = _hold_modes(modules)
 
@@ -340,8 +330,7 @@ class _LeftAsFound(SignalSafe[None]):
         disturbed = _release_modes(self._modes)
         self._shared.on_exit(error)
         self._torch.on_exit(error)
-        _inspecting.alone, _inspecting.create_graph = self._thread
-        _inspecting.depth = max(0, _inspecting.depth - 1)
+        _current.block = self._outer
         if isinstance(error, (RuntimeError, HookError)):
             remedy = next((_REMEDIES[part] for part in _REMEDIES if part in str(error)), None)
             if remedy is not None:
@@ -390,29 +379,27 @@ def untouched(
 def own_statistics(model: nn.Module) -> Iterator[None]:
     """Let normalisations run on copies of their statistics: training overwrites these, and a graph
     would not notice."""
-    buffers = [
-        module._buffers
-        for module in modules_of(model)
-        if isinstance(module, nn.modules.batchnorm._NormBase)
-    ]
-    statistics = [
-        (of_norm, name, of_norm[name])
-        for of_norm in buffers
-        for name in ("running_mean", "running_var")
-    ]
+    originals: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     try:
-        for of_norm, name, buffer in statistics:
-            of_norm[name] = None if buffer is None else buffer.clone()
+        for module in modules_of(model):
+            if not isinstance(module, nn.modules.batchnorm._NormBase):
+                continue
+            for name in ("running_mean", "running_var"):
+                statistic = module._buffers[name]
+                if statistic is not None:
+                    originals.append((module._buffers, name, statistic))
+                    module._buffers[name] = statistic.clone()
         yield
     finally:
-        for of_norm, name, buffer in statistics:
-            of_norm[name] = buffer
+        for buffers, name, statistic in originals:
+            buffers[name] = statistic
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of a model's pass without its graph; where `untouched` creates graphs in this
     thread, as it is."""
-    return tensor if _inspecting.create_graph else tensor.detach()
+    block = _current.block
+    return tensor if block is not None and block.create_graph else tensor.detach()
 
 
 def calculating(device: str, *, create_graph: bool = False) -> AbstractContextManager[None]:
@@ -446,7 +433,7 @@ def recording(gradients: bool) -> Iterator[None]:
 
 def is_under_way() -> bool:
     """Whether this thread is inside an `untouched` block."""
-    return _inspecting.depth > 0
+    return _current.block is not None
 
 
 def is_transforming() -> bool:
@@ -531,9 +518,7 @@ def _begin_child() -> None:
     there may have been some, the child computes with one thread, as the workers of a DataLoader do.
     """
     # an explanation during which a process was forked continues only in the parent
-    _inspecting.alone = False
-    _inspecting.create_graph = False
-    _inspecting.depth = 0
+    _current.block = None
     modes = list(_held_modes.values())
     _held_modes.clear()
     _give_back_modes(modes)
