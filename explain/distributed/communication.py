@@ -208,7 +208,7 @@ def _of_torch(
 def _of_caller(fn: "Hook", group: dist.ProcessGroup) -> "Exchange":
     """The exchange of a hook of the user's, which is named when it fails."""
     guarded = guard.Hook(fn, f"rank {group.rank()} of {group.size()}", "communication")
-    guarded.must_take("state", "bucket")
+    guarded.must_take(["state", "bucket"])
 
     def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, None]":
         future = guarded(state, bucket)

@@ -334,7 +334,7 @@ def _noted(exporter: "PackageExporter", labels: list[str] | None) -> dict[str, A
 def _guarded(kind: str, callback: "Callback") -> "Callable[[PackageExporter, str], None]":
     """Return the user's own hook, named when it fails, and called for the model's modules only."""
     hook = Hook(callback, "the modules of the archive", kind)
-    hook.must_take("exporter", "name")
+    hook.must_take(["exporter", "name"])
 
     def guarded(exporter: "PackageExporter", name: str) -> None:
         if name != HOME and not name.startswith("<"):  # our own, and the pickled model

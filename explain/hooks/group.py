@@ -194,8 +194,9 @@ class HookGroup(SignalSafe["HookGroup"]):
     def tensor(self, tensor: torch.Tensor, fn: Callable[..., Any]) -> Handle:
         """Call ``fn(gradient)`` when the gradient of ``tensor`` has been computed; what it returns
         replaces it."""
+        where = _hookable(tensor)
         return self._in_graph(
-            tensor.register_hook, GradientHook, fn, _hookable(tensor), "gradient", "gradient"
+            tensor.register_hook, GradientHook, fn, where, "gradient", ["gradient"]
         )
 
     def leaf(self, leaf: torch.Tensor, fn: Callable[..., Any], *, after: bool = False) -> Handle:
@@ -209,9 +210,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         if not after:
             return self.tensor(leaf, fn)
         where = _hookable(leaf)
-        return self._in_graph(
-            leaf.register_post_accumulate_grad_hook, Hook, fn, where, "after accumulation", "leaf"
-        )
+        register = leaf.register_post_accumulate_grad_hook
+        return self._in_graph(register, Hook, fn, where, "after accumulation", ["leaf"])
 
     def tensors(
         self,
@@ -226,7 +226,7 @@ class HookGroup(SignalSafe["HookGroup"]):
             _hookable(tensor)
         register = partial(register_multi_grad_hook, tuple(tensors), mode=mode)
         where = f"{len(tensors)} tensors"
-        return self._in_graph(register, GradientHook, fn, where, f"{mode} gradients", "gradients")
+        return self._in_graph(register, GradientHook, fn, where, f"{mode} gradients", ["gradients"])
 
     def node(self, node: Node, fn: Callable[..., Any]) -> Handle:
         """Call ``fn(grad_inputs, grad_outputs)`` after a Node has run; what it returns replaces
@@ -235,12 +235,13 @@ class HookGroup(SignalSafe["HookGroup"]):
         The Node that accumulates a leaf's gradient, which PyTorch drops together with its hooks
         when nothing holds it, is kept as long as the hook.
         """
-        return self._on_node(node, node.register_hook, fn, "after", "grad_inputs", "grad_outputs")
+        takes = ["grad_inputs", "grad_outputs"]
+        return self._on_node(node, node.register_hook, fn, "after", takes)
 
     def node_pre(self, node: Node, fn: Callable[..., Any]) -> Handle:
         """Call ``fn(grad_outputs)`` before a Node runs; what it returns replaces
         ``grad_outputs``."""
-        return self._on_node(node, node.register_prehook, fn, "before", "grad_outputs")
+        return self._on_node(node, node.register_prehook, fn, "before", ["grad_outputs"])
 
     def after_backward(self, fn: Callable[..., Any]) -> Handle:
         """Call ``fn()`` once, when the backward pass that is running now is done; to be used from
@@ -327,7 +328,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         if is_ours(fn):
             return Handle((), self._handles)
         hooks = [kind(fn, place, direction) for place in places]
-        hooks[0].must_take(*takes)
+        hooks[0].must_take(takes)
         if self._signs_at_first_hook is None:
             self._signs_at_first_hook = self._signs_of_work()
         return Handle(hooks, self._handles)
@@ -340,7 +341,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         fn: Callable[..., Any],
         where: str,
         direction: str,
-        *takes: str,
+        takes: Sequence[str],
     ) -> Handle:
         handle = self._open(kind, fn, [where], direction, takes)
         hook = handle.hooks[0] if handle.hooks else fn
@@ -353,11 +354,10 @@ class HookGroup(SignalSafe["HookGroup"]):
         register: Callable[[Any], Any],
         fn: Callable[..., Any],
         direction: str,
-        *takes: str,
+        takes: Sequence[str],
     ) -> Handle:
-        handle = self._in_graph(
-            register, GradientHook, fn, f"Node {node.name()}", direction, *takes
-        )
+        where = f"Node {node.name()}"
+        handle = self._in_graph(register, GradientHook, fn, where, direction, takes)
         if node.name().endswith("AccumulateGrad"):
             handle.undo.insert(0, [node].clear)
         return handle

@@ -35,22 +35,23 @@ class EditDetector(Tracer):
 
     opens = False
 
-    def __init__(self, gradients: Sequence[Any]) -> None:
-        self._tensors = [gradient for gradient in gradients if isinstance(gradient, torch.Tensor)]
-        self._versions = [tensor._version for tensor in self._tensors]
+    def __init__(self, gradients: Sequence[torch.Tensor]) -> None:
+        self._gradients = gradients
+        self._versions = [gradient._version for gradient in gradients]
         self._copies: list[torch.Tensor] = []
         """Made when something asks for the memory of a tensor, past autograd."""
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._copies and func in _UNCOUNTED:
-            self._copies = [tensor.detach().clone() for tensor in self._tensors]
+            self._copies = [gradient.detach().clone() for gradient in self._gradients]
         return func(*args, **kwargs)
 
     def any(self) -> bool:
         """Whether one of the gradients has changed."""
-        if [tensor._version for tensor in self._tensors] != self._versions:
+        if [gradient._version for gradient in self._gradients] != self._versions:
             return True
-        return any(not _same(*pair) for pair in zip(self._tensors, self._copies, strict=False))
+        pairs = zip(self._gradients, self._copies, strict=False)
+        return any(not _same(gradient, copy) for gradient, copy in pairs)
 
 
 def _same(now: torch.Tensor, copy: torch.Tensor) -> bool:
@@ -102,7 +103,7 @@ class Hook:
     def __str__(self) -> str:
         return f"hook {self.name!r} on {self.where} ({self.direction})"
 
-    def must_take(self, *arguments: str) -> None:
+    def must_take(self, arguments: Sequence[str]) -> None:
         """Refuse a function that cannot be called with these arguments.
 
         Raises:
@@ -167,10 +168,7 @@ class GradientHook(Hook):
     """
 
     def __call__(self, *arguments: Any) -> Any:
-        gradients = [value for value in arguments if not isinstance(value, nn.Module)]
-        with EditDetector(
-            [gradient for value in gradients for gradient in _several(value)]
-        ) as edits:
+        with EditDetector([gradient for _, gradient in nested.paths(arguments)]) as edits:
             result = super().__call__(*arguments)
         if edits.any():
             raise HookError(
@@ -179,13 +177,15 @@ class GradientHook(Hook):
             )
         if result is None:
             return None
-        first = gradients[0]
+        first = arguments[1] if isinstance(arguments[0], nn.Module) else arguments[0]
         if isinstance(first, (tuple, list)) and isinstance(result, torch.Tensor):
             result = (result,)  # a single one may come without its tuple
-        if not _fits(result, first):
+        expected = _layout(first)
+        layout = _layout(result)
+        if not _fits(layout, expected):
             raise HookError(
                 f"{self} must return None or gradients of the shape that it was given, "
-                f"{_layout(first)}, got {_layout(result)}"
+                f"{expected}, got {layout}"
             )
         return tuple(result) if isinstance(result, list) else result
 
@@ -196,20 +196,14 @@ class ModuleGradientHook(GradientHook):
     unfired = "its layer did not run after it was registered; register it before the forward pass"
 
 
-def _several(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (tuple, list)) else (value,)
-
-
-def _fits(result: Any, gradients: Any) -> bool:
-    """Whether a result can take the place of gradients: one with one, or several with as many."""
-    if not isinstance(gradients, (tuple, list)) or not isinstance(result, (tuple, list)):
-        return bool(_layout(result) == _layout(gradients))
-    if len(result) != len(gradients):
+def _fits(layout: Any, expected: Any) -> bool:
+    """Whether what has a layout can take the place of gradients: one with one, or several with as
+    many, of which each may be None."""
+    if not isinstance(layout, list) or not isinstance(expected, list):
+        return bool(layout == expected)
+    if len(layout) != len(expected):
         return False
-    return all(
-        new is None or _layout(new) == _layout(old)
-        for new, old in zip(result, gradients, strict=True)
-    )
+    return all(new in (None, old) for new, old in zip(layout, expected, strict=True))
 
 
 def _layout(gradients: Any) -> Any:
