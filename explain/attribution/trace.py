@@ -23,7 +23,7 @@ from explain.hooks import HookGroup, Intervention, attention_parts, capture, pre
 from explain.hooks.capturing import Capture
 from explain.hooks.layer_names import Where, find_places, name_of_call, place_of, select_places
 from explain.hooks.units import Axes
-from explain.hooks.unwrap import modules_of, submodule, unwrapped
+from explain.hooks.unwrap import modules_of, unwrapped
 from explain.layers import default_layer
 from explain.layers.frames import with_layout
 from explain.layers.grids import grids_of_photo
@@ -270,8 +270,7 @@ class _SiteFinder:
             # images are in the first dimension here
             return None if grid is None else replace(grid, layout="tokens")
 
-        module = submodule(self.model, place.module)
-        axes = Axes(values, place, module, self.model, size, name, find_grid=find_grid)
+        axes = Axes(values, place, self.model, size, name, find_grid=find_grid)
 
         def masks_of(field_name: str, units: Iterable[Any]) -> torch.Tensor:
             masks = [axes.mask(Intervention(name, **{field_name: unit})) for unit in units]

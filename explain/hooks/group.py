@@ -128,9 +128,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         ``with_kwargs`` makes it ``fn(module, args, kwargs)``, which returns a pair of both;
         ``prepend`` puts it before all other hooks of this kind on the module.
         """
-        takes = ["module", "args", "kwargs"] if with_kwargs else ["module", "args"]
         options = {"with_kwargs": with_kwargs, "prepend": prepend}
-        return self._on_calls(where, fn, "forward_pre", takes, options)
+        return self._on_calls(where, fn, "forward_pre", options)
 
     def forward(
         self,
@@ -154,11 +153,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         that is computed inside the layer, by a module, a function or a fused
         kernel: queries, keys, values, attention weights, and the result of each head.
         """
-        takes = (
-            ["module", "args", "kwargs", "output"] if with_kwargs else ["module", "args", "output"]
-        )
         options = {"with_kwargs": with_kwargs, "always_call": always, "prepend": prepend}
-        return self._on_calls(where, fn, "forward", takes, options)
+        return self._on_calls(where, fn, "forward", options)
 
     def backward_pre(
         self, where: Where, fn: Callable[..., Any], *, prepend: bool = False
@@ -379,12 +375,16 @@ class HookGroup(SignalSafe["HookGroup"]):
         self,
         where: Where,
         fn: Callable[..., Any],
-        kind: str,
-        takes: Sequence[str],
+        kind: Literal["forward_pre", "forward"],
         options: dict[str, bool],
     ) -> Handle:
         """Register a hook on modules, on the first tensor that they are given, or on the attention
         inside them."""
+        takes = ["module", "args"]
+        if options["with_kwargs"]:
+            takes.append("kwargs")
+        if kind == "forward":
+            takes.append("output")
         places = self._places(where)
         handle = self._open(
             ForwardHook, fn, [name for name, _, _ in places], kind.replace("_", "-"), takes

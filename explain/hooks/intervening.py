@@ -191,7 +191,6 @@ def _apply(
         axes = Axes(
             values,
             place,
-            module,
             model,
             passes.size,
             str(intervention),

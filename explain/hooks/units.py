@@ -12,6 +12,7 @@ from torch import nn
 
 from explain._utils.errors import HookError
 from explain.hooks.layer_names import LayerPlace
+from explain.hooks.unwrap import submodule
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,9 +44,8 @@ class Units:
         for name in ("channels", "tokens", "heads", "positions"):
             units = getattr(self, name)
             if units is not None:
-                words.append(
-                    f"{name} {', '.join(map(str, units[:6]))}{', …' if len(units) > 6 else ''}"
-                )
+                more = ["…"] if len(units) > 6 else []
+                words.append(f"{name} {', '.join([*map(str, units[:6]), *more])}")
         if self.region is not None:
             words.append("region " + ",".join(f"{edge:g}" for edge in self.region))
         return words
@@ -53,22 +53,19 @@ class Units:
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     """Numbers of units: of a list, an array, a tensor, a mask, or one alone."""
+    values = value.tolist() if isinstance(value, torch.Tensor) else value
     try:
-        units = np.atleast_1d(
-            np.asarray(value.tolist() if isinstance(value, torch.Tensor) else value)
-        )
+        units = np.atleast_1d(np.asarray(values))
     except ValueError:  # lists of several lengths
         units = np.array([])
+    is_whole = units.dtype.kind in "iu"
     if name == "region":
         kind = "numbers x0, y0, x1, y1 with x0 < x1 and y0 < y1"
-        fits = (
-            units.dtype.kind in "iuf"
-            and units.shape == (4,)
-            and bool((units[:2] < units[2:]).all())
-        )
+        is_number = is_whole or units.dtype.kind == "f"
+        fits = is_number and units.shape == (4,) and (units[:2] < units[2:]).all()
     elif name == "positions":
         kind = "pairs (row, column)"
-        fits = units.dtype.kind in "iu" and units.ndim == 2 and units.shape[1] == 2
+        fits = is_whole and units.ndim == 2 and units.shape[1] == 2
     else:
         kind = "whole numbers"
         if units.dtype == bool:
@@ -92,7 +89,6 @@ class Axes:
         self,
         values: torch.Tensor,
         place: LayerPlace,
-        module: nn.Module,
         model: nn.Module,
         size: tuple[int, ...],
         what: str,
@@ -111,14 +107,15 @@ class Axes:
         last = values.ndim - 1
         if channel_dim is not None:
             self.channel_dim = channel_dim % values.ndim
-        elif self._of_tokens or (
-            values.ndim > 3 and _is_channels_last(values, module, model, place.part == "input")
-        ):
+        elif self._of_tokens or (values.ndim > 3 and _is_channels_last(values, place, model)):
             self.channel_dim = last
         else:
             self.channel_dim = min(1, last)
-        other_dims = [dim for dim in range(values.ndim) if dim not in (image_dim, self.channel_dim)]
-        self.places = [last - 1] if self._of_attention else other_dims
+        if self._of_attention:
+            self.places = [last - 1]
+        else:
+            others = {image_dim, self.channel_dim}
+            self.places = [dim for dim in range(values.ndim) if dim not in others]
 
     def mask(self, units: Units) -> torch.Tensor | None:
         """Return where the units are, as truth values that broadcast to the values; None for all of
@@ -204,14 +201,12 @@ class Axes:
     def _placed(self, grid: torch.Tensor) -> torch.Tensor:
         """A grid of truth values where the positions are in the values."""
         if not self._of_tokens:
-            return grid.reshape(
-                [size if dim in self.places[-2:] else 1 for dim, size in enumerate(self._shape)]
-            )
+            return self._laid_along(self.places[-2:], grid)
         tokens = self._grid_of_tokens
         dim = self.places[-1] if self._of_attention else tokens.of_tokens
         mask = grid.new_zeros(self._shape[dim])
         mask[list(tokens.tokens)] = grid.flatten()
-        return self._laid_along(dim, mask)
+        return self._laid_along([dim], mask)
 
     def _along(self, dim: int, chosen: Sequence[int], name: str) -> torch.Tensor:
         """Truth values that are true for the chosen indices of a dimension."""
@@ -223,25 +218,26 @@ class Axes:
                 )
         mask = torch.zeros(count, dtype=torch.bool, device=self._device)
         mask[list(chosen)] = True
-        return self._laid_along(dim, mask)
+        return self._laid_along([dim], mask)
 
-    def _laid_along(self, dim: int, mask: torch.Tensor) -> torch.Tensor:
-        return mask.reshape([-1 if other == dim else 1 for other in range(len(self._shape))])
+    def _laid_along(self, dims: Sequence[int], mask: torch.Tensor) -> torch.Tensor:
+        """A mask of these dimensions, in a shape that broadcasts to the values."""
+        return mask.reshape([n if dim in dims else 1 for dim, n in enumerate(self._shape)])
 
 
-def _is_channels_last(
-    values: torch.Tensor, module: nn.Module, model: nn.Module, of_input: bool
-) -> bool:
+def _is_channels_last(values: torch.Tensor, place: LayerPlace, model: nn.Module) -> bool:
     """Whether a map is ``(N, H, W, C)``: the nearest module that fixes the order of dimensions
     tells.
 
     That is the last one inside the module, or the first for its input, and else the last before it.
     """
-    parts = list(module.modules())
+    module = submodule(model, place.module)
+    of_input = place.part == "input"
     modules = list(model.modules())
-    position = next((i for i, other in enumerate(modules) if other is module), 0)
-    nearest_first = parts if of_input else parts[::-1]
-    for other in [*nearest_first, *modules[:position][::-1]]:
+    # a module that was inserted is not among them
+    modules_before = modules[: modules.index(module)] if module in modules else []
+    parts = list(module.modules())
+    for other in [*(parts if of_input else parts[::-1]), *modules_before[::-1]]:
         dims: Any = getattr(other, "dims", None)
         if isinstance(dims, (list, tuple)) and len(dims) == values.ndim:  # a permutation
             return bool(dims[1] == values.ndim - 1) if of_input else bool(dims[-1] == 1)
