@@ -76,18 +76,15 @@ class _Product:
     ('bh', 'd', ['i', 'j'])
     """
 
-    leading: tuple[Any, ...]
-    tensors: list[torch.Tensor]
-    trailing: tuple[Any, ...]
+    args: list[Any]
+    """The arguments of the call; the two tensors among them follow one another."""
+    first: int
+    """Where the first tensor is among the arguments."""
     terms: list[str]
     """The letters of both tensors and of the result."""
     shared: str
     summed: str
     separate: list[str]
-
-    def of(self, func: Any, kwargs: dict[str, Any]) -> Any:
-        """Make the product."""
-        return func(*self.leading, *self.tensors, *self.trailing, **kwargs)
 
 
 def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
@@ -96,21 +93,16 @@ def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
     It is None for anything else, such as products with weights.
     """
     if name == "einsum":
-        leading = args[:1]
+        first = 1
         tensors = list(args[1]) if isinstance(args[1], (tuple, list)) else list(args[1:])
-        trailing: tuple[Any, ...] = ()
+        args = (args[0], *tensors)
         terms = str(args[0]).replace(" ", "").replace("->", ",").split(",")
     else:
         first = 1 if name == "baddbmm" else 0  # behind what it adds the product to
-        leading = args[:first]
         tensors = list(args[first : first + 2])
-        trailing = args[first + 2 :]
         terms = ["...ij", "...jk", "...ik"]
-    if (
-        len(tensors) != 2
-        or len(terms) != 3
-        or not all(isinstance(tensor, torch.Tensor) for tensor in tensors)
-    ):
+    are_tensors = [isinstance(tensor, torch.Tensor) for tensor in tensors]
+    if are_tensors != [True, True] or len(terms) != 3:
         return None
     more = max(tensor.ndim - len(term) + 3 for tensor, term in zip(tensors, terms, strict=False))
     terms = [term.replace("...", ascii_uppercase[:more]) for term in terms]
@@ -120,12 +112,12 @@ def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
     shared = "".join(letter for letter in result if letter in left and letter in right)
     summed = "".join(letter for letter in left if letter in right and letter not in result)
     separate = [
-        left.translate(dict.fromkeys(map(ord, right))),
-        right.translate(dict.fromkeys(map(ord, left))),
+        "".join(letter for letter in left if letter not in right),
+        "".join(letter for letter in right if letter not in left),
     ]
-    if not shared or len(summed) != 1 or len(separate[0]) != 1 or len(separate[1]) != 1:
+    if not shared or [len(summed), *map(len, separate)] != [1, 1, 1]:
         return None
-    return _Product(leading, tensors, trailing, terms, shared, summed, separate)
+    return _Product(list(args), first, terms, shared, summed, separate)
 
 
 class AttentionTracer(Tracer):
@@ -183,27 +175,30 @@ class AttentionTracer(Tracer):
 
     def _product(self, product: _Product, func: Any, kwargs: dict[str, Any]) -> Any:
         """Make a product: the scores of queries and keys, or the result of weights and values."""
-        tensors = product.tensors
+        left = product.args[product.first]
+        right = product.args[product.first + 1]
         result = product.terms[2]
-        of_weights = [self._has_weights((tensor,)) for tensor in tensors]
-        if any(of_weights):
-            values = of_weights.index(False) if False in of_weights else 1
+        if self._has_weights((left, right)):
+            values = 0 if self._has_weights((right,)) and not self._has_weights((left,)) else 1
             queries = product.separate[1 - values]
             channels = product.separate[values]
-            order = product.shared + product.summed + channels
-            tensors[values] = self._edited("v", tensors[values], product.terms[values], order)
+            self._edit_factor(product, values, "v", product.summed + channels)
             self._weights = []
-            return self._edited(
-                "heads", product.of(func, kwargs), result, product.shared + queries + channels
-            )
-        keys = (
-            0 if product.separate[0] == result[-1] else 1
-        )  # the softmax is over the last dimension
+            output = func(*product.args, **kwargs)
+            return self._edited("heads", output, result, product.shared + queries + channels)
+        keys = 0 if product.separate[0] == result[-1] else 1  # the softmax is over the last one
         for part, number in (("q", 1 - keys), ("k", keys)):
-            order = product.shared + product.separate[number] + product.summed
-            tensors[number] = self._edited(part, tensors[number], product.terms[number], order)
+            self._edit_factor(product, number, part, product.separate[number] + product.summed)
         self._scored = True
-        return product.of(func, kwargs)
+        return func(*product.args, **kwargs)
+
+    def _edit_factor(self, product: _Product, number: int, part: str, order: str) -> None:
+        """Let a hook see one of the two tensors of a product, its last two dimensions in an
+        order."""
+        index = product.first + number
+        product.args[index] = self._edited(
+            part, product.args[index], product.terms[number], product.shared + order
+        )
 
     def _fused(
         self,
