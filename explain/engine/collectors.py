@@ -27,6 +27,7 @@ from explain.hooks.graph import Reach, differentiate, graph
 from explain.hooks.layer_names import name_of_call
 from explain.hooks.preserve import detached
 from explain.layers.summary import independent_calls
+from explain.relevance.batch_layout import fits, summed
 from explain.relevance.constants import AddedConstant
 from explain.relevance.gradient_rules import Coverage, GradientRule, uninspected
 from explain.relevance.propagation import relevance_of
@@ -397,6 +398,9 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
         raise MethodError(
             f"fullgrad must see layer {constant.module!r} give {rows}; explain one image at a time"
         )
+    labels = constant.images
+    if labels is not None and fits(labels, term.shape):
+        return summed(term, labels, count)[:, None]
     return (term.transpose(0, 1) if turned else term).reshape(count, -1)
 
 

@@ -282,7 +282,7 @@ class _Passes:
         constants = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
         if constants:
             influence = Influence([*leaves, *inputs.other_tensors.values()])
-            adding = StepRecorder(model, influence, kinds=())
+            adding = StepRecorder(model, influence, kinds=(), images=images)
             recorded.adding = stack.enter_context(adding).steps
         if any(backward.reference is not None for backward in backwards):
             compared = StepRecorder(model, Dependence(leaves), kinds=COMPARED, images=images)

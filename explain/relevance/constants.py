@@ -32,7 +32,8 @@ class AddedConstant:
 
     ``lies_on_input`` is False for numbers, and for what is added to scores of attention: they are
     no maps. The channels of linear functions come last. ``storage`` is that of the tensor as the
-    network has it.
+    network has it. ``images`` says which image each value of the sum belongs to; None where the
+    images come first.
     """
 
     value: Tensor | float
@@ -42,6 +43,7 @@ class AddedConstant:
     lies_on_input: bool = True
     channels_last: bool = False
     storage: int = 0
+    images: Tensor | None = None
 
 
 class Influence(Dependence):
@@ -92,7 +94,10 @@ def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConsta
         if constant is not None:
             on_input = constant.lies_on_input and step.node not in of_attention
             storage = _storage_of_constant(step)
-            constants.append(replace(constant, lies_on_input=on_input, storage=storage))
+            constant = replace(
+                constant, lies_on_input=on_input, storage=storage, images=step.images
+            )
+            constants.append(constant)
     return constants
 
 
