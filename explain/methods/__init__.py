@@ -2,9 +2,8 @@
 
     base             what a method is: metadata, defaults, papers to cite; methods by name,
                      ``@register``
-    options          each option checked against the type of its field
-    cam, score_cam   class activation maps: by gradients, by statistics of feature maps, by masked
-                     inputs; token masks
+    cam, score_cam   class activation maps: by gradients, by masked inputs; token masks
+    patterns         principal components and statistics of feature maps
     gradients, path, path_variants
                      gradients in the pixels, and along paths from a baseline
     occlusion, surrogate, shapley, extremal
@@ -30,10 +29,6 @@ from explain.methods.attention import (
 from explain.methods.base import Citation, Method, list_methods, register
 from explain.methods.cam import (
     CAM,
-    FEM,
-    KPCACAM,
-    EigenCAM,
-    EigenGradCAM,
     ElementWiseCAM,
     FinerCAM,
     GradCAM,
@@ -62,6 +57,7 @@ from explain.methods.path import (
     IntegratedGradients,
 )
 from explain.methods.path_variants import IDGI, XRAI, GuidedIntegratedGradients
+from explain.methods.patterns import FEM, KPCACAM, EigenCAM, EigenGradCAM
 from explain.methods.regions import Quadtree, Squares, Superpixels, region_values
 from explain.methods.relevance import LRP, DeepLIFT, DeepLIFTSHAP, FullGrad
 from explain.methods.score_cam import ISCAM, SSCAM, TIS, AblationCAM, ScoreCAM, ViTCX

@@ -278,12 +278,12 @@ class Method(CheckedFields):
         )
 
     def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "Method":
-        """The same for inputs whose values lie between these, one for each channel; what is set
-        already stays."""
+        """The method for inputs whose values lie from ``low`` to ``high``, one number for each
+        channel; a range that the options name already stays."""
         return self
 
     def tried(self) -> "Method":
-        """The method with as little work as it takes to see whether a network suits it."""
+        """The method with the fewest runs that show whether it can explain a network."""
         return replace(self, samples=2) if "samples" in options(self) else self  # type: ignore[call-arg]
 
 
@@ -294,10 +294,7 @@ def options(method: Method) -> dict[str, Any]:
     >>> options(HiResCAM(relu=True))
     {'relu': True}
     """
-    values = {}
-    for option in fields(method):
-        values[option.name] = getattr(method, option.name)
-    return values
+    return {option.name: getattr(method, option.name) for option in fields(method)}
 
 
 def uses_layer(method: Method) -> bool:
@@ -316,9 +313,9 @@ def can_be_stitched(method: Method, model: torch.nn.Module) -> bool:
 
 
 def over_all(per_image: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Give one number for each image ``(N,)`` the shape in which it meets every value of ``like``
-    ``(N, ...)``."""
-    return per_image.reshape(-1, *[1] * (like.ndim - 1))
+    """Bring one number for each image ``(N,)`` into the shape ``(N, 1, ...)``, which broadcasts
+    over ``like`` ``(N, ...)``."""
+    return per_image.reshape([-1] + [1] * (like.ndim - 1))
 
 
 def relative_error(values: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
@@ -461,8 +458,10 @@ def get_method(method: MethodLike) -> Method:
 
 
 def is_lasting(method: Method) -> bool:
-    """Whether this very object is what its name or a text stands for, so that it stays for as long
-    as the process."""
+    """Whether this very object is registered, or was read from a text and is kept.
+
+    The request of `explain.attribute` may then remember it by its identity.
+    """
     return _known.get(method.name) is method or id(method) in map(id, _texts.values())
 
 
@@ -559,6 +558,7 @@ def method_or_unknown(method: str | Method) -> Method:
 
 @cache
 def _titles() -> dict[str, str]:
+    """How the names of methods are spelled where people read them, from ``titles.json``."""
     titles: dict[str, str] = json.loads(packaged_text("explain.methods", "titles.json"))
     return titles
 
@@ -570,10 +570,11 @@ def title_of(name: str) -> str:
     >>> title_of("gradcam"), title_of("smooth(layercam)"), title_of("mine")
     ('Grad-CAM', 'SmoothGrad(LayerCAM)', 'mine')
     """
-    return re.sub(r"[a-z0-9+]+", lambda match: _title(match[0]), name)
+    return re.sub(r"[a-z0-9+]+", _title, name)
 
 
-def _title(name: str) -> str:
+def _title(match: re.Match[str]) -> str:
+    name = match[0]
     class_name = type(_known[name]).__name__ if name in _known else name
     spelled_as_class = class_name if class_name.lower() == name else name
     return _titles().get(name, spelled_as_class)

@@ -1,8 +1,27 @@
 """Class activation maps: sums of feature maps, weighted by their gradients or by the weights of the
-last layer, and statistics of feature maps: principal components and unusual activations.
+last layer.
 
-Each method is a formula of `Evidence`: ``evidence.activations`` and ``evidence.gradients`` ``(N, C,
-h, w)``. The engine gathers them: `explain.engine.execution` takes the gradients of the score by
+Each method is a formula of `Evidence`: the feature maps A, ``evidence.activations``, and the
+gradients G of the score in them, ``evidence.gradients``, both ``(N, C, h, w)``. Most of them are
+sums of A with a weight for each channel (`weighted_maps`):
+
+- `CAM`: the class's weights in the last layer
+- `GradCAM`: the mean of G
+- `GradCAMPlusPlus`: the sum of relu(G) / (2 + G sum(A))
+- `XGradCAM`: sum(A G) / sum(A)
+- `ShapleyCAM`: the mean of G - H A / 2, with the Hessian H
+- `RandomCAM`: random numbers
+
+The others work place by place, and add up over the channels:
+
+- `HiResCAM`: A G
+- `ElementWiseCAM`: relu(A G)
+- `LayerCAM`: relu(G) A
+
+`FinerCAM` and `RefineCAM` are made of other maps: those of what sets classes apart, and those of
+several layers. Maps by masks are in `score_cam`, and patterns of A alone in `patterns`.
+
+The engine gathers the evidence: `explain.engine.execution` takes the gradients of the score by
 `torch.autograd.grad`, in the outputs of layers that `explain.hooks.capturing.Capture` records.
 """
 
@@ -19,7 +38,6 @@ from explain.engine import Activations, Evidence, LayerGradients, Need
 from explain.engine.needs import ClassWeights, GradientsBy, LayerCurvature
 from explain.methods.base import (
     MAPS,
-    PATTERNS,
     Method,
     Style,
     cam_map,
@@ -36,7 +54,7 @@ def weighted_maps(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> t
     """The sum of the feature maps with weights ``(N, C)``, and of it the positive part if
     ``relu``."""
     maps = evidence.activations
-    cam = torch.bmm(weights[:, None], maps.flatten(2)).reshape(len(maps), *maps.shape[2:])
+    cam = torch.bmm(weights[:, None], maps.flatten(2)).reshape(maps.shape[:1] + maps.shape[2:])
     return cam.clamp(min=0) if relu else cam
 
 
@@ -49,16 +67,18 @@ def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
 
 
 def unless_rounding(values: torch.Tensor, terms: torch.Tensor, count: int = 1) -> torch.Tensor:
-    """Means ``(N, ...)`` of terms ``(N, ...)``, or ``count`` times as much; zero for an image where
-    all are rounding errors. Else a map of rounding errors would be as bright as any other.
+    """Set the values of an image to zero where all of them are rounding errors; a map of these
+    would be as bright as any other.
+
+    ``values`` ``(N, ...)`` are means of ``terms`` ``(N, ...)``, times ``count``.
     """
     means = values if count == 1 else values / count
     return values.masked_fill(over_all(all_cancel(means, terms), values), 0)
 
 
 class ClassActivationMap(Method):
-    """What class activation maps share: feature maps and gradients of one layer, and a signed map
-    without ``relu``."""
+    """What class activation maps share: they need feature maps and gradients of one layer, and the
+    map is signed where an option ``relu`` is False."""
 
     family = MAPS
 
@@ -147,7 +167,8 @@ class GradCAM(ClassActivationMap):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         g = evidence[LayerGradients(gradients=self.gradients)]
-        return weighted_maps(unless_rounding(g.mean(spatial_dims(g)), g), evidence, relu=self.relu)
+        weights = unless_rounding(g.mean(spatial_dims(g)), g)
+        return weighted_maps(weights, evidence, relu=self.relu)
 
 
 @register
@@ -370,17 +391,21 @@ class ShapleyCAM(ClassActivationMap):
     only_for = "networks with second derivatives (no fused attention behind the layer)"
     adds_up = True
 
+    @property
+    def objective(self) -> ResidualSoftmax | None:
+        """What of the score is differentiated; None is the score itself."""
+        return ResidualSoftmax() if self.residual_softmax else None
+
     @cached_property
     def needs(self) -> frozenset[Need[Any]]:
-        objective = ResidualSoftmax() if self.residual_softmax else None
-        return frozenset({Activations(), LayerGradients(objective), LayerCurvature(objective)})
+        gradients = LayerGradients(self.objective)
+        return frozenset({Activations(), gradients, LayerCurvature(self.objective)})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        objective = ResidualSoftmax() if self.residual_softmax else None
-        slope = evidence[LayerGradients(objective)] - 0.5 * evidence[LayerCurvature(objective)]
-        return weighted_maps(
-            unless_rounding(slope.mean(spatial_dims(slope)), slope), evidence, relu=True
-        )
+        curvature = evidence[LayerCurvature(self.objective)]
+        slope = evidence[LayerGradients(self.objective)] - 0.5 * curvature
+        weights = unless_rounding(slope.mean(spatial_dims(slope)), slope)
+        return weighted_maps(weights, evidence, relu=True)
 
 
 @register
@@ -415,11 +440,9 @@ class RandomCAM(ClassActivationMap):
     needs = frozenset({Activations()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        images, channels = evidence.activations.shape[:2]
-        weights = uniform((channels,), seeded(self.seed)) * 2 - 1
-        return weighted_maps(
-            weights.to(evidence.activations).expand(images, -1), evidence, relu=self.relu
-        )
+        a = evidence.activations
+        weights = uniform((a.shape[1],), seeded(self.seed)) * 2 - 1
+        return weighted_maps(weights.to(a).expand(len(a), -1), evidence, relu=self.relu)
 
 
 @register
@@ -483,11 +506,8 @@ class FinerCAM(ClassActivationMap):
         return self.cam.needs - {LayerGradients()} | {self.contrast}
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return self.cam(
-            replace(
-                evidence, answers={**evidence.answers, LayerGradients(): evidence[self.contrast]}
-            )
-        )
+        answers = {**evidence.answers, LayerGradients(): evidence[self.contrast]}
+        return self.cam(replace(evidence, answers=answers))
 
 
 @register
@@ -529,210 +549,3 @@ class RefineCAM(ClassActivationMap):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return cam_map(self.name, self.cam, evidence)
-
-
-class FeatureMapPattern(Method):
-    """A method that looks for a pattern of the feature maps, without gradients if it does not say
-    otherwise."""
-
-    family = PATTERNS
-    needs = frozenset({Activations()})
-
-
-@register
-class EigenCAM(FeatureMapPattern):
-    r"""First principal component of the feature maps.
-
-    Project the feature maps onto their first principal direction: :math:`A\,v_1` of :math:`A = U
-    \Sigma V^T`.
-
-    A is the layer's output with a row for each place, not centred, as published. The sign, which a
-    decomposition leaves open, is chosen such that the map agrees with the sum of the feature maps.
-    No class is asked for.
-
-    Returns:
-        ``(N, h, w)`` at the layer's resolution, in units of the activations.
-
-    Muhammad and Yeasin, "Eigen-CAM", IJCNN 2020 (arXiv:2008.00299).
-
-    >>> import explain, torch
-    >>> model = torch.nn.Sequential(
-    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
-    ... )
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), EigenCAM(), layer="0").values.shape
-    torch.Size([1, 6, 6])
-    """
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return first_component(evidence.activations)
-
-
-@register
-class EigenGradCAM(FeatureMapPattern):
-    """First principal component of feature maps times gradients.
-
-    The first principal component of the products of feature maps and gradients: Eigen-CAM that
-    knows the class.
-
-    The sign is chosen such that the map agrees with HiResCAM, the sum of these products.
-
-    Returns:
-        ``(N, h, w)`` at the layer's resolution, in units of the score.
-
-    Gildenblat, pytorch-grad-cam, 2021.
-
-    >>> import explain, torch
-    >>> model = torch.nn.Sequential(
-    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
-    ... )
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), EigenGradCAM(), layer="0").values.shape
-    torch.Size([1, 6, 6])
-    """
-
-    needs = BOTH
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return first_component(evidence.activations * evidence.gradients)
-
-
-def first_component(maps: torch.Tensor) -> torch.Tensor:
-    """Project maps ``(N, C, h, w)`` onto their first right-singular direction over places: ``(N, h,
-    w)``."""
-    rows = maps.flatten(2).transpose(1, 2).double()  # (N, places, C)
-    if rows.shape[1] <= rows.shape[2]:
-        values, vectors = eigenvectors(rows @ rows.transpose(1, 2))
-        projected = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
-    else:
-        _, vectors = eigenvectors(rows.transpose(1, 2) @ rows)
-        projected = (rows @ vectors[..., -1:])[..., 0]
-    projected = torch.where(
-        (projected * rows.sum(2)).sum(1, keepdim=True) < 0, -projected, projected
-    )
-    return projected.reshape((len(maps), *maps.shape[2:])).to(maps.dtype)
-
-
-def eigenvectors(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues and eigenvectors of symmetric matrices ``(N, D, D)``; NaN for one that is not
-    finite.
-
-    LAPACK would say of it that it does not converge; as NaN, it is traced to the layer that it
-    comes from.
-    """
-    finite = torch.isfinite(matrices).all(2).all(1)
-    values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None], matrices, 0))
-    nan = float("nan")
-    return values.masked_fill(~finite[:, None], nan), vectors.masked_fill(
-        ~finite[:, None, None], nan
-    )
-
-
-@register
-class KPCACAM(FeatureMapPattern):
-    r"""First component of the feature maps by kernel PCA.
-
-    The first component of the feature maps by kernel PCA: Eigen-CAM that follows curved structure.
-
-    Places are the samples, channels (centred over places) the features; K is the centred matrix of
-    a kernel, and the map is :math:`\sqrt{\lambda_1}\,a_1` of its largest eigenvalue, its entry of
-    largest magnitude taken as positive.
-
-    Args:
-        kernel: ``sigmoid`` :math:`\tanh(\gamma\langle x, y\rangle + 1)`, ``rbf``
-            :math:`\exp(-\gamma|x-y|^2)`, ``poly``
-            :math:`(\gamma\langle x, y\rangle + 1)^3`, ``cosine`` or ``linear``.
-        gamma: the scale: a number, or ``scale`` for one over the number of channels and the
-            variance of the centred activations of the image, so that their units make no
-            difference, or None for one over the number of channels alone, as pytorch-grad-cam has
-            it.
-
-    Returns:
-        ``(N, h, w)`` at the layer's resolution.
-
-    Karmani et al., "KPCA-CAM: Visual Explainability of Deep Computer Vision Models using Kernel
-    PCA", 2024 (arXiv:2410.00267).
-
-    >>> import explain, torch
-    >>> model = torch.nn.Sequential(
-    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
-    ... )
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), KPCACAM(), layer="0").values.shape
-    torch.Size([1, 6, 6])
-    """
-
-    kernel: Literal["sigmoid", "rbf", "poly", "cosine", "linear"] = "sigmoid"
-    gamma: float | Literal["scale"] | None = "scale"
-
-    minimums = {"gamma": 0}
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        maps = evidence.activations
-        rows = maps.flatten(2).transpose(1, 2).double()
-        kernel = self._kernel(rows - rows.mean(1, keepdim=True))
-        mean = kernel.mean(1, keepdim=True)
-        values, vectors = eigenvectors(
-            kernel - mean - mean.transpose(1, 2) + kernel.mean((1, 2), keepdim=True)
-        )
-        component = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
-        largest = component.gather(1, component.abs().argmax(1, keepdim=True))
-        component = torch.where(largest < 0, -component, component)
-        return component.reshape((len(maps), *maps.shape[2:])).to(maps.dtype)
-
-    def _kernel(self, rows: torch.Tensor) -> torch.Tensor:
-        gamma: Any = 1 / rows.shape[2] if not isinstance(self.gamma, float) else self.gamma
-        if self.gamma == "scale":
-            variance = rows.square().mean((1, 2), keepdim=True)
-            gamma = gamma / torch.where(variance == 0, 1, variance)
-        products = rows @ rows.transpose(1, 2)
-        squares = products.diagonal(dim1=1, dim2=2)
-        if self.kernel == "rbf":
-            return torch.exp(
-                -gamma * (squares[:, :, None] + squares[:, None] - 2 * products).clamp(min=0)
-            )
-        if self.kernel == "cosine":
-            lengths = squares.sqrt()
-            return products / (lengths[:, :, None] * lengths[:, None]).clamp(
-                min=torch.finfo(products.dtype).tiny
-            )
-        if self.kernel == "sigmoid":
-            return torch.tanh(gamma * products + 1)
-        return (gamma * products + 1) ** 3 if self.kernel == "poly" else products
-
-
-@register
-class FEM(FeatureMapPattern):
-    r"""Positions where feature maps are unusually strong.
-
-    Count where feature maps stand out: :math:`\sum_k \mu_k\,[A^k > \mu_k + k\sigma_k]`.
-
-    :math:`\mu_k` and :math:`\sigma_k` are the mean and the standard deviation of a map over its
-    places. No class is asked for.
-
-    Args:
-        k: how many standard deviations make an activation rare.
-
-    Returns:
-        ``(N, h, w)`` at the layer's resolution, in units of the activations.
-
-    Fuad et al., "Features Understanding in 3D CNNs for Actions Recognition in Video" (FEM), IPTA
-    2020.
-
-    >>> import explain, torch
-    >>> model = torch.nn.Sequential(
-    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
-    ... )
-    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), FEM(k=1), layer="0").values.shape
-    torch.Size([1, 6, 6])
-    """
-
-    k: float = 2.0
-
-    minimums = {"k": 0}
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        a = evidence.activations
-        dims = spatial_dims(a)
-        mean = a.mean(dims, keepdim=True)
-        rare = a > mean + self.k * a.std(dims, keepdim=True, correction=0)
-        # its mean may be off by a rounding
-        rare &= a.amax(dims, keepdim=True) > a.amin(dims, keepdim=True)
-        return (mean * rare).sum(1)

@@ -24,6 +24,7 @@ from explain.engine.perturbations import (
     Search,
     Searches,
     Unperturbed,
+    one_by_one,
     one_row_each,
     rows_of,
 )
@@ -35,8 +36,10 @@ Score = Literal["logit", "probability"]
 
 
 class MaskedInputs(Perturbation):
-    """Photos covered by masks; a subclass, which is a frozen dataclass with the field ``baseline``,
-    says by which."""
+    """Photos of which masks cover a part with a baseline.
+
+    A subclass is a frozen dataclass with the field ``baseline``, and makes the `masks`.
+    """
 
     baseline: Baseline
 
@@ -47,7 +50,8 @@ class MaskedInputs(Perturbation):
         return f"photos covered by {self.covered_by}; baseline: {self.baseline.name}"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks of the photos, ``(b, 1, H, W)`` in [0, 1]: 1 where a photo stays as it is."""
+        """The masks ``(b, 1, H, W)`` in [0, 1]: 1 where a photo stays as it is, 0 where it is
+        covered."""
         raise NotImplementedError
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -90,8 +94,8 @@ class MaskedInputs(Perturbation):
 
 @dataclass(frozen=True, eq=False)
 class ShownParts(MaskedInputs):
-    """One image's photos that show some ``parts`` of it; ``mask`` makes the mask ``(H, W)`` of one
-    of them."""
+    """Perturbed photos of the image with the number ``image``: one for each of some ``parts``,
+    which shows this part and covers all else. ``mask`` makes the mask ``(H, W)`` of a part."""
 
     baseline: Baseline
     image: int
@@ -107,17 +111,13 @@ class ShownParts(MaskedInputs):
         counts = [0] * len(evidence.inputs)
         counts[self.image] = len(self.parts)
 
-        def shown(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return torch.stack([self.mask(self.parts[number]) for number in numbers.tolist()])[
-                :, None
-            ]
-
-        return rows_of(counts, evidence.inputs.device, shown)
+        mask_of = one_by_one(lambda image, number: self.mask(self.parts[number])[None])
+        return rows_of(counts, evidence.inputs.device, mask_of)
 
 
 @dataclass(frozen=True)
 class FullyMasked(OneForEach):
-    """Photos of which nothing is left but the baseline: a reference for the scores of others."""
+    """Photos that a baseline covers entirely: a reference for the scores of others."""
 
     baseline: Baseline
 
@@ -130,7 +130,7 @@ class FullyMasked(OneForEach):
         x = evidence.inputs
         if not evidence.size:
             return x
-        nothing = x.new_zeros(len(x), 1, *x.shape[2:])
+        nothing = torch.zeros_like(x[:, :1])
         return self.baseline.covering(x)(torch.arange(len(x), device=x.device), nothing)
 
 
@@ -168,10 +168,10 @@ SERIES = (
 
 
 def student_factor(freedom: int) -> float:
-    """By how much a standard error is too small that is known with so few degrees of freedom.
+    """The factor that widens a standard error that is known with few degrees of freedom.
 
-    Errors are multiplied by this, so that the value ± 1.96 errors is a 95 % interval of Student's
-    t, however few scores there are by now.
+    With it, the value ± 1.96 errors is a 95 % interval of Student's t, however few scores there are
+    by now.
 
     >>> (
     ...     round(1.96 * student_factor(2), 2),
@@ -187,19 +187,19 @@ def student_factor(freedom: int) -> float:
 
 
 def floored_error(variance: torch.Tensor, freedom: int) -> torch.Tensor:
-    """The standard errors of some values, from the variance that a sample gives each, with so many
-    degrees of freedom.
+    """The standard errors ``(M,)`` of values, from the ``variance`` ``(M,)`` that a sample of so
+    many degrees of freedom gives each.
 
-    A small sample may not meet what moves a value seldom, and give it none: a variance is taken to
-    be at least the mean over all values.
+    A small sample may miss what moves a value seldom, and give that value no variance at all. So
+    each variance counts as at least the mean over all values.
     """
     return student_factor(freedom) * variance.clamp(min=variance.mean()).sqrt()
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the scores of one image say so far: values, their standard errors if there are any yet,
-    and the fit of a surrogate.
+    """What the scores of one image say so far: ``values``, their standard errors ``error`` in the
+    same shape (None before any can be told), and the fit ``r2`` of a surrogate.
 
     ``neutral`` is the value of a pixel that makes no difference, where it is not zero.
     """
@@ -211,10 +211,10 @@ class Estimate:
 
 
 class Estimator(ABC):
-    """Takes the scores of one image in the order of its rows, and estimates its map.
+    """Takes the scores of one image in the order of its perturbed photos, and estimates its map.
 
-    ``count`` says how many rows the image has. ``unit`` scores mean something only together, such
-    as those of a mask and its opposite.
+    ``count`` is how many perturbed photos the image has. Scores mean something only ``unit`` at a
+    time, such as 2 for those of a mask and its opposite.
     """
 
     count: int
@@ -229,11 +229,12 @@ class Estimator(ABC):
 
 
 class _ImageScores:
-    """The scores of one image: those that wait, and the estimate from those that were taken.
+    """The scores of one image: those that wait, and the estimate from those that the estimator has
+    taken.
 
-    With a tolerance, it is seen at fixed numbers of scores whether these are enough, so that it
-    ends at the same one whatever the batch size: whenever an eighth is new, so that this does not
-    take longer than the runs.
+    With a tolerance, the error is checked at fixed numbers of scores, so that the end does not
+    depend on the batch size. It is checked again when an eighth is new, so that checks do not take
+    longer than the runs.
     """
 
     def __init__(self, estimator: Estimator, tolerance: float | None, like: torch.Tensor) -> None:
@@ -579,13 +580,8 @@ class Coalitions(MaskedInputs):
         labels = self.regions(x)
         shown = self.shown(labels)
 
-        def seen(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            rows = zip(images.tolist(), numbers.tolist(), strict=True)
-            return torch.stack(
-                [shown[image][number].to(x)[labels[image]] for image, number in rows]
-            )[:, None]
-
-        return rows_of([len(rows) for rows in shown], x.device, seen)
+        mask_of = one_by_one(lambda image, run: shown[image][run].to(x)[labels[image]][None])
+        return rows_of([len(runs) for runs in shown], x.device, mask_of)
 
 
 class RegionMethod(EstimateMethod):
@@ -617,7 +613,7 @@ class RegionMethod(EstimateMethod):
         raise NotImplementedError
 
     @property
-    def perturbation(self) -> Perturbation:
+    def perturbation(self) -> Coalitions:
         return Coalitions(self.baseline, self.regions, self.design)
 
     @property
@@ -627,15 +623,16 @@ class RegionMethod(EstimateMethod):
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
         labels = self.regions(evidence.inputs)
-        shown = Coalitions(Zero(), self.regions, self.design).shown(labels)
         whole = evidence[whole_score(self.score)]
-        blank = (
-            evidence[blank_score(self.baseline, self.score)]
-            if self.needs_blank
-            else torch.zeros_like(whole)
-        )
-        ends = list(zip(whole.tolist(), blank.tolist(), strict=True))
-        return [_RegionEstimator(self, labels[i], shown[i], ends[i]) for i in range(len(labels))]
+        blank = torch.zeros_like(whole)
+        if self.needs_blank:
+            blank = evidence[blank_score(self.baseline, self.score)]
+        shown = self.perturbation.shown(labels)
+        of_images = zip(labels, shown, whole.tolist(), blank.tolist(), strict=True)
+        return [
+            _RegionEstimator(self, of_image, runs, score, score_of_blank)
+            for of_image, runs, score, score_of_blank in of_images
+        ]
 
 
 @dataclass(frozen=True)
@@ -659,35 +656,38 @@ class SampledRegions(CoveredRegions):
     max_seconds: float | None = None
 
 
+@dataclass(eq=False)
 class _RegionEstimator(Estimator):
-    def __init__(
-        self,
-        method: RegionMethod,
-        labels: torch.Tensor,
-        shown: torch.Tensor,
-        ends: tuple[float, float],
-    ) -> None:
-        self.count = len(shown)
-        self.unit = method.design.unit(shown.shape[1])
-        self._method = method
-        self._labels = labels
-        self._shown = shown
-        self._ends = ends
-        self._scores = torch.zeros(0, dtype=torch.float64, device=labels.device)
+    """Estimates the values of the regions of one image, and lays them out as a map.
+
+    ``labels`` ``(H, W)`` is the region of each pixel, ``shown`` ``(P, M)`` says which regions are
+    seen in each run, and ``whole`` and ``blank`` are the scores of the photo and of a fully covered
+    one.
+    """
+
+    method: RegionMethod
+    labels: torch.Tensor
+    shown: torch.Tensor
+    whole: float
+    blank: float
+
+    def __post_init__(self) -> None:
+        self.count = len(self.shown)
+        self.unit = self.method.design.unit(self.shown.shape[1])
+        self.scores = self.labels.new_zeros(0, dtype=torch.float64)
 
     def take(self, first: int, scores: torch.Tensor) -> None:
-        self._scores = torch.cat([self._scores, scores.double()])
+        self.scores = torch.cat([self.scores, scores.double()])
 
     def estimate(self) -> Estimate:
-        shown = self._shown[: len(self._scores)].double()
-        whole, blank = self._ends
-        solved = self._method.solve(shown, self._scores, whole, blank)
+        shown = self.shown[: len(self.scores)].double()
+        solved = self.method.solve(shown, self.scores, self.whole, self.blank)
         error = None if solved.error is None else self._laid_out(solved.error)
         return replace(solved, values=self._laid_out(solved.values), error=error)
 
     def _laid_out(self, values: torch.Tensor) -> torch.Tensor:
-        """The value of its region for each pixel, or for each cell."""
-        regions = self._method.regions
-        if self._method.coarse and isinstance(regions, Squares):
-            return values.reshape(regions.cells(tuple(self._labels.shape)))
-        return values[self._labels]
+        """The value of its region for each pixel ``(H, W)``, or of coarse maps for each cell."""
+        regions = self.method.regions
+        if self.method.coarse and isinstance(regions, Squares):
+            return values.reshape(regions.cells(tuple(self.labels.shape)))
+        return values[self.labels]
