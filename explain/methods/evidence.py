@@ -3,7 +3,7 @@ without."""
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
@@ -51,13 +51,13 @@ TURN = 16  # regions of a turn
 
 @dataclass(frozen=True)
 class EvidenceSet:
-    """A set of regions of one photo, and what is known of it.
+    """A set of regions of one photo, and how well it is proved.
 
-    ``mask`` ``(H, W)`` is true in its regions. ``alone`` is the probability of the answer (the
-    score, of a target that is no class) when all else is absent, ``without`` when only the set is
-    absent. ``proof`` is "smallest" where every smaller set was tried, "minimal" where leaving out
-    any one of its regions was tried and changes the result, "found" where the budget ended before
-    that, and "none" where there is no such set.
+    ``mask`` ``(H, W)`` is true in its regions. ``alone`` is the probability of the answer (for a
+    target that is no class, the score) when all else is absent, ``without`` when only the set is
+    absent. ``proof`` is "smallest" where every smaller set was tried; "minimal" where leaving out
+    any one of its regions was tried and changes the result; "found" where the budget ended before
+    that; and "none" where there is no such set.
     """
 
     mask: torch.Tensor
@@ -75,8 +75,8 @@ class EvidenceSet:
 class EvidenceSets:
     """The sets of N photos, at most R of each: ``sets[0]`` has those of the first photo.
 
-    ``masks`` ``(N, R, H, W)``, ``alone`` and ``without`` ``(N, R)``, and the numbers in `PROOFS`,
-    ``proofs`` ``(N, R)``.
+    ``masks`` ``(N, R, H, W)``, ``alone`` and ``without`` ``(N, R)`` are as in `EvidenceSet`;
+    ``proofs`` ``(N, R)`` has the places of the proofs in `PROOFS`.
     """
 
     masks: torch.Tensor
@@ -88,8 +88,8 @@ class EvidenceSets:
     def stored(
         cls, values: torch.Tensor, reasons: int, records: Sequence[Mapping[str, Any]]
     ) -> "EvidenceSets":
-        """The sets of one photo from its map ``(H, W)``, which shows their regions, and what a
-        record says of each."""
+        """The sets of one photo, from its map ``(H, W)`` with the values of ``reasons`` sets, and
+        what a record says of each (`described`)."""
         numbers = torch.where(values > 0, reasons - (values * reasons).ceil(), -1)
         masks = numbers == torch.arange(len(records)).to(values)[:, None, None]
         rows = [
@@ -103,7 +103,6 @@ class EvidenceSets:
     def described(self, image: int) -> list[dict[str, Any]]:
         """What a record says of each set of an image: ``alone`` and ``without``, None if unknown,
         and ``proof``."""
-
         return [
             {
                 "alone": finite_or_none(one.alone),
@@ -139,8 +138,7 @@ class Strength(ScoreOf):
 
 @dataclass(frozen=True)
 class SmallestSet(SearchMethod):
-    """What `Sufficient` and `Necessary` share: the options, the search, and the map of what was
-    found."""
+    """What `Sufficient` and `Necessary` share: the options, and the search for sets."""
 
     regions: Regions = Squares(28)
     baseline: tuple[Baseline, ...] | Baseline = Mean()
@@ -155,7 +153,7 @@ class SmallestSet(SearchMethod):
     one_input = True
     style = "evidence"
     shows: ClassVar[bool]
-    """Whether a set is what stays visible; otherwise it is what is covered."""
+    """Whether a set is what stays visible (`Sufficient`), or what is covered (`Necessary`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,17 +187,21 @@ class SmallestSet(SearchMethod):
         return RegionSearch(self, evidence, image)
 
     def outcome(self, evidence: Evidence) -> Outcome:
-        sets = [search.sets() for search in evidence[Searches(self)]]  # type: ignore[attr-defined]
-        masks, alone, without, proofs = map(torch.cat, zip(*sets, strict=True))
-        collected = EvidenceSets(masks, alone, without, proofs)
-        return replace(super().outcome(evidence), sets=collected)
+        of_images = [search.sets() for search in evidence[Searches(self)]]  # type: ignore[attr-defined]
+        together = {
+            part.name: torch.cat([getattr(sets, part.name) for sets in of_images])
+            for part in fields(EvidenceSets)
+        }
+        return replace(super().outcome(evidence), sets=EvidenceSets(**together))
 
     def good(self, values: torch.Tensor) -> torch.Tensor:
-        """Which sets do what they have to do, from how far they do it ``(P,)``."""
+        """Which of P sets keep the answer, or lose it, by how far they do so ``(P,)``
+        (`RegionSearch._values`)."""
         raise NotImplementedError
 
     def strength(self, evidence: Evidence, image: int) -> tuple[Strength, float]:
-        """What is compared, and the value that it has where the answer just stays."""
+        """The strength of an answer that the search compares, and the threshold from which on the
+        answer of this image stays."""
         score = evidence.score[image].item()
         if (
             evidence.logits is None
@@ -326,8 +328,8 @@ class Necessary(SmallestSet):
 class RegionSet:
     """The best set of regions ``(M,)`` so far, and what is proved of it.
 
-    ``without`` ``(M,)`` is how far it did what it has to do without each region, where that was
-    tried.
+    ``without`` ``(M,)`` is the value of the set without each region (`RegionSearch._values`), where
+    that was tried.
     """
 
     regions: torch.Tensor
@@ -351,10 +353,12 @@ class RegionSet:
 
 
 class RegionSearch(Search):
-    """The search for sets in one image.
+    """The search for sets of regions in one image.
 
-    A set is a row of truth values, one for each region. `_values` says how far a set does what it
-    has to do. ``_divided`` is what the regions divide: photos, or feature maps of a layer.
+    A set is a row of truth values ``(M,)``, one for each region. The value of a set (`_values`) is
+    how far it keeps the answer, or loses it. ``_divided`` is what the regions divide, photos or
+    feature maps of a layer; ``_cells`` is the region of each of its places, and ``_labels``
+    ``(H, W)`` that of each pixel.
     """
 
     def __init__(self, method: SmallestSet, evidence: Evidence, image: int) -> None:
@@ -401,22 +405,17 @@ class RegionSearch(Search):
             one.alone = float((yield self._scores_of_shown(one.regions[None], first, probability)))
             one.lost = float((yield self._scores_of_shown(~one.regions[None], first, probability)))
 
-    def sets(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The masks ``(1, R, H, W)``, the scores alone and without ``(1, R)``, and the proofs ``(1,
-        R)``."""
-        none = RegionSet(
-            torch.zeros_like(self._levels[-1], dtype=torch.bool), self._levels[-1], "none"
-        )
+    def sets(self) -> EvidenceSets:
+        """The sets of this image; those that were not found have the proof "none"."""
+        regions = torch.zeros_like(self._levels[-1], dtype=torch.bool)
+        none = RegionSet(regions, self._levels[-1], "none")
         sets = self._sets + [none] * (self._method.reasons - len(self._sets))
         like = self._evidence.inputs
-        alone = like.new_tensor([[one.alone for one in sets]])
-        without = like.new_tensor([[one.lost for one in sets]])
-        proofs = torch.tensor([[PROOFS.index(one.proof) for one in sets]], device=like.device)
-        return (
-            torch.stack([one.regions[self._labels] for one in sets])[None],
-            alone,
-            without,
-            proofs,
+        return EvidenceSets(
+            masks=torch.stack([one.regions[self._labels] for one in sets])[None],
+            alone=like.new_tensor([[one.alone for one in sets]]),
+            without=like.new_tensor([[one.lost for one in sets]]),
+            proofs=torch.tensor([[PROOFS.index(one.proof) for one in sets]], device=like.device),
         )
 
     def map(self) -> torch.Tensor:
@@ -428,8 +427,8 @@ class RegionSearch(Search):
         return values[self._labels][None]
 
     def _find(self, allowed: torch.Tensor) -> Asking[bool]:
-        """Find a small set of the allowed regions that is good; false where even all of them are
-        not."""
+        """Find a small good set among the allowed regions ``(M,)``, and add it to the sets; false
+        where another one need not be looked for."""
         nothing = torch.zeros_like(allowed)
         untried = torch.zeros(len(allowed), dtype=torch.float64, device=allowed.device)
         good = yield from self._good(torch.stack([allowed, nothing]))
@@ -450,8 +449,8 @@ class RegionSearch(Search):
         return True
 
     def _start(self, allowed: torch.Tensor) -> Asking[None]:
-        """Rank the largest groups in several ways, and take the shortest beginning of a ranking
-        that is good."""
+        """Rank the largest groups of regions in several ways, and take the shortest good beginning
+        of all rankings."""
         groups = members(self._levels[0], allowed)
         lengths = step_lengths(len(groups), range(STEPS))
 
@@ -484,8 +483,8 @@ class RegionSearch(Search):
         yield from self._in_turn(level)
 
     def _round(self, level: torch.Tensor, regions: torch.Tensor) -> Asking[bool]:
-        """Try all groups in some regions, and leave out as many together as can be; false where
-        none can."""
+        """Try to leave out each group of a level that lies in some regions, and leave out as many
+        together as possible; false where none can be left out."""
         groups = yield from self._leave_out(members(level, regions))
         waiting = groups
         while len(waiting):
@@ -508,8 +507,8 @@ class RegionSearch(Search):
             tried = 0 if changed else tried + len(some)
 
     def _leave_out(self, groups: torch.Tensor) -> Asking[torch.Tensor]:
-        """Leave out as many of these groups as can be; return those that could have been left out
-        one by one."""
+        """Leave out as many of these groups ``(G, M)`` together as possible; return those that
+        could each have been left out alone."""
         best = self._best.regions
         if not len(groups):
             return groups
@@ -528,7 +527,8 @@ class RegionSearch(Search):
         return groups
 
     def _take_smallest(self, sets: torch.Tensor) -> Asking[None]:
-        """Note the smallest good one of some sets, if it is smaller than the best one."""
+        """Make the smallest good one of some sets ``(P, M)`` the best set, if it is smaller than
+        that."""
         good = yield from self._good(sets)
         sizes = sets.sum(1).masked_fill(~good, sets.shape[1] + 1)
         if int(sizes.min()) < self._best.size:
@@ -548,13 +548,13 @@ class RegionSearch(Search):
                 return
 
     def _good(self, sets: torch.Tensor) -> Asking[torch.Tensor]:
-        """Which of some sets ``(P, M)`` do what they have to do."""
+        """Which of some sets ``(P, M)`` are good."""
         values = yield from self._values(sets)
         return self._method.good(values)
 
     def _values(self, sets: torch.Tensor) -> Asking[torch.Tensor]:
-        """How far sets ``(P, M)`` do what they have to do ``(P,)``, with the baseline that is worst
-        for each.
+        """How far sets ``(P, M)`` keep the answer, or lose it ``(P,)``: the distance from the
+        threshold, with the baseline that is worst for each set.
 
         Raises:
             OutOfTimeError: no runs are left for them.
@@ -572,7 +572,8 @@ class RegionSearch(Search):
         return above.amin(0) if shows or self._strength.category is not None else (-above).amin(0)
 
     def _scores_of_shown(self, visible: torch.Tensor, baseline: Baseline, read: ScoreOf) -> Scores:
-        """The scores of the image with these regions ``(P, M)`` alone."""
+        """The need for the scores of the image of which only these regions are visible ``(P,
+        M)``."""
         perturbed: Perturbation
         if self._method.of_layer:
             maps = self._divided[self._index]
@@ -630,8 +631,8 @@ def members(level: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
 
 
 def step_lengths(count: int, steps: Iterable[int]) -> list[int]:
-    """Lengths of a row of ``count`` that are tried together, each longer than the one before by the
-    same factor.
+    """The lengths at which a ranking of ``count`` groups is tried: each is longer than the one
+    before by the same factor.
 
     >>> step_lengths(64, range(6, 13))
     [8, 11, 16, 23, 32, 45, 64]

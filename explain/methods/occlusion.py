@@ -13,7 +13,7 @@ from explain._utils.random_numbers import seeded, uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Need, PerturbedRows, needs, perturbations
-from explain.engine.perturbations import Build, rows_of
+from explain.engine.perturbations import Build, one_by_one, rows_of
 from explain.layers.layouts import enlarge
 from explain.methods.base import register
 from explain.methods.estimates import (
@@ -60,7 +60,7 @@ class Windows(MaskedInputs):
         """
         window = _by_side("window", self.window, [max(1, round(side / 7)) for side in size])
         stride = _by_side("stride", self.stride, [(length + 1) // 2 for length in window])
-        ends = []
+        intervals = []  # of each side
         for side, length, step in zip(size, window, stride, strict=True):
             if length > side:
                 got = tuple(window)
@@ -73,18 +73,15 @@ class Windows(MaskedInputs):
                     "less"
                 )
             starts = range(0, side - length + step, step)
-            ends.append([(start, min(start + length, side)) for start in starts])
-        return list(itertools.product(*ends))
+            intervals.append([(start, min(start + length, side)) for start in starts])
+        return list(itertools.product(*intervals))
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
         """A mask ``(1, H, W)`` for each window: 0 removes the pixels in it, 1 keeps all others."""
         x = evidence.inputs
         boxes = self.boxes(evidence.size)
 
-        def around(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            covered = [box_mask([boxes[number]], x) for number in numbers.tolist()]
-            return 1 - torch.stack(covered)[:, None]
-
+        around = one_by_one(lambda image, number: 1 - box_mask([boxes[number]], x)[None])
         return rows_of([len(boxes)] * len(x), x.device, around)
 
 
@@ -103,14 +100,15 @@ def _by_side(option: str, lengths: int | tuple[int, ...] | None, usual: list[int
 
 
 class _MeanDrop(Estimator):
-    """The mean drop of the score over the windows that cover each pixel."""
+    """The mean drop of the score over the windows that cover each pixel; ``zeros`` is a map
+    ``(H, W)``."""
 
-    def __init__(self, boxes: list[Cell], whole: torch.Tensor, nothing: torch.Tensor) -> None:
+    def __init__(self, boxes: list[Cell], whole: torch.Tensor, zeros: torch.Tensor) -> None:
         self.count = len(boxes)
         self._boxes = boxes
         self._whole = whole
-        self._sums = nothing.clone()
-        self._times = nothing.clone()
+        self._sums = zeros.clone()
+        self._times = zeros.clone()
 
     def take(self, first: int, scores: torch.Tensor) -> None:
         for score, box in zip(scores, self._boxes[first:], strict=False):
@@ -186,17 +184,16 @@ class Occlusion(EstimateMethod):
 
     def estimators(self, evidence: Evidence) -> list[Estimator]:
         boxes = self.perturbation.boxes(evidence.size)
-        nothing = evidence.inputs.new_zeros(evidence.size)
-        return [_MeanDrop(boxes, score, nothing) for score in evidence[whole_score(self.score)]]
+        zeros = evidence.inputs.new_zeros(evidence.size)
+        return [_MeanDrop(boxes, score, zeros) for score in evidence[whole_score(self.score)]]
 
 
 @dataclass(frozen=True)
 class SmoothGrids(MaskedInputs):
-    """Random grids of zeros and ones, enlarged to more than the photo and shifted by less than a
-    cell.
+    """Photos covered by random grids of zeros and ones, which are enlarged to more than the photo
+    and shifted by less than a cell.
 
-    They come from the seed in blocks, so that each is the same whenever it is drawn, and none is
-    kept.
+    The seed gives them in blocks. So each mask is the same whenever it is drawn, and none is kept.
     """
 
     baseline: Baseline
@@ -211,17 +208,11 @@ class SmoothGrids(MaskedInputs):
         """The masks ``(1, H, W)``, in [0, 1]: 1 keeps a pixel, 0 removes it."""
         x = evidence.inputs
         block_of = lru_cache(maxsize=1)(partial(self._block, x))
-
-        def smooth(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            blocks = itertools.groupby(numbers.tolist(), lambda number: number // BLOCK)
-            return torch.cat(
-                [block_of(block)[[number % BLOCK for number in of]] for block, of in blocks]
-            )[:, None]
-
+        smooth = one_by_one(lambda image, number: block_of(number // BLOCK)[number % BLOCK][None])
         return rows_of([self.samples] * len(x), x.device, smooth)
 
     def _block(self, like: torch.Tensor, block: int) -> torch.Tensor:
-        """The masks ``(BLOCK, H, W)`` that come together."""
+        """The masks ``(BLOCK, H, W)`` of one block."""
         size = like.shape[2:]
         cells = [min(self.grid, side) for side in size]
         generator = seeded(self.seed, block)
@@ -233,11 +224,8 @@ class SmoothGrids(MaskedInputs):
             # (BLOCK, side, cells)
             rows = large[shifts[:, None] + torch.arange(side, device="cpu")].to(like)
             moved = masks.movedim(dim, 1)
-            masks = (
-                torch.bmm(rows, moved.flatten(2))
-                .reshape(BLOCK, side, *moved.shape[2:])
-                .movedim(1, dim)
-            )
+            enlarged = torch.bmm(rows, moved.flatten(2))
+            masks = enlarged.reshape(rows.shape[:2] + moved.shape[2:]).movedim(1, dim)
         return masks.clamp_(0, 1)
 
 
@@ -260,7 +248,8 @@ class _ScoreWeightedMasks(Estimator):
         self._masks = masks
         self._method = method
         self._whole = whole
-        self._sums = torch.zeros(5, *size, dtype=torch.float64, device=whole.device)
+        # of masks and their squares, times powers of the scores
+        self._sums = torch.zeros((5, *size), dtype=torch.float64, device=whole.device)
         self._scores = torch.zeros(0, dtype=torch.float64, device=whole.device)
 
     def take(self, first: int, scores: torch.Tensor) -> None:
@@ -286,10 +275,8 @@ class _ScoreWeightedMasks(Estimator):
             reach = float((torch.cat([scores, self._whole]) - centre).abs().max())
             # the variance that one more mask with the farthest score would bring
             once_more = (reach / n) ** 2
-            error = (
-                floored_error(variance.clamp(min=0) / (n - 1) + once_more, n - 1)
-                / self._method.probability
-            )
+            of_mean = variance.clamp(min=0) / (n - 1) + once_more
+            error = floored_error(of_mean, n - 1) / self._method.probability
         neutral = None if self._method.centred else average
         return Estimate(mean / self._method.probability, error, neutral=neutral)
 

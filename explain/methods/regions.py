@@ -67,7 +67,7 @@ class Squares(Regions):
         for count, side in zip(cells, size, strict=True):
             along = torch.arange(side, device=images.device) * count // side
             labels = labels[..., None] * count + along
-        return labels.expand(len(images), *size)
+        return labels.expand((len(images), *size))
 
 
 def _check_photos(kind: str, image: torch.Tensor) -> None:
@@ -135,11 +135,12 @@ def halves(cell: Cell) -> list[Cell]:
     >>> halves(((0, 1), (0, 3)))
     [((0, 1), (0, 1)), ((0, 1), (1, 3))]
     """
-    cuts = []
+    parts_of_sides = []
     for start, end in cell:
         middle = (start + end) // 2
-        cuts.append([(start, middle), (middle, end)] if middle > start else [(start, end)])
-    return list(product(*cuts))
+        parts = [(start, middle), (middle, end)]
+        parts_of_sides.append([(low, high) for low, high in parts if low < high])
+    return list(product(*parts_of_sides))
 
 
 def _spread(image: torch.Tensor, cell: Cell) -> float:
@@ -225,11 +226,8 @@ class GivenRegions(Regions):
             raise MethodError(
                 f"regions must have the shape {size} of the photo, got {tuple(self.labels.shape)}"
             )
-        return (
-            torch.stack([in_a_row(of_image) for of_image in labels])
-            .expand(len(images), *size)
-            .to(images.device)
-        )
+        numbers = torch.stack([in_a_row(of_image) for of_image in labels])
+        return numbers.expand((len(images), *size)).to(images.device)
 
 
 def in_a_row(labels: torch.Tensor) -> torch.Tensor:
@@ -340,9 +338,8 @@ def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor
     flat = image.flatten(1)
     weights = (flat[:, first] - flat[:, second]).square().sum(0).sqrt()
     order = weights.argsort(stable=True)
-    edges = list(
-        zip(weights[order].tolist(), first[order].tolist(), second[order].tolist(), strict=True)
-    )
+    columns = [column[order].tolist() for column in (weights, first, second)]
+    edges = list(zip(*columns, strict=True))
     roots = numbers.flatten().tolist()
     sizes = [1] * len(roots)
     inner = [0.0] * len(roots)

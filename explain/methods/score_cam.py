@@ -1,7 +1,7 @@
 """Masks that a network's own feature maps or tokens make: Score-CAM and its relatives, ViT-CX,
 transformer input sampling; and feature maps taken away (Ablation-CAM)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -26,8 +26,8 @@ class ScoreWeightedMethod(RowMethod):
     """A method that weighs each feature map by the softmax of the scores of photos masked by the
     maps.
 
-    A map, enlarged and brought to [0, 1], masks the photo, ``times`` for each map. Maps that are
-    constant mask everything and have no rows.
+    Each map, enlarged and brought to [0, 1], masks the photo; a subclass may run it several
+    ``times``. A constant map would mask everything and is not run.
     """
 
     looks_at = frozenset({Activations()})
@@ -55,20 +55,19 @@ class ScoreWeightedMethod(RowMethod):
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         a = evidence.activations
-        channel_of = [
+        channels = [
             of_image.nonzero()[:, 0].repeat_interleave(self.times)
             for of_image in self.seen(evidence)
         ]
-        channels = pad_sequence(channel_of, batch_first=True)
 
-        def masked(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        def masked(
+            images: torch.Tensor, channel: torch.Tensor, numbers: torch.Tensor
+        ) -> torch.Tensor:
             if not evidence.size:  # an input beside the photo that is no picture
                 return x[images]
-            return self.masked(
-                x[images], a[images, channels[images, numbers]], numbers % self.times
-            )
+            return self.masked(x[images], a[images, channel], numbers % self.times)
 
-        return rows_of([len(of_image) for of_image in channel_of], x.device, masked)
+        return rows_of_items(channels, masked)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -269,16 +268,14 @@ class AblationCAM(RowMethod):
         """The layer's maps with one of them set to zero; those that are zero already have no
         rows."""
         a = evidence.activations
-        channel_of = [of_image.nonzero()[:, 0] for of_image in _alive(a)]
-        channels = pad_sequence(channel_of, batch_first=True)
 
-        def ablated(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        def ablated(images: torch.Tensor, channel: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
             # copies whole maps, where indexing copies value by value
             maps = a.index_select(0, images)
-            maps[torch.arange(len(images), device=images.device), channels[images, numbers]] = 0
+            maps[torch.arange(len(images), device=images.device), channel] = 0
             return maps
 
-        return rows_of([len(of_image) for of_image in channel_of], a.device, ablated)
+        return rows_of_items([of_image.nonzero()[:, 0] for of_image in _alive(a)], ablated)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         a = evidence.activations
@@ -291,6 +288,25 @@ class AblationCAM(RowMethod):
 
     def outcome(self, evidence: Evidence) -> Outcome:
         return Outcome()
+
+
+def rows_of_items(
+    items: Sequence[torch.Tensor],
+    build: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> PerturbedRows:
+    """One row for each item of each image; images may have different numbers of them.
+
+    Args:
+        items: of each image ``(K, ...)``.
+        build: makes rows ``(b, ...)`` from their images ``(b,)``, their items ``(b, ...)``, and
+            the numbers of these ``(b,)``.
+    """
+    padded = pad_sequence(list(items), batch_first=True)
+    return rows_of(
+        [len(of_image) for of_image in items],
+        padded.device,
+        lambda images, numbers: build(images, padded[images, numbers], numbers),
+    )
 
 
 def masks(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
@@ -336,7 +352,7 @@ def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> tor
     shifted = inner - least * sums.T - sums * least.T + (size[0] * size[1]) * least * least.T
     lengths = shifted.diagonal().sqrt()
     labels = complete_linkage(1 - shifted / lengths[:, None] / lengths, distance).to(maps.device)
-    clusters = maps.new_zeros(int(labels.max()) + 1, *maps.shape[1:])
+    clusters = maps.new_zeros((int(labels.max()) + 1, height, width))
     return clusters.index_add_(0, labels, maps / spans[varies, None, None])
 
 
@@ -404,17 +420,17 @@ class ViTCX(RowMethod):
         x = evidence.inputs
         if len(evidence.size) != 2:
             return one_row_each(x)  # no photo
-        clusters = self.clusters(evidence)
-        maps = pad_sequence(clusters, batch_first=True).to(x)
+        clusters = [maps.to(x).repeat_interleave(2, 0) for maps in self.clusters(evidence)]
 
-        def masked_or_noise(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            chosen = numbers // 2
-            keep = masks(maps[images, chosen], evidence.size)
-            added = noises(self.seed, chosen, x[0])
+        def masked_or_noise(
+            images: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor
+        ) -> torch.Tensor:
+            keep = masks(maps, evidence.size)
+            added = noises(self.seed, numbers // 2, x[0])
             seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, 1)
             return x[images] * seen + self.sigma * added * (1 - keep)
 
-        return rows_of([2 * len(of_image) for of_image in clusters], x.device, masked_or_noise)
+        return rows_of_items(clusters, masked_or_noise)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         values = []
@@ -512,10 +528,7 @@ class TIS(RowMethod):
         return listed
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        tokens = self.tokens(evidence)
-        padded = pad_sequence(tokens, batch_first=True)
-        counts = [len(of_image) for of_image in tokens]
-        return rows_of(counts, padded.device, lambda images, numbers: padded[images, numbers])
+        return rows_of_items(self.tokens(evidence), lambda images, masks, numbers: masks)
 
     def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         values = []

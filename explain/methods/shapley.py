@@ -78,10 +78,8 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
         return Estimate(values, torch.zeros_like(values))
     compared = list(_compared(signs[:ENOUGH], half[:ENOUGH], THREES))
     most = max(fit.likelihood for fit in compared)
-    plausible = sorted(
-        (fit for fit in compared if most - fit.likelihood < PLAUSIBLE),
-        key=lambda fit: -fit.likelihood,
-    )
+    plausible = [fit for fit in compared if most - fit.likelihood < PLAUSIBLE]
+    plausible.sort(key=lambda fit: -fit.likelihood)
     if len(half) > ENOUGH:
         plausible = [next(_compared(signs, half, (fit.threes,), fit.rest)) for fit in plausible]
     best = plausible[0]
@@ -166,9 +164,8 @@ def coefficients(signs: torch.Tensor) -> torch.Tensor:
     sizes = ((signs.sum(1) + regions) / 2).round().long().tolist()
     of_seen = [2 / regions / math.comb(regions - 1, size - 1) for size in sizes]
     of_hidden = [-2 / regions / math.comb(regions - 1, min(size, regions - 1)) for size in sizes]
-    return torch.where(
-        signs > 0, signs.new_tensor(of_seen)[:, None], signs.new_tensor(of_hidden)[:, None]
-    )
+    seen_part = signs.new_tensor(of_seen)[:, None]
+    return torch.where(signs > 0, seen_part, signs.new_tensor(of_hidden)[:, None])
 
 
 AT_ONCE = 256  # coalitions that are drawn together
@@ -212,11 +209,9 @@ def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
             kept.append(coalition)
         if len(kept) >= pairs:
             break
-    return (
-        torch.stack(kept[:pairs])
-        if pairs
-        else torch.zeros(0, regions, dtype=torch.bool, device="cpu")
-    )
+    if not pairs:
+        return torch.zeros(0, regions, dtype=torch.bool, device="cpu")
+    return torch.stack(kept[:pairs])
 
 
 def _coalitions(regions: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
@@ -233,19 +228,21 @@ def _coalitions(regions: int, generator: torch.Generator) -> Iterator[torch.Tens
         yield from uniform((AT_ONCE, regions), generator).argsort(1).argsort(1) < sizes[:, None]
 
 
+def score_gain(method: "ShapleyMethod | PartitionSHAP", evidence: Evidence) -> torch.Tensor:
+    """The score of the photo less that of a fully covered one ``(N,)``."""
+    blank = evidence[blank_score(method.baseline, method.score)]
+    return evidence[whole_score(method.score)] - blank  # type: ignore[no-any-return]
+
+
 class ShapleyMethod(SampledRegions):
     """A method for Shapley values, which add up to the score minus that of a fully covered
     photo."""
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the values of the regions miss that difference ``(N,)``."""
-        labels = self.regions(evidence.inputs)
-        gain: torch.Tensor = (
-            evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
-        )
-        return (
-            torch.stack([of_regions.sum() for of_regions in region_values(values, labels)]) - gain
-        )
+        values_of_regions = region_values(values, self.regions(evidence.inputs))
+        sums = torch.stack([of_image.sum() for of_image in values_of_regions])
+        return sums - score_gain(self, evidence)
 
 
 @register
@@ -484,17 +481,14 @@ class PartitionSHAP(SearchMethod):
         return super().needs | {whole_score(self.score), blank_score(self.baseline, self.score)}
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor:
-        gain: torch.Tensor = (
-            evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
-        )
-        return gain
+        return score_gain(self, evidence)
 
     def search(self, evidence: Evidence, image: int) -> "_Tree":
         return _Tree(self, evidence, image)
 
 
 class _Tree(Search):
-    """The cells of one image, cut further and further."""
+    """The search of `PartitionSHAP` in one image: its cells, cut further and further."""
 
     def __init__(self, method: PartitionSHAP, evidence: Evidence, image: int) -> None:
         whole = float(evidence[whole_score(method.score)][image])
@@ -509,11 +503,8 @@ class _Tree(Search):
     @property
     def planned(self) -> int:
         """Fewer than are allowed where no cell is left to cut."""
-        return (
-            self._method.samples
-            if self._next(1) and self._method.samples - self.samples >= 2
-            else self.samples
-        )
+        can_go_on = self._next(1) and self._method.samples - self.samples >= 2
+        return self._method.samples if can_go_on else self.samples
 
     def steps(self) -> Steps:
         """Cut cells, those of the largest values first, until the runs are spent."""
