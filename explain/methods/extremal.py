@@ -54,11 +54,8 @@ class SmoothMasks:
         """The masks with what lies beyond the photo."""
         margin = self._beyond + self._radius
         side = 2 * self._radius + 1
-        around = (
-            F.pad(values[:, 0], (margin, margin, margin, margin))
-            .unfold(1, side, 1)
-            .unfold(2, side, 1)
-        )
+        padded = F.pad(values[:, 0], [margin] * 4)
+        around = padded.unfold(1, side, 1).unfold(2, side, 1)
         # (2r + 1, b, 2r + 1, cells, 1, cells, 1)
         points = around.permute(3, 0, 4, 1, 2)[:, :, :, :, None, :, None]
         weighted = weights = values.new_zeros(())
@@ -152,7 +149,8 @@ class ExtremalPerturbation(SearchMethod):
 
 
 class _Ascent(Search):
-    """Masks of all images and areas, made better step by step."""
+    """The search of `ExtremalPerturbation`: gradient ascent of the masks of all N images and A
+    areas at once, those of the first image first."""
 
     def __init__(self, method: ExtremalPerturbation, evidence: Evidence) -> None:
         x = evidence.inputs
@@ -162,12 +160,12 @@ class _Ascent(Search):
         self._x = x
         self._smooth = SmoothMasks(evidence.size, step, method.sigma or 3.0 * step, x)
         self._owners = torch.arange(len(x), device=x.device).repeat_interleave(areas)
-        self._values = x.new_ones(len(self._owners), 1, *self._smooth.lattice)
+        self._values = x.new_ones((len(self._owners), 1, *self._smooth.lattice))
         self._cover = method.baseline.covering(x)
         self._momentum: torch.Tensor | None = None
         self._whole = evidence.score
         self._scores = evidence.score.repeat_interleave(areas)
-        self._masks = x.new_ones(len(self._owners), 1, *evidence.size)
+        self._masks = x.new_ones((len(self._owners), 1, *evidence.size))
         self.images = len(x)
         area = torch.tensor(method.area).to(x).repeat(len(x))[:, None]
         places = self._smooth.full(self._values)[0].numel()
@@ -185,7 +183,8 @@ class _Ascent(Search):
             yield from self._step(number)
 
     def map(self) -> torch.Tensor:
-        """The map of the masks that there are by now."""
+        """The map ``(N, H, W)`` of the latest masks: their mean, or the smallest that keeps the
+        score."""
         areas = torch.tensor(self._method.area, device=self._masks.device)
         masks = self._masks.reshape((-1, len(areas), *self._masks.shape[2:]))
         if self._method.keeps is None:
@@ -230,8 +229,8 @@ class _Ascent(Search):
         self._scores = scores_and_gradients[:, 0]
 
     def _towards_area(self, full: torch.Tensor, number: int) -> torch.Tensor:
-        """The gradient that draws sorted masks towards zeros and then as many ones as the area has
-        places."""
+        """The gradient of the masks ``full`` that draws their sorted values towards zeros, and then
+        as many ones as the area has pixels."""
         flat = full.flatten(1)
         ordered, order = flat.sort(1)
         weight = WEIGHT * GROWTH**number
@@ -240,8 +239,8 @@ class _Ascent(Search):
 
 
 def shared(ordered: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """What sorted values ``(b, n)`` are drawn to, where equal ones, but for rounding, share what is
-    wanted of them.
+    """The targets ``(b, n)`` of values that are sorted, of which equal ones get the mean of those
+    that are wanted; values that differ by rounding count as equal.
 
     >>> shared(torch.tensor([[0.1, 0.5, 0.5, 0.9]]), torch.tensor([[0.0, 0.0, 1.0, 1.0]]))
     tensor([[0.0000, 0.5000, 0.5000, 1.0000]])

@@ -207,6 +207,5 @@ class GuidedGradCAM(GradientMethod):
         return GuidedBackprop().needs | self.cam.needs
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return GuidedBackprop()(evidence) * enlarge(
-            cam_map(self.name, self.cam, evidence)[:, None], evidence.size
-        )
+        cam = enlarge(cam_map(self.name, self.cam, evidence)[:, None], evidence.size)
+        return GuidedBackprop()(evidence) * cam

@@ -93,7 +93,9 @@ class GuidedIntegratedGradients(CompleteMethod):
     def further(
         self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int
     ) -> torch.Tensor:
-        """How far each value of an image is after a step, from how far it was before."""
+        """How far each value of an image ``(C, H, W)`` is on its way after a step, from the share
+        of its way that it had before, its gradient, and the ``way`` from the baseline to the
+        photo."""
         done = (step + 1) / self.steps
         lowest = max(done - self.distance, 0.0)
         highest = min(done + self.distance, 1.0)
@@ -118,8 +120,8 @@ class GuidedIntegratedGradients(CompleteMethod):
 
 
 class Walk(Search):
-    """A way along a path that the network chooses; ``changes`` may share out the changes of the
-    score along it."""
+    """The search along a guided path. It adds up gradients times steps, or with ``changes``, shares
+    out the changes of the score along the path."""
 
     has_result = False
 
@@ -176,32 +178,34 @@ class ByDirection(Reducer):
 
 
 class _Changes(Accumulator):
+    """The sum of the changes of the score from point to point, shared out by the squared gradient
+    ``(N, C, H, W)``; of the latest point of each image, the score and the shares are kept."""
+
     def __init__(self, evidence: Evidence) -> None:
         self._x = evidence.inputs
-        self._last = evidence.score
-        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._scores_of_photos = evidence.score
+        self._latest: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._total = torch.zeros_like(evidence.inputs)
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
         # those of an image come in their order
         for image, score_and_gradient in zip(images.tolist(), values, strict=True):
-            self._until(image, score_and_gradient[0])
+            self._share_out(image, score_and_gradient[0])
             gradient = score_and_gradient[1:].reshape(self._x.shape[1:])
-            square = (
-                gradient / gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
-            ).square()
+            least = torch.finfo(gradient.dtype).tiny
+            square = (gradient / gradient.abs().max().clamp(min=least)).square()
             total = square.sum()  # zero where all of the gradient is
-            self._before[image] = score_and_gradient[0], square / torch.where(total > 0, total, 1)
+            self._latest[image] = score_and_gradient[0], square / torch.where(total > 0, total, 1)
 
-    def _until(self, image: int, score: torch.Tensor) -> None:
-        """Share out what the score has changed by since the point before."""
-        if image in self._before:
-            last_score, direction = self._before.pop(image)
+    def _share_out(self, image: int, score: torch.Tensor) -> None:
+        """Share out what the score has changed by since the latest point of the image."""
+        if image in self._latest:
+            last_score, direction = self._latest.pop(image)
             self._total[image] += (score - last_score).to(direction) * direction
 
     def result(self) -> torch.Tensor:
-        for image in list(self._before):
-            self._until(image, self._last[image])
+        for image in list(self._latest):
+            self._share_out(image, self._scores_of_photos[image])
         return self._total
 
 
@@ -255,10 +259,8 @@ class IDGI(CompleteMethod):
         if isinstance(self.path, GuidedIntegratedGradients):
             return None
         along: Any = self.path.along  # type: ignore[attr-defined]
-        points = replace(
-            along, **({"rule": "left"} if isinstance(along, StraightPath) else {"middle": False})
-        )
-        return Attributions(points, ScoreAndGradient(), ByDirection())
+        beginnings = {"rule": "left"} if isinstance(along, StraightPath) else {"middle": False}
+        return Attributions(replace(along, **beginnings), ScoreAndGradient(), ByDirection())
 
     @property
     def baseline_score(self) -> Scores:
@@ -267,17 +269,17 @@ class IDGI(CompleteMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset(
-            {Searches(self) if self._changes is None else self._changes, self.baseline_score}
-        )
+        changes = self._changes
+        return frozenset({Searches(self) if changes is None else changes, self.baseline_score})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        if self._changes is None:
+        changes = self._changes
+        if changes is None:
             return evidence[Searches(self)][0].map()
-        return evidence[self._changes]  # type: ignore[no-any-return]
+        return evidence[changes]  # type: ignore[no-any-return]
 
     def searches(self, evidence: Evidence) -> list[Search]:
-        """The way along a path that is found on the way."""
+        """The search along a guided path, whose points depend on the gradients before them."""
         assert isinstance(self.path, GuidedIntegratedGradients)
         return [Walk(self.path, evidence, _Changes(evidence))]
 
@@ -367,18 +369,17 @@ class XRAI(Method):
 
     def _ranked(self, pixels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
         share = (pixels.numel() / USUAL_AREA) ** 0.5
-        cuts = (
-            [self.regions]
-            if self.regions is not None
-            else [Felzenszwalb(scale) for scale in SCALES]
-        )
-        maps = [cut(image)[0].cpu() for cut in cuts]
+        cuts: list[Regions] = [Felzenszwalb(scale) for scale in SCALES]
+        if self.regions is not None:
+            cuts = [self.regions]
         regions = []
-        for labels in maps:
+        for cut in cuts:
+            labels = cut(image)[0].cpu()
             regions += [labels == number for number in range(int(labels.max()) + 1)]
         masks = torch.stack(regions)
-        grown = masks if self.regions is not None else dilated(masks, round(DILATION * share))
-        return ranked(pixels, grown, max(1, round(LEAST * share**2)))
+        if self.regions is None:
+            masks = dilated(masks, round(DILATION * share))
+        return ranked(pixels, masks, max(1, round(LEAST * share**2)))
 
 
 def dilated(masks: torch.Tensor, radius: int) -> torch.Tensor:

@@ -138,8 +138,8 @@ def halves(cell: Cell) -> list[Cell]:
     parts_of_sides = []
     for start, end in cell:
         middle = (start + end) // 2
-        parts = [(start, middle), (middle, end)]
-        parts_of_sides.append([(low, high) for low, high in parts if low < high])
+        halved = [(start, middle), (middle, end)]
+        parts_of_sides.append(halved if middle > start else [(start, end)])
     return list(product(*parts_of_sides))
 
 

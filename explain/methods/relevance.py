@@ -10,9 +10,9 @@ from explain._utils.errors import MethodError, did_you_mean, shown
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import to_unit
 from explain.engine import Evidence, InputGradients, Need
-from explain.engine import needs as engine_needs
 from explain.engine.needs import (
     BiasTerms,
+    Concept,
     LayerRelevance,
     Multipliers,
     Relevance,
@@ -137,52 +137,55 @@ class LRP(Method):
         return self if self.concept is not None else replace(self, of_layer=True)
 
     def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "LRP":
-        return (
-            replace(self, low=low, high=high) if self._given.is_open and self.low is None else self
-        )
+        if self._given.is_open and self.low is None:
+            return replace(self, low=low, high=high)
+        return self
 
     @property
     def _given(self) -> Composite:
-        return (
-            self.composite if isinstance(self.composite, Composite) else COMPOSITES[self.composite]
-        )
+        """The composite without ``low`` and ``high``."""
+        if isinstance(self.composite, Composite):
+            return self.composite
+        return COMPOSITES[self.composite]
 
     @property
     def _rules(self) -> Composite:
-        return (
-            self._given
-            if self.low is None or self.high is None
-            else self._given.within(self.low, self.high)
-        )
+        if self.low is None or self.high is None:
+            return self._given
+        return self._given.within(self.low, self.high)
 
     @property
-    def _both(self) -> tuple[Need[torch.Tensor], RelevanceCoverage]:
+    def _relevance_and_coverage(self) -> tuple[Need[torch.Tensor], RelevanceCoverage]:
         """The needs for the relevance, and for what the rules covered."""
         rules = self._rules
-        through = None if self.concept is None else engine_needs.Concept(*self.concept)
+        through = None
+        if self.concept is not None:
+            layer, channels = self.concept
+            through = Concept(layer, channels)
         relevance = LayerRelevance(rules) if self.of_layer else Relevance(rules, through)
         return relevance, RelevanceCoverage(rules, through)
 
     @cached_property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset(self._both)
+        return frozenset(self._relevance_and_coverage)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        relevance = evidence[self._both[0]]
+        relevance = evidence[self._relevance_and_coverage[0]]
         return relevance.sum(1) if self.of_layer else relevance
 
     def channels(self, evidence: Evidence) -> torch.Tensor | None:
-        return evidence[self._both[0]].flatten(2).sum(2) if self.of_layer else None
+        if not self.of_layer:
+            return None
+        return evidence[self._relevance_and_coverage[0]].flatten(2).sum(2)
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor | None:
         """The score less what biases and unsupported operations took; None where a part of the
         relevance is shown."""
         if self.of_layer or self.concept is not None:
             return None
-        taken = evidence[self._both[1]].taken.values()
-        return evidence.score - sum(
-            (part.to(evidence.score) for part in taken), torch.zeros_like(evidence.score)
-        )
+        taken = evidence[self._relevance_and_coverage[1]].taken.values()
+        parts = [part.to(evidence.score) for part in taken]
+        return evidence.score - sum(parts, torch.zeros_like(evidence.score))
 
 
 register(LRP("AttnLRP"))
@@ -302,10 +305,8 @@ class DeepLIFTSHAP(path.SeveralBaselines):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         x = evidence.inputs
         references = self._references
-        total = sum(
-            (evidence[Multipliers(r)] * (x - r.of(x)) for r in references), torch.zeros_like(x)
-        )
-        return total / len(references)
+        of_references = (evidence[Multipliers(r)] * (x - r.of(x)) for r in references)
+        return sum(of_references, torch.zeros_like(x)) / len(references)
 
 
 @register
@@ -360,9 +361,8 @@ class FullGrad(Method):
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the contributions miss the score."""
-        return (evidence.inputs * evidence[InputGradients()]).flatten(1).sum(1) - self.expected_sum(
-            evidence
-        )
+        of_input = evidence.inputs * evidence[InputGradients()]
+        return of_input.flatten(1).sum(1) - self.expected_sum(evidence)
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         """The score without what the biases add to it."""

@@ -255,8 +255,8 @@ class GridSensitivity(RegionMethod):
 class SobolPoints(CoalitionDesign):
     """Points A and B of scrambled Sobol sequences, and A with each coordinate in turn taken from B.
 
-    A sequence gives a few such designs; the next is scrambled otherwise, so that the sequences are
-    independent.
+    A sequence gives `DESIGNS` such designs of M + 2 points. The next one is scrambled otherwise, so
+    that the sequences are independent.
     """
 
     def rows(self, regions: int) -> torch.Tensor:
@@ -270,12 +270,10 @@ class SobolPoints(CoalitionDesign):
         for sequence in range(self.samples // self.unit(regions)):
             seed = (self.seed * 1_000_003 + sequence) % 2**31
             # The first point is rounded to the default dtype; in float32 it is the same under each.
-            points = (
-                engine(2 * regions, scramble=True, seed=seed)
-                .draw(DESIGNS, dtype=torch.float32)
-                .double()
+            points = engine(2 * regions, scramble=True, seed=seed).draw(
+                DESIGNS, dtype=torch.float32
             )
-            a, b = points.reshape(DESIGNS, 2, 1, regions).unbind(1)
+            a, b = points.double().reshape(DESIGNS, 2, 1, regions).unbind(1)
             mixed = torch.where(torch.eye(regions, dtype=torch.bool), b, a)
             rows.append(torch.cat([a, b, mixed], 1).flatten(0, 1))
         return torch.cat(rows)
@@ -285,14 +283,16 @@ class SobolPoints(CoalitionDesign):
 
 
 def left_out_error(without: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The standard errors of values, from the values without each part of the sample in turn
-    (jackknife)."""
+    """The standard errors of values ``(M,)`` by the jackknife: from the values ``(M,)`` without
+    each part of the sample in turn."""
     values = torch.stack(list(without))
     n = len(values)
     return floored_error((n - 1) / n * (values - values.mean(0)).square().sum(0), n - 1)
 
 
 def _indices(halves: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Total Sobol indices ``(M,)``: the means of half the squared differences ``(sequences, M)``,
+    over the variance of the scores of all points A and B ``(sequences, ...)``."""
     return ratio(halves.mean(0), ends.var(correction=1))
 
 
@@ -349,14 +349,15 @@ class Sobol(GridSensitivity):
         if n < FEWEST_PARTS or bool(scores.max() - scores.min() <= 1e-6 * scores.abs().max()):
             return Estimate(values)
         parts = torch.arange(n, device=scores.device)
+        stays = [parts != k for k in range(n)]
         return Estimate(
-            values, left_out_error(_indices(halves[parts != k], ends[parts != k]) for k in range(n))
+            values, left_out_error(_indices(halves[rows], ends[rows]) for rows in stays)
         )
 
 
 class HalfMasks(CoalitionDesign):
-    """Each cell seen or not by the toss of a coin, in groups that are even: each cell is seen in
-    half of a group."""
+    """Each cell seen or not at random, in groups of `GROUP` runs: each cell is seen in half of a
+    group."""
 
     def rows(self, regions: int) -> torch.Tensor:
         generator = seeded(self.seed)
@@ -435,6 +436,5 @@ class HSIC(GridSensitivity):
             return Estimate(values)
         group = torch.arange(len(seen), device=seen.device) // GROUP % groups
         stays = [group != k for k in range(groups)]
-        return Estimate(
-            values, left_out_error(hsic(seen[rows], alike[rows][:, rows]) for rows in stays)
-        )
+        without = (hsic(seen[rows], alike[rows][:, rows]) for rows in stays)
+        return Estimate(values, left_out_error(without))

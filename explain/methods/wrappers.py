@@ -50,7 +50,7 @@ def noises(seed: int, numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor
 
 
 def span(values: torch.Tensor) -> torch.Tensor:
-    """The range of each row, in a shape that multiplies it."""
+    """The largest less the least of the values ``(N, ...)`` of each row, ``(N, 1, ...)``."""
     least, most = values.flatten(1).aminmax(dim=1)
     return over_all(most - least, values)
 
@@ -78,8 +78,7 @@ class NoisyCopies(Perturbation):
 
 @dataclass(frozen=True)
 class Statistics(Reducer):
-    """The mean, the mean square or the variance of what was found for the altered copies of each
-    image."""
+    """The mean, the mean square or the variance over the altered copies of each image."""
 
     of: Statistic
 
@@ -88,13 +87,13 @@ class Statistics(Reducer):
 
 
 class WrapperMethod(Method):
-    """A method that adds up what another says of altered copies of the photo."""
+    """A method that combines the maps of another method for altered copies of the photo."""
 
     method: Method
 
     @property
     def attributions(self) -> Attributions:
-        """What the method says of the copies, taken together."""
+        """The need for the combined maps."""
         raise NotImplementedError
 
     @property
@@ -143,20 +142,20 @@ class Smooth(WrapperMethod):
     minimums = {"samples": 1, "sigma": 0}
 
     @property
+    def _is_published(self) -> bool:
+        return self.method == gradients.Saliency(absolute=False)
+
+    @property
     def name(self) -> str:
-        if self.method == gradients.Saliency(absolute=False):
+        if self._is_published:
             return _PUBLISHED[self.statistic]
         return f"{_PREFIX[self.statistic]}({self.method.name})"
 
     @property
     def summary(self) -> str:
-        inner = (
-            "the gradient"
-            if self.method == gradients.Saliency(absolute=False)
-            else self.method.name
-        )
-        of = {"mean": "mean", "square": "mean square", "variance": "variance"}[self.statistic]
-        return f"{of} of {inner} over noisy copies"
+        inner = "the gradient" if self._is_published else self.method.name
+        statistic = "mean square" if self.statistic == "square" else self.statistic
+        return f"{statistic} of {inner} over noisy copies"
 
     @property
     def source(self) -> Citation:
@@ -186,26 +185,26 @@ register_wrapper("var", partial(Smooth, statistic="variance"))
 class Moments(Accumulator):
     """A statistic of tensors for each of several images, one tensor at a time (Welford, 1962)."""
 
-    def __init__(self, statistic: Statistic = "mean") -> None:
+    def __init__(self, statistic: Statistic) -> None:
         self._statistic = statistic
+        # of each image: how many, their mean, and the sum of squared deviations from it
         self._of: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        for image, value in zip(
-            images.tolist(), values**2 if self._statistic == "square" else values, strict=True
-        ):
-            count, mean, squares = self._of.get(
-                image, (0, torch.zeros_like(value), torch.zeros_like(value))
-            )
+        if self._statistic == "square":
+            values = values**2
+        for image, value in zip(images.tolist(), values, strict=True):
+            zeros = torch.zeros_like(value)
+            count, mean, squares = self._of.get(image, (0, zeros, zeros))
             off = value - mean
             mean = mean + off / (count + 1)
             self._of[image] = count + 1, mean, squares + off * (value - mean)
 
     def result(self) -> torch.Tensor:
         moments = [self._of[image] for image in sorted(self._of)]
-        return torch.stack(
-            [s / count if self._statistic == "variance" else mean for count, mean, s in moments]
-        )
+        if self._statistic == "variance":
+            return torch.stack([squares / count for count, _, squares in moments])
+        return torch.stack([mean for _, mean, _ in moments])
 
 
 @dataclass(frozen=True)
@@ -216,12 +215,12 @@ class MeanPowers(Reducer):
     samples: int
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        def weigh(
+        def powers(
             images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor
         ) -> torch.Tensor:
             return torch.stack([values, values**2, values**3], 1) / self.samples
 
-        return SumOfRows(len(evidence.inputs), weigh)
+        return SumOfRows(len(evidence.inputs), powers)
 
 
 @register
@@ -278,9 +277,8 @@ class SmoothGradCAMPlusPlus(cam.ClassActivationMap):
         first, second, third = evidence[self.derivatives].unbind(1)
         a = evidence.activations
         alpha = cam.ratio(second, 2 * second + a.sum(spatial_dims(a), keepdim=True) * third)
-        return cam.weighted_maps(
-            (alpha * first.clamp(min=0)).sum(spatial_dims(a)), evidence, relu=True
-        )
+        weights = (alpha * first.clamp(min=0)).sum(spatial_dims(a))
+        return cam.weighted_maps(weights, evidence, relu=True)
 
 
 @dataclass(frozen=True)
@@ -304,11 +302,13 @@ class Views(Perturbation):
         x = evidence.inputs
 
         def carry(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            views = []
-            for image, number in zip(tensor, numbers.tolist(), strict=True):
-                scale, flip = self.kinds[number]
-                views.append(_shown(image[None], scale, flip, padding="reflection"))
-            return torch.cat(views)
+            kinds = [self.kinds[number] for number in numbers.tolist()]
+            return torch.cat(
+                [
+                    _shown(image[None], scale, flip, padding="reflection")
+                    for image, (scale, flip) in zip(tensor, kinds, strict=True)
+                ]
+            )
 
         counts = [len(self.kinds)] * len(x)
         rows = rows_of(counts, x.device, lambda images, numbers: carry(x[images], numbers))
@@ -317,29 +317,28 @@ class Views(Perturbation):
 
 @dataclass(frozen=True)
 class MappedBack(Reducer):
-    """The sums of results for views of each image, and of ones, each mapped back to where the photo
-    is."""
+    """The sum of the maps of all views of each image, and that of ones, ``(N, 2, ...)``, each
+    mapped back to where the photo is."""
 
     views: Views
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        count = len(evidence.inputs)
         ndim = evidence.inputs.ndim
 
-        def weigh(
+        def mapped_back(
             images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor
         ) -> torch.Tensor:
             rows = zip(numbers.tolist(), values, strict=True)
-            return torch.stack([back(number, value) for number, value in rows])
+            return torch.stack([of_view(number, value) for number, value in rows])
 
-        def back(number: int, value: torch.Tensor) -> torch.Tensor:
+        def of_view(number: int, value: torch.Tensor) -> torch.Tensor:
             scale, flip = self.views.kinds[number]
             flat = value[None] if value.ndim == ndim - 1 else value[None, None]
             moved = _shown(flat, 1 / scale, flip, padding="zeros")
             ones = _shown(torch.ones_like(flat), 1 / scale, flip, padding="zeros")
-            return torch.cat([moved, ones]).reshape(2, *value.shape)
+            return torch.cat([moved, ones]).reshape((2, *value.shape))
 
-        return SumOfRows(count, weigh)
+        return SumOfRows(len(evidence.inputs), mapped_back)
 
 
 @dataclass(frozen=True)
