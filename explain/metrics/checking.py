@@ -1,7 +1,7 @@
 """`check_maps`: run the checks of a photo's maps, and make a `Verdict` of what they say."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -234,29 +234,26 @@ class _Checks:
             except ExplainError as error:
                 self.why_not[name, check.name] = str(error)
         results: Results = {}
+        tests: dict[tuple[str, str], CoverResult] = {}
         if varied:
             kept = {name: replace(of_map, keeps_maps=True) for name, of_map in varied.items()}
-            results |= self._reattribution_results(checks, kept)
-            results |= self._covering_results(checks, kept, results)
-        of_maps = {}
-        for name, of_map in data.items():
-            if name in varied:
-                decided = tuple(
-                    self._decided(name, check, results.get((name, check.name))) for check in checks
-                )
-            else:
-                what = "is constant" if bool(of_map.maps.values.any()) else "is zero everywhere"
-                decided = tuple(
-                    check.result(math.nan, False, f"the map {what}") for check in checks
-                )
-            of_maps[name] = CheckResults(name, decided, tuple(self.notes[name]))
-        return Verdict(label, of_maps, self.seed, tuple(advice_on(of_maps, checks)))
+            results = self._reattribution_results(checks, kept)
+            tests = self._covering_tests(checks, kept, results)
 
-    def _decided(self, name: str, check: Check, result: MetricResult | None) -> CheckResult:
-        """What a check says of a map."""
-        if result is None:
-            return check.result(math.nan, None, self.why_not[name, check.name])
-        return check.decide(result)
+        def decided(name: str, check: Check) -> CheckResult:
+            key = (name, check.name)
+            if name not in varied:
+                what = "constant" if bool(data[name].maps.values.any()) else "zero everywhere"
+                return check.result(math.nan, False, f"the map is {what}")
+            if key not in results:
+                return check.result(math.nan, None, self.why_not[key])
+            return check.decide(results[key], tests.get(key))
+
+        of_maps = {}
+        for name in data:
+            of_checks = tuple(decided(name, check) for check in checks)
+            of_maps[name] = CheckResults(name, of_checks, tuple(self.notes[name]))
+        return Verdict(label, of_maps, self.seed, tuple(advice_on(of_maps, checks)))
 
     @cached_property
     def _photo_maps(self) -> torch.Tensor:
@@ -307,45 +304,46 @@ class _Checks:
         with intervene(network, active_interventions(self.model)):
             return self._drops(perturbation, network)
 
-    def _covering_results(
+    def _covering_tests(
         self, checks: Sequence[Check], data: Mapping[str, MetricInput], results: Results
-    ) -> Results:
-        """Test what the maps say by covering parts of the photo: with masks, and where these do not
-        decide, with the areas that the maps mark."""
+    ) -> dict[tuple[str, str], CoverResult]:
+        """Test what the maps claim by covering parts of the photo: with masks, and where these do
+        not decide, with the areas that the maps mark.
+
+        The check `Faithful` has no figure but its test. It gets a result, unless the tests fail.
+        """
         faithful = next((check for check in checks if isinstance(check, Faithful)), None)
         if faithful is None:
             return {}
-        claiming = [check for check in checks if type(check).claims is not Check.claims]
-        tested = {(name, check.name): check for name, check in product(data, claiming)}
-        results = {key: result for key, result in results.items() if key in tested}
-        for name in data:
-            results[name, faithful.name] = MetricResult(torch.tensor([math.nan]))
-        tested = {key: check for key, check in tested.items() if key in results}
+        unmeasured = MetricResult(torch.tensor([math.nan]))
+        of_faithful = {(name, faithful.name): unmeasured for name in data}
+        claiming = {check.name: check for check in checks if type(check).claims is not Check.claims}
+        claimed = {
+            key: result for key, result in (results | of_faithful).items() if key[1] in claiming
+        }
+        tests: dict[tuple[str, str], CoverResult] = {}
         try:
-            masked = self._masked(faithful, tested.values())
+            masked = self._masked(faithful, [claiming[check] for _, check in claimed])
             claims = {
-                key: check.claims(data[key[0]], results[key], masked)
-                for key, check in tested.items()
+                (name, check): claiming[check].claims(data[name], result, masked)
+                for (name, check), result in claimed.items()
             }
             # a map that a check contradicts needs no more tests
             contradicted = {name for (name, _), of_check in claims.items() if not of_check}
-            for key, of_check in claims.items():
+            for (name, check), of_check in claims.items():
                 if not of_check:
                     continue
                 test = self._under_masks(of_check, masked)
-                if test.p_value > of_check[0].level and key[0] not in contradicted:
+                if test.p_value > of_check[0].level and name not in contradicted:
                     test = self._under_areas(of_check, test)
-                value = results[key].value
-                if key[1] == faithful.name:
-                    value = torch.tensor([test.p_value])
-                parts = {**results[key].parts, **test.as_parts}
-                results[key] = MetricResult(value, parts=parts)
+                tests[name, check] = test
         except ExplainError as error:
             self.why_not |= {(name, faithful.name): str(error) for name in data}
             return {}
-        return results
+        results |= of_faithful
+        return tests
 
-    def _masked(self, faithful: Faithful, checks: Iterable[Check]) -> MaskedScores:
+    def _masked(self, faithful: Faithful, checks: Sequence[Check]) -> MaskedScores:
         """The scores under masks; of copies of the model, where a check needs them."""
         masks = faithful.masked
         with muted():
@@ -361,7 +359,7 @@ class _Checks:
         shown = masks.masks(photo)[0]
         return MaskedScores(photo[0], shown, strata, drops[0], of_classes, of_copies)
 
-    def _copies(self, checks: Iterable[Check]) -> list[RandomWeights]:
+    def _copies(self, checks: Sequence[Check]) -> list[RandomWeights]:
         by_model = next((check for check in checks if isinstance(check, DependsOnModel)), None)
         return [] if by_model is None else by_model.copied(self.context)
 

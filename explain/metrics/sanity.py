@@ -4,7 +4,7 @@ is it stable?"""
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -46,10 +46,12 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Claim:
-    """What a map says, as a test needs it: the parts that masks cover of maps ``(m, H, W)`` predict
-    ``drops`` ``(K,)`` or ``(m, K)``; and the area that ``marked`` ``(H, W)`` marks matters to
-    ``of``: the score of the target, that score more than those of other classes, or the score of a
-    copy of the model. ``level`` is the largest p-value that shows it.
+    """What a map claims, in a form that can be tested by covering parts of the photo.
+
+    What K masks cover of ``maps`` ``(m, H, W)`` predicts ``drops`` of the score, ``(K,)`` or ``(m,
+    K)``. And the area that ``marked`` ``(H, W)`` marks matters to what it is a claim ``of``: the
+    score of the target, that score more than those of other classes, or the score of a copy of the
+    model. ``level`` is the largest p-value that shows it.
     """
 
     maps: torch.Tensor
@@ -61,12 +63,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class CoverResult:
-    """What the tests of a map have said so far.
+    """What the tests of a map's claims say: random masks, and areas that the map marks.
 
     ``p_value`` and ``opposite`` (of the map with the other sign) are corrected for the number of
-    tests, ``correlation`` is that with what ``masks`` masks take, ``needed`` how many masks would
-    probably do, and ``controls`` how many of ``of_controls`` maps of the photo alone mark an area
-    that matters as much.
+    tests. ``correlation`` is that of the map with what ``masks`` masks take from the score, and
+    ``needed`` how many masks would probably do. ``controls`` is how many of ``of_controls`` maps of
+    the photo alone mark an area that matters as much.
     """
 
     p_value: float = 1.0
@@ -76,20 +78,6 @@ class CoverResult:
     needed: float = math.inf
     controls: int = 0
     of_controls: int = 0
-
-    @property
-    def as_parts(self) -> dict[str, torch.Tensor]:
-        """The same as the parts of a result."""
-        values = vars(self) | {"p": self.p_value}
-        return {name: torch.tensor([float(value)]) for name, value in values.items()}
-
-    @classmethod
-    def of(cls, result: MetricResult) -> "CoverResult | None":
-        """What a result has as its parts; None where nothing was tested."""
-        if "masks" not in result.parts:
-            return None
-        parts = {one.name: float(result.parts[one.name][0]) for one in fields(cls)}
-        return cls(**parts)  # type: ignore[arg-type]
 
     @property
     def is_typical(self) -> bool:
@@ -169,8 +157,8 @@ class Check(Metric):
     `ReattributionMetric` as well.
 
     ``word`` names it under a picture; ``fewest`` are the options of the fewest runs. ``advice`` is
-    said of maps that it does not support, with the methods in ``suggested`` where it has a place
-    for them.
+    what to do about maps that it does not support; the methods in ``suggested`` are put into its
+    braces.
     """
 
     word: ClassVar[str] = ""
@@ -184,17 +172,19 @@ class Check(Metric):
 
     @property
     def reduced(self) -> Self:
-        """The same check with the fewest runs, for methods that take long."""
+        """The check with the fewest runs, for methods that take long."""
         return replace(self, **self.fewest)
 
-    def decide(self, result: MetricResult) -> CheckResult:
-        """Compare the figure of the first image with the threshold."""
+    def decide(self, result: MetricResult, tested: CoverResult | None) -> CheckResult:
+        """Compare the figure of the first image, and what the tests of its claims say, with the
+        threshold; None where nothing was tested."""
         raise NotImplementedError
 
     def claims(
         self, data: MetricInput, result: MetricResult, masked: MaskedScores
     ) -> tuple[Claim, ...]:
-        """What is to be tested, all of which must be true; none where the check has failed."""
+        """What is to be tested by covering parts of the photo; all claims must be true. None where
+        the check has failed already."""
         return ()
 
     def result(
@@ -262,10 +252,10 @@ class DependenceCheck(Check, ReattributionMetric):
         if data.keeps_maps:
             of_model = data.maps.contributions.flatten(1)[:, None]
             maps = F.normalize(torch.cat([of_model, other_maps], 1), dim=2, eps=TINY)
-            parts["maps"] = maps.reshape(*maps.shape[:2], *data.size)
+            parts["maps"] = maps.reshape((*maps.shape[:2], *data.size))
         return MetricResult(alike.mean(1), parts=parts)
 
-    def decide(self, result: MetricResult) -> CheckResult:
+    def decide(self, result: MetricResult, tested: CoverResult | None) -> CheckResult:
         figure = float(result.value[0])
         count = result.parts["alike"].shape[1]
         zeros = int(result.parts["zeros"][0].sum())
@@ -276,14 +266,13 @@ class DependenceCheck(Check, ReattributionMetric):
         if not figure < self.most:
             return self.result(figure, False, f"{limit} (must be below {self.most:.2g})")
         reason = f"{limit} (below {self.most:.2g})"
-        tested = CoverResult.of(result)
         if tested is None:
             unknown = f"whether {self.says} was not tested, which takes the check Faithful"
             return self.result(figure, None, f"{reason}; {unknown}")
         limit = f"p = {tested.p_value:.2g}, must be at most {self.level:g}"
         if tested.p_value <= self.level:
             return self.result(figure, True, f"{reason}; {self.says} ({limit})")
-        unknown = f"{reason}; not shown with {tested.masks:.0f} masks that {self.says} ({limit})"
+        unknown = f"{reason}; not shown with {tested.masks} masks that {self.says} ({limit})"
         return self.result(tested.p_value, False, unknown, "p", undecided=True)
 
 
@@ -508,11 +497,10 @@ class Faithful(Check, ScoreMetric):
         values = data.maps.contributions[0]
         return (Claim(values[None], masked.drops, values, self.level),)
 
-    def decide(self, result: MetricResult) -> CheckResult:
-        figure = float(result.value[0])
-        tested = CoverResult.of(result)
-        if math.isnan(figure) or tested is None:
-            return self.result(figure, None, UNCHANGED, "p")
+    def decide(self, result: MetricResult, tested: CoverResult | None) -> CheckResult:
+        if tested is None:
+            return self.result(math.nan, None, UNCHANGED, "p")
+        figure = tested.p_value
         limit = f"p = {figure:.2g}, must be at most {self.level:g}"
         correlation = f"{tested.correlation:.2f}"
         if tested.correlation <= -1:
@@ -525,10 +513,10 @@ class Faithful(Check, ScoreMetric):
             reason = f"the score rises where it is covered: its correlation is {correlation}"
             return self.result(figure, False, f"{reason} ({limit})", "p")
         if tested.is_typical:
-            controls = f"{tested.controls:.0f} of {tested.of_controls:.0f}"
+            controls = f"{tested.controls} of {tested.of_controls}"
             reason = f"{controls} maps of the photo alone mark areas that matter as much"
             return self.result(figure, False, f"{reason} ({limit})", "p")
-        reason = f"not shown with {tested.masks:.0f} masks ({limit}); {tested.more}"
+        reason = f"not shown with {tested.masks} masks ({limit}); {tested.more}"
         return self.result(figure, False, reason, "p", undecided=True)
 
 
@@ -643,7 +631,7 @@ class Stable(Check, ReattributionMetric):
         value = torch.where(still, alike, 0).sum(1) / still.sum(1)  # NaN where no change counts
         return MetricResult(value, parts={"alike": alike, "counted": still.sum(1)})
 
-    def decide(self, result: MetricResult) -> CheckResult:
+    def decide(self, result: MetricResult, tested: CoverResult | None) -> CheckResult:
         figure = float(result.value[0])
         counted = int(result.parts["counted"][0])
         of = result.parts["alike"].shape[1]
