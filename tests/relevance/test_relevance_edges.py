@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain.methods import LRP, DeepLIFT
+from explain.methods import LRP, DeepLIFT, FullGrad
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
 from tests.relevance.test_relevance import Then, random
@@ -311,3 +311,23 @@ def test_a_baseline_whose_tokens_go_to_other_experts_is_refused_by_differences()
     model = Routed().double().eval()
     with pytest.raises(explain.ExplainError):
         explain.attribute(model, random(3, 1, 2, 4, 4), DeepLIFT(), target=1)
+
+
+class Mirrored(nn.Module):
+    """The mean of the scores of each image and of its mirror image, which run in one batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.body(torch.cat([x, x.flip(-1)]))
+        return scores.unflatten(0, (2, len(x))).mean(0)
+
+
+def test_fullgrad_counts_what_is_added_to_each_image_where_a_network_doubles_its_batch() -> None:
+    torch.manual_seed(0)
+    a = explain.attribute(
+        Mirrored().double().eval(), random(3, 3, 2, 4, 4), FullGrad(rescale=False), target=1
+    )
+    torch.testing.assert_close(a.delta, torch.zeros(3, dtype=torch.float64))
