@@ -114,8 +114,8 @@ class Axes:
         if self._of_attention:
             self.places = [last - 1]
         else:
-            others = {image_dim, self.channel_dim}
-            self.places = [dim for dim in range(values.ndim) if dim not in others]
+            no_places = {image_dim, self.channel_dim}
+            self.places = [dim for dim in range(values.ndim) if dim not in no_places]
 
     def mask(self, units: Units) -> torch.Tensor | None:
         """Return where the units are, as truth values that broadcast to the values; None for all of
