@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from explain.relevance.calls import Call, along, tensor_indices
+from explain.relevance.calls import Call, along
 
 
 class BatchLayout:
@@ -80,7 +80,7 @@ class BatchLayout:
         numbers = self.of(alike)
         if numbers is not None and call.info.has("reduces"):
             numbers = numbers.expand(alike.shape)
-            dims = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+            dims = call.named.get("dim")
             numbers = compact(
                 numbers if dims is None else numbers.amax(dims, keepdim=result.ndim == numbers.ndim)
             )
@@ -91,7 +91,7 @@ class BatchLayout:
         joined with."""
         beside = self._numbers(call.flat[dependent[0]])
         numbers_by_place = {}
-        for i in tensor_indices(call, lambda tensor: True):
+        for i in call.tensor_places:
             tensor = call.flat[i]
             shared = i not in dependent and beside is not None and fits(beside, tensor.shape)
             numbers = beside if shared else self._numbers(tensor)
@@ -120,11 +120,11 @@ class BatchLayout:
         return numbers
 
     def _note(self, tensor: Tensor, numbers: Tensor | None) -> None:
-        by_rows = numbers is not None and tensor.ndim and not len(tensor) % self._count
-        alone = by_rows and numbers is not None and numbers.shape[1:].numel() == 1
-        if numbers is None or (alone and torch.equal(numbers, compact(first(self._count, tensor)))):
-            self._known.pop(tensor, None)
-        else:
+        self._known.pop(tensor, None)
+        if numbers is None:
+            return
+        by_rows = self._numbers(tensor)
+        if by_rows is None or not torch.equal(numbers, compact(by_rows)):
             self._known[tensor] = numbers
             self._seen_any = True
 

@@ -18,29 +18,22 @@ from explain.hooks.graph import differentiate
 from explain.hooks.preserve import detached
 from explain.relevance.table import OperationInfo, info, is_library_operator
 
-_AUGMENTED = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "pow",
-    "mod",
-    "floordiv",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
+_BY_OPERATOR = frozenset(
+    name
+    for name in dir(Tensor)
+    if name == "__setitem__"
+    or (name.startswith("__i") and hasattr(Tensor, name.replace("__i", "__", 1)))
 )
-_BY_OPERATOR = frozenset(["__setitem__", *(f"__i{name}__" for name in _AUGMENTED)])
+"""The methods of statements that overwrite a tensor: ``x[i] = y``, ``x += y`` and their like."""
 
 
 class Call:
-    """A call: its function, the operation's name, and the arguments; places count those inside of
-    lists of tensors.
+    """A call of a function: the operation's name, and the arguments.
 
-    ``info`` is what the table says of the operation. ``in_place`` says whether it is a function of
-    PyTorch's that overwrites its first argument.
+    ``flat`` are the positional arguments, then those by name, with the elements of lists of tensors
+    one by one. An argument's place is its index in it; ``tensor_places`` are those of tensors, and
+    ``tensors`` what is there. ``info`` is what the table says of the operation. ``in_place`` says
+    whether it is a function of PyTorch's that overwrites its first argument.
     """
 
     def __init__(
@@ -57,11 +50,12 @@ class Call:
                 self.flat += value
             else:
                 self.flat.append(value)
-        self.tensors = [value for value in self.flat if isinstance(value, Tensor)]
+        self.tensor_places = [i for i, value in enumerate(self.flat) if isinstance(value, Tensor)]
+        self.tensors = [self.flat[i] for i in self.tensor_places]
         by_name, place = _overwriting(function)
         option = args[place] if 0 <= place < len(args) else kwargs.get("inplace")
         overwrites = by_name or (place >= 0 and bool(option))
-        tensor_first = bool(self.tensors) and self.flat[0] is self.tensors[0]
+        tensor_first = self.tensor_places[:1] == [0]
         self.in_place = overwrites and tensor_first and not is_library_operator(name)
 
     @property
@@ -93,11 +87,7 @@ class Call:
         ``self``."""
         names = self.info.arguments
         first = next(iter(self.args), None)
-        if (
-            self.name == "where"
-            and self.args
-            and not (isinstance(first, Tensor) and first.dtype == torch.bool)
-        ):
+        if self.name == "where" and getattr(first, "dtype", None) != torch.bool:
             names = ("input", "condition", "other")
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
 
@@ -194,11 +184,6 @@ def storage_of(tensor: Tensor) -> int:
     # a sparse tensor, or one within a transform, has none
     except (NotImplementedError, RuntimeError):
         return id(tensor)
-
-
-def tensor_indices(call: Call, wanted: Callable[[Tensor], bool]) -> Sequence[int]:
-    """Where the tensors are that are wanted."""
-    return [i for i, value in enumerate(call.flat) if isinstance(value, Tensor) and wanted(value)]
 
 
 def inside_transform(must: str, what: str, module: str | None, remedy: str) -> MethodError:
@@ -459,14 +444,15 @@ def _batch_norm(call: Call) -> LinearMap | None:
 
 
 def _product(call: Call, place: int) -> LinearMap | None:
-    tensor_places = [
-        i for i, value in enumerate(call.flat) if isinstance(value, Tensor) and i != place
-    ]
-    if len(tensor_places) != 1:
+    """The product of the tensor at a place with the one other tensor, which is the weight."""
+    weight_places = [i for i in call.tensor_places if i != place]
+    if len(weight_places) != 1:
         return None
+    weight_place = weight_places[0]
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        result: Tensor = call.make({place: x, tensor_places[0]: weight})
-        return result if bias is None else result + bias
+        assert bias is None  # a product has none
+        result: Tensor = call.make({place: x, weight_place: weight})
+        return result
 
-    return LinearMap(place, run, detached(call.flat[tensor_places[0]]), None, -1)
+    return LinearMap(place, run, detached(call.flat[weight_place]), None, -1)

@@ -139,10 +139,13 @@ class Composite:
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of steps whose gradients may be replaced."""
-        acting = [
-            when for when, rule in self.rules if not isinstance(rule, nonlinear.ConstantTerms)
-        ]
-        return ENTERED.union(*(when.kinds or KINDS for when in acting))
+        acting = {
+            kind
+            for when, rule in self.rules
+            for kind in when.kinds or KINDS
+            if not isinstance(rule, nonlinear.ConstantTerms)
+        }
+        return ENTERED | acting
 
     def rule(self, step: Step) -> RelevanceRule | None:
         """The first rule whose condition a step meets, and that can act on it; None where there is
@@ -248,7 +251,7 @@ class PropagationResult:
             by_kind[kind] += count
         flow = self.flow
         missed = Counter(self.missed)
-        taken = dict(self.flow.taken)
+        taken = dict(flow.taken)
         for cause, size in flow.watched.items():
             if not flow.lost(cause, 1e3 * torch.finfo(size.dtype).eps):
                 del taken[cause]  # rounding errors: it conserves
@@ -275,11 +278,7 @@ def propagate(
     """
     nodes = consumers(score)
     behind = [step for step in steps if step.node in nodes]
-    chosen = (
-        automatic_composite(behind)
-        if composite is AUTOMATIC or composite == AUTOMATIC
-        else composite
-    )
+    chosen = automatic_composite(behind) if composite == AUTOMATIC else composite
     flow = RelevanceFlow(group, count, sources)
     covered = Counter[tuple[str, str]]()
     missed = Counter[str]()

@@ -103,12 +103,8 @@ def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConsta
 
 def _storage_of_constant(step: Step) -> int:
     """The storage of the last constant tensor that a step is given; 0 without one."""
-    tensors = [
-        value
-        for place, value in enumerate(step.call.flat)
-        if isinstance(value, Tensor) and place not in step.dependent
-    ]
-    return storage_of(tensors[-1]) if tensors else 0
+    places = [place for place in step.call.tensor_places if place not in step.dependent]
+    return storage_of(step.call.flat[places[-1]]) if places else 0
 
 
 def _score_nodes(softmax: Step) -> list[Node]:

@@ -272,20 +272,15 @@ def _summands(step: Step, gradient: Tensor) -> list[Tensor]:
 
 def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
     # An empty tensor of one dimension, such as a cache at its start, joins anything.
-    tensors = {
-        i: t
-        for i, t in enumerate(step.call.flat)
-        if isinstance(t, Tensor) and (t.numel() or i in step.dependent)
-    }
+    tensors = step.call.flat
+    places = [i for i in step.call.tensor_places if tensors[i].numel() or i in step.dependent]
     dim = step.options.get("dim", 0)
     if step.function == "stack":
         pieces = gradient.unbind(dim)
     else:
-        pieces = torch.split(gradient, [tensor.shape[dim] for tensor in tensors.values()], dim)
+        pieces = torch.split(gradient, [tensors[i].shape[dim] for i in places], dim)
     constants = step.constants
-    return [
-        piece * constants[i] for i, piece in zip(tensors, pieces, strict=True) if i in constants
-    ]
+    return [piece * constants[i] for i, piece in zip(places, pieces, strict=True) if i in constants]
 
 
 def _chosen(step: Step, gradient: Tensor) -> list[Tensor]:

@@ -286,22 +286,15 @@ _BOUNDS = frozenset(["clamp", "clamp_max", "maximum", "minimum"])
 
 def _bounded(call: Call) -> Rectified | None:
     """What a bound of zero rectifies."""
-    values = [*call.args, *call.kwargs.values()]
     if call.name in ("maximum", "minimum"):
-        for i, value in enumerate(values[:2]):
-            bound = values[1 - i] if len(values) == 2 else None
-            if (
-                isinstance(value, Tensor)
-                and value.requires_grad
-                and isinstance(bound, Tensor)
-                and _is_zero(bound)
-            ):
-                return Rectified((i,), negated=call.name == "minimum")
+        if len(call.flat) != 2 or len(call.tensors) != 2:
+            return None
+        for place, tensor in enumerate(call.tensors):
+            if tensor.requires_grad and _is_zero(call.tensors[1 - place]):
+                return Rectified((place,), negated=call.name == "minimum")
         return None
-    if call.name == "clamp_max":
-        return Rectified(negated=True) if _is_zero(values[1]) else None
-    least = call.kwargs.get("min", call.args[1] if len(call.args) > 1 else None)
-    most = call.kwargs.get("max", call.args[2] if len(call.args) > 2 else None)
+    least = call.named.get("min")
+    most = call.named.get("max")
     if _is_zero(least):
         return Rectified()
     return Rectified(negated=True) if least is None and _is_zero(most) else None

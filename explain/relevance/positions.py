@@ -23,7 +23,7 @@ from explain.relevance.batch_layout import (
     fits,
     moved_labels,
 )
-from explain.relevance.calls import Call, along, storage_of, tensor_indices
+from explain.relevance.calls import Call, along, storage_of
 from explain.relevance.table import ADDS, operation_name
 
 Positions: TypeAlias = tuple[Tensor, ...]
@@ -161,7 +161,7 @@ class PositionTracer(Tracer):
     def _moved(self, call: Call, results: Sequence[Tensor]) -> Sequence[State]:
         """The positions of values that are moved as the call moves values."""
         joined = call.info.has("joins")
-        sources = tensor_indices(call, lambda tensor: True) if joined else [0]
+        sources = call.tensor_places if joined else [0]
         if call.name in ("setitem", "masked_scatter") and isinstance(call.flat[-1], Tensor):
             sources = [0, len(call.flat) - 1]
         states = {i: self.of(call.flat[i]) for i in sources}
@@ -211,7 +211,7 @@ class PositionTracer(Tracer):
         if any(part in name for part in _FUSED):
             return _first([_mean(states[0], [-1])], result)
         if call.info.has("reduces"):
-            dims = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+            dims = call.named.get("dim")
             return (
                 EVERYWHERE if dims is None else _first([_reduced(states[0], dims, result)], result)
             )

@@ -57,7 +57,7 @@ class RelevanceFlow:
     """How much relevance arrived at operations without a rule, by their names."""
     signed: list[Step] = field(default_factory=list)
     """The steps whose rules ask whether what they are given is negative anywhere."""
-    _nonnegative: dict[int, bool] = field(default_factory=dict)
+    _nonnegative: dict[Step, bool] = field(default_factory=dict)
     _entrances: list[Entrance] = field(default_factory=list)
 
     def for_step(self, step: Step) -> "RelevanceFlow":
@@ -93,13 +93,13 @@ class RelevanceFlow:
 
     def is_nonnegative(self, step: Step) -> bool:
         """Whether a map is given nothing negative; read for all ``signed`` steps together."""
-        if id(step) not in self._nonnegative:
-            steps = [one for one in self.signed if id(one) not in self._nonnegative]
-            steps = [*steps, *([step] if step not in steps else [])]
-            lowest = read_together(*(one.x.tensor.detach().amin() for one in steps))
-            for one, (least,) in zip(steps, lowest, strict=True):
-                self._nonnegative[id(one)] = least >= 0
-        return self._nonnegative[id(step)]
+        if step not in self._nonnegative:
+            signed = dict.fromkeys([*self.signed, step])
+            unread = [other for other in signed if other not in self._nonnegative]
+            lowest = read_together(*(other.x.tensor.detach().amin() for other in unread))
+            for other, (least,) in zip(unread, lowest, strict=True):
+                self._nonnegative[other] = least >= 0
+        return self._nonnegative[step]
 
     def close(self) -> None:
         """Reset the entrances that the pass did not come by."""

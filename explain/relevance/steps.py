@@ -297,7 +297,7 @@ class StepRecorder(Tracer):
         call = calls.as_batch_norm(Call(func, name, args, kwargs))
         for tensor in call.overwritten:
             self._keeper.overwriting(tensor, name)
-        dependent = calls.tensor_indices(call, self._dependence.of)
+        dependent = [i for i in call.tensor_places if self._dependence.of(call.flat[i])]
         if (
             is_transforming()
             and call.info.kind is not None
@@ -359,42 +359,44 @@ class StepRecorder(Tracer):
             values = {0: Snapshot(detached(first).clone())}
         scales = _scales(kind, call, dependent) if entrances else {}
         output = run.make(replaced)
-        if (
-            kind != "other"
-            and isinstance(output, Tensor)
-            and output._is_view()
-            and not run.in_place
-        ):
-            # what overwrites a view would hide its Node; instance normalisation gives one
-            output = output.clone()
-        if not self._kinds and call.info.has("biased") and not output.requires_grad:
-            output = (
-                output.detach().requires_grad_().clone()
-            )  # of another image: its graph begins here
+        if kind != "other":
+            output = self._with_node(run, output)
         self._layout.see(run, dependent, output)
-        results = _tensors_in(output)
         if kind == "other":
-            storages = {calls.storage_of(tensor) for tensor in call.tensors}
-            if any(calls.storage_of(result) in storages for result in results):
+            if _shares_memory(call, output):
                 # What is written into a view has to be seen in what it is a view of.
                 return (
                     self._record_name(call, dependent)
                     if is_library_operator(call.name)
                     else call.make()
                 )
-            if len({result.grad_fn for result in results if result.grad_fn is not None}) > 1:
-                # One may be made of another, as an LSTM's output of its state: apart, each gets its
-                # own relevance.
-                output = type(output)(t.clone() if isinstance(t, Tensor) else t for t in output)
-                results = _tensors_in(output)
+            output = _apart(output)
+        results = _tensors_in(output)
         for result in results if kind == "other" else results[:1]:
             if result.grad_fn is not None:
-                step = self._add(kind, call, dependent, result, entrances)
-                step.values = values
-                step.scales = scales
+                step = self._add(
+                    kind,
+                    call,
+                    dependent,
+                    result,
+                    entrances=entrances,
+                    values=values,
+                    scales=scales,
+                )
                 if entrances:
                     self._keep_result(step, result)
         return self._written(first, output) if apart else output
+
+    def _with_node(self, run: Call, output: Any) -> Any:
+        """The output of a call that has a rule, with a Node that nothing hides and that has a
+        graph."""
+        if isinstance(output, Tensor) and output._is_view() and not run.in_place:
+            # what overwrites a view would hide its Node; instance normalisation gives one
+            output = output.clone()
+        if not self._kinds and run.info.has("biased") and not output.requires_grad:
+            # of another image: its graph begins here
+            output = output.detach().requires_grad_().clone()
+        return output
 
     def _values(
         self, kind: str, call: Call, dependent: Sequence[int], replaced: Mapping[int, Tensor]
@@ -432,10 +434,9 @@ class StepRecorder(Tracer):
         """Make a call of an operator of which the name is all to note: it overwrites its input, or
         gives a view."""
         result = self._follow(call, dependent)
-        entrances: dict[int, Entrance] = {}
         for tensor in call.results(result):
             if tensor.grad_fn is not None:
-                self._add("other", call, dependent, tensor, entrances)
+                self._add("other", call, dependent, tensor)
         return result
 
     def _add(
@@ -444,12 +445,14 @@ class StepRecorder(Tracer):
         call: Call,
         dependent: Sequence[int],
         result: Tensor,
-        entrances: Mapping[int, Entrance],
+        **by_place: Any,
     ) -> Step:
-        """Add the step that gave a result, which has a Node."""
+        """Add the step that gave a result, which has a Node; ``by_place`` are fields of it."""
         node = result.grad_fn
         assert node is not None
         module = self._running()[0]
+        images = self._layout.of(result)
+        of_arguments = {i: self._layout.of(call.flat[i]) for i in dependent}
         step = Step(
             kind,
             call,
@@ -457,9 +460,9 @@ class StepRecorder(Tracer):
             dependent,
             node,
             result.output_nr,
-            entrances,
-            images=self._layout.of(result),
-            argument_images={i: self._layout.of(call.flat[i]) for i in dependent},
+            images=images,
+            argument_images=of_arguments,
+            **by_place,
         )
         self.steps.append(step)
         return step
@@ -471,7 +474,7 @@ class StepRecorder(Tracer):
         rest = self._dependence.rest_of_base(first)
         base = first._base
         if rest is not None and base is not None and base.grad_fn is not None:
-            self._add("sum", Call(torch.add, "add", (base, rest), {}), [0], base, {})
+            self._add("sum", Call(torch.add, "add", (base, rest), {}), [0], base)
         return first
 
     def _has_rule(self, call: Call, dependent: Sequence[int]) -> bool:
@@ -509,8 +512,24 @@ class StepRecorder(Tracer):
 
 
 def _tensors_in(output: Any) -> list[Tensor]:
+    """The tensors that a call returned, alone or several in a list or tuple."""
     results = output if isinstance(output, (list, tuple)) else (output,)
     return [result for result in results if isinstance(result, Tensor)]
+
+
+def _shares_memory(call: Call, output: Any) -> bool:
+    """Whether a result lies in the memory of an argument: a view, or what was overwritten."""
+    storages = {calls.storage_of(tensor) for tensor in call.tensors}
+    return any(calls.storage_of(result) in storages for result in _tensors_in(output))
+
+
+def _apart(output: Any) -> Any:
+    """Results of several Nodes as copies: one may be made of another, as an LSTM's output of its
+    state, and each gets its own relevance."""
+    nodes = {result.grad_fn for result in _tensors_in(output) if result.grad_fn is not None}
+    if len(nodes) < 2:
+        return output
+    return type(output)(t.clone() if isinstance(t, Tensor) else t for t in output)
 
 
 def _scales(kind: str, call: Call, dependent: Sequence[int]) -> dict[int, str]:
