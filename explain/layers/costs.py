@@ -8,6 +8,7 @@ from torch import nn
 from explain.data.inputs import Inputs
 from explain.hooks.layer_names import place_of
 from explain.hooks.unwrap import submodule
+from explain.layers.recording import CallKey, last_of_place
 from explain.layers.summary import summary_of
 
 
@@ -24,20 +25,16 @@ def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[
     >>> cost_after(model, as_inputs(torch.zeros(1, 1, 2, 2)), ["0", "1"])  # of 8, 16 and 32
     {'0': 0.8571428571428571, '1': 0.5714285714285714}
     """
-    calls = summary_of(model, inputs).calls
-    work = []
-    for call in calls:  # what a module itself takes for one image, without those inside it
+    done = 0
+    done_by_call: dict[CallKey, int] = {}
+    for call in summary_of(model, inputs).calls:
+        # what a module itself takes for one image, without those inside it
         weights = [p for p in submodule(model, call.name).parameters(recurse=False) if p.ndim > 1]
         outputs = math.prod(call.shape[1:])
-        work.append(sum(p.numel() * max(1, outputs // max(1, p.shape[0])) for p in weights))
-    total = sum(work)
+        done += sum(p.numel() * max(1, outputs // max(1, p.shape[0])) for p in weights)
+        done_by_call[call.key] = done
     shares = {}
     for layer in layers:
-        place = place_of(layer, model)
-        numbers = [
-            i
-            for i, call in enumerate(calls)
-            if call.name == place.layer and place.call in (None, call.number)
-        ]
-        shares[layer] = sum(work[numbers[-1] + 1 :]) / total if numbers and total else 1.0
+        by_then = last_of_place(done_by_call, place_of(layer, model))
+        shares[layer] = 1.0 if by_then is None or not done else (done - by_then) / done
     return shares

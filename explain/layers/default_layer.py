@@ -21,7 +21,7 @@ from explain.layers.influence import (
     influences_of,
     numbers_read,
 )
-from explain.layers.layouts import MAPS, Grid, Size, has_aspect
+from explain.layers.layouts import Grid, Size, has_aspect
 from explain.layers.recording import ModuleCall
 from explain.layers.stitched import Stitched
 from explain.layers.summary import GRAPH, ForwardSummary, summary_of
@@ -61,8 +61,7 @@ def default_layer(
         raise LayerError(
             "x must hold values for a layer to be found, got one on the meta device; load it first"
         )
-    if inputs.x.ndim == 5:
-        inputs = with_layout(model, inputs)
+    inputs = with_layout(model, inputs)
     if isinstance(model, Stitched):
         of_window = default_layer(
             model.model, model.first(inputs), model.energy(inputs), refresh=refresh
@@ -164,7 +163,7 @@ class _Candidate:
 
     @property
     def is_map(self) -> bool:
-        return self.grid is not None and self.grid.layout in MAPS
+        return self.grid is not None and self.grid.is_map
 
     @property
     def is_pooling(self) -> bool:
@@ -173,11 +172,12 @@ class _Candidate:
     @property
     def is_tokens(self) -> bool:
         # What is pooled from tokens may have as many channels as there might be tokens.
-        return (
-            self.grid is not None
-            and self.grid.layout in ("tokens", "tokens first")
-            and not self.is_pooling
-        )
+        has_tokens = self.grid is not None and self.grid.layout in ("tokens", "tokens first")
+        return has_tokens and not self.is_pooling
+
+    @property
+    def is_attention(self) -> bool:
+        return any(_ATTENTION.match(call.kind) for call in self.calls)
 
     @property
     def is_gate(self) -> bool:
@@ -223,16 +223,12 @@ def _before_attention(candidates: list[_Candidate]) -> list[_Candidate]:
 
     The output of an attention may be a padded window of a smaller map.
     """
-
-    def is_attention(candidate: _Candidate) -> bool:
-        return any(_ATTENTION.match(call.kind) for call in candidate.calls)
-
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
-    attentions = [candidate for candidate in candidates if is_attention(candidate)]
+    attentions = [candidate for candidate in candidates if candidate.is_attention]
     if not attentions:
         return tokens
     last = attentions[-1].number
-    return [token for token in tokens if token.number < last and token not in attentions]
+    return [token for token in tokens if token.number < last and not token.is_attention]
 
 
 def _latest_first(candidates: Iterable[_Candidate]) -> list[_Candidate]:

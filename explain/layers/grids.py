@@ -114,7 +114,7 @@ class NetworkGrids(Grids):
             return self._of_frames(shape, frames)
         if len(shape) == 3:
             return self._places.of_sequence(shape, self.count, constant)
-        return find_grid(shape, self.size) if shape[:1] == (self.count,) else None
+        return super().grid(shape)
 
     def _of_frames(self, shape: Size, frames: int) -> Grid | None:
         """The grid of frames that are folded into the batch."""

@@ -106,7 +106,8 @@ def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, Score
         backward = _run_backward(search.model, search.inputs, layers, score)
     grids = NetworkGrids(search.model, search.inputs)
     answers = set() if score is None else _nodes_of_answer(backward.score, backward.output)
-    factors = _layers_that_weigh(backward.score, set().union(*backward.nodes.values()))
+    reached = {node for nodes in backward.nodes.values() for node in nodes}
+    factors = _layers_that_weigh(backward.score, reached)
     influences = {}
     for layer, of_layer in backward.gradients.items():
         gradient = to_spatial(of_layer, grids, layer)
@@ -198,7 +199,7 @@ def _nodes_of_answer(score: Tensor | None, output: Any) -> set[Node]:
 
     near = {*graph(score, until=ends)}
     sources = {parent for node in near if ends(node) for parent, _ in node.next_functions}
-    return near.difference(*(graph(source) for source in sources))
+    return near - {node for source in sources for node in graph(source)}
 
 
 def _mixes(node: Node) -> bool:
@@ -226,8 +227,9 @@ def _layers_that_weigh(score: Tensor | None, layers: AbstractSet[Node]) -> set[N
                 node for cofactor in cofactors for node in graph(cofactor, until=ends)
             }
             if weighed and not weighed.isdisjoint(graph(factor)):
-                elsewhere = {*graph(score, until=partial(operator.is_, product))}
-                factors |= layers - elsewhere.union(*(graph(cofactor) for cofactor in cofactors))
+                elsewhere = graph(score, until=partial(operator.is_, product))
+                behind = {node for cofactor in cofactors for node in graph(cofactor)}
+                factors |= layers - behind.union(elsewhere)
     return factors
 
 

@@ -54,6 +54,11 @@ class Grid:
         )
 
     @property
+    def is_map(self) -> bool:
+        """Whether the layout is that of a map, and not of tokens."""
+        return self.layout in MAPS
+
+    @property
     def of_images(self) -> int:
         """The dimension that the images are in."""
         return 1 if self.layout == "tokens first" else 0
@@ -118,14 +123,11 @@ class Grid:
         """
         if self.folded:
             return self.unfolded(self.of_frame.spread(tensor)).movedim(1, 2)
-        if self.layout in MAPS:
+        if self.is_map:
             return tensor.movedim(MAPS[self.layout], 1)
-        rows = self._rows(tensor)
-        rows = (
-            rows[:, list(self.places)]
-            if self.places
-            else rows[:, self.skip : self.skip + math.prod(self.size)]
-        )
+        cells = math.prod(self.size)
+        index = list(self.places) if self.places else slice(self.skip, self.skip + cells)
+        rows = self._rows(tensor)[:, index]
         return rows.reshape((len(rows), *self.size, -1)).movedim(-1, 1)
 
     def fold(self, maps: Tensor, like: Tensor) -> Tensor:
@@ -137,7 +139,7 @@ class Grid:
         """
         if self.folded:
             return self.of_frame.fold(self.refolded(maps.movedim(2, 1)), like)
-        if self.layout in MAPS:
+        if self.is_map:
             return maps.movedim(1, MAPS[self.layout])
         index = torch.tensor(self.tokens, device=maps.device)
         rows = self._rows(like).index_copy(1, index, maps.flatten(2).mT)
@@ -231,7 +233,7 @@ def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | N
     if layout is None:
         close = abs(last[-2] - last[-1] * size[-2] / size[-1]) <= 1
         layout = "NHWC" if close and not has_aspect(first, size) else "NCHW"
-    return _grid_of(layout, last if layout == "NHWC" else first)
+    return _grid_of(layout, shape)
 
 
 @lru_cache(maxsize=256)
@@ -256,14 +258,10 @@ def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
             return LayoutReading((likeliest,))
     if len(shape) != len(size) + 2:
         return LayoutReading()
-    sizes: dict[Layout, Size] = {"NCHW": shape[2:], "NHWC": shape[1:-1]}
-    if len(size) == 3:
-        sizes["NTCHW"] = (shape[1], *shape[3:])
-    readings = [
-        _grid_of(map_layout, of_map)
-        for map_layout, of_map in sizes.items()
-        if layout in (None, map_layout)
-    ]
+    layouts = [of_map for of_map in MAPS if layout in (None, of_map)]
+    if len(size) == 2:
+        layouts = [of_map for of_map in layouts if of_map != "NTCHW"]
+    readings = [_grid_of(of_map, shape) for of_map in layouts]
     grids = [grid for grid in (likeliest, *readings) if grid is not None]
     return LayoutReading(tuple(dict.fromkeys(grids)), open=bool(grids), believed=layout is not None)
 
@@ -316,29 +314,31 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
     if len(positions) == 3 and len(frames) > 1 and all(len(p) == 1 for p in of_frame):
         grid = token_grid(positions[1:], shape, shape[0])
         return None if grid is None else grid.folded_from(shape[0] // count)
-    along = [
-        {dim for dim, length in enumerate(p.shape) if length > 1}
-        for p in positions
-        if p.numel() > 1
-    ]
-    layouts: dict[int, Layout] = {0: "tokens first", 1: "tokens", 2: "tokens last"}
-    of_tokens = [
-        dim for dim in layouts if all(dim in dims for dims in along) and shape[dim == 0] == count
-    ]
-    lying = dict[int, Tensor]()
-    for dim in of_tokens:
-        other_dims = [other for other in range(3) if other != dim]
-        lying[dim] = torch.stack(
-            [averaged(p, other_dims).flatten().expand(shape[dim]) for p in positions], 1
-        ).cpu()
-    if not lying or len(positions) < 2:
+    if len(positions) < 2:
         return None
-    # and not within a patch
-    dim = max(lying, key=lambda dim: float((lying[dim].amax(0) - lying[dim].amin(0)).sum()))
-    tokens = (lying[dim] > 0).all(1).nonzero()[:, 0]
+    points: dict[Layout, Tensor] = {}
+    """The centre ``(tokens, axes)`` of each token, if tokens run along one dimension or another."""
+    layouts: list[Layout] = ["tokens first", "tokens", "tokens last"]
+    for dim, layout in enumerate(layouts):
+        vary = all(p.shape[dim] > 1 for p in positions if p.numel() > 1)
+        if vary and shape[dim == 0] == count:
+            other_dims = [other for other in range(3) if other != dim]
+            axes = [averaged(p, other_dims).flatten().expand(shape[dim]) for p in positions]
+            points[layout] = torch.stack(axes, 1).cpu()
+    if not points:
+        return None
+    # tokens lie far apart, unlike what is within a patch
+    layout = max(points, key=lambda of: float((points[of].amax(0) - points[of].amin(0)).sum()))
+    return _grid_of_points(layout, points[layout])
+
+
+def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
+    """The grid whose positions are the centres ``(tokens, axes)`` of tokens, one for each; tokens
+    whose centre is 0 lie nowhere."""
+    tokens = (points > 0).all(1).nonzero()[:, 0]
     lengths = list[int]()
     cells = torch.zeros(len(tokens), dtype=torch.long)
-    for axis in lying[dim][tokens].round(decimals=5).unbind(1):
+    for axis in points[tokens].round(decimals=5).unbind(1):
         values, ranks = torch.unique(axis, return_inverse=True)
         lengths.append(len(values))
         cells = cells * len(values) + ranks
@@ -346,23 +346,27 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
         return None
     places = tuple(tokens[cells.argsort()].tolist())
     skip = places[0]
-    in_a_row = places == tuple(range(skip, skip + len(places)))
-    of_frames = lengths[0] if len(lengths) == 3 else None
-    grid = Grid(layouts[dim], lengths[-2], lengths[-1], skip if in_a_row else 0, of_frames)
-    return grid if in_a_row else replace(grid, places=places)
+    frames = lengths[0] if len(lengths) == 3 else None
+    if places == tuple(range(skip, skip + len(places))):
+        return Grid(layout, lengths[-2], lengths[-1], skip, frames)
+    return Grid(layout, lengths[-2], lengths[-1], frames=frames, places=places)
 
 
-def _grid_of(layout: Layout, of_map: Size) -> Grid | None:
-    if of_map[-2] * of_map[-1] <= 1:
+def _grid_of(layout: Layout, shape: Size) -> Grid | None:
+    """The grid of a map of ``shape``, ``(N, C, h, w)`` in ``NCHW``; None of a single position."""
+    channels = MAPS[layout] % len(shape)
+    *frames, height, width = (shape[dim] for dim in range(1, len(shape)) if dim != channels)
+    if height * width <= 1:
         return None
-    return Grid(layout, of_map[-2], of_map[-1], frames=of_map[0] if len(of_map) == 3 else None)
+    return Grid(layout, height, width, frames=frames[0] if frames else None)
 
 
-def _token_grid(tokens: int, size: Size, most: int = MAX_EXTRA_TOKENS) -> Grid | None:
-    """The grid with the aspect ratio of an image; for a video, the number of frames is unknown."""
+def _token_grid(tokens: int, size: Size) -> Grid | None:
+    """The grid of so many tokens that has the aspect ratio of an image, with the fewest leading
+    tokens that lie nowhere; None for a video, whose number of frames is unknown."""
     if len(size) != 2:
         return None
-    for skip in range(min(most, tokens - 1) + 1):
+    for skip in range(min(MAX_EXTRA_TOKENS, tokens - 1) + 1):
         cells = tokens - skip
         height = max(1, round((cells * size[0] / size[1]) ** 0.5))
         width = cells // height

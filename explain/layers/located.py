@@ -38,17 +38,15 @@ class Places:
         of_modules = [
             (shape, state) for shape, state in self.of_calls.values() if isinstance(state, tuple)
         ]
-        grids = self._grids(self._all_sequences) | self._grids(of_modules)
-        return {
-            length: alike.copy().pop() if len(alike) == 1 else None
-            for length, alike in grids.items()
-        }
+        grids = self._grids_of_all | self._grids(of_modules)
+        return {length: next(iter(g)) if len(g) == 1 else None for length, g in grids.items()}
 
-    @property
-    def _all_sequences(self) -> list[tuple[Size, Positions]]:
-        return [
+    @cached_property
+    def _grids_of_all(self) -> dict[int, set[Grid]]:
+        """The grids on which all sequences lie, by their number of tokens."""
+        return self._grids(
             (shape, positions) for shape, several in self.sequences.items() for positions in several
-        ]
+        )
 
     def _grids(self, sequences: Iterable[tuple[Size, Positions]]) -> dict[int, set[Grid]]:
         """The grids on which sequences lie, by their number of tokens."""
@@ -63,7 +61,7 @@ class Places:
         """The grids on which sequences of so many tokens lie that a constant is added to; of one
         that is not known, those of all sequences."""
         added = self._grids(self.added.get(storage, ()))
-        return added.get(length) or self._grids(self._all_sequences).get(length, set())
+        return added.get(length) or self._grids_of_all.get(length, set())
 
     def of_sequence(self, shape: Size, rows: int, constant: int | None = None) -> Grid | None:
         """How the tokens of so many rows lie: as all of their number, or as those that a constant

@@ -2,10 +2,10 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from explain.hooks.layer_names import LayerPlace
 from explain.hooks.preserve import untouched, without_proxy
 from explain.hooks.unwrap import hookable, leaves, modules_of, runs_in_order
 from explain.layers import layouts
-from explain.layers.layouts import MAPS, Grid, Layout, LayoutReading, Size
+from explain.layers.layouts import Grid, Layout, LayoutReading, Size
 
 CallKey: TypeAlias = tuple[str, int]
 """A call: the module's name, and which of its calls it is, counted from 0."""
@@ -62,12 +62,6 @@ class ModuleCall:
     def label(self) -> str:
         """What to name this call by: the module's name stands for its last."""
         return self.name if self.last else f"{self.name}@{self.number}"
-
-
-def maps_of(calls: Iterable[ModuleCall]) -> list[tuple[int, Size]]:
-    """The channels and sizes of all maps, in their order."""
-    maps = [(c.shape, c.grid) for c in calls if c.grid is not None and c.grid.layout in MAPS]
-    return list(dict.fromkeys((shape[grid.of_channels], grid.size) for shape, grid in maps))
 
 
 def run_noting_calls(
@@ -125,6 +119,19 @@ def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
     return names
 
 
+T = TypeVar("T")
+
+
+def last_of_place(by_call: Mapping[CallKey, T], place: LayerPlace) -> T | None:
+    """What belongs to the call that a layer's name means, which is the last, if it names none."""
+    of_place = [
+        value
+        for (name, number), value in by_call.items()
+        if name == place.layer and place.call in (None, number)
+    ]
+    return of_place[-1] if of_place else None
+
+
 @dataclass(frozen=True)
 class ForwardGraph:
     """The graph of one forward pass: its output, and where the tensor of each call is in it."""
@@ -134,16 +141,12 @@ class ForwardGraph:
 
     def edge_of(self, place: LayerPlace) -> GradientEdge | None:
         """Where the tensor of a call is, or of the last one of a layer."""
-        edges = [
-            edge
-            for (name, call), edge in self.edges.items()
-            if name == place.layer and place.call in (None, call)
-        ]
-        return edges[-1] if edges else None
+        return last_of_place(self.edges, place)
 
 
 class ModuleCallRecorder:
-    """Notes the calls of modules; of ``source``, if it is given, whether they depend on it."""
+    """The calls of modules in a pass of ``count`` images of ``size``; of a ``source``, whether they
+    depend on it."""
 
     def __init__(self, size: Size, source: Tensor | None, count: int = 1) -> None:
         self.calls: list[ModuleCall] = []
@@ -162,7 +165,13 @@ class ModuleCallRecorder:
         self._takes_frames = False
         self._reach = None if source is None else Reach([source])
 
+    def run(self, model: nn.Module, inputs: Inputs, *, grad: bool = False) -> Self:
+        """Run a network, and record its calls, what it returned, and the modules that ran."""
+        self.output, self.ran = run_noting_calls(model, inputs, self.take, grad=grad)
+        return self
+
     def take(self, key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
+        """Add a call: how its output may be read, and what it depends on."""
         reference, version = self._seen.get(id(tensor), (None, 0))
         returned = reference is not None and reference() is tensor and version == _version(tensor)
         passes_on = returned and tensor is self._previous
@@ -226,13 +235,11 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def record(
-    model: nn.Module, inputs: Inputs, kept: int = 0
-) -> tuple[ModuleCallRecorder, Any, list[str]]:
-    """Run a network; return its calls, its output, and what ran.
+def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> ModuleCallRecorder:
+    """Run a network, and record its calls; called by the summary.
 
     The graph shows which calls depend on what is explained; of a network that cannot be recorded,
-    all may. It keeps so many bytes of values.
+    all may. It keeps ``kept`` bytes of values.
     """
     size = tuple(inputs.x.shape[2:])
     count = len(inputs)
@@ -241,14 +248,11 @@ def record(
         recorder = ModuleCallRecorder(size, source, count)
         try:
             with keeping_values(kept):
-                return recorder, *run_noting_calls(
-                    model, inputs.replaced(source), recorder.take, grad=True
-                )
+                return recorder.run(model, inputs.replaced(source), grad=True)
         except Exception as error:  # it overwrites views, or differentiates something itself
             if isinstance(error, ExplainError) or came_by_signal(error):
                 raise
-    recorder = ModuleCallRecorder(size, None, count)
-    return recorder, *run_noting_calls(model, inputs, recorder.take)
+    return ModuleCallRecorder(size, None, count).run(model, inputs)
 
 
 def _figures(tensor: Tensor) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import NoneType
 from typing import Any
 
@@ -16,7 +17,14 @@ from explain.hooks.unwrap import modules_of, unwrapped
 from explain.layers.frames import with_layout
 from explain.layers.layouts import Size
 from explain.layers.located import PLACES, laid_out, locate_tensors
-from explain.layers.recording import CallKey, ForwardGraph, ModuleCall, maps_of, record, tensors_in
+from explain.layers.recording import (
+    CallKey,
+    ForwardGraph,
+    ModuleCall,
+    last_of_place,
+    record,
+    tensors_in,
+)
 from explain.targets.regions import read_class_maps
 
 
@@ -40,19 +48,19 @@ class ForwardSummary:
     chosen: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """Layers that were chosen with it."""
 
-    @property
-    def sizes(self) -> list[Size]:
-        """The sizes of all maps, in their order."""
-        return list(dict.fromkeys(size for _, size in maps_of(self.calls)))
+    @cached_property
+    def sizes(self) -> frozenset[Size]:
+        """The sizes of all maps."""
+        grids = [call.grid for call in self.calls if call.grid is not None]
+        return frozenset(grid.size for grid in grids if grid.is_map)
 
     def call_of(self, place: LayerPlace) -> ModuleCall | None:
         """The call that is meant, or the last one of a layer."""
-        calls = [
-            call
-            for call in self.calls
-            if call.name == place.layer and place.call in (None, call.number)
-        ]
-        return calls[-1] if calls else None
+        return last_of_place(self._calls_by_key, place)
+
+    @cached_property
+    def _calls_by_key(self) -> dict[CallKey, ModuleCall]:
+        return {call.key: call for call in self.calls}
 
 
 @keywords()
@@ -141,8 +149,11 @@ def summarize(
 
 
 def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> ForwardSummary:
+    """Run a network on these inputs as they are, once; and once more, on an altered copy, where no
+    gradient shows which calls depend on what is explained."""
     inputs = inputs.detached()
-    recorder, output, ran = record(model, inputs, KEPT if with_graph else 0)
+    recorder = record(model, inputs, KEPT if with_graph else 0)
+    output = recorder.output
     calls = recorder.calls
     chosen = dict[Any, Any]()
     if with_graph:
@@ -153,28 +164,25 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
     with_map = (call for call in calls if call.grid is not None or call.doubt)
     # see what changes though no gradient leads there
     if inputs.other_tensors or len({call.depends for call in with_map}) > 1:
-        altered, _, _ = record(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1))
-        same = {
-            key
-            for key, figures in recorder.unreached.items()
-            if altered.unreached.get(key) == figures
-        }
+        altered = record(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1)).unreached
+        same = {key for key, figures in recorder.unreached.items() if altered.get(key) == figures}
         calls = [replace(call, depends=call.key not in same) for call in calls]
     numbers = {call.name: call.number for call in calls}
     calls = [replace(call, last=call.number == numbers[call.name]) for call in calls]
     tensors = tensors_in(output)
-    answers = {
-        t.shape[1]
-        for t in tensors
-        if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:])
-    }
+    answers = {t.shape[1] for t in tensors if t.ndim > 3 and t.shape[2:] == inputs.x.shape[2:]}
     class_maps = read_class_maps(output, len(inputs))
     if class_maps is not None:  # also smaller than the input
         answers.add(class_maps.maps.shape[1])
     rows = [t for t in tensors if t.ndim == 0 or len(t) == len(inputs)]
     gives_scores = any(t.numel() and (t.ndim <= 2 or t.numel() == len(t)) for t in rows)
     return ForwardSummary(
-        tuple(calls), gives_scores, frozenset(answers), len(tensors), tuple(ran), chosen=chosen
+        tuple(calls),
+        gives_scores,
+        frozenset(answers),
+        outputs=len(tensors),
+        ran=tuple(recorder.ran),
+        chosen=chosen,
     )
 
 
@@ -183,9 +191,7 @@ def independent_calls(model: nn.Module, inputs: Inputs) -> set[CallKey]:
     images."""
     if not inputs.other_tensors:
         return set()
-    return {
-        (call.name, call.number) for call in summary_of(model, inputs).calls if not call.depends
-    }
+    return {call.key for call in summary_of(model, inputs).calls if not call.depends}
 
 
 def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
@@ -215,9 +221,9 @@ def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict
     """How many channels the maps of some layers have, as far as the summary of the network
     shows."""
     summary = summary_of(model, inputs)
-    calls = {layer: summary.call_of(place_of(layer, model)) for layer in layers}
-    return {
-        layer: call.shape[call.grid.of_channels]
-        for layer, call in calls.items()
-        if call and call.grid
-    }
+    channels = {}
+    for layer in layers:
+        call = summary.call_of(place_of(layer, model))
+        if call is not None and call.grid is not None:
+            channels[layer] = call.shape[call.grid.of_channels]
+    return channels
