@@ -1,6 +1,5 @@
 """`run_on_ray`: a run on the machines of a Ray cluster."""
 
-import importlib
 import logging
 import os
 import pickle
@@ -196,7 +195,6 @@ def explain_in_pieces(
         )
     else:
         file.unlink(missing_ok=True)
-        file.parent.mkdir(parents=True, exist_ok=True)
     files: list[str] = []
     with locked_run(file), closing(Store(file, job.manifest, more=False)) as store:
         describe(folder, store, files)
@@ -313,7 +311,7 @@ def run_on_ray(
         raise RunError(
             f"methods must be named for many machines, got the group {group!r}; name them"
         )
-    ray = _ray()
+    ray = optional("ray", "to run on a cluster", "ray", RunError)
     folder = Storage(output)
     with _connected(ray, address):
         explain_in_pieces(
@@ -401,8 +399,3 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     finally:
         if is_ours:
             ray.shutdown()
-
-
-def _ray() -> Any:
-    optional("ray", "to run on a cluster", "ray", RunError)
-    return importlib.import_module("ray")

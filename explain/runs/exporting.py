@@ -1,19 +1,20 @@
 """A run as one table for other programs: Parquet, CSV, JSON lines."""
 
 import csv
+import importlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from explain._utils.errors import RunError, either, optional, warn
 from explain.data.files import as_cell, replacing
 from explain.store.lists import coco_ids
 from explain.store.reading import Row, StoredRun
-from explain.store.sources import text
+from explain.store.sources import text, true_names
 
 COLUMNS = {
     "name": "string",
@@ -47,6 +48,8 @@ COLUMNS = {
 """The columns before boxes, labels and metrics, with their types in Arrow."""
 VALUES_AT_ONCE = 4_000_000  # values of maps in memory
 ROWS_AT_ONCE = 1024
+TableRow: TypeAlias = tuple[dict[str, Any], list[float]]
+"""The columns of a row by their names, and the probabilities of its labels or classes."""
 MAP_ENDINGS = (".parquet", ".csv", ".jsonl")
 
 
@@ -123,9 +126,7 @@ def check_table(
 
 def columns_without_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     """Return the columns of a row, but for its map."""
-    columns = {
-        name: getattr(row, name) if hasattr(row, name) else row.columns[name] for name in COLUMNS
-    }
+    columns = {name: getattr(row, name, row.columns.get(name)) for name in COLUMNS}
     if isinstance(row.layer, tuple):
         columns["layer"] = ", ".join(row.layer)
     columns["boxes"] = [list(box) for box in row.boxes]
@@ -159,26 +160,25 @@ def arrow_modules() -> tuple[Any, Any]:
     Raises:
         RunError: they are not installed.
     """
-    arrow, parquet = (
-        optional(name, "for Parquet", "parquet", RunError)
-        for name in ("pyarrow", "pyarrow.parquet")
-    )
-    return arrow, parquet
+    parquet = optional("pyarrow.parquet", "for Parquet", "parquet", RunError)
+    return importlib.import_module("pyarrow"), parquet
 
 
 def _to_maps(run: StoredRun, ending: str, path: Path) -> int:
     """Write a row for each map, without it. Return how many."""
     metrics = run.metrics
-
-    def columns_of(row: Row) -> dict[str, Any]:
-        columns = columns_without_map(row, metrics)
-        if ending == ".csv":  # a cell stays empty where there are no boxes or labels
-            columns = {name: None if cell == [] else cell for name, cell in columns.items()}
-        return columns
-
-    rows = ((columns_of(row), row.columns) for row in run.rows())
     labels = _labels_of(run, "labels")
-    return _write(path, ending, [*COLUMNS, "boxes", "labels", *metrics], "labels", labels, rows)
+
+    def rows() -> Iterator[TableRow]:
+        for row in run.rows():
+            columns = columns_without_map(row, metrics)
+            if ending == ".csv":  # a cell stays empty where there are no boxes or labels
+                columns |= {name: columns[name] or None for name in ("boxes", "labels")}
+            yield columns, _probabilities(row.columns, "labels")
+
+    if ending == ".csv":
+        return _write_csv(path, [*COLUMNS, "boxes", "labels", *metrics, *labels], rows())
+    return _write_json_lines(path, labels, rows())
 
 
 PHOTO_COLUMNS = ("name", "path", "label", "label_probability", "prediction", "probability")
@@ -194,42 +194,28 @@ def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
             "several labels, and of 2 to 256 classes"
         )
 
-    def columns_of(photo: Mapping[str, Any]) -> dict[str, Any]:
-        labels = json.loads(photo["labels"] or "[]")
-        true = [label for _, label, *doubt in labels if not doubt]
-        labels_of_photo = None if photo["labels"] is None else true
-        return {**{name: photo[name] for name in PHOTO_COLUMNS}, "labels": labels_of_photo}
+    def rows() -> Iterator[TableRow]:
+        for photo in run.photo_columns():
+            columns: dict[str, Any] = {name: photo[name] for name in PHOTO_COLUMNS}
+            columns["labels"] = None
+            if photo["labels"] is not None:
+                columns["labels"] = true_names(photo["labels"])
+            yield columns, _probabilities(photo, kind)
 
-    rows = ((columns_of(photo), photo) for photo in run.photo_columns())
-    return _write(path, ending, [*PHOTO_COLUMNS, "labels"], kind, labels, rows)
+    if ending == ".csv":
+        return _write_csv(path, [*PHOTO_COLUMNS, "labels", *labels], rows())
+    return _write_json_lines(path, labels, rows())
 
 
-def _write(
-    path: Path,
-    ending: str,
-    head: Sequence[str],
-    kind: str,
-    labels: Sequence[str],
-    rows: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]],
-) -> int:
-    """Write a line for each of some columns and those of its photo, with its probabilities of this
-    kind: as an object, or as cells under a head, where lists are JSON. Return how many."""
+def _write_csv(path: Path, head: Iterable[str], rows: Iterable[TableRow]) -> int:
+    """Write rows as cells under a head, where lists are JSON. Return how many."""
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        if ending == ".csv":
-            table.writerow(map(as_cell, [*head, *labels]))
-        for columns, photo in rows:
-            by_kind: dict[str, list[float]] = json.loads(photo["probabilities"] or "{}")
-            probabilities = by_kind.get(kind, [])
-            if ending == ".csv":
-                cells = [*columns.values(), *probabilities]
-                table.writerow(map(_in_cell, cells))
-            else:
-                by_label = dict(zip(labels, probabilities, strict=False))
-                document = {**columns, "probabilities": by_label} if by_label else columns
-                file.write(json.dumps(document, ensure_ascii=False) + "\n")
+        table.writerow(map(as_cell, head))
+        for columns, probabilities in rows:
             count += 1
+            table.writerow(map(_in_cell, [*columns.values(), *probabilities]))
     return count
 
 
@@ -237,11 +223,30 @@ def _in_cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else as_cell(value)
 
 
+def _write_json_lines(path: Path, labels: Sequence[str], rows: Iterable[TableRow]) -> int:
+    """Write each row as an object on a line of its own, with its probabilities by label. Return how
+    many."""
+    count = 0
+    with path.open("w", encoding="utf-8", newline="") as file:
+        for columns, probabilities in rows:
+            count += 1
+            by_label = dict(zip(labels, probabilities, strict=False))
+            document = {**columns, "probabilities": by_label} if by_label else columns
+            file.write(json.dumps(document, ensure_ascii=False) + "\n")
+    return count
+
+
+def _probabilities(photo: Mapping[str, Any], kind: str) -> list[float]:
+    """The probabilities of a photo's columns of "labels" or "classes"; none where these are not
+    stored."""
+    by_kind: dict[str, list[float]] = json.loads(photo["probabilities"] or "{}")
+    return by_kind.get(kind, [])
+
+
 def _labels_of(run: StoredRun, kind: str) -> list[str]:
     """The labels, or classes, of which a run has the probabilities."""
     for photo in run.photo_columns():
-        probabilities = json.loads(photo["probabilities"] or "{}").get(kind, [])
-        return [run.label_of(number) for number in range(len(probabilities))]
+        return [run.label_of(number) for number in range(len(_probabilities(photo, kind)))]
     return []
 
 

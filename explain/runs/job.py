@@ -165,14 +165,14 @@ class Job:
                 self._independent = rows_are_apart(self.explainer.model, self._batch([photo]))
         return self._independent
 
-    def answers(self, photos: list[Any]) -> list[PhotoRecord]:
+    def answers(self, photos: Sequence[Prepared]) -> list[PhotoRecord]:
         """Explain photos of one kind together."""
-        with intervene(self.explainer.model, self.explainer.interventions):
-            return self._answers(photos)
-
-    def _answers(self, photos: Sequence[Prepared]) -> list[PhotoRecord]:
         notes: list[str] = []
-        with collect_warnings(notes), naming([photo.entry.name for photo in photos]):
+        with (
+            intervene(self.explainer.model, self.explainer.interventions),
+            collect_warnings(notes),
+            naming([photo.entry.name for photo in photos]),
+        ):
             x = self._batch(photos)
             lacking = photos[0].lacking
             methods = self._chosen(x)

@@ -146,12 +146,6 @@ def run(
         )
     job = Job(source_of(source, boxes), explainer, methods, target, metrics, **options)
     file = Path(output)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"output {text(file)!r} cannot be written: {error.strerror}; choose another file"
-        ) from None
     if file.is_dir():
         raise RunError(
             f"output {text(file)!r} must be a file, got a folder; name a file in it, such as "

@@ -32,6 +32,7 @@ from explain.store.sources import (
     path_of,
     stamp,
     text,
+    true_names,
 )
 from explain.store.writing import (
     APPLICATION,
@@ -527,9 +528,7 @@ def row_of(columns: Mapping[str, Any], style: str | None = None, uncentred: bool
         "input_size": (columns["input_height"], columns["input_width"]),
         "box": Box(columns["left"], columns["top"], columns["right"], columns["bottom"]),
         "boxes": tuple(boxes_of_class(json.loads(columns["boxes"] or "[]"), columns["target"])),
-        "labels": tuple(
-            label for _, label, *doubt in json.loads(columns["labels"] or "[]") if not doubt
-        ),
+        "labels": tuple(true_names(columns["labels"])),
         "metrics": json.loads(columns["metrics"]),
     }
     return Row(**{**same, **different, "style": style, "uncentred": uncentred, "columns": columns})

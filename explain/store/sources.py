@@ -420,6 +420,15 @@ def labels_as_text(labels: Sequence[tuple[Any, ...]] | None) -> str | None:
     return None if labels is None else json.dumps(labels, ensure_ascii=False)
 
 
+def true_names(labels: str | None) -> list[str]:
+    """Return the texts of the labels that are true of a photo, from `labels_as_text`.
+
+    >>> true_names('[[3, "cat"], [5, "dog", "uncertain"]]'), true_names(None)
+    (['cat'], [])
+    """
+    return [name for _, name, *doubt in json.loads(labels or "[]") if not doubt]
+
+
 def boxes_as_text(boxes: Sequence[ObjectBox]) -> str | None:
     """Return boxes as they are stored.
 

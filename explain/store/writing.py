@@ -373,7 +373,8 @@ class Store:
 
 @contextmanager
 def locked_run(file: Path) -> Iterator[None]:
-    """Let no other run write a file while the block lasts, in this process or another.
+    """Let no other run write a file while the block lasts, in this process or another; the folder
+    of the file is made.
 
     The lock ends with the process that holds it and its workers, however they end. It is on a file
     beside the run, since SQLite has locks of its own on the run.
@@ -391,6 +392,7 @@ def locked_run(file: Path) -> Iterator[None]:
         )
     lock = FileLock(f"{os.path.realpath(file)}-lock", timeout=0)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise RunError(
