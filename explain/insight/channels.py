@@ -1,9 +1,10 @@
 """What a channel sees: the patches that excite it most, and what it does for a class."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import nn
@@ -43,7 +44,7 @@ def finer_layer(photos: RunPhotos, least: int) -> str | None:
 
 
 def at_layer(
-    model: nn.Module, x: torch.Tensor, layer: str, target: Target, *needs: Need[Any]
+    model: nn.Module, x: torch.Tensor, layer: str, target: Target, needs: Sequence[Need[Any]]
 ) -> Evidence:
     """The evidence of a layer for a target, such as its activations ``(N, C, h, w)``."""
     plan = plan_of(needs, [layer])
@@ -53,12 +54,11 @@ def at_layer(
 
 def feature_maps(model: nn.Module, x: torch.Tensor, layer: str) -> torch.Tensor:
     """The feature maps ``(N, C, h, w)`` of a layer."""
-    return at_layer(model, x, layer, TopClass(), Activations()).activations
+    return at_layer(model, x, layer, TopClass(), [Activations()]).activations
 
 
-def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> tuple[int, int, int, int]:
-    """The part of an input that the middle of a layer's feature maps can see: left, top, right,
-    bottom; ends exclusive.
+def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> Box:
+    """The part of an input that the middle of a layer's feature maps can see, in pixels.
 
     It is found by the gradients of that place in some inputs of noise, so that it holds for any
     network. Layers that are not ``(N, C, h, w)``, such as those of transformers, are taken to see
@@ -73,7 +73,7 @@ def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> tuple[int,
     ...     nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3, padding=1)
     ... )
     >>> receptive_field(model, torch.rand(1, 1, 32, 32), "2")
-    (13, 13, 21, 21)
+    Box(left=13, top=13, right=21, bottom=21)
     """
     height, width = x.shape[-2:]
     generator = seeded(0)
@@ -83,16 +83,16 @@ def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> tuple[int,
     with torch.enable_grad():
         features = FeatureExtractor(model, layer, graph=True)(noise)[layer]
         if not isinstance(features, torch.Tensor) or features.ndim != 4:
-            return 0, 0, width, height
+            return Box.whole((width, height))
         middle = features[:, :, features.shape[2] // 2, features.shape[3] // 2]
         signs = normal(middle.shape, generator).to(middle)  # so that channels do not cancel
         (gradient,) = torch.autograd.grad((middle * signs).sum(), noise)
     seen = gradient.abs().amax((0, 1)) > 0
     if not seen.any():
-        return 0, 0, width, height
+        return Box.whole((width, height))
     rows = seen.any(1).nonzero().flatten().tolist()
     columns = seen.any(0).nonzero().flatten().tolist()
-    return columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+    return Box(columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,12 +108,12 @@ class ChannelPatch:
         return {
             "name": self.row.name,
             "value": json_value(self.value),
-            "box": list(vars(self.box).values()),
+            "box": list(astuple(self.box)),
         }
 
     def picture(self, photos: RunPhotos) -> Image.Image:
         """That part of the photo."""
-        return photos.picture(self.row).crop(tuple(map(round, vars(self.box).values())))
+        return photos.picture(self.row).crop(tuple(map(round, astuple(self.box))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,18 +228,18 @@ def channels(
     number, label = (
         (None, "their best class") if target is None else class_in(photos.explainer, target)
     )
+    wanted: Target = TopClass() if number is None else ClassTarget(number)
     model = photos.explainer.model
     rows: list[Row] = []
     peaks = torch.zeros(0)
     weights = torch.zeros(())
     of_class = 0
-    size = (0, 0)
-    places = (1, 1)
     where = ""
-    seen = (0, 0, 0, 0)
-    wanted: Target = TopClass() if number is None else ClassTarget(number)
+    size: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
+    seen = Box(0, 0, 0, 0)
     for batch in photos.batches(one_for_each_photo(photos.run)):
-        batch_size = (int(batch.x.shape[-2]), int(batch.x.shape[-1]))
+        batch_size = tuple(batch.x.shape[2:])
         if not where:
             where = one_layer(model, as_inputs(batch.x[:1]), layer)
             size = batch_size
@@ -250,15 +250,15 @@ def channels(
                 "them alike"
             )
         maps = feature_maps(model, batch.x, where)
-        places = (int(maps.shape[2]), int(maps.shape[3]))
+        places = tuple(maps.shape[2:])
         peaks = strongest(peaks, maps, len(rows), patches)
         rows += batch.rows
         chosen = [
             i for i, row in enumerate(batch.rows) if number is None or number == class_of(row)
         ]
         if chosen:
-            needs = (Activations(), LayerGradients())
-            evidence = at_layer(model, batch.x[chosen], where, wanted, *needs)
+            needs = [Activations(), LayerGradients()]
+            evidence = at_layer(model, batch.x[chosen], where, wanted, needs)
             products = evidence.activations * evidence.gradients
             weights = weights + products.flatten(2).sum((0, 2)).double().cpu()
             of_class += len(chosen)
@@ -269,37 +269,24 @@ def channels(
     weights = weights / of_class
     reports = []
     for channel in weights.argsort(descending=True)[:count].tolist():
-        strongest_patches = _patches(peaks[:, :, channel], rows, places, seen)
-        reports.append(Channel(channel, float(weights[channel]), strongest_patches))
-    field = (seen[2] - seen[0], seen[3] - seen[1])
+        channel_patches = []
+        for value, photo, place in peaks[:, :, channel].T.tolist():
+            row = rows[int(photo)]
+            box = _part_seen(row, divmod(int(place), places[1]), places, seen)
+            channel_patches.append(ChannelPatch(row, value, box))
+        reports.append(Channel(channel, float(weights[channel]), tuple(channel_patches)))
+    field = (round(seen.width), round(seen.height))
     return ChannelReport(where, label, field, len(rows), tuple(reports))
 
 
-def _patches(
-    peaks: torch.Tensor,
-    rows: Sequence[Row],
-    size: tuple[int, int],
-    seen: tuple[int, int, int, int],
-) -> tuple[ChannelPatch, ...]:
-    """The patches at the peaks ``(3, n)`` of a channel, whose maps have this size."""
-    patches = []
-    for value, photo, place in peaks.T.tolist():
-        y, x = divmod(int(place), size[1])
-        row = rows[int(photo)]
-        patches.append(ChannelPatch(row, value, _part(row, y, x, size, seen)))
-    return tuple(patches)
+def _part_seen(row: Row, place: tuple[int, int], places: Sequence[int], seen: Box) -> Box:
+    """The part of a photo, in its pixels, that a place (y, x) of the feature maps sees.
 
-
-def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int, int, int]) -> Box:
-    """What the place (y, x) of the feature maps sees of a photo, in pixels of the photo."""
+    ``places`` are their height and width, and ``seen`` is what their middle sees of the input.
+    """
     height, width = row.input_size
-    across = (x - size[1] // 2) * width / size[1]
-    down = (y - size[0] // 2) * height / size[0]
-    place = Box(*seen).moved(across, down)
-    clipped = (
-        min(max(place.left, 0.0), width),
-        min(max(place.top, 0.0), height),
-        min(max(place.right, 0.0), width),
-        min(max(place.bottom, 0.0), height),
-    )
+    across = (place[1] - places[1] // 2) * width / places[1]
+    down = (place[0] - places[0] // 2) * height / places[0]
+    moved = seen.moved(across, down)
+    clipped = np.clip(astuple(moved), 0, (width, height, width, height)).tolist()
     return Box(*row.box.to_photo(clipped, row.input_size))

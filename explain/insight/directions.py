@@ -343,7 +343,7 @@ def _others_and_slopes(
         of_class = of_class[: max(0, most - looked)]
         if of_class:
             wanted = ClassTarget(target)
-            evidence = at_layer(model, batch.x[of_class], layer, wanted, LayerGradients())
+            evidence = at_layer(model, batch.x[of_class], layer, wanted, [LayerGradients()])
             slopes.append(evidence.gradients.flatten(2).sum(2).float().cpu())
             looked += len(of_class)
     if not slopes or not of_others:

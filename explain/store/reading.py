@@ -318,7 +318,7 @@ class StoredRun:
     def identified(self) -> dict[str, StoredPhoto]:
         """What identifies each photo when the run is continued, by their names."""
         rows = self.query(f"SELECT name, {', '.join(StoredPhoto._fields)} FROM photos")
-        return {name: StoredPhoto(*rest) for name, *rest in rows}
+        return {name: StoredPhoto._make(rest) for name, *rest in rows}
 
     def lacking(
         self, methods: Collection[str], metrics: Collection[str]
@@ -446,7 +446,7 @@ class StoredRun:
     def _verified(self, db: sqlite3.Connection, table: str) -> Iterator[list[Any]]:
         """The rows of a table, each checked against its digest."""
         for *cells, expected in db.execute(_CHECKED[table]):
-            if digest_of_cells(*cells) != expected:
+            if digest_of_cells(cells) != expected:
                 raise self._damaged(f"a row of the {table} has changed since it was written")
             yield cells
 

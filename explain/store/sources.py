@@ -448,15 +448,10 @@ def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[C
     height, width = size
     clipped = []
     for box in boxes:
-        left, top, right, bottom = seen.to_input(box, size)
-        edges = (
-            max(left, 0.0),
-            max(top, 0.0),
-            min(right, float(width)),
-            min(bottom, float(height)),
-        )
-        if round(edges[0]) < round(edges[2]) and round(edges[1]) < round(edges[3]):
-            clipped.append(edges)
+        edges = np.clip(seen.to_input(box, size), 0, (width, height, width, height))
+        left, top, right, bottom = edges.tolist()
+        if round(left) < round(right) and round(top) < round(bottom):
+            clipped.append((left, top, right, bottom))
     return clipped
 
 

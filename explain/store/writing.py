@@ -113,14 +113,14 @@ def unpacked(columns: Mapping[str, Any]) -> torch.Tensor:
     return torch.from_numpy(files.restored(halves, np.float32(columns["scale"])))
 
 
-def digest_of_cells(*cells: Any) -> int:
+def digest_of_cells(cells: Iterable[Any]) -> int:
     """Return a digest of some cells: the same before they are written and after they are read.
 
     SQLite keeps no NaN and no negative zero.
 
     >>> (
-    ...     digest_of_cells("a", 1.0, -0.0, float("nan")) == digest_of_cells("a", 1.0, 0.0, None),
-    ...     digest_of_cells("a", 1) == digest_of_cells("a1"),
+    ...     digest_of_cells(["a", -0.0, float("nan")]) == digest_of_cells(["a", 0.0, None]),
+    ...     digest_of_cells(["a", 1]) == digest_of_cells(["a1"]),
     ... )
     (True, False)
     """
@@ -335,10 +335,8 @@ class Store:
         """Enter a row with its digest, which begins with the name of what it belongs to; return its
         number."""
         if table in DIGESTED:
-            row = {
-                **row,
-                "digest": digest_of_cells(*owner, *(row[name] for name in DIGESTED[table])),
-            }
+            cells = [*owner, *(row[name] for name in DIGESTED[table])]
+            row = {**row, "digest": digest_of_cells(cells)}
         places = ", ".join("?" * len(row))
         statement = f"INSERT OR {conflict} INTO {table} ({quoted(row)}) VALUES ({places})"
         return int(self._db.execute(statement, tuple(row.values())).lastrowid or 0)

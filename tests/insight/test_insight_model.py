@@ -101,7 +101,7 @@ def test_a_receptive_field_is_that_of_the_formula(layers: list[nn.Module], side:
     """r + (k - 1) j for each layer, where j is the product of the strides so far."""
     torch.manual_seed(0)
     field = receptive_field(nn.Sequential(*layers), torch.rand(1, 3, 32, 32), "2")
-    assert (field[2] - field[0], field[3] - field[1]) == (side, side)
+    assert (field.width, field.height) == (side, side)
 
 
 def test_patches_are_the_places_that_excite_a_channel_most(photos: RunPhotos) -> None:
