@@ -13,7 +13,7 @@ from explain.attribution.api import attribute
 from explain.baselines.replacements import BaselineLike, get_baseline
 from explain.insight.maps import fields_of, in_percent, json_value, object_of
 from explain.insight.mistakes import Confusion
-from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
+from explain.insight.reattribution import Batch, RunPhotos, class_tensor, one_for_each_photo
 from explain.methods.base import MethodLike
 from explain.store.reading import Row
 from explain.targets import ClassTarget, Difference
@@ -123,9 +123,11 @@ class AblationResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        figures = fields_of(self, "after control chance accuracy")
-        shares = {"before": json_value(self.intact), **figures}
-        return {**fields_of(self, "what photos share"), **shares}
+        return {
+            **fields_of(self, "what photos share"),
+            "before": json_value(self.intact),
+            **fields_of(self, "after control chance accuracy"),
+        }
 
     def __str__(self) -> str:
         part = PARTS[self.what].format(share=in_percent(self.share))
@@ -190,9 +192,8 @@ def removed(
             return _highest(row.heatmap, size)
         return object_of(row) if what == "object" else ~object_of(row)
 
-    def class_of(row: Row) -> int:
-        number = row.target_class if as_predicted or row.label_class is None else row.label_class
-        return -1 if number is None else number
+    def class_of(row: Row) -> int | None:
+        return row.target_class if as_predicted or row.label_class is None else row.label_class
 
     return _counted(
         photos, rows, what, lambda batch: _stacked(map(mask, batch.rows)), class_of, baseline
@@ -244,7 +245,7 @@ def _counted(
     rows: Iterable[Row],
     what: str,
     masks: Masks,
-    class_of: Callable[[Row], int],
+    class_of: Callable[[Row], int | None],
     baseline: BaselineLike,
 ) -> AblationResult:
     """Count for which photos the model gives a class: as they are, covered, and covered
@@ -271,10 +272,8 @@ def _counted(
     return AblationResult(
         what,
         tuple((row.name, row.target) for row in counted),
-        wanted=torch.tensor([class_of(row) for row in counted]),
-        labels=torch.tensor(
-            [-1 if row.label_class is None else row.label_class for row in counted]
-        ),
+        wanted=class_tensor(map(class_of, counted)),
+        labels=class_tensor(row.label_class for row in counted),
         answers=torch.cat(answers),
         covered=torch.cat(covered),
     )

@@ -140,8 +140,8 @@ class Cluster(MapStatistics):
     clusters_of_target: int
     photos: Names
     rows: torch.Tensor = field(repr=False)
-    members: tuple[str, ...] = field(default=(), repr=False)
-    excess: torch.Tensor | None = field(default=None, repr=False)
+    members: tuple[str, ...] = field(repr=False)
+    excess: torch.Tensor = field(repr=False)
 
 
 def map_clusters(maps: RunMaps, *, seed: int = 0) -> list[Cluster]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -232,6 +233,7 @@ def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | No
     if not present:
         return None
     mistakes = []
+    probability = itemgetter(1)
     for number in range(classes):
         missed_photos = wrong.get((number, False), {})
         alarm_photos = wrong.get((number, True), {})
@@ -243,18 +245,14 @@ def label_mistakes(run: StoredRun, threshold: float) -> list[LabelMistakes] | No
                 absent=labelled - uncertain[number] - present[number],
                 missed=len(missed_photos),
                 false_alarms=len(alarm_photos),
-                missed_photos=dict(sorted(missed_photos.items(), key=_probability)[:SHOWN]),
+                missed_photos=dict(sorted(missed_photos.items(), key=probability)[:SHOWN]),
                 alarm_photos=dict(
-                    sorted(alarm_photos.items(), key=_probability, reverse=True)[:SHOWN]
+                    sorted(alarm_photos.items(), key=probability, reverse=True)[:SHOWN]
                 ),
             )
         )
     some = [label for label in mistakes if label.missed or label.false_alarms]
     return sorted(some, key=lambda label: (-label.missed - label.false_alarms, label.label_class))
-
-
-def _probability(photo: tuple[str, float]) -> float:
-    return photo[1]
 
 
 def with_label_maps(

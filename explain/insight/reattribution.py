@@ -157,6 +157,11 @@ def class_of(row: Row) -> int | None:
     return row.prediction_class if row.label_class is None else row.label_class
 
 
+def class_tensor(numbers: Iterable[int | None]) -> torch.Tensor:
+    """Classes as a tensor ``(N,)``: -1 where there is none."""
+    return torch.tensor([-1 if number is None else number for number in numbers])
+
+
 def one_for_each_photo(run: StoredRun, **which: Any) -> Iterator[Row]:
     """The first row of each photo; arguments as for `explain.Run.rows`."""
     seen: set[str] = set()

@@ -15,9 +15,9 @@ from explain.insight.class_statistics import FILLED, ClassStatistics
 from explain.insight.clusters import Cluster
 from explain.insight.directions import Direction
 from explain.insight.maps import object_of
-from explain.insight.reattribution import RunPhotos, class_of, one_for_each_photo
+from explain.insight.reattribution import RunPhotos, class_of, class_tensor, one_for_each_photo
 from explain.layers.layouts import enlarge
-from explain.store.reading import Row
+from explain.store.reading import Row, StoredRun
 
 CORE = 0.4
 """The share of its peak from which on the excess of a mean map counts as the mark."""
@@ -141,10 +141,9 @@ def marked_photos(
     rows = list(one_for_each_photo(photos.run))
     if isinstance(finding, (Channel, Direction)):
         return _of_vector(finding, photos, rows, layer, most, seed)
-    target = next(row.target_class for row in photos.run.rows() if row.target == finding.target)
+    target = _class_called(finding.target, photos.run)
     if isinstance(finding, Cluster):
-        excess = finding.mean if finding.excess is None else finding.excess
-        return _of_excess(excess, set(finding.members), target, photos, rows, most, seed)
+        return _of_excess(finding.excess, set(finding.members), target, photos, rows, most, seed)
     boxed = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
     if not boxed:
         members = {row.name for row in rows if row.target == finding.target}
@@ -217,14 +216,9 @@ def _of_vector(
     size = (int(candidates.x.shape[2]), int(candidates.x.shape[3]))
     large = enlarge(along[:, None], size)
     candidates = _with(candidates, large >= large.amax((2, 3), keepdim=True) / 2)
-    target = None
-    if isinstance(finding, Direction):
-        target = next(
-            (row.target_class for row in photos.run.rows() if row.target == finding.target), None
-        )
     return _checked(
         MarkedPhotos(
-            target,
+            _class_called(finding.target, photos.run) if isinstance(finding, Direction) else None,
             candidates[order[:count]],
             candidates[order[:0]],
             candidates[order[count:]],
@@ -232,6 +226,11 @@ def _of_vector(
             direction=(layer, vector.double()),
         )
     )
+
+
+def _class_called(target: str, run: StoredRun) -> int | None:
+    """The class of the model that a target of a run is; None where there is none."""
+    return next((row.target_class for row in run.rows() if row.target == target), None)
 
 
 def one_hot(number: int, count: int) -> torch.Tensor:
@@ -249,11 +248,8 @@ def _read(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
         )
     readable = [row for batch in batches for row in batch.rows]
     x = torch.cat([batch.x.cpu() for batch in batches]) if batches else torch.zeros(0, 3, 1, 1)
-    classes = torch.tensor(
-        [-1 if (number := class_of(row)) is None else number for row in readable]
-    )
     regions = torch.zeros_like(x[:, :1], dtype=torch.bool)
-    return PhotosWithRegions(readable, x, classes, regions)
+    return PhotosWithRegions(readable, x, class_tensor(map(class_of, readable)), regions)
 
 
 def _with(photos: PhotosWithRegions, regions: torch.Tensor) -> PhotosWithRegions:

@@ -363,14 +363,8 @@ def summary(subject: Subject) -> dict[str, Any]:
         "target": target,
         "probability": probability,
         "amount": subject.amount(0) if probability is None else "",
-        "answer": None if verdict is None else answer_of(verdict),
+        "answer": None if verdict is None else verdict["answer"],
     }
-
-
-def answer_of(verdict: Mapping[str, Any]) -> str:
-    """What the checks say of a map; older records only have whether they all passed."""
-    older = "supported" if verdict["passed"] else "contradicted"
-    return str(verdict.get("answer", older))
 
 
 def subject_name(subject: Subject) -> str:
@@ -399,17 +393,14 @@ def method_info(name: str, layer: str = "", passes: float | None = None) -> dict
 
 def map_info(kind: str, quantised: Mapping[str, Any], **values: Any) -> dict[str, Any]:
     """Return a map as a page has it; ``quantised`` is what `plane` returns."""
-    empty: dict[str, Any] = {
+    return {
+        "kind": kind,
+        "plane": quantised,
         "layers": [],
         "remark": "",
         "score": None,
         "delta": None,
         "samples": None,
-    }
-    return {
-        "kind": kind,
-        "plane": quantised,
-        **empty,
         "curve": None,
         "figures": {},
         "verdict": None,

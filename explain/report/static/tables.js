@@ -82,15 +82,14 @@ function answered(answer) {
   return el('span', {}, mark(answer), answer.figure === null ? '' : ` ${figure(answer.figure)}`);
 }
 
-// What a check says of a map, as its sign and its look; older records only have whether it passed.
+// What a check says of a map, as its sign and its look.
 const ANSWERS = {
   supported: ['✓', 'passed'], 'not shown': ['?', 'open'], contradicted: ['✗', 'failed'], 'not applicable': ['–', 'open'],
 };
 
-function mark({ answer, passed }, text = '') {
-  const said = answer ?? (passed ? 'supported' : passed === false ? 'contradicted' : 'not applicable');
-  const [sign, look] = ANSWERS[said];
-  return el('span', { class: `mark ${look}` }, `${sign} ${text}${said}`);
+function mark({ answer }, text = '') {
+  const [sign, look] = ANSWERS[answer];
+  return el('span', { class: `mark ${look}` }, `${sign} ${text}${answer}`);
 }
 
 const mapCheck = (verdict) => mark(verdict, 'map: ');
