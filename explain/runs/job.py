@@ -47,7 +47,6 @@ from explain.targets.resolve import TargetLike, one_per_image
 MOST_CLASSES = 256
 """Classes of which one is true, up to which the probability of each is stored."""
 TIME = "%Y-%m-%dT%H:%M:%SZ"
-Figures = dict[str, float | None]
 
 
 class Job:
@@ -115,10 +114,12 @@ class Job:
         if not isinstance(methods, str):
             methods = {method.name: described_method(method) for method in methods}
         options = {
-            name: encode(value) for name, value in request.options.items() if name != "layer"
+            name: encode(value)
+            for name, value in request.options.items()
+            if name not in ("layer", "progress", "keep_partial")
         }
-        for name in ("progress", "keep_partial"):
-            options.pop(name, None)
+        package_versions = versions()
+        package_versions.pop("torchvision", None)
         content = {
             "format": FORMAT,
             "source": self.source.identity(),
@@ -128,9 +129,7 @@ class Job:
             "metrics": {metric.name: repr(metric) for metric in self.metrics},
             "layer": named_layer(self.explainer.model, request.options.get("layer")),
             **options,
-            "versions": {
-                name: version for name, version in versions().items() if name != "torchvision"
-            },
+            "versions": package_versions,
             "device": str(self.device),
             "begun": time.strftime(TIME, time.gmtime()),
         }
@@ -300,17 +299,15 @@ class Job:
         """The columns of ``results`` for one image of a batch, but for the name of the target."""
         index = None if isinstance(attribution.target, str) else int(attribution.target[image])
         samples = _figure(attribution.spent, image)
-        metrics = {metric: values[image] for metric, values in figures.items()} | set_figures(
-            attribution, image
-        )
+        metrics = {metric: values[image] for metric, values in figures.items()}
+        metrics |= set_figures(attribution, image)
+        layer = attribution.layer
         return {
             "method": attribution.method,
             "class": index,
             "score": float(attribution.score[image]),
             "probability": _probability(probabilities, index),
-            "layer": json.dumps(attribution.layer)
-            if isinstance(attribution.layer, tuple)
-            else attribution.layer,
+            "layer": json.dumps(layer) if isinstance(layer, tuple) else layer,
             "delta": _figure(attribution.delta, image),
             "runs": None if samples is None else int(samples),
             "error": _figure(attribution.relative_error, image),

@@ -306,11 +306,8 @@ def as_image(value: Any) -> Any:
     decoded, its bytes.
     """
     if isinstance(value, torch.Tensor) and not value.is_floating_point():
-        return (
-            value.permute(1, 2, 0).contiguous().cpu().numpy()
-            if value.ndim == 3
-            else value.cpu().numpy()
-        )
+        channels_last = value.permute(1, 2, 0) if value.ndim == 3 else value
+        return channels_last.contiguous().cpu().numpy()
     return value.get("bytes") or value.get("path") if isinstance(value, Mapping) else value
 
 
@@ -351,10 +348,8 @@ def _as_one_label(value: Any) -> str | int | None:
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, int) and value.bit_length() < MAX_LABEL_BITS:
-        return int(value)
     if isinstance(value, int):
-        return shown(value)
+        return int(value) if value.bit_length() < MAX_LABEL_BITS else shown(value)
     return f"{value:.6g}" if isinstance(value, float) and not math.isnan(value) else None
 
 

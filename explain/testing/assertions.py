@@ -174,10 +174,11 @@ def assert_ignores(
     True
     """
     use = _region_use(model, photos, region, target, limit, method, baselines, placements, seed)
-    over = [figure for figure in _figures(use) if figure.low > limit]
-    if over:
+    figures = [use.change] if use.excess is None else [use.change, use.excess]
+    if any(figure.low > limit for figure in figures):
         raise AssertionError(f"the model must ignore the region, but uses it: {use}")
-    _check_decided([figure for figure in _figures(use) if figure.high > limit], limit, use)
+    for figure in figures:
+        _check_decided(figure, limit, use)
     return use
 
 
@@ -214,7 +215,7 @@ def assert_uses(
     below = use.change.high <= limit or (use.excess is not None and use.excess.high <= 0)
     if below:
         raise AssertionError(f"the model must use the region, but does not: {use}")
-    _check_decided([use.change] if use.change.low <= limit else [], limit, use)
+    _check_decided(use.change, limit, use)
     return use
 
 
@@ -294,7 +295,7 @@ def assert_agrees(
     if any(figure.low > most for figure, most in limits):
         raise AssertionError(f"the models must agree, but do not: {agreement}")
     for figure, most in limits:
-        _check_decided([figure] if figure.high > most else [], most, agreement)
+        _check_decided(figure, most, agreement)
     return agreement
 
 
@@ -302,19 +303,14 @@ def _name(method: MethodLike | None) -> str:
     return method if isinstance(method, str) else getattr(method, "name", "")
 
 
-def _figures(use: RegionUse) -> list[Interval]:
-    return [use.change] if use.excess is None else [use.change, use.excess]
-
-
-def _check_decided(undecided: Sequence[Interval], limit: float, result: object) -> None:
-    """Refuse figures on both sides of whose limit the true value may lie.
+def _check_decided(figure: Interval, limit: float, result: object) -> None:
+    """Refuse a figure whose true value may lie on either side of its limit.
 
     Raises:
-        ExplainError: there is one.
+        ExplainError: it may.
     """
-    if not undecided:
+    if not figure.low <= limit < figure.high:
         return
-    figure = undecided[0]
     reach = (figure.high - figure.low) / 2
     distance = abs(figure.mean - limit)
     needed = figure.photos * (reach / distance) ** 2 if distance else math.inf
