@@ -31,7 +31,7 @@ from explain.insight.reattribution import RunPhotos
 from explain.methods import Necessary, Sufficient
 from explain.targets import ClassTarget, Difference
 from tests.conftest import TinyNet, settled
-from tests.runs.networks import as_it_is, explainer, picture
+from tests.runs.networks import as_it_is, explainer, picture, stored_run
 
 ROWS = torch.arange(16.0)[:, None]
 COLUMNS = torch.arange(16.0)
@@ -74,13 +74,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> explain.Run:
         box = [2, 3, 14 + number % 5, 17]
         rows.append({"path": f"{number:02}.png", "label": number % 5, "boxes": [box]})
     (folder / "list.json").write_text(json.dumps(rows))
-    return explain.run(
+    return stored_run(
+        folder,
         folder / "list.json",
         explainer(categories=list("abcde")),
         "gradcam",
-        output=folder / "run.sqlite",
         metrics=["energypointinggame"],
-        workers=0,
     )
 
 

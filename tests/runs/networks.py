@@ -28,6 +28,20 @@ def explainer(model: nn.Module | None = None, **options: Any) -> explain.Explain
     return explain.Explainer(model or settled(TinyNet()).eval(), preprocess=as_it_is, **options)
 
 
+def stored_run(
+    folder: Path,
+    source: Any,
+    model_explainer: explain.Explainer | None = None,
+    methods: Any = "gradcam",
+    *,
+    name: str = "run.sqlite",
+    **options: Any,
+) -> explain.Run:
+    """A run in a file of a folder, without workers unless they are asked for."""
+    options = {"output": folder / name, "workers": 0, **options}
+    return explain.run(source, model_explainer or explainer(), methods, **options)
+
+
 def folder_of(path: Path, count: int, size: tuple[int, int] = (24, 20)) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     for number in range(count):

@@ -19,7 +19,7 @@ from explain import ExplainError, OutputError, RunError
 from explain.render.styles import get_style
 from explain.store.lists import source_of
 from tests.report.test_report import Read, unpacked
-from tests.runs.networks import as_it_is, explainer, folder_of, picture
+from tests.runs.networks import as_it_is, explainer, folder_of, picture, stored_run
 
 
 @pytest.fixture
@@ -28,13 +28,12 @@ def run(tmp_path: Path) -> explain.Run:
     (tmp_path / "photos.csv").write_text(
         "path,label,x0,y0,x1,y1\nphotos/000.png,b,2,3,9,11\nphotos/001.png,a,,,,\nphotos/002.png,elsewhere,,,,\n"
     )
-    return explain.run(
+    return stored_run(
+        tmp_path,
         tmp_path / "photos.csv",
         explainer(categories=list("abcde")),
         ["gradcam", "saliency"],
-        output=tmp_path / "run.sqlite",
         metrics=["sparseness", "pointinggame"],
-        workers=0,
     )
 
 
@@ -70,7 +69,7 @@ def test_no_cell_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:
         (picture(number), label)
         for number, label in enumerate(("=1+1", "+a", "-x", "@a", "-1", "cat"))
     ]
-    run = explain.run(photos, explainer(), output=tmp_path / "run.sqlite", workers=0)
+    run = stored_run(tmp_path, photos)
     run.export(tmp_path / "run.csv")
     with (tmp_path / "run.csv").open(newline="") as file:
         labels = [row["label"] for row in csv.DictReader(file)]
@@ -81,7 +80,7 @@ def test_no_cell_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:
 def test_photos_whose_names_are_no_text_are_on_the_page(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "coded", 2)
     os.rename(min(folder.iterdir()), os.fsencode(folder) + b"/caf\xe9.png")
-    run = explain.run(folder, explainer(), output=tmp_path / "run.sqlite", workers=0)
+    run = stored_run(tmp_path, folder)
     page, failures = run.to_html(tmp_path / "run.html")
     assert failures == {}
     assert len(Read(page.read_text("utf-8")).data["index"]["photos"]) == 2
@@ -89,11 +88,11 @@ def test_photos_whose_names_are_no_text_are_on_the_page(tmp_path: Path) -> None:
 
 def test_a_run_with_two_names_is_refused_before_it_is_written(tmp_path: Path) -> None:
     photos = [picture(0), picture(1)]
-    file = explain.run(photos, explainer(), output=tmp_path / "run.sqlite", workers=0).path
+    file = stored_run(tmp_path, photos).path
     os.link(file, tmp_path / "other.sqlite")
     content = file.read_bytes()
     with pytest.raises(RunError, match="hard links"):
-        explain.run([*photos, picture(2)], explainer(), output=tmp_path / "other.sqlite", workers=0)
+        stored_run(tmp_path, [*photos, picture(2)], name="other.sqlite")
     assert file.read_bytes() == content
     assert not list(tmp_path.glob("*-lock"))
 
@@ -155,7 +154,7 @@ def test_pictures_are_drawn_of_the_photos_that_are_asked_for(
 
 def test_photos_without_a_file_are_drawn_from_their_source(tmp_path: Path) -> None:
     photos: list[Any] = [picture(0), as_it_is(picture(1))]
-    run = explain.run(photos, explainer(), output=tmp_path / "run.sqlite", target=1, workers=0)
+    run = stored_run(tmp_path, photos, target=1)
     written, failures = run.write_pictures("source", tmp_path / "with", source=source_of(photos))
     assert [path.name for path in written] == ["1-photo-0-class-1-gradcam.png"]
     assert list(failures) == ["photo 1"]

@@ -22,7 +22,7 @@ from PIL import Image
 import explain
 from explain._utils.errors import RunError, quiet
 from explain.store.sources import Content, Entry, Source
-from tests.runs.networks import as_it_is, assert_same, explainer, folder_of, picture
+from tests.runs.networks import as_it_is, assert_same, explainer, folder_of, picture, stored_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked, for speed")
 LATE = 30.0  # seconds after which something never happens
@@ -73,9 +73,7 @@ def test_a_run_that_is_killed_at_any_time_goes_on_where_it_stopped(tmp_path: Pat
 
     def go() -> None:
         model_explainer = explain.Explainer(model, preprocess=slowly)
-        explain.run(
-            folder, model_explainer, methods, output=file, target=1, workers=1, batch_size=3
-        )
+        stored_run(tmp_path, folder, model_explainer, methods, target=1, workers=1, batch_size=3)
 
     stored = 0
     for _ in range(2):
@@ -94,18 +92,10 @@ def test_a_run_that_is_killed_at_any_time_goes_on_where_it_stopped(tmp_path: Pat
         assert stored < rows(file) < 32
         stored = rows(file)
     model_explainer = explainer(model)
-    run = explain.run(
-        folder,
-        explain.Explainer(model, preprocess=slowly),
-        methods,
-        output=file,
-        target=1,
-        workers=0,
-    )
+    slow_explainer = explain.Explainer(model, preprocess=slowly)
+    run = stored_run(tmp_path, folder, slow_explainer, methods, target=1)
     assert (run.photos, len(run), run.ended) == (16, 32, True)
-    whole = explain.run(
-        folder, model_explainer, methods, output=tmp_path / "whole.sqlite", target=1, workers=0
-    )
+    whole = stored_run(tmp_path, folder, model_explainer, methods, name="whole.sqlite", target=1)
     assert_same(run, whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "photos",
@@ -135,13 +125,7 @@ class Trap(Source):
 
 
 def test_a_photo_that_hangs_its_decoder_is_given_up(tmp_path: Path) -> None:
-    run = explain.run(
-        Trap(b=lambda: time.sleep(60)),
-        explainer(),
-        output=tmp_path / "run.sqlite",
-        workers=1,
-        timeout=1.0,
-    )
+    run = stored_run(tmp_path, Trap(b=lambda: time.sleep(60)), workers=1, timeout=1.0)
     assert run.failures == {
         "b": "image 'b' took longer than 1 s to be read; mend it or allow more time"
     }
@@ -149,15 +133,10 @@ def test_a_photo_that_hangs_its_decoder_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_costs_its_photo_only(tmp_path: Path) -> None:
-    run = explain.run(
-        Trap(c=lambda: os.kill(os.getpid(), signal.SIGKILL)),
-        explainer(),
-        output=tmp_path / "run.sqlite",
-        workers=2,
-    )
+    run = stored_run(tmp_path, Trap(c=lambda: os.kill(os.getpid(), signal.SIGKILL)), workers=2)
     assert list(run.failures) == ["c"]
     assert [row.name for row in run.rows()] == ["a", "b", "d"]
-    run = explain.run(Trap(), explainer(), output=tmp_path / "run.sqlite", workers=1)
+    run = stored_run(tmp_path, Trap(), workers=1)
     assert (run.photos, run.failures) == (4, {})
 
 
@@ -168,11 +147,11 @@ def test_a_source_that_breaks_off_is_told_and_what_came_before_is_kept(tmp_path:
             raise ConnectionError("the list ended early")
 
     for count in (0, 1):
-        file = tmp_path / f"{count}.sqlite"
+        name = f"{count}.sqlite"
         with pytest.raises(ConnectionError, match="ended"):
-            explain.run(Broken(), explainer(), output=file, workers=count, batch_size=1)
-        assert explain.open_run(file).photos in (1, 2)
-        assert explain.run(Trap(), explainer(), output=file, workers=0).photos == 4
+            stored_run(tmp_path, Broken(), name=name, workers=count, batch_size=1)
+        assert explain.open_run(tmp_path / name).photos in (1, 2)
+        assert stored_run(tmp_path, Trap(), name=name).photos == 4
 
 
 @contextmanager
@@ -191,20 +170,15 @@ def files_of_at_most(size: int) -> Iterator[None]:
 def test_a_full_disk_ends_the_run_and_loses_nothing_that_was_written(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "photos", 12, (64, 48))
     file = tmp_path / "run.sqlite"
-    options: dict[str, Any] = {"output": file, "target": 1, "workers": 0, "batch_size": 1}
+    options: dict[str, Any] = {"methods": "saliency", "target": 1, "batch_size": 1}
     with (
         files_of_at_most(300_000),
         pytest.raises(RunError, match=r"output .* cannot be written .*(disk|full)"),
     ):
-        explain.run(folder, explainer(), "saliency", **options)
+        stored_run(tmp_path, folder, **options)
     with sqlite3.connect(file) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     db.close()
     assert 0 < rows(file) < 12
-    run = explain.run(folder, explainer(), "saliency", **options)
-    assert_same(
-        run,
-        explain.run(
-            folder, explainer(), "saliency", **{**options, "output": tmp_path / "whole.sqlite"}
-        ),
-    )
+    run = stored_run(tmp_path, folder, **options)
+    assert_same(run, stored_run(tmp_path, folder, name="whole.sqlite", **options))

@@ -21,7 +21,7 @@ from explain.models import Classifier
 from explain.store.identity import model_identity
 from explain.store.manifest import must_agree
 from tests.conftest import TinyNet, settled
-from tests.runs.networks import as_it_is, explainer, folder_of, picture
+from tests.runs.networks import as_it_is, explainer, folder_of, picture, stored_run
 from tests.store.test_sources import Items
 
 METHODS = ["gradcam", "saliency"]
@@ -30,10 +30,7 @@ METHODS = ["gradcam", "saliency"]
 def go(
     source: Any, tmp_path: Path, model_explainer: explain.Explainer | None = None, **options: Any
 ) -> explain.Run:
-    options = {"methods": METHODS, "target": 1, "workers": 0, **options}
-    return explain.run(
-        source, model_explainer or explainer(), output=tmp_path / "run.sqlite", **options
-    )
+    return stored_run(tmp_path, source, model_explainer, METHODS, **{"target": 1, **options})
 
 
 def assert_is_of(
@@ -62,8 +59,6 @@ def named(*numbers: int, word: str = "photo") -> dict[str, Image.Image]:
 
 
 SOURCES: dict[str, Callable[[list[int]], Any]] = {
-    "pairs": lambda numbers: [(picture(number), 1) for number in numbers],
-    "tensors": lambda numbers: [as_it_is(picture(number)) for number in numbers],
     "iterator": lambda numbers: map(picture, numbers),
     "array": lambda numbers: Items(
         [as_it_is(picture(number)).mul(255).byte() for number in numbers]
@@ -71,9 +66,7 @@ SOURCES: dict[str, Callable[[list[int]], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "workers"), [("pairs", 0), ("tensors", 0), ("iterator", 1), ("array", 0)]
-)
+@pytest.mark.parametrize(("kind", "workers"), [("iterator", 1), ("array", 0)])
 def test_other_pictures_of_equal_count_are_refused_and_what_is_there_is_kept(
     kind: str, workers: int, tmp_path: Path
 ) -> None:
@@ -128,10 +121,10 @@ def test_a_file_that_was_replaced_with_its_size_and_time_kept_is_noticed(tmp_pat
     assert_is_of(run, {"0.bmp": picture(0), "1.bmp": picture(9), "2.bmp": picture(2)})
 
 
-@pytest.mark.parametrize("kind", ["path", "picture", "csv"])
+@pytest.mark.parametrize("kind", ["picture", "csv"])
 def test_a_label_or_box_that_has_changed_is_noticed(kind: str, tmp_path: Path) -> None:
     model_explainer = explainer(categories=list("abcde"))
-    path = folder_of(tmp_path / "photos", 1) / "000.png"
+    folder_of(tmp_path / "photos", 1)
 
     def source(label: str, edge: int) -> Any:
         if kind == "csv":
@@ -139,7 +132,7 @@ def test_a_label_or_box_that_has_changed_is_noticed(kind: str, tmp_path: Path) -
                 f"path,label,x0,y0,x1,y1\nphotos/000.png,{label},0,0,{edge},5\n"
             )
             return tmp_path / "list.csv"
-        return [(path if kind == "path" else picture(0), label)]
+        return [(picture(0), label)]
 
     assert {row.label for row in go(source("a", 5), tmp_path, model_explainer).rows()} == {"a"}
     assert {row.label for row in go(source("b", 5), tmp_path, model_explainer).rows()} == {"b"}
@@ -236,14 +229,12 @@ def test_a_target_of_the_callers_own_cannot_be_compared_and_is_refused(tmp_path:
 
 
 def test_a_run_of_another_version_is_refused(tmp_path: Path) -> None:
-    version = 99
     file = go([picture(0)], tmp_path).path
     with closing(sqlite3.connect(file)) as db:
-        db.execute(f"PRAGMA user_version = {version}")
-    with pytest.raises(RunError, match=f"got {version}; update this package"):
-        explain.open_run(file)
-    with pytest.raises(RunError, match=f"got {version}; update this package"):
-        go([picture(0)], tmp_path)
+        db.execute("PRAGMA user_version = 99")
+    for call in (lambda: explain.open_run(file), lambda: go([picture(0)], tmp_path)):
+        with pytest.raises(RunError, match="got 99; update this package"):
+            call()
 
 
 def test_asking_in_sql_makes_and_changes_no_file(tmp_path: Path) -> None:

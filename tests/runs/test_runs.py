@@ -21,7 +21,15 @@ from explain.metrics import evaluate
 from explain.runs.runner import State
 from explain.store.writing import packed, unpacked
 from tests.conftest import TinyNet, settled, snapshot
-from tests.runs.networks import as_it_is, assert_same, contents, explainer, folder_of, picture
+from tests.runs.networks import (
+    as_it_is,
+    assert_same,
+    contents,
+    explainer,
+    folder_of,
+    picture,
+    stored_run,
+)
 
 METHODS = ["gradcam", "saliency"]
 
@@ -30,14 +38,7 @@ def test_each_row_is_what_the_photo_gives_alone(tmp_path: Path) -> None:
     photos = [picture(number, (24, 20) if number % 3 else (20, 28)) for number in range(7)]
     model_explainer = explainer(categories=list("abcde"))
     state = snapshot(model_explainer.model)
-    run = explain.run(
-        photos,
-        model_explainer,
-        METHODS,
-        output=tmp_path / "run.sqlite",
-        targets=[None, "b"],
-        workers=0,
-    )
+    run = stored_run(tmp_path, photos, model_explainer, METHODS, targets=[None, "b"])
     assert snapshot(model_explainer.model) == state
     seen = set()
     for row in run.rows():
@@ -96,12 +97,7 @@ def test_labels_say_which_predictions_are_right(tmp_path: Path) -> None:
         (photo, "abcde"[said] if number % 3 else (said + 1) % 5)
         for number, (photo, said) in enumerate(zip(photos, says, strict=True))
     ]
-    run = explain.run(
-        [*labelled, (picture(9), "zebra")],
-        model_explainer,
-        output=tmp_path / "run.sqlite",
-        workers=0,
-    )
+    run = stored_run(tmp_path, [*labelled, (picture(9), "zebra")], model_explainer)
     rows = list(run.rows())
     assert [row.correct for row in rows] == [False, True, True, False, True, True, None]
     assert (rows[6].label, rows[6].label_class) == ("zebra", None)
@@ -120,13 +116,13 @@ def test_labels_say_which_predictions_are_right(tmp_path: Path) -> None:
 
 def test_metrics_that_ask_the_method_again_judge_it_for_the_same_class(tmp_path: Path) -> None:
     model_explainer = explainer()
-    run = explain.run(
+    run = stored_run(
+        tmp_path,
         [picture(0), picture(1)],
         model_explainer,
         METHODS,
-        output=tmp_path / "r",
+        name="r",
         metrics=["randomlogit"],
-        workers=0,
     )
     for row in run.rows():
         x = as_it_is(picture(int(row.name[-1])))[None]
@@ -147,27 +143,21 @@ def test_what_is_done_before_an_interruption_is_kept_and_the_rest_is_done_later(
     error: type[BaseException], workers: int, tmp_path: Path
 ) -> None:
     folder = folder_of(tmp_path / "photos", 8)
-    options: dict[str, Any] = {
-        "output": tmp_path / "run.sqlite",
-        "batch_size": 2,
-        "workers": workers,
-    }
+    options: dict[str, Any] = {"methods": METHODS, "batch_size": 2, "workers": workers}
 
     def stop(state: State) -> None:
         if state.done >= 4:
             raise error
 
     with pytest.raises(error):
-        explain.run(folder, explainer(), METHODS, progress=stop, **options)
+        stored_run(tmp_path, folder, progress=stop, **options)
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("explain")]
     assert threads == []
     run = explain.open_run(tmp_path / "run.sqlite")
     assert (run.photos, len(run), run.ended) == (4, 8, False)
     assert "not finished" in repr(run)
-    run = explain.run(folder, explainer(), METHODS, **options)
-    assert_same(
-        run, explain.run(folder, explainer(), METHODS, output=tmp_path / "whole.sqlite", workers=0)
-    )
+    run = stored_run(tmp_path, folder, **options)
+    assert_same(run, stored_run(tmp_path, folder, methods=METHODS, name="whole.sqlite"))
     assert run.ended
 
 
@@ -178,25 +168,25 @@ OTHER_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"target": 2}, "targets: class 1 before, class 2 now; .*give another output"),
     ({"top_k": 2, "target": None}, "targets: class 1 before, the top class and class 2 from the"),
     ({"layer": "layer1"}, "layer: none before, layer1 now; ask for the same again"),
-    ({"explainer": explainer(settled(TinyNet(), seed=3).eval())}, "weights: others than before; a"),
-    ({"explainer": explainer(categories=list("abcde"))}, "categories: none before, a, b, c, d and"),
+    (
+        {"model_explainer": explainer(settled(TinyNet(), seed=3).eval())},
+        "weights: others than before; a",
+    ),
+    (
+        {"model_explainer": explainer(categories=list("abcde"))},
+        "categories: none before, a, b, c, d and",
+    ),
     ({"source": "other"}, "source, path: .*photos before, .*other now"),
 ]
 
 
 def test_a_run_with_other_options_refuses_to_be_mixed_in(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "source": "photos",
-        "explainer": explainer(),
-        "methods": METHODS,
-        "target": 1,
-    }
+    options: dict[str, Any] = {"source": "photos", "methods": METHODS, "target": 1}
     for name in ("photos", "other"):
         folder_of(tmp_path / name, 1)
 
     def go(options: dict[str, Any]) -> explain.Run:
-        arguments = {**options, "source": tmp_path / options["source"]}
-        return explain.run(output=tmp_path / "run.sqlite", workers=0, **arguments)
+        return stored_run(tmp_path, **{**options, "source": tmp_path / options["source"]})
 
     first = contents(go(options))
     for changed, message in OTHER_OPTIONS:
@@ -232,22 +222,19 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("explain.explanation.explainer.attribute", noted)
-            run = explain.run(
+            run = stored_run(
+                tmp_path,
                 folder,
                 model_explainer,
                 **options,
-                output=tmp_path / "run.sqlite",
                 target=1,
-                workers=0,
                 batch_size=5,
                 progress=states.append,
             )
         done.append(sorted(asked))
         assert (run.ended, run.photos, run.methods) == (True, 5, options["methods"])
     assert done == [[("gradcam", 5)], [("saliency", 5)], [("gradcam", 5), ("saliency", 5)], []]
-    whole = explain.run(
-        folder, explainer(), **more[-1], output=tmp_path / "whole.sqlite", target=1, workers=0
-    )
+    whole = stored_run(tmp_path, folder, name="whole.sqlite", **more[-1], target=1)
     assert_same(run, whole)
     one, other = (
         {row.name + row.method: row.metrics["complexity"] for row in one_run.rows()}
@@ -255,9 +242,7 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
     )
     assert one == pytest.approx(other)
     with pytest.raises(RunError, match="methods: gradcam and saliency before, gradcam now"):
-        explain.run(
-            folder, explainer(), "gradcam", output=tmp_path / "run.sqlite", target=1, workers=0
-        )
+        stored_run(tmp_path, folder, methods="gradcam", target=1)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +283,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     for name in ("text", "other.sqlite"):
         content = (tmp_path / name).read_bytes()
         with pytest.raises(RunError, match="must be a run or a new file"):
-            explain.run([picture(0)], explainer(), output=tmp_path / name, workers=0)
+            stored_run(tmp_path, [picture(0)], name=name)
         with pytest.raises(RunError, match=r"run '.*' (cannot be read|must be the file of a run)"):
             explain.open_run(tmp_path / name)
         assert (tmp_path / name).read_bytes() == content
@@ -307,13 +292,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
 def test_tensors_are_given_to_the_model_as_they_are(tmp_path: Path) -> None:
     x = torch.rand(3, 3, 12, 10)
     model_explainer = explain.Explainer(settled(TinyNet()).eval(), preprocess=lambda photo: 1 / 0)  # type: ignore[arg-type]
-    run = explain.run(
-        [(tensor, 1) for tensor in x],
-        model_explainer,
-        output=tmp_path / "run.sqlite",
-        target=0,
-        workers=0,
-    )
+    run = stored_run(tmp_path, [(tensor, 1) for tensor in x], model_explainer, target=0)
     expected = explain.attribute(model_explainer.model, x, "gradcam", target=0).values
     rows = list(run.rows())
     torch.testing.assert_close(
@@ -329,8 +308,7 @@ def test_a_group_of_methods_is_chosen_by_the_first_photo(
     monkeypatch.setattr(
         "explain.attribution.selection.list_methods", lambda: ["gradcam", "saliency", "rollout"]
     )
-    options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
-    run = explain.run([picture(0), picture(1)], explainer(), "all", **options)
+    run = stored_run(tmp_path, [picture(0), picture(1)], methods="all")
     assert sorted(run.methods) == ["gradcam", "saliency"]
     assert run.manifest["methods"] == "all"
 
@@ -339,9 +317,7 @@ def test_inputs_of_integers_are_refused(tmp_path: Path) -> None:
     model_explainer = explain.Explainer(
         settled(TinyNet()).eval(), preprocess=lambda photo: as_it_is(photo).mul(255).byte()
     )
-    run = explain.run(
-        [picture(0)], model_explainer, output=tmp_path / "run.sqlite", target=1, workers=0
-    )
+    run = stored_run(tmp_path, [picture(0)], model_explainer, target=1)
     assert len(run) == 0
     assert [
         "must return a float tensor (C, H, W), got torch.uint8" in reason

@@ -12,6 +12,7 @@ from PIL import Image
 import explain
 from explain.insight.reattribution import RunPhotos
 from tests.conftest import TinyNet, settled
+from tests.runs.networks import stored_run
 
 LEVEL = 500.0
 WIDTH = 2000.0
@@ -26,9 +27,7 @@ def test_slices_are_read_in_the_window_of_the_run_whoever_reads_them(tmp_path: P
     Image.new("RGB", (40, 40)).save(folder / "black.png")
     model = settled(TinyNet())
     explainer = explain.Explainer(model, size=40, mean=0.5, std=0.25, window=(LEVEL, WIDTH))
-    run = explain.run(
-        folder, explainer, "saliency", output=tmp_path / "run.sqlite", target=1, workers=0
-    )
+    run = stored_run(tmp_path, folder, explainer, "saliency", target=1)
     rows = {row.name: row for row in run.rows()}
     assert list(rows) == [f"scan.npy slice {number}" for number in range(4)]
     assert sorted(run.failures) == ["air.npy", "black.png"]

@@ -19,7 +19,7 @@ from explain.metrics import evaluate
 from explain.runs.runner import State
 from tests.conftest import TinyNet, settled
 from tests.report.test_report import Read
-from tests.runs.networks import as_it_is, explainer, folder_of, picture
+from tests.runs.networks import as_it_is, explainer, folder_of, picture, stored_run
 from tests.targets.test_detections import Small
 
 LABELS = ["Mass", "Edema", "Hernia", "Nodule", "Fluid"]
@@ -36,9 +36,7 @@ def several(path: Path) -> explain.Run:
     (path / "chests.csv").write_text(CHESTS)
     source = path / "photos"
     network = explainer(categories=LABELS, activation="sigmoid")
-    return explain.run(
-        source, network, output=path / "run.sqlite", boxes=path / "chests.csv", workers=0
-    )
+    return stored_run(path, source, network, boxes=path / "chests.csv")
 
 
 def by_hand(number: int) -> list[float]:
@@ -62,7 +60,7 @@ def test_the_probability_of_every_label_is_stored_and_written(tmp_path: Path) ->
     assert [list(line["probabilities"]) for line in lines] == [LABELS] * 4
     with pytest.raises(RunError, match=r"one of .csv, .jsonl, got 'a.parquet'"):
         run.export(tmp_path / "a.parquet", photos=True)
-    one_of_five = explain.run([picture(0)], explainer(), output=tmp_path / "one.sqlite", workers=0)
+    one_of_five = stored_run(tmp_path, [picture(0)], name="one.sqlite")
     one_of_five.export(tmp_path / "one.csv", photos=True)
     with (tmp_path / "one.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
@@ -131,7 +129,7 @@ def test_labels_that_are_missed_and_false_alarms_are_counted_explained_and_shown
         [math.nan if is_right is None else float(is_right) for is_right in [*are_right, None]],
         nan_ok=True,
     )
-    one_of_five = explain.run([picture(0)], explainer(), output=tmp_path / "1.sqlite", workers=0)
+    one_of_five = stored_run(tmp_path, [picture(0)], name="1.sqlite")
     with pytest.raises(ArgumentError, match="threshold has no effect"):
         one_of_five.insight(threshold=0.3)
 
@@ -144,7 +142,7 @@ def test_one_label_is_missed_or_a_false_alarm_too(labels: Any, tmp_path: Path) -
         yes = [float(model(as_it_is(picture(n))[None]).double().sigmoid()) for n in range(4)]
     threshold = sum(sorted(yes)[1:3]) / 2
     photos = [(picture(number), label) for number, label in enumerate(labels)]
-    run = explain.run(photos, network, "saliency", output=tmp_path / "run.sqlite", workers=0)
+    run = stored_run(tmp_path, photos, network, "saliency")
     is_sick = [label in (1, "sick") for label in labels]
     missed = sum(sick and p < threshold for sick, p in zip(is_sick, yes, strict=True))
     alarms = sum(not sick and p >= threshold for sick, p in zip(is_sick, yes, strict=True))
@@ -163,7 +161,7 @@ def test_labels_that_are_none_of_the_models_are_named_and_their_photos_count_by_
     network = explainer(categories=LABELS, activation="sigmoid")
     labels = [("No Finding",), ("Masss", "Edema"), ("Masss",), ("Hernia",)]
     photos = [(picture(number), list(of_photo)) for number, of_photo in enumerate(labels)]
-    run = explain.run(photos, network, "saliency", output=tmp_path / "run.sqlite", workers=0)
+    run = stored_run(tmp_path, photos, network, "saliency")
     insight = run.insight(threshold=0.0)  # so that all labels are predicted
     assert insight.unknown_labels == {"Masss": 2, "No Finding": 1}
     assert insight.labels is not None
@@ -201,17 +199,12 @@ def coco(path: Path, category: str) -> Path:
 
 def test_boxes_of_coco_count_for_their_class_and_results_have_its_numbers(tmp_path: Path) -> None:
     photo = as_it_is(picture(0, (64, 48)))[None]
-    options: Any = {"workers": 0, "metrics": ["energypointinggame"]}
     explanation = detector()(picture(0, (64, 48)), "saliency")
     label = explanation.targets[0].split("@")[0]
     file = coco(tmp_path, label)
-    run = explain.run(
-        tmp_path / "photos",
-        detector(),
-        "saliency",
-        boxes=file,
-        output=tmp_path / "run.sqlite",
-        **options,
+    source = tmp_path / "photos"
+    run = stored_run(
+        tmp_path, source, detector(), "saliency", boxes=file, metrics=["energypointinggame"]
     )
     first, second = run.rows()
     assert first.target == explanation.targets[0]

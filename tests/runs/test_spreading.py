@@ -19,7 +19,7 @@ from explain.runs.job import Job
 from explain.runs.parts import Storage
 from explain.runs.runner import State
 from tests.fuzz.damage import damaged
-from tests.runs.networks import explainer, folder_of, picture
+from tests.runs.networks import explainer, folder_of, picture, stored_run
 
 parquet: Any = pytest.importorskip("pyarrow.parquet", reason="an extra")
 METHODS = ["gradcam", "saliency"]
@@ -102,13 +102,8 @@ def test_rows_are_those_of_one_machine_to_the_last_digit(tmp_path: Path) -> None
     options: dict[str, Any] = {"metrics": ["pointinggame"], "batch_size": 4, "top_k": 2}
     model_explainer = explainer(categories=list("abcde"))
     cluster = Cluster()
-    local = explain.run(
-        tmp_path / "list.csv",
-        model_explainer,
-        METHODS,
-        output=tmp_path / "r.sqlite",
-        workers=0,
-        **options,
+    local = stored_run(
+        tmp_path, tmp_path / "list.csv", model_explainer, METHODS, name="r.sqlite", **options
     )
     states: list[State] = []
     run = spread(

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import explain
 from explain import ExplainWarning, RunError
 from explain.data.images import load_image
 from explain.runs import Source
 from explain.runs.labels import Labels
 from explain.store.lists import source_of
 from explain.store.sources import as_label
-from tests.runs.networks import explainer, folder_of, picture
+from tests.runs.networks import explainer, folder_of, picture, stored_run
 
 
 def listed(source: Source) -> list[tuple[str, Any, Any]]:
@@ -335,9 +334,9 @@ LABELS: list[tuple[Any, tuple[str, ...]]] = [
 def test_labels_of_any_kind_are_kept(tmp_path: Path) -> None:
     model_explainer = explainer(categories=["cat", "owl", "dog", "fishing reel", "e"])
     photos = [(picture(number), label) for number, (label, _) in enumerate(LABELS)]
-    run = explain.run(photos, model_explainer, output=tmp_path / "run.sqlite", workers=0)
+    run = stored_run(tmp_path, photos, model_explainer)
     assert [row.labels for row in run.rows()] == [labels for _, labels in LABELS]
-    again = explain.run(photos, model_explainer, output=tmp_path / "run.sqlite", workers=0)
+    again = stored_run(tmp_path, photos, model_explainer)
     assert len(again) == len(LABELS)
 
 
