@@ -1,14 +1,21 @@
 """Models by name, with the preprocessing and labels that go with them.
 
-preprocessing   how a photo becomes an input: which part of it, at which size, in which colours
-classifier      `Classifier`: a model with its preprocessing, labels and temperature; how its
-outputs are meant attached        the preprocessing and labels that come with a module huggingface
-labels and image processors of transformers bundled         the models that come along: for
-ImageNet, small ones, a detector, a segmenter, an image-text model small_networks, nanodet     their
-networks from_code       a module of the user's: package.module:factory, or a file's path:factory
-from_torchvision, from_timm     classifiers of other packages files, weights  files of models, and
-of weights Stitched        a segmenter on windows of a photo or volume; it is at home in
-explain.layers
+    preprocessing     how a photo becomes an input: which part of it, how large, in which colours
+    classifier        `Classifier`: a model with its preprocessing, labels and temperature; what its
+                      outputs are
+    attached          the preprocessing and labels that come with a module
+    huggingface       labels and image processors of transformers
+    bundled           the models that come along: for ImageNet, small ones, a detector, a segmenter,
+                      an image-text model
+    small_networks    their networks
+    nanodet           that of the detector
+    from_code         a module of the user's: package.module:factory, or a file's path:factory
+    from_torchvision  classifiers of torchvision
+    from_timm         classifiers of timm
+    files             files of models: TorchScript, exported programs, ONNX
+    weights           files of weights
+
+`Stitched`, a segmenter on windows of a photo or volume, is at home in explain.layers.
 """
 
 from dataclasses import replace
@@ -30,15 +37,6 @@ from explain.models.preprocessing import CenterCrop, WholePhoto, check_side
 from explain.models.weights import describe_weights, with_weights
 
 __all__ = ["CenterCrop", "Classifier", "Stitched", "WholePhoto", "list_models", "load"]
-
-BUNDLED = {
-    bundled.NAME: bundled.load_imagenet,
-    bundled.TINY: bundled.load_tiny,
-    bundled.TINY_CLIP: bundled.load_tiny_clip,
-    bundled.TRANSFORMER: bundled.load_tiny_transformer,
-    bundled.NANODET: bundled.load_nanodet,
-    bundled.PERSON_SEGMENTER: bundled.load_person_segmenter,
-}
 
 
 def load(
@@ -66,8 +64,8 @@ def load(
         )
     if name is None:
         name = _default_name()
-    if name in BUNDLED:
-        classifier = BUNDLED[name](size)
+    if name in bundled.LOADERS:
+        classifier = bundled.LOADERS[name](size)
         return classifier if weights is None else with_weights(classifier, weights)
     if name.startswith(TIMM):
         return load_timm(name, weights, size)
@@ -85,7 +83,8 @@ def load(
 
 
 def _default_name() -> str:
-    """The default model, or the small one where the default's weights are missing."""
+    """Return the name of the default model, or of the small one where the default's weights are
+    missing."""
     if bundled.weights_file() is not None:
         return bundled.NAME
     warn(

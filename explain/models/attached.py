@@ -1,5 +1,5 @@
-"""What comes with a module: its preprocessing and labels; what is not known is assumed, and
-said."""
+"""The preprocessing and labels that come with a module; what is not known is assumed, and a warning
+says so."""
 
 import importlib
 import importlib.util
@@ -160,12 +160,8 @@ def resolve_preprocessing(
         ModelError: the preprocessing is one that cannot be changed in this way.
     """
     is_callers = preprocess is not None
-    is_assumed = not is_callers and classifier.assumed is not None
-    preprocess = preprocess or classifier.preprocess
-    side = classifier.model.shape[2] if isinstance(classifier.model, BlackBox) else None
-    values = {"size": size or side, "mean": mean, "std": std}
     preprocess = adjusted(
-        preprocess,
+        preprocess or classifier.preprocess,
         size=size if is_callers else None,  # that of a model has it already
         channels=channels,
         mean=mean,
@@ -173,18 +169,19 @@ def resolve_preprocessing(
         interpolation=interpolation,
     )
     preprocess = cropped(preprocess, crop, classifier.model)
-    if is_assumed:
-        warning = _what_is_assumed(
-            classifier.name, preprocess, [name for name in values if values[name] is not None]
-        )
+    if not is_callers and classifier.assumed is not None:
+        side = classifier.model.shape[2] if isinstance(classifier.model, BlackBox) else None
+        values = {"size": size or side, "mean": mean, "std": std}
+        said = [name for name, value in values.items() if value is not None]
+        warning = _what_is_assumed(classifier.name, preprocess, said)
         if warning is not None:
             warn(warning)
     return preprocess
 
 
 def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = ()) -> str | None:
-    """Say what is assumed of the preprocessing of a model that says nothing, but for the values
-    that were ``said``.
+    """Return the sentence that says which of the preprocessing's size, mean and std are assumed;
+    None where the caller has ``said`` them all.
 
     >>> _what_is_assumed("Net", CenterCrop(32), {"mean"}).split("; ")[1]
     "assumed: a centre crop of 32 pixels, ImageNet's standard deviation"
@@ -195,7 +192,7 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
         return None
     origin = getattr(preprocess, "origin", None)
     if origin is None:
-        with suppress(ModelError):  # a function, which shows itself as it likes
+        with suppress(ModelError):  # a function of the caller's
             preprocess = as_plain(preprocess, "it")
     words = {"mean": "mean", "std": "standard deviation"}
     assumed_values = [value for value in missing if value in words]

@@ -1,6 +1,9 @@
 """The models that come along: EfficientNet-Lite0, two small ones for 200 classes, a detector, a
-person segmenter; and a small image-text model: the image tower of "tiny-transformer", and a small
-text tower of its own."""
+person segmenter; and a small image-text model, whose image tower is "tiny-transformer".
+
+Each has a function that loads it, in `LOADERS`. Its ``size`` is the side of the input in pixels;
+None is the usual one.
+"""
 
 import hashlib
 import importlib.util
@@ -42,7 +45,7 @@ def weights_file() -> Path | None:
 
 
 def load_imagenet(size: int | None = None) -> Classifier:
-    """Load EfficientNet-Lite0; ``size`` is the side of its input in pixels, 224 by default.
+    """Load EfficientNet-Lite0; its input is usually 224 pixels.
 
     The file holds tensors only, is read with ``weights_only=True``, and must be exactly the
     published one.
@@ -63,13 +66,8 @@ def load_imagenet(size: int | None = None) -> Classifier:
     tensors = zip(model.state_dict(), published.values(), strict=True)
     model.load_state_dict(dict(tensors), assign=True)
     preprocess = CenterCrop(size or 224, 0.875, MEAN, STD, "bicubic")
-    return Classifier(
-        model.eval(),
-        preprocess,
-        imagenet_labels(),
-        NAME,
-        weights=f"{DISTRIBUTION} (sha256 {SHA256})",
-    )
+    origin = f"{DISTRIBUTION} (sha256 {SHA256})"
+    return Classifier(model.eval(), preprocess, imagenet_labels(), NAME, weights=origin)
 
 
 TINY = "tiny"
@@ -80,8 +78,7 @@ TRANSFORMER_SHA256 = "e8eebfd58f4f4eee1afc64cb5e777a68216ae4bf3007055e0ec9089525
 
 
 def load_tiny(size: int | None = None) -> Classifier:
-    """Load the small residual network; ``size`` is the side of its input in pixels (the model card
-    says what is best).
+    """Load the small residual network; the model card says which size is best.
 
     The file holds tensors, numbers and text only, and is read with ``weights_only=True``.
 
@@ -97,8 +94,7 @@ def load_tiny(size: int | None = None) -> Classifier:
 
 
 def load_tiny_transformer(size: int | None = None) -> Classifier:
-    """Load the small transformer; ``size`` can only be that of its input, 64 pixels, since each
-    token has its place.
+    """Load the small transformer; its input can only be 64 pixels, since each token has its place.
 
     The file holds tensors, numbers and text only, is read with ``weights_only=True``, and must be
     the published one to the bit.
@@ -122,22 +118,15 @@ def load_tiny_transformer(size: int | None = None) -> Classifier:
 def _read(
     name: str, kind: type[nn.Module], file: bytes, size: int | None, weights: str | None = None
 ) -> Classifier:
-    """The classifier in the bytes of a file: architecture, weights, preprocessing, labels and
-    temperature."""
+    """Return the classifier in the bytes of a file, which has the options of its network ``kind``,
+    weights, preprocessing, labels and temperature."""
     content: dict[str, Any] = torch.load(io.BytesIO(file), weights_only=True, map_location="cpu")
     model = filled(partial(kind, **content["architecture"]), content["state_dict"])
     view = content["preprocess"]
-    preprocess = CenterCrop(
-        size or view["side"], view["crop"], tuple(view["mean"]), tuple(view["std"])
-    )
-    return Classifier(
-        model,
-        preprocess,
-        with_synonyms(content["categories"]),
-        name,
-        content["temperature"],
-        weights,
-    )
+    side = size or view["side"]
+    preprocess = CenterCrop(side, view["crop"], tuple(view["mean"]), tuple(view["std"]))
+    labels = with_synonyms(content["categories"])
+    return Classifier(model, preprocess, labels, name, content["temperature"], weights)
 
 
 IMAGENET = Path(__file__).with_name("imagenet.txt")
@@ -193,8 +182,7 @@ COCO = Path(__file__).with_name("coco.txt")
 
 
 def load_nanodet(size: int | None = None) -> Classifier:
-    """Load NanoDet-g, which finds things of COCO's 80 classes; ``size`` is the side of its input in
-    pixels, 416.
+    """Load NanoDet-g, which finds things of COCO's 80 classes; its input is usually 416 pixels.
 
     It takes RGB with ImageNet's mean and standard deviation. The published network takes BGR: its
     first convolution has the channels in the other order here, which computes the same, and a map
@@ -208,15 +196,12 @@ def load_nanodet(size: int | None = None) -> Classifier:
     'cup'
     """
     labels = COCO.read_text("utf-8").splitlines()
-    return _converted(
-        NANODET, NanoDet, DETECTOR_FILE, DETECTOR_SHA256, StretchedPhoto(size or 416), labels
-    )
+    preprocess = StretchedPhoto(size or 416)
+    return _converted(NANODET, NanoDet, DETECTOR_FILE, DETECTOR_SHA256, preprocess, labels)
 
 
 def load_person_segmenter(size: int | None = None) -> Classifier:
-    """Load MediaPipe's selfie segmenter; ``size`` is the side of its input in pixels, 256.
-
-    It takes RGB from 0 to 1.
+    """Load MediaPipe's selfie segmenter; its input is usually 256 pixels, in RGB from 0 to 1.
 
     Raises:
         ModelError: a size that is no multiple of 32, or the file is missing or not the published
@@ -240,7 +225,8 @@ def _converted(
     preprocess: StretchedPhoto,
     labels: Sequence[str],
 ) -> Classifier:
-    """A network with the weights in a file, which are in half precision there."""
+    """Return the classifier of a network ``kind`` with the weights in a file, which are in half
+    precision there."""
     if preprocess.side % 32:
         raise ModelError(
             f"{option_name('size')} must be a multiple of 32 pixels for the model {name!r}, "
@@ -318,8 +304,9 @@ class TinyCLIP(nn.Module):
         self.image_projection = nn.Linear(width, width)
         self.token_embedding = nn.Embedding(vocabulary, width)
         self.position_embedding = nn.Parameter(torch.empty(LENGTH, width).normal_(std=0.02))
-        blocks = (small_networks.EncoderBlock(width, heads, 2 * width) for _ in range(depth))
-        self.text_layers = nn.Sequential(*blocks)
+        self.text_layers = nn.Sequential()
+        for _ in range(depth):
+            self.text_layers.append(small_networks.EncoderBlock(width, heads, 2 * width))
         self.text_ln = nn.LayerNorm(width)
         self.text_projection = nn.Linear(width, width)
         self.logit_scale = nn.Parameter(torch.tensor(2.5))
@@ -345,8 +332,8 @@ def vocabulary() -> tuple[str, ...]:
 
 
 def load_tiny_clip(size: int | None = None) -> Classifier:
-    """Load the small image-text model; ``size`` can only be 64 pixels. Its labels are 200 zero-shot
-    classes.
+    """Load the small image-text model, with labels of 200 zero-shot classes; its input can only be
+    64 pixels.
 
     Raises:
         ModelError: another size is requested, or a file is missing or not the published one.
@@ -365,15 +352,23 @@ def load_tiny_clip(size: int | None = None) -> Classifier:
     return Classifier(model.eval(), tower.preprocess, tower.categories, TINY_CLIP, weights=weights)
 
 
+LOADERS: dict[str, Callable[[int | None], Classifier]] = {
+    NAME: load_imagenet,
+    TINY: load_tiny,
+    TRANSFORMER: load_tiny_transformer,
+    TINY_CLIP: load_tiny_clip,
+    NANODET: load_nanodet,
+    PERSON_SEGMENTER: load_person_segmenter,
+}
+"""The functions that load the models of this package, the default first."""
+
+
 def filled(make: Callable[[], nn.Module], state: Mapping[str, torch.Tensor]) -> nn.Module:
     """Make a network with these weights, in full precision, for inference."""
     with torch.device("meta"):  # no time spent on initial values that are replaced at once
         model = make()
-    full = {}
-    for name, tensor in state.items():
-        full[name] = tensor.float() if tensor.is_floating_point() else tensor
-    model.load_state_dict(full, assign=True)
-    return model.eval()
+    model.load_state_dict(state, assign=True)
+    return model.float().eval()
 
 
 def read_published(path: Path, sha256: str, name: str, package: str = "explain-hooks") -> bytes:

@@ -1,6 +1,6 @@
 """Models in files: TorchScript, exported programs and ONNX, of which the scores alone are known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,15 @@ def as_module(model: Any) -> Any:
     if isinstance(model, torch.jit.ScriptModule):
         return nn.Sequential(model)
     if isinstance(model, ExportedProgram):
-        x = next(
-            node for node in model.graph.nodes if node.name in model.graph_signature.user_inputs
-        )
-        shape = tuple(side if isinstance(side, int) else None for side in x.meta["val"].shape)
-        return BlackBox(model.module(), shape)
+        names = model.graph_signature.user_inputs
+        x = next(node for node in model.graph.nodes if node.name in names)
+        return BlackBox(model.module(), _fixed(x.meta["val"].shape))
     return model
+
+
+def _fixed(shape: Iterable[Any]) -> tuple[int | None, ...]:
+    """A shape in a file, with None for the lengths that may vary."""
+    return tuple(side if isinstance(side, int) else None for side in shape)
 
 
 def load_file(path: Path) -> nn.Module:
@@ -86,6 +89,7 @@ def load_file(path: Path) -> nn.Module:
 
 
 def _onnx(path: Path) -> BlackBox:
+    """Read an ONNX model, which onnxruntime runs."""
     runtime = optional("onnxruntime", f"for the model {str(path)!r}", "onnx", ModelError)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     x_info = session.get_inputs()[0]
@@ -94,8 +98,7 @@ def _onnx(path: Path) -> BlackBox:
         outputs = session.run(None, {x_info.name: x.detach().cpu().numpy()})
         return torch.from_numpy(outputs[0]).to(x.device)
 
-    shape = tuple(side if isinstance(side, int) else None for side in x_info.shape)
-    return BlackBox(scores, shape)
+    return BlackBox(scores, _fixed(x_info.shape))
 
 
 TIMM = "timm:"

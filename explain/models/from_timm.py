@@ -20,9 +20,7 @@ from explain.models.preprocessing import (
     CenterCrop,
     Interpolation,
     StretchedPhoto,
-    Values,
     WholePhoto,
-    of_channels,
 )
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
@@ -42,19 +40,12 @@ class TimmTransform:
     def __call__(self, image: Image.Image) -> torch.Tensor:
         return self.transform(image)
 
-    def with_values(
-        self, size: int | None, mean: Values, std: Values, interpolation: Interpolation | None
-    ) -> "TimmTransform":
-        """Return the same with other values; None leaves one as it is."""
-        config = dict(self.config)
-        if size is not None:
-            config["input_size"] = (3, size, size)
-        if mean is not None:
-            config["mean"] = of_channels(mean, "mean")
-        if std is not None:
-            config["std"] = of_channels(std, "std")
-        if interpolation is not None:
-            config["interpolation"] = interpolation
+    def with_values(self, values: Mapping[str, Any]) -> "TimmTransform":
+        """Return the same with another "side", "mean", "std" or "interpolation"."""
+        config = {**self.config, **values}
+        side = config.pop("side", None)
+        if side is not None:
+            config["input_size"] = (3, side, side)
         return TimmTransform(config)
 
     def as_plain(self) -> CenterCrop | WholePhoto | None:
@@ -133,7 +124,7 @@ def _timm(name: str) -> ModuleType:
 
 
 def timm_config(model: nn.Module) -> Mapping[str, Any] | None:
-    """Return the configuration that comes with a model of timm, or None.
+    """Return the ``pretrained_cfg`` of a model of timm, or None for another model.
 
     Models of transformers that wrap one of timm have it inside their own configuration.
     """
@@ -145,9 +136,9 @@ def timm_config(model: nn.Module) -> Mapping[str, Any] | None:
 
 
 def is_configured(model: nn.Module) -> bool:
-    """Whether a model of timm has as many classes as the weights that its configuration is for.
+    """Whether a model of timm has as many classes as its configuration says.
 
-    It has not where it was made with ``num_classes=``, to be trained.
+    One that was made with another ``num_classes=``, to be trained, has not.
     """
     classes = (timm_config(model) or {}).get("num_classes")
     return classes is None or classes == getattr(model, "num_classes", classes)
@@ -157,8 +148,8 @@ def timm_transform_and_labels(
     timm: ModuleType, model: nn.Module, size: int | None = None
 ) -> tuple[TimmTransform, Sequence[str] | None]:
     """Return the preprocessing and the labels that a model's configuration names, as timm itself
-    makes them."""
-    # where the caller chose another size
+    makes them; ``size`` is another side of the input."""
+    # a model that was made with another size has it here
     sides = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is not None:
         sides = (size, size)

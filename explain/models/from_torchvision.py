@@ -8,17 +8,18 @@ from types import ModuleType
 import torch
 
 from explain._utils.errors import ModelError, did_you_mean
-from explain.models.bundled import NAME, NANODET, PERSON_SEGMENTER, TINY, TINY_CLIP, TRANSFORMER
+from explain.models.bundled import LOADERS
 from explain.models.classifier import Classifier
 from explain.models.preprocessing import adjusted
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
-# what a package raises that fits no other's release
 UNUSABLE = (ImportError, RuntimeError, OSError, AttributeError)
+"""What importing a package raises that was built for another release of torch."""
 RESCALING = ("googlenet", "inception_v3")
 """Networks that rescale their input where they carry published weights; weights tuned from those
 expect the same."""
 OLD_DENSENET = r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)"
+"""Names in old files of weights, which had a dot more."""
 
 
 def torchvision_models() -> ModuleType:
@@ -46,15 +47,7 @@ def list_models() -> list[str]:
     """Return the names that `load` takes: the models of this package, the default first, then
     torchvision's."""
     models = torchvision_models()
-    return [
-        NAME,
-        TINY,
-        TRANSFORMER,
-        TINY_CLIP,
-        NANODET,
-        PERSON_SEGMENTER,
-        *models.list_models(module=models),
-    ]
+    return [*LOADERS, *models.list_models(module=models)]
 
 
 def load_torchvision(
@@ -75,9 +68,8 @@ def load_torchvision(
             f"model {name!r} is unknown (your own is given as package.module:factory); {hint}"
         )
     published = models.get_model_weights(name).DEFAULT
-    preprocess = published.transforms()
     categories = published.meta["categories"]
-    preprocess = adjusted(preprocess, size=size)
+    preprocess = adjusted(published.transforms(), size=size)
     if weights is None:
         # as torchvision does: some builders set more than parameters by their published weights
         try:

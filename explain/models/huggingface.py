@@ -14,16 +14,10 @@ from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ModelError, either, option_name, quiet
-from explain.models.preprocessing import (
-    CenterCrop,
-    Interpolation,
-    StretchedPhoto,
-    Values,
-    of_channels,
-)
+from explain.models.preprocessing import CenterCrop, Interpolation, StretchedPhoto
 
 SHOWN = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")
-"""What decides how a photo is seen."""
+"""The values of an image processor that its text shows."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,18 +36,16 @@ class Processed:
         processed = self.processor(images=image.convert("RGB"), return_tensors="pt", **self.options)
         return processed["pixel_values"][0]
 
-    def with_values(
-        self, size: int | None, mean: Values, std: Values, interpolation: Interpolation | None
-    ) -> "Processed":
-        """Return the same with other values; None leaves one as it is."""
-        processed = self if size is None else self.resized(size, size)
+    def with_values(self, values: Mapping[str, Any]) -> "Processed":
+        """Return the same with another "side", "mean", "std" or "interpolation"."""
+        side = values.get("side")
+        processed = self if side is None else self.resized(side, side)
         options = dict(processed.options)
-        if mean is not None:
-            options["image_mean"] = list(of_channels(mean, "mean"))
-        if std is not None:
-            options["image_std"] = list(of_channels(std, "std"))
-        if interpolation is not None:
-            options["resample"] = Image.Resampling[interpolation.upper()]
+        for name in ("mean", "std"):
+            if name in values:
+                options[f"image_{name}"] = list(values[name])
+        if "interpolation" in values:
+            options["resample"] = Image.Resampling[values["interpolation"].upper()]
         return Processed(self.processor, options)
 
     def as_plain(self) -> CenterCrop | StretchedPhoto | None:
@@ -92,30 +84,32 @@ class Processed:
         size = self._sides("size")
         crop = self._sides("crop_size") if self._value("do_center_crop") else {}
         sides = {"height": height, "width": width}
+        options = dict(self.options)
         if crop:
             share = height / crop["height"]
-            scaled = {name: max(1, round(side * share)) for name, side in size.items()}
-            return Processed(self.processor, {**self.options, "size": scaled, "crop_size": sides})
-        if "height" in size:
-            return Processed(self.processor, {**self.options, "size": sides})
-        if "shortest_edge" not in size:
+            options["size"] = {name: max(1, round(side * share)) for name, side in size.items()}
+            options["crop_size"] = sides
+        elif "height" in size:
+            options["size"] = sides
+        elif "shortest_edge" in size:
+            edges = {"shortest_edge": height, "longest_edge": max(height, width)}
+            options["size"] = {name: edges[name] for name in size}
+        else:
             name = type(self.processor).__name__
             remedy = either("set it there, and pass it as preprocess=", "set it there")
             raise ModelError(
                 f"{option_name('size')} cannot be changed for {name}, whose size is {size}; "
                 f"{remedy}"
             )
-        edges = {"shortest_edge": height, "longest_edge": max(height, width)}
-        scaled = {name: edges[name] for name in size}
-        return Processed(self.processor, {**self.options, "size": scaled})
+        return Processed(self.processor, options)
 
     def _sides(self, name: str) -> dict[str, int]:
-        """A size of the image processor as a plain dictionary of what is set in it."""
-        value = self._value(name)
-        return {key: side for key, side in dict(value or {}).items() if side is not None}
+        """The "size" or "crop_size" in pixels, by the name of each edge that is set."""
+        sides = dict(self._value(name) or {})
+        return {edge: side for edge, side in sides.items() if side is not None}
 
     def _value(self, name: str) -> Any:
-        """What is said in place of a value of the image processor, or that value, or None."""
+        """The option with this name; else what the image processor has for it, or None."""
         return self.options.get(name, getattr(self.processor, name, None))
 
     def __repr__(self) -> str:
@@ -126,14 +120,14 @@ class Processed:
         return f"{type(self.processor).__name__}({shown})"
 
 
-def as_processed(thing: Any) -> Processed | None:
-    """Return an image processor, or the one in a processor of several kinds, as a preprocessing;
-    None for others."""
-    inner = getattr(thing, "image_processor", thing)
-    is_processor = callable(getattr(inner, "preprocess", None)) and hasattr(
-        inner, "model_input_names"
-    )
-    return Processed(inner) if is_processor else None
+def as_processed(processor: Any) -> Processed | None:
+    """Return an image processor, or that of a processor of images and texts, as a preprocessing;
+    None for anything else."""
+    inner = getattr(processor, "image_processor", processor)
+    can_preprocess = callable(getattr(inner, "preprocess", None))
+    if can_preprocess and hasattr(inner, "model_input_names"):
+        return Processed(inner)
+    return None
 
 
 def config_of(model: nn.Module) -> Any:

@@ -46,7 +46,9 @@ class Stage(nn.Module):
     def __init__(self, inputs: int, width: int, blocks: int, stride: int) -> None:
         super().__init__()
         self.first = ConvActivation(inputs, width, stride)
-        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.blocks = nn.Sequential()
+        for _ in range(blocks):
+            self.blocks.append(Block(width))
         self.last = ConvActivation(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -80,21 +82,23 @@ class Neck(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.reduce = nn.ModuleList(
-            nn.Conv2d(2 * stage[0], width, 1) for stage in STAGES[-len(STRIDES) :]
-        )
+        self.reduce = nn.ModuleList()
+        for channels, _, _ in STAGES[-len(STRIDES) :]:
+            self.reduce.append(nn.Conv2d(2 * channels, width, 1))
 
     def forward(self, maps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         mixed = [reduce(x) for reduce, x in zip(self.reduce, maps, strict=True)]
         last = len(mixed) - 1
-        for to, source in [(i, i + 1) for i in reversed(range(last))] + [
-            (i + 1, i) for i in range(last)
-        ]:
-            size = mixed[to].shape[-2:]
-            mixed[to] = mixed[to] + F.interpolate(
-                mixed[source], size=size, mode="bilinear", align_corners=False
-            )
+        for i in reversed(range(last)):
+            mixed[i] = mixed[i] + _resized(mixed[i + 1], mixed[i])
+        for i in range(last):
+            mixed[i + 1] = mixed[i + 1] + _resized(mixed[i], mixed[i + 1])
         return mixed
+
+
+def _resized(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A map at the resolution of another one."""
+    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
 
 
 class Head(nn.Sequential):
@@ -130,10 +134,8 @@ class NanoDet(nn.Module):
         self.heads = nn.ModuleDict({f"stride{stride}": Head(width, classes) for stride in STRIDES})
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        maps = self.neck(self.backbone(x))
-        return decode_heads(
-            [head(level) for head, level in zip(self.heads.values(), maps, strict=True)]
-        )
+        levels = zip(self.heads.values(), self.neck(self.backbone(x)), strict=True)
+        return decode_heads([head(level) for head, level in levels])
 
 
 def decode_heads(
@@ -191,14 +193,11 @@ def detect(
     """
     images = []
     for scores, boxes in zip(output["scores"], output["boxes"], strict=True):
-        chosen = list(
-            detections.suppressed(
-                scores.detach(), boxes.detach(), threshold, iou=iou, most=candidates
-            )
+        hits = detections.suppressed(
+            scores.detach(), boxes.detach(), threshold, iou=iou, most=candidates
         )
-        cells, labels = (
-            torch.tensor(chosen, dtype=torch.long, device=boxes.device).reshape(-1, 2).unbind(1)
-        )
+        pairs = torch.tensor(list(hits), dtype=torch.long, device=boxes.device).reshape(-1, 2)
+        cells, labels = pairs.unbind(1)
         images.append(
             {
                 "boxes": boxes[cells],

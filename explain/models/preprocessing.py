@@ -1,7 +1,7 @@
 """How a photo becomes a model's input: which part of it the model sees, at which size and in which
 colours."""
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -74,9 +74,8 @@ class CenterCrop:
 
     def cut(self, image: Image.Image, box: Box) -> torch.Tensor:
         """Cut a square out of a photo, scale and normalise it: ``(C, side, side)``."""
-        return _scaled(
-            self, image, (self.side, self.side), (box.left, box.top, box.right, box.bottom)
-        )
+        corners = (box.left, box.top, box.right, box.bottom)
+        return _scaled(self, image, (self.side, self.side), corners)
 
 
 Crop: TypeAlias = Literal["center", "whole"]
@@ -112,13 +111,12 @@ class WholePhoto:
         if not self.pad:
             return Box.whole(size)
         width, height = self._scaled_size(size)
-        across = size[0] / width  # pixels of the photo in one of the input
-        down = size[1] / height
         left = (self.side - width) // 2
         top = (self.side - height) // 2
-        return Box(
-            -left * across, -top * down, (self.side - left) * across, (self.side - top) * down
-        )
+        across = size[0] / width  # pixels of the photo in one of the input
+        down = size[1] / height
+        right = (self.side - left) * across
+        return Box(-left * across, -top * down, right, (self.side - top) * down)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         width, height = self._scaled_size(image.size)
@@ -130,11 +128,10 @@ class WholePhoto:
         return F.pad(x, (left, self.side - width - left, top, self.side - height - top))
 
     def _scaled_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        scale = (
-            self.side / max(size)
-            if self.pad
-            else min(self.side / min(size), LONGEST * self.side / max(size))
-        )
+        """The width and height in pixels of the scaled photo, without padding."""
+        scale = self.side / max(size)
+        if not self.pad:
+            scale = min(self.side / min(size), LONGEST * scale)
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
@@ -153,8 +150,8 @@ class StretchedPhoto(WholePhoto):
 def _scaled(
     how: CenterCrop | WholePhoto, image: Image.Image, size: tuple[int, int], part: Any = None
 ) -> torch.Tensor:
-    """Return a part of a photo at ``size`` (width, height), each channel less its mean and divided
-    by its deviation.
+    """Scale a part of a photo (all of it for None) to ``size`` (width, height), and normalise each
+    channel: ``(C, height, width)``.
 
     It is in grey where there is one mean, and in colour where there are three.
     """
@@ -191,15 +188,14 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
 
 
 def takes_any_size(model: nn.Module) -> bool:
-    """Whether a network averages its last maps and has nothing that belongs to a fixed size."""
-    pools = [
-        module.output_size for module in model.modules() if isinstance(module, nn.AdaptiveAvgPool2d)
-    ]
-    fixed = any(
-        "pos" in name.split(".")[-1].split("_") or "position" in name
-        for name, _ in model.named_parameters()
-    )
-    return (1 in pools or (1, 1) in pools) and not fixed
+    """Whether a network averages its last maps, and has no embeddings of positions."""
+    for name, _ in model.named_parameters():
+        if "position" in name or "pos" in name.split(".")[-1].split("_"):
+            return False
+    for module in model.modules():
+        if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
+            return True
+    return False
 
 
 def as_plain(preprocess: Any, wanted: str) -> CenterCrop | WholePhoto:
@@ -285,52 +281,44 @@ def adjusted(
     of_each_channel = std if mean is None else mean
     if channels is None and isinstance(of_each_channel, (list, tuple)):
         channels = 1 if len(of_each_channel) == 1 else None
-    if channels != 1 and hasattr(preprocess, "with_values"):
-        return preprocess.with_values(size, mean, std, interpolation)
-    plain = as_plain(preprocess, " and ".join(names))
-    if channels is None:
-        channels = len(plain.mean)
-    if channels != len(plain.mean):
-        plain = replace(
-            plain, mean=(fmean(plain.mean),) * channels, std=(fmean(plain.std),) * channels
-        )
-    changes: dict[str, Any] = {}
-    if size is not None:
-        changes["side"] = size
-    if mean is not None:
-        changes["mean"] = of_channels(mean, "mean", channels)
-    if std is not None:
-        changes["std"] = of_channels(std, "std", channels)
-    if interpolation is not None:
-        changes["interpolation"] = interpolation
-    return replace(plain, **changes)
+    # a transform of timm or transformers, which has three channels
+    changes_itself = channels != 1 and hasattr(preprocess, "with_values")
+    plain: Any = preprocess
+    if not changes_itself:
+        plain = as_plain(preprocess, " and ".join(names))
+        channels = channels or len(plain.mean)
+        if channels != len(plain.mean):
+            plain = replace(
+                plain, mean=(fmean(plain.mean),) * channels, std=(fmean(plain.std),) * channels
+            )
+    changes: dict[str, Any] = {"side": size, "interpolation": interpolation}
+    for name, value in (("mean", mean), ("std", std)):
+        changes[name] = None if value is None else _of_channels(value, name, channels or 3)
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return plain.with_values(changes) if changes_itself else replace(plain, **changes)
 
 
-def of_channels(values: Any, name: str, channels: int = 3) -> tuple[float, ...]:
-    """A number for each channel: its "mean", from 0 to 1, or its "std", above 0.
+def _of_channels(values: Any, name: str, channels: int) -> tuple[float, ...]:
+    """Return a number for each channel: its "mean", from 0 to 1, or its "std", above 0.
 
     Raises:
         ModelError: they are more or fewer, or out of the range.
     """
     numbers = list(values) if isinstance(values, (list, tuple)) else [values] * channels
-    are_numbers = all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) for value in numbers
-    )
-    if name == "mean":
-        wanted = "from 0 to 1"
-        in_range = are_numbers and all(0 <= value <= 1 for value in numbers)
-    else:
-        wanted = "above 0"
-        in_range = are_numbers and all(1e-6 <= value < math.inf for value in numbers)
     if len(numbers) != channels:
         must = f"be one number, or one for each of the model's {channels} channels"
         if channels == 1:
             must = "be one number, since the model takes one channel"
         raise ModelError(f"{option_name(name)} must {must}, got {shown(values)}")
-    if not in_range:
-        alternative = "" if channels == 1 else ", or one for each of the three channels"
-        raise ModelError(
-            f"{option_name(name)} must be a number {wanted}{alternative}, got {shown(values)}; "
-            "divide by 255 what was computed from pixels from 0 to 255"
-        )
+    least = 0 if name == "mean" else 1e-6
+    most = 1 if name == "mean" else sys.float_info.max
+    for number in numbers:
+        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+        if not is_number or not least <= number <= most:
+            wanted = "from 0 to 1" if name == "mean" else "above 0"
+            alternative = "" if channels == 1 else ", or one for each of the three channels"
+            raise ModelError(
+                f"{option_name(name)} must be a number {wanted}{alternative}, got "
+                f"{shown(values)}; divide by 255 what was computed from pixels from 0 to 255"
+            )
     return tuple(map(float, numbers))

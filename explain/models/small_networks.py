@@ -27,11 +27,9 @@ class Bottleneck(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.downsample: nn.Module | None = None
         if stride > 1 or inputs != outputs:
-            pool = (
-                nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
-                if stride > 1
-                else nn.Identity()
-            )
+            pool: nn.Module = nn.Identity()
+            if stride > 1:
+                pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
             self.downsample = nn.Sequential(
                 pool, nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
             )
@@ -68,9 +66,10 @@ class SmallResNet(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         inputs = stem
         for stage, (width, depth) in enumerate(zip(widths, depths, strict=True), start=1):
-            first = Bottleneck(inputs, width, stride=2 if stage > 1 else 1)
-            rest = [Bottleneck(width, width, stride=1) for _ in range(depth - 1)]
-            self.add_module(f"layer{stage}", nn.Sequential(first, *rest))
+            layer = nn.Sequential(Bottleneck(inputs, width, stride=2 if stage > 1 else 1))
+            for _ in range(depth - 1):
+                layer.append(Bottleneck(width, width, stride=1))
+            self.add_module(f"layer{stage}", layer)
             inputs = width
         self.stages = len(widths)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -133,7 +132,9 @@ class SmallTransformer(nn.Module):
         self.pos_embedding = nn.Parameter(
             torch.empty(1, 1 + (side // 8) ** 2, width).normal_(std=0.02)
         )
-        self.layers = nn.Sequential(*(EncoderBlock(width, heads, 4 * width) for _ in range(depth)))
+        self.layers = nn.Sequential()
+        for _ in range(depth):
+            self.layers.append(EncoderBlock(width, heads, 4 * width))
         self.ln = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 
@@ -144,12 +145,10 @@ class SmallTransformer(nn.Module):
         return self.avgpool(self.layer2(self.layer1(x)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens = self.conv_proj(self.features(x)).flatten(2).transpose(1, 2)
-        x = (
-            torch.cat([self.class_token.expand(len(tokens), -1, -1), tokens], dim=1)
-            + self.pos_embedding
-        )
-        return self.head(self.ln(self.layers(x))[:, 0])
+        patches = self.conv_proj(self.features(x)).flatten(2).transpose(1, 2)
+        class_tokens = self.class_token.expand(len(patches), -1, -1)
+        tokens = torch.cat([class_tokens, patches], dim=1) + self.pos_embedding
+        return self.head(self.ln(self.layers(tokens))[:, 0])
 
 
 STAGES = (  # expansion, kernel, stride, channels, blocks
@@ -197,11 +196,13 @@ class ConvNormActivation(nn.Sequential):
         *,
         activation: bool = True,
     ) -> None:
+        super().__init__()
         # Without a stride, the padding is the same on all sides and for all sizes.
         kind, padding = (SameConv2d, 0) if stride > 1 else (nn.Conv2d, kernel // 2)
-        convolution = kind(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
-        layers: list[nn.Module] = [convolution, nn.BatchNorm2d(outputs, eps=EPSILON)]
-        super().__init__(*layers, *([nn.ReLU6()] if activation else []))
+        self.append(kind(inputs, outputs, kernel, stride, padding, groups=groups, bias=False))
+        self.append(nn.BatchNorm2d(outputs, eps=EPSILON))
+        if activation:
+            self.append(nn.ReLU6())
 
 
 class MBConv(nn.Module):
@@ -211,10 +212,11 @@ class MBConv(nn.Module):
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
         width = inputs * expansion
-        layers = [ConvNormActivation(inputs, width)] if expansion > 1 else []
-        layers.append(ConvNormActivation(width, width, kernel, stride, groups=width))
-        layers.append(ConvNormActivation(width, outputs, activation=False))
-        self.block = nn.Sequential(*layers)
+        self.block = nn.Sequential()
+        if expansion > 1:
+            self.block.append(ConvNormActivation(inputs, width))
+        self.block.append(ConvNormActivation(width, width, kernel, stride, groups=width))
+        self.block.append(ConvNormActivation(width, outputs, activation=False))
         self.shortcut = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -235,14 +237,14 @@ class EfficientNetLite0(nn.Module):
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
         inputs = 32
-        features: list[nn.Module] = [ConvNormActivation(3, inputs, 3, 2)]
+        self.features = nn.Sequential(ConvNormActivation(3, inputs, 3, 2))
         for expansion, kernel, stride, outputs, count in STAGES:
-            first = MBConv(inputs, outputs, expansion, kernel, stride)
-            rest = [MBConv(outputs, outputs, expansion, kernel, 1) for _ in range(count - 1)]
-            features.append(nn.Sequential(first, *rest))
+            stage = nn.Sequential(MBConv(inputs, outputs, expansion, kernel, stride))
+            for _ in range(count - 1):
+                stage.append(MBConv(outputs, outputs, expansion, kernel, 1))
+            self.features.append(stage)
             inputs = outputs
-        features.append(ConvNormActivation(inputs, 1280))
-        self.features = nn.Sequential(*features)
+        self.features.append(ConvNormActivation(inputs, 1280))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes))
 
@@ -282,9 +284,12 @@ class Gate(nn.Sequential):
     ``(N, C', 1, 1)``."""
 
     def __init__(self, inputs: int, outputs: int, hidden: int | None = None) -> None:
-        between = [] if hidden is None else [nn.Conv2d(inputs, hidden, 1), nn.ReLU()]
-        last = nn.Conv2d(hidden or inputs, outputs, 1)
-        super().__init__(nn.AdaptiveAvgPool2d(1), *between, last, nn.Sigmoid())
+        super().__init__(nn.AdaptiveAvgPool2d(1))
+        if hidden is not None:
+            self.append(nn.Conv2d(inputs, hidden, 1))
+            self.append(nn.ReLU())
+        self.append(nn.Conv2d(hidden or inputs, outputs, 1))
+        self.append(nn.Sigmoid())
 
 
 class InvertedResidual(nn.Module):
@@ -299,11 +304,12 @@ class InvertedResidual(nn.Module):
         kernel: int,
         stride: int,
         gate: int | None,
-        kind: type[nn.Module],
+        activation: type[nn.Module],
     ) -> None:
         super().__init__()
-        self.expand = nn.Sequential(nn.Conv2d(inputs, width, 1), kind())
-        self.filter = nn.Sequential(SameConv2d(width, width, kernel, stride, groups=width), kind())
+        self.expand = nn.Sequential(nn.Conv2d(inputs, width, 1), activation())
+        depthwise = SameConv2d(width, width, kernel, stride, groups=width)
+        self.filter = nn.Sequential(depthwise, activation())
         self.gate = None if gate is None else Gate(width, width, gate)
         self.project = nn.Conv2d(width, outputs, 1)
         self.shortcut = stride == 1 and inputs == outputs
@@ -346,14 +352,14 @@ class PersonSegmenter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(SameConv2d(3, STEM, 3, 2), Hardswish())
-        channels = [STEM, *(block[1] for block in BLOCKS)]
-        blocks = [
-            InvertedResidual(inputs, *block)
-            for inputs, block in zip(channels, BLOCKS, strict=False)
-        ]
-        self.blocks = nn.ModuleList(blocks)
-        self.context = nn.Sequential(nn.Conv2d(channels[-1], CONTEXT, 1), nn.ReLU())
-        self.context_gate = Gate(channels[-1], CONTEXT)
+        self.blocks = nn.ModuleList()
+        inputs = STEM
+        for width, outputs, kernel, stride, gate, activation in BLOCKS:
+            block = InvertedResidual(inputs, width, outputs, kernel, stride, gate, activation)
+            self.blocks.append(block)
+            inputs = outputs
+        self.context = nn.Sequential(nn.Conv2d(inputs, CONTEXT, 1), nn.ReLU())
+        self.context_gate = Gate(inputs, CONTEXT)
         widths = [*(BLOCKS[i][1] for i in FINER), STEM]
         self.decoder = nn.ModuleList(map(DecoderStep, [CONTEXT, *widths], widths))
         self.output = nn.ConvTranspose2d(STEM, 1, 2, 2)
