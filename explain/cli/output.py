@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
@@ -147,6 +147,16 @@ def _number(stream: Any) -> int | None:
         return int(stream.fileno())
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def in_brackets(counts: Mapping[str, int]) -> str:
+    """The counts that are not zero, as the end of a line.
+
+    >>> in_brackets({"failed": 2, "skipped": 0}), in_brackets({"failed": 0})
+    (' (2 failed)', '')
+    """
+    parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f" ({parts})" if parts else ""
 
 
 def wrote(files: Iterable[object]) -> list[str]:

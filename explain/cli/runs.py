@@ -3,7 +3,7 @@ them."""
 
 import os
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,15 @@ from explain.cli.commands import (
     option,
     refuse_without_effect,
 )
-from explain.cli.output import FAILED, INTERRUPTED, Output, RunProgress, notes, wrote
+from explain.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    Output,
+    RunProgress,
+    in_brackets,
+    notes,
+    wrote,
+)
 from explain.cli.questions import call_options, methods_of, metrics_of, target_of, targets_of
 from explain.cli.several import ASKED, blaming, load_explainer
 
@@ -136,13 +144,13 @@ def run(context: click.Context, /, **values: Any) -> int:
     earlier = _manifest_of(options.output)
     begun = time.monotonic()
     try:
-        with ExitStack() as stack:
-            stack.enter_context(as_usage(ASKED))  # which hold for every photo
-            stack.enter_context(closing(line))
-            stack.enter_context(notes(answer))
-            stack.enter_context(blaming(options.model))
-            if answer.quiet:
-                stack.enter_context(hushed())
+        with (
+            as_usage(ASKED),  # which hold for every photo
+            closing(line),
+            notes(answer),
+            blaming(options.model),
+            hushed() if answer.quiet else nullcontext(),
+        ):
             finished = runner(
                 source,
                 explainer,
@@ -242,23 +250,18 @@ def _summary(
     failures = finished.failures
     for name, reason in list(failures.items())[:LISTED]:
         answer.complain(reason if repr(name) in reason else f"{name}: {reason}")
-    if len(failures) > LISTED:
-        count = len(failures) - LISTED
+    unlisted = len(failures) - LISTED
+    if unlisted > 0:
         answer.complain(
-            f"{count} more photos failed; the table 'failures' of {finished.path} lists them"
+            f"{unlisted} more photos failed; the table 'failures' of {finished.path} lists them"
         )
     remarks = finished.notes
-    if remarks:
-        more = (
-            f" (and {len(remarks) - 1} more, in the table 'notes' of {finished.path})"
-            if len(remarks) > 1
-            else ""
-        )
-        answer.note(f"{remarks[0]}{more}")
-    parts = [f"{line.there} were there"] if line.there else []
-    if failures:
-        parts.append(f"{len(failures)} failed")
-    rest = f" ({', '.join(parts)})" if parts else ""
+    if len(remarks) > 1:
+        more = f"(and {len(remarks) - 1} more, in the table 'notes' of {finished.path})"
+        answer.note(f"{remarks[0]} {more}")
+    elif remarks:
+        answer.note(remarks[0])
+    rest = in_brackets({"were there": line.there, "failed": len(failures)})
     answer.say(
         f"explained {line.done} photos in {duration(seconds)}{rest}; {len(finished)} rows in "
         f"{output}"

@@ -24,7 +24,7 @@ from explain._utils.errors import (
 )
 from explain._utils.progress import duration
 from explain.cli.commands import UsageError, as_usage, without_effect
-from explain.cli.output import DONE, FAILED, USAGE, Output, ProgressBar, notes
+from explain.cli.output import DONE, FAILED, USAGE, Output, ProgressBar, in_brackets, notes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -318,9 +318,8 @@ class _Tally:
     def rest(self, folder: str) -> str:
         """What the last line says besides how many photos are done."""
         counts = {"failed": self.failed, "skipped": self.skipped, "not looked at": self.left}
-        parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         written = f"; {self.files} files written to {folder}" if folder and self.files else ""
-        return (f" ({parts})" if parts else "") + written
+        return in_brackets(counts) + written
 
     def succeed(self, path: str, result: PhotoResult) -> bool:
         """Say what came of a photo; the others go on."""
