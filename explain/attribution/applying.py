@@ -55,7 +55,8 @@ def apply_method(
         delta = method.delta(first, values)
         fields = dict(vars(method.outcome(first)))
         if ranked is not None:
-            fields["channels"] = Channels(*ranked.sort(dim=1, descending=True, stable=True))
+            values_of_channels, indices = ranked.sort(dim=1, descending=True, stable=True)
+            fields["channels"] = Channels(values_of_channels, indices)
         if delta is not None:
             fields["delta"] = delta.detach()
     frames_first = layout == "NTCHW" and values.ndim == 5

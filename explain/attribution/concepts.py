@@ -4,6 +4,7 @@ contributes to."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import nn
@@ -158,12 +159,14 @@ def find_concepts(
         where = where[:, order]
         what = what[order]
         error = float((rows - where @ what).norm() / rows.norm())
-        shown = what.to(maps).reshape(count, channels, *[1] * len(places)).expand(-1, -1, *places)
-        replaced = rows_of([count], shown.device, lambda images, numbers: shown[numbers])
-        placed = where.reshape(n, *places, count).movedim(-1, 1).to(maps)
+        vectors = what.to(maps)
+        everywhere = vectors[:, :, None].expand(-1, -1, prod(places))
+        alone = everywhere.reshape((count, channels, *places))
+        replaced = rows_of([count], alone.device, lambda images, numbers: alone[numbers])
+        placed = where.reshape((n, *places, count)).movedim(-1, 1).to(maps)
     scores = Scores(GivenRows(replaced, "a concept alone"), ScoreOf("all"))
     (scores_of,) = gather(model, inputs, plan_of([scores], [name]), [TopClass()], settings)
-    return Concepts(placed, what.to(maps), scores_of(name)[scores], name, evidence.size, error)
+    return Concepts(placed, vectors, scores_of(name)[scores], name, evidence.size, error)
 
 
 def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:

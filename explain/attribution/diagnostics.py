@@ -152,9 +152,9 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
             coverages[type(need)] = evidence[need]
     if not coverages:
         return None
-    gradients, relevance, uninspected = (
-        coverages.get(kind) for kind in (RuleCoverage, RelevanceCoverage, Uninspected)
-    )
+    gradients = coverages.get(RuleCoverage)
+    relevance = coverages.get(RelevanceCoverage)
+    uninspected = coverages.get(Uninspected)
     if gradients is not None and not gradients.covered:
         warn(
             f"{method.name} found no rectifier (ReLU or a relative) between the input and the "

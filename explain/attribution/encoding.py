@@ -12,7 +12,7 @@ import importlib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pkgutil import iter_modules
 from typing import Any
@@ -207,13 +207,8 @@ def _classes() -> dict[str, type]:
     classes: dict[str, type] = {}
     for module in modules:
         for name, value in vars(module).items():
-            if (
-                not isinstance(value, type)
-                or value.__module__ != module.__name__
-                or name.startswith("_")
-            ):
-                continue
-            if hasattr(value, "__dataclass_fields__"):
+            is_own = isinstance(value, type) and value.__module__ == module.__name__
+            if is_own and is_dataclass(value) and not name.startswith("_"):
                 classes[name] = value
     return classes
 

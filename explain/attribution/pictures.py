@@ -1,7 +1,7 @@
 """What an explanation looks like: attributions as overlays, captions, and the tiles of a sheet."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -88,17 +88,18 @@ class Scene:
         across = size[0] / self.photo.width
         down = size[1] / self.photo.height
 
-        def scaled(edges: Iterable[float]) -> Any:
+        def scaled(edges: Edges) -> Edges:
             left, top, right, bottom = edges
             return left * across, top * down, right * across, bottom * down
 
-        box, *seen = (Box(*scaled(astuple(part))) for part in (self.box, *self.seen))
-        boxes = tuple(None if edges is None else scaled(edges) for edges in self.boxes)
+        def scaled_box(box: Box) -> Box:
+            return Box(box.left * across, box.top * down, box.right * across, box.bottom * down)
+
         return Scene(
             photo,
-            box,
-            tuple(seen),
-            boxes,
+            scaled_box(self.box),
+            tuple(map(scaled_box, self.seen)),
+            tuple(None if edges is None else scaled(edges) for edges in self.boxes),
             {label: scaled(edges) for label, edges in self.detected.items()},
         )
 
@@ -259,11 +260,8 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
         return f"No part of {whole} {verb_of_none} {role}"
     first = sets[0]
     if not first.size:
-        return (
-            f"{label} stays when all is absent"
-            if sufficient
-            else f"{label} is no answer for the whole photo"
-        )
+        empty = "stays when all is absent" if sufficient else "is no answer for the whole photo"
+        return f"{label} {empty}"
     has_scores = first.alone == first.alone  # nothing is run any more after an interrupt
     details = [f"{first.alone:.2f} alone, {first.without:.2f} without"] if has_scores else []
     text = (
@@ -350,19 +348,16 @@ def layer_of(attribution: Attribution) -> str:
     layer = attribution.layer
     if layer is None or isinstance(layer, str):
         return layer or ""
-    names = (
-        ", ".join(layer) if len(layer) < 3 else f"{len(layer)} layers, {layer[0]} to {layer[-1]}"
-    )
+    names = ", ".join(layer)
+    if len(layer) > 2:
+        names = f"{len(layer)} layers, {layer[0]} to {layer[-1]}"
     return f"{attribution.fuse or 'mean'} of {names}"
 
 
 def layer_caption(attribution: Attribution) -> str:
     """The layer of a method as captions have it; empty for a map of the photo's pixels."""
-    return (
-        f"layer {attribution.layer}"
-        if isinstance(attribution.layer, str)
-        else layer_of(attribution)
-    )
+    prefix = "layer " if isinstance(attribution.layer, str) else ""
+    return prefix + layer_of(attribution)
 
 
 def remark(attribution: Attribution) -> str:
@@ -391,15 +386,8 @@ def _families(result: Mapping[str, Attribution]) -> list[tuple[str, list[Attribu
     """Methods by family; few are left together, in their order."""
     if len(result) < MANY:
         return [("", list(result.values()))]
-    families = [
-        (
-            name,
-            [
-                attribution
-                for attribution in result.values()
-                if innermost_method(attribution.method).family == name
-            ],
-        )
-        for name in FAMILIES
-    ]
-    return [(name, members) for name, members in families if members]
+    families: dict[str, list[Attribution]] = {name: [] for name in FAMILIES}
+    for attribution in result.values():
+        family = innermost_method(attribution.method).family
+        families.setdefault(family, []).append(attribution)
+    return [(name, members) for name, members in families.items() if members]

@@ -130,16 +130,14 @@ class Attribution(Outcome):
             if isinstance(value, Attribution):
                 return value.converted(convert)
             if isinstance(value, Channels):
-                return Channels(*map(convert, value))
+                return Channels(convert(value.values), convert(value.indices))
             if isinstance(value, EvidenceSets):
-                return EvidenceSets(*map(convert, vars(value).values()))
+                return replace(value, **changed(vars(value)))
             if isinstance(value, Coverage):
                 return replace(value, taken=changed(value.taken))
-            return (
-                {name: changed(item) for name, item in value.items()}
-                if isinstance(value, Mapping)
-                else value
-            )
+            if isinstance(value, Mapping):
+                return {name: changed(item) for name, item in value.items()}
+            return value
 
         names = [part.name for part in fields(self) if part.name != "options"]
         return replace(self, **{name: changed(getattr(self, name)) for name in names})
@@ -171,11 +169,9 @@ class Attribution(Outcome):
     def stopped(self) -> str:
         """In words, that an interrupt or the time ended the runs; empty where these are all that
         were wanted."""
-        if (
-            self.spent is None
-            or self.planned is None
-            or not bool((self.spent < self.planned).any())
-        ):
+        if self.spent is None or self.planned is None:
+            return ""
+        if not bool((self.spent < self.planned).any()):
             return ""
         tolerance = self.options.get("tolerance")
         reached = self.relative_error
@@ -320,23 +316,21 @@ class Attribution(Outcome):
             tiles.append(Tile(style.draw(blank, values.cpu().numpy(), box), name, legend=legend))
         title = title_of(self.method)
         if self.layer is not None:
-            title += (
-                f", layer {self.layer if isinstance(self.layer, str) else ', '.join(self.layer)}"
-            )
+            layers = [self.layer] if isinstance(self.layer, str) else self.layer
+            title += f", layer {', '.join(layers)}"
         detail = f"values {tuple(self.values.shape)}"
         if len(tiles) < len(names):
             detail += f", the first {len(tiles)} of {len(names)} maps"
         return Layout(title, detail, (Group("", tuple(tiles)),))
 
     def _names(self) -> list[str]:
-        targets = (
-            [self.target] * len(self) if isinstance(self.target, str) else self.target.tolist()
-        )
-        words = [target if isinstance(target, str) else f"class {target}" for target in targets]
-        return [
-            f"{word}, score {score:.3g}"
-            for word, score in zip(words, self.score.tolist(), strict=True)
-        ]
+        """The target of each image, with its score."""
+        if isinstance(self.target, str):
+            targets = [self.target] * len(self)
+        else:
+            targets = [f"class {index}" for index in self.target.tolist()]
+        scores = self.score.tolist()
+        return [f"{name}, score {score:.3g}" for name, score in zip(targets, scores, strict=True)]
 
     def _repr_html_(self) -> str:
         if len(self.size) < 2 or not len(self):

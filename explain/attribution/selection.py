@@ -99,6 +99,7 @@ def select(
 
 
 def _selected(request: Request, group: str) -> Selection:
+    """The selection of a group, by a request for all methods."""
     fit = _fit(request)
     costs = {}
     for name in fit:
@@ -128,25 +129,25 @@ def requested(
 
 
 def _fit(request: Request) -> list[str]:
+    """The names of the methods that fit the network and the target of a request for all of them."""
     try:
         has_maps = bool(request.layers) or bool(default_layer(request.model, request.inputs))
     except LayerError:
         has_maps = False
     return [
         name
-        for name, m in request.methods.items()
-        if (has_maps or not uses_layer(m)) and _fits(request, m)
+        for name, method in request.methods.items()
+        if (has_maps or not uses_layer(method)) and _fits(request, method)
     ]
 
 
 def _fits(request: Request, method: Method) -> bool:
+    """Whether a method fits; one that is for certain networks or targets is tried out."""
     is_closed = any(need.looks_inside for need in method.needs) and unwrap.scripted(request.model)
     if is_closed or not can_be_stitched(method, request.model):
         return False
-    if not (
-        method.only_for
-        or any(getattr(need, "objective", None) is not None for need in method.needs)
-    ):
+    has_objective = any(getattr(need, "objective", None) is not None for need in method.needs)
+    if not (method.only_for or has_objective):
         return True
     try:
         with muted():
@@ -157,6 +158,7 @@ def _fits(request: Request, method: Method) -> bool:
 
 
 def _alone(request: Request, method: Method) -> Request:
+    """The request for one method and the first target, with the settings of a plain call."""
     settings = Settings(layer=request.settings.layer)
     return replace(
         request, methods={method.name: method}, targets=request.targets[:1], settings=settings

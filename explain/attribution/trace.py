@@ -50,7 +50,7 @@ class _Patches(Perturbation):
 
         def build(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             self.numbers[0] = numbers
-            return x.expand(len(numbers), *x.shape[1:]).clone()
+            return x.expand((len(numbers), *x.shape[1:])).clone()
 
         return rows_of([self.total], x.device, build)
 
@@ -285,10 +285,13 @@ class _SiteFinder:
             return masks_of("positions", ([cell] for cell in cells)), (rows, columns)
         rows = min(REGIONS, rows)
         columns = min(REGIONS, columns)
-        high = size[-2] / rows
-        wide = size[-1] / columns
+        height = size[-2] / rows
+        width = size[-1] / columns
         corners = product(range(rows), range(columns))
-        boxes = ((j * wide, i * high, (j + 1) * wide, (i + 1) * high) for i, j in corners)
+        boxes = (
+            (column * width, row * height, (column + 1) * width, (row + 1) * height)
+            for row, column in corners
+        )
         return masks_of("region", boxes), (rows, columns)
 
 
@@ -317,6 +320,7 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
 
 
 def _is_innermost_attention(module: nn.Module) -> bool:
+    """Whether a module has heads of attention, and no module inside it has."""
     with_heads = [part for part in module.modules() if attention_parts.head_count(part)]
     return with_heads[-1:] == [module]
 

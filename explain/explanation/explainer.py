@@ -360,7 +360,8 @@ class Explainer:
             if options(method).get("baseline") == Black():
                 method = replace(method, baseline=get_baseline(Black(), self.preprocess))  # type: ignore[call-arg]
             elif ends is not None:
-                method = method.within(*ends)
+                low, high = ends
+                method = method.within(low, high)
             chosen.append(method)
         return chosen
 

@@ -491,10 +491,9 @@ class Explanation(Reportable):
                 values = array(attribution.values[0])
                 record = self.record(name, index)
                 if map_format == "npz":
-                    record["values"] |= {
-                        **records.shape_and_digest(restored(*halved(values))),
-                        "format": map_format,
-                    }
+                    halves, scale = halved(values)
+                    in_file = records.shape_and_digest(restored(halves, scale))
+                    record["values"] |= {**in_file, "format": map_format}
                 picture = f"{file}.{picture_format}"
                 self._add_picture(files, picture, attribution, index, look, largest_side)
                 files.add_array(f"{file}.{map_format}", values)
