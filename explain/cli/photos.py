@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,7 +168,7 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
         _check_single(context, options, photos, bool(group) or len(methods) > 1)
     sheet = ContactSheet(options, answer, len(photos[0]), has_models=len(models) > 1)
     works = [
-        PhotoWork(options, answer, model, explainer, sheet, group or methods, metrics, baseline)
+        PhotoWork(options, answer, model, explainer, sheet, group, methods, metrics, baseline)
         for model, explainer in zip(models, explainers, strict=True)
     ]
     work = works[0] if len(works) == 1 else partial(_compare, works)
@@ -287,37 +287,36 @@ class ContactSheet:
         return DONE
 
 
+@dataclass(eq=False)
 class PhotoWork:
-    """What is done for each photo with one model: explain, evaluate, check, save."""
+    """What is done for each photo with one model: explain, evaluate, check, save.
 
-    def __init__(
-        self,
-        options: SimpleNamespace,
-        answer: Output,
-        model: str | None,
-        explainer: "Explainer",
-        sheet: ContactSheet,
-        methods: "str | list[Method]",
-        metrics: "list[Metric]",
-        baseline: "Baseline | None",
-    ) -> None:
+    ``group`` is the name of a group, whose ``methods`` are chosen by the first photo.
+    """
+
+    options: SimpleNamespace
+    answer: Output
+    model: str | None
+    explainer: "Explainer"
+    sheet: ContactSheet
+    group: str | None
+    methods: "list[Method]"
+    metrics: "list[Metric]"
+    baseline: "Baseline | None"
+    explanation: "Explanation | None" = None
+    """The last one."""
+
+    def __post_init__(self) -> None:
         from explain.baselines.replacements import get_baseline
         from explain.data.files import slug
 
-        self.options = options
-        self.answer = answer
-        self.model = model
-        self.sheet = sheet
-        self.name = slug(Path(model or "default").name)  # as files and columns have it
-        self.explainer = explainer
-        self.baseline = None if baseline is None else get_baseline(baseline, explainer.preprocess)
-        self.group = methods if isinstance(methods, str) else None
-        self.methods: list[Method] = (
-            [] if self.group else [with_baseline(m, self.baseline) for m in methods]
-        )
-        self.metrics: list[Metric] = [with_baseline(metric, self.baseline) for metric in metrics]
-        self.targets: Any = targets_of(options.target, explainer.categories, options.text)
-        self.explanation: Explanation | None = None  # the last one
+        options = self.options
+        self.name = slug(Path(self.model or "default").name)  # as files and columns have it
+        if self.baseline is not None:
+            self.baseline = get_baseline(self.baseline, self.explainer.preprocess)
+        self.methods = [with_baseline(method, self.baseline) for method in self.methods]
+        self.metrics = [with_baseline(metric, self.baseline) for metric in self.metrics]
+        self.targets: Any = targets_of(options.target, self.explainer.categories, options.text)
 
     def __call__(self, path: str, stem: str, bar: ProgressBar) -> PhotoResult:
         from explain.data.files import slug
