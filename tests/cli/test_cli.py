@@ -107,52 +107,6 @@ def test_lists(typed: Typed) -> None:
     assert any(line.startswith("layer1.0.conv1") for line in out)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "name at least one image"),
-        ("a.png --method gradcan", "did you mean 'gradcam'"),
-        ("a.png --alpha much", "'--alpha': 'much' is not a valid float"),
-        ("a.png --fuse most", "'--fuse': 'most' is not one of 'mean', 'max', 'product'"),
-        ("a.png --top-k 0", "'--top-k': 0 is not in the range x>=1"),
-        ("a.png --colormap rainbo", "did you mean 'rainbow'"),
-        ("a.png --no\x1b[2Jsuch", r"No such option '--no\x1b[2Jsuch'; explain --help shows"),
-        ("metods", "did you mean 'explain methods'?"),
-    ],
-)
-def test_wrong_usage_is_code_2_and_writes_nothing(words: str, message: str, typed: Typed) -> None:
-    code, out, err = typed(*words.split())
-    assert (code, out, len(err)) == (2, [], 1)
-    assert err[0].startswith("explain: ")
-    assert message in err[0]
-    assert not Path("explained").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("--target 500", 2, "must be a class from 0 to 199"),
-        ("--target expresso", 2, "did you mean 'espresso'"),
-        ("--layer layer9", 2, "did you mean 'layer"),
-        ("--layer fc", 2, "must give a spatial map, got shape (1, 200)"),
-        ("--top-k 201", 2, "at most 200"),
-        ("--weights none.pt", 2, "there is none"),
-        ("--model resnet5", 2, "did you mean 'resnet50'"),
-        ("--device toaster", 2, "device 'toaster' cannot be used"),
-        ("--labels none.txt", 2, "labels 'none.txt' cannot be read"),
-        (f"--output {COFFEE}", 1, "exists already"),
-    ],
-)
-def test_what_was_asked_for_and_cannot_be_done_is_one_line(
-    words: str, code: int, message: str, typed: Typed
-) -> None:
-    ended, _, err = typed(CAT, *words.split())
-    assert (ended, len(err)) == (code, 1)
-    assert err[0].startswith("explain: ")
-    assert message in err[0]
-    assert not Path("explained").exists()
-
-
 def test_output_that_cannot_be_printed_is_one_line_and_closed_pipes_are_quiet(
     tmp_path: Path,
 ) -> None:

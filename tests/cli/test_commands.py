@@ -1,5 +1,4 @@
-"""Commands beside options, options without effect, and messages in the words of the command
-line."""
+"""Commands beside options, and messages in the words of the command line."""
 
 from __future__ import annotations
 
@@ -65,28 +64,6 @@ def test_photos_and_options_come_in_any_order(typed: Typed) -> None:
         "--target", "1", "a.png", "--model", "tiny", "./-b.png", "--method", "saliency", "--force"
     )
     assert [line.split(": ")[0] for line in out[:2]] == ["a.png", "-b.png"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("concepts a.png --alpha 1", "--alpha would have no effect with explain concepts"),
-        ("methods --model tiny", "--model would have no effect with explain methods"),
-        ("layers a.png a.png", "layers are listed for one photo, got 2; name one, or none"),
-        ("a.png --fuse max", "--fuse would have no effect: the maps of one layer are not fused"),
-        ("a.png -m saliency --layer layer2", "--layer would have no effect: no layer is looked at"),
-        ("a.png --bf16", "--bf16 would have no effect: the model is run once for gradcam"),
-        ("a.png --batch-size 3", "--batch-size would have no effect: the model is run once"),
-        ("a.png --samples 9", "--samples would have no effect: nothing is estimated by gradcam"),
-        ("a.png -m saliency --alpha 1", "--alpha would have no effect: nothing is drawn as heat"),
-        ("a.png -m guidedbackprop --colormap jet", "--colormap would have no effect: nothing is"),
-    ],
-)
-def test_options_without_effect_are_refused(words: str, message: str, typed: Typed) -> None:
-    code, out, err = typed(*words.split())
-    assert (code, out, len(err)) == (2, [], 1)
-    assert err[0].startswith(f"explain: {message}")
-    assert not Path("explained").exists()
 
 
 def test_budgets_are_those_of_every_method_that_estimates(typed: Typed) -> None:

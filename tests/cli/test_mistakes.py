@@ -39,6 +39,23 @@ MISTAKES = {
     f"cat.png {TINY} --style heatmap": (2, "'heat'"),
     f"cat.png {TINY} --method saliency --alpha 0.5": (2, "--alpha"),
     f"cat.png {TINY} --methods gradcam": (2, "--method"),
+    f"cat.png {TINY} --layer fc": (2, "must give a spatial map, got shape (1, 200)"),
+    f"cat.png {TINY} --top-k 201": (2, "at most 200"),
+    "cat.png --alpha much": (2, "'--alpha': 'much' is not a valid float"),
+    "cat.png --fuse most": (2, "'--fuse': 'most' is not one of 'mean', 'max', 'product'"),
+    "cat.png --colormap rainbo": (2, "did you mean 'rainbow'"),
+    "cat.png --no\x1b[2Jsuch": (2, r"No such option '--no\x1b[2Jsuch'; explain --help shows"),
+    "metods": (2, "did you mean 'explain methods'?"),
+    # options without effect
+    "concepts cat.png --alpha 1": (2, "--alpha would have no effect with explain concepts"),
+    "methods --model tiny": (2, "--model would have no effect with explain methods"),
+    "layers cat.png cat.png": (2, "layers are listed for one photo, got 2; name one, or none"),
+    "cat.png --fuse max": (2, "--fuse would have no effect: the maps of one layer are not fused"),
+    "cat.png -m saliency --layer layer2": (2, "--layer would have no effect: no layer is looked"),
+    "cat.png --bf16": (2, "--bf16 would have no effect: the model is run once for gradcam"),
+    "cat.png --batch-size 3": (2, "--batch-size would have no effect: the model is run once"),
+    "cat.png --samples 9": (2, "--samples would have no effect: nothing is estimated by gradcam"),
+    "cat.png -m guidedbackprop --colormap jet": (2, "--colormap would have no effect: nothing is"),
     # the output
     f"cat.png {TINY} --output there": (1, "--force"),
     f"cat.png {TINY} --output there/cat-tiny-gradcam.png": (1, "--force"),
@@ -77,7 +94,7 @@ def test_a_mistake_is_told_in_one_line(
 ) -> None:
     code, named = MISTAKES[words]
     said = typed(*words.split(" "))
-    assert (said[0], len(said[2])) == (code, 1), said
+    assert (said[0], said[1], len(said[2])) == (code, [], 1), said
     assert named in said[2][0]
     assert not re.search(r"object at 0x|Traceback|Error\b", said[2][0])
     assert sorted(tmp_path.rglob("*")) == files

@@ -129,15 +129,8 @@ def test_standard_input_is_a_photo(typed: Typed, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "standard input: image of 0 bytes is empty"),
         (b"no photo", "standard input: image of 8 bytes is not an image"),
-        (
-            None,
-            (
-                "standard input: image - must come through a pipe, but standard input is a terminal "
-                "or closed"
-            ),
-        ),
+        (None, "standard input: image - must come through a pipe, but standard input is"),
     ],
 )
 def test_standard_input_without_a_photo_is_refused(
@@ -150,22 +143,13 @@ def test_standard_input_without_a_photo_is_refused(
     assert err[0].startswith(f"explain: {message}")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--layer", "layer9"], "did you mean 'layer"),
-        (["--target", "500"], "must be a class from 0 to 199"),
-    ],
-)
-def test_what_is_wrong_for_all_photos_is_told_once(
-    options: list[str], message: str, typed: Typed
-) -> None:
+def test_what_is_wrong_for_all_photos_is_told_once(typed: Typed) -> None:
     for name in "bcd":
         Image.linear_gradient("L").save(f"{name}.png")
-    code, out, (told, stopped) = typed(".", *options)
+    code, out, (told, stopped) = typed(".", "--target", "500")
     assert code == 2
     assert told.startswith("explain: a.png: ")
-    assert message in told
+    assert "must be a class from 0 to 199" in told
     assert (
         stopped
         == "explain: b.png fails in the same way, as every photo would; stopped, 2 more not looked "

@@ -34,12 +34,11 @@ def is_skipped(capsys: pytest.CaptureFixture[str], *words: str) -> bool:
 
 
 def changed(option: str, value: str) -> list[str]:
-    place = PLAIN.index(option) if option in PLAIN else None
-    return (
-        [*PLAIN, option, value]
-        if place is None
-        else [*PLAIN[: place + 1], value, *PLAIN[place + 2 :]]
-    )
+    words = [*PLAIN, option, value]
+    if option in PLAIN:
+        place = PLAIN.index(option)
+        words = [*PLAIN[: place + 1], value, *PLAIN[place + 2 :]]
+    return words
 
 
 def test_the_same_is_skipped_and_so_is_a_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,8 +52,6 @@ def test_another_question_or_model_is_not_skipped(capsys: pytest.CaptureFixture[
         "--model": "tiny-transformer",
         "--layer": "layer2",
         "--crop": "whole",
-        "--size": "64",
-        "--mean": "0.4",
         "--method": "saliency(absolute=False)",
         "--ablate": "layer3[1]",
     }
