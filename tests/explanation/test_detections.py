@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch.testing import assert_close
 
 import explain
@@ -64,40 +65,41 @@ def test_a_detection_is_named_by_a_text(detector: explain.Explainer) -> None:
         assert_close(result["layercam"].values, expected.values, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("target", "named"),
-    [
-        ("cat", "cat"),
-        ("tie@5", "only 1 is"),
-        (Detections(index=7), "only 2 are"),
-        ("@9999,5", "must lie in"),
-        ("box 2000,3000,2100,3100", "box 0,0,{width},{height}"),
-        (99, "0 to 79"),
-    ],
-)
 def test_what_is_not_there_is_refused_in_pixels_of_the_photo(
-    target: Any, named: str, detector: explain.Explainer, capsys: pytest.CaptureFixture[str]
+    detector: explain.Explainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In Python and on the command line: what is there can be typed as it is written, and no option
     is named that there is not."""
-    whole = detector(PHOTO, "saliency")
-    width, height = whole.photo.size
-    expected = named.format(width=width, height=height)
-    with pytest.raises(TargetError) as refused:
-        detector(PHOTO, "saliency", target)
-    messages = [str(refused.value)]
-    if not isinstance(target, Detections):
-        command = [str(PHOTO), "--model", "nanodet", "--method", "saliency"]
-        assert main([*command, "--target", str(target)]) == 2
-        messages.append(capsys.readouterr().err.strip())
-    for message in messages:
+    with Image.open(PHOTO) as photo:
+        width, height = photo.size
+    refusals: dict[Any, str] = {
+        "cat": "cat",
+        "tie@5": "only 1 is",
+        Detections(index=7): "only 2 are",
+        "@9999,5": "must lie in",
+        "box 2000,3000,2100,3100": f"box 0,0,{width},{height}",
+        99: "0 to 79",
+    }
+    messages = {}
+    for target, expected in refusals.items():
+        with pytest.raises(TargetError) as refused:
+            detector(PHOTO, "saliency", target)
+        messages[str(refused.value)] = expected
+    command = [str(PHOTO), "--model", "nanodet", "--method", "saliency", "--target", "tie@5"]
+    assert main(command) == 2
+    messages[capsys.readouterr().err.strip()] = "only 1 is"
+    boxes = set()
+    for message, expected in messages.items():
         assert expected in message
         assert "\n" not in message
         assert "input" not in message
         assert "image 0" not in message
         assert {word for word in message.split() if word.startswith("--")} == set()
-        for box in re.findall(r"(?:person|tie) box -?\d+(?:,-?\d+){3}", message.split("; or")[0]):
-            assert detector(PHOTO, "saliency", box).targets == [box.split()[0]]
+        there, *_ = message.split("; or")
+        boxes |= set(re.findall(r"(?:person|tie) box -?\d+(?:,-?\d+){3}", there))
+    assert boxes
+    for box in boxes:
+        assert detector(PHOTO, "saliency", box).targets == [box.split()[0]]
 
 
 def test_a_record_repeats_the_same_box(detector: explain.Explainer, tmp_path: Path) -> None:

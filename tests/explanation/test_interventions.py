@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ PHOTO = ROOT / "assets" / "chelsea.png"
 
 @pytest.fixture(scope="module")
 def explainer() -> explain.Explainer:
-    return explain.Explainer("tiny")
+    return explain.Explainer("tiny", size=64)
 
 
 ABLATED = Ablate("layer3", channels=[0, 7])
@@ -32,23 +33,22 @@ def test_the_four_places_are_one(explainer: explain.Explainer, tmp_path: Path) -
         twice = explain.attribute(explainer.model, x, "gradcam", target=3, interventions=[ABLATED])
     option = explain.attribute(explainer.model, x, "gradcam", target=3, interventions=[ABLATED])
     of_call = explainer(PHOTO, "gradcam", target=3, interventions=[ABLATED])
-    of_explainer = explain.Explainer("tiny", interventions=[ABLATED])(PHOTO, "gradcam", target=3)
-    assert (
-        main(
-            [
-                str(PHOTO),
-                "--model",
-                "tiny",
-                "--target",
-                "3",
-                "--ablate",
-                "layer3[0,7]",
-                "-o",
-                str(tmp_path),
-            ]
-        )
-        == 0
+    of_explainer = explain.Explainer("tiny", size=64, interventions=[ABLATED])(
+        PHOTO, "gradcam", target=3
     )
+    words = [
+        "--model",
+        "tiny",
+        "--size",
+        "64",
+        "--target",
+        "3",
+        "--ablate",
+        "layer3[0,7]",
+        "-o",
+        str(tmp_path),
+    ]
+    assert main([str(PHOTO), *words]) == 0
     (saved,) = tmp_path.glob("*.json")
     for values in (twice, option, of_call["gradcam"], of_explainer["gradcam"]):
         assert torch.equal(values.values, within.values)
@@ -81,20 +81,15 @@ def test_records_and_captions_say_what_was_altered_and_repeat_it(
 
 
 def test_runs_and_metrics_see_them(tmp_path: Path) -> None:
-    altered = explain.Explainer("tiny", interventions=[ABLATED])
-    run = explain.run([PHOTO], altered, ["gradcam"], target=3, output=tmp_path / "run.sqlite")
+    altered = explain.Explainer("tiny", size=64, interventions=[ABLATED])
+    where: Any = {"output": tmp_path / "run.sqlite", "workers": 0}
+    run = explain.run([PHOTO], altered, ["gradcam"], target=3, **where)
     (row,) = run.rows()
     assert row.score == pytest.approx(
         float(altered(PHOTO, "gradcam", target=3)["gradcam"].score[0]), rel=1e-5
     )
     with pytest.raises(explain.ExplainError):
-        explain.run(
-            [PHOTO],
-            explain.Explainer("tiny"),
-            ["gradcam"],
-            target=3,
-            output=tmp_path / "run.sqlite",
-        )
+        explain.run([PHOTO], explain.Explainer("tiny", size=64), ["gradcam"], target=3, **where)
     x = altered.as_input(PHOTO)
     table = explain.evaluate(
         altered.model, x, ["gradcam"], ["deletion"], target=3, interventions=[ABLATED]

@@ -48,8 +48,7 @@ def by_hand(x: Tensor) -> Tensor:
     return Age().double()(x.double()).detach()[0, 0]
 
 
-@pytest.mark.parametrize("activation", [None, "none"])
-@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(("activation", "flat"), [(None, True), ("none", False)])
 def test_one_number_is_predicted_as_a_number(activation: Any, flat: bool) -> None:
     model = Age(flat=flat).eval()
     years = float(by_hand(PLAIN(PHOTO)[None]))
@@ -71,26 +70,23 @@ def test_one_number_is_predicted_as_a_number(activation: Any, flat: bool) -> Non
     )
 
 
-@pytest.mark.parametrize("activation", [None, "none"])
-def test_methods_explain_the_number_itself(activation: Any) -> None:
+def test_methods_explain_the_number_itself() -> None:
     model = Age().eval()
     x = PLAIN(PHOTO)[None]
     methods = [
         "saliency(absolute=False)",
         Occlusion(window=4, stride=4, baseline="zero", score="probability"),
     ]
-    maps = explain.attribute(model, x, methods, activation=activation)
+    maps = explain.attribute(model, x, methods)
     leaf = x.double().requires_grad_()
     (gradient,) = torch.autograd.grad(Age().double()(leaf).sum(), leaf)
     torch.testing.assert_close(maps["saliency"].values.double(), gradient, rtol=1e-4, atol=1e-4)
-    for row in (0, 4):
-        for column in (0, 4):
-            covered = x.clone()
-            covered[..., row : row + 4, column : column + 4] = 0
-            change = by_hand(x) - by_hand(covered)
-            torch.testing.assert_close(
-                maps["occlusion"].values[0, row, column].double(), change, rtol=1e-4, atol=1e-4
-            )
+    for row, column in product((0, 4), (0, 4)):
+        covered = x.clone()
+        covered[..., row : row + 4, column : column + 4] = 0
+        change = by_hand(x) - by_hand(covered)
+        of_window = maps["occlusion"].values[0, row, column].double()
+        torch.testing.assert_close(of_window, change, rtol=1e-4, atol=1e-4)
 
 
 def test_the_smallest_evidence_of_a_number_keeps_nine_tenths_of_it() -> None:

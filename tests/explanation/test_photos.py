@@ -13,11 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain import (
-    ImageError,
-    PhotosError,
-    TargetError,
-)
+from explain import ImageError, PhotosError, TargetError
 from explain.methods import IntegratedGradients
 from tests.conftest import Made, TinyNet, settled, snapshot
 from tests.runs.networks import as_it_is, picture
@@ -76,18 +72,11 @@ def test_a_list_gives_what_each_photo_gives_alone_in_order(explainer: explain.Ex
 def test_what_is_kept_of_one_photo_holds_nothing_of_the_others(
     explainer: explain.Explainer,
 ) -> None:
-    explanation = explainer([picture(i) for i in range(8)], ["gradcam", "integratedgradients"], 1)[
-        3
-    ]
+    photos = [picture(i) for i in range(8)]
+    explanation = explainer(photos, ["gradcam", "integratedgradients"], 1)[3]
     tensors = [explanation.probabilities]
     for attribution in explanation.attributions.values():
-        tensors += [
-            attribution.values,
-            attribution.score,
-            attribution.target,
-            attribution.logits,
-            attribution.delta,
-        ]
+        tensors += vars(attribution).values()
     for tensor in tensors:
         if isinstance(tensor, Tensor):
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
@@ -99,24 +88,11 @@ def test_of_many_photos_the_bad_ones_are_named_and_no_others_lost(
     for i in range(3):
         picture(i).save(tmp_path / f"{i}.png")
     (tmp_path / "bad.png").write_bytes((tmp_path / "0.png").read_bytes()[:90])
-    photos = [
-        tmp_path / "0.png",
-        tmp_path / "bad.png",
-        tmp_path / "1.png",
-        "none.png",
-        tmp_path / "2.png",
-    ]
+    photos = [tmp_path / f"{stem}.png" for stem in ("0", "bad", "1", "none", "2")]
     with pytest.raises(PhotosError, match="2 of 5 photos could not be") as caught:
         explainer(photos, "saliency", 1)
-    assert [
-        None if result is None else Path(str(result.source)).name for result in caught.value.results
-    ] == [
-        "0.png",
-        None,
-        "1.png",
-        None,
-        "2.png",
-    ]
+    sources = [result and result.source for result in caught.value.results]
+    assert sources == [str(photos[0]), None, str(photos[2]), None, str(photos[4])]
     assert list(caught.value.errors) == [1, 3]
     assert isinstance(caught.value.errors[3].__cause__, ImageError)
     assert_same(caught.value.results[4], explainer(photos[4], "saliency", 1))

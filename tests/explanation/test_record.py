@@ -23,13 +23,10 @@ from explain.attribution.encoding import decode, encode, unknown
 from explain.attribution.records import FORMAT
 from explain.engine import Evidence, InputGradients
 from explain.methods import (
-    FEM,
-    KPCACAM,
     RISE,
     Augmented,
     FinerCAM,
     GradCAM,
-    GuidedGradCAM,
     IntegratedGradients,
     LayerCAM,
     Method,
@@ -69,37 +66,30 @@ def same(one: Any, other: Any) -> bool:
 
 
 VALUES = [
-    *(None, True, 0, -3, 0.1, float("inf"), float("nan"), "text", "\x1b[2J\udce9", [1, [2.5]]),
-    *((1, (2, [3])), {"a": (1,), 2: "b"}, Category(3, "cat")),
-    *(
-        torch.rand(3, 4, 5),
-        torch.tensor(2.0),
-        torch.zeros(0, 3),
-        torch.tensor([[True, False]]),
-        torch.arange(3),
-    ),
-    *(torch.rand(5).bfloat16(), torch.rand(2, 2).double()[:, ::2], torch.tensor([1 + 2j])),
-    *(
-        Augmented(Smooth(GradCAM(relu=False), samples=3), scales=(1.0, 0.9)),
-        FinerCAM(LayerCAM(), alpha=0.3),
-    ),
-    *(
-        IntegratedGradients(baseline=torch.rand(3, 4, 4)),
-        KPCACAM(gamma=0.2),
-        FEM(k=1.5),
-        GuidedGradCAM(LayerCAM()),
-    ),
-    *(Segmentation(3, torch.ones(1, 4, 4)), Similarity(torch.rand(4))),
+    [None, True, 0, -3, 0.1, float("inf"), float("nan"), "text", "\x1b[2J\udce9", [1, [2.5]]],
+    (1, (2, [3])),
+    {"a": (1,), 2: "b"},
+    Category(3, "cat"),
+    torch.rand(3, 4, 5),
+    torch.tensor(2.0),
+    torch.zeros(0, 3),
+    torch.tensor([[True, False]]),
+    torch.rand(5).bfloat16(),
+    torch.rand(2, 2).double()[:, ::2],
+    torch.tensor([1 + 2j]),
+    Augmented(Smooth(GradCAM(relu=False), samples=3), scales=(1.0, 0.9)),
+    FinerCAM(LayerCAM(), alpha=0.3),
+    IntegratedGradients(baseline=torch.rand(3, 4, 4)),
+    Segmentation(3, torch.ones(1, 4, 4)),
+    Similarity(torch.rand(4)),
 ]
 
 
-@pytest.mark.parametrize(
-    "value", VALUES, ids=[f"{i}-{type(value).__name__}" for i, value in enumerate(VALUES)]
-)
-def test_options_come_back_from_json_as_they_were(value: Any) -> None:
-    written = json.loads(json.dumps(encode(value), allow_nan=False))
-    assert unknown(written) == []
-    assert same(decode(written), value)
+def test_options_come_back_from_json_as_they_were() -> None:
+    for value in VALUES:
+        written = json.loads(json.dumps(encode(value), allow_nan=False))
+        assert unknown(written) == []
+        assert same(decode(written), value), value
 
 
 @pytest.mark.parametrize(
@@ -130,21 +120,20 @@ def test_what_is_the_callers_own_is_said_to_be_so() -> None:
     ]
 
 
-@pytest.mark.parametrize("suffix", [".json", ".npy"])
 def test_what_was_saved_is_read_back_without_a_model(
-    suffix: str,
-    bundled: explain.Explainer,
-    photo: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bundled: explain.Explainer, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     explanation = bundled(
         photo, ["gradcam", "integratedgradients"], target="tabby", precision="full"
     )
     explanation.save(tmp_path / "out")
     monkeypatch.setattr("torch.load", None)
+    files = {
+        "gradcam": "photo-gradcam.json",
+        "integratedgradients": "photo-integratedgradients.npy",
+    }
     for method, attribution in explanation.attributions.items():
-        saved = explain.load(tmp_path / "out" / f"photo-{method}{suffix}")
+        saved = explain.load(tmp_path / "out" / files[method])
         assert saved.record == explanation.record(method)
         assert saved.record["format"] == FORMAT
         assert saved.record["precision"] == "full"
@@ -152,11 +141,8 @@ def test_what_was_saved_is_read_back_without_a_model(
         assert torch.equal(saved.heatmap, attribution.heatmap[0])
         assert (saved.method, saved.label) == (method, "tabby cat")
         again = saved.attribution
-        assert (again.layer, again.size, again.style) == (
-            attribution.layer,
-            attribution.size,
-            attribution.style,
-        )
+        for name in ("layer", "size", "style"):
+            assert getattr(again, name) == getattr(attribution, name)
         assert same(dict(again.options), dict(attribution.options))
         assert again.target.tolist() == [66]  # type: ignore[union-attr]
         assert again.score.item() == attribution.score.item()
@@ -171,9 +157,7 @@ REPEATED: dict[str, dict[str, Any]] = {
         )
     },
     "fused": {"layer": ["layer2", "layer3"], "fuse": "product"},
-    "own layers": {"methods": "layercam", "layer": "layer1"},
-    "bf16": {"methods": Smooth(samples=2), "precision": "bf16"},
-    "bf16 scores": {"methods": RISE(samples=9), "precision": "bfloat16"},
+    "bf16": {"methods": RISE(samples=9), "precision": "bfloat16"},
     "difference": {"target": Difference("tabby cat", "espresso"), "methods": "saliency"},
     "class": {"target": "espresso"},
 }
@@ -242,22 +226,14 @@ def test_a_repetition_with_something_else_is_refused(
         saved.repeat(bundled, image=CAT)
     with pytest.raises(RecordError, match="CenterCrop"):
         saved.repeat(explain.Explainer("tiny", size=40))
-    torch.save(bundled.model.state_dict(), tmp_path / "same.pt")
     weights = tmp_path / "same.pt"
-    weighed = explain.load(
-        explain.Explainer("tiny", size=32, weights=weights)(photo, "saliency", 3).save(
-            tmp_path / "w"
-        )[2]
-    )
-    assert torch.equal(weighed.repeat().attributions["saliency"].values[0], weighed.values)
     state = bundled.model.state_dict()
-    torch.save(
-        {
-            name: tensor + 1 if tensor.is_floating_point() else tensor
-            for name, tensor in state.items()
-        },
-        weights,
-    )
+    torch.save(state, weights)
+    of_weights = explain.Explainer("tiny", size=32, weights=weights)(photo, "saliency", 3)
+    weighed = explain.load(of_weights.save(tmp_path / "w")[2])
+    assert torch.equal(weighed.repeat().attributions["saliency"].values[0], weighed.values)
+    others = {name: value + 1 for name, value in state.items() if value.is_floating_point()}
+    torch.save({**state, **others}, weights)
     with pytest.raises(RecordError, match="weights"):
         weighed.repeat()
     photo.unlink()
@@ -289,20 +265,13 @@ def test_no_record_runs_code_that_it_names(
         explain.load(path)
 
 
-def change(**fields: Any) -> Callable[[Path], None]:
-    def edit(path: Path) -> None:
-        record = json.loads(path.read_text("utf-8"))
-        record.update(fields)
-        path.write_text(
-            json.dumps({name: value for name, value in record.items() if value != "gone"}), "utf-8"
-        )
-
-    return edit
+def of_later_format(path: Path) -> None:
+    record = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**record, "format": FORMAT + 1}), "utf-8")
 
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "later": (change(format=FORMAT + 1), "format"),
-    "lacking": (change(method="gone"), "method"),
+    "later": (of_later_format, "format"),
     "list": (lambda path: path.write_text("[]"), "JSON"),
     "deep": (lambda path: path.write_text("[" * 100_000), "JSON"),
     "no record": (lambda path: path.unlink(), "cannot be read"),
@@ -314,16 +283,16 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", BROKEN)
 def test_damaged_records_are_refused(
-    mistake: str, photo: Path, tmp_path: Path, bundled: explain.Explainer
+    photo: Path, tmp_path: Path, bundled: explain.Explainer
 ) -> None:
-    path = bundled(photo, "saliency", 3).save(tmp_path / "out")[2]
-    spoil, message = BROKEN[mistake]
-    spoil(path)
-    with pytest.raises(RecordError, match=message) as caught:
-        explain.load(path)
-    assert "\n" not in str(caught.value)
+    explanation = bundled(photo, "saliency", 3)
+    for mistake, (spoil, message) in BROKEN.items():
+        path = explanation.save(tmp_path / mistake)[2]
+        spoil(path)
+        with pytest.raises(RecordError, match=message) as caught:
+            explain.load(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_an_explanation_is_pickled_and_copied_without_its_model(
