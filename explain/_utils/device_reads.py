@@ -1,8 +1,8 @@
-"""Values that are read from a device together: each read waits until the device has computed all
-that was asked of it.
+"""Reads values from a device together: each read waits until the device has computed all that was
+asked of it.
 
-Whether scores are finite does not change what is computed next; so it is noted, and read with the
-next values that are needed, or at the end of the call.
+Whether scores are finite does not change what is computed next. So such a check waits for the next
+values that are read, or for the end of the call.
 """
 
 import math
@@ -19,7 +19,7 @@ from explain._utils.signals import came_by_signal
 
 @dataclass(eq=False)
 class _Pending:
-    """Numbers that must be finite, and what is called where one is not."""
+    """Numbers that must be finite, of one element each, and what is called where one is not."""
 
     totals: list[Tensor] = field(default_factory=list)
     refusals: list[Callable[[], None]] = field(default_factory=list)
@@ -30,15 +30,15 @@ _PENDING: ContextVar[_Pending | None] = ContextVar("pending", default=None)
 
 @contextmanager
 def reading_later() -> Iterator[None]:
-    """Within this block, what must be finite is read with the next values that are, or at its
-    end."""
+    """Within this block, `require_finite` waits for the next `read_together`, or for the end of the
+    block."""
     token = _PENDING.set(_Pending())
     try:
         try:
             yield
         except Exception as error:
             if not came_by_signal(error):
-                read_together()  # what is not finite may have led to it, and says more
+                read_together()  # a value that is not finite may be the cause, and says more
             raise
         read_together()
     finally:
@@ -47,8 +47,8 @@ def reading_later() -> Iterator[None]:
 
 @contextmanager
 def refused_by(refuse: Callable[[], None]) -> Iterator[None]:
-    """Within this block, what must be finite is refused by this function: its own would keep all
-    that it was computed from."""
+    """Let ``refuse`` take the place of what `require_finite` is given within this block, and that
+    would keep large tensors alive."""
     pending = _PENDING.get()
     if pending is None:
         yield
@@ -76,9 +76,9 @@ def require_finite(total: Tensor, refuse: Callable[[], None]) -> None:
 
 
 def read_together(*tensors: Tensor) -> list[list[float]]:
-    """The numbers in some tensors, of each in a row, in one read of the device.
+    """The numbers in each of some tensors, as a flat list, in one read of the device.
 
-    What waits to be found finite is read with them, and refused first.
+    Numbers of `require_finite` that wait are read with them, and refused first.
 
     >>> read_together(torch.tensor([[1.0, 2.0]]), torch.tensor(True))
     [[1.0, 2.0], [1.0]]

@@ -19,7 +19,7 @@ def png(picture: Image.Image) -> bytes:
 
 
 LARGEST = 220_000
-"""Bytes of a picture in a notebook, so that a result takes at most 300 kB there."""
+"""Bytes that a picture in a notebook has at most, so that a result takes at most 300 kB there."""
 
 
 def picture_html(
@@ -50,7 +50,7 @@ def picture_html(
 
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
-    """Return a table; of numbers, the columns are aligned at the right.
+    """Return a table; cells that begin with a digit are aligned at the right.
 
     >>> table_html(["layer"], [["<a>"]])
     '<table><thead><tr><th>layer</th></tr></thead><tbody><tr><td>&lt;a&gt;</td></tr></tbody></table>'
@@ -62,19 +62,21 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
 
 
 def aligned(rows: Sequence[Sequence[str]], to_the_right: Collection[int] = ()) -> list[str]:
-    """A line of text for each row, with columns of equal width; those with these numbers go to the
-    right.
+    """A line of text for each row of a table, with columns of equal width; those with these numbers
+    are aligned at the right.
 
     >>> aligned([("layer", "ms"), ("conv", "9")], to_the_right=[1])
     ['layer  ms', 'conv    9']
     """
-    columns = []
-    for number, column in enumerate(zip(*rows, strict=True)):
-        width = max(map(len, column))
-        columns.append(
-            [cell.rjust(width) if number in to_the_right else cell.ljust(width) for cell in column]
-        )
-    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = []
+        for number, cell in enumerate(row):
+            width = widths[number]
+            cells.append(cell.rjust(width) if number in to_the_right else cell.ljust(width))
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def lines_html(lines: Iterable[str]) -> str:
@@ -93,9 +95,5 @@ def escaped(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    number = text[:1].isdigit()
-    return (
-        f'<td style="text-align: right">{escaped(text)}</td>'
-        if number
-        else f"<td>{escaped(text)}</td>"
-    )
+    style = ' style="text-align: right"' if text[:1].isdigit() else ""
+    return f"<td{style}>{escaped(text)}</td>"

@@ -1,4 +1,4 @@
-"""Tensors in containers of every kind: found, replaced, and named by their place."""
+"""Finds and replaces tensors in containers of every kind, and names them by their place."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -48,7 +48,7 @@ def paths(value: Any) -> list[tuple[Path, torch.Tensor]]:
 
 
 def _collect(value: Any, path: Path, tensors: list[tuple[Path, torch.Tensor]]) -> None:
-    """Add the tensors in a container, which is at the end of a path."""
+    """Append the tensors in a container to ``tensors``; ``path`` is the way to the container."""
     for key, inner in items(value):
         if isinstance(inner, torch.Tensor):
             tensors.append(((*path, key), inner))
@@ -130,6 +130,8 @@ def with_items(like: Any, values: Iterable[Any]) -> Any:
 def _changed(
     value: Any, path: Path, change: Change, in_place: bool, done: dict[int, tuple[Any, Any]]
 ) -> Any:
+    """Do the work of `replace` and `edit`; ``done`` has each container by its `id`, and its
+    result."""
     if isinstance(value, torch.Tensor):
         return change(path, value)
     contents = items(value)
@@ -141,12 +143,10 @@ def _changed(
     values = []
     is_same = True
     for key, inner in contents:
-        is_tensor = isinstance(inner, torch.Tensor)
-        new = (
-            change((*path, key), inner)
-            if is_tensor
-            else _changed(inner, (*path, key), change, in_place, done)
-        )
+        if isinstance(inner, torch.Tensor):
+            new = change((*path, key), inner)
+        else:
+            new = _changed(inner, (*path, key), change, in_place, done)
         is_same = is_same and new is inner
         values.append(new)
     if is_same:
@@ -193,9 +193,8 @@ def _made(like: Any, values: list[Any]) -> Any:
             container[key] = value
     except TypeError:  # one that does not change
         return content
-    if any(
-        like[key] is not value for key, value in old_items
-    ):  # the copy writes into the same memory
+    # where the copy writes into the same memory
+    if any(like[key] is not value for key, value in old_items):
         for key, value in old_items:
             container[key] = value
         return type(like)(content)  # type: ignore[call-arg]
@@ -203,12 +202,12 @@ def _made(like: Any, values: list[Any]) -> Any:
 
 
 def _is_data(value: Any) -> bool:
+    """Whether a value is an instance of a dataclass."""
     return is_dataclass(value) and not isinstance(value, type)
 
 
 def first_tensor(output: Any) -> torch.Tensor | None:
-    """Return the first tensor of a module's output: the output itself, or the first in its
-    containers."""
+    """Return the first tensor of a module's output, as `find` does, without the way to it."""
     return output if isinstance(output, torch.Tensor) else (find(output) or ((), None))[1]
 
 
@@ -267,6 +266,7 @@ class SwappedInputs:
         self.pairs = [(old, new) for old, new in replacements.values() if new is not old]
 
     def restore(self) -> None:
+        """Put the old tensors back."""
         if self._is_tensor:
             return
         old = {id(new): old for old, new in self.pairs}
@@ -275,5 +275,9 @@ class SwappedInputs:
 
 def as_sources(inputs: Iterable[Any]) -> list[Any]:
     """Return inputs with each floating-point tensor replaced by a leaf that requires a gradient."""
-    floating = ((x, isinstance(x, torch.Tensor) and x.is_floating_point()) for x in inputs)
-    return [x.detach().clone().requires_grad_() if source else x for x, source in floating]
+    return [
+        x.detach().clone().requires_grad_()
+        if isinstance(x, torch.Tensor) and x.is_floating_point()
+        else x
+        for x in inputs
+    ]

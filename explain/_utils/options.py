@@ -1,9 +1,11 @@
-"""Options of methods, metrics and baselines: each is checked against the type of its field as soon
-as one is made.
+"""Options of methods, metrics and baselines.
 
-A name with options, as people type it: ``integratedgradients(steps=20)``. Nothing in it is ever
-run. Values are literals of Python (numbers, texts in quotes, True, False, None, tuples and lists of
-these) or plain words, which stand for themselves: ``blur``, or again a name with options.
+`CheckedFields` checks each against the type of its field as soon as an object is made.
+
+`read_written` reads a name with options, as people type it: ``integratedgradients(steps=20)``.
+Nothing in it is ever run. Values are literals of Python (numbers, texts in quotes, True, False,
+None, tuples and lists of these) or plain words, which stand for themselves: ``blur``, or again a
+name with options.
 """
 
 import ast
@@ -33,8 +35,10 @@ from explain._utils.errors import (
 
 T = TypeVar("T")
 _REFUSED = object()
+"""Stands for the value of an option that is not of its field's type."""
 _UNIONS = (UnionType, typing.Union)
-_PLAIN: dict[type, Any] = {bool: (bool, np.bool_), str: str}
+_CASTS: dict[type, Any] = {bool: (bool, np.bool_), str: str}
+"""By type of a field, what is cast to it."""
 _WORDS = {
     bool: "True or False",
     int: "a whole number",
@@ -46,6 +50,7 @@ _WORDS = {
 }
 
 Check = Callable[[str, Any, str], None]
+"""Refuses an object, given the name of the method, the object and the name of the option."""
 _readers: dict[type, tuple[str, Callable[[Any], Any], Check | None]] = {}
 
 
@@ -54,18 +59,17 @@ def register_reader(
 ) -> None:
     """Let options be of a type that is defined elsewhere.
 
-    ``words`` are what the type is called; ``plain`` brings a value into its plain form, and
-    ``check``, given the name of the method, an object of the type and the name of the option,
-    refuses objects that cannot stand there.
+    ``words`` are what the type is called, ``plain`` brings a value into its plain form, and
+    ``check`` refuses objects of the type that cannot be this option.
     """
     _readers[kind] = words, plain, check
 
 
 class CheckedFields:
-    """What has options: a frozen dataclass whose fields they are. Unknown ones are refused, in one
+    """The base of frozen dataclasses whose fields are options. Unknown options are refused, in one
     line with a hint.
 
-    Options that are not of their field's type are refused, and those that are get its plain form:
+    Values that are not of their field's type are refused, and those that are get its plain form:
     numbers of NumPy become Python's, lists become tuples, arrays tensors, and a name stands for its
     method or baseline. Numbers must be finite. Types are bool, int, float, str, `Literal`, tensors,
     those of `register_reader`, and tuples and unions of these; what a type says nothing of is left
@@ -101,7 +105,7 @@ class CheckedFields:
             type.__setattr__(cls, "summary", " ".join([word, *rest]))
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        names = _checked_fields(cls).names
+        names = _options_of(cls).names
         if not options.keys() <= names:
             wrong = next(name for name in options if name not in names)
             raise ArgumentError(
@@ -110,7 +114,7 @@ class CheckedFields:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for checked in _checked_fields(type(self)).fields:
+        for checked in _options_of(type(self)).checked:
             value = getattr(self, checked.name)
             if value is not checked.plain_default:
                 object.__setattr__(self, checked.name, self._checked(checked, value))
@@ -140,60 +144,52 @@ class CheckedFields:
             if check is not None and isinstance(read, kind):
                 check(name, read, option)
         end = self.below.get(option)
-        several = read if isinstance(read, tuple) else (read,)
-        if (
-            end is not None
-            and read is not None
-            and not (several and all(0 < number < end for number in several))
-        ):
-            below = "" if end == math.inf else f" and below {end:g}"
-            raise self.error(
-                f"{option} of {name} must be above 0{below}, got {shown(value)}; leave it out"
-            )
-        return read
+        numbers = read if isinstance(read, tuple) else (read,)
+        if end is None or read is None or (numbers and all(0 < n < end for n in numbers)):
+            return read
+        below = "" if end == math.inf else f" and below {end:g}"
+        raise self.error(
+            f"{option} of {name} must be above 0{below}, got {shown(value)}; leave it out"
+        )
 
 
 class _CheckedField(NamedTuple):
-    """An option, the type that its values must have, and the default, if that is in its plain form
-    already."""
+    """An option, the type that its values must have, and its default where that needs no check,
+    else `_REFUSED`."""
 
     name: str
     kind: Any
     plain_default: Any
 
 
-class _CheckedFields(NamedTuple):
-    """The names that a class takes, and those of its fields that are checked."""
+class _ClassOptions(NamedTuple):
+    """The names of the options that a class takes, and those of its fields that are checked."""
 
     names: frozenset[str]
-    fields: tuple[_CheckedField, ...]
+    checked: list[_CheckedField]
 
 
-_fields_by_class: dict[Any, _CheckedFields] = {}
+_options_by_class: dict[Any, _ClassOptions] = {}
 
 
-def _checked_fields(of: Any) -> _CheckedFields:
-    """What is known of the fields of a class, found out once (not by `lru_cache`: `torch.compile`
-    warns of that)."""
-    checked = _fields_by_class.get(of)
-    if checked is None:
-        checked = _fields_by_class[of] = _find_checked_fields(of)
-    return checked
-
-
-def _find_checked_fields(of: Any) -> _CheckedFields:
+def _options_of(of: Any) -> _ClassOptions:
+    """The options of a class, looked up once (not by `lru_cache`: `torch.compile` warns of
+    that)."""
+    if of in _options_by_class:
+        return _options_by_class[of]
     kinds = _kinds(of)
     checked = []
     for option in fields(of):
-        if option.name in kinds:
-            is_plain = isinstance(
-                option.default, (bool, int, float, NoneType, tuple)
-            ) or _is_choice(kinds[option.name])
-            default = option.default if is_plain else _REFUSED
-            checked.append(_CheckedField(option.name, kinds[option.name], default))
-    return _CheckedFields(
-        frozenset(option.name for option in fields(of) if option.init), tuple(checked)
-    )
+        kind = kinds.get(option.name, _REFUSED)
+        if kind is _REFUSED:
+            continue
+        is_plain = isinstance(option.default, (bool, int, float, NoneType, tuple))
+        is_plain = is_plain or typing.get_origin(kind) is typing.Literal
+        default = option.default if is_plain else _REFUSED
+        checked.append(_CheckedField(option.name, kind, default))
+    names = frozenset([option.name for option in fields(of) if option.init])
+    _options_by_class[of] = _ClassOptions(names, checked)
+    return _options_by_class[of]
 
 
 def by_name(
@@ -202,16 +198,17 @@ def by_name(
     error: type[ExplainError],
     what: str,
 ) -> dict[str, T]:
-    """Return methods or metrics, which are ``what``, by their names and in order; ``given`` are one
-    or several of them.
+    """Return methods or metrics by their names and in order.
+
+    ``wanted`` is one or several of them, which ``get`` makes objects of; ``what`` is what messages
+    call them: "method" or "metric".
 
     Raises:
         ExplainError: there is none, or two different ones have one name.
     """
     chosen: dict[str, T] = {}
-    for item in map(
-        get, [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else wanted
-    ):
+    is_one = isinstance(wanted, str) or not isinstance(wanted, Iterable)
+    for item in map(get, [wanted] if is_one else wanted):
         name = item.name  # type: ignore[attr-defined]
         if chosen.setdefault(name, item) is not item and not _are_equal(chosen[name], item):
             turns = either("two calls", "two commands, the second with another --output")
@@ -232,8 +229,9 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 def enter(registry: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
-    """Make ``it`` known by its name: an object, or a class with these options, which becomes a
-    frozen dataclass.
+    """Enter ``it`` into a registry by its name, and return it: an object, or a class.
+
+    A class becomes a frozen dataclass, and what is entered is made with these options.
 
     Raises:
         ExplainError: the name is taken by another, or cannot be one.
@@ -253,13 +251,9 @@ def enter(registry: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
     return it
 
 
-def _is_choice(kind: Any) -> bool:
-    return typing.get_origin(kind) is typing.Literal
-
-
 def _kinds(of: type) -> dict[str, Any]:
-    """The types of the fields; without those that are known nowhere."""
-    with suppress(NameError, TypeError):  # of a class within a function, say
+    """The types of the fields, without those whose names cannot be resolved, as in a function."""
+    with suppress(NameError, TypeError):
         return typing.get_type_hints(of, include_extras=True)
     hints: dict[str, Any] = {}
     for base in reversed(of.__mro__):
@@ -269,35 +263,27 @@ def _kinds(of: type) -> dict[str, Any]:
 
 
 def _read(value: Any, kind: Any, least: float | None) -> Any:
-    """The value as one of this type, or `_REFUSED`."""
+    """The value in the plain form of this type, or `_REFUSED`, as for numbers below ``least``."""
     origin = typing.get_origin(kind)
     args = typing.get_args(kind)
     if origin in _UNIONS:
-        return next(
-            (read for part in args if (read := _read(value, part, least)) is not _REFUSED), _REFUSED
-        )
+        readings = (_read(value, part, least) for part in args)
+        return next((read for read in readings if read is not _REFUSED), _REFUSED)
     if origin is typing.Literal:
         return str(value) if isinstance(value, str) and value in args else _REFUSED
     if origin is tuple:
         return _tuple(value, args, least)
     if origin is Callable:
         return value if callable(value) else _REFUSED
-    if kind in _PLAIN:
-        return kind(value) if isinstance(value, _PLAIN[kind]) else _REFUSED
+    if kind in _CASTS:
+        return kind(value) if isinstance(value, _CASTS[kind]) else _REFUSED
     if kind in (int, float):
         return _number(value, kind, least)
     if kind is torch.Tensor:
-        value = (
-            torch.from_numpy(value)
-            if isinstance(value, np.ndarray) and value.dtype.kind in "fiu"
-            else value
-        )
-        fits = (
-            isinstance(value, torch.Tensor)
-            and not value.is_complex()
-            and bool(torch.isfinite(value).all())
-        )
-        return value if fits else _REFUSED
+        if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
+            value = torch.from_numpy(value)
+        is_real = isinstance(value, torch.Tensor) and not value.is_complex()
+        return value if is_real and bool(torch.isfinite(value).all()) else _REFUSED
     if kind in _readers:
         value = _readers[kind][1](value)
         return value if isinstance(value, kind) else _REFUSED
@@ -305,6 +291,7 @@ def _read(value: Any, kind: Any, least: float | None) -> Any:
 
 
 def _number(value: Any, kind: type, least: float | None) -> Any:
+    """A number as one of Python: an int, or a finite int or float where ``kind`` is float."""
     try:
         if isinstance(value, (bool, np.bool_)):
             return _REFUSED
@@ -325,16 +312,14 @@ def _tuple(value: Any, kinds: Sequence[Any], least: float | None) -> Any:
     items = value.tolist() if isinstance(value, (np.ndarray, torch.Tensor)) else value
     items = items if isinstance(items, (list, tuple)) else [items]
     kinds = [kinds[0]] * len(items) if kinds[-1] is ... else kinds
-    read = [_read(*pair, least) for pair in zip(items, kinds, strict=False)]
-    return (
-        _REFUSED
-        if len(items) != len(kinds) or any(item is _REFUSED for item in read)
-        else tuple(read)
-    )
+    if len(items) != len(kinds):
+        return _REFUSED
+    read = tuple(_read(item, kind, least) for item, kind in zip(items, kinds, strict=True))
+    return _REFUSED if any(item is _REFUSED for item in read) else read
 
 
 def _word(kind: Any, least: float | None) -> str:
-    """What a type is called."""
+    """What messages call a type."""
     origin = typing.get_origin(kind)
     args = typing.get_args(kind)
     if origin is typing.Literal:
@@ -343,11 +328,8 @@ def _word(kind: Any, least: float | None) -> str:
     if origin in _UNIONS:
         return " or ".join([", ".join(words[:-1]), words[-1]])
     if origin is tuple:
-        return (
-            f"a list of {' and '.join(words)}"
-            if len(words) > 1
-            else f"a list, each item {words[0]}"
-        )
+        several = len(words) > 1
+        return f"a list of {' and '.join(words)}" if several else f"a list, each item {words[0]}"
     name = _readers[kind][0] if kind in _readers else _WORDS.get(origin or kind, str(kind))
     return name if least is None or kind not in (int, float) else f"{name} from {least}"
 
@@ -361,7 +343,8 @@ _ENDS = {"(": ")", "[": "]"}
 
 
 class SpecError(ExplainError):
-    """A text is no name with options; the message says where it is not."""
+    """A text is no name with options; the message says why, and goes on after what it should
+    be."""
 
 
 @dataclass(frozen=True)
@@ -378,8 +361,7 @@ def read_written(text: str) -> MethodSpec:
     """Read a name with options.
 
     Raises:
-        SpecError: it is none; the message goes on after "...", since the caller knows what it is
-            about.
+        SpecError: it is none; the message begins with "must", and callers put before it what must.
 
     >>> read_written("Smooth(gradcam++(), samples=5)")
     MethodSpec(name='smooth', values=('gradcam++()',), options={'samples': 5})
@@ -409,7 +391,8 @@ def read_written(text: str) -> MethodSpec:
 
 
 def _parts(arguments: str, text: str) -> Iterator[str]:
-    """What stands between the outermost commas."""
+    """Split the ``arguments`` of a name at the outermost commas; ``text``, the whole, is for
+    messages."""
     start = 0
     open_ = list[str]()
     quote = ""
@@ -437,7 +420,7 @@ def _parts(arguments: str, text: str) -> Iterator[str]:
 
 
 def _value(written: str, text: str) -> Any:
-    """The value of a literal; a plain word, or a name with options, as it is."""
+    """The value of a literal; plain words and names with options stay texts."""
     word = written.strip()
     if word.lower() in _PLAIN_WORDS:
         return _PLAIN_WORDS[word.lower()]

@@ -54,7 +54,7 @@ _waiting: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []
 
 
 class _InFront:
-    """The handler that stands in front of a caller's own."""
+    """A handler that stands in front of a caller's own, ``theirs``, and passes signals on to it."""
 
     def __init__(self, theirs: Callable[[int, FrameType | None], Any]) -> None:
         self.theirs = theirs
@@ -67,8 +67,8 @@ class _InFront:
 
 
 def came_by_signal(error: BaseException) -> bool:
-    """Whether an error was raised by a handler of the caller's, and so is no fault of the code that
-    it came out of.
+    """Whether a signal handler of the caller's raised an error, which is no fault of the code that
+    it interrupted.
 
     Whoever catches every ``Exception`` inside a block lets these pass: a time limit is not a broken
     layer.
@@ -272,7 +272,7 @@ _WHOLE: set[CodeType] = {SignalSafe.__enter__.__code__, SignalSafe.__exit__.__co
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and those that have called it."""
+    """Yield a frame and those that have called it, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -323,8 +323,9 @@ def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
         for number in _SIGNALS:
             theirs = _signal.getsignal(number)
             if theirs.__class__ not in (int, _InFront) and callable(theirs):
-                placed.append((number, _InFront(theirs)))
-                _signal.signal(*placed[-1])
+                ours = _InFront(theirs)
+                placed.append((number, ours))
+                _signal.signal(number, ours)
     except ValueError:  # an interpreter inside another one has no signals
         return ()
     except BaseException:  # raised by a caller's handler that ours was about to replace
@@ -350,6 +351,7 @@ def _step_aside(in_front: tuple[tuple[int, _InFront], ...], caller: FrameType | 
 
 
 def _give_back(in_front: tuple[tuple[int, _InFront], ...]) -> None:
+    """Put the caller's handlers back, where ours still stand."""
     # ours goes on handing over where another thread ends a block
     for number, ours in in_front if threading.get_ident() == _main else ():
         if _signal.getsignal(number) is ours:
@@ -371,6 +373,7 @@ def _hand_over(caller: FrameType | None) -> None:
 def _handle(
     number: int, theirs: Callable[[int, FrameType | None], Any], frame: FrameType | None
 ) -> None:
+    """Call a handler of the caller's, and mark what it raises; see `came_by_signal`."""
     try:
         theirs(number, frame)
     except Exception as error:

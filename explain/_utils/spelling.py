@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable
 
 
-def did_you_mean(name: str, candidates: Iterable[str], count: int = 3) -> str:
-    """Return a clause that suggests the closest of ``known`` names for a misspelt one, or lists the
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return a clause that suggests the closest of the candidates for a misspelt name, or lists the
     first few.
 
     Capitals, dashes, dots, spaces and underlines make no difference.
@@ -19,33 +19,32 @@ def did_you_mean(name: str, candidates: Iterable[str], count: int = 3) -> str:
     'known: gradcam, saliency'
     """
     names = list(dict.fromkeys(candidates))
-    close = close_to(name, names, count)
+    close = close_to(name, names)
     if close:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
     if not names:
         return "none is known"
-    return f"known: {', '.join(names[:8])}" + (
-        f" and {len(names) - 8} more" if len(names) > 8 else ""
-    )
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"known: {', '.join(names[:8])}{more}"
 
 
 def close_to(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
-    """Return the ``known`` names that a misspelt one may stand for, the closest first; one that is
-    the same, alone.
+    """Return the candidates that a misspelt name may stand for, the closest first; one that is the
+    same, alone.
 
     >>> close_to("centre", ["center", "whole"])
     ['center']
     """
-    plain = {
-        _plain(candidate): candidate for candidate in reversed(list(dict.fromkeys(candidates)))
-    }
-    if _plain(name) in plain:
-        return [plain[_plain(name)]]
-    return [
-        plain[match]
-        for match in difflib.get_close_matches(_plain(name), list(plain), n=count, cutoff=0.6)
-    ]
+    by_plain_name: dict[str, str] = {}
+    for candidate in candidates:
+        by_plain_name.setdefault(_plain(candidate), candidate)
+    plain = _plain(name)
+    if plain in by_plain_name:
+        return [by_plain_name[plain]]
+    matches = difflib.get_close_matches(plain, by_plain_name, n=count, cutoff=0.6)
+    return [by_plain_name[match] for match in matches]
 
 
 def _plain(name: str) -> str:
+    """A name without what makes no difference: capitals, and marks between letters."""
     return re.sub(r"(?<=\w)[-_. ]+(?=\w)", "", name.casefold())

@@ -1,9 +1,8 @@
-"""What answers each kind of need: what to watch in the forward pass, what to differentiate, and the
-answer.
+"""Answers each kind of need from what the passes recorded.
 
 `WATCHES` has what is hooked before the forward pass, `sources` says what a backward pass
 differentiates with respect to, and `ANSWERS` has the function that answers a need for a target,
-with the gradients of its sources.
+with the gradients in its sources.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from explain.hooks.preserve import detached
 from explain.layers.summary import independent_calls
 from explain.relevance.batch_layout import fits, summed
 from explain.relevance.constants import AddedConstant
-from explain.relevance.gradient_rules import Coverage, GradientRule, uninspected
+from explain.relevance.gradient_rules import GradientRule, uninspected
 from explain.relevance.propagation import relevance_of
 from explain.targets.detections import Detected
 
@@ -50,7 +49,7 @@ class _Means:
     spread: Tensor
 
     def agree(self, means: Tensor, rounding: float) -> bool:
-        """Whether the same means were found, but for rounding."""
+        """Whether other means ``(N, C)`` are the same but for rounding."""
         slack = 1e-4 * self.spread + 4 * rounding * (self.values.abs() + self.spread)
         return means.shape == self.values.shape and bool(
             ((means - self.values).abs() <= slack).all()
@@ -58,8 +57,9 @@ class _Means:
 
 
 def _means(maps: Tensor, channels: int = 1) -> _Means:
+    """The means of maps whose channels are this dimension."""
     rows = at_least_float32(maps.detach()).movedim(channels, 1)
-    variances, values = torch.var_mean(rows.reshape(*rows.shape[:2], -1), 2, correction=0)
+    variances, values = torch.var_mean(rows[..., None].flatten(2), 2, correction=0)
     return _Means(values, variances.sqrt())
 
 
@@ -68,8 +68,8 @@ class HeadCandidates:
     as they were called.
 
     Such a layer may come before the average as well as after it: the mean of its output is its
-    output for the mean. So only the means of its input and its output are stored. ``rounding`` is
-    that of the coarsest type in the network.
+    output for the mean. So ``calls`` has only the means of the input ``(N, C)``, the layer, and the
+    means of the output. ``rounding`` is that of the coarsest type in the network.
     """
 
     def __init__(self, group: HookGroup, model: nn.Module) -> None:
@@ -90,6 +90,7 @@ class HeadCandidates:
 
 
 def _mixes_channels_alone(module: Any) -> bool:
+    """Whether each place of a layer's output depends on the same place of its input alone."""
     if isinstance(module, nn.Linear):
         return True
     moves = [*module.stride, *(1 + abs(side) for side in module.padding if isinstance(side, int))]
@@ -111,19 +112,14 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
     kind = need.kind
     if isinstance(kind, needs.BiasTerms):
         return [constant.edge for constant in forward.constants]
-    if isinstance(kind, (needs.RelevanceCoverage, needs.Attention, needs.AttentionRelevance)):
-        # For the backward pass to go through all of the network.
-        return [
-            forward.source(need.input),
-            *(forward.recorded.unreached if getattr(kind, "unreached", False) else ()),
-        ]
-    if kind.of_input:
-        return [forward.source(need.input)]
-    return (
-        forward.layers.sources_of(forward.records[need.layer])
-        if kind.at_layer and not kind.second
-        else []
-    )
+    if kind.at_layer:
+        # a second pass differentiates for itself
+        return [] if kind.second else forward.layers.sources_of(forward.records[need.layer])
+    goes_through_all = (needs.RelevanceCoverage, needs.Attention, needs.AttentionRelevance)
+    if not (kind.of_input or isinstance(kind, goes_through_all)):
+        return []
+    unreached = forward.recorded.unreached if getattr(kind, "unreached", False) else ()
+    return [forward.source(need.input), *unreached]
 
 
 def _activations(
@@ -153,7 +149,7 @@ def _layer_relevance(
 def _layer_curvature(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
-    """The Hessian times the activations, by a second backward through the first: its matrix is
+    """The Hessian times the activations, by a backward pass through the gradient: its matrix is
     never built."""
     total = forward.total(resolved, need.kind.objective)  # type: ignore[attr-defined]
     return _of_layer(_hessian_product(total, forward, need.layer), forward, resolved, need)
@@ -195,11 +191,11 @@ def _similarity(
 ) -> Tensor:
     if not isinstance(resolved.target, Detected):
         kind = either("a detected box, explain.targets.Detections,", "a detected box")
-        got = (
-            f"{resolved.name if resolved.classes is None else 'a class'}; drise is for "
+        got = resolved.name if resolved.classes is None else "a class"
+        raise TargetError(
+            f"target must be {kind} for a method that compares detections, got {got}; drise is for "
             "detectors, so take rise"
         )
-        raise TargetError(f"target must be {kind} for a method that compares detections, got {got}")
     return at_least_float32(resolved.target.likeness(forward.output, forward.count).detach())
 
 
@@ -229,13 +225,6 @@ def _relevance(
     return at_least_float32(relevance if deposit is None else relevance + deposit)
 
 
-def _relevance_coverage(
-    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
-) -> Coverage:
-    assert need.kind.backward is not None
-    return resolved.propagated[need.kind.backward].coverage
-
-
 def _bias_terms(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensors:
@@ -243,17 +232,14 @@ def _bias_terms(
     elsewhere = independent_calls(forward.model, forward.inputs)
     terms = []
     for constant, gradient in zip(forward.constants, gradients, strict=True):
-        if gradient is not None:
-            # Infinity, which masks add to what is not to count, adds nothing there.
-            term = _of_images(
-                torch.where(gradient == 0, 0, relevance_of(gradient, constant.value)),
-                constant,
-                forward,
-            )
-            # What other images than the explained one bring adds to the score too, but lies nowhere
-            # on this one.
-            nowhere = not constant.lies_on_input or (constant.module, constant.call) in elsewhere
-            terms.append(term.flatten(1) if nowhere else term)
+        if gradient is None:
+            continue
+        # masks add infinity to what is not to count, which adds nothing to the score
+        products = torch.where(gradient == 0, 0, relevance_of(gradient, constant.value))
+        term = _of_images(products, constant, forward)
+        # what depends on other images alone adds to the score too, but lies nowhere on this one
+        nowhere = not constant.lies_on_input or (constant.module, constant.call) in elsewhere
+        terms.append(term.flatten(1) if nowhere else term)
     return tuple(terms)
 
 
@@ -262,8 +248,8 @@ def _attention(
 ) -> tuple[needs.AttentionMap, ...]:
     """The weights of every attention, and the gradients that the backward pass has brought them."""
     records = resolved.attention
+    count = forward.count
     joint = forward.grids.joint
-    maps = []
     # what the input does not reach may or may not have a graph
     if not getattr(need.kind, "unreached", False):
         reach = Reach([forward.source(need.input)])
@@ -273,20 +259,17 @@ def _attention(
         records = [record for record in alike if not bool(record.weights[..., :-1, -1].any())]
     if records and joint is None and resolved.total.requires_grad and not need.kind.differentiates:
         length = records[-1].weights.shape[-1]
-        grid = forward.grids.grid((forward.count, length, 1))
+        grid = forward.grids.grid((count, length, 1))
         # which tokens the score is read from
         if grid is not None and min(grid.tokens) != length - len(grid.tokens):
             differentiate(resolved.total, [forward.source(need.input)], retain_graph=True)
+    is_relevance = isinstance(need.kind, needs.AttentionRelevance)
+    maps = []
     for record in records:
         gradient = record.gradient
-        if (
-            gradient is not None
-            and record.fused
-            and isinstance(need.kind, needs.AttentionRelevance)
-        ):
+        if gradient is not None and record.fused and is_relevance:
             # a fused kernel sends half of its relevance to the values first
             gradient = gradient * 0.5
-        count = forward.count
         maps.append(
             needs.AttentionMap(
                 weights=by_image(record.weights, count),
@@ -324,7 +307,9 @@ ANSWERS: dict[
     needs.Relevance: _relevance,
     needs.LayerRelevance: _layer_relevance,
     needs.Multipliers: _input_gradients,
-    needs.RelevanceCoverage: _relevance_coverage,
+    needs.RelevanceCoverage: lambda _, resolved, need, __: (
+        resolved.propagated[need.kind.backward].coverage  # type: ignore[index]
+    ),
     needs.BiasTerms: _bias_terms,
     needs.Uninspected: lambda forward, resolved, *_: uninspected(
         resolved.total, forward.recorded.operations
@@ -340,6 +325,7 @@ ANSWERS: dict[
 
 
 def _of_input(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget) -> Tensor:
+    """The gradient in an explained input, or an error where there is none."""
     if gradient is None:
         remedy = (
             "look for detach() or no_grad() on the way, or use "
@@ -353,6 +339,7 @@ def _of_input(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarge
 def _of_layer(
     gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer
 ) -> Tensor:
+    """The gradient in a layer as maps ``(N, C, h, w)``, or an error where there is none."""
     if gradient is None:
         must = (
             f"influence the score of target {resolved.name}, but the score does not use it, or "
@@ -367,8 +354,8 @@ def _of_layer(
 
 
 def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tensor:
-    """A bias term laid out over the images, or where it is no map (it may be of windows), as rows
-    of numbers."""
+    """A bias term as maps ``(N, C, h, w)``, or where it is no map (it may be of windows), as
+    ``(N, K)``."""
     count = forward.count
     shape = tuple(term.shape)
     layer = (
@@ -405,6 +392,8 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
 
 
 def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tensor | None:
+    """The Hessian of ``total`` in a layer's output, times this output; None where nothing depends
+    on it."""
     if not total.requires_grad:
         return None
     layers = forward.layers

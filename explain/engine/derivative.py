@@ -1,5 +1,5 @@
-"""Whether a gradient is the derivative of the score, seen by moving along it; custom functions may
-say otherwise."""
+"""Finds out whether a gradient is the derivative of the score, by moving along it; custom functions
+may bring another gradient."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,22 +16,21 @@ from explain.hooks.layer_names import name_of_call
 _STEP = 3e-4
 """By what share of the scores a step along the gradient changes them."""
 _PYTHON_NODE: Any = torch.autograd.function.BackwardCFunction
-_OFF = 0.05
-"""By how much of what the gradient says the change may be off: kinks and rounding make 0.01 in
-float32."""
+_TOLERANCE = 0.05
+"""By what share of itself a change of the score may differ from the gradient's: kinks and rounding
+make 0.01 in float32."""
 
 
 def custom_functions(nodes: Iterable[Node], sources: list[Any]) -> list[str]:
-    """The functions with a backward of their own, of the model's, among the Nodes of a score, on
-    the way to sources of gradients."""
+    """The model's functions with a backward of their own, between a score with these Nodes and the
+    ``sources`` of gradients, by name."""
     custom = [node for node in nodes if isinstance(node, _PYTHON_NODE) and _is_of_model(node)]
     if not custom:
         return []
     tensors = [source for source in sources if isinstance(source, Tensor)]
     reach = Reach(tensors, [source.node for source in sources if not isinstance(source, Tensor)])
-    return list(
-        dict.fromkeys(node.name().removesuffix("Backward") for node in custom if reach.of(node))
-    )
+    names = [node.name().removesuffix("Backward") for node in custom if reach.of(node)]
+    return list(dict.fromkeys(names))
 
 
 def _is_of_model(node: Any) -> bool:
@@ -39,8 +38,9 @@ def _is_of_model(node: Any) -> bool:
     torch."""
     if is_of_hooks(node):
         return False
-    if node.name().startswith("GeneratedBackwardFor_"):  # an operator of a library's
-        return not node.name().startswith("GeneratedBackwardFor_torchvision_")
+    name = node.name()
+    if name.startswith("GeneratedBackwardFor_"):  # an operator of a library's
+        return not name.startswith("GeneratedBackwardFor_torchvision_")
     module = str(getattr(getattr(node, "_forward_cls", None), "__module__", ""))
     return module.split(".")[0] != "torch"
 
@@ -48,8 +48,8 @@ def _is_of_model(node: Any) -> bool:
 def is_derivative(
     forward: Forward, resolved: ResolvedTarget, layer: str | None, gradient: Tensor
 ) -> bool:
-    """Whether the scores change along the gradient in the input, or in a layer, as it says; True
-    where unsure."""
+    """Whether the scores change along the gradient in the input, or in a layer, by as much as it
+    says; True where that cannot be seen."""
     gradient = gradient.detach()
     images = torch.arange(forward.count, device=gradient.device)
     if (
@@ -61,15 +61,15 @@ def is_derivative(
     size = gradient.flatten(1).norm(dim=1)
     scale = forward.scale(resolved).to(size).maximum(resolved.score.abs().to(size))
     step = torch.where(size > 0, _STEP * scale / size.square(), 0)
-    move = step.reshape(-1, *[1] * (gradient.ndim - 1)) * gradient
+    move = (gradient.movedim(0, -1) * step).movedim(-1, 0)
     with torch.no_grad():
-        ends = [
+        again, forth, back = [
             resolved.scores_in(images, _output(forward, layer, sign * move)) for sign in (0, 1, -1)
         ]
-    # not where it draws random numbers
-    same = (ends[0] - resolved.score).abs() <= 0.01 * _STEP * scale
-    off = ((ends[1] - ends[2]) / 2 - _STEP * scale).abs() > _OFF * _STEP * scale
-    return not bool((off & same & (size > 0)).any())
+    # scores also change where the model draws random numbers
+    repeats = (again - resolved.score).abs() <= 0.01 * _STEP * scale
+    differs = ((forth - back) / 2 - _STEP * scale).abs() > _TOLERANCE * _STEP * scale
+    return not bool((differs & repeats & (size > 0)).any())
 
 
 def _output(forward: Forward, layer: str | None, move: Tensor) -> Any:

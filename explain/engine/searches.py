@@ -1,4 +1,4 @@
-"""Searches: perturbed rows that are chosen by the values of earlier ones, run step by step."""
+"""Runs searches step by step: they choose perturbed rows by the values of earlier ones."""
 
 import math
 import time
@@ -20,10 +20,10 @@ from explain.hooks.preserve import calculating
 
 
 def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTarget) -> None:
-    """Run the searches of a method for a target, and add them to what was found for it.
+    """Run the searches of a method for a target, and add them to the target's answers.
 
-    The method's time is shared by the searches. An interrupt ends them, with what there is where
-    that is wanted.
+    They share the method's time. An interrupt ends them; where partial results are wanted, they
+    have what there is by then.
     """
     settings = context.settings
     method: Searcher = need.kind.method  # type: ignore[attr-defined]
@@ -56,7 +56,8 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
 
 
 def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]:
-    """A function that runs rows; by how much scores in bfloat16 are off is noted once."""
+    """A function that runs rows and returns their values; the error of scores in bfloat16 is noted
+    once."""
     (resolved,) = context.targets
     # the search decides about an interrupt
     settings = replace(context.settings, keep_partial=False, progress=None)
@@ -79,7 +80,8 @@ def _run(
     end: float,
     report: Callable[[], None],
 ) -> None:
-    """Run a search to its end, or until that time of ``time.monotonic``."""
+    """Run a search to its end, or until ``time.monotonic`` is ``end``; ``read`` runs the rows that
+    it asks for."""
     steps = search.steps()
 
     def asked(step: Callable[..., Scores], value: Any) -> Scores | None:

@@ -94,9 +94,9 @@ def report_progress(
 
 def autocast(inputs: Tensor, precision: Precision) -> AbstractContextManager[None]:
     """Compute in bfloat16, or as the model and the caller would."""
-    return (
-        nullcontext() if precision == "full" else torch.autocast(inputs.device.type, torch.bfloat16)
-    )
+    if precision == "full":
+        return nullcontext()
+    return torch.autocast(inputs.device.type, torch.bfloat16)
 
 
 def mixed_precision_now(device: torch.device) -> AbstractContextManager[Any]:
@@ -106,27 +106,24 @@ def mixed_precision_now(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type))
 
 
-_HALF = (torch.float16, torch.bfloat16)
-
-
 @dataclass
 class Footprint:
-    """The bytes that the modules of a network gave for each image, in the order in which they
-    returned.
-
-    ``half`` says whether one of them gave values in half precision, as under mixed precision inside
-    the network.
-    """
+    """How much memory the outputs of a network's modules take; it bounds the rows in a batch."""
 
     outputs: list[tuple[str, int]] = field(default_factory=list)
+    """The names of modules and the bytes of their output for an image, in the order in which they
+    returned."""
     half: bool = False
+    """Whether an output is in half precision, as under mixed precision inside the network."""
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
+        """Measure the outputs of a pass of ``count`` images, while the group is alive."""
+
         def measure(name: str, output: Any) -> None:
             tensor = first_tensor(output)
             if tensor is not None:
                 self.outputs.append((name, tensor.numel() * tensor.element_size() // count))
-                self.half = self.half or tensor.dtype in _HALF
+                self.half = self.half or tensor.dtype in (torch.float16, torch.bfloat16)
 
         group.note_runs(leaves(model), measure)
 
@@ -147,7 +144,7 @@ class Footprint:
             if after and f"{name}.".startswith(f"{after}.")
         ]
         sizes = [size for _, size in self.outputs[max(of_layer, default=0) :]] or [MEMORY]
-        largest = max(1, *sizes)
+        largest = max(1, max(sizes))
         free = int(torch.cuda.mem_get_info(device)[0]) // 2 if device.type == "cuda" else MEMORY
         fitting = free // (sum(sizes) if graph else 4 * largest)
         fast = LARGEST_BATCH
@@ -167,7 +164,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def raise_unless_of_network(error: BaseException) -> None:
-    """Raise an error that says nothing of how a network takes its input: memory ran out, or a
+    """Raise an error again that says nothing of how a network takes its input: memory ran out, or a
     signal came."""
     if lacks_memory(error) or came_by_signal(error):
         raise error

@@ -1,4 +1,4 @@
-"""Before anything runs, inputs that cannot be explained are refused."""
+"""Refuses inputs that cannot be explained, before anything runs."""
 
 from dataclasses import replace
 from functools import partial
@@ -17,8 +17,7 @@ from explain.layers.frames import with_layout
 def check_inputs(
     model: nn.Module, x_or_inputs: InputsLike, layout: InputLayout | None = None
 ) -> Inputs:
-    """Refuse what cannot be explained before anything runs, and return the rest as `Inputs` with
-    their layout.
+    """Return inputs as `Inputs` with their layout; refuse what cannot be explained.
 
     Raises:
         ImageError: what is to be explained is not a floating-point tensor ``(N, C, H, W)`` or ``(N,
@@ -77,7 +76,7 @@ def check_inputs(
 
 
 def _refuse(tensor: Tensor, name: str) -> None:
-    """Refuse an input whose sum is not finite, unless that has overflown."""
+    """Refuse an input whose sum is not finite, unless only the sum has overflown."""
     if not tensor.isfinite().all():
         raise ImageError(
             f"{name} must hold finite values, got NaN or infinity; check the preprocessing"
@@ -85,30 +84,32 @@ def _refuse(tensor: Tensor, name: str) -> None:
 
 
 def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
-    """Refuse a model without weights that go with its inputs, of which the first has this name."""
+    """Refuse a model whose weights are missing, or are not where its inputs are; messages call the
+    photo ``name``."""
     x = inputs.x
     parameters = unwrap.parameters_of(model)
+    if not parameters:
+        return
     if any(map(is_lazy, parameters)):
         raise ModelError(
             "model must have all its weights, got lazy layers without them; call model(x) once "
             "first"
         )
-    parameter = parameters[0] if parameters else None
-    if parameter is not None and parameter.is_meta and not x.is_meta:
+    weight = parameters[0]
+    if weight.is_meta and not x.is_meta:
         raise ModelError(
             "model must hold values, got one on the meta device; load its weights first"
         )
-    if parameter is not None:
-        images = {name: x}
-        for way, tensor in inputs.other_tensors.items():
-            if tensor.ndim > 3:
-                images[f"input {dotted(way)}"] = tensor
-        for other, tensor in images.items():
-            if parameter.device != tensor.device:
-                raise ImageError(
-                    f"{other} must be on {parameter.device}, the model's device, got "
-                    f"{tensor.device}; move it"
-                )
+    images = {name: x}
+    for path, tensor in inputs.other_tensors.items():
+        if tensor.ndim > 3:
+            images[f"input {dotted(path)}"] = tensor
+    for image_name, tensor in images.items():
+        if weight.device != tensor.device:
+            raise ImageError(
+                f"{image_name} must be on {weight.device}, the model's device, got "
+                f"{tensor.device}; move it"
+            )
     if any(map(torch.is_inference, parameters)):
         raise ModelError(
             "model must have weights made outside torch.inference_mode(), got others; load it again"
