@@ -1,4 +1,4 @@
-"""Transformer blocks: which they are, and each of them read out on its own."""
+"""Names transformer blocks, and reads the score off the output of each of them (LeGrad)."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -54,11 +54,12 @@ def transformer_blocks(model: nn.Module) -> list[str]:
 
 
 def _pools(model: nn.Module, previous: str, name: str) -> bool:
-    """Whether a module with attention is no further block, but a head of another kind outside of
-    what holds blocks."""
-    stack, outside = (f".{block}".rpartition(".")[0] for block in (previous, name))
-    other = type(model.get_submodule(name)) is not type(model.get_submodule(previous))
-    return other and stack.startswith(outside) and stack != outside
+    """Whether a module with attention is no further block, but of another type and outside of the
+    module that holds the ``previous`` block."""
+    stack = f".{previous}".rpartition(".")[0]
+    holder = f".{name}".rpartition(".")[0]
+    is_other_type = type(model.get_submodule(name)) is not type(model.get_submodule(previous))
+    return is_other_type and stack.startswith(holder) and stack != holder
 
 
 def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
@@ -73,13 +74,13 @@ def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
         return names
     look = summary_of(model, inputs)
     if "blocks" not in look.chosen:
-        look.chosen["blocks"] = (
-            _reached(model, inputs.first() if look.alone else inputs, names) or names
-        )
+        few = inputs.first() if look.alone else inputs
+        look.chosen["blocks"] = _reached(model, few, names) or names
     return look.chosen["blocks"]  # type: ignore[no-any-return]
 
 
 def _reached(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[str]:
+    """The modules whose output depends on the explained input, seen in a pass."""
     x = inputs.x.detach().clone().requires_grad_()
     with untouched(model, grad=True), HookGroup(model) as group:
         outputs = read_outputs(group, names, lambda tensor: tensor.grad_fn)
@@ -124,7 +125,8 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
 def _read_out(
     model: nn.Module, inputs: Inputs, target: Any, blocks: Sequence[str], chosen: Sequence[int]
 ) -> list[Tensor]:
-    """The gradients for some of the blocks, all in one forward pass."""
+    """The gradients of `attention_gradients` for the ``chosen`` of the blocks, in one forward
+    pass."""
     grids = NetworkGrids(model, inputs)
     # known by name, whatever the shape
     of_blocks = [grids.grid((len(inputs), 0, 0), name) for name in blocks]
@@ -181,8 +183,11 @@ def _read_out(
 def with_first(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Any], Any]
 ) -> Any:
-    """Change the argument that a module takes first; of keywords, the order in a call says nothing.
-    None: leave it."""
+    """The arguments of a call with ``change`` made to the one that the module takes first; None
+    where ``change`` gives None.
+
+    The order of keywords in a call says nothing, so the module's signature tells the first.
+    """
     if args:
         new = change(args[0])
         return None if new is None else ((new, *args[1:]), kwargs)
@@ -194,6 +199,7 @@ def with_first(
 
 
 def _tokens(tensor: Any) -> Tensor:
+    """The tensor itself, if it holds tokens."""
     if not isinstance(tensor, Tensor) or tensor.ndim != 3:
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise MethodError(

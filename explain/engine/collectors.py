@@ -133,10 +133,9 @@ def _layer_gradients(
 ) -> Tensor:
     layer = need.layer or ""
     gradient = forward.layers.joined(forward.records[layer], gradients)
-    laid_out = _of_layer(gradient, forward, resolved, need)
-    if gradient is None or not need.kind.hooked:
-        return laid_out
-    return forward.spatial(hooked_layer_gradient(forward, resolved, layer, gradient), layer)
+    if gradient is not None and need.kind.hooked:
+        gradient = hooked_layer_gradient(forward, resolved, layer, gradient)
+    return _of_layer(gradient, forward, resolved, need)
 
 
 def _layer_relevance(

@@ -1,5 +1,5 @@
-"""How an output comes about: whether a softmax or sigmoid made it, and where in it the scores
-are."""
+"""Finds out how an output comes about: whether a softmax or sigmoid made it, and where in it the
+scores are."""
 
 import itertools
 import math
@@ -62,13 +62,13 @@ _SELECTING = frozenset(
 )
 """Operations that give nothing outside of the bounds of what they are given."""
 _KEEPING = frozenset(["reshapes", "moves", "joins", "casts"])
-"""The traits of others."""
+"""The traits of other operations that give nothing but what they are given."""
 
 
 class Bounds(NamedTuple):
-    """Between what the values of a tensor lie that came from softmaxes and sigmoids alone.
+    """The least and the largest value of a tensor that came from softmaxes and sigmoids alone.
 
-    ``classes`` is the size of the dimension along which a softmax made them add up to one; 0 of a
+    ``classes`` is the size of the dimension along which a softmax made them add up to one; 0 for a
     sigmoid.
     """
 
@@ -78,10 +78,10 @@ class Bounds(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What a tensor came from: the bounds of its values, if any, and the weights.
+    """What a tensor came from: the bounds of its values, if any, and the weights it depends on.
 
-    These are a number with one bit for each parameter of the model, so that sets of them are joined
-    fast.
+    The weights are a number with one bit for each parameter of the model, so that sets of them are
+    joined fast.
     """
 
     bounds: Bounds | None
@@ -119,13 +119,13 @@ class OriginTracer(Tracer):
             scaled = bounds
             if bounds is not None and name == "sum":
                 terms = tensors[0].numel() / max(tensor.numel(), 1)
-                scaled = bounds._replace(low=bounds.low * terms, high=bounds.high * terms)
+                scaled = Bounds(bounds.low * terms, bounds.high * terms, bounds.classes)
             self.origins[tensor] = Origin(scaled, weights)
         return result
 
     def _weights_of(self, tensors: Sequence[Tensor]) -> int:
-        """The weights that tensors depend on: those of a tensor that nobody saw, on all that ran so
-        far."""
+        """The weights that tensors depend on; a tensor of unknown origin may depend on all that ran
+        so far."""
         weights = 0
         for tensor in tensors:
             origin = self.origins.get(tensor)
@@ -136,7 +136,7 @@ class OriginTracer(Tracer):
     def _bounds(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Bounds | None:
-        """The bounds of what an operation gives; those of a sum are still of its terms."""
+        """The bounds of what an operation gives; for a sum, those of its terms."""
         if name in _PROBABILITIES or name in _LOGARITHMS:
             classes = _softmax_size(args, kwargs) if "softmax" in name else 0
             low, high = (-math.inf, 0.0) if name in _LOGARITHMS else (0.0, 1.0)
@@ -150,7 +150,7 @@ class OriginTracer(Tracer):
         classes = sizes.pop() if len(sizes) == 1 and name not in _SIGNS_TURNED else 0
         if name in _MONOTONE:
             extremes = self._extremes(func, args, kwargs)
-            return None if extremes is None else Bounds(*extremes, classes)
+            return Bounds(min(extremes), max(extremes), classes) if extremes else None
         if name in _SELECTING or name == "sum" or info(name).traits & _KEEPING:
             return Bounds(min(b.low for b in bounds), max(b.high for b in bounds), classes)
         return None
@@ -159,11 +159,9 @@ class OriginTracer(Tracer):
         origin = self.origins.get(tensor)
         return None if origin is None else origin.bounds
 
-    def _extremes(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[float, float] | None:
-        """The least and the most that an operation gives where its arguments are at their
-        bounds."""
+    def _extremes(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[float]:
+        """The numbers that an operation gives where each of its arguments is at one of its bounds;
+        empty where it gives no numbers."""
         results = []
         tensors = [tensor for _, tensor in nested.paths((args, kwargs))]
         bounds = [bound for bound in map(self._bounds_of, tensors) if bound is not None]
@@ -178,24 +176,23 @@ class OriginTracer(Tracer):
             arguments, options = nested.replace((args, dict(kwargs)), end)
             result = func(*arguments, **options)
             if result.numel() != 1 or bool(result.isnan()):
-                return None
+                return []
             results.append(float(result))
-        return min(results), max(results)
+        return results
 
 
 def _softmax_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """The size of the dimension along which a softmax is taken."""
     first = nested.first_tensor((args, kwargs))
     assert first is not None
-    shape = first.shape
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return shape[dim if isinstance(dim, int) else min(1, len(shape) - 1)]
+    return first.shape[dim if isinstance(dim, int) else min(1, first.ndim - 1)]
 
 
 class OutputReader:
-    """Says what the outputs of a model are, after a pass whose operations are watched.
+    """Says what the outputs of a model are, from a pass whose operations are watched.
 
-    That pass is run when it is first needed: not for scores that no probabilities could be.
+    That pass is run when it is first needed: not for scores that cannot be probabilities.
 
     Args:
         model: the network.
@@ -249,10 +246,11 @@ class OutputReader:
             tensors = candidates(output, len(self._inputs))
             weights = {key: origins[t].weights for key, t in tensors.items() if t in origins}
             if len(weights) == len(tensors):
-                features = {
-                    k for k, w in weights.items() if any(_is_part(w, v) for v in weights.values())
+                tensors = {
+                    key: t
+                    for key, t in tensors.items()
+                    if not any(_is_part(weights[key], whole) for whole in weights.values())
                 }
-                tensors = {key: t for key, t in tensors.items() if key not in features}
             widths = {key: t.shape[1] if t.ndim > 1 else 1 for key, t in tensors.items()}
             fitting = [key for key, width in widths.items() if width == self.classes]
             self._key = (fitting if len(fitting) == 1 else list(tensors))[:1]
@@ -280,7 +278,8 @@ class OutputReader:
         return output, tracer.origins
 
     def _end(self, values: Tensor, read: Read) -> End | None:
-        """What was seen at the end of the network, or what noise shows of it."""
+        """What made the values that ``read`` takes: as the operations say, or else as outputs for
+        noise do."""
         output, origins = self._traced
         tensor = read(output, len(self._inputs))
         origin = None if tensor is None else origins.get(tensor)
@@ -293,17 +292,15 @@ class OutputReader:
             on_noise = self._on_noise(read)
             if all(map(adds_up, on_noise)) and any(map(is_fractional, on_noise)):
                 return End(values.shape[1])
-        if (
-            origin is None
-            and self.activation == "none"
-            and all(map(may_be_probabilities, self._on_noise(read)))
-        ):
+        is_in_doubt = origin is None and self.activation == "none"
+        if is_in_doubt and all(map(may_be_probabilities, self._on_noise(read))):
             return End()
         return None
 
     def _on_noise(self, read: Read) -> Sequence[Tensor]:
-        """The same tensor of the output for inputs of noise, which no photo has a say in."""
+        """What ``read`` takes from the outputs for two inputs of noise; NaN where there is none."""
         x = self._inputs.x
+        nothing = torch.full((1, 2), math.nan)
         results = list[Tensor]()
         for seed in range(2):
             noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
@@ -313,9 +310,9 @@ class OutputReader:
             except Exception as error:  # whatever a network says of noise
                 if came_by_signal(error):
                     raise
-                return [torch.full((1, 2), math.nan)]
+                return [nothing]
             tensor = read(output, len(self._inputs))
-            results.append(torch.full((1, 2), math.nan) if tensor is None else tensor)
+            results.append(nothing if tensor is None else tensor)
         return results
 
 

@@ -34,15 +34,16 @@ from explain.targets.outputs import Activation, Outputs
 
 @dataclass(eq=False)
 class ResolvedTarget:
-    """A target whose choices are made (such as the top class): its scores, its classes, the
-    evidence found so far."""
+    """A target whose choices are made (such as the top class), and the evidence about it so far."""
 
     name: str
     target: Target
     score: Tensor
+    """What the target picks, ``(N,)``, detached."""
     total: Tensor
-    """What is differentiated: the sum of the scores, or that of one ``image``."""
+    """What is differentiated: the sum of the scores, or the score of one ``image``."""
     classes: Tensor | None
+    """The classes ``(N,)`` that the scores belong to; None where they belong to none."""
     width: int = 0
     """How many class scores each image has, if it has any."""
     image: int | None = None
@@ -51,15 +52,16 @@ class ResolvedTarget:
     )
     propagated: dict[Backward, composites.PropagationResult] = field(default_factory=dict)
     attention: Sequence[AttentionRecord] = ()
-    """What the latest backward pass brings the attention of the network."""
+    """The attention of the network; the latest backward pass adds its gradients."""
     answers: dict[NeedAtLayer, Any] = field(default_factory=dict)
     rounding: dict[perturbations.Perturbation, float] = field(default_factory=dict)
+    """By how much scores in bfloat16 are off, by the perturbation of the rows."""
     inexact: dict[NeedAtLayer, Any] = field(default_factory=dict)
-    """What would have been found with other rounding errors of the same size."""
+    """What answers would be with other rounding errors of the same size."""
 
     def of_rows(self, images: Tensor) -> Target:
-        """The target for rows that belong to these images: what was resolved for the unperturbed
-        image stays so."""
+        """The target for rows that belong to these images ``(b,)``; the classes stay those of the
+        unperturbed images."""
         if self.classes is None:
             return self.target.rows(images)
         if isinstance(self.target, ClassTarget) and isinstance(self.target.index, int):
@@ -67,7 +69,7 @@ class ResolvedTarget:
         return ChosenClasses(self.classes[images], self.width)
 
     def scores_in(self, images: Tensor, output: Any) -> Tensor:
-        """What the target picks from an output with rows that belong to these images."""
+        """What the target picks, ``(b,)``, from an output for rows that belong to these images."""
         return at_least_float32(self.of_rows(images).pick(output, len(images))[0].detach())
 
 
@@ -106,7 +108,7 @@ class Forward:
     recorded: RecordedOperations
     activation: Activation | None = None
     seen: Mapping[type, Any] = field(default_factory=dict)
-    """What was watched for needs of some kinds, by the kind."""
+    """What `collectors.WATCHES` recorded, by the kind of need."""
 
     def __post_init__(self) -> None:
         self.count = len(self.inputs)
@@ -114,16 +116,21 @@ class Forward:
         """The calls that the names of layers stand for; see `record`."""
         self.end: int = torch._C._autograd._get_sequence_nr()
         """The sequence number that Nodes behind the model begin with, as those of a target."""
-        self.logits = self._logits()
+        self.logits: Tensor | None = None
+        """The class scores ``(N, K)``, detached; None where the output has none."""
+        scores = find_scores(self.output, self.count)
+        if scores is not None:
+            logits = scores.detach().reshape(self.count, -1)
+            # the largest is finite beside minus infinity, the score of a class that cannot be
+            require_finite(logits.amax(), partial(self._refuse, logits, allowed=-math.inf))
+            self.logits = at_least_float32(logits)
 
     @cached_property
     def outputs(self) -> Outputs:
         """What the class scores are, and how they become probabilities."""
-        return (
-            Outputs()
-            if self.logits is None
-            else outputs_of(self.model, self.inputs, self.logits, self.activation)
-        )
+        if self.logits is None:
+            return Outputs()
+        return outputs_of(self.model, self.inputs, self.logits, self.activation)
 
     @cached_property
     def constants(self) -> Sequence[AddedConstant]:
@@ -135,8 +142,8 @@ class Forward:
         return self.sources[path or self.inputs.path]
 
     def scale(self, resolved: ResolvedTarget) -> Tensor:
-        """The magnitude of the numbers that a score's rounding errors are made of; 0 for
-        probabilities."""
+        """The magnitude of the numbers that rounding errors of scores are shares of, as a scalar; 0
+        for probabilities."""
         rows = resolved.score.detach() if self.logits is None else self.logits
         largest = rows.abs().masked_fill(~rows.isfinite(), 0).amax()
         scale = largest.masked_fill(largest == 0, 1)
@@ -145,39 +152,27 @@ class Forward:
         are_probabilities = (rows >= 0).all() & rows.sum(1).isclose(rows.new_ones(1)).all()
         return scale.masked_fill(are_probabilities, 0)
 
-    def _logits(self) -> Tensor | None:
-        scores = find_scores(self.output, self.count)
-        if scores is None:
-            return None  # not a classifier
-        logits = scores.detach().reshape(self.count, -1)
-        # the largest is finite beside minus infinity, the score of a class that cannot be
-        require_finite(logits.amax(), partial(self._refuse, logits, allowed=-math.inf))
-        return at_least_float32(logits)
-
     def _refuse(self, scores: Tensor, allowed: float | None = None) -> None:
-        """Where scores are wrong, run the model again and inspect every layer, to name the first
-        that is not finite."""
+        """Refuse scores that are neither finite nor ``allowed``. The model is run again to name the
+        first layer whose output is not finite."""
         wrong = ~torch.isfinite(scores)
         if allowed is not None:
             wrong &= scores != allowed
         if not wrong.any():
             return
         copies = self.inputs.copied()
-        first = inspect(
-            self.model, *copies.args, kwargs=copies.kwargs, gradients=False
-        ).first_nonfinite
-        where = (
-            f", first in layer {first.name!r} ({first.type})"
-            if first is not None and first.name
-            else ""
-        )
+        inspection = inspect(self.model, *copies.args, kwargs=copies.kwargs, gradients=False)
+        first = inspection.first_nonfinite
+        where = ""
+        if first is not None and first.name:
+            where = f", first in layer {first.name!r} ({first.type})"
         raise ModelError(
             f"model must give finite scores, got {scores[wrong][0].item()}{where}; check its "
             "weights"
         )
 
     def resolve(self, target: Target) -> ResolvedTarget:
-        """Settle a target on the output, and pick its scores."""
+        """Let a target make its choices on the output, and pick its scores."""
         with torch.set_grad_enabled(self.graph_is_on):
             choice = target.resolved(self.output, self.count)
             score, classes = choice.pick(self.output, self.count)
@@ -188,7 +183,7 @@ class Forward:
         return ResolvedTarget(target.name, choice, score, total, classes, width)
 
     def resolve_all(self, targets: Sequence[Target]) -> list[ResolvedTarget]:
-        """Settle all targets; of the best detections on one image, as many as there are."""
+        """Resolve all targets; of the best detections on one image, as many as there are."""
         resolved: list[ResolvedTarget] = []
         for target in targets:
             try:

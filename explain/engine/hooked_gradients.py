@@ -38,7 +38,7 @@ def hooked_layer_gradient(
     hook.
 
     Raises:
-        MethodError: it is not what autograd ``expected``.
+        MethodError: it is not ``expected``, what autograd gives.
     """
     seen: list[Tensor] = []
 
@@ -65,7 +65,7 @@ def hooked_input_gradient(
     ``grad_input``.
 
     Raises:
-        MethodError: it is not what autograd ``expected``, or a rectifier is no module.
+        MethodError: it is not ``expected``, what autograd gives, or a rectifier is no module.
     """
     place = path or forward.inputs.path
     position = place[0]
@@ -87,10 +87,15 @@ def hooked_input_gradient(
     return _checked(seen, expected, "the input")
 
 
-def _follow(
-    rule: GradientRule, operation: Operation, module: nn.Module, *gradients: Gradients
+def _hook(
+    rule: GradientRule,
+    operation: Operation,
+    module: nn.Module,
+    grad_input: Gradients,
+    grad_output: Gradients,
 ) -> Gradients:
-    return rule.backward(operation, *gradients)
+    """The full-backward hook of a rectifier: the ``grad_input`` that the rule makes of it."""
+    return rule.backward(operation, grad_input, grad_output)
 
 
 def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tensor]]:
@@ -121,15 +126,15 @@ def _rectifiers(
             where = f"layer {name!r}" if name else "the model"
             got = f"got {operation.kind}() in {where}; write a module there, or {INSTEAD}"
             raise MethodError(f"rectifiers must be modules for full-backward hooks, {got}")
-        hooks[name] = partial(_follow, rule, operation)
+        hooks[name] = partial(_hook, rule, operation)
     return hooks
 
 
 def _checked(seen: Sequence[Tensor], expected: Tensor, place: str) -> Tensor:
-    """The first of what hooks have seen, which must be what autograd gives.
+    """The first gradient that hooks have seen at a place, compared with what autograd gives.
 
     Raises:
-        MethodError: it is something else.
+        MethodError: it differs, or there is none.
     """
     must = f"full-backward hooks must bring {place} the gradient that autograd gives"
     if not seen:

@@ -47,11 +47,12 @@ class Concept:
 
 @dataclass(frozen=True)
 class Backward:
-    """One backward pass over a forward pass: of the score or another objective, under a rule, a
-    composite or none.
+    """One backward pass over a forward pass, from the score or another ``objective``.
 
-    ``second`` marks the pass through a gradient that is needed for curvature, ``concept`` what
-    relevance goes through.
+    ``rule`` changes gradients on the way, and ``composite`` propagates relevance, through the
+    channels of ``concept`` alone if there is one. ``reference`` propagates differences from what
+    the network gives for it. ``second`` marks the pass through a gradient that is needed for
+    curvature.
     """
 
     objective: Objective | None = None
@@ -131,12 +132,8 @@ class Need(Generic[T]):
         """The backward pass that answers it, if one is needed."""
         if not self.differentiates:
             return None
-        options = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name in _OF_BACKWARD
-        }
-        return Backward(**options, second=self.second)
+        names = [field.name for field in fields(self) if field.name in _OF_BACKWARD]
+        return Backward(**{name: getattr(self, name) for name in names}, second=self.second)
 
 
 class Activations(Need[Tensor]):
@@ -365,11 +362,10 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Where perturbed rows come from: ``count`` images of the caller, whose tensors ``carry``
-    brings to the rows.
+    """Where perturbed rows come from: ``count`` images of the caller.
 
-    ``image`` is the one row that counts, where a perturbed image is run among the others of its
-    batch.
+    ``carry`` brings a tensor with a row for each of these images to the perturbed rows. ``image``
+    is the one row that counts, where a perturbed image is run among the others of its batch.
     """
 
     count: int
@@ -478,10 +474,10 @@ class Evidence:
 
 
 def applied(method: Callable[[Evidence], Tensor], evidence: Evidence) -> Tensor:
-    """What a method makes of evidence; of a layer that takes each frame as an image, frame by
-    frame.
+    """The map that a method makes of evidence: of a layer that takes each frame of a video as an
+    image, frame by frame.
 
-    So it is of methods that read nothing but maps. Others, such as those that mask the whole video
+    That is for methods that read nothing but maps. Others, such as those that mask the whole video
     with a map, have the layer's maps in time.
     """
     is_video = evidence.inputs.ndim == 5
@@ -497,4 +493,4 @@ def applied(method: Callable[[Evidence], Tensor], evidence: Evidence) -> Tensor:
 
 
 EvidenceLookup: TypeAlias = Callable[..., Evidence]
-"""From a layer or none, and of several explained inputs one, to what was found for a target."""
+"""From a layer or none, and of several explained inputs one, to the evidence about a target."""

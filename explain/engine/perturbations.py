@@ -1,5 +1,5 @@
-"""Perturbations and reducers: which rows are run, what is computed for each, and how results are
-added up.
+"""Perturbations and reducers: which perturbed rows are run, what is computed for each, and how the
+results are added up.
 
 Methods, metrics and checks give the engine these values. Equal ones are run once for all methods
 and targets of a call.
@@ -22,13 +22,13 @@ tensor ``(b, ...)``."""
 
 @dataclass(frozen=True)
 class PerturbedRows:
-    """Perturbed rows: the image of each, ``owners`` ``(P,)``, and its number among those of its
-    image.
+    """Perturbed rows, which are made when they are needed.
 
-    ``build`` makes perturbed inputs or feature maps: new tensors, which the network may overwrite.
-    ``masks`` makes what stays of each, if it is masked. ``carry`` does to a tensor with a row for
-    each image what was done to the photo's
-    geometry: ``(tensor, numbers)`` to one row for each perturbed row. None: nothing was moved.
+    ``owners`` ``(P,)`` is the image of each row, and ``numbers`` ``(P,)`` its number among those of
+    its image. ``build`` makes perturbed inputs or feature maps: new tensors, which the network may
+    overwrite. ``masks`` makes what stays of each, if rows are masked. ``carry(tensor, numbers)``
+    does to a tensor ``(b, ...)`` of rows what was done to the photo's geometry; None where nothing
+    was moved.
     """
 
     owners: Tensor
@@ -42,7 +42,7 @@ class PerturbedRows:
         return self.build(self.owners[rows], self.numbers[rows])
 
     def some(self, rows: Tensor) -> "PerturbedRows":
-        """Those at some places, for their scores alone."""
+        """The rows at some places, for their scores alone: without masks."""
         return PerturbedRows(self.owners[rows], self.numbers[rows], self.build)
 
 
@@ -66,7 +66,7 @@ def rows_of(counts: Sequence[int], device: torch.device, build: Build) -> Pertur
 
 
 def one_row_each(rows: Tensor) -> PerturbedRows:
-    """One row for each image, which is there already: ``(N, ...)``."""
+    """One row for each image, which has been made already: ``(N, ...)``."""
     return rows_of([1] * len(rows), rows.device, lambda images, numbers: rows[images])
 
 
@@ -81,8 +81,8 @@ def one_by_one(make: Callable[[int, int], Tensor]) -> Build:
 
 
 class Perturbation(ABC):
-    """A plan of perturbed rows. Subclasses are frozen dataclasses: equal ones are run once for all
-    methods of a call.
+    """A way to perturb photos or feature maps. Subclasses are frozen dataclasses: equal ones are
+    run once for all methods of a call.
 
     It may look at the evidence that it ``needs``, and at nothing that depends on the target.
     """
@@ -233,7 +233,7 @@ class SumOfRows(Accumulator):
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
         weighted = self._weigh(images, numbers, values)
         if self._total is None:
-            self._total = weighted.new_zeros(self._count, *weighted.shape[1:])
+            self._total = weighted.new_zeros((self._count, *weighted.shape[1:]))
         self._total.index_add_(0, images, weighted)
 
     def result(self) -> Tensor | None:
@@ -422,13 +422,13 @@ Steps = Generator[Scores, Any, None]
 
 
 class OutOfTimeError(Exception):
-    """Raised where a search has asked for rows when its time is over; it may ask for a few more to
+    """Raised in a search that asks for rows when its time is over; it may ask for a few more to
     finish."""
 
 
 class Search(ABC):
-    """Looks for something by perturbed rows that depend on earlier ones: `steps` asks, and the
-    engine runs the rows."""
+    """A search by perturbed rows that depend on the values of earlier ones: `steps` asks for rows,
+    and the engine runs them."""
 
     samples = 0
     """How many rows were run by now."""

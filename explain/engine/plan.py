@@ -11,7 +11,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -47,12 +47,11 @@ class PerturbationPass:
     @cached_property
     def inner(self) -> frozenset[NeedAtLayer]:
         """The evidence that is needed of each perturbed row."""
-        of_methods = [
-            (need, need.kind.method.needs)
-            for need in self.needs
-            if isinstance(need.kind, Attributions)
-        ]
-        return frozenset(need.at_same_place(inner) for need, needs in of_methods for inner in needs)
+        inner_needs = set()
+        for need in self.needs:
+            if isinstance(need.kind, Attributions):
+                inner_needs.update(map(need.at_same_place, need.kind.method.needs))
+        return frozenset(inner_needs)
 
     @cached_property
     def inner_plan(self) -> "Plan":
@@ -134,16 +133,20 @@ class Plan:
                 depends = perturbation.of_layer or any(n.of_layer for n in perturbation.needs)
                 place = (perturbation, need.layer if depends else None)
                 needs_of.setdefault(place, []).append(need)
-        return tuple([PerturbationPass(*place, tuple(needs)) for place, needs in needs_of.items()])
+        return tuple(
+            [
+                PerturbationPass(perturbation, layer, tuple(needs))
+                for (perturbation, layer), needs in needs_of.items()
+            ]
+        )
 
     def rounding(self, name: str, errors: Mapping[Perturbation, float]) -> float | None:
-        """The largest error that was found for the perturbed rows of a method, and for those that
-        were named later."""
-        later = self.names_of(self.searches)
+        """The largest of some ``errors`` of scores, of the perturbed rows of a method and of those
+        that its searches chose."""
+        searching = self.names_of(self.searches)
         names = {stream.perturbation: self.names_of(stream.needs) for stream in self.streams}
-        return max(
-            (error for of, error in errors.items() if name in names.get(of, later)), default=None
-        )
+        of_method = [error for of, error in errors.items() if name in names.get(of, searching)]
+        return max(of_method, default=None)
 
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:
@@ -154,7 +157,7 @@ class Plan:
 
     @cached_property
     def searches(self) -> tuple[NeedAtLayer, ...]:
-        """The searches by perturbed rows, which come after all else."""
+        """The needs for searches by perturbed rows, which come after all else."""
         return tuple([need for need in self.needs if isinstance(need.kind, Searches)])
 
     @cached_property
@@ -166,12 +169,10 @@ class Plan:
     def backwards(self) -> tuple[Backward, ...]:
         """The distinct backward passes for one target, the plain one first."""
         passes = [backward for backward in self.needs_by_backward if backward is not None]
-        return tuple(
-            sorted(
-                passes,
-                key=lambda b: (b.second, b.propagates, b.rule is not None, b.objective is not None),
-            )
+        passes.sort(
+            key=lambda b: (b.second, b.propagates, b.rule is not None, b.objective is not None)
         )
+        return tuple(passes)
 
     @cached_property
     def needs_by_backward(self) -> dict[Backward | None, list[NeedAtLayer]]:
@@ -227,11 +228,8 @@ class Plan:
     @property
     def passes(self) -> int:
         """The number of forward passes of all images, without perturbed rows."""
-        return (
-            1
-            + self._own_passes * self.targets
-            + len({b.reference for b in self.backwards} - {None})
-        )
+        references = {backward.reference for backward in self.backwards} - {None}
+        return 1 + self._own_passes * self.targets + len(references)
 
     @property
     def passes_back(self) -> int:
@@ -242,7 +240,8 @@ class Plan:
 
     @property
     def _own_passes(self) -> int:
-        """How many passes of their own needs have, for one target: of blocks, with hooks."""
+        """How many needs have a pass of their own, for one target: of blocks, or with full-backward
+        hooks."""
         kinds = [need.kind for need in self.needs]
         return sum(isinstance(k, BlockAttention) + k.hooked for k in kinds)
 
@@ -286,26 +285,21 @@ class Plan:
         total = float(self.images * (self.passes + self.passes_back))
         for stream, inner in self._perturbed():
             if not inner.images:
-                return float("inf")  # as many as there may be
-            total += inner.cost(shares) * (
-                shares.get(stream.layer or "", 1.0) if stream.perturbation.of_layer else 1.0
-            )
+                return float("inf")  # how many rows there are depends on the evidence
+            begins_at_layer = stream.perturbation.of_layer
+            share = shares.get(stream.layer or "", 1.0) if begins_at_layer else 1.0
+            total += inner.cost(shares) * share
         return total
 
     def _perturbed(self) -> "Iterator[tuple[PerturbationPass, Plan]]":
-        """The streams that have to be run, each with the plan for its rows."""
+        """The streams that have to be run, each with the plan for its rows as images."""
         for stream in self.streams:
             if not stream.is_known(self.precision):
                 rows = self.rows_of(stream)
                 yield (
                     stream,
-                    Plan(
-                        {"": stream.inner},
-                        self.targets,
-                        rows,
-                        self.channels,
-                        self.precision,
-                        self.size,
+                    replace(
+                        self, wanted={"": stream.inner}, images=rows, seconds=None, memory=None
                     ),
                 )
 
@@ -326,18 +320,14 @@ class Plan:
             lines += [f"{self._run(stream, inner)}{self._for(stream.needs)}", *inner._nested()]
         lines += [self._in_all()] if len(lines) > 2 else []
         if self.seconds is not None and self.memory is not None:
-            time = (
-                duration(self.seconds)
-                if math.isfinite(self.seconds)
-                else "a time that depends on the photo"
-            )
-            lines.append(
-                f"at most about {time}, and {max(1, round(self.memory / 2**20))} MB besides the "
-                "weights"
-            )
+            is_sure = math.isfinite(self.seconds)
+            time = duration(self.seconds) if is_sure else "a time that depends on the photo"
+            megabytes = max(1, round(self.memory / 2**20))
+            lines.append(f"at most about {time}, and {megabytes} MB besides the weights")
         return "\n".join(lines)
 
     def _forward(self) -> str:
+        """The line for the forward pass."""
         begin = ", recorded" if self.whole or self.layers else ""
         if self.layers and not self.whole:
             first = "the first of " if len(self.layers) > 1 else ""
@@ -346,6 +336,7 @@ class Plan:
         return f"{_counted(self.passes, 'forward pass', 'es')}{of}{begin}{self._for(self.needs)}"
 
     def _back(self, backward: Backward) -> str:
+        """The line for a backward pass."""
         needs = self.needs_by_backward[backward]
         count = _counted(self.targets * (2 if backward.second else 1), "backward pass", "es")
         start = "the score" if backward.objective is None else str(backward.objective)
@@ -358,7 +349,7 @@ class Plan:
         return f"{count} from {start} to {end}{how}{self._for(needs)}"
 
     def _run(self, stream: PerturbationPass, inner: "Plan") -> str:
-        """What is run of a stream."""
+        """What a line says of a stream of perturbed rows."""
         count = self.rows_of(stream)
         rows = _counted(count, "perturbed row", "s") if count else "perturbed rows"
         start = f" from {stream.layer} on" if stream.perturbation.of_layer else ""
@@ -372,10 +363,8 @@ class Plan:
         """The lines for what is perturbed of rows that are perturbed themselves."""
         lines = []
         for stream, inner in self._perturbed():
-            lines += [
-                f"  made of these: {self._run(stream, inner)}",
-                *(f"  {line}" for line in inner._nested()),
-            ]
+            lines.append(f"  made of these: {self._run(stream, inner)}")
+            lines += [f"  {line}" for line in inner._nested()]
         return lines
 
     def _repr_html_(self) -> str:
@@ -385,20 +374,23 @@ class Plan:
         return f"Plan({', '.join(self.wanted)}; {self._in_all()})"
 
     def _in_all(self) -> str:
-        words = [
+        """The line for the sum of all passes."""
+        counts = [
             _counted(self.passes, "forward pass", "es"),
             _counted(self.passes_back, "backward pass", "es"),
         ]
-        words += [f"{_counted(self.rows, 'perturbed row', 's')} forward"] if self.rows else []
-        return (
-            f"in all: {', '.join([*words, f'{self.rows_back} back'] if self.rows_back else words)}"
-        )
+        if self.rows:
+            counts.append(f"{_counted(self.rows, 'perturbed row', 's')} forward")
+        if self.rows_back:
+            counts.append(f"{self.rows_back} back")
+        return f"in all: {', '.join(counts)}"
 
     def names_of(self, needs: Iterable[NeedAtLayer]) -> list[str]:
         """The methods that have these needs."""
         return [name for name, wanted in self.wanted.items() if name and wanted.intersection(needs)]
 
     def _for(self, needs: Iterable[NeedAtLayer]) -> str:
+        """The end of a line: for which methods it is."""
         names = self.names_of(needs)
         return f": {', '.join(names)}" if names else ""
 

@@ -1,5 +1,5 @@
-"""What lies before a layer is run once, recorded and replayed, for work that alters only what the
-layer returns."""
+"""Records the operations before a layer and replays their results, for work that alters only what
+the layer returns."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,7 +13,6 @@ from explain._utils.nested import first_tensor
 from explain.hooks import HookGroup, handles, layer_names
 from explain.hooks.tracer import Tracer
 
-# Ways to a tensor's memory on which autograd does not see that it is overwritten.
 PAST_AUTOGRAD = {
     "data",
     "numpy",
@@ -24,6 +23,7 @@ PAST_AUTOGRAD = {
     "set_",
     "data_ptr",
 }
+"""Ways to a tensor's memory on which autograd does not see that it is overwritten."""
 
 
 def accessed_name(func: Any) -> str:
@@ -39,7 +39,7 @@ class ReplayError(RuntimeError):
 
 
 class Tape(Tracer):
-    """Notes what functional calls of this thread return, until `stop`.
+    """Records what functional calls of this thread return, until `stop`.
 
     >>> x = torch.ones(2)
     >>> with Tape() as tape:
@@ -55,9 +55,10 @@ class Tape(Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, bool]] = []
-        """Each function, what it returned, and whether as an iterator."""
+        """Each function, what it returned, and whether that was an iterator."""
         self.stopped = False
         self.fits = True
+        """Whether the calls can be replayed: none is past autograd."""
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
@@ -70,7 +71,8 @@ class Tape(Tracer):
         return iter(items) if is_iterator else items
 
     def stop(self) -> None:
-        """Keep from now on what is still referred to, and only the shapes of the rest."""
+        """End the recording; keep the tensors that something refers to, and the shapes of the
+        rest."""
         self.stopped = True
         self.calls = [
             (func, tree_map_only(_Weak, _Weak.kept, result), it) for func, result, it in self.calls
@@ -87,10 +89,10 @@ class Tape(Tracer):
 
 
 class Replay(Tracer):
-    """Returns what a tape noted, in its order, until it is made ``live``.
+    """Returns what a tape recorded, in its order, until it is made ``live``: then functions run.
 
     Raises:
-        ReplayError: another function is called than the one that was noted.
+        ReplayError: another function is called than the one that was recorded.
     """
 
     opens = False
@@ -103,8 +105,8 @@ class Replay(Tracer):
         self._calls = iter(tape.calls)
 
     def is_intact(self) -> bool:
-        """Whether nothing that the tape keeps was overwritten behind the layer, nor could have
-        been, past autograd."""
+        """Whether nothing that the tape keeps was overwritten, nor was behind the layer any memory
+        reached past autograd."""
         return self._tape.is_intact() and self._stays_in_autograd
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,18 +125,19 @@ class Replay(Tracer):
 
 
 class _Weak:
-    """A tensor that may no longer be needed, and what stands for it then."""
+    """A weak reference to a tensor, and its shape, for when nothing else refers to it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = weakref.ref(tensor)
         self._like = tensor.shape, tensor.dtype, tensor.device
 
     def kept(self) -> Tensor:
+        """The tensor, or zeros of its shape without memory of their own."""
         tensor = self._tensor()
+        if tensor is not None:
+            return tensor
         shape, dtype, device = self._like
-        return (
-            torch.zeros((), dtype=dtype, device=device).expand(shape) if tensor is None else tensor
-        )
+        return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 class ReachedError(BaseException):
@@ -142,10 +145,10 @@ class ReachedError(BaseException):
 
 
 def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], Any]) -> None:
-    """Let ``act`` replace what a call of a layer returned; it is told whether the layer has
-    overwritten its input.
+    """Let ``act(output, overwrote)`` replace what a call of a layer returned.
 
-    The output is then also known by an older name.
+    ``overwrote`` says whether the layer has overwritten its input, so that the input is the output
+    too.
     """
     assert group._model is not None
     name = layer_names.name_of_call(layer, call, group._model)
@@ -169,23 +172,20 @@ def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], 
 
 
 class PrefixRecorder:
-    """Notes on ``tape`` what happens in a forward pass up to a call of a layer, while the group is
-    alive.
+    """Records a forward pass on ``tape`` up to a call of a layer, while the group is alive.
 
-    The pass has to run inside ``with taping.tape``. It ends at the layer, by `ReachedError`, if
+    The pass has to run inside ``with recorder.tape``. It ends at the layer, by `ReachedError`, if
     ``ends`` says so.
 
-    >>> import torch
     >>> model, x = nn.Sequential(nn.ReLU(), nn.Sigmoid()), torch.ones(1)
     >>> with HookGroup(model) as group:
-    ...     taping = PrefixRecorder(group, model, "0")
-    ...     with taping.tape:
+    ...     recorder = PrefixRecorder(group, model, "0")
+    ...     with recorder.tape:
     ...         output = model(x)
-    >>> (
-    ...     [getattr(call[0], "__name__", "") for call in taping.tape.calls],
-    ...     taping.tape_at(0) is taping.tape,
-    ... )
-    (['relu'], True)
+    >>> [function.__name__ for function, *_ in recorder.tape.calls]
+    ['relu']
+    >>> recorder.tape_at(0) is recorder.tape
+    True
     """
 
     def __init__(
@@ -203,8 +203,8 @@ class PrefixRecorder:
         """The tape up to this call of the layer; None where it was not reached, or cannot be
         replayed.
 
-        Buffers that the network changed have to be as they were found by now; the tape knows them
-        changed.
+        Buffers that the network changed in the pass have to be put back by now: the tape has them
+        as they were changed.
         """
         fits = (
             self.tape.stopped and self.tape.fits and self.tape.is_intact() and not self._overwrites
