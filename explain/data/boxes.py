@@ -1,4 +1,4 @@
-"""Where the model's input lies on a photo."""
+"""Which part of a photo a model's input shows: what a preprocessing does, as a `Box`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
 Corners: TypeAlias = tuple[float, float, float, float]
 """The edges of a box: x0 y0 x1 y1."""
 
-SMALLEST = 8  # pixels along an axis, below which it does not matter which of them were kept
+SMALLEST = 8  # pixels along an axis of the photo, below which it does not matter which are kept
 
 
 def as_input(x: Any) -> torch.Tensor:
-    """Return the model's input for one photo, as a preprocessing has made it: ``(C, H, W)``, or of
-    tiles one more.
+    """Return what a preprocessing made of one photo, refused where it is no tensor ``(C, H, W)``,
+    or ``(T, C, H, W)`` of tiles.
 
     Raises:
         ImageError: it is no such tensor.
@@ -50,7 +50,7 @@ class Box:
         return cls(0.0, 0.0, float(size[0]), float(size[1]))
 
     def moved(self, across: float, down: float) -> "Box":
-        """The same further to the right and further down."""
+        """This box so many pixels further to the right and further down."""
         return Box(self.left + across, self.top + down, self.right + across, self.bottom + down)
 
     def to_photo(self, corners: Sequence[float], size: Sequence[int]) -> Corners:
@@ -109,12 +109,10 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     across = down = None
     try:
         black, white = (_seen(preprocess, np.full((height, width), level)) for level in (0, 255))
-        across = _extent(
-            preprocess, np.broadcast_to(_ramp(width), (height, width)), 1, black, white
-        )
-        down = _extent(
-            preprocess, np.broadcast_to(_ramp(height)[:, None], (height, width)), 0, black, white
-        )
+        rightwards = np.broadcast_to(_ramp(width), (height, width))
+        across = _extent(preprocess, rightwards, 1, black, white)
+        downwards = np.broadcast_to(_ramp(height)[:, None], (height, width))
+        down = _extent(preprocess, downwards, 0, black, white)
     except ExplainError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError):
@@ -131,9 +129,9 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
 
 
 def locate_tiles(preprocess: Preprocess, size: tuple[int, int], count: int) -> list[Box]:
-    """Find which part of a photo each of so many tiles is that a preprocessing makes of it, ``(T,
-    C, H, W)``."""
-    tiles: dict[bytes, torch.Tensor] = {}
+    """Find which part of a photo each tile shows, for a preprocessing that makes ``count`` tiles of
+    a photo: ``(T, C, H, W)``."""
+    tiles: dict[bytes, torch.Tensor] = {}  # of each picture that `locate` tries
 
     def tile(number: int, image: Image.Image) -> torch.Tensor:
         key = image.tobytes()
@@ -145,6 +143,7 @@ def locate_tiles(preprocess: Preprocess, size: tuple[int, int], count: int) -> l
 
 
 def _ramp(length: int) -> Array:
+    """Grey levels that rise along so many pixels."""
     return np.linspace(16, 240, length).round()  # resampling would clip at black and white
 
 
@@ -156,16 +155,18 @@ def _seen(preprocess: Preprocess, grey: Array) -> Array:
 def _extent(
     preprocess: Preprocess, picture: Array, axis: int, black: Array, white: Array
 ) -> tuple[float, float] | None:
-    """Return where the first and the last edge of the model's input lie along the axis on which a
-    picture rises."""
+    """Return where on the photo the first and the last edge of the model's input lie, along the
+    axis on which the levels of a picture rise; None where they do not lie on a straight line.
+
+    ``black`` and ``white`` are what the preprocessing makes of pictures in these colours.
+    """
     length = picture.shape[axis]
     if length < SMALLEST:
         return None
     reach = white - black
-    kept = np.abs(reach) > 0.5 * np.abs(reach).max()
-    value = np.where(
-        kept, (_seen(preprocess, picture) - black) / np.where(kept, reach, 1) * 255, np.nan
-    )
+    is_photo = np.abs(reach) > 0.5 * np.abs(reach).max()  # and no padding
+    level = (_seen(preprocess, picture) - black) / np.where(is_photo, reach, 1) * 255
+    value = np.where(is_photo, level, np.nan)
     lines = np.moveaxis(value, axis + 1, 0).reshape(value.shape[axis + 1], -1)
     filled = np.flatnonzero(np.isfinite(lines).any(1))
     if len(filled) < 2:

@@ -80,11 +80,10 @@ def json_text(document: Any, encoding: str = "utf-8") -> str:
     return text
 
 
-def _unless_printable(character: re.Match[str]) -> str:
-    """A character as it is, or as an escape of JSON."""
-    return (
-        character[0] if printable(character[0]) == character[0] else json.dumps(character[0])[1:-1]
-    )
+def _unless_printable(match: re.Match[str]) -> str:
+    """The character of a match as it is, or as an escape of JSON where it cannot be seen."""
+    character = match[0]
+    return character if printable(character) == character else json.dumps(character)[1:-1]
 
 
 def halved(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -189,11 +188,9 @@ class Files:
                 self._check(paths)
                 _put_in_place(parts, paths)
         except OSError as error:
-            reason = (
-                "a file is in its place"
-                if isinstance(error, FileExistsError)
-                else error.strerror or str(error)
-            )
+            reason = error.strerror or str(error)
+            if isinstance(error, FileExistsError):
+                reason = "a file is in its place"
             raise FolderError(
                 f"output folder {str(self.folder)!r} cannot be written: {reason}; change it"
             ) from None
@@ -206,28 +203,30 @@ class Files:
 
     def _check(self, paths: list[Path]) -> None:
         """Refuse names that are taken, or that the file system does not take."""
-        there = [path for path in paths if _exists(path)]
-        folders = [path for path in there if path.is_dir()]
-        if folders:
-            raise OutputError(
-                f"output {str(folders[0])!r} must be a file, but a folder is in its place; move it "
-                "away"
-            )
-        if there and not self.overwrite:
-            more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
+        taken = [path for path in paths if _exists(path)]
+        for path in taken:
+            if path.is_dir():
+                raise OutputError(
+                    f"output {str(path)!r} must be a file, but a folder is in its place; move it "
+                    "away"
+                )
+        if taken and not self.overwrite:
+            more = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
             leave = either("pass overwrite=True", "overwrite it with --force")
             raise OutputError(
-                f"output {str(there[0])!r} exists already{more}; choose another folder, or {leave}"
+                f"output {str(taken[0])!r} exists already{more}; choose another folder, or {leave}"
             )
 
 
 @deferring_signals  # so that an interruption leaves all of them or none
 def _put_in_place(parts: Sequence[Path], paths: Sequence[Path]) -> None:
+    """Give finished files their names."""
     for part, path in zip(parts, paths, strict=True):
         part.replace(path)
 
 
 def _exists(path: Path) -> bool:
+    """Whether something has this name, be it a broken link; one that is too long is refused."""
     try:
         path.lstat()
     except FileNotFoundError:

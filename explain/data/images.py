@@ -6,8 +6,9 @@ import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -34,16 +35,13 @@ from explain.data.scans import (
     split_slice,
 )
 
-T = TypeVar("T")
-
 Array: TypeAlias = np.ndarray[Any, Any]
 ImageLike: TypeAlias = (
     str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]
 )
 
 MAX_PIXELS = 178_956_970  # where Pillow itself calls a file a decompression bomb
-# pixels; captions stand below photos and are at least 260 wide, which costs most on thin ones
-MAX_SIDE = 500_000
+MAX_SIDE = 500_000  # pixels; captions are at least 260 wide, which costs most below thin photos
 MAX_BYTES = 2**30  # of what is not a regular file; a device may never end
 
 # Formats that Pillow recognises, but does not read, or (EPS) reads by starting another program on
@@ -82,21 +80,24 @@ def load_image(
     """
     window = check_window(window)
     if isinstance(image, Image.Image):
-        return image if hasattr(image, "is_upright") else _decode(image, "image", window)
+        if hasattr(image, "is_upright"):
+            return image
+        return _Reading("image", window).decode(image, window)
     if isinstance(image, np.ndarray):
-        return _from_array(image, window, stack)
+        scan = Scan("the array", as_slices(image))
+        return _Reading("array", window, stack).slices_of(scan)
     if isinstance(image, (str, os.PathLike)):
-        return _from_path(os.fsdecode(image), window, stack)
+        path = os.fsdecode(image)
+        return _Reading(repr(path), window, stack).path(path)
     if isinstance(image, io.IOBase):
         image = image.read()
     if isinstance(image, (bytes, bytearray, memoryview)):
-        return _open(io.BytesIO(image), f"of {len(image)} bytes", len(image), window, stack)
+        reading = _Reading(f"of {len(image)} bytes", window, stack)
+        return reading.file(io.BytesIO(image), len(image))
     kind = type(image).__name__
-    remedy = (
-        "use explain.attribute(model, x)"
-        if isinstance(image, torch.Tensor)
-        else "name the photo's file"
-    )
+    remedy = "name the photo's file"
+    if isinstance(image, torch.Tensor):
+        remedy = "use explain.attribute(model, x)"
     raise ImageError(
         f"image must be a path, bytes, a PIL image or an array (H, W, 3), got {kind}; {remedy}"
     )
@@ -108,112 +109,192 @@ def image_path(image: ImageLike) -> str | None:
     >>> image_path("cat.jpg"), image_path(b"...")
     ('cat.jpg', None)
     """
-    return (
-        str(image)
-        if isinstance(image, (str, os.PathLike))
-        else str(getattr(image, "filename", "")) or None
-    )
+    if isinstance(image, (str, os.PathLike)):
+        return str(image)
+    return str(getattr(image, "filename", "")) or None
 
 
-def _from_path(name: str, window: Window | None, stack: bool) -> Image.Image:
-    if re.match(r"\w+://", name):
-        raise ImageError(f"image {name!r} must be a file, got an address; download it first")
-    file_name, chosen = split_slice(name)
-    path = Path(file_name)
-    if os.path.isdir(path):  # unlike Path.is_dir, this accepts any name
-        raise ImageError(f"image {name!r} must be a file, got a folder; name the images in it")
-    try:
-        with open_for_reading(
-            path, pipes=_OURS.fullmatch(os.path.abspath(path)) is not None
-        ) as file:
-            status = os.fstat(file.fileno())
-            if chosen is not None:
-                stamp = (status.st_size, status.st_mtime_ns)
-                return _said(
-                    lambda: _of_scan(
-                        cached_scan(file_name, repr(file_name), stamp),
-                        repr(name),
-                        window,
-                        stack,
-                        chosen,
-                    ),
-                    repr(name),
-                )
-            if stat.S_ISREG(status.st_mode):
-                return _open(file, repr(name), status.st_size, window, stack)
-            # our own pipe: it has no size, perhaps no end, and is not read twice
-            content = file.read(MAX_BYTES)
-            if len(content) < MAX_BYTES:
-                return _open(io.BytesIO(content), repr(name), len(content), window, stack)
-        reason = f"gives {MAX_BYTES} bytes or more; save it to a file first"
-    except ExplainError:
-        raise
-    except FileNotFoundError:
-        reason = "does not exist; check the path"
-    except NoFileError as error:
-        reason = f"must be a file, {error.strerror}; save what it gives to a file first"
-    except (OSError, ValueError) as error:
-        reason = f"cannot be read: {_reason(error)}"
-    raise ImageError(f"image {name!r} {reason}")
+@dataclass(frozen=True)
+class _Reading:
+    """How an image is read: the ``name`` that messages have for it, and the caller's ``window`` and
+    ``stack``, as `load_image` takes them."""
 
+    name: str
+    window: Window | None
+    stack: bool = False
 
-def _open(file: Any, name: str, size: int, window: Window | None, stack: bool) -> Image.Image:
-    return _said(lambda: _read(file, name, size, window, stack), name)
-
-
-def _said(read: Callable[[], T], name: str) -> T:
-    """What a decoder returns; its errors are of one kind, and of warnings only our own are said."""
-    remarks: list[str] = []
-    # Pillow warns of large pictures and odd metadata; the limits here count
-    with quiet(), collect_warnings(remarks):
+    def path(self, path: str) -> Image.Image:
+        """Read a file, or slices of one."""
+        if re.match(r"\w+://", path):
+            raise ImageError(f"image {self.name} must be a file, got an address; download it first")
+        file_name, chosen = split_slice(path)
+        if os.path.isdir(file_name):  # unlike Path.is_dir, this accepts any name
+            raise ImageError(
+                f"image {self.name} must be a file, got a folder; name the images in it"
+            )
+        is_our_pipe = _OURS.fullmatch(os.path.abspath(file_name)) is not None
         try:
-            result = read()
-        except ImageError:
+            with open_for_reading(Path(file_name), pipes=is_our_pipe) as file:
+                status = os.fstat(file.fileno())
+                if chosen is not None:
+                    stamp = (status.st_size, status.st_mtime_ns)
+                    return self.guarded(
+                        lambda: self.slices_of(
+                            cached_scan(file_name, repr(file_name), stamp), chosen
+                        )
+                    )
+                if stat.S_ISREG(status.st_mode):
+                    return self.file(file, status.st_size)
+                # our own pipe: it has no size, perhaps no end, and is not read twice
+                content = file.read(MAX_BYTES)
+                if len(content) < MAX_BYTES:
+                    return self.file(io.BytesIO(content), len(content))
+            reason = f"gives {MAX_BYTES} bytes or more; save it to a file first"
+        except ExplainError:
             raise
-        except MemoryError:
-            raise ImageError(f"image {name} is too large for the memory; resize it first") from None
-        except Exception as error:  # headers, too, may hold anything
-            raise _damaged(name, error) from None
-    for remark in remarks:
-        warn(remark)
-    return result
+        except FileNotFoundError:
+            reason = "does not exist; check the path"
+        except NoFileError as error:
+            reason = f"must be a file, {error.strerror}; save what it gives to a file first"
+        except (OSError, ValueError) as error:
+            reason = f"cannot be read: {_reason(error)}"
+        raise ImageError(f"image {self.name} {reason}")
 
+    def file(self, file: Any, size: int) -> Image.Image:
+        """Read an open file of so many bytes."""
+        return self.guarded(lambda: self._read(file, size))
 
-def _read(file: Any, name: str, size: int, window: Window | None, stack: bool) -> Image.Image:
-    if size == 0:
-        raise ImageError(f"image {name} is empty (0 bytes); get the file again")
-    scan = read_scan(file, name, size)
-    if scan is not None:
-        return _of_scan(scan, name, window, stack)
-    file.seek(0)
-    try:
-        with Image.open(file) as image:
-            if image.format in NO_PHOTOS:
+    def guarded(self, read: Callable[[], Image.Image]) -> Image.Image:
+        """Return what a decoder reads; its errors become an `ImageError`, and of its warnings only
+        those of this package are said."""
+        remarks: list[str] = []
+        # Pillow warns of large pictures and odd metadata; the limits here count
+        with quiet(), collect_warnings(remarks):
+            try:
+                image = read()
+            except ImageError:
+                raise
+            except MemoryError:
                 raise ImageError(
-                    f"image {name} must be a photo, got {image.format}; convert it to PNG or JPEG"
-                )
-            if image.format == "DDS" and size < image.width * image.height / 2:
-                # No kind of DDS is denser; Pillow before 13 takes minutes to fill up what is
-                # missing.
-                raise ImageError(
-                    f"image {name} is damaged or truncated (too short); get the file again"
-                )
-            return _decode(image, name, window, file)
-    except Image.DecompressionBombError:
-        raise ImageError(
-            f"image {name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it first"
-        ) from None
-    except UnidentifiedImageError:
+                    f"image {self.name} is too large for the memory; resize it first"
+                ) from None
+            except Exception as error:  # headers, too, may hold anything
+                raise self.damaged(error) from None
+        for remark in remarks:
+            warn(remark)
+        return image
+
+    def damaged(self, error: BaseException) -> ImageError:
+        return ImageError(
+            f"image {self.name} is damaged or truncated ({_reason(error)}); get the file again"
+        )
+
+    def _read(self, file: Any, size: int) -> Image.Image:
+        if size == 0:
+            raise ImageError(f"image {self.name} is empty (0 bytes); get the file again")
+        scan = read_scan(file, self.name, size)
+        if scan is not None:
+            return self.slices_of(scan)
+        file.seek(0)
+        try:
+            with Image.open(file) as image:
+                if image.format in NO_PHOTOS:
+                    raise ImageError(
+                        f"image {self.name} must be a photo, got {image.format}; convert it to PNG "
+                        "or JPEG"
+                    )
+                if image.format == "DDS" and size < image.width * image.height / 2:
+                    # No kind of DDS is denser; Pillow before 13 takes minutes to fill up what is
+                    # missing.
+                    raise ImageError(
+                        f"image {self.name} is damaged or truncated (too short); get the file again"
+                    )
+                return self.decode(image, self.window, file)
+        except Image.DecompressionBombError:
+            raise ImageError(
+                f"image {self.name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it "
+                "first"
+            ) from None
+        except UnidentifiedImageError:
+            return self._without_pillow(file)
+
+    def _without_pillow(self, file: Any) -> Image.Image:
+        """Read a HEIC photo, or a TIFF file with floats in colour or of 64 bits."""
         file.seek(0)
         head = file.read(12)
         if _HEIC.match(head):
-            return _decode(_from_heic(file, name), name, window)
+            return self.decode(self._from_heic(file), self.window)
         pixels = _with_opencv(file) if head[:4] in _TIFF else None
-        if pixels is not None:  # floats in colour, or of 64 bits
-            return _decode(Image.fromarray(to_8_bits(pixels, window=window, name=name)), name)
-        raise ImageError(
-            f"image {name} is not an image that Pillow can read; convert it to PNG or JPEG"
-        ) from None
+        if pixels is None:
+            raise ImageError(
+                f"image {self.name} is not an image that Pillow can read; convert it to PNG or JPEG"
+            ) from None
+        return self.decode(Image.fromarray(to_8_bits(pixels, window=self.window, name=self.name)))
+
+    def _from_heic(self, file: Any) -> Image.Image:
+        try:
+            from pillow_heif import open_heif
+        except ImportError:
+            raise ImageError(
+                f"image {self.name} is a HEIC photo, which needs the package pillow-heif; run pip "
+                "install pillow-heif, or convert it to JPEG"
+            ) from None
+        file.seek(0)
+        try:
+            return open_heif(file).to_pillow()  # type: ignore[no-any-return]
+        except Exception as error:
+            raise self.damaged(error) from None
+
+    def slices_of(self, scan: Scan | None, chosen: Chosen = None) -> Image.Image:
+        """Return the chosen slice of a scan, or several as a stack; None is a file that is no
+        scan."""
+        count = 0 if scan is None else len(scan.slices)
+        numbers = chosen_numbers(chosen, count)
+        if scan is None or not numbers:
+            raise ImageError(
+                f"image {self.name} must be of the {count} slices of its file; name one"
+            )
+        if len(numbers) == 1:
+            return self.decode(scan.picture(numbers[0], self.window))
+        if not self.stack:
+            example = slice_name(scan.name.strip("'"), numbers[len(numbers) // 2])
+            # bytes and arrays have no name
+            remedy = f"name one, as {example!r}" if scan.name[0] == "'" else "give them one by one"
+            raise ImageError(
+                f"image {self.name} must be one slice, got {len(numbers)} slices; {remedy}"
+            )
+        picture, cells = scan.stack(numbers, self.window)
+        decoded = self.decode(picture)
+        decoded.cells = cells  # type: ignore[attr-defined]
+        return decoded
+
+    def decode(
+        self, image: Image.Image, window: Window | None = None, file: Any = None
+    ) -> Image.Image:
+        """Return an opened image as an upright RGB picture; ``file`` is the one that it is from."""
+        width, height = image.size
+        named = f"image {self.name} is {width} x {height}"
+        if width * height > MAX_PIXELS:
+            raise ImageError(f"{named}, over {MAX_PIXELS // 10**6} megapixels; resize it first")
+        if max(width, height) > MAX_SIDE:
+            raise ImageError(f"{named}, over {MAX_SIDE} pixels long; cut it into pieces first")
+        if not width or not height:
+            raise ImageError(
+                f"image {self.name} must have at least one pixel, got {width} x {height}; get the "
+                "file again"
+            )
+        try:
+            picture = _to_rgb(image, window, file)
+        except (ImageError, ExplainWarning):  # a warning may be an error for the caller
+            raise
+        except MemoryError:
+            raise ImageError(f"{named}, too large for the memory; resize it first") from None
+        except Exception as error:  # decoders raise nearly anything on damaged files
+            raise self.damaged(error) from None
+        # nothing is left to do: it is upright, and nothing in it is transparent
+        picture.info.clear()
+        picture.is_upright = True  # type: ignore[attr-defined]
+        return picture
 
 
 _TIFF = (b"II*\0", b"MM\0*")
@@ -221,77 +302,19 @@ _HEIC = re.compile(rb".{4}ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
 """How photos of many phones begin, which Pillow alone does not read."""
 
 
-def _from_heic(file: Any, name: str) -> Image.Image:
-    try:
-        from pillow_heif import open_heif
-    except ImportError:
-        raise ImageError(
-            f"image {name} is a HEIC photo, which needs the package pillow-heif; run pip "
-            "install pillow-heif, or convert it to JPEG"
-        ) from None
-    file.seek(0)
-    try:
-        return open_heif(file).to_pillow()  # type: ignore[no-any-return]
-    except Exception as error:
-        raise _damaged(name, error) from None
-
-
-def _of_scan(
-    scan: Scan | None, name: str, window: Window | None, stack: bool, chosen: Chosen = None
-) -> Image.Image:
-    """A slice of a scan, or several as a stack; None is no scan."""
-    count = 0 if scan is None else len(scan.slices)
-    numbers = chosen_numbers(chosen, count)
-    if scan is None or not numbers:
-        raise ImageError(f"image {name} must be of the {count} slices of its file; name one")
-    if len(numbers) == 1:
-        return _decode(scan.picture(numbers[0], window), name)
-    if not stack:
-        example = slice_name(scan.name.strip("'"), numbers[len(numbers) // 2])
-        # bytes and arrays have no name
-        remedy = f"name one, as {example!r}" if scan.name[0] == "'" else "give them one by one"
-        raise ImageError(f"image {name} must be one slice, got {len(numbers)} slices; {remedy}")
-    picture, cells = scan.stack(numbers, window)
-    decoded = _decode(picture, name)
-    decoded.cells = cells  # type: ignore[attr-defined]
-    return decoded
-
-
-def _decode(
-    image: Image.Image, name: str, window: Window | None = None, file: Any = None
-) -> Image.Image:
-    width, height = image.size
-    named = f"image {name} is {width} x {height}"
-    if width * height > MAX_PIXELS:
-        raise ImageError(f"{named}, over {MAX_PIXELS // 10**6} megapixels; resize it first")
-    if max(width, height) > MAX_SIDE:
-        raise ImageError(f"{named}, over {MAX_SIDE} pixels long; cut it into pieces first")
-    if not width or not height:
-        raise ImageError(
-            f"image {name} must have at least one pixel, got {width} x {height}; get the file again"
-        )
-    try:
-        picture = _to_rgb(image, window, file)
-    except (ImageError, ExplainWarning):  # a warning may be an error for the caller
-        raise
-    except MemoryError:
-        raise ImageError(f"{named}, too large for the memory; resize it first") from None
-    except Exception as error:  # decoders raise nearly anything on damaged files
-        raise _damaged(name, error) from None
-    picture.info.clear()  # nothing is left to do: it is upright, and nothing in it is transparent
-    picture.is_upright = True  # type: ignore[attr-defined]
-    return picture
-
-
 def _to_rgb(image: Image.Image, window: Window | None, file: Any) -> Image.Image:
+    """Bring an image to 8 bits, turn it upright, and lay what is transparent on white."""
     bits = stored_bits(image)
     has_deep_colors = image.mode not in DEEP and any(
         ";16" in str(tile[-1]) for tile in getattr(image, "tile", ())
     )
     image.load()
-    # Of 16 bits, Pillow keeps the upper 8.
-    is_dark = has_deep_colors and max(map(max, _extrema(image))) < 64
-    colors = _with_opencv(file) if has_deep_colors and (is_dark or window) else None
+    colors = None
+    if has_deep_colors:
+        extrema: Any = image.convert("RGB").getextrema()
+        # Of 16 bits, Pillow keeps the upper 8.
+        if window or max(map(max, extrema)) < 64:
+            colors = _with_opencv(file)
     if colors is not None:
         pixels = to_8_bits(colors, window=window)
     elif image.mode in DEEP:
@@ -314,10 +337,6 @@ def _to_rgb(image: Image.Image, window: Window | None, file: Any) -> Image.Image
     return image.convert("RGB")
 
 
-def _extrema(image: Image.Image) -> Any:
-    return image.convert("RGB").getextrema()
-
-
 def _with_opencv(file: Any) -> Array | None:
     """The pixels of a file as they are stored, or None where they cannot be read."""
     import cv2
@@ -332,18 +351,7 @@ def _with_opencv(file: Any) -> Array | None:
     return np.ascontiguousarray(pixels[:, :, order])
 
 
-def _from_array(array: Array, window: Window | None, stack: bool) -> Image.Image:
-    return _of_scan(Scan("the array", as_slices(array)), "array", window, stack)
-
-
-def _damaged(name: str, error: BaseException) -> ImageError:
-    return ImageError(
-        f"image {name} is damaged or truncated ({_reason(error)}); get the file again"
-    )
-
-
 def _reason(error: BaseException) -> str:
-    return (
-        " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
-        or type(error).__name__
-    )
+    """What an error says, in at most 120 characters."""
+    text = str(getattr(error, "strerror", None) or error)
+    return " ".join(text.split())[:120] or type(error).__name__

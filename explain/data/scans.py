@@ -18,8 +18,9 @@ from explain._utils.errors import ImageError, optional
 from explain.data.greys import Array, Window, to_8_bits
 from explain.data.opening import SCANS
 
-MAX_STACKED = 64_000_000  # pixels
 Corners: TypeAlias = tuple[int, int, int, int]
+"""Left, top, right and bottom of a slice in a picture of several."""
+MAX_STACKED = 64_000_000  # pixels of such a picture
 MAX_VALUES = 2**31  # of a compressed file, before it is unpacked
 _NPY = b"\x93NUMPY"
 _DICOM = b"DICM"  # after 128 bytes
@@ -103,7 +104,10 @@ def read_range(text: str) -> Chosen:
     if text.isdecimal():
         return int(text)
     match = _RANGE.fullmatch(text)
-    return match and slice(*(int(part) if part else None for part in match.groups()))
+    if match is None:
+        return None
+    start, stop, step = (int(part) if part else None for part in match.groups())
+    return slice(start, stop, step)
 
 
 def chosen_numbers(chosen: Chosen, count: int) -> range:
@@ -129,8 +133,8 @@ def stem_of(name: str | os.PathLike[str]) -> str:
 
 
 def slice_names(path: str) -> list[str]:
-    """Return the names of the photos in a file: its slices if it is a scan with several, or the
-    file."""
+    """Return the names of the photos in a file: of a scan with several slices, a name for each;
+    else the path itself."""
     if os.path.splitext(path)[1].lower() not in SCANS:
         return [path]
     count = 1
@@ -140,6 +144,7 @@ def slice_names(path: str) -> list[str]:
 
 
 def _count(file: Any) -> int:
+    """The number of slices in a file of NumPy or DICOM, by its header."""
     if is_npy(file):
         shape, _ = _npy_header(file)
         return int(as_slices(np.broadcast_to(np.uint8(0), shape)).shape[0])
@@ -214,6 +219,7 @@ def as_slices(array: Array) -> Array:
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and the type of the array in a file of NumPy."""
     file.seek(0)
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0
@@ -270,14 +276,15 @@ def _rescaled(slices: Array, data: Any) -> Array:
     if "ModalityLUTSequence" in data:
         units: Array = importlib.import_module("pydicom.pixels").apply_modality_lut(slices, data)
         return units
-    parts = [
-        _part(data, "PixelValueTransformationSequence", number) for number in range(len(slices))
-    ]
-    slopes = np.array([float(part.get("RescaleSlope", 1)) for part in parts], np.float32)
-    intercepts = np.array([float(part.get("RescaleIntercept", 0)) for part in parts], np.float32)
+    slopes = np.ones((len(slices), 1, 1), np.float32)
+    intercepts = np.zeros((len(slices), 1, 1), np.float32)
+    for number in range(len(slices)):
+        part = _part(data, "PixelValueTransformationSequence", number)
+        slopes[number] = float(part.get("RescaleSlope", 1))
+        intercepts[number] = float(part.get("RescaleIntercept", 0))
     if (slopes == 1).all() and (intercepts == 0).all():
         return slices
-    values: Array = slices * slopes[:, None, None] + intercepts[:, None, None]
+    values: Array = slices * slopes + intercepts
     return values
 
 
@@ -294,10 +301,11 @@ def _window_of(data: Any) -> Window | None:
 
 
 def _part(data: Any, sequence: str, number: int) -> Any:
-    """The part of a file with such values of a frame: its own, that of all frames, or the file."""
-    every = data.get("PerFrameFunctionalGroupsSequence") or ()
-    shared = data.get("SharedFunctionalGroupsSequence") or ()
-    for group in (*every[number : number + 1], *shared[:1]):
+    """The part of a DICOM file that has such values for a frame: that of the frame alone, that of
+    all frames, or the whole file."""
+    of_frames = data.get("PerFrameFunctionalGroupsSequence") or ()
+    of_all = data.get("SharedFunctionalGroupsSequence") or ()
+    for group in (*of_frames[number : number + 1], *of_all[:1]):
         if group.get(sequence):
             return group.get(sequence)[0]
     return data
