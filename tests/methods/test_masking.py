@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import explain
 from explain import ExplainError, MethodError
-from explain.baselines import Blur, Mean, Noise
+from explain.baselines import Noise
 from explain.engine import Evidence
 from explain.layers.layouts import Grids
 from explain.methods import (
@@ -119,12 +119,11 @@ def masks_of(method: SmoothGridMethod, x: Tensor) -> Tensor:
     ("method", "plainly"),
     [
         (Occlusion(3, 2), lambda score, x: plain_runs.occlusion(score, x, 3, 2)),
-        (Occlusion(5, 5), lambda score, x: plain_runs.occlusion(score, x, 5, 5)),
         (FeatureAblation(LABELS), lambda score, x: plain_runs.ablation(score, x, LABELS)),
         (KernelSHAP(regions=LABELS), lambda score, x: plain_runs.shapley(score, x, LABELS)),
         (SAMPLED, lambda score, x: plain_runs.permutations(score, x, LABELS, orders())),
     ],
-    ids=["occlusion", "non-overlapping", "ablation", "kernelshap", "permutations"],
+    ids=["occlusion", "ablation", "kernelshap", "permutations"],
 )
 def test_values_are_those_of_plain_loops(method: Method, plainly: Any, curved: Curved) -> None:
     score = score_of(curved)
@@ -132,7 +131,7 @@ def test_values_are_those_of_plain_loops(method: Method, plainly: Any, curved: C
     assert attribution.delta is None or attribution.delta.abs().max() < 1e-9
 
 
-@pytest.mark.parametrize("baseline", [Mean(), Blur(), Noise(seed=3), "neighbours"])
+@pytest.mark.parametrize("baseline", [Noise(seed=3), "neighbours"])
 def test_occlusion_of_one_pixel_is_the_drop_where_it_is_filled(
     baseline: Any, curved: Curved
 ) -> None:
@@ -216,7 +215,7 @@ def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(
 
 @pytest.mark.parametrize(
     "method",
-    [RISE(2000, 3), LIME(2000, 4), KernelSHAP(2000, 4), ShapleySampling(2000, 4), Sobol(2000, 3)],
+    [RISE(2000, 3), ShapleySampling(2000, 4), Sobol(2000, 3)],
     ids=lambda method: method.name,
 )
 def test_estimates_stop_at_the_same_run_whatever_the_batch_size(

@@ -4,7 +4,6 @@ precision."""
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -16,9 +15,10 @@ from torch.testing import assert_close
 
 import explain
 from explain.methods import LRP, Method, list_methods
-from explain.methods.base import get_method, options
+from explain.methods.base import get_method
 from explain.relevance.composites import COMPOSITES
 from tests.conftest import ATTENDING, Made, settled
+from tests.methods.test_properties import quick
 from tests.peers.common import random
 
 X = random(1, 2, 3, 12, 10)
@@ -39,21 +39,6 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.two(F.relu(self.one(x)))), 2)
         return self.fc(F.relu(self.three(x)).mean((2, 3)))
-
-
-FEWER = {"samples": 4, "steps": 8, "grid": 4}
-FEWER_MASKS = 192
-"""Samples of methods that cover regions, whose designs take several for each."""
-
-
-def quick(name: str) -> Method:
-    """A method with as little work as it takes."""
-    method = get_method(name)
-    known = options(method)
-    fewer = {k: v for k, v in FEWER.items() if known.get(k) is not None}
-    if known.get("samples", 0) >= 500:
-        fewer["samples"] = FEWER_MASKS
-    return replace(method, **fewer)  # type: ignore[type-var]
 
 
 OF_SCORES = {
@@ -118,7 +103,8 @@ def map_of(model: nn.Module, method: Method | str, x: Tensor = X) -> Tensor:
 
 def maps_of(model: nn.Module, x: Tensor = X) -> dict[str, Tensor]:
     """The maps of all methods, which run together."""
-    attributions = explain.attribute(model, x, list(map(quick, METHODS)), target=1)
+    methods = [quick(get_method(name)) for name in METHODS]
+    attributions = explain.attribute(model, x, methods, target=1)
     return {name: attribution.values for name, attribution in attributions.items()}
 
 

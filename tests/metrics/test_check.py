@@ -179,15 +179,12 @@ def test_on_the_command_line(
     assert verdict["target"] == "tabby cat"
     assert list(verdict["methods"]["gradcam"]["answers"]) == CHECKS
     assert document["records"][0]["verdict"] == verdict["methods"]["gradcam"]
-    counts = []
-    for flags in (["--force"], ["--force", "--verbose"]):
-        assert main([*arguments, *flags]) == 0
-        said = capsys.readouterr()
-        lines = [line for line in said.out.splitlines() if "  gradcam " in line]
-        assert lines[0].split()[1] == verdict["methods"]["gradcam"]["answer"].split()[0]
-        assert "passes" in said.err  # what it takes is said
-        counts.append(len(lines))
-    assert counts[0] == 1 < counts[1]
+    assert main([*arguments, "--force", "--verbose"]) == 0
+    said = capsys.readouterr()
+    lines = [line for line in said.out.splitlines() if "  gradcam " in line]
+    assert lines[0].split()[1] == verdict["methods"]["gradcam"]["answer"].split()[0]
+    assert len(lines) > 1  # with the reasons
+    assert "passes" in said.err  # what it takes is said
 
 
 @pytest.mark.long
