@@ -14,6 +14,7 @@ from explain.data.inputs import Inputs, Path
 from explain.engine import Evidence
 from explain.engine.perturbations import OneForEach
 from explain.metrics.base import (
+    NOTHING,
     ZERO,
     MapMetric,
     MetricInput,
@@ -84,9 +85,8 @@ class Complexity(MapMetric):
         # whose sum must not overflow
         sizes = data.maps.per_pixel(self.sign).abs().flatten(1).double()
         total = sizes.sum(1, keepdim=True)
-        value = (
-            torch.special.entr(sizes / torch.where(total > 0, total, 1)).sum(1).to(data.maps.values)
-        )
+        shares = sizes / torch.where(total > 0, total, 1)
+        value = torch.special.entr(shares).sum(1).to(data.maps.values)
         return MetricResult(data.undefined(self, value, total[:, 0] == 0, ZERO))
 
 
@@ -195,9 +195,7 @@ class InputInvariance(ReattributionMetric):
         yield Variant(Raised(self.shift), model=Shifting(self.shift))
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        return MetricResult(
-            data.undefined(self, numbers[:, 0], (data.maps.values == 0).flatten(1).all(1), ZERO)
-        )
+        return MetricResult(data.undefined(self, numbers[:, 0], data.maps.zero, ZERO))
 
 
 @register
@@ -240,13 +238,12 @@ class ADCC(ReattributionMetric):
         original = data.need_probability(OTHER).double()
         seen, together = numbers[:, 0].unbind(1)
         coherency = (1 + together) / 2
-        complexity = data.maps.heatmap.double().flatten(1).mean(1)
+        heatmaps = data.maps.heatmap.flatten(1)
+        complexity = heatmaps.double().mean(1)
         drop = (original - seen).clamp(min=0) / original.clamp(min=SMALL)
         goods = torch.stack([coherency, 1 - complexity, 1 - drop], 1)
         value = torch.where((goods <= 0).any(1), 0, 3 / torch.where(goods > 0, 1 / goods, 1).sum(1))
         value = data.undefined(self, value, original < SMALL, f"the probability is below {SMALL:g}")
-        value = data.undefined(
-            self, value, data.maps.heatmap.flatten(1).amax(1) == 0, "its map has no positive value"
-        )
+        value = data.undefined(self, value, heatmaps.amax(1) == 0, NOTHING)
         parts = {"coherency": coherency, "complexity": complexity, "averagedrop": drop}
         return MetricResult(value.to(data.maps.values.dtype), parts=parts)

@@ -35,11 +35,12 @@ PAPER = re.compile(
 NO_SCORE = torch.tensor(torch.nan)
 ZERO = "its map is zero everywhere"
 CONSTANT = "its map is constant"
+NOTHING = "its map has no positive value"
 
 
 def loss_of(original: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Original scores ``(N, 1)`` less those of perturbed photos ``(N, K)``; zero within rounding
-    errors."""
+    """What perturbing takes from scores: ``original`` ones ``(N, 1)`` less those of perturbed
+    photos ``(N, K)``; zero within rounding errors."""
     loss = original - scores
     largest = torch.maximum(original.abs(), scores.abs().amax(1, keepdim=True))
     return torch.where(loss.abs() <= ROUNDING * torch.finfo(scores.dtype).eps * largest, 0, loss)
@@ -49,12 +50,12 @@ def loss_of(original: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 class MetricInput:
     """What a metric sees: N photos, and one method's maps of them.
 
-    ``images`` ``(N, C, H, W)`` are the model's inputs, ``target_score`` ``(N,)`` is the score that
+    ``images`` ``(N, C, H, W)`` are the model's inputs. ``target_score`` ``(N,)`` is the score that
     was explained, and ``probability`` ``(N,)`` that of the class, where the target is one of
     ``classes`` ``(N,)``; ``outputs`` says how the model's outputs become probabilities. Where only
-    maps are measured, the model is not run, and the score is NaN. Where the object is: ``boxes``
-    are lists of boxes ``(k, 4)``, one for each photo, and ``regions`` truth values ``(N, H, W)``.
-    ``keeps_maps`` asks metrics that run the method again to keep the maps that they compare.
+    maps are measured, the model is not run, and the score is NaN. ``boxes`` and ``regions`` say
+    where the object is: a tensor of boxes ``(k, 4)`` for each photo, and truth values ``(N, H,
+    W)``. ``keeps_maps`` asks metrics that run the method again to keep the maps that they compare.
     """
 
     maps: Maps
@@ -114,7 +115,8 @@ class MetricInput:
     def undefined(
         self, metric: "Metric", value: torch.Tensor, wrong: torch.Tensor, why: str
     ) -> torch.Tensor:
-        """Put NaN where a figure is not defined, and warn of it."""
+        """The figure ``value`` ``(N,)`` with NaN where it is ``wrong`` ``(N,)``, since it is not
+        defined there; warns of it, and says ``why``."""
         if wrong.any():
             images = image_names(wrong)
             warn(
@@ -258,8 +260,7 @@ class ScoreRequest:
 
     ``of`` makes the photos; equal perturbations are run once for all metrics and maps. ``places``
     ``(N, K)`` says which of its rows each photo is (those of the first image come first), or that
-    it is `UNCHANGED`, or `COVERED` entirely.
-    None: each image has K rows, in their order.
+    it is `UNCHANGED`, or `COVERED` entirely; None where each image has K rows, in their order.
     """
 
     of: Perturbation
@@ -287,24 +288,20 @@ class ScoreRequest:
 
     @property
     def needs(self) -> frozenset[Scores]:
-        return frozenset(
-            need for need in (self.whole, self.blank, self.perturbed) if need is not None
-        )
+        needs = (self.whole, self.blank, self.perturbed)
+        return frozenset(need for need in needs if need is not None)
 
     def scores(self, evidence: Evidence) -> torch.Tensor:
         """The scores ``(N, K)``."""
         scores = evidence[self.whole][:, None]
         if self.places is None:
-            of_rows: torch.Tensor = evidence[Scores(self.of, ScoreOf(self.score))]
-            return of_rows.reshape(len(scores), -1)
+            return evidence[self.perturbed].reshape(len(scores), -1)  # type: ignore[index,no-any-return]
         if self.blank is not None:
             scores = torch.where(self.places == COVERED, evidence[self.blank][:, None], scores)
         if self.perturbed is not None:
-            scores = torch.where(
-                self.places >= 0, evidence[self.perturbed][self.places.clamp(min=0)], scores
-            )
-        of_photos: torch.Tensor = scores.expand(self.places.shape)
-        return of_photos
+            of_rows = evidence[self.perturbed][self.places.clamp(min=0)]
+            scores = torch.where(self.places >= 0, of_rows, scores)
+        return scores.expand(self.places.shape)  # type: ignore[no-any-return]
 
 
 class ScoreMetric(Metric):
@@ -321,10 +318,10 @@ class ScoreMetric(Metric):
 
 @dataclass(frozen=True)
 class CoveredRanks(MaskedInputs):
-    """Photos of which the pixels with some ranks ``(N, H, W)`` are covered.
+    """P photos of which the pixels within an interval of ``ranks`` ``(N, H, W)`` are covered.
 
     ``intervals`` ``(P, 3)`` has the image of each photo, the first rank that is covered, and the
-    one behind the last. ``content`` identifies both.
+    one behind the last. ``content`` identifies both tensors.
     """
 
     baseline: Baseline
@@ -394,7 +391,7 @@ def covered_softly(mask: torch.Tensor, baseline: Baseline) -> CoveredSoftly:
 
 
 def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
-    """Request the scores of these photos."""
+    """Request the scores of these photos, one for each image."""
     flat = mask.flatten(1)
     places = torch.arange(len(mask), device=mask.device)
     places = torch.where((flat == 1).all(1), UNCHANGED, places)

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from explain._utils.errors import MetricError, image_name, shown
 from explain.baselines.replacements import to_unit
-from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, register
+from explain.metrics.base import NOTHING, ZERO, MapMetric, MetricInput, MetricResult, register
 from explain.metrics.faithfulness import share_counts
 from explain.metrics.maps import Sign, as_tensor, mid_ranks, ranks_of
 
 Boxes: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
-NOTHING = "its map has no positive value"
 SHARE = "share"
 
 
@@ -105,19 +104,18 @@ class MaxBoxAccV2(LocalisationMetric):
         return float(torch.stack(shares).mean())
 
     def _overlaps(self, levels: NDArray[np.float64], boxes: torch.Tensor) -> torch.Tensor:
-        """The best overlap at each threshold."""
+        """The best overlap of a box around a part of ``levels`` ``(H, W)`` with one of the boxes
+        ``(k, 4)``, at each threshold ``(T,)``."""
         import cv2
         from torchvision.ops import box_iou
 
         best = []
         for threshold in np.arange(self.thresholds) / self.thresholds:
             above = (levels >= threshold).astype(np.uint8)
-            parts = torch.from_numpy(
-                cv2.connectedComponentsWithStats(above, connectivity=8)[2][1:, :4]
-            ).double()
-            best.append(
-                box_iou(torch.cat([parts[:, :2], parts[:, :2] + parts[:, 2:]], 1), boxes).max()
-            )
+            _, _, stats, _ = cv2.connectedComponentsWithStats(above, connectivity=8)
+            parts = torch.from_numpy(stats[1:, :4]).double()  # x, y, width, height
+            corners = torch.cat([parts[:, :2], parts[:, :2] + parts[:, 2:]], 1)
+            best.append(box_iou(corners, boxes).max())
         return torch.stack(best)
 
 
@@ -276,10 +274,10 @@ class AttributionLocalisation(LocalisationMetric):
 
     def __call__(self, data: MetricInput) -> MetricResult:
         value = self.share_on_object(data, data.maps.per_pixel(self.sign).clamp(min=0))
-        taken = self.region(data).flatten(1).to(value).mean(1)
-        return MetricResult(
-            value / taken if self.weighted else value, parts={"share": value.nan_to_num(0)}
-        )
+        figure = value
+        if self.weighted:
+            figure = value / self.region(data).flatten(1).to(value).mean(1)
+        return MetricResult(figure, parts={"share": value.nan_to_num(0)})
 
 
 @register
@@ -339,9 +337,8 @@ class AUC(LocalisationMetric):
         rest_size = region.shape[1] - object_size
         wins = (ranks * region).sum(1) - object_size * (object_size - 1) / 2
         value = (wins / torch.where(rest_size > 0, object_size * rest_size, 1)).to(maps)
-        return MetricResult(
-            data.undefined(self, value, rest_size == 0, "the object takes the whole photo")
-        )
+        why = "the object takes the whole photo"
+        return MetricResult(data.undefined(self, value, rest_size == 0, why))
 
 
 @register
@@ -372,10 +369,8 @@ class IoU(LocalisationMetric):
         ends = torch.ones_like(region)  # a threshold takes all of equal values, or none
         ends[:, :-1] = values[:, :-1] != values[:, 1:]
         best = torch.where(ends, overlap, 0).max(1)
-        return MetricResult(
-            best.values.to(values),
-            parts={"threshold": values.gather(1, best.indices[:, None])[:, 0]},
-        )
+        threshold = values.gather(1, best.indices[:, None])[:, 0]
+        return MetricResult(best.values.to(values), parts={"threshold": threshold})
 
 
 def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
@@ -392,12 +387,12 @@ def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
 
 
 def _pooled(data: MetricInput) -> torch.Tensor:
+    """The squares of the values of each pixel ``(N, H, W)``, added up over the channels; of maps
+    without channels, of the positive part."""
     values = data.maps.values.double()
-    return (
-        values.square().sum(1)
-        if values.ndim == 4
-        else data.maps.per_pixel().double().clamp(min=0).square()
-    )
+    if values.ndim == 4:
+        return values.square().sum(1)
+    return data.maps.per_pixel().double().clamp(min=0).square()
 
 
 def boxes_per_image(boxes: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tensor]:

@@ -33,21 +33,14 @@ def as_tensor(numbers: object) -> torch.Tensor | None:
     (tensor([[0, 1],
             [1, 0]]), None)
     """
-    if isinstance(numbers, np.ndarray) and numbers.dtype.kind in "fiub":
-        kinds = {
-            "b": np.bool_,
-            "i": np.int64,
-            "u": np.int64,
-            "f": np.float32 if numbers.itemsize <= 4 else np.float64,
-        }
-        return torch.from_numpy(np.ascontiguousarray(numbers, dtype=kinds[numbers.dtype.kind]))
-    if (
-        isinstance(numbers, torch.Tensor)
-        and numbers.layout == torch.strided
-        and not numbers.is_complex()
-    ):
-        return numbers
-    return None
+    if isinstance(numbers, torch.Tensor):
+        is_real = numbers.layout == torch.strided and not numbers.is_complex()
+        return numbers if is_real else None
+    if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "fiub":
+        return None
+    of_floats = np.float32 if numbers.itemsize <= 4 else np.float64
+    kinds = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": of_floats}
+    return torch.from_numpy(np.ascontiguousarray(numbers, dtype=kinds[numbers.dtype.kind]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +121,11 @@ class Maps:
         """Which maps ``(N,)`` have the same value everywhere."""
         return is_constant(self.per_pixel("own"))
 
+    @property
+    def zero(self) -> torch.Tensor:
+        """Which maps ``(N,)`` are zero everywhere."""
+        return (self.values == 0).flatten(1).all(1)
+
 
 Similarity = Literal["spearman", "pearson", "ssim", "hog"]
 
@@ -160,18 +158,20 @@ def region_ranks(
         maps: ``(N, H, W)``.
         regions: ``(N, H, W)`` whole numbers from 0 without gaps.
     """
-    sums = by_region(maps, regions) / (by_region(torch.ones_like(maps), regions) if mean else 1)
-    pairs = zip(sums, regions, strict=True)
-    return torch.stack(
-        [ranks_of(row[None, None, : region.max() + 1], seed)[0, 0][region] for row, region in pairs]
-    )
+    figures = by_region(maps, regions)
+    if mean:
+        figures = figures / by_region(torch.ones_like(maps), regions)
+    ranks = []
+    for of_photo, region in zip(figures, regions, strict=True):
+        of_regions = ranks_of(of_photo[None, None, : region.max() + 1], seed)[0, 0]
+        ranks.append(of_regions[region])
+    return torch.stack(ranks)
 
 
 def by_region(maps: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
     """Add up maps ``(N, H, W)`` over regions ``(N, H, W)``: ``(N, R)``."""
-    return maps.new_zeros(len(maps), int(regions.max()) + 1).scatter_add_(
-        1, regions.flatten(1), maps.flatten(1)
-    )
+    sums = maps.new_zeros(len(maps), int(regions.max()) + 1)
+    return sums.scatter_add_(1, regions.flatten(1), maps.flatten(1))
 
 
 def grid_regions(size: tuple[int, int], side: int, like: torch.Tensor) -> torch.Tensor:

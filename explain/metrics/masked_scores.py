@@ -64,9 +64,8 @@ def random_masks(size: tuple[int, int], count: int, generator: torch.Generator) 
     for number, (cells, down, across, share) in enumerate(draws):
         along = CELLS[int(cells * len(CELLS))]
         least, most = SHARES[number % len(SHARES)]
-        grid = (
-            torch.rand(along + 1, along + 1, generator=generator) < least + (most - least) * share
-        )
+        covered_share = least + (most - least) * share
+        grid = torch.rand(along + 1, along + 1, generator=generator) < covered_share
         rows = (torch.arange(size[0]) * along / size[0] + down).long()
         columns = (torch.arange(size[1]) * along / size[1] + across).long()
         masks.append(grid[rows][:, columns])
@@ -155,6 +154,7 @@ def _from_surroundings(image: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def _odd(side: int) -> int:
+    """An odd side of a square, of at least 3 pixels."""
     return max(3, side | 1)
 
 
@@ -211,7 +211,7 @@ def covered_in_turn(
     covers: Sequence[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]],
     turns: torch.Tensor,
 ) -> torch.Tensor:
-    """Photos ``(b, C, H, W)``, each covered by one of several baselines where ``keep`` ``(b, 1, H,
+    """Cover photos ``(b, C, H, W)``, each with one of several baselines, where ``keep`` ``(b, 1, H,
     W)`` is 0.
 
     Args:
@@ -227,15 +227,9 @@ def covered_in_turn(
     return photos
 
 
-def filling(numbers: torch.Tensor) -> torch.Tensor:
-    """Which baseline fills masks with these numbers: each fills pairs of fewer and more cells
-    in turn."""
-    return numbers // 2 % BASELINES
-
-
 def strata_of(count: int) -> torch.Tensor:
-    """The stratum of each of so many masks: those of one cover fewer cells, or more, with the
-    same baseline."""
+    """The stratum of each of so many masks: those with the same baseline, ``stratum // 2``, that
+    all cover fewer cells, or more."""
     return torch.arange(count) % (2 * BASELINES)
 
 
@@ -268,14 +262,14 @@ class RandomMasks(Perturbation):
 
         def masked(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             keep = shown[images, numbers][:, None].to(x)
-            return covered_in_turn(x[images], images, keep, covers, filling(numbers))
+            return covered_in_turn(x[images], images, keep, covers, numbers // 2 % BASELINES)
 
         return rows_of([self.samples] * len(x), x.device, masked)
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A map's partial correlation with drops, among that of its placements.
+    """The partial correlation of a map with drops of the score, among those of its placements.
 
     ``p_value`` is the share of placements, its own among them, whose correlation is not smaller;
     ``opposite`` the share whose correlation is not larger. ``spread`` is the mean square of all
@@ -292,8 +286,8 @@ class Placed:
     controls: int = 0
 
     def needed(self, share: float) -> float:
-        """About how many independent values the map would need for a p-value of ``share``;
-        infinite if no number would do.
+        """About how many independent values a p-value of ``share`` would take; infinite if no
+        number would do.
 
         The correlations of other places vary because the map is wide, which more masks do not
         change, and by chance, with a variance of one by the number of values.
@@ -408,14 +402,14 @@ def _partial(columns: torch.Tensor, values: torch.Tensor, freedom: int) -> torch
 
 def _basis(columns: torch.Tensor) -> torch.Tensor:
     """An orthonormal basis of the span of columns ``(K, c)``."""
-    left, values, _ = torch.linalg.svd(
-        columns / columns.norm(dim=0).clamp(min=1e-300), full_matrices=False
-    )
+    scaled = columns / columns.norm(dim=0).clamp(min=1e-300)
+    left, values, _ = torch.linalg.svd(scaled, full_matrices=False)
     basis: torch.Tensor = left[:, values > 1e-9 * values[0]]
     return basis
 
 
 def _without(values: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
+    """Values ``(..., K)`` less their projection onto an orthonormal basis ``(K, c)``."""
     return values - (values @ basis) @ basis.T
 
 

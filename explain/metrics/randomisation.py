@@ -39,9 +39,8 @@ class _MapSimilarity(ReattributionMetric):
     better = "less"
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        return torch.stack(
-            [self.similarity_to(data, variant), zero_everywhere(variant).double()], 1
-        )
+        alike = self.similarity_to(data, variant)
+        return torch.stack([alike, variant.maps.zero.double()], 1)
 
     def result(self, data: MetricInput, curve: torch.Tensor, zeros: torch.Tensor) -> MetricResult:
         """The mean of similarities ``(N, V)``; ``zeros`` ``(N, V)`` says which maps are zero
@@ -50,11 +49,6 @@ class _MapSimilarity(ReattributionMetric):
         curve = curve.to(data.maps.values.dtype)
         value = data.undefined(self, curve.mean(1), data.maps.constant, CONSTANT)
         return MetricResult(value, curve, torch.arange(1, curve.shape[1] + 1) / curve.shape[1])
-
-
-def zero_everywhere(variant: VariantResult) -> torch.Tensor:
-    """Which maps of a variant ``(N,)`` are zero everywhere."""
-    return (variant.maps.values == 0).flatten(1).all(1)
 
 
 def warn_of_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
@@ -116,14 +110,11 @@ class MPRT(_MapSimilarity):
         }
         smooth = " averaged over noise" if self.samples else ""
         summary = f"similarity of the map{smooth} while layers are randomised, {which[self.order]}"
-        name = ("smprt" if self.samples else "mprt") + (
-            "" if self.order == "top" else f"-{self.order}"
-        )
-        return {
-            "name": name,
-            "summary": summary,
-            "paper": "Hedström et al., 2024" if self.samples else self.paper,
-        }
+        name = "smprt" if self.samples else "mprt"
+        if self.order != "top":
+            name += f"-{self.order}"
+        paper = "Hedström et al., 2024" if self.samples else self.paper
+        return {"name": name, "summary": summary, "paper": paper}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         wrap = None
@@ -138,18 +129,16 @@ class MPRT(_MapSimilarity):
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         if not self.samples:
             return super().compare(data, variant)
-        zero = zero_everywhere(variant)[:, None].double()
+        zero = variant.maps.zero[:, None].double()
         return torch.cat([variant.maps.per_pixel(self.sign).flatten(1).double(), zero], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         curve = numbers[..., 0]
         zeros = numbers[..., -1]
         if self.samples:
-            maps = numbers[..., :-1].reshape(*numbers.shape[:2], *data.size)
-            curve = torch.stack(
-                [similarity(self.similarity, maps[:, 0], other) for other in maps[:, 1:].unbind(1)],
-                1,
-            )
+            original, *others = numbers[..., :-1].unflatten(2, data.size).unbind(1)
+            alike = [similarity(self.similarity, original, other) for other in others]
+            curve = torch.stack(alike, 1)
             zeros = zeros[:, 1:]
         result = self.result(data, curve, zeros)
         parts = {"last": curve[:, -1].to(result.value)} if self.order != "independent" else {}
@@ -194,15 +183,9 @@ class EfficientMPRT(ReattributionMetric):
         warn_of_zeros(self.name, data, numbers[:, 0] == 0)
         original = entropy(data.maps.per_pixel(self.sign), self.bins)
         randomised = numbers[:, 0]
-        value = data.undefined(
-            self,
-            (randomised - original) / torch.where(original > 0, original, 1),
-            original == 0,
-            CONSTANT,
-        )
-        return MetricResult(
-            value.to(data.maps.values.dtype), parts={"before": original, "after": randomised}
-        )
+        rise = (randomised - original) / torch.where(original > 0, original, 1)
+        value = data.undefined(self, rise, original == 0, CONSTANT).to(data.maps.values.dtype)
+        return MetricResult(value, parts={"before": original, "after": randomised})
 
 
 @register
