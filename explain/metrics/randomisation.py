@@ -136,8 +136,8 @@ class MPRT(_MapSimilarity):
         curve = numbers[..., 0]
         zeros = numbers[..., -1]
         if self.samples:
-            original, *others = numbers[..., :-1].unflatten(2, data.size).unbind(1)
-            alike = [similarity(self.similarity, original, other) for other in others]
+            of_model, *randomised = numbers[..., :-1].unflatten(2, data.size).unbind(1)
+            alike = [similarity(self.similarity, of_model, maps) for maps in randomised]
             curve = torch.stack(alike, 1)
             zeros = zeros[:, 1:]
         result = self.result(data, curve, zeros)
