@@ -20,7 +20,6 @@ from tests.conftest import TinyNet
 @pytest.mark.parametrize(
     ("builder", "expected"),
     [
-        ("resnet18", "layer4"),
         ("mobilenet_v3_small", "features"),
         ("shufflenet_v2_x0_5", "conv5"),
         ("swin_t", "permute"),

@@ -31,12 +31,13 @@ def test_rescale_is_its_formula() -> None:
     assert found.delta.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    "baseline", [0.3, "mean", random(9, 3, 8, 8)], ids=["number", "mean", "tensor"]
+    ("baseline", "bias"),
+    [(0.3, True), ("mean", False), (random(9, 3, 8, 8), True)],
+    ids=["number", "mean", "tensor"],
 )
 def test_differences_add_up_through_every_operation(
-    bias: bool, baseline: float | str | torch.Tensor
+    baseline: float | str | torch.Tensor, bias: bool
 ) -> None:
     model = settled(Everything(bias)).double().eval()
     x = random(3, 2, 3, 8, 8)

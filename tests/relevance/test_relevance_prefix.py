@@ -18,7 +18,7 @@ from tests.methods import plain_relevance as plain
 from tests.relevance.test_relevance import Then, random
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-COMPOSITES = ["automatic", "EpsilonPlusBox", "Epsilon"]
+COMPOSITES = ["automatic", "Epsilon"]
 
 
 class Behind(nn.Module):
