@@ -102,6 +102,23 @@ class GateHook:
     is_meant: Callable[[], bool] | None = None
 
 
+@dataclass(frozen=True)
+class _Gated:
+    """Which of the ``count`` values of a call pass through one gate, by their ``places``."""
+
+    count: int
+    places: list[int]
+
+    def spread(self, gradients: Gradients) -> Gradients:
+        """The gradients of the gate at the places of their tensors, and None at the others."""
+        by_place = dict(zip(self.places, gradients, strict=True))
+        return tuple(by_place.get(i) for i in range(self.count))
+
+    def picked(self, gradients: Gradients) -> Gradients:
+        """Those of the gradients of all values that belong to the gate."""
+        return tuple(gradients[i] for i in self.places)
+
+
 class _Call:
     """One call of one module: it holds the gradients of the outputs until those of the inputs have
     arrived."""
@@ -120,25 +137,22 @@ class _Call:
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
         values = [*args, *(kwargs[name] for name in names)]
-        self._inputs = len(values)
-        passed, self._where = _through(self._at_inputs, values)
+        passed, self._inputs = _through(self._at_inputs, values)
+        places = self._inputs.places
         self._lent = [
-            (values[i], passed[i], passed[i].grad_fn) for i in self._where if not values[i].is_leaf
+            (values[i], passed[i], passed[i].grad_fn) for i in places if not values[i].is_leaf
         ]
-        if not self._where:
+        if not places:
             return None
-        return tuple(passed[: len(args)]), {
-            **kwargs,
-            **dict(zip(names, passed[len(args) :], strict=True)),
-        }
+        by_name = dict(zip(names, passed[len(args) :], strict=True))
+        return tuple(passed[: len(args)]), {**kwargs, **by_name}
 
     def leave(self, output: Any) -> Any:
         paths, values = _laid_out(output)
         lent = self._lent
         self._lent = []
         overwritten = [(tensor, alias) for tensor, alias, node in lent if alias.grad_fn is not node]
-        passed, self._out = _through(self._at_outputs, values, self._began)
-        self._outputs = len(values)
+        passed, self._outputs = _through(self._at_outputs, values, self._began)
         # the history of an input goes on from what the module made of it
         for tensor, alias in overwritten:
             place = next((i for i, value in enumerate(values) if value is alias), None)
@@ -159,27 +173,25 @@ class _Call:
         return gradients
 
     def _at_outputs(self, gradients: Gradients) -> Gradients:
-        changed = self._changed("backward-pre", _spread(gradients, self._out, self._outputs))
-        if self._where:
-            self._grad_output = changed
+        grad_output = self._changed("backward-pre", self._outputs.spread(gradients))
+        if self._inputs.places:
+            self._grad_output = grad_output
         else:  # no input requires a gradient: nothing more will come
-            self._changed("backward", (None,) * self._inputs, changed)
-        return tuple(changed[i] for i in self._out)
+            self._changed("backward", self._inputs.spread(()), grad_output)
+        return self._outputs.picked(grad_output)
 
     def _at_inputs(self, gradients: Gradients) -> Gradients:
         grad_output = self._grad_output
         self._grad_output = None
         if grad_output is None:  # nothing came through the outputs
             return gradients
-        changed = self._changed(
-            "backward", _spread(gradients, self._where, self._inputs), grad_output
-        )
-        return tuple(changed[i] for i in self._where)
+        grad_input = self._changed("backward", self._inputs.spread(gradients), grad_output)
+        return self._inputs.picked(grad_input)
 
 
 def _through(
     act: Callable[[Gradients], Gradients], values: Sequence[Any], began: float = math.inf
-) -> tuple[list[Any], list[int]]:
+) -> tuple[list[Any], _Gated]:
     """Pass the tensors among ``values`` that are part of a graph through one gate; return all, and
     where those were.
 
@@ -189,18 +201,18 @@ def _through(
     passed = list(values)
     where = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.requires_grad]
     if not where or not torch.is_grad_enabled():
-        return passed, []
+        return passed, _Gated(len(values), [])
     if torch._C._are_functorch_transforms_active():
         raise HookError(
             "backward hooks on modules must run outside transforms of torch.func; leave the "
             "transform out"
         )
-    made_here = (
-        i for i in reversed(where) if values[i].grad_fn is not None and not values[i]._is_view()
-    )
-    first = sorted(
-        {id(values[i]): i for i in made_here if values[i].grad_fn._sequence_nr() >= began}.values()
-    )
+    first_places: dict[int, int] = {}  # a tensor may be there several times
+    for i in reversed(where):
+        node = values[i].grad_fn
+        if node is not None and node._sequence_nr() >= began and not values[i]._is_view():
+            first_places[id(values[i])] = i
+    first = sorted(first_places.values())
     rest = [i for i in where if i not in first]
     keepers = [_unsafe_preserve_version_counter(values[i]) for i in first]
     gated = _Gate.apply(act, len(first), *(values[i] for i in (*first, *rest)))
@@ -208,7 +220,7 @@ def _through(
         keeper.__exit__()
     for i, alias in zip(rest, gated[len(first) :], strict=True):
         passed[i] = alias
-    return passed, [*first, *rest]
+    return passed, _Gated(len(values), [*first, *rest])
 
 
 def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
@@ -220,9 +232,3 @@ def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
     if any(not isinstance(value, torch.Tensor) for _, value in contents):
         contents += [(path, tensor) for path, tensor in nested.paths(output) if len(path) > 1]
     return [path for path, _ in contents], [value for _, value in contents]
-
-
-def _spread(gradients: Gradients, where: list[int], count: int) -> Gradients:
-    """Put gradients at the places of their tensors, and None at the others."""
-    by_place = dict(zip(where, gradients, strict=True))
-    return tuple(by_place.get(i) for i in range(count))
