@@ -119,17 +119,20 @@ def inspect(
     """
     options = kwargs or {}
     hookable = unwrap.hookable(model)
-    sources = as_sources(inputs) if gradients else list(inputs)
+
+    def run() -> tuple[Any, list[Any]]:
+        sources = as_sources(inputs) if gradients else list(inputs)
+        return model(*sources, **options), sources
+
     with preserve.untouched(model, grad=gradients), HookGroup(model) as group:
         watch = _Watch(group, hookable, gradients)
         with watch.operations:
-            output = model(*sources, **options)
+            output, sources = run()
         if gradients:
             _differentiate(output, score, sources)
-    sources = as_sources(inputs) if gradients else list(inputs)
     with preserve.untouched(model, grad=gradients), HookGroup(model) as group:
         _time_calls(group, hookable, watch.rows)
-        model(*sources, **options)
+        run()
     return Inspection(watch.rows, watch.ended)
 
 
@@ -168,7 +171,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if formula is not None:
             self.count += formula(*args, **kwargs, out_val=output)
         elif "scaled_dot_product" in str(func):  # a kernel without a formula, as that of CPUs
-            self.count += self._of_attention(*(tensor.shape for tensor in args[:3]))
+            query, key, value = args[:3]
+            self.count += self._of_attention(query.shape, key.shape, value.shape)
         return output
 
 
