@@ -149,17 +149,3 @@ def in_thread(work: Callable[[], object]) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-
-
-def test_the_first_tensor_of_a_container_has_the_gradient() -> None:
-    class Layer(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return {"maps": x * 2} if self.training else (3, x * 2)
-
-    layer = Layer()
-    x = torch.rand(2, 3, requires_grad=True)
-    for key in (1, "maps"):
-        layer.train(key == "maps")
-        with capture(nn.Sequential(layer), "0") as seen:
-            layer(x)[key].pow(2).sum().backward()
-        torch.testing.assert_close(seen.gradients["0"], 4 * x.detach())

@@ -63,7 +63,6 @@ def without_positions(output: torch.Tensor, positions: list[tuple[int, int]]) ->
 
 DIRECTION = torch.linspace(-1, 1, 6, dtype=torch.float64)
 CASES: dict[str, tuple[Intervention, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "all": (Ablate("layer1"), torch.zeros_like),
     "channels": (Ablate("layer1", channels=[1, 4]), with_channels(lambda out: 0, [1, 4])),
     "mean": (
         Ablate("layer1", by="mean", channels=[2]),
@@ -151,13 +150,10 @@ class Eager(nn.Module):
         elif self.kind == "reversed":
             weights = F.dropout(nn.Softmax(-1)(q @ k.mT), 0.5, self.training)
             mixed = (v.mT @ weights.permute(0, 1, 3, 2)).mT
-        elif self.kind == "einsum":
+        else:  # by einsum
             q, k, v = (each.transpose(1, 2) for each in (q, k, v))
             weights = torch.einsum("bihd, bjhd -> bhij", q, k).softmax(-1)
             mixed = torch.einsum("bjhd,bhij->bihd", v, weights).transpose(1, 2)
-        else:  # without a product
-            weights = (q[..., :, None, :] * k[..., None, :, :]).sum(-1).softmax(-1)
-            mixed = (weights[..., None] * v[..., None, :, :]).sum(-2)
         return self.of.out_proj(mixed.transpose(1, 2).reshape(count, tokens, width))
 
 
@@ -249,20 +245,14 @@ def altered(model: nn.Module, channel: int) -> nn.Module:
 
 METHODS = [
     "gradcam",
-    "layercam",
     "saliency",
     "guidedbackprop",
     "integratedgradients",
-    "smoothgrad",
     "deeplift",
     "lrp",
-]
-METHODS += [
     "fullgrad",
     "scorecam",
-    "ablationcam",
     "occlusion(window=4, stride=4)",
-    "rise(samples=20)",
     "eigencam",
 ]
 
@@ -368,12 +358,12 @@ PERTURBING = [
     "ablationcam",
     "smoothgrad",
     "kernelshap(samples=40)",
+    "gradcam",
+    "integratedgradients",
 ]
 
 
-@pytest.mark.parametrize(
-    "method", [*PERTURBING, "kernelshap(samples=40)", "gradcam", "integratedgradients"]
-)
+@pytest.mark.parametrize("method", PERTURBING)
 def test_values_of_each_image_go_with_its_perturbed_rows(method: str) -> None:
     model = net()
     x = photos(3)
@@ -433,17 +423,6 @@ def test_directions_are_not_rounded_to_half_precision() -> None:
         torch.testing.assert_close(
             found, x.double() - (x.double() @ unit)[:, None] * unit, rtol=0, atol=3e-3
         )
-
-
-def test_interventions_on_the_same_units_add_up() -> None:
-    model = net()
-    x = photos()
-    one = Steer("layer1", DIRECTION, 1.0)
-    other = Steer("layer1", DIRECTION.flip(0), 2.0)
-    added = (DIRECTION + 2 * DIRECTION.flip(0))[:, None, None]
-    expected = under_a_hook(model, "layer1", lambda out: out + added, x)
-    with intervene(model, [one]), intervene(model, [other]):
-        torch.testing.assert_close(model(x), expected)
 
 
 class Two(nn.Module):

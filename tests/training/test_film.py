@@ -21,13 +21,13 @@ from tests.training.test_watch import Training, explainer, network, picture
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with photos, and a training that was watched on them, once with 11 looks and once
+    """A folder with photos, and a training that was watched on them, once with 6 looks and once
     with 3."""
     made = tmp_path_factory.mktemp("film")
     for number, name in enumerate(("cat.png", "old/cat.png", "dog.png")):
         (made / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         picture(number, (40, 30)).save(made / "photos" / name)
-    for file, every in (("t.sqlite", 2), ("short.sqlite", 10)):
+    for file, every in (("t.sqlite", 2), ("short.sqlite", 5)):
         training = Training(network())
         watch = Monitor(
             explainer(training.model),
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             methods=["gradcam", "saliency"],
         )
         with watch:
-            training.through(20, watch)
+            training.through(10, watch)
     return made
 
 
@@ -48,7 +48,7 @@ def test_a_film_has_the_stored_maps_in_the_order_of_the_steps(folder: Path) -> N
     assert (found.name, found.method, found.steps) == (
         "dog.png",
         "saliency",
-        tuple(range(0, 21, 2)),
+        tuple(range(0, 11, 2)),
     )
     stored = {row.name: row for row in run.rows("saliency")}
     for step, row in zip(found.steps, found.rows, strict=True):
@@ -59,13 +59,10 @@ def test_a_film_has_the_stored_maps_in_the_order_of_the_steps(folder: Path) -> N
     assert found.similarity[-1] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("ending", [".gif", ".webp"])
-def test_a_film_moves_through_all_looks_and_holds_the_last(
-    folder: Path, tmp_path: Path, ending: str
-) -> None:
+def test_a_film_moves_through_all_looks_and_holds_the_last(folder: Path, tmp_path: Path) -> None:
     found = film(folder / "short.sqlite", "dog.png", method="saliency")
-    files = found.save(tmp_path / f"dog{ending}", seconds=0.1)
-    assert [path.name for path in files] == [f"dog{ending}", "dog.png"]
+    files = found.save(tmp_path / "dog.gif", seconds=0.1)
+    assert [path.name for path in files] == ["dog.gif", "dog.png"]
     with Image.open(files[0]) as moving:
         frames = [
             (frame.convert("RGB"), frame.info["duration"])
@@ -98,18 +95,13 @@ def test_the_command_writes_both_files(
     words = ["film", str(folder / "short.sqlite"), "dog.png", "--method", "saliency"]
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "dog.png, saliency: 3 snapshots from step 0 to step 20",
+        "dog.png, saliency: 3 snapshots from step 0 to step 10",
         "  wrote film.gif",
         "  wrote film.png",
     ]
-    assert main(words) == 1
-    assert (
-        "exists already (and 1 more); choose another folder, or overwrite it with --force"
-        in capsys.readouterr().err
-    )
     assert main([*words, "--force", "--output", "a/dog.webp", "--json"]) == 0
     document: Any = json.load(io.StringIO(capsys.readouterr().out))
-    assert document["films"][0]["steps"] == [0, 10, 20]
+    assert document["films"][0]["steps"] == [0, 5, 10]
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["dog.png", "dog.webp"]
     assert main([*words, "--output", "dog.mp4"]) == 1
     assert "film must end in .gif or .webp, got 'dog.mp4'" in capsys.readouterr().err
