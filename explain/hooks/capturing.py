@@ -427,7 +427,7 @@ class Capture:
             if not self._has_graph(record, first):
                 return None
             aliased = alias(first)
-            self._sources[record] = self._follow(record, aliased)
+            self._sources[record] = self._attach(record, aliased)
             return nested.SwappedInputs(
                 (args, kwargs), lambda tensor: aliased if tensor is first else tensor
             )
@@ -469,12 +469,17 @@ class Capture:
         for of_tensor, tensor in tensors.values():
             if not tensor.is_floating_point():
                 continue
-            (summed, requested_with), used = self._attach(layer, of_tensor, tensor, inputs)
+            used = copy_with_history(tensor) if _is_passed_through(tensor, inputs) else tensor
+            attached = self._attach(of_tensor, used)
+            if not attached.summed:  # only its replacement has a history
+                self._lost.append(layer)
+                used = copy_with_history(tensor)
+                attached = self._attach(of_tensor, used)
             if used is not tensor:
                 replacements[id(tensor)] = used
             of_record = sources.summed if of_tensor is record else sources.requested_with
-            of_record.extend(summed)
-            sources.requested_with.extend(requested_with)
+            of_record.extend(attached.summed)
+            sources.requested_with.extend(attached.requested_with)
         self._sources[record] = sources
         self._without_graph.discard(record)
         if not replacements:
@@ -534,38 +539,28 @@ class Capture:
         if self._was_cut or without:
             self._lost.append(layer)
 
-    def _attach(
-        self, layer: str, record: TensorRecord, tensor: torch.Tensor, inputs: Versions
-    ) -> tuple[GradientSources, torch.Tensor]:
-        """Let the gradient of a tensor arrive; return its sources, and the tensor or what replaces
-        it."""
-        if not _is_passed_through(tensor, inputs):
-            if tensor.requires_grad:
-                return self._follow(record, tensor), tensor
-            leaf = mark(tensor)
-            if leaf is not None:
-                return GradientSources([self._collect(record, leaf)], []), tensor
-            self._lost.append(layer)  # only its replacement has a history
-        used = copy_with_history(tensor)
-        return self._follow(record, used), used
+    def _attach(self, record: TensorRecord, tensor: torch.Tensor) -> GradientSources:
+        """Collect the gradient of every use of a tensor; there are no sources where autograd does
+        not allow it.
 
-    def _follow(self, record: TensorRecord, tensor: torch.Tensor) -> GradientSources:
-        """Collect the gradient of every use of a tensor of the graph.
-
-        All uses meet at its Node, except those of a view that is overwritten later: these continue
-        from its base. A mark put into that base's history has these, and the view's Node has what
-        the layer made of the view before. Autograd takes the two for one Node, unless the base is
+        All uses meet at the tensor's Node. Later uses alone meet at a mark put into its history:
+        where it has no Node, and where it is a view, whose later uses go by its base once it has
+        been overwritten. Autograd takes that mark and the view's Node for one, unless the base is
         requested as well.
         """
-        source = self._collect(record, tensor)
-        base = tensor._base
-        if base is None or not base.requires_grad:
-            return GradientSources([source], [])
-        behind = get_gradient_edge(base)
+        summed: list[Source] = []
+        requested_with: list[Source] = []
+        if tensor.requires_grad:
+            summed.append(self._collect(record, tensor))
+            base = tensor._base
+            if base is None or not base.requires_grad:
+                return GradientSources(summed, [])
+            requested_with.append(get_gradient_edge(base))
         leaf = mark(tensor)
         if leaf is None:
-            return GradientSources([source], [])
-        return GradientSources([self._collect(record, leaf), source], [behind])
+            return GradientSources(summed, [])
+        summed.append(self._collect(record, leaf))
+        return GradientSources(summed, requested_with)
 
     def _collect(self, record: TensorRecord, tensor: torch.Tensor) -> Source:
         """Record the gradient of a tensor, whoever runs backward; return what to differentiate with
