@@ -253,6 +253,7 @@ def _exchange(group: dist.ProcessGroup, codec: Codec, encoded: torch.Tensor) -> 
 
 
 def _average(exchanged: list[torch.Tensor], codec: Codec, like: torch.Tensor) -> torch.Tensor:
+    """The mean ``(n,)`` of decoded buckets."""
     total = torch.zeros_like(like)
     for encoded in exchanged:
         decoded = _tensor(codec.decode(encoded))
@@ -265,6 +266,7 @@ def _average(exchanged: list[torch.Tensor], codec: Codec, like: torch.Tensor) ->
 
 
 def _tensor(value: Any) -> torch.Tensor:
+    """A tensor that a codec returned, contiguous; anything else is refused."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"a tensor must be returned, got {type(value).__name__}")
     return value.contiguous()

@@ -196,6 +196,7 @@ def import_package(path: str | os.PathLike[str]) -> Packaged:
 
 
 def _report_of(values: Mapping[str, Any]) -> PackageReport:
+    """The report that was written into an archive."""
     interned = tuple(values["interned"])
     externed = tuple(values["externed"])
     return PackageReport(interned, externed, tuple(values["mocked"]), values["versions"])
@@ -242,6 +243,7 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _labels(categories: Sequence[str] | None) -> list[str] | None:
+    """The labels as a list; refuse anything but texts."""
     if categories is None:
         return None
     labels = list(categories)
@@ -254,6 +256,7 @@ def _labels(categories: Sequence[str] | None) -> list[str] | None:
 
 
 def _row(title: str, text: str) -> str:
+    """A line of a report, wrapped below its title."""
     return fill(
         text or "-",
         110,
@@ -344,6 +347,7 @@ def _guarded(kind: str, callback: "Callback") -> "Callable[[PackageExporter, str
 
 
 def _choose(exporter: "PackageExporter", patterns: Mapping[str, Patterns]) -> None:
+    """Tell the exporter which modules go in, stay out or are mocked."""
     exporter.deny("__main__")  # to import a script's code would be to run the script
     # what torch.package does by itself with torch and the rest of the standard library
     exporter.extern(["sys", "io"])

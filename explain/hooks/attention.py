@@ -48,6 +48,7 @@ class AttentionRecord:
         group.put_node(node, self._take, pre=True)
 
     def _take(self, grad_outputs: tuple[torch.Tensor | None, ...]) -> None:
+        """Note the gradient in the weights, before the attention's Node runs."""
         arrived = grad_outputs[0]
         if arrived is not None and self.fused:
             value = self.node._saved_value.detach()

@@ -146,6 +146,7 @@ class AttentionTracer(Tracer):
         transposition."""
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call; let hooks see it if it is a step of an attention."""
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
             return self._fused(*args, **kwargs)
@@ -168,6 +169,7 @@ class AttentionTracer(Tracer):
         return output
 
     def _has_weights(self, args: tuple[Any, ...]) -> bool:
+        """Whether attention weights are among the arguments of a call."""
         return any(arg is weights for arg in args for weights in self._weights)
 
     def _has_size_of_weights(self, output: torch.Tensor) -> bool:

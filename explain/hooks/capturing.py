@@ -226,6 +226,7 @@ class Capture:
         return self._by_name("gradient")
 
     def _by_name(self, what: Literal["activation", "gradient"]) -> Mapping[str, torch.Tensor]:
+        """The activations or gradients that were recorded, by the names of their layers."""
         tensors: dict[str, torch.Tensor] = {}
         for name in self._places:
             tensor = getattr(self.of(name), what, None)
@@ -256,6 +257,7 @@ class Capture:
         )
 
     def _must_be_whole(self) -> None:
+        """Refuse gradients of which parts are missing."""
         missing = self.missing
         if missing:
             names = ", ".join(map(repr, dict.fromkeys(missing)))
@@ -393,6 +395,8 @@ class Capture:
         return calls is not None and (None in calls or len(self._calls[layer]) in calls)
 
     def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
+        """Record the outputs of a module; let the graph begin at its last part, where it has not
+        begun."""
         running: list[Versions | None] = []
         """The inputs of the calls that have begun; None where no gradient is recorded."""
 
@@ -414,6 +418,9 @@ class Capture:
         group.put(module.register_forward_hook, leave)
 
     def _watch_input(self, group: HookGroup, layer: str, module: nn.Module) -> None:
+        """Record the first tensor that a module is given; let the module use an alias of it with a
+        graph."""
+
         def enter(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
             first = nested.first_tensor((args, kwargs))
             if first is None:
@@ -437,6 +444,8 @@ class Capture:
     def _leave_attention(
         self, layer: str, module: nn.Module, args: Any, output: torch.Tensor
     ) -> Any:
+        """Record a part of an attention. Gradients arrive at a copy of it, as at an input that is
+        passed on."""
         return self._leave(layer, _versions_of(output) if self._is_wanted(layer) else None, output)
 
     def _leave(self, layer: str, inputs: Versions | None, output: Any) -> Any:
@@ -601,14 +610,17 @@ def _last_in(module: nn.Module) -> nn.Module:
 
 
 def _some_require_gradients(args: Any, kwargs: Any) -> bool:
+    """Whether one of a call's arguments is part of a graph."""
     return any(tensor.requires_grad for _, tensor in nested.paths((args, kwargs)))
 
 
 def _aliased(tensor: torch.Tensor) -> torch.Tensor:
+    """An alias of a tensor that can have a gradient; any other as it is."""
     return alias(tensor) if tensor.is_floating_point() and not tensor.is_inference() else tensor
 
 
 def _versions_of(values: Any) -> Versions:
+    """The tensors in some values, with the versions that they have now."""
     versions: Versions = {}
     for _, tensor in nested.paths(values):
         if not tensor.is_inference():  # which counts no versions

@@ -85,11 +85,13 @@ class Gates:
         return remove
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Begin a call of the module."""
         call = _Call(self, module)
         self._running.append(call)
         return call.enter(args, kwargs)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """End the latest call of the module that has begun."""
         return self._running.pop().leave(output) if self._running else None
 
 
@@ -135,6 +137,7 @@ class _Call:
         self._began = torch._C._autograd._get_sequence_nr()
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pass the inputs through a gate; return what the module gets instead."""
         names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
         values = [*args, *(kwargs[name] for name in names)]
         passed, self._inputs = _through(self._at_inputs, values)
@@ -148,6 +151,7 @@ class _Call:
         return tuple(passed[: len(args)]), {**kwargs, **by_name}
 
     def leave(self, output: Any) -> Any:
+        """Pass the outputs through a gate; return what the module gives instead."""
         paths, values = _laid_out(output)
         lent = self._lent
         self._lent = []
@@ -173,6 +177,7 @@ class _Call:
         return gradients
 
     def _at_outputs(self, gradients: Gradients) -> Gradients:
+        """Call the pre-hooks on the gradients that arrive at the outputs."""
         grad_output = self._changed("backward-pre", self._outputs.spread(gradients))
         if self._inputs.places:
             self._grad_output = grad_output
@@ -181,6 +186,8 @@ class _Call:
         return self._outputs.picked(grad_output)
 
     def _at_inputs(self, gradients: Gradients) -> Gradients:
+        """Call the hooks on the gradients that arrive at the inputs, together with those of the
+        outputs."""
         grad_output = self._grad_output
         self._grad_output = None
         if grad_output is None:  # nothing came through the outputs

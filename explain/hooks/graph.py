@@ -214,6 +214,7 @@ class Reach:
                 self._reaches[leaf.grad_fn] = True
 
     def of(self, node: Node | None) -> bool:
+        """Whether a gradient leads from a Node to one of the leaves or ends."""
         if node is None:
             return False
         reaches = self._reaches

@@ -339,6 +339,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         direction: str,
         takes: Sequence[str],
     ) -> Handle:
+        """Register a hook on tensors or a Node."""
         handle = self._open(kind, fn, [where], direction, takes)
         hook = handle.hooks[0] if handle.hooks else fn
         handle.place(register, hook, hooks=handle.hooks)
@@ -352,6 +353,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         direction: str,
         takes: Sequence[str],
     ) -> Handle:
+        """Register a hook on a Node; the Node of a leaf is kept as long as the hook."""
         where = f"Node {node.name()}"
         handle = self._in_graph(register, GradientHook, fn, where, direction, takes)
         if node.name().endswith("AccumulateGrad"):
@@ -541,12 +543,15 @@ class CallCounter:
         self._running = -1
 
     def begin(self, *arguments: Any) -> None:
+        """Count a call of the module."""
         self._running += 1
 
     def restart(self, *arguments: Any) -> None:
+        """Count from 0 again, in another call of the model."""
         self._running = -1
 
     def is_meant(self) -> bool:
+        """Whether the call that runs is the one that is meant."""
         if torch._C._current_graph_task_id() != -1:
             raise HookError(
                 f"hook on {self._where} must be outside checkpoints, which run it again; hook all "
@@ -576,11 +581,13 @@ class InputSwap:
         self._running: list[SwappedInputs | None] = []
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Replace tensors in the inputs of a call that begins."""
         swapped = self._change(module, args, kwargs)
         self._running.append(swapped)
         return None if swapped is None else swapped.inputs
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Put the tensors back when the call ends."""
         swapped = self._running.pop() if self._running else None
         if swapped is not None:
             swapped.restore()

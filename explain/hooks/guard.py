@@ -78,6 +78,7 @@ def is_ours(fn: Any) -> bool:
 
 
 def _without_partial(fn: Any) -> Any:
+    """The function inside `functools.partial`."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return fn

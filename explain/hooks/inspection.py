@@ -193,6 +193,7 @@ class _Watch:
         group.forward(modules, self._end)
 
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Begin the row of a call."""
         name = self._names[module]
         shapes = [
             list(value.shape)
@@ -207,6 +208,7 @@ class _Watch:
         self._running.append((row, self.operations.count))
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Note what a call returned, and its cost."""
         row, count = self._running.pop()
         row.flops = self.operations.count - count
         tensor = first_tensor(output)
@@ -220,6 +222,7 @@ class _Watch:
         self._awaiting.setdefault(module, []).append(row)
 
     def _came_back(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
+        """Note the gradient that came back to the output of a module's latest call."""
         row = self._awaiting[module].pop()  # backward meets the calls of a module in reverse
         total = math.hypot(
             *(g.detach().double().norm().item() for g in grad_output if g is not None)
@@ -231,6 +234,7 @@ class _Watch:
 def _differentiate(
     output: Any, score: Callable[[Any], torch.Tensor] | None, inputs: list[Any]
 ) -> None:
+    """Run backward to the inputs, from a score of the output."""
     tensor = first_tensor(output) if score is None else score(output)
     if not isinstance(tensor, torch.Tensor):
         raise HookError(
@@ -244,6 +248,7 @@ def _differentiate(
 
 
 def _cells(row: CallRow) -> tuple[str, ...]:
+    """A row as texts, for the columns of `HEADER`."""
     note = ""
     if not row.finite:
         note = "NaN or infinity"

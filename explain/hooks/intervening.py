@@ -156,6 +156,7 @@ class _ModelCalls:
         self.inputs: tuple[Any, Any] = (), {}
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note what the model is called with."""
         self.count += 1
         self.inputs = args, kwargs
         tensors = [tensor for _, tensor in nested.paths(self.inputs) if tensor.ndim]

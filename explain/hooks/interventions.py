@@ -142,6 +142,7 @@ class Patch(Intervention):
     from_input: bool | None = field(default=None, kw_only=True)
 
     def bound(self, model: nn.Module) -> Intervention:
+        """Take the values from the input, if they are of one."""
         is_tensor = isinstance(self.values, torch.Tensor)
         may_be_input = is_tensor or isinstance(self.values, (tuple, list, Mapping))
         if self.from_input is False or (self.from_input is None and not may_be_input):

@@ -57,6 +57,7 @@ def _selected(model: nn.Module, where: object) -> list[str]:
 
 
 def _unknown(where: str, modules: dict[nn.Module, str]) -> NoReturn:
+    """Refuse a name that no module has."""
     names = [name for name in modules.values() if name]
     listed = either("explain.list_layers(model, x) lists them", "'explain layers PHOTO' lists them")
     more = "" if close_to(where, names) or len(names) <= 8 else f"; {listed}"
@@ -159,6 +160,7 @@ def name_of_call(layer: str, number: int, model: nn.Module) -> str:
 
 
 def _is_module(name: str, model: nn.Module | None) -> bool:
+    """Whether a module of the model has this name."""
     if model is None:
         return False
     try:

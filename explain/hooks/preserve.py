@@ -115,6 +115,7 @@ def _release_modes(modes: Iterable[_HeldMode]) -> bool:
 
 
 def _give_back_modes(modes: Iterable[_HeldMode]) -> None:
+    """Give modules their own modes back; let `nn.Module.train` be as it was once none is held."""
     for held in modes:
         if held.module.training != held.training:
             held.module.training = held.training
@@ -175,10 +176,13 @@ class _WrittenState:
 
 
 def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor has been written into; -1 for tensors of inference mode, which do not
+    count."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def _is_same(tensor: torch.Tensor, copied: torch.Tensor, version: int) -> bool:
+    """Whether a tensor has still the values of its copy."""
     try:
         return torch.equal(tensor, copied)
     except RuntimeError:  # not every kind of tensor can be compared
@@ -257,6 +261,7 @@ class _TorchState(SignalSafe[None]):
 
 
 def _autocast_nesting() -> int:
+    """How many contexts of mixed precision this thread is in."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
 
@@ -490,6 +495,7 @@ def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
 
 
 def _copied(model: nn.Module, share: bool) -> nn.Module:
+    """One try of `copied`."""
     memo: dict[int, Any] = {}
     modules = list(model.modules())
     for module in modules:  # parameters, buffers, and what hooks compute from them

@@ -123,6 +123,7 @@ _CLOSED = frozenset(["softsign", "gumbel_softmax", "interpolate", "grid_sample",
 
 
 def _copy(function: types.FunctionType) -> Callable[..., Any]:
+    """A copy of a function whose checks find no mode."""
     scope = {**function.__globals__, **dict.fromkeys(_MODE_CHECKS, lambda *values: False)}
     copy = types.FunctionType(
         function.__code__, scope, function.__name__, function.__defaults__, function.__closure__

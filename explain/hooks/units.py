@@ -160,6 +160,7 @@ class Axes:
 
     @cached_property
     def _grid_of_tokens(self) -> Any:
+        """How tokens lie on the photo."""
         grid = self._find_grid()
         if grid is None or grid.frames is not None:
             raise HookError(
@@ -169,6 +170,7 @@ class Axes:
         return grid
 
     def _at_positions(self, positions: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Truth values ``(rows, columns)`` that are true at these positions."""
         height, width = self.grid()
         grid = torch.zeros(height, width, dtype=torch.bool, device=self._device)
         for row, column in positions:

@@ -155,6 +155,7 @@ class Film:
 
     @cached_property
     def _overlays(self) -> list[Image.Image]:
+        """The photo with the map of each look on it."""
         look = Look(self.style)
         box = self.rows[0].box
         scene = Scene(self.photo, box, (box,)).fitted(SIDE)

@@ -141,6 +141,7 @@ class GradientClipper(OnParameters):
         super().__init__(model, self._clip)
 
     def _clip(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Return a gradient that is within the limit; None leaves it as it is."""
         if not gradient.numel():
             return None
         kind = 2.0 if self._by_norm else math.inf
@@ -161,6 +162,7 @@ class GradientClipper(OnParameters):
         return gradient.clamp(-largest, largest)
 
     def _note_nonfinite(self, name: str, gradient: torch.Tensor) -> None:
+        """Count a gradient with infinite or NaN elements, or refuse it."""
         self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
         if self._strict:
             count = int((~gradient.isfinite()).sum())
@@ -225,10 +227,12 @@ class DeadUnits(OnParameters):
         return f"DeadUnits({dead} of {total} units get no gradient)"
 
     def _in_order(self) -> list[tuple[str, torch.Tensor]]:
+        """Which units of each layer are alive ``(units,)``, from the first layer to the last."""
         names = [name for name, _ in self._owners.values()]
         return [(name, self._alive[name]) for name in names if name in self._alive]
 
     def _note(self, parameter: str, gradient: torch.Tensor) -> None:
+        """Note which units of the parameter's layer got a gradient."""
         if parameter not in self._owners:
             return
         name, layer = self._owners[parameter]
@@ -367,6 +371,7 @@ class GradientFlow(OnParameters):
         return figure
 
     def _note(self, name: str, gradient: torch.Tensor) -> None:
+        """Note the gradient of a parameter in the running pass."""
         # a pass that begins; the one before it may have failed halfway
         if not self._now or name in self._now:
             self._now = {}
@@ -379,6 +384,7 @@ class GradientFlow(OnParameters):
             self._now[name] = Flow(0.0, 0.0, 1.0)
 
     def _end_step(self) -> None:
+        """Keep what was noted in a pass that is done."""
         self.steps.append(self._now)
         self._now = {}
 
@@ -401,6 +407,7 @@ _COLORS = {
 
 
 def _verdict(size: float, reference: float, vanishing: float, exploding: float) -> str:
+    """Judge a mean gradient; ``reference`` is that of the last layer."""
     if size == 0:
         return "dead"
     if not size < float("inf"):

@@ -114,6 +114,7 @@ class MonitorCallback:
     on_exception = teardown
 
     def _close(self, *, completed: bool) -> None:
+        """Close the monitor, unless it is closed already."""
         monitor = self.monitor
         self.monitor = None
         if monitor is not None:
@@ -164,10 +165,12 @@ class PriorCallback:
 
 @functools.cache
 def _class(kind: type, base: type) -> Any:
+    """A class of callbacks that is a subclass of Lightning's."""
     return type(kind.__name__, (kind, base), {"__module__": __name__, "__doc__": kind.__doc__})
 
 
 def _base() -> type:
+    """Lightning's own class of callbacks."""
     for name in ("lightning.pytorch", "pytorch_lightning"):
         with suppress(ImportError):
             return cast(type, importlib.import_module(name).Callback)

@@ -202,6 +202,7 @@ class Monitor:
             self._begun = False
 
     def _begin_file(self, output: Path) -> None:
+        """Open the file, and forget in it what comes after the first step."""
         output.parent.mkdir(parents=True, exist_ok=True)
         self._files.enter_context(locked_run(output))
         self._manifest = {"training": True, **self._photos.job.manifest}
@@ -215,6 +216,7 @@ class Monitor:
             store.go_back(self.done)
 
     def _begin_board(self) -> None:
+        """Open what writes for TensorBoard."""
         writer, is_new = writer_of(self._board_or_folder)
         if is_new:
             self._files.callback(writer.close)
@@ -245,6 +247,7 @@ class Monitor:
             self._write(snapshot)
 
     def _write(self, snapshot: TrainingLook) -> None:
+        """Write a snapshot to the file and the board."""
         methods = self._photos.job.methods or []
         if self.output is not None:
             with self._store() as store:
@@ -315,6 +318,7 @@ def _plain(model: Any) -> Any:
 
 
 def _number(name: str, value: Any) -> float:
+    """A figure of a training as a number."""
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError):

@@ -90,6 +90,7 @@ class WatchedPhotos:
 
 
 def _read(job: Job) -> Sequence[Prepared]:
+    """Read all photos of a job, which must be few."""
     photos: list[Prepared] = []
     for entry in entries_of(job.source):
         photo = job.preparer(entry)

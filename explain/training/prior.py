@@ -132,6 +132,7 @@ class AttributionPrior:
         return self.weight * penalty.mean()
 
     def _values(self, model: nn.Module, x: torch.Tensor, target: TargetLike) -> torch.Tensor:
+        """The maps of the images, which keep their graph."""
         with muted():
             return attribute(
                 model, x, self.method, target=target, layer=self.layer, create_graph=True

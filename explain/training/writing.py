@@ -102,6 +102,7 @@ class TrainingStore(Store):
             self._enter_rows("units", snapshot.step, units)
 
     def _enter_rows(self, table: str, step: int, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Replace the rows of a step in a table."""
         self._db.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
         for row in rows:
             marks = ", ?" * len(row)
@@ -135,6 +136,7 @@ class TensorBoardLog:
     def _enter_map(
         self, step: int, photo: Prepared, result: Mapping[str, Any], scene: Scene | None, style: str
     ) -> None:
+        """Write the score, the probability and the picture of one map."""
         tag = f"{photo.entry.name}/{result['method']}/{result['target']}"
         self._writer.add_scalar(f"score/{tag}", result["score"], step)
         if result["probability"] is not None:
