@@ -3,7 +3,7 @@ maps in pictures."""
 
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,9 +94,9 @@ class Repair:
         after, and without."""
         if self.target is None:
             return float("nan"), float("nan"), float("nan")
-        return *self.answers["moved"].share(self.target), self.answers["control"].share(
-            self.target
-        )[0]
+        before, after = self.answers["moved"].share(self.target)
+        control, _ = self.answers["control"].share(self.target)
+        return before, after, control
 
     @property
     def chance(self) -> float:
@@ -212,16 +212,48 @@ class Repair:
             return Section(heading, f"{content}\nThere is no picture: {error}")
 
 
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """A photo of the proof, which may have been given the mark, as the model saw it; the region of
+    the mark ``(1, H, W)``, and the input ``(C, H, W)``."""
+
+    row: Row
+    photo: Image.Image
+    region: torch.Tensor
+    x: torch.Tensor
+
+
 def draw_regions(repair: Repair) -> Image.Image:
     """Photos of the finding with the region of the mark, and others that were given it."""
-    bearing = [
-        Tile(_framed(_seen(repair, row), region), row.label or "")
-        for row, region, _ in _carriers(repair)
-    ]
-    moved = [
-        Tile(_framed(photo, region), row.label or "") for row, photo, region, _ in _moved(repair)
-    ]
-    return _sheet(f"photos of the finding ({repair.finding})", bearing, moved)
+
+    def tiles(case: _Case) -> list[Tile]:
+        return [Tile(_framed(case.photo, case.region), case.row.label or "")]
+
+    return _sheet(f"photos of the finding ({repair.finding})", repair, tiles)
+
+
+def draw_maps(repair: Repair) -> Image.Image:
+    """What both models read their top class from, in photos of the finding and in others with its
+    mark."""
+    explainer = repair.photos.explainer
+    run = repair.photos.run
+    method = method_in(run, run.methods[0])
+
+    def tiles(case: _Case) -> list[Tile]:
+        of_models = []
+        whole = Box.whole(case.photo.size)
+        scene = Scene(case.photo, whole, (whole,))
+        for name, model in (("before", explainer.model), ("after", repair.model)):
+            with muted():
+                x = explainer._placed(case.x[None])
+                attribution = attribute(model, x, method, target=TopClass())
+            picture = scene.overlay(attribution, get_style(attribution.style))
+            answer = class_label(explainer.categories, int(attribution.target[0]))
+            label = f"label: {case.row.label}" if case.row.label else ""
+            of_models.append(Tile(picture, f"{name}: {answer}", label))
+        return of_models
+
+    return _sheet("photos of the finding", repair, tiles)
 
 
 def bars(repair: Repair) -> Image.Image:
@@ -242,51 +274,27 @@ def bars(repair: Repair) -> Image.Image:
     return as_picture(figure)
 
 
-def draw_maps(repair: Repair) -> Image.Image:
-    """What both models read their top class from, in photos of the finding and in others with its
-    mark."""
-    bearing = []
-    for row, _, x in _carriers(repair):
-        bearing += _map_tiles(repair, row, _seen(repair, row), x)
-    moved = []
-    for row, photo, _, x in _moved(repair):
-        moved += _map_tiles(repair, row, photo, x)
-    return _sheet("photos of the finding", bearing, moved)
-
-
-def _map_tiles(repair: Repair, row: Row, photo: Image.Image, x: torch.Tensor) -> list[Tile]:
-    """The maps of the old and of the new model for the class that they give an input ``(C, H,
-    W)``."""
-    explainer = repair.photos.explainer
-    run = repair.photos.run
-    method = method_in(run, run.methods[0])
-    tiles = []
-    for name, model in (("before", explainer.model), ("after", repair.model)):
-        with muted():
-            attribution = attribute(model, explainer._placed(x[None]), method, target=TopClass())
-        whole = Box.whole(photo.size)
-        picture = Scene(photo, whole, (whole,)).overlay(attribution, get_style(attribution.style))
-        answer = class_label(explainer.categories, int(attribution.target[0]))
-        tiles.append(Tile(picture, f"{name}: {answer}", f"label: {row.label}" if row.label else ""))
-    return tiles
-
-
-def _sheet(title: str, bearing: Sequence[Tile], moved: Sequence[Tile]) -> Image.Image:
-    return contact_sheet(
-        Layout("", "", (Group(title, tuple(bearing)), Group("others with its mark", tuple(moved)))),
-        SIDE,
+def _sheet(title: str, repair: Repair, tiles: Callable[[_Case], list[Tile]]) -> Image.Image:
+    """Some photos of the finding under a title, and others with its mark: the tiles of each."""
+    kinds = {title: _carriers(repair), "others with its mark": _moved(repair)}
+    groups = tuple(
+        Group(words, tuple(tile for case in cases for tile in tiles(case)))
+        for words, cases in kinds.items()
     )
+    return contact_sheet(Layout("", "", groups), SIDE)
 
 
-def _carriers(repair: Repair) -> list[tuple[Row, torch.Tensor, torch.Tensor]]:
-    """Some photos of the finding: the row, the region, and the input."""
+def _carriers(repair: Repair) -> list[_Case]:
+    """Some photos of the finding."""
     carriers = repair.marks.carriers[:SHOWN]
-    return list(zip(carriers.rows, carriers.regions, carriers.x, strict=True))
+    return [
+        _Case(row, _seen(repair, row), carriers.regions[i], carriers.x[i])
+        for i, row in enumerate(carriers.rows)
+    ]
 
 
-def _moved(repair: Repair) -> list[tuple[Row, Image.Image, torch.Tensor, torch.Tensor]]:
-    """Some hosts with the mark: the row, the photo, the region, and the input. Those that changed
-    come first."""
+def _moved(repair: Repair) -> list[_Case]:
+    """Some hosts with the mark; those whose answer the repair changed come first."""
     donors, _, regions = repair.marks.donors(repair.seed)
     x, _ = repair.marks.pairs(repair.seed)
     answers = repair.answers["moved"].predictions
@@ -297,7 +305,8 @@ def _moved(repair: Repair) -> list[tuple[Row, Image.Image, torch.Tensor, torch.T
         host = np.asarray(_seen(repair, row))
         donor = np.asarray(_seen(repair, repair.marks.carriers.rows[int(donors[i])]))
         mask = regions[i][0, :, :, None].numpy()
-        cases.append((row, Image.fromarray(np.where(mask, donor, host)), regions[i], x[i]))
+        photo = Image.fromarray(np.where(mask, donor, host))
+        cases.append(_Case(row, photo, regions[i], x[i]))
     return cases
 
 
