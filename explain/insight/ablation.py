@@ -182,21 +182,21 @@ def removed(
             f"share must be left out for the {what}, whose size the boxes give, got {share}"
         )
     keys = set(wanted)
-    size = _checked(share)
+    size = _checked_share(share)
     rows = (row for row in photos.run.rows(method) if (row.name, row.target) in keys)
     if what != "evidence":
         rows = (row for row in rows if 0 < object_of(row).float().mean() < 1)
 
     def mask(row: Row) -> torch.Tensor:
         if what == "evidence":
-            return _highest(row.heatmap, size)
+            return _highest_pixels(row.heatmap, size)
         return object_of(row) if what == "object" else ~object_of(row)
 
     def class_of(row: Row) -> int | None:
         return row.target_class if as_predicted or row.label_class is None else row.label_class
 
-    return _counted(
-        photos, rows, what, lambda batch: _stacked(map(mask, batch.rows)), class_of, baseline
+    return _ablated(
+        photos, rows, what, lambda batch: _as_masks(map(mask, batch.rows)), class_of, baseline
     )
 
 
@@ -224,23 +224,23 @@ def corrected(
         RunError: the share is no share, or none of the photos can be read.
         BaselineError: there is no such baseline.
     """
-    share = _checked(share)
+    share = _checked_share(share)
     lead = Difference(ClassTarget(pair.prediction_class), ClassTarget(pair.label_class))
 
     def masks(batch: Batch) -> torch.Tensor:
         with muted():  # of maps that are zero, of which the first pixels are covered
             heatmaps = attribute(photos.explainer.model, batch.x, method, target=lead).heatmap
-        return _stacked(_highest(heatmap, share) for heatmap in heatmaps)
+        return _as_masks(_highest_pixels(heatmap, share) for heatmap in heatmaps)
 
     wrong = one_for_each_photo(
         photos.run, label=pair.label, prediction=pair.prediction, correct=False
     )
     classes = (pair.label_class, pair.prediction_class)
     rows = (row for row in wrong if (row.label_class, row.prediction_class) == classes)
-    return _counted(photos, rows, "mistake", masks, lambda _: pair.prediction_class, baseline)
+    return _ablated(photos, rows, "mistake", masks, lambda _: pair.prediction_class, baseline)
 
 
-def _counted(
+def _ablated(
     photos: RunPhotos,
     rows: Iterable[Row],
     what: str,
@@ -279,18 +279,18 @@ def _counted(
     )
 
 
-def _checked(share: float | None) -> float:
+def _checked_share(share: float | None) -> float:
     share = SHARE if share is None else share
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
         raise RunError(f"share must lie between 0 and 1, got {shown(share)}; 0.1 is usual")
     return float(share)
 
 
-def _stacked(masks: Iterable[torch.Tensor]) -> torch.Tensor:
+def _as_masks(masks: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.stack([*masks])[:, None]
 
 
-def _highest(heatmap: torch.Tensor, share: float) -> torch.Tensor:
+def _highest_pixels(heatmap: torch.Tensor, share: float) -> torch.Tensor:
     """The share of the pixels with the highest values ``(H, W)``; of equal ones, the first."""
     count = max(1, round(share * heatmap.numel()))
     covered = torch.zeros(heatmap.numel(), dtype=torch.bool, device=heatmap.device)

@@ -65,7 +65,7 @@ def confirmed_finding(
         except RunError:  # too few photos
             continue
         if marks.target is not None:
-            results.append(_tried(finding, marks, marks.target, photos))
+            results.append(_trial(finding, marks, marks.target, photos))
     results.sort(key=lambda result: result.control - result.taken)
     confirmed = [result for result in results if result.chance * len(results) <= CHANCE]
     if confirmed:
@@ -77,7 +77,7 @@ def confirmed_finding(
     )
 
 
-def _tried(
+def _trial(
     finding: Cluster | ClassStatistics,
     marks: MarkedPhotos,
     target: int,

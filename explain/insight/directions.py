@@ -228,7 +228,7 @@ def concept_direction(
     slopes = slopes * scale
     generator = torch.Generator().manual_seed(seed)
     everything = torch.arange(len(of_others))
-    score, gain, told_apart = _tried(
+    score, gain, told_apart = _trial(
         of_examples[None], of_others, [everything], slopes, draws, generator
     )
     random_scores, random_gains = _by_chance(
@@ -269,13 +269,13 @@ def _by_chance(
         ]
         concepts = torch.stack([points[order[:count]] for order in orders])
         rest = [order[count:] for order in orders]
-        block_scores, block_gains, _ = _tried(concepts, points, rest, slopes, draws, generator)
+        block_scores, block_gains, _ = _trial(concepts, points, rest, slopes, draws, generator)
         scores.append(block_scores)
         gains.append(block_gains)
     return torch.cat(scores), torch.cat(gains)
 
 
-def _tried(
+def _trial(
     concepts: torch.Tensor,
     points: torch.Tensor,
     rest: Sequence[torch.Tensor],

@@ -17,7 +17,7 @@ from explain._utils.html import aligned
 from explain.data.boxes import Box
 from explain.render import overlays, styles
 from explain.store.reading import Row, StoredRun
-from explain.store.sources import on_input
+from explain.store.sources import boxes_on_input
 from explain.targets.outputs import THRESHOLD
 
 
@@ -238,7 +238,7 @@ def object_of(row: Row) -> torch.Tensor:
     """Return which pixels ``(H, W)`` of the model's input lie on the object; none where no box is
     known."""
     region = torch.zeros(row.input_size, dtype=torch.bool)
-    for x0, y0, x1, y1 in on_input(row.boxes, row.box, row.input_size):
+    for x0, y0, x1, y1 in boxes_on_input(row.boxes, row.box, row.input_size):
         region[round(y0) : round(y1), round(x0) : round(x1)] = True
     return region
 

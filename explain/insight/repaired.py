@@ -94,9 +94,9 @@ class Repair:
         after, and without."""
         if self.target is None:
             return float("nan"), float("nan"), float("nan")
-        before, after = self.answers["moved"].share(self.target)
+        old, new = self.answers["moved"].share(self.target)
         control, _ = self.answers["control"].share(self.target)
-        return before, after, control
+        return old, new, control
 
     @property
     def chance(self) -> float:
@@ -187,8 +187,7 @@ class Repair:
         """
         of_mark = (
             "Photos of the finding, and other photos that were given the region in the frame. The "
-            "class of these "
-            "should not change."
+            "class of these should not change."
         )
         of_answers = f"{self.summary}\nAccuracies on photos that were not used to fit or choose it."
         chart = (bars(self), "Accuracies before and after the repair")
@@ -276,7 +275,7 @@ def bars(repair: Repair) -> Image.Image:
 
 def _sheet(title: str, repair: Repair, tiles: Callable[[_Case], list[Tile]]) -> Image.Image:
     """Some photos of the finding under a title, and others with its mark: the tiles of each."""
-    kinds = {title: _carriers(repair), "others with its mark": _moved(repair)}
+    kinds = {title: _carriers(repair), "others with its mark": _marked_hosts(repair)}
     groups = tuple(
         Group(words, tuple(tile for case in cases for tile in tiles(case)))
         for words, cases in kinds.items()
@@ -288,12 +287,12 @@ def _carriers(repair: Repair) -> list[_Case]:
     """Some photos of the finding."""
     carriers = repair.marks.carriers[:SHOWN]
     return [
-        _Case(row, _seen(repair, row), carriers.regions[i], carriers.x[i])
+        _Case(row, _as_seen(repair, row), carriers.regions[i], carriers.x[i])
         for i, row in enumerate(carriers.rows)
     ]
 
 
-def _moved(repair: Repair) -> list[_Case]:
+def _marked_hosts(repair: Repair) -> list[_Case]:
     """Some hosts with the mark; those whose answer the repair changed come first."""
     donors, _, regions = repair.marks.donors(repair.seed)
     x, _ = repair.marks.pairs(repair.seed)
@@ -302,15 +301,15 @@ def _moved(repair: Repair) -> list[_Case]:
     cases = []
     for i in same.argsort(stable=True)[:SHOWN].tolist():
         row = repair.marks.hosts.rows[i]
-        host = np.asarray(_seen(repair, row))
-        donor = np.asarray(_seen(repair, repair.marks.carriers.rows[int(donors[i])]))
+        host = np.asarray(_as_seen(repair, row))
+        donor = np.asarray(_as_seen(repair, repair.marks.carriers.rows[int(donors[i])]))
         mask = regions[i][0, :, :, None].numpy()
         photo = Image.fromarray(np.where(mask, donor, host))
         cases.append(_Case(row, photo, regions[i], x[i]))
     return cases
 
 
-def _seen(repair: Repair, row: Row) -> Image.Image:
+def _as_seen(repair: Repair, row: Row) -> Image.Image:
     """The part of a photo that the model saw, in the size of its input."""
     height, width = row.input_size
     box = (round(row.box.left), round(row.box.top), round(row.box.right), round(row.box.bottom))

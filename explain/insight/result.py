@@ -174,20 +174,20 @@ class Insight:
         if self.looks and self.looks[0].striking > 0:
             look = self.looks[0]
             lines.append(
-                _said("looks", look, "headline" if look.on_object.value >= 0 else "otherwise")
+                _sentence("looks", look, "headline" if look.on_object.value >= 0 else "otherwise")
             )
         if self.reasons:
             cluster = self.reasons[0]
             lines.append(
-                _said(
+                _sentence(
                     "reasons", cluster, "headline" if cluster.stands_out >= NOTABLE else "otherwise"
                 )
             )
         frequent = [pair for pair in self.pairs if pair.of >= class_statistics.LEAST]
         if frequent:
-            lines.append(_said("mistakes", frequent[0], "headline"))
+            lines.append(_sentence("mistakes", frequent[0], "headline"))
         if self.labels:
-            lines.append(_said("labels", self.labels[0], "headline"))
+            lines.append(_sentence("labels", self.labels[0], "headline"))
         return [printable(line) for line in lines]
 
     def parts(self, most: int = 10) -> dict[str, Section]:
@@ -324,7 +324,7 @@ def _cell(column: str, row: Any) -> str:
     return filled(column, row)
 
 
-def _said(table: str, row: Any, which: str) -> str:
+def _sentence(table: str, row: Any, which: str) -> str:
     """A sentence about the first row of a table."""
     return _cell(SECTIONS[table][which], row)
 

@@ -149,10 +149,10 @@ def marked_photos(
         members = {row.name for row in rows if row.target == finding.target}
         return _of_excess(finding.beyond_others, members, target, photos, rows, most, seed)
     with_class = [row for row in boxed if class_of(row) == target]
-    without_class = _chosen([row for row in boxed if class_of(row) != target], most, seed)
-    carriers = _around_object(_read(photos, with_class))
-    hosts = _around_object(_read(photos, without_class))
-    return _checked(MarkedPhotos(target, carriers, carriers[:0], hosts, from_host=True))
+    without_class = _random_rows([row for row in boxed if class_of(row) != target], most, seed)
+    carriers = _around_object(_read_photos(photos, with_class))
+    hosts = _around_object(_read_photos(photos, without_class))
+    return _check_enough(MarkedPhotos(target, carriers, carriers[:0], hosts, from_host=True))
 
 
 def _of_excess(
@@ -166,25 +166,25 @@ def _of_excess(
 ) -> MarkedPhotos:
     """Photos with the region where their mean map exceeds that of others."""
     region = (excess >= CORE * excess.max())[None, None].float()
-    in_cluster = _chosen([row for row in rows if row.name in members], most, seed)
+    in_cluster = _random_rows([row for row in rows if row.name in members], most, seed)
     not_in_cluster = [row for row in rows if row.name not in members]
-    of_class = _chosen([row for row in not_in_cluster if class_of(row) == target], most, seed)
-    of_others = _chosen([row for row in not_in_cluster if class_of(row) != target], most, seed)
-    carriers = _read(photos, in_cluster)
+    of_class = _random_rows([row for row in not_in_cluster if class_of(row) == target], most, seed)
+    of_others = _random_rows([row for row in not_in_cluster if class_of(row) != target], most, seed)
+    carriers = _read_photos(photos, in_cluster)
     covers = F.interpolate(region, carriers.x.shape[2:]) > 0
-    carriers = _with(carriers, covers)
+    carriers = _with_regions(carriers, covers)
 
     def covered(rows: list[Row]) -> PhotosWithRegions:
-        of_rows = _read(photos, rows)
-        return _with(of_rows, covers) if len(of_rows) else carriers[:0]
+        of_rows = _read_photos(photos, rows)
+        return _with_regions(of_rows, covers) if len(of_rows) else carriers[:0]
 
-    return _checked(
+    return _check_enough(
         MarkedPhotos(target, carriers, covered(of_class), covered(of_others), from_host=False)
     )
 
 
 def _around_object(photos: PhotosWithRegions) -> PhotosWithRegions:
-    return _with(photos, torch.stack([~object_of(row) for row in photos.rows])[:, None])
+    return _with_regions(photos, torch.stack([~object_of(row) for row in photos.rows])[:, None])
 
 
 def _of_vector(
@@ -202,7 +202,7 @@ def _of_vector(
         raise LayerError(
             "layer must name the layer of the channel, got None; give that of its report"
         )
-    candidates = _read(photos, _chosen(rows, most, seed))
+    candidates = _read_photos(photos, _random_rows(rows, most, seed))
     model = photos.explainer.model
     maps = torch.cat(
         [feature_maps(model, x, layer).float().cpu() for x in torch.split(candidates.x, 32)]
@@ -215,8 +215,8 @@ def _of_vector(
     count = min(CARRIERS, len(order) // 4)
     size = (int(candidates.x.shape[2]), int(candidates.x.shape[3]))
     large = enlarge(along[:, None], size)
-    candidates = _with(candidates, large >= large.amax((2, 3), keepdim=True) / 2)
-    return _checked(
+    candidates = _with_regions(candidates, large >= large.amax((2, 3), keepdim=True) / 2)
+    return _check_enough(
         MarkedPhotos(
             _class_called(finding.target, photos.run) if isinstance(finding, Direction) else None,
             candidates[order[:count]],
@@ -238,7 +238,7 @@ def one_hot(number: int, count: int) -> torch.Tensor:
     return F.one_hot(torch.tensor(number), count)
 
 
-def _read(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
+def _read_photos(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
     """Read photos as inputs of one size."""
     batches = list(photos.batches(rows)) if rows else []
     if len({batch.x.shape[1:] for batch in batches}) > 1:
@@ -252,16 +252,16 @@ def _read(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
     return PhotosWithRegions(readable, x, class_tensor(map(class_of, readable)), regions)
 
 
-def _with(photos: PhotosWithRegions, regions: torch.Tensor) -> PhotosWithRegions:
+def _with_regions(photos: PhotosWithRegions, regions: torch.Tensor) -> PhotosWithRegions:
     return replace(photos, regions=regions.expand_as(photos.regions))
 
 
-def _chosen(rows: list[Row], most: int, seed: int) -> list[Row]:
+def _random_rows(rows: list[Row], most: int, seed: int) -> list[Row]:
     """Some rows at random."""
     return [rows[i] for i in permutation(len(rows), seed)[:most].tolist()]
 
 
-def _checked(marks: MarkedPhotos) -> MarkedPhotos:
+def _check_enough(marks: MarkedPhotos) -> MarkedPhotos:
     """Refuse a finding of too few photos."""
     for name, photos in (("of the finding", marks.carriers), ("without it", marks.hosts)):
         if len(photos) < 4 * LEAST:

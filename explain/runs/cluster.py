@@ -29,7 +29,7 @@ from explain.metrics import Metric
 from explain.models import Classifier
 from explain.runs.job import Job
 from explain.runs.parts import (
-    ABOUT,
+    DESCRIPTION,
     ENDING,
     Storage,
     describe,
@@ -41,13 +41,13 @@ from explain.runs.parts import (
 from explain.runs.result import Run
 from explain.runs.runner import ELSEWHERE, RunCall, State
 from explain.store.lists import source_of
-from explain.store.sources import Entry, Failed, text
+from explain.store.sources import Entry, Failed, path_text
 from explain.store.writing import PhotoRecord, Store, locked_run
 from explain.targets.resolve import TargetLike
 
-SAME = ("explain", "torch")  # packages whose versions have to be the same everywhere
+SAME_VERSIONS = ("explain", "torch")  # packages whose versions have to be the same everywhere
 PER_FILE = 64
-TOGETHER = 2  # attempts at a piece as a whole: a machine may be lost without any photo's fault
+ATTEMPTS = 2  # attempts at a piece as a whole: a machine may be lost without any photo's fault
 
 Piece = list[Entry]
 
@@ -101,7 +101,7 @@ class PartExplainer:
         """Refuse packages of other versions than where the run began: values would be others."""
         here = versions()
         expected = self.job.manifest["versions"]
-        for name in SAME:
+        for name in SAME_VERSIONS:
             if expected.get(name) != here.get(name):
                 raise RunError(
                     f"{name} must have the same version on all machines, but it is "
@@ -137,7 +137,7 @@ class Actors(Protocol):
 
 
 def reports(actors: Actors, pieces: Iterator[Piece]) -> Iterator[Report]:
-    """Have pieces done. After `TOGETHER` deaths at a piece, its photos go one by one, to find the
+    """Have pieces done. After `ATTEMPTS` deaths at a piece, its photos go one by one, to find the
     one that is fatal."""
     again: deque[Piece] = deque()
     deaths: Counter[tuple[str, int]] = Counter()
@@ -156,7 +156,7 @@ def reports(actors: Actors, pieces: Iterator[Piece]) -> Iterator[Report]:
             yield report
             continue
         deaths[key] += 1
-        if deaths[key] < TOGETHER:
+        if deaths[key] < ATTEMPTS:
             again.append(piece)
         elif len(piece) > 1:
             again.extend([entry] for entry in piece)
@@ -185,13 +185,13 @@ def explain_in_pieces(
     """
     stamps = folder.stamps()
     file = index_file(folder)
-    if ABOUT in stamps:
+    if DESCRIPTION in stamps:
         with muted():  # files that are missing are written again
             imported(folder)
     elif any(name.endswith(ENDING) for name in stamps):
         raise RunError(
-            f"output {text(folder.name)!r} must be empty or hold a run, got other Parquet; choose "
-            "another"
+            f"output {path_text(folder.name)!r} must be empty or hold a run, got other Parquet; "
+            "choose another"
         )
     else:
         file.unlink(missing_ok=True)
@@ -202,7 +202,7 @@ def explain_in_pieces(
         entries = _missing(call)
         pieces = iter(lambda: list(islice(entries, per_file)), [])
         try:
-            call.carry_out(_answers(folder, reports(actors(), pieces), files))
+            call.store_answers(_answers(folder, reports(actors(), pieces), files))
         finally:
             describe(folder, store, files)
 
@@ -214,11 +214,11 @@ def _missing(call: RunCall) -> Iterator[Entry]:
     Raises:
         RunError: one has changed.
     """
-    for entry in call.entries():
+    for entry in call.unstored_entries():
         photo = call.job.preparer(entry) if entry.name in call.stored_photos else None
         if photo is None:
             yield entry
-        elif not isinstance(photo, Failed) and not call.has(photo):
+        elif not isinstance(photo, Failed) and not call.is_stored(photo):
             raise RunError(
                 f"photo {entry.name!r}, its label or boxes have changed since; give another folder"
             )

@@ -14,7 +14,7 @@ from explain._utils.errors import RunError, either, optional, warn
 from explain.data.files import as_cell, replacing
 from explain.store.lists import coco_ids
 from explain.store.reading import Row, StoredRun
-from explain.store.sources import text, true_names
+from explain.store.sources import path_text, true_label_names
 
 COLUMNS = {
     "name": "string",
@@ -99,7 +99,7 @@ def export(
             return _to_photos(run, ending, part) if photos else _to_maps(run, ending, part)
     except OSError as error:
         raise RunError(
-            f"file {text(path)!r} cannot be written: {error.strerror or error}; choose another"
+            f"file {path_text(path)!r} cannot be written: {error.strerror or error}; choose another"
         ) from None
 
 
@@ -115,12 +115,12 @@ def check_table(
     endings = MAP_ENDINGS[1:] if photos else (*MAP_ENDINGS, ".json")
     if path.suffix.lower() not in endings:
         raise RunError(
-            f"file must end in one of {', '.join(endings)}, got {text(path.name)!r}; choose one "
-            "of them"
+            f"file must end in one of {', '.join(endings)}, got {path_text(path.name)!r}; choose "
+            "one of them"
         )
     if os.path.lexists(path) and not overwrite:
         leave = either("pass overwrite=True", "overwrite it with --force")
-        raise RunError(f"file {text(path)!r} exists already; choose another, or {leave}")
+        raise RunError(f"file {path_text(path)!r} exists already; choose another, or {leave}")
     return path
 
 
@@ -199,7 +199,7 @@ def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
             columns: dict[str, Any] = {name: photo[name] for name in PHOTO_COLUMNS}
             columns["labels"] = None
             if photo["labels"] is not None:
-                columns["labels"] = true_names(photo["labels"])
+                columns["labels"] = true_label_names(photo["labels"])
             yield columns, _probabilities(photo, kind)
 
     if ending == ".csv":
@@ -281,14 +281,14 @@ def _to_coco(run: StoredRun, boxes: str | os.PathLike[str] | None, path: Path) -
             )
     if not detects:
         raise RunError(
-            f"run {text(run.path)!r} must be one of a detector for a file .json, and has no "
+            f"run {path_text(run.path)!r} must be one of a detector for a file .json, and has no "
             f"detections; choose {', '.join(MAP_ENDINGS)}"
         )
     if left_out:
         names = ", ".join(map(repr, sorted(left_out)[:5]))
         warn(
-            f"{left_out.total()} detections are left out, as the annotations {text(file or '')!r} "
-            f"do not list {names}"
+            f"{left_out.total()} detections are left out, as the annotations "
+            f"{path_text(file or '')!r} do not list {names}"
         )
     path.write_text(json.dumps(results), "utf-8")
     return len(results)

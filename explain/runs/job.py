@@ -35,9 +35,9 @@ from explain.store.sources import (
     Failed,
     boxes_as_text,
     boxes_of_class,
+    boxes_on_input,
     labels_as_text,
-    on_input,
-    text,
+    path_text,
 )
 from explain.store.writing import FORMAT, PhotoRecord, packed
 from explain.targets.labels import class_label
@@ -88,7 +88,7 @@ class Job:
             )
         request = self.explainer._request(methods, target, **options)
         if self.source.count == 0:
-            where = text(str(source))
+            where = path_text(str(source))
             raise RunError(f"source must have photos, but {where!r} has none; check its content")
         self.request = request
         self.methods = None if isinstance(request.methods, str) else request.methods
@@ -143,7 +143,7 @@ class Job:
             ready, self.answers, alike=self._kind, at_once=self._at_once, apart=self._is_apart
         )
         for batch in batches:
-            yield [preparing.stored(photo, result) for photo, result in batch]
+            yield [preparing.answer_of(photo, result) for photo, result in batch]
 
     def _at_once(self, photo: Any) -> int:
         """How many photos like this one are explained together."""
@@ -287,7 +287,7 @@ class Job:
     def _boxes(self, photo: Prepared, target: str) -> list[Corners]:
         """Where the object of a target is, in pixels of the input."""
         boxes = boxes_of_class(self.labels.of_boxes(photo.boxes), target)
-        return on_input(boxes, photo.box, photo.x.shape[-2:])
+        return boxes_on_input(boxes, photo.box, photo.x.shape[-2:])
 
     def _result(
         self,

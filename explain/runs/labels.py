@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from explain._utils.spelling import close_to
-from explain.store.sources import Label, ObjectBox, Uncertain, each_label
+from explain.store.sources import Label, ObjectBox, Uncertain, labels_in
 from explain.targets.labels import class_label
 
 ClassLabel: TypeAlias = tuple[int | None, str] | tuple[int | None, str, str]
@@ -59,7 +59,7 @@ class Labels:
         """
         if label is None:
             return None
-        labels = each_label(label)
+        labels = labels_in(label)
         names = self.categories if self.classes is None else self.classes
         if names is not None and len(names) == 1 and labels in ((0,), (1,)):
             return [self._of_one(0)] if labels == (1,) else []

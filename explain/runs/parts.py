@@ -18,13 +18,13 @@ from explain.data.files import replacing
 from explain.methods import Method
 from explain.runs.exporting import arrow_modules, arrow_schema, with_map
 from explain.store.reading import StoredRun, columns_of_row, row_of
-from explain.store.sources import text
+from explain.store.sources import path_text
 from explain.store.writing import PhotoRecord, Store, content_digest, method_row, packed
 
 # Other files than Parquet begin with an underline: programs that read a folder of Parquet files
 # skip them.
-ABOUT = "_run.json"
-INDEX = "_run.sqlite"
+DESCRIPTION = "_run.json"
+INDEX_NAME = "_run.sqlite"
 ENDING = ".parquet"
 VERSIONS = ("ETag", "etag", "LastModified", "updated", "mtime", "created")
 """What file systems call that which changes with the content of a file."""
@@ -55,7 +55,8 @@ class Storage:
             self.is_local = "file" in self._files.protocol
             if self._files.isfile(self.path):
                 raise RunError(
-                    f"output {text(address)!r} must be a folder, got a file; choose another name"
+                    f"output {path_text(address)!r} must be a folder, got a file; choose another "
+                    "name"
                 )
             if make:
                 self._files.makedirs(self.path, exist_ok=True)
@@ -99,7 +100,8 @@ class Storage:
                 raise
             reason = getattr(error, "strerror", None) or raised(error)
             raise RunError(
-                f"output {text(self.name)!r} cannot be used: {reason}; mend it or choose another"
+                f"output {path_text(self.name)!r} cannot be used: {reason}; mend it or choose "
+                "another"
             ) from error
 
 
@@ -146,7 +148,7 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
     part = folder.read(file)
     if part is None:
         raise RunError(
-            f"output {text(folder.name)!r} must be a folder that all machines share, but "
+            f"output {path_text(folder.name)!r} must be a folder that all machines share, but "
             "photos were written elsewhere; choose one on a shared drive or in a storage"
         )
     try:
@@ -170,7 +172,7 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
         arrow.ArrowException,
     ) as error:
         raise RunError(
-            f"file {text(file)!r} of run {text(folder.name)!r} cannot be read ({error}); "
+            f"file {path_text(file)!r} of run {path_text(folder.name)!r} cannot be read ({error}); "
             "remove it, and the same run explains its photos again"
         ) from None
     return content["methods"], photos
@@ -190,10 +192,10 @@ def describe(folder: Storage, store: Store, names: Iterable[str]) -> None:
     run = StoredRun(store.file)
     failures = list(run.query("SELECT name, path, reason FROM failures"))
     description = {"manifest": run.manifest, "failures": failures}
-    folder.write(ABOUT, json.dumps(description, ensure_ascii=False, indent=1).encode())
+    folder.write(DESCRIPTION, json.dumps(description, ensure_ascii=False, indent=1).encode())
     stamps = folder.stamps()
     with store.transaction():
-        for name in (*names, ABOUT):
+        for name in (*names, DESCRIPTION):
             store.insert("parts", {"file": name, "stamp": stamps[name]})
 
 
@@ -204,7 +206,7 @@ def index_file(folder: Storage) -> Path:
     be written or is an address.
     """
     if folder.is_local and os.access(folder.path, os.W_OK):
-        return Path(folder.path, INDEX)
+        return Path(folder.path, INDEX_NAME)
     name = hashlib.sha256(folder.name.encode("utf-8", "surrogateescape")).hexdigest()[:24]
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache, "explain", f"{name}.sqlite")
@@ -220,20 +222,20 @@ def imported(folder: Storage) -> tuple[Path, int]:
     Raises:
         RunError: the folder holds no run, or cannot be read.
     """
-    description = _about(folder)
+    description = _description(folder)
     ended = description["manifest"].pop("ended", None)
     stamps = {
         name: stamp
         for name, stamp in folder.stamps().items()
-        if name.endswith(ENDING) or name == ABOUT
+        if name.endswith(ENDING) or name == DESCRIPTION
     }
     file = index_file(folder)
     imported_stamps = _stamps_in(file)
-    parts = imported_stamps.items() - {(ABOUT, imported_stamps.get(ABOUT))}
+    parts = imported_stamps.items() - {(DESCRIPTION, imported_stamps.get(DESCRIPTION))}
     if not parts <= stamps.items():
         parts = set()
     new = dict(stamps.items() - parts)
-    new.pop(ABOUT, None)
+    new.pop(DESCRIPTION, None)
     if imported_stamps != stamps:
         if not parts:
             _remove(file)
@@ -252,23 +254,24 @@ def imported(folder: Storage) -> tuple[Path, int]:
     count = StoredRun(file).photos
     if ended and count < ended["photos"]:
         warn(
-            f"run {text(folder.name)!r} must have all its files, but {ended['photos'] - count} "
+            f"run {path_text(folder.name)!r} must have all its files, but "
+            f"{ended['photos'] - count} "
             f"of {ended['photos']} photos are missing; copy them, or run it again"
         )
     return file, len(new)
 
 
-def _about(folder: Storage) -> dict[str, Any]:
+def _description(folder: Storage) -> dict[str, Any]:
     """What is written beside the parts.
 
     Raises:
         RunError: it is not there, or damaged.
     """
-    content = folder.read(ABOUT)
+    content = folder.read(DESCRIPTION)
     if content is None:
         raise RunError(
-            f"run {text(folder.name)!r} must be a file, or a folder with a {ABOUT}, but there is "
-            "none"
+            f"run {path_text(folder.name)!r} must be a file, or a folder with a {DESCRIPTION}, but "
+            "there is none"
         )
     try:
         description = json.loads(content)
@@ -278,8 +281,8 @@ def _about(folder: Storage) -> dict[str, Any]:
         }
     except (ValueError, LookupError, TypeError, RecursionError):
         raise RunError(
-            f"file {ABOUT!r} of run {text(folder.name)!r} is damaged; copy it again, or give "
-            "another folder"
+            f"file {DESCRIPTION!r} of run {path_text(folder.name)!r} is damaged; copy it again, or "
+            "give another folder"
         ) from None
 
 
@@ -290,7 +293,7 @@ def _remove(file: Path) -> None:
             Path(f"{file}{ending}").unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
-            f"index {text(file)!r} of a run cannot be written: {error.strerror}; make room"
+            f"index {path_text(file)!r} of a run cannot be written: {error.strerror}; make room"
         ) from None
 
 
@@ -310,5 +313,8 @@ def index_of(address: str | os.PathLike[str]) -> Path:
     """
     file, count = imported(Storage(address, make=False))
     if count:
-        warn(f"run {text(address)!r}: {count} new Parquet files were imported into {text(file)!r}")
+        warn(
+            f"run {path_text(address)!r}: {count} new Parquet files were imported into "
+            f"{path_text(file)!r}"
+        )
     return file

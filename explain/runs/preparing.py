@@ -127,7 +127,7 @@ def at_once(x: torch.Tensor, device: torch.device) -> int:
     return max(1, min(most, large * IMAGE // max(1, int(x.shape[-1]) * int(x.shape[-2]))))
 
 
-def stored(photo: Ready, result: Any) -> Any:
+def answer_of(photo: Ready, result: Any) -> Any:
     """What is stored of a photo: its result, or why it failed."""
     if not isinstance(photo, Prepared):
         return photo

@@ -31,7 +31,7 @@ from explain.store.sources import (
     boxes_as_text,
     entries_of,
     labels_as_text,
-    text,
+    path_text,
 )
 from explain.store.writing import PhotoRecord, Store, locked_run, method_row
 from explain.targets.resolve import TargetLike
@@ -148,14 +148,14 @@ def run(
     file = Path(output)
     if file.is_dir():
         raise RunError(
-            f"output {text(file)!r} must be a file, got a folder; name a file in it, such as "
+            f"output {path_text(file)!r} must be a file, got a folder; name a file in it, such as "
             "run.sqlite"
         )
     count = default_workers() if workers is None else workers
     with locked_run(file), closing(Store(file, job.manifest)) as store:
         call = RunCall(job, store, progress)
         with closing(call.prepared(count, timeout)) as ready:
-            call.carry_out(job.explained(call.changed(ready)))
+            call.store_answers(job.explained(call.to_explain(ready)))
     result = Run(file)
     by_box = [metric.name for metric in job.metrics if metric.needs_object]
     if by_box and not any(result.query("SELECT 1 FROM photos WHERE boxes IS NOT NULL LIMIT 1")):
@@ -191,11 +191,11 @@ class RunCall:
         self._names: set[str] = set()
         self._confirmed: list[Entry] = []
 
-    def entries(self) -> Iterator[Entry]:
+    def unstored_entries(self) -> Iterator[Entry]:
         """The photos that are not stored by the stamp of their file."""
         for entry in entries_of(self.job.source):
             self._names.add(entry.name)
-            if self._has_file(entry):
+            if self._is_stored_file(entry):
                 self._there += 1
             else:
                 yield entry
@@ -203,19 +203,19 @@ class RunCall:
     def prepared(self, workers: int, timeout: float) -> Generator[Ready, None, None]:
         """These photos ready for the model, prepared in worker processes or here."""
         if workers:
-            yield from read_ahead(self.job.preparer, self.entries(), workers, timeout)
+            yield from read_ahead(self.job.preparer, self.unstored_entries(), workers, timeout)
         else:
-            yield from map(self.job.preparer, self.entries())
+            yield from map(self.job.preparer, self.unstored_entries())
 
-    def changed(self, ready: Iterable[Ready]) -> Iterator[Ready]:
+    def to_explain(self, ready: Iterable[Ready]) -> Iterator[Ready]:
         """Of these, the photos to explain."""
         for photo in ready:
-            if not isinstance(photo, Prepared) or not self.has(photo):
+            if not isinstance(photo, Prepared) or not self.is_stored(photo):
                 yield photo
             elif photo.entry.name in self.lacking:
                 yield replace(photo, lacking=self.lacking[photo.entry.name])
 
-    def carry_out(self, answers: Iterable[list[PhotoRecord | Failed]]) -> None:
+    def store_answers(self, answers: Iterable[list[PhotoRecord | Failed]]) -> None:
         """Store the answers as they come, and tell the caller of the progress.
 
         Raises:
@@ -239,7 +239,7 @@ class RunCall:
         self._report()
         self.store.end(time.strftime(TIME, time.gmtime()), self._names)
 
-    def has(self, photo: Prepared) -> bool:
+    def is_stored(self, photo: Prepared) -> bool:
         """Whether a photo that was read is stored.
 
         Raises:
@@ -264,7 +264,7 @@ class RunCall:
             self._confirmed.append(entry)
         return True
 
-    def _has_file(self, entry: Entry) -> bool:
+    def _is_stored_file(self, entry: Entry) -> bool:
         """Whether a photo is stored with all its results, judging by the stamp of its file."""
         stored = self.stored_photos.get(entry.name)
         if stored is None or entry.stamp is None or entry.stamp != stored.stamp:

@@ -35,10 +35,10 @@ from explain.store.sources import (
     Uncertain,
     as_label,
     content_of,
-    each_label,
+    labels_in,
+    path_text,
     plain_key,
-    stamp,
-    text,
+    stamp_of,
 )
 
 ENDINGS = (".csv", ".tsv", ".json", ".jsonl")
@@ -74,10 +74,10 @@ class PhotoList(Source):
 
     def entries(self) -> Iterator[Entry]:
         for entry in self._listed.values():
-            yield replace(entry, stamp=stamp(entry.where))
+            yield replace(entry, stamp=stamp_of(entry.where))
 
     def identity(self) -> dict[str, Any]:
-        return {"kind": self.kind, "path": text(self.file)}
+        return {"kind": self.kind, "path": path_text(self.file)}
 
     @cached_property
     def _listed(self) -> dict[str, Entry]:
@@ -119,7 +119,7 @@ class PhotoList(Source):
             label = as_label([*true, *doubtful])
         path = self.file.parent / name
         boxes = tuple(dict.fromkeys(content.boxes))
-        return Entry(text(name), str(path), text(path), None, label, boxes)
+        return Entry(path_text(name), str(path), path_text(path), None, label, boxes)
 
     def content(self) -> Any:
         """What the file holds, as plain values.
@@ -165,7 +165,7 @@ class PhotoList(Source):
 
 def _joined(earlier: Entry, later: Entry) -> Entry:
     """A photo of two lines of a list, with the labels and boxes of both."""
-    labels = dict.fromkeys((*each_label(earlier.label), *each_label(later.label)))
+    labels = dict.fromkeys((*labels_in(earlier.label), *labels_in(later.label)))
     label = earlier.label if later.label is None else as_label(list(labels))
     boxes = dict.fromkeys((*earlier.boxes, *later.boxes))
     return replace(earlier, label=label, boxes=tuple(boxes))
@@ -340,7 +340,7 @@ class AnnotatedSource(Source):
             self._claims.update([] if listed is None else [listed.name])
         if photos and not self._claims:
             raise RunError(
-                f"boxes {text(file)!r} must list the photos of the source, such as "
+                f"boxes {path_text(file)!r} must list the photos of the source, such as "
                 f"{photos[0].name!r}, got {next(iter(self._index.by_path), 'none')!r}; give the "
                 "list of these photos"
             )
@@ -358,7 +358,7 @@ class AnnotatedSource(Source):
         return Content(self.source.read(entry).image)
 
     def identity(self) -> dict[str, Any]:
-        return {**self.source.identity(), "boxes": text(self.list.file)}
+        return {**self.source.identity(), "boxes": path_text(self.list.file)}
 
     def _listed(self, entry: Entry) -> Entry | None:
         listed: Entry | None = self._index.find(entry.path or entry.name, entry.name)
@@ -400,17 +400,17 @@ class Shards(Source):
 
     def entries(self) -> Iterator[Entry]:
         for shard in self.shards:
-            changed = stamp(shard)
-            name = text(os.path.relpath(shard, self._top))
+            changed = stamp_of(shard)
+            name = path_text(os.path.relpath(shard, self._top))
             try:
                 with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
                     for key, members in groupby(_members(tar), key=lambda member: member[0]):
                         files = {kind: content for _, kind, content in members}
                         if "picture" in files:
                             entry = Entry(
-                                text(f"{name}/{key}"),
+                                path_text(f"{name}/{key}"),
                                 (shard, *files["picture"]),
-                                text(shard),
+                                path_text(shard),
                                 changed,
                             )
                             yield _labelled(entry, files)
@@ -440,7 +440,7 @@ class Shards(Source):
         return Content(content)
 
     def identity(self) -> dict[str, Any]:
-        return {"kind": self.kind, "paths": [text(shard) for shard in self.shards]}
+        return {"kind": self.kind, "paths": [path_text(shard) for shard in self.shards]}
 
 
 def shard_names(pattern: str) -> list[str] | None:
@@ -503,7 +503,7 @@ def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
 def _check_exists(path: str | os.PathLike[str], kind: str) -> None:
     if not os.path.isfile(path):
         raise RunError(
-            f"source {text(path)!r} must be {kind}, but there is no such file; check the path"
+            f"source {path_text(path)!r} must be {kind}, but there is no such file; check the path"
         )
 
 
@@ -565,7 +565,8 @@ def _of_name(name: str | os.PathLike[str]) -> Source:
         return Shards(shard_files)
     if shard_files is not None:
         raise RunError(
-            f"source {text(path)!r} must be a pattern that some files fit, but none does; check it"
+            f"source {path_text(path)!r} must be a pattern that some files fit, but none does; "
+            "check it"
         )
     ending = os.path.splitext(path)[1].lower()
     if ending == ".tar":
@@ -578,6 +579,6 @@ def _of_name(name: str | os.PathLike[str]) -> Source:
     choices = ", ".join([*ENDINGS, ".tar"])
     got = ending or "a file without ending"
     raise RunError(
-        f"source {text(path)!r} must be a folder, a photo or one of {choices}, got {got}; name one "
-        "of these"
+        f"source {path_text(path)!r} must be a folder, a photo or one of {choices}, got {got}; "
+        "name one of these"
     )

@@ -17,7 +17,7 @@ from explain.methods import Method
 from explain.targets.labels import class_label
 
 TOLERANCES = {"test_inputs": 1e-4, "test_scores": 5e-3}  # devices differ in the last digits
-FREE = frozenset(["begun", "ended", "device", "batch_size"])
+MAY_DIFFER = frozenset(["begun", "ended", "device", "batch_size"])
 """Keys that may differ when a run is continued: they do not change the results."""
 
 
@@ -99,11 +99,11 @@ def must_agree(
         raise RunError(
             f"run {file!r} must be continued as it was begun, but {most}"
             f"{f'; and {rest} more changes' if rest > 0 else ''}; ask for the same again"
-            f"{_addition(stored, now) if more else ''}, or give another output"
+            f"{_names_to_add(stored, now) if more else ''}, or give another output"
         )
 
 
-def _addition(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _names_to_add(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Which methods or metrics to name so that the new ones are added, where nothing else
     differs."""
     both = {
@@ -121,14 +121,14 @@ def _addition(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return f", name {' and '.join(joined)} to add what is new" if joined else ""
 
 
-MOST_CHANGES = 3  # that are told
-TOLD_BY = (
+MOST_CHANGES = 3  # that a message names
+IMPLIED_CHANGES = (
     ("model", "network", "weights", "structure", "weights_from", "categories", "temperature"),
     ("model", "explainer", "preprocess", "test_inputs"),
     ("model", "weights", "structure", "temperature", "explainer", "test_inputs", "test_scores"),
 )
 """Properties of which a change of one changes those that follow it: only the first is told."""
-NOT_FOR_PEOPLE = ("weights", "structure", "test_inputs", "test_scores")
+DIGESTS = ("weights", "structure", "test_inputs", "test_scores")
 """Numbers that say only whether something is the same."""
 WORDS = {"test_inputs": "preprocessed photos", "test_scores": "answers of the model"}
 
@@ -152,15 +152,15 @@ def changes_in_words(
     for key in {**old, **new}:
         first, *rest = key.split(", ")
         added = more and rest and first in ("methods", "metrics") and key not in old
-        if not (added or first in FREE or alike(first, old.get(key), new.get(key))):
+        if not (added or first in MAY_DIFFER or alike(first, old.get(key), new.get(key))):
             changed.setdefault(first, []).append(key)
-    for group in TOLD_BY:
+    for group in IMPLIED_CHANGES:
         for name in [name for name in group if name in changed][1:]:
             del changed[name]
     categories = now.get("categories")
     lines = []
     for name, keys in changed.items():
-        if name in NOT_FOR_PEOPLE:
+        if name in DIGESTS:
             lines.append(f"{WORDS.get(name, name)}: others than before")
             continue
         named = ("methods", "metrics")

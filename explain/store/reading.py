@@ -30,9 +30,9 @@ from explain.store.sources import (
     boxes_of_class,
     entries_of,
     path_of,
-    stamp,
-    text,
-    true_names,
+    path_text,
+    stamp_of,
+    true_label_names,
 )
 from explain.store.writing import (
     APPLICATION,
@@ -236,15 +236,17 @@ class StoredRun:
     def __init__(self, file: str | os.PathLike[str]) -> None:
         self.path = Path(file)
         if not self.path.is_file():
-            raise RunError(f"run {text(file)!r} must be a file, but there is none; check the path")
+            raise RunError(
+                f"run {path_text(file)!r} must be a file, but there is none; check the path"
+            )
         # also a damaged name of a table
         with self._reading(remedy="give a file that explain.run wrote") as db:
             (application,) = db.execute("PRAGMA application_id").fetchone()
             (version,) = db.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION:
             raise RunError(
-                f"run {text(file)!r} must be the file of a run, got another database; check the "
-                "path"
+                f"run {path_text(file)!r} must be the file of a run, got another database; check "
+                "the path"
             )
         check_format(version, file)
         self._checked: tuple[str | None, ...] = ()
@@ -257,7 +259,7 @@ class StoredRun:
         unfinished = "" if self.ended else ", not finished"
         methods = ", ".join(self.methods)
         return printable(
-            f"{type(self).__name__}({text(self.path)!r}: {self.photos} photos, "
+            f"{type(self).__name__}({path_text(self.path)!r}: {self.photos} photos, "
             f"{methods}{failures}{unfinished})"
         )
 
@@ -424,7 +426,7 @@ class StoredRun:
         Raises:
             RunError: some are.
         """
-        state = tuple(stamp(f"{self.path}{ending}") for ending in ("", "-wal"))
+        state = tuple(stamp_of(f"{self.path}{ending}") for ending in ("", "-wal"))
         if state == self._checked:
             return
         with self._reading() as db:
@@ -469,8 +471,8 @@ class StoredRun:
 
     def _damaged(self, reason: str) -> RunError:
         return RunError(
-            f"run {text(self.path)!r} is damaged: {reason}; take another copy of it, or run it "
-            "again"
+            f"run {path_text(self.path)!r} is damaged: {reason}; take another copy of it, or run "
+            "it again"
         )
 
     @contextmanager
@@ -483,7 +485,7 @@ class StoredRun:
                 yield db
         except (sqlite3.Error, UnicodeError) as error:
             raise RunError(
-                f"{what} {text(self.path)!r} cannot be read: {error}; {remedy}"
+                f"{what} {path_text(self.path)!r} cannot be read: {error}; {remedy}"
             ) from None
         except ExplainError:  # which is a ValueError too
             raise
@@ -528,7 +530,7 @@ def row_of(columns: Mapping[str, Any], style: str | None = None, uncentred: bool
         "input_size": (columns["input_height"], columns["input_width"]),
         "box": Box(columns["left"], columns["top"], columns["right"], columns["bottom"]),
         "boxes": tuple(boxes_of_class(json.loads(columns["boxes"] or "[]"), columns["target"])),
-        "labels": tuple(true_names(columns["labels"])),
+        "labels": tuple(true_label_names(columns["labels"])),
         "metrics": json.loads(columns["metrics"]),
     }
     return Row(**{**same, **different, "style": style, "uncentred": uncentred, "columns": columns})

@@ -165,19 +165,19 @@ class Folder(Source):
         labelled = self._survey[1]
         for name, problem in photos_in(self.folder):
             if problem is not None:
-                yield Entry(text(name or self.folder), problem=f"folder {problem}")
+                yield Entry(path_text(name or self.folder), problem=f"folder {problem}")
                 continue
-            label = text(name.split(os.sep, 1)[0]) if labelled else None
+            label = path_text(name.split(os.sep, 1)[0]) if labelled else None
             file = os.path.join(self.folder, name)
             for path in slice_names(file):
                 place = name.replace(os.sep, "/") + path.removeprefix(file)
-                yield Entry(text(place), path, text(path), stamp(path), label)
+                yield Entry(path_text(place), path, path_text(path), stamp_of(path), label)
 
     def identity(self) -> dict[str, Any]:
-        return {"kind": self.kind, "path": text(self.folder)}
+        return {"kind": self.kind, "path": path_text(self.folder)}
 
 
-def stamp(path: str | os.PathLike[str]) -> str | None:
+def stamp_of(path: str | os.PathLike[str]) -> str | None:
     """Return the size of a file and when it was changed last, or None where there is no such file.
 
     Programs can set the time of a file's content, but not that of its inode, which any change sets.
@@ -189,18 +189,18 @@ def stamp(path: str | os.PathLike[str]) -> str | None:
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
-def text(name: str | os.PathLike[str]) -> str:
+def path_text(name: str | os.PathLike[str]) -> str:
     """Return a file's name as text that can be stored; bytes that are no text are shown as escapes.
 
-    >>> text("caf\\udce9.jpg")
+    >>> path_text("caf\\udce9.jpg")
     'caf\\\\xe9.jpg'
     """
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def path_of(stored: str) -> str:
-    """Return the path of a file that was stored as `text`: one with bytes that are no text has them
-    back."""
+    """Return the path of a file that was stored as `path_text`: one with bytes that are no text has
+    them back."""
     if os.path.lexists(stored) or "\\x" not in stored:
         return stored
     named = re.sub(
@@ -353,10 +353,10 @@ def _as_one_label(value: Any) -> str | int | None:
     return f"{value:.6g}" if isinstance(value, float) and not math.isnan(value) else None
 
 
-def each_label(label: Label) -> tuple[str | int, ...]:
+def labels_in(label: Label) -> tuple[str | int, ...]:
     """Return the labels that are true of a photo.
 
-    >>> each_label(None), each_label("cat"), each_label((1, "dog"))
+    >>> labels_in(None), labels_in("cat"), labels_in((1, "dog"))
     ((), ('cat',), (1, 'dog'))
     """
     if label is None:
@@ -415,10 +415,10 @@ def labels_as_text(labels: Sequence[tuple[Any, ...]] | None) -> str | None:
     return None if labels is None else json.dumps(labels, ensure_ascii=False)
 
 
-def true_names(labels: str | None) -> list[str]:
+def true_label_names(labels: str | None) -> list[str]:
     """Return the texts of the labels that are true of a photo, from `labels_as_text`.
 
-    >>> true_names('[[3, "cat"], [5, "dog", "uncertain"]]'), true_names(None)
+    >>> true_label_names('[[3, "cat"], [5, "dog", "uncertain"]]'), true_label_names(None)
     (['cat'], [])
     """
     return [name for _, name, *doubt in json.loads(labels or "[]") if not doubt]
@@ -433,11 +433,11 @@ def boxes_as_text(boxes: Sequence[ObjectBox]) -> str | None:
     return json.dumps(boxes, ensure_ascii=False) if boxes else None
 
 
-def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[Corners]:
+def boxes_on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[Corners]:
     """Return boxes in pixels of an input of ``size`` (height, width) that shows the part ``seen``
     of a photo.
 
-    >>> on_input([(10, 0, 30, 20)], Box(20, 0, 40, 20), (10, 10))
+    >>> boxes_on_input([(10, 0, 30, 20)], Box(20, 0, 40, 20), (10, 10))
     [(0.0, 0.0, 5.0, 10.0)]
     """
     height, width = size
@@ -507,15 +507,15 @@ class Photos(Source):
             where = item if self.count is None else place
             if isinstance(photo, (str, os.PathLike)):
                 yield Entry(
-                    text(photo),
+                    path_text(photo),
                     where,
-                    text(Path(photo)),
-                    stamp(photo),
+                    path_text(Path(photo)),
+                    stamp_of(photo),
                     as_label(rest[0]) if rest else None,
                 )
             else:  # an opened picture may have been changed since: it has no stamp
                 path = (
-                    text(str(getattr(photo, "filename", "") or ""))
+                    path_text(str(getattr(photo, "filename", "") or ""))
                     if isinstance(photo, Image.Image)
                     else ""
                 )
@@ -579,7 +579,7 @@ class DataSet(Source):
                 path = None
             path = path[0] if isinstance(path, (tuple, list)) and path else path
             if isinstance(path, (str, os.PathLike)):
-                yield Entry(text(path), place, text(path), stamp(path))
+                yield Entry(path_text(path), place, path_text(path), stamp_of(path))
             else:
                 yield Entry(f"item {number}", place)
 
@@ -592,7 +592,11 @@ class DataSet(Source):
         properties = {"kind": self.kind, "type": kind, "length": self.count}
         if self.is_hugging_face:
             properties["fingerprint"] = getattr(self.items, "_fingerprint", None)
-        return properties if root is None else {**properties, "root": text(os.path.realpath(root))}
+        return (
+            properties
+            if root is None
+            else {**properties, "root": path_text(os.path.realpath(root))}
+        )
 
 
 def innermost_dataset(items: Any, place: int) -> tuple[Any, int]:

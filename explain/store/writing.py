@@ -24,7 +24,7 @@ from explain._utils.resources import packaged_text
 from explain.data import files
 from explain.methods import Method
 from explain.store.manifest import described_method, must_agree
-from explain.store.sources import Entry, Failed, text
+from explain.store.sources import Entry, Failed, path_text
 
 FORMAT = 2
 """The version of the tables."""
@@ -67,7 +67,7 @@ def check_format(version: int, file: str | os.PathLike[str]) -> None:
     """
     if version != FORMAT:
         raise RunError(
-            f"run {text(file)!r} must have format {FORMAT}, got {version}; update this "
+            f"run {path_text(file)!r} must have format {FORMAT}, got {version}; update this "
             "package, or explain its photos again into another file"
         )
 
@@ -197,7 +197,7 @@ class Store:
                 if compare and not is_new:
                     rows = self._db.execute("SELECT key, value FROM manifest")
                     stored = {key: json.loads(value) for key, value in rows}
-                    must_agree(stored, manifest, text(file), more=more)
+                    must_agree(stored, manifest, path_text(file), more=more)
                 for setting in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
                     self._db.execute(f"PRAGMA {setting}")
                 self._db.execute("DELETE FROM manifest WHERE key = 'ended'")
@@ -239,7 +239,7 @@ class Store:
             return False
         if application != APPLICATION:
             raise RunError(
-                f"output {text(self.file)!r} must be a run or a new file; choose another"
+                f"output {path_text(self.file)!r} must be a run or a new file; choose another"
             )
         check_format(self._number("PRAGMA user_version"), self.file)
         return True
@@ -364,8 +364,8 @@ class Store:
             yield
         except sqlite3.Error as error:
             raise RunError(
-                f"output {text(self.file)!r} cannot be written ({error}); make room or end the "
-                "program that uses it: the same command goes on where it stopped"
+                f"output {path_text(self.file)!r} cannot be written ({error}); make room or end "
+                "the program that uses it: the same command goes on where it stopped"
             ) from error
 
 
@@ -386,7 +386,8 @@ def locked_run(file: Path) -> Iterator[None]:
     names = file.stat().st_nlink if file.is_file() else 1
     if names > 1:
         raise RunError(
-            f"output {text(file)!r} must have one name, got {names} hard links; make a copy of it"
+            f"output {path_text(file)!r} must have one name, got {names} hard links; make a copy "
+            "of it"
         )
     lock = FileLock(f"{os.path.realpath(file)}-lock", timeout=0)
     try:
@@ -394,11 +395,11 @@ def locked_run(file: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise RunError(
-            f"output {text(file)!r} is being written by another run; wait for it"
+            f"output {path_text(file)!r} is being written by another run; wait for it"
         ) from None
     except OSError as error:
         raise RunError(
-            f"output {text(file)!r} cannot be written: {error.strerror}; choose another file"
+            f"output {path_text(file)!r} cannot be written: {error.strerror}; choose another file"
         ) from None
     try:
         yield

@@ -26,7 +26,7 @@ from explain.hooks.unwrap import unwrapped
 from explain.methods.base import MethodLike
 from explain.models import Classifier
 from explain.store.lists import source_of
-from explain.store.sources import Failed, text
+from explain.store.sources import Failed, path_text
 from explain.store.writing import locked_run, method_row
 from explain.targets.resolve import TargetLike
 from explain.training.gradients import DeadUnits, GradientFlow, Scaler
@@ -210,7 +210,7 @@ class Monitor:
             last = 0 if self.done else store.last()
             if last:
                 raise RunError(
-                    f"output {text(output)!r} must be a new file for a new training, got one "
+                    f"output {path_text(output)!r} must be a new file for a new training, got one "
                     f"up to step {last}; give its start to continue it, or another file"
                 )
             store.go_back(self.done)
