@@ -197,8 +197,8 @@ def film(
         run.query("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'steps'")
     )[0]:
         raise RunError(
-            f"run {sources.path_text(run.path)!r} must be of a training, got another; watch a training "
-            "first"
+            f"run {sources.path_text(run.path)!r} must be of a training, got another; watch a "
+            "training first"
         )
     name = _full_name(run, sources.path_text(photo))
     rows = _rows(run, name, method, target)
