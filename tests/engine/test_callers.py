@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -76,22 +75,18 @@ def test_checkpoints_and_autocast_of_the_caller_make_no_difference(
     assert (found.heatmap - expected.heatmap).abs().max() < 0.05
 
 
-def count_tensors() -> int:
-    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
-
-
 def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(
     net: TinyNet, x: torch.Tensor
 ) -> None:
-    methods = ["gradcam", "layercam", "guidedbackprop", "fullgrad", "ablationcam", "smoothgrad"]
+    methods = ["gradcam", "guidedbackprop", "fullgrad", "ablationcam", "smoothgrad(samples=4)"]
     models = [net, *(settled(TinyNet(), seed).double().train() for seed in (1, 2))]
-    net.avgpool.register_forward_pre_hook(lambda module, args: time.sleep(0.003))
+    net.avgpool.register_forward_pre_hook(lambda module, args: time.sleep(0.002))
     expected = [explain.attribute(model, x, methods, target=2) for model in models]
     before = [snapshot(model) for model in models]
     wrong: list[str] = []
 
     def work(number: int) -> None:
-        for step in range(3):
+        for step in range(2):
             which = (number + step) % 3
             for name, found in explain.attribute(models[which], x, methods, target=2).items():
                 if not torch.allclose(

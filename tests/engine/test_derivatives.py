@@ -41,7 +41,6 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {
     "nothing": lambda x: x,
     "GELU": F.gelu,
-    "SiLU": F.silu,
     "dropout": nn.Dropout(),
     "skip": lambda x: x + x.sin(),
 }

@@ -84,10 +84,18 @@ def test_a_head_under_vmap_is_explained_exactly_or_refused(image: torch.Tensor) 
             torch.testing.assert_close(found.values, expected.values, rtol=1e-9, atol=1e-13)
 
 
+TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "vmap": lambda function, x: torch.vmap(function)(x),
+    "grad": lambda function, x: torch.func.grad(function)(x),
+    "jvp": lambda function, x: torch.func.jvp(function, (x,), (x,)),
+    "compile": lambda function, x: torch.compile(function, backend="eager")(x),
+}
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit", "ignore:Dynamo does not know")
-@pytest.mark.parametrize("through", ["vmap", "grad", "jvp", "compile"])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_an_explanation_inside_a_transform_is_refused_in_one_line(
-    through: str, image: torch.Tensor
+    transform: Callable[[Any, torch.Tensor], Any], image: torch.Tensor
 ) -> None:
     net = settled(TinyNet()).double().eval()
 
@@ -96,11 +104,4 @@ def test_an_explanation_inside_a_transform_is_refused_in_one_line(
         return explain.attribute(net, x, "saliency", target=1).values.sum()
 
     with pytest.raises(ExplainError, match="an explanation must"):
-        if through == "vmap":
-            torch.vmap(explained)(image)
-        elif through == "grad":
-            torch.func.grad(explained)(image)
-        elif through == "jvp":
-            torch.func.jvp(explained, (image,), (image,))
-        else:
-            torch.compile(explained, backend="eager")(image)
+        transform(explained, image)
