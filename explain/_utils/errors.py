@@ -308,7 +308,8 @@ def warn(message: str) -> None:
 def keywords(
     *more: type, elsewhere: Mapping[str, str] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Refuse keyword arguments that a function does not have, in one line with a hint.
+    """Refuse keyword arguments that a function of the public surface does not have, in one line
+    with a hint; and let it make its tensors on the CPU, whatever the caller's default device is.
 
     Args:
         more: typed dictionaries of what its ``**options`` may hold.
@@ -346,7 +347,14 @@ def keywords(
                 # of a constructor, its class
                 name = re.sub(r"\.__\w+__$", "", function.__qualname__)
                 raise ArgumentError(f"{name} has no argument {wrong!r}; {hint}")
-            return function(*args, **kwargs)
+            torch = sys.modules.get("torch")
+            # a default device is a function mode
+            if torch is None or not torch._C._len_torch_function_stack():
+                return function(*args, **kwargs)
+            from explain._utils.default_device import cpu_by_default
+
+            with cpu_by_default():
+                return function(*args, **kwargs)
 
         return checked
 

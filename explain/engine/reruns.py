@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from explain._utils.default_device import CALLERS_DEVICE
 from explain._utils.device_reads import refused_by, require_finite
 from explain._utils.errors import MethodError
 from explain._utils.signals import came_by_signal
@@ -335,7 +336,8 @@ class InputRerun:
             and context.settings.precision == "full"
         )
         is_photo = len(context.inputs.paths) == 1 and context.inputs.layout != "NTCHW"
-        if not is_plain or not is_photo or x.device.type != "cpu" or count < WORTH_A_TRIAL:
+        is_on_cpu = x.device.type == "cpu" and CALLERS_DEVICE.get() is None
+        if not is_plain or not is_photo or not is_on_cpu or count < WORTH_A_TRIAL:
             return None
         if context.footprint.whole * len(x) > MEMORY:
             return None

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from explain._utils.default_device import cpu_by_default
 from explain._utils.errors import ArgumentError, ImageError, PhotoError, keywords, naming, shown
 from explain.attribution import encoding, records
 from explain.attribution.api import attribute
@@ -405,6 +406,7 @@ class Explainer:
         source = image_path(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
+    @cpu_by_default()
     def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
         """Explain photos whose inputs have one shape in one batch."""
         targets = [self._targets_on(photo, request) for photo in photos]
@@ -590,6 +592,7 @@ class Explainer:
         first = self.preprocess if tiles.ndim == 3 else lambda image: self.preprocess(image)[0]
         return (locate(first, photo.image.size),) * frames
 
+    @keywords()
     def as_input(self, image: ImageLike) -> torch.Tensor:
         """Turn a photo into an input of the model: ``(1, C, H, W)``, on its device and in its
         precision.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from explain._utils.default_device import CALLERS_DEVICE
 from explain._utils.errors import ExplainError, HookError, ModelError
 from explain._utils.signals import Shared, SignalSafe, at_fork, lock, signal_safe
 from explain.hooks.unwrap import module_names, modules_of
@@ -286,6 +287,7 @@ class _LeftAsFound(SignalSafe[None]):
         """Whether another one may not begin inside it."""
         self._modes: list[_HeldMode] = []
         self._shared: Shared | None = None
+        self._default_device: Any = CALLERS_DEVICE.get()
         self._torch = _TorchState(gradients or create_graph)
 
     def on_enter(self) -> None:
@@ -307,6 +309,8 @@ class _LeftAsFound(SignalSafe[None]):
         _current.block = self
         self._shared.on_enter()
         self._modes = _hold_modes(modules)
+        if self._default_device is not None:
+            self._default_device.__enter__()
 
     def _settings_of_process(self, modules: Iterable[nn.Module]) -> dict[Any, Callable[[], Any]]:
         """The random generators, what the model writes in a pass, and whether anything is compiled.
@@ -332,6 +336,9 @@ class _LeftAsFound(SignalSafe[None]):
         if self._shared is None:
             return
         module_names.walked = self._walked
+        # after an error, it goes with the other function modes that are left
+        if self._default_device is not None and error is None:
+            self._default_device.__exit__(None, None, None)
         disturbed = _release_modes(self._modes)
         self._shared.on_exit(error)
         self._torch.on_exit(error)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from PIL import Image
 
-from explain._utils.errors import ExplainError, MetricError, naming, printable
+from explain._utils.errors import ExplainError, MetricError, keywords, naming, printable
 from explain._utils.html import LARGEST, picture_html, png
 from explain._utils.resources import packaged_text
 from explain._utils.version import __version__
@@ -352,6 +352,7 @@ class Reportable(Subject):
         progress: Progress | None = None,
     ) -> Path: ...
 
+    @keywords()
     def to_html(
         self,
         path: str | os.PathLike[str] | None = None,

@@ -201,3 +201,44 @@ def test_parametrised_weights_are_explained_as_what_they_come_to(
         remove_parametrizations(layer, "weight")
     for name, expected in explain.attribute(net, x, methods, target=1).items():
         torch.testing.assert_close(values[name].values, expected.values, rtol=1e-9, atol=1e-12)
+
+
+class OnDefaultDevice(nn.Module):
+    """A network that asks for the default device in each pass, and may fail."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.devices: set[str] = set()
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.devices.add(torch.get_default_device().type)
+        if self.fails:
+            raise RuntimeError("cannot")
+        return self.net(x)
+
+
+def test_a_default_device_of_the_caller_is_that_of_the_model_alone(
+    net: TinyNet, x: torch.Tensor
+) -> None:
+    """A tensor that followed the default device here would hold no values."""
+    model = OnDefaultDevice(net)
+    names = ["gradcam", "occlusion(window=6)", "featurepermutation"]
+    metrics = ["deletion", "sparseness", "mprt"]
+    expected = explain.attribute(model, x, names, target=1)
+    scores = explain.evaluate(model, x, ["gradcam"], metrics, target=1)
+    model.devices.clear()
+    with torch.device("meta"):
+        found = explain.attribute(model, x, names, target=1)
+        again = explain.evaluate(model, x, ["gradcam"], metrics, target=1)
+        model.fails = True
+        with pytest.raises(RuntimeError, match="cannot"):
+            explain.attribute(model, x, "gradcam", target=1)
+        assert torch.get_default_device().type == "meta"
+    assert torch.get_default_device().type == "cpu"
+    assert model.devices == {"meta"}
+    for name, attribution in expected.items():
+        assert torch.equal(found[name].values, attribution.values)
+    for metric in metrics:
+        assert torch.equal(again["gradcam"][metric], scores["gradcam"][metric])
