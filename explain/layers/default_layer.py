@@ -290,12 +290,13 @@ def _last_feature_map(search: LayerSearch) -> tuple[str, bool]:
 
 
 def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
-    """The last map, or tokens, that say something about one of many answers. The answers themselves
-    do not count: neither the map of classes that the network gives, nor a map of which the score
-    reads one position. Nor does a head that slides over the maps of several resolutions, of which
-    each call is about one. They are taken only where the score depends on nothing else. A score
-    that reads few numbers, as that of a box does, sees little of a fine map: of several
-    resolutions, the coarsest is taken.
+    """The last map, or tokens, that show where one of many answers comes from.
+
+    The answers themselves show nothing: neither the map of classes that the network gives, nor a
+    map of which the score reads one position. Nor does a head that slides over the maps of several
+    resolutions, each call of which is about one. These are taken only where the score depends on
+    nothing else. A score that reads few numbers, as that of a box does, sees little of a fine map:
+    of several resolutions, the coarsest is taken.
     """
     summary = search.summary
     candidates = _candidates(summary)

@@ -22,14 +22,17 @@ PLACES = "where in the photo the values of tensors lie"
 
 @dataclass(frozen=True)
 class Places:
-    """Where in the photo the values of tensors lie: of what calls give, with its shape, and of
-    sequences of tokens."""
+    """Where in the photo the values of tensors lie, as a run of so many ``rows`` (images) shows.
+
+    ``of_calls`` has the shape of what each call gives, and where its values lie. ``sequences`` are
+    the positions of sequences of tokens, by their shape, and ``added`` those of sequences that a
+    constant is added to, by the storage of the constant.
+    """
 
     rows: int
     of_calls: Mapping[CallKey, tuple[Size, State]]
     sequences: Mapping[Size, Sequence[Positions]]
     added: Mapping[int, Sequence[tuple[Size, Positions]]]
-    """Of the sequences that a constant is added to, by its storage."""
 
     @cached_property
     def of_tokens(self) -> dict[int, Grid | None]:
@@ -138,6 +141,7 @@ def folded_by_time(
 
 
 def _follow(model: nn.Module, inputs: Inputs) -> Places:
+    """Run a network on these inputs, and follow where the values of its tensors lie."""
     values = [
         value
         for module in modules_of(model)

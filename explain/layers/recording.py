@@ -42,8 +42,8 @@ class ModuleCall:
     """Whether the output is the very tensor that the previous call returned, unaltered (containers,
     identities)."""
     again: bool = False
-    """Whether it comes beside others, and had been returned before the previous call: then it may
-    not be used again."""
+    """Whether the tensor is one of several in the output, and an earlier call than the previous one
+    had returned it: then it may be handed on without being used."""
     number: int = 0
     """Which call of this module it is, counted from 0."""
     last: bool = True

@@ -56,9 +56,9 @@ class BatchLayout:
                 for tensor, its in zip(results, labels, strict=True):
                     self._note(tensor, its)
         elif isinstance(result, Tensor):
-            self._note(result, self._made(call, dependent, source, result))
+            self._note(result, self._computed(call, dependent, source, result))
 
-    def _made(
+    def _computed(
         self, call: Call, dependent: Sequence[int], source: Tensor, result: Tensor
     ) -> Tensor | None:
         """The numbers of what was computed from the values in their places."""

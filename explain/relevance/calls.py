@@ -1,5 +1,5 @@
-"""Calls of functions: their arguments by name, made again with others; and the linear maps among
-them: what is mapped, by which weights, and what is added."""
+"""Calls of functions: their arguments by name, the same call with other arguments; and the linear
+maps among them: what is mapped, by which weights, and what is added."""
 
 import functools
 import types
@@ -60,7 +60,7 @@ class Call:
 
     @property
     def overwritten(self) -> list[Tensor]:
-        """What it overwrites: of a library's operator, as its schema says."""
+        """The tensors that it overwrites: of a library's operator, as its schema says."""
         if not is_library_operator(self.name):
             return self.flat[:1] if self.in_place else []
         arguments = operator_schema(self.function).arguments
@@ -92,7 +92,7 @@ class Call:
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
 
     def make(self, replaced: Mapping[int, Tensor] | None = None) -> Any:
-        """Make it, with some arguments replaced, by place."""
+        """Call the function, with some arguments replaced, by place."""
         if not replaced:
             return self.function(*self.args, **self.kwargs)
         values = iter([replaced.get(i, value) for i, value in enumerate(self.flat)])
@@ -164,6 +164,7 @@ def _assigned(tensor: Tensor, index: Any, value: Any) -> Tensor:
 
 
 def _gathered(value: Any, values: Iterator[Any]) -> Any:
+    """An argument with the next of some values in its place; of a list of tensors, of each one."""
     if not _holds_tensors(value):
         return next(values)
     tensors = [next(values) for _ in value]
@@ -196,9 +197,11 @@ def inside_transform(must: str, what: str, module: str | None, remedy: str) -> M
 
 
 _PLAIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+"""The types of functions that PyTorch has not written in Python."""
 _OPERATORS = frozenset(["pow", "ipow", "rpow", "rdiv", "rtruediv"])
-"""What `Tensor` has in Python, around a function of its own."""
+"""Methods of `Tensor` that PyTorch has written in Python, and that are one operation."""
 _WRITTEN = ("torch.functional", "torch.nn.functional")
+"""The modules with all other functions that are."""
 
 
 def is_watched(call: Call) -> bool:
@@ -382,6 +385,7 @@ def _weighted(call: Call) -> LinearMap:
 
 
 def _dense_back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The gradient in what a linear layer is given."""
     return gradient @ weight
 
 
@@ -418,6 +422,8 @@ def _convolution_back(options: Mapping[str, Any], transposed: bool) -> Back:
 
 
 def _batch_norm(call: Call) -> LinearMap | None:
+    """A batch normalisation by running statistics; None by those of the batch, which depend on
+    x."""
     options = {name: detach(value) for name, value in call.named.items()}
     mean = options.get("running_mean")
     variance = options.get("running_var")

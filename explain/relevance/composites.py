@@ -21,6 +21,7 @@ from explain._utils.errors import MethodError, did_you_mean, shown
 from explain.hooks import HookGroup
 from explain.hooks.graph import consumers
 from explain.relevance import nonlinear_rules as nonlinear
+from explain.relevance.calls import Call
 from explain.relevance.gradient_rules import Coverage
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, ZBox, ZPlus
 from explain.relevance.operations import Operation, operations_of
@@ -282,15 +283,15 @@ def propagate(
     flow = RelevanceFlow(group, count, sources)
     covered = Counter[tuple[str, str]]()
     missed = Counter[str]()
-    calls: set[int] = set()
+    counted: set[Call] = set()
     for step in with_merged_maps(behind, nodes, do_not_merge):
         is_other = step.kind == "other"
         name = step.function if is_other else step.kind
         rule = nonlinear.NoRule() if is_other else chosen.rule(step)
-        if not is_other or id(step.call) not in calls:  # one call may have several results
+        if step.call not in counted:  # one call may have several results
+            counted.add(step.call)
             covered["gradient" if rule is None else rule.name, name] += 1
             missed[name] += is_library_operator(name)
-        calls.add(id(step.call))
         if rule is not None:
             if getattr(rule, "by_sign", False):
                 flow.signed.append(step)

@@ -155,10 +155,9 @@ def _bias(step: Step) -> AddedConstant | None:
     bias = options.get("bias")
     mean = options.get("running_mean")
     variance = options.get("running_var")
-    of_batch = options.get("training", False) or options.get(
-        "use_input_stats", "training" not in options
-    )
-    if mean is not None and variance is not None and not of_batch:
+    # of an instance normalisation by running statistics, the recorder notes a batch normalisation
+    by_known = step.function == "batch_norm" and not options.get("training", False)
+    if by_known and mean is not None and variance is not None:
         weight = options.get("weight")
         shift = mean * (variance + options.get("eps", 1e-5)).rsqrt()
         shift = shift if weight is None else shift * weight

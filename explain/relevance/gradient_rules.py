@@ -71,15 +71,14 @@ class DeconvnetRule(GuidedRule):
     def backward(
         self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients
     ) -> Gradients:
-        arrived = grad_outputs[0]
         sent = list(grad_inputs)
-        waiting = _positive(operation, arrived)
+        positive = _positive(operation, grad_outputs[0])
         for i in operation.inputs:
-            gradient = grad_inputs[i] if i < len(sent) else None
-            if gradient is not None:  # two inputs that both are what is rectified get it once
-                sent[i], waiting = (
-                    (torch.zeros_like(gradient), None) if waiting is None else (waiting, None)
-                )
+            gradient = sent[i] if i < len(sent) else None
+            if gradient is not None:
+                # of two inputs that both are what is rectified, the first gets it
+                sent[i] = torch.zeros_like(gradient) if positive is None else positive
+                positive = None
         return tuple(sent)
 
 

@@ -45,9 +45,8 @@ class _Unknown(Exception):  # noqa: N818 (no error: it is answered by another wa
 class _Operation:
     """One Node, and those of its inputs that lead to the sources.
 
-    ``slopes`` are the derivatives of inputs that it changes place by place, and ``sizes`` what
-    their sizes are taken to
-    be: those of the first call of `forward`, for the weights that arrive there.
+    ``slopes`` are the derivatives of inputs that it changes place by place. ``sizes`` are the sizes
+    of these, as the first call of `forward` computes them from the weights that arrive there.
     """
 
     node: Node

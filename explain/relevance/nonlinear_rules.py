@@ -1,9 +1,10 @@
 """Rules for the steps of a network that are no linear maps: products, activations, softmax,
 normalisations, sums.
 
-Relevance is value times gradient: where a pass-through rule passes on, place by place, what a step
-gets, the gradient that leaves is the one that arrives, times what the step gave over what it was
-given. These rules are of the first transformer attribution.
+Relevance is value times gradient. So where a rule passes relevance on place by place, the gradient
+that leaves a step is the one that arrives, times the step's result over its input.
+`ElementwisePassThrough` and `Balanced` are the rules of the first transformer attribution (Chefer
+et al., CVPR 2021).
 """
 
 from collections.abc import Callable, Mapping

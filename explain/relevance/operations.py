@@ -160,7 +160,9 @@ def _copied_from(node: Node | None) -> Node | None:
 
 
 _TRAITS = frozenset(["rectifies", "masks", "greater", "less", "casts", "negates"])
+"""The traits of operations that rectify, or make or change a mask."""
 _STEPS = 16
+"""From how many Nodes ago a value counts as computed from another."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +284,7 @@ class Rectifiers:
 
 
 _BOUNDS = frozenset(["clamp", "clamp_max", "maximum", "minimum"])
+"""The operations that rectify if one of their bounds is zero."""
 
 
 def _bounded(call: Call) -> Rectified | None:

@@ -152,7 +152,7 @@ class PositionTracer(Tracer):
         try:
             if _moves(call, results):
                 return self._moved(call, results)
-            return [self._made(call, result) for result in results]
+            return [self._computed(call, result) for result in results]
         except Exception as error:  # functions may be called in ways that nobody knows
             if came_by_signal(error):
                 raise
@@ -174,7 +174,7 @@ class PositionTracer(Tracer):
         positions = [state for state in states.values() if isinstance(state, tuple)]
         if not positions:
             return [EVERYWHERE if EVERYWHERE in states.values() else NOWHERE] * len(results)
-        moved_positions: list[list[Tensor]] = [[] for _ in results]
+        positions_of_results: list[list[Tensor]] = [[] for _ in results]
         for axis in range(len(positions[0])):
             written = {
                 i: _written_out(state, axis, call.flat[i], call.name) for i, state in states.items()
@@ -183,14 +183,14 @@ class PositionTracer(Tracer):
                 moved = [compact(written[0].reshape(results[0].shape))]
             else:
                 moved = moved_labels(run, written)
-            for its, position in zip(moved_positions, moved, strict=True):
-                its.append(position)
+            for of_result, position in zip(positions_of_results, moved, strict=True):
+                of_result.append(position)
         return [
-            tuple(its) if any(bool(position.any()) for position in its) else NOWHERE
-            for its in moved_positions
+            tuple(of_result) if any(bool(position.any()) for position in of_result) else NOWHERE
+            for of_result in positions_of_results
         ]
 
-    def _made(self, call: Call, result: Tensor) -> State:
+    def _computed(self, call: Call, result: Tensor) -> State:
         """The positions of what is computed from values."""
         states = [self.of(tensor) for tensor in call.tensors]
         name = call.name

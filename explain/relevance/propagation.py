@@ -303,9 +303,9 @@ def with_merged_maps(
     merged with others.
     """
     maps: list[Step] = []
-    merged: set[int] = set()
+    merged: set[Step] = set()
     for step in reversed([step for step in steps if step.map is not None]):
-        if id(step) in merged:
+        if step in merged:
             continue
         after = _behind_entrances(step.node, nodes)
         rectified = bool(after) and all(node.name().startswith("ReluBackward") for node in after)
@@ -316,13 +316,15 @@ def with_merged_maps(
             and len(nodes[preceding.node]) == 1
             and preceding.node not in do_not_merge
         ):
-            assert preceding.linear is not None
-            assert step.map is not None
             both = preceding.linear.then(step.linear.weight, step.linear.bias)
             if both is not None:
-                merged.add(id(preceding))
+                merged.add(preceding)
                 first = replace(
-                    preceding, node=step.node, output=step.output, gave=step.gave, map=both
+                    preceding,
+                    node=step.node,
+                    output=step.output,
+                    kept_result=step.kept_result,
+                    map=both,
                 )
                 first.images = step.images
         first.rectified = rectified

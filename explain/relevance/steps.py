@@ -176,11 +176,12 @@ class Step:
     Node that it left.
 
     ``dependent`` are the places of the arguments that a gradient leads to, ``entrances`` how it
-    leaves the step there, and ``values`` what was given there. ``gave`` is its result, ``map`` the
-    linear map where it is one, ``preceding`` the map whose result a normalisation was given,
-    ``scales`` the arguments that are no signal: a "gate", a "denominator", the "weights" of a
-    softmax, or a "position" where something is read. A step without entrances is one that no rule
-    replaces the gradients of.
+    leaves the step there, and ``values`` the arguments there. ``output`` says which of its Node's
+    outputs its result is, and ``kept_result`` is the result as it was. ``map`` is the linear map,
+    where it is one, and ``preceding`` the map whose result a normalisation was given. ``scales``
+    are the arguments that are no signal: a "gate", a "denominator", the "weights" of a softmax, or
+    a "position" where something is read. No rule replaces the gradients of a step without
+    entrances.
     """
 
     kind: str
@@ -191,7 +192,7 @@ class Step:
     output: int = 0
     entrances: Mapping[int, Entrance] = field(default_factory=dict)
     values: Mapping[int, Snapshot] = field(default_factory=dict)
-    gave: Snapshot | None = None
+    kept_result: Snapshot | None = None
     map: LinearMap | None = None
     preceding: "Step | None" = None
     scales: Mapping[int, str] = field(default_factory=dict)
@@ -229,9 +230,9 @@ class Step:
 
     @property
     def result(self) -> Snapshot:
-        """What a step with entrances gave."""
-        assert self.gave is not None
-        return self.gave
+        """The result of a step with entrances."""
+        assert self.kept_result is not None
+        return self.kept_result
 
     @property
     def first(self) -> bool:
@@ -428,7 +429,7 @@ class StepRecorder(Tracer):
                 again = step.linear, step.x
             else:
                 self._maps[step.node] = step, result._version
-        step.gave = self._keeper.keep(result, is_result=not self._compares, again=again)
+        step.kept_result = self._keeper.keep(result, is_result=not self._compares, again=again)
 
     def _record_name(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call of an operator of which the name is all to note: it overwrites its input, or
