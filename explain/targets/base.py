@@ -46,12 +46,12 @@ class Target:
         return self.mapped(lambda target: target.resolved(output, count))
 
     def rows(self, images: torch.Tensor) -> "Target":
-        """Return the resolved target for rows that are perturbed copies of the images ``(P,)``,
-        counted from 0."""
+        """Return the resolved target for rows that are perturbed copies of these images ``(P,)``,
+        which are counted from 0."""
         return self.mapped(lambda target: target.rows(images))
 
     def mapped(self, change: Callable[["Target"], "Target"]) -> "Target":
-        """Return the target with a change of all that it is made of; most are of one piece."""
+        """Return the target with a change of all targets that it is made of; most have none."""
         return self
 
     def labelled(self, categories: Labels) -> "Target":
@@ -59,7 +59,8 @@ class Target:
         return self.mapped(lambda target: target.labelled(categories))
 
     def for_input_size(self, size: tuple[int, ...]) -> "Target":
-        """Return the target for a model whose input has this height and width."""
+        """Return the target for a model whose input has this size, which ends in height and
+        width."""
         return self.mapped(lambda target: target.for_input_size(size))
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -77,7 +78,7 @@ class Target:
         )
 
     activation: ClassVar[Activation | None] = None
-    """What makes probabilities of the model's outputs, where who asks for this target says so."""
+    """What makes probabilities of the model's outputs, where asking for this target says it."""
 
     @property
     def gives_probability(self) -> bool:
@@ -141,7 +142,8 @@ class Sum(Target):
 
 
 def check_one_per_image(what: str, held: int, count: int) -> None:
-    """Refuse a target that holds something, such as boxes, for another number of images."""
+    """Refuse a target that holds something for each image, such as boxes, where it ``held`` more or
+    fewer than ``count``."""
     if held != count:
         raise TargetError(
             f"{what} must have one item for each of the {count} images, got {held}; give one "
@@ -150,8 +152,8 @@ def check_one_per_image(what: str, held: int, count: int) -> None:
 
 
 def images_of_rows(images: tuple[int, ...] | None, rows: torch.Tensor) -> tuple[int, ...]:
-    """The original images of perturbed copies of rows, where these belong to ``images``, or to each
-    image in turn."""
+    """Return the original images of perturbed copies of rows ``(P,)``, where these belong to
+    ``images``, or, for None, to each image in turn."""
     return tuple(rows.tolist() if images is None else (images[row] for row in rows.tolist()))
 
 
@@ -188,7 +190,8 @@ def need_tensor(
     shape: str,
     names: Sequence[str] = SCORES,
 ) -> torch.Tensor:
-    """The same, refused where there is none: ``shape`` says what the target needs."""
+    """Return the tensor that `find_tensor` finds for a target; refused where there is none:
+    ``shape`` says what the target needs."""
     tensor: torch.Tensor | None = find_tensor(output, count, dims, names)
     if tensor is None:
         raise unsuitable(target.name, f"{shape}, with {count} rows", output)
@@ -204,8 +207,8 @@ def unsuitable(target: str, needs: str, output: Any) -> TargetError:
 
 
 READER: ContextVar[Any] = ContextVar("reader", default=None)
-"""What knows the model whose outputs are read now: an `explain.engine.ends.OutputReader`, if there
-is any."""
+"""The `explain.engine.ends.OutputReader` of the model whose outputs are read now, if there is
+one."""
 
 
 def find_logits(output: Any, count: int) -> torch.Tensor:
@@ -249,19 +252,17 @@ def find_scores(output: Any, count: int) -> torch.Tensor | None:
 
 
 def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:
-    """The tensors that may be class scores, by where they are; one alone where its name says so."""
-    tensors = {key: t for key, t in nested.items(output) if isinstance(t, torch.Tensor)}
-    named_scores = [
-        tensor for tensor in items_named(output, SCORES) if isinstance(tensor, torch.Tensor)
-    ]
-    for tensor in named_scores:
-        if tensor.ndim in (1, 2) and len(tensor) == count:
+    """The tensors that may be class scores, by their key in the output, the likeliest first; where
+    a name says which they are, these alone."""
+    for tensor in items_named(output, SCORES):
+        if isinstance(tensor, torch.Tensor) and tensor.ndim in (1, 2) and len(tensor) == count:
             return {(): tensor}
-    with_rows = {key: t for key, t in tensors.items() if t.ndim in (1, 2) and len(t) == count}
-    if any(t.ndim == 2 for t in with_rows.values()):
+    tensors = [(key, t) for key, t in nested.items(output) if isinstance(t, torch.Tensor)]
+    with_rows = {key: t for key, t in tensors if t.ndim in (1, 2) and len(t) == count}
+    if any(tensor.ndim == 2 for tensor in with_rows.values()):
         floating = {key: t for key, t in with_rows.items() if t.is_floating_point()}
         return dict(sorted((floating or with_rows).items(), key=lambda item: -item[1].ndim))
-    first = next(iter([*named_scores, *tensors.values()]), None)
+    first = next(iter(_tensors(output, SCORES)), None)
     return {} if first is None or first.ndim > 1 or first.numel() != count else {(): first}
 
 
@@ -279,7 +280,7 @@ def items_named(output: Any, names: Sequence[str]) -> list[Any]:
     items = dict(nested.items(output))
     if isinstance(output, Mapping):  # whose attributes may be its keys again
         return [items.get(name) for name in names]
-    return [items[name] if name in items else getattr(output, name, None) for name in names]
+    return [items.get(name, getattr(output, name, None)) for name in names]
 
 
 def summary_of_output(output: Any) -> str:

@@ -79,12 +79,9 @@ class ClassTarget(Target):
         return _elsewhere(output, count, self.index, categories=self.categories) or self
 
     def rows(self, images: torch.Tensor) -> "ClassTarget":
-        index = self.index
-        return (
-            ClassTarget(tuple(index[i] for i in images.tolist()))
-            if isinstance(index, tuple)
-            else self
-        )
+        if not isinstance(self.index, tuple):
+            return self
+        return ClassTarget(tuple(self.index[image] for image in images.tolist()))
 
     def labelled(self, categories: Labels) -> Target:
         label = self.index
@@ -124,7 +121,7 @@ class ChosenClasses(Target):
 
 @dataclass(frozen=True)
 class TopClass(CheckedTarget):
-    """Each image's own best class, or with ``rank`` its second best (1), third best (2) and so on.
+    """Each image's best class, or with ``rank`` its second best (1), third best (2) and so on.
 
     Where a model gives boxes, these are its best detections; where it gives one map, the region
     that it predicts.
@@ -132,7 +129,7 @@ class TopClass(CheckedTarget):
 
     rank: int = 0
     top_k: int | None = field(default=None, repr=False, compare=False)
-    """How many best classes are wanted, for errors."""
+    """How many best classes the caller asked for, for messages."""
 
     @property
     def name(self) -> str:
@@ -144,11 +141,9 @@ class TopClass(CheckedTarget):
             return elsewhere
         scores = find_logits(output, count).detach()
         if not 0 <= self.rank < scores.shape[1]:
-            most = scores.shape[1]
-            got = self.top_k or self.rank + 1
             raise TargetError(
-                f"top_k must be at most {most}, the number of the model's classes, got {got}; give "
-                "fewer"
+                f"top_k must be at most {scores.shape[1]}, the number of the model's classes, got "
+                f"{self.top_k or self.rank + 1}; give fewer"
             )
         best = scores.topk(self.rank + 1, dim=1).indices
         return ChosenClasses(best[:, self.rank], scores.shape[1])
@@ -161,17 +156,16 @@ def _elsewhere(
     rank: int = 0,
     categories: Labels = None,
 ) -> Target | None:
-    """The target for a class of a model that gives boxes or maps, resolved; None for one that gives
+    """The resolved target for a class of a model that gives boxes or maps; None for one that gives
     class scores."""
-    if (isinstance(output, Mapping) and "boxes" in output) or find_tensor(
-        output, count, (2,)
-    ) is None:
-        if detector_outputs.find_layout(output, count) is not None:
-            return detections.Detections(label, index=rank, categories=categories).resolved(
-                output, count
-            )
-        if regions.read_class_maps(output, count) is not None:
-            return regions.Segmentation(label).resolved(output, count)
+    has_boxes = isinstance(output, Mapping) and "boxes" in output
+    if not has_boxes and find_tensor(output, count, (2,)) is not None:
+        return None
+    if detector_outputs.find_layout(output, count) is not None:
+        best = detections.Detections(label, index=rank, categories=categories)
+        return best.resolved(output, count)
+    if regions.read_class_maps(output, count) is not None:
+        return regions.Segmentation(label).resolved(output, count)
     return None
 
 
@@ -197,10 +191,9 @@ class BinaryLogit(CheckedTarget):
     def pick(self, output: Any, count: int) -> Picked:
         logits = find_logits(output, count)
         if logits.shape[1] != 1:
-            got = logits.shape[1]
             raise TargetError(
-                f"target {self.name} must have a model with one logit per image, got {got}; give a "
-                "class"
+                f"target {self.name} must have a model with one logit per image, got "
+                f"{logits.shape[1]}; give a class"
             )
         yes = logits[:, 0]
         return (yes, torch.zeros_like(yes, dtype=torch.long)) if self.positive else (-yes, None)

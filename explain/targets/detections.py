@@ -14,7 +14,13 @@ import torch
 
 from explain._utils.errors import TargetError, image_name, short_repr, warn
 from explain.data.boxes import Box
-from explain.targets.base import CheckedTarget, Labels, Picked, Target, check_one_per_image
+from explain.targets.base import (
+    CheckedTarget,
+    Labels,
+    Picked,
+    Target,
+    check_one_per_image,
+)
 from explain.targets.detector_outputs import Boxes, Decode, Size, find_layout, read
 from explain.targets.labels import class_label, find_category
 from explain.targets.regions import Segmentation
@@ -25,9 +31,8 @@ Part: TypeAlias = Literal[
 SIDES = ("left", "top", "right", "bottom")
 LISTED = 5  # detections that messages name
 NEAR = 0.9
-"""Of boxes that overlap a place nearly as much as the nearest does, the one with the best score is
-the same box."""
-
+"""Boxes that overlap a place by at least this share of what the nearest does are the same box: the
+one with the best score counts."""
 
 InPhoto: TypeAlias = Callable[[int, Sequence[float]], Sequence[float]]
 """From the number of an image in a batch and a box in pixels of its input, to the box in those of
@@ -46,7 +51,7 @@ def showing(in_photo: InPhoto) -> Iterator[None]:
 
 
 class NotDetectedError(TargetError):
-    """The original images have no such detection."""
+    """One of the original images has no such detection."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +152,8 @@ class Detections(CheckedTarget):
         boxes = read(output, count, self.size, self.decode, self.name)
         if boxes.doubt and self.decode is None:
             warn(boxes.doubt)
-        labels = self.label if isinstance(self.label, tuple) else (self.label,) * count
-        check_one_per_image("label", len(labels), count)
+        if isinstance(self.label, tuple):
+            check_one_per_image("label", len(self.label), count)
         wanted: Any = [None] * count
         if self.box is not None:
             wanted = torch.as_tensor(self.box)
@@ -158,9 +163,7 @@ class Detections(CheckedTarget):
         resolved_boxes = []
         ranks = []
         for image in range(count):
-            cell, label = self._find(
-                boxes, image, find_category(labels[image], None), wanted[image]
-            )
+            cell, label = self._find(boxes, image, wanted[image])
             corners = boxes.boxes[image].detach()
             same = coinciding(boxes.scores[image][:, label].detach(), corners, corners[cell])[0]
             resolved_labels.append(label)
@@ -190,10 +193,16 @@ class Detections(CheckedTarget):
         """Return the detections with this label in one image, best first: the position of each, and
         its label."""
         boxes = read(output, count, self.size, self.decode, self.name)
+        return list(self._detected(boxes, image, self._label(image)))
+
+    def _label(self, image: int) -> int | None:
+        """The class index of the label for one image; None is any."""
         label = self.label[image] if isinstance(self.label, tuple) else self.label
-        return list(self._detected(boxes, image, find_category(label, None)))
+        index: int | None = find_category(label, None)
+        return index
 
     def _detected(self, boxes: Boxes, image: int, label: int | None) -> Iterator[tuple[int, int]]:
+        """The position and label of each detection with this label in one image, best first."""
         scores = _of_label(boxes.scores[image].detach(), label)
         least = self.threshold if boxes.dense else -torch.inf
         return suppressed(scores, boxes.boxes[image].detach(), least, boxes.dense)
@@ -206,7 +215,7 @@ class Detections(CheckedTarget):
         place = self.point if wanted is None else tuple(wanted.tolist())
         if place is None:
             return
-        left, top, right, bottom = (*place, *place)[:4]
+        left, top, right, bottom = (*place, *place)[:4]  # a point is a box without an area
         if right > 0 and bottom > 0 and left < width and top < height:
             return
         edges = self._edges((0.0, 0.0, float(width), float(height)), image)
@@ -215,28 +224,21 @@ class Detections(CheckedTarget):
             f"(in {self._unit}); give a place there"
         )
 
-    def _find(
-        self, boxes: Boxes, image: int, label: int | None, wanted: torch.Tensor | None
-    ) -> tuple[int, int]:
+    def _find(self, boxes: Boxes, image: int, wanted: torch.Tensor | None) -> tuple[int, int]:
         """The position and label of the box that is meant in one image."""
-        corners = boxes.boxes[image].detach()
+        label = self._label(image)
         self._check_in_image(wanted, image)
         if wanted is not None:
-            return self._nearest(boxes.scores[image].detach(), corners, image, label, wanted)
-        detected = self._detected(boxes, image, label)
-        if self.point is not None:
-            x, y = self.point
-            around = (
-                (corners[:, 0] <= x)
-                & (x <= corners[:, 2])
-                & (corners[:, 1] <= y)
-                & (y <= corners[:, 3])
-            )
-            detected = (detection for detection in detected if around[detection[0]])
+            return self._nearest(boxes, image, label, wanted)
         count = 0
-        for detection in detected:
+        for cell, category in self._detected(boxes, image, label):
+            if self.point is not None:
+                x, y = self.point
+                left, top, right, bottom = boxes.boxes[image][cell].detach()
+                if not (left <= x <= right and top <= y <= bottom):
+                    continue
             if count == self.index:
-                return detection
+                return cell, category
             count += 1
         classes = boxes.scores[image].shape[1]
         if boxes.dense and label is not None and label >= classes:
@@ -247,24 +249,26 @@ class Detections(CheckedTarget):
         what = "is not" if count == 0 else f"only {count} {'is' if count == 1 else 'are'}"
         raise NotDetectedError(
             f"target {self.name} must be detected in {_photo(image)}, but {what}; "
-            f"{self._remedy(boxes, image)}"
+            f"{self._remedy(boxes, image, label)}"
         )
 
-    def _remedy(self, boxes: Boxes, image: int) -> str:
-        """What is detected in an image, and what else can be asked for."""
+    def _remedy(self, boxes: Boxes, image: int, label: int | None) -> str:
+        """What is detected in an image, and a place that can be asked for instead."""
         corners = boxes.boxes[image].detach()
         detected = islice(self._detected(boxes, image, None), LISTED)
         words = [self._words(corners[cell], category, image) for cell, category in detected]
         what = f"take what is: {', '.join(words)}" if words else "nothing is detected"
-        label = self.label[image] if isinstance(self.label, tuple) else self.label
-        named = class_label(self.categories, label) if isinstance(label, int) else label or ""
-        place = f"{named.removeprefix('class ')} box 120,40,300,380".strip()
+        named = "" if label is None else f"{self._called(label)} "
+        place = f"{named}box 120,40,300,380"
         return f"{what}; or, for what speaks against it, a place such as {place!r}"
 
     def _words(self, corners: torch.Tensor, label: int, image: int) -> str:
         """A detection as text: "cup box 120,40,300,380"."""
-        edges = self._edges(corners.tolist(), image)
-        return f"{class_label(self.categories, label).removeprefix('class ')} box {edges}"
+        return f"{self._called(label)} box {self._edges(corners.tolist(), image)}"
+
+    def _called(self, label: int) -> str:
+        """How texts call a class: by its label, or its index."""
+        return class_label(self.categories, label).removeprefix("class ")
 
     def _edges(self, corners: Sequence[float], image: int) -> str:
         """A box as messages give it: in pixels of the photo, or of the model's input."""
@@ -283,14 +287,11 @@ class Detections(CheckedTarget):
         return None if has_place and not isinstance(self, Place) else _in_photo.get()
 
     def _nearest(
-        self,
-        scores: torch.Tensor,
-        corners: torch.Tensor,
-        image: int,
-        label: int | None,
-        wanted: torch.Tensor,
+        self, boxes: Boxes, image: int, label: int | None, wanted: torch.Tensor
     ) -> tuple[int, int]:
         """The position and label of the box that overlaps the wanted one best."""
+        scores = boxes.scores[image].detach()
+        corners = boxes.boxes[image].detach()
         nearest = "it gives none"
         if scores.numel():
             cell, shared = matching_box(
@@ -300,9 +301,8 @@ class Detections(CheckedTarget):
             if shared >= self.overlap:
                 return cell, category
             overlap = f"overlaps it by {shared:.2f}" if shared > 0 else "does not overlap it"
-            nearest = (
-                f"the nearest, {self._words(corners[cell], category, image)}, {overlap}; give that"
-            )
+            words = self._words(corners[cell], category, image)
+            nearest = f"the nearest, {words}, {overlap}; give that"
         raise TargetError(
             f"target {self.name} must overlap a box that the model gives for {_photo(image)} by "
             f"{self.overlap:g} or more (in {self._unit}), but {nearest}"
@@ -311,10 +311,10 @@ class Detections(CheckedTarget):
 
 @dataclass(frozen=True, eq=False)
 class Detected(Target):
-    """A box that has been resolved: for each image, the label and the box ``(N, 4)`` to find again.
+    """A resolved `Detections`: for each image, the label and the box ``(N, 4)`` to find again.
 
-    Of several boxes that coincide, it is the one with this rank, 0 for the best score; one rank for
-    each image.
+    Of several boxes that coincide, it is the one with the rank in ``ranks``, 0 for the best score.
+    ``compared`` ``(N, 4)`` are the boxes that "overlap" is measured with.
     """
 
     name: str
@@ -343,14 +343,11 @@ class Detected(Target):
         # a result has one label for each box
         if not boxes.dense or self.of not in ("score", "logit"):
             return None
-        scores = torch.stack(
-            [boxes.scores[i][self._matched(boxes, i)[0]].detach() for i in range(count)]
-        )
-        return (
-            None
-            if scores.isinf().any()
-            else (scores, torch.tensor(self.labels, device=scores.device))
-        )
+        rows = [boxes.scores[i][self._matched(boxes, i)[0]].detach() for i in range(count)]
+        scores = torch.stack(rows)
+        if scores.isinf().any():
+            return None
+        return scores, torch.tensor(self.labels, device=scores.device)
 
     def of_classes(self, classes: tuple[int, ...]) -> "Detected":
         return replace(self, labels=classes)
@@ -385,12 +382,11 @@ class Detected(Target):
         return read(output, count, self.size, self.decode or self.layout, self.name)
 
     def _matched(self, boxes: Boxes, image: int) -> tuple[int, float]:
-        """The box in one image, and how much it overlaps the resolved one: less than 0 where there
-        is none."""
+        """The position of the box in one image, and how much it overlaps the resolved one: less
+        than 0 where there is none."""
         scores = boxes.scores[image][:, self.labels[image]].detach()
-        return matching_box(
-            scores, boxes.boxes[image].detach(), self.boxes[image], self.ranks[image]
-        )
+        corners = boxes.boxes[image].detach()
+        return matching_box(scores, corners, self.boxes[image], self.ranks[image])
 
     def _value(self, boxes: Boxes, image: int) -> torch.Tensor | None:
         """What is explained of the box in one image; None where it is not there."""
@@ -530,9 +526,10 @@ _INDEX = re.compile(r"(.+)@(\d+)")
 
 @dataclass(frozen=True, eq=False)
 class Place(Detections):
-    """What a model detects or segments at a place; the model's output says which of both it does.
+    """What a model detects or segments at a place that a text says; the model's output shows which
+    of both it does.
 
-    Of a segmenter, it is the class at the ``point`` or within the ``box``. ``called`` is its name.
+    Of a segmenter, it is the class at the ``point`` or within the ``box``. ``called`` is the text.
     """
 
     called: str = field(default="", kw_only=True)
@@ -559,8 +556,8 @@ class Place(Detections):
         return Segmentation(self.label, mask).resolved(output, count)
 
     def on_photo(self, seen: Box, size: Size) -> "Place":
-        """Return a place in pixels of a photo in those of an input of ``size``, which shows a part
-        of it."""
+        """Return this place, which is in pixels of a photo, in those of an input of ``size``, which
+        shows the part ``seen`` of the photo."""
         places: dict[str, Any] = {"point": self.point, "box": self.box}
         for name, place in places.items():
             if place is not None:
@@ -569,7 +566,7 @@ class Place(Detections):
 
 
 def as_place(text: str) -> Place | None:
-    """Read a place; None for a text that is none.
+    """Read the text of a place, such as "cup@2"; None for another text.
 
     >>> (
     ...     as_place("cup@2").index,
@@ -590,5 +587,6 @@ def as_place(text: str) -> Place | None:
 
 
 def _label(text: str | None) -> int | str | None:
+    """A label in a text for a place, as a class index where it is a number; None without one."""
     text = (text or "").strip()
     return int(text) if text.isdigit() else text or None

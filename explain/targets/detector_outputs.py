@@ -34,18 +34,17 @@ CENTERNET = {
     "sizes": ("wh", "size", "dim"),
     "heat": ("hm", "heat", "keypoint", "center"),
 }
-"""What is in the names of CenterNet's maps, of whatever package."""
+"""What the names of CenterNet's maps hold, in the packages that have it."""
 MAYBE_MAPS = (
     "the model's maps have no names and are read as those of CenterNet; if they are others, pass "
     "decode= with a function that returns scores and boxes"
 )
 MAYBE_SIGMOIDS = (
     'the model\'s pred_logits are read as a softmax with "no object" last (DETR), but "no object" '
-    "is "
-    'best for few queries; take decode="deformable detr" if each class has a sigmoid, or "detr"'
+    'is best for few queries; take decode="deformable detr" if each class has a sigmoid, or "detr"'
 )
-# of a DETR's queries, at least this share has "no object" as its best class; usually most have
 NOTHING = 0.2
+"""At least for this share of a DETR's queries, "no object" is the best class; usually for most."""
 
 
 OfImages: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
@@ -147,6 +146,7 @@ def find_layout(
 
 
 def _decoded(output: Any, count: int, decode: Decode) -> Boxes:
+    """Read the boxes with the caller's function."""
     scores, boxes = decode(output)
     if scores.ndim != 3 or len(scores) != count or boxes.shape != (*scores.shape[:2], 4):
         raise TargetError(
@@ -159,6 +159,7 @@ def _decoded(output: Any, count: int, decode: Decode) -> Boxes:
 def _in_layout(
     output: Any, count: int, size: Size | None, layout: str | None, is_detector: bool
 ) -> Boxes | None:
+    """Read the boxes in the layout with this name; for None, in the first that fits."""
     if layout is not None:
         boxes = LAYOUTS[layout](output, count, size)
         return None if boxes is None else replace(boxes, layout=layout)
@@ -172,11 +173,10 @@ def _in_layout(
 
 
 def _without_broken(boxes: Boxes) -> Boxes:
-    """Give minus infinity to scores that are no numbers, and to those of boxes without a finite
-    area.
+    """Give minus infinity to scores that are NaN, and to those of boxes without a finite area: such
+    a score exceeds no threshold, so that nothing is detected there.
 
-    Such a box overlaps no other, and such a score exceeds no threshold: nothing is detected there.
-    Where no cell of an image has a number, the network has failed: its scores stay NaN, which is
+    Where all scores before suppression are so, the network has failed: they become NaN, which is
     refused like that of a class.
     """
     kept = []
@@ -190,9 +190,9 @@ def _without_broken(boxes: Boxes) -> Boxes:
     return replace(boxes, scores=kept)
 
 
-def _part(value: Any, *names: str) -> Any:
-    """The first of these items or attributes that there is."""
-    return next((part for part in items_named(value, names) if part is not None), None)
+def _part(output: Any, *names: str) -> Any:
+    """The first item or attribute of an output with one of these names; None without any."""
+    return next((part for part in items_named(output, names) if part is not None), None)
 
 
 def _results(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -240,50 +240,42 @@ def _result(image: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | Non
     return boxes, torch.where(labels.isnan(), -1, labels.long()), scores
 
 
-def _pair(output: Any, count: int, scores: Sequence[str], boxes: Sequence[str]) -> Any:
-    """Two tensors ``(N, Q, K)`` and ``(N, Q, 4)`` under some of these names, or None."""
-    first = _part(output, *scores)
-    second = _part(output, *boxes)
-    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
-        return None
-    return (
-        (first, second) if first.ndim == 3 and second.shape == (count, first.shape[1], 4) else None
-    )
+def _are_of_cells(scores: Any, boxes: Any, count: int) -> bool:
+    """Whether these are scores ``(N, Q, K)`` and boxes ``(N, Q, 4)`` of as many cells or
+    queries."""
+    if not (isinstance(scores, torch.Tensor) and isinstance(boxes, torch.Tensor)):
+        return False
+    return scores.ndim == 3 and boxes.shape == (count, scores.shape[1], 4)
 
 
 def _cells(output: Any, count: int, size: Size | None) -> Boxes | None:
     """ "scores" and "boxes" for each cell or query."""
-    pair = _pair(output, count, ["scores"], ["boxes"])
-    return None if pair is None else Boxes(pair[0], pair[1], _part(output, "logits"))
+    scores = _part(output, "scores")
+    boxes = _part(output, "boxes")
+    if not _are_of_cells(scores, boxes, count):
+        return None
+    return Boxes(scores, boxes, _part(output, "logits"))
 
 
 def _queries(output: Any, count: int, size: Size | None, background: bool) -> Boxes | None:
     """Logits and boxes for each query, whose middle, width and height are shares of the input."""
-    pair = _pair(output, count, ["logits", "pred_logits"], ["pred_boxes"])
-    if pair is None:
+    logits = _part(output, "logits", "pred_logits")
+    shares = _part(output, "pred_boxes")
+    if not _are_of_cells(logits, shares, count):
         return None
-    logits, shares = pair
     boxes = _around(shares[..., :2], shares[..., 2:])
     if size is not None:
         boxes = boxes * boxes.new_tensor([size[-1], size[-2]] * 2)
     if not background:
         return Boxes(logits.sigmoid(), boxes, logits)
-    is_sure = type(output).__name__ in SOFTMAX or _share_of_nothing(logits) >= NOTHING
     scores = logits.softmax(-1)
     existence = 1 - scores[..., -1]
-    return Boxes(
-        scores[..., :-1],
-        boxes,
-        logits[..., :-1],
-        existence,
-        doubt="" if is_sure else MAYBE_SIGMOIDS,
-    )
-
-
-def _share_of_nothing(logits: torch.Tensor) -> float:
-    """For how many of all queries ``(N, Q, K)`` the last class is the best."""
-    last = logits.shape[-1] - 1
-    return float((logits.detach().argmax(-1) == last).float().mean())
+    doubt = ""
+    if type(output).__name__ not in SOFTMAX:
+        is_nothing = logits.detach().argmax(-1) == logits.shape[-1] - 1
+        is_sure = float(is_nothing.float().mean()) >= NOTHING
+        doubt = "" if is_sure else MAYBE_SIGMOIDS
+    return Boxes(scores[..., :-1], boxes, logits[..., :-1], existence, doubt=doubt)
 
 
 def _ends_in_no_object(output: Any, count: int) -> bool:
@@ -372,28 +364,24 @@ def _yolov5(output: Any, count: int, size: Size | None) -> Boxes | None:
 
 
 def _yolox(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """The same before decoding: middles in cells from the corner of a cell, and logarithms of the
-    sizes in cells."""
+    """The same as `_yolov5` before decoding: middles in cells from the corner of a cell, and
+    logarithms of the sizes in cells."""
     rows = _tensor(output, count)
-    if (
-        rows is None
-        or rows.shape[2] < 6
-        or size is None
-        or _within(rows[..., :4])
-        or not _within(rows[..., 4:])
-    ):
+    if rows is None or rows.shape[2] < 6 or size is None:
         return None
-    corners = []
-    strides = []
+    if _within(rows[..., :4]) or not _within(rows[..., 4:]):
+        return None
+    corner_levels = []
+    stride_levels = []
     for stride in STRIDES[:3]:
         level = rows.new_empty(size[-2] // stride, size[-1] // stride)
-        corners.append(stride * (cell_middles(level) - 0.5))
-        strides.append(rows.new_full((level.numel(), 1), stride))
-    stride_of_cells = torch.cat(strides)
-    if len(stride_of_cells) != rows.shape[1]:
+        corner_levels.append(stride * (cell_middles(level) - 0.5))
+        stride_levels.append(rows.new_full((level.numel(), 1), stride))
+    strides = torch.cat(stride_levels)  # (cells, 1)
+    if len(strides) != rows.shape[1]:
         return None
-    middles = torch.cat(corners) + stride_of_cells * rows[..., :2]
-    boxes = _around(middles, stride_of_cells * rows[..., 2:4].exp())
+    middles = torch.cat(corner_levels) + strides * rows[..., :2]
+    boxes = _around(middles, strides * rows[..., 2:4].exp())
     return Boxes(rows[..., 4:5] * rows[..., 5:], boxes, existence=rows[..., 4])
 
 
@@ -439,11 +427,11 @@ def _anchors(
 ) -> Boxes | None:
     """ "cls_logits", "bbox_regression" and "anchors" ``(Q, 4)``: what torchvision's heads give,
     with their anchors."""
-    pair = _pair(output, count, ["cls_logits"], ["bbox_regression"])
+    logits = _part(output, "cls_logits")
+    deltas = _part(output, "bbox_regression")
     anchors = _part(output, "anchors")
-    if pair is None or anchors is None:
+    if anchors is None or not _are_of_cells(logits, deltas, count):
         return None
-    logits, deltas = pair
     if isinstance(anchors, (list, tuple)):
         anchors = torch.stack(list(anchors))
     wide = anchors[..., 2:] - anchors[..., :2]
@@ -556,17 +544,20 @@ def _tensor(output: Any, count: int) -> torch.Tensor | None:
 
 def _levels(output: Any, count: int) -> list[torch.Tensor] | None:
     """Maps of several resolutions with the same channels."""
-    maps = list(output) if isinstance(output, (list, tuple)) else []
-    if len(maps) < 2 or not all(
-        isinstance(level, torch.Tensor) and level.ndim == 4 for level in maps
-    ):
+    if not isinstance(output, (list, tuple)) or len(output) < 2:
         return None
-    becomes_coarser = all(level.shape[-1] > coarser.shape[-1] for level, coarser in pairwise(maps))
-    fits = all(level.shape[:2] == (count, maps[0].shape[1]) for level in maps)
-    return maps if becomes_coarser and fits else None
+    for level in output:
+        if not isinstance(level, torch.Tensor) or level.ndim != 4:
+            return None
+        if level.shape[:2] != (count, output[0].shape[1]):
+            return None
+    if any(coarser.shape[-1] >= finer.shape[-1] for finer, coarser in pairwise(output)):
+        return None
+    return list(output)
 
 
 def _strides(maps: Sequence[torch.Tensor], size: Size | None) -> Sequence[float]:
+    """The pixels of the input between the cells of each map."""
     if size is None:
         return STRIDES[: len(maps)]
     return [2.0 ** round(math.log2(size[-1] / level.shape[-1])) for level in maps]

@@ -19,13 +19,13 @@ class ScoreTarget(Target):
     """Any function of the model's output that gives one score per row.
 
     Methods that alter images call it on pieces of perturbed rows. A function that wants something
-    else of each image takes a second argument, ``images`` ``(P,)``: for each row, which of the
-    original images it belongs to, counted from
-    0. A second argument is one without a default, or one called ``images``.
+    for each image takes a second argument, ``images`` ``(P,)``: for each row, which of the original
+    images it belongs to, counted from 0. A second argument is one without a default, or one called
+    ``images``.
 
     Args:
         function: ``output -> (P,)``, or ``output, images -> (P,)``.
-        images: whose rows the output has; None is a row for each image in turn.
+        images: the image of each row of the output; None is a row for each image in turn.
 
     Raises:
         TargetError: a function that takes neither one argument nor two.
@@ -43,7 +43,7 @@ class ScoreTarget(Target):
     images: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        _images_argument(self.function, self.name)
+        self._images_argument()
 
     @property
     def name(self) -> str:
@@ -52,10 +52,10 @@ class ScoreTarget(Target):
     @property
     def takes_images(self) -> bool:
         """Whether the function takes the images that its rows belong to."""
-        return _images_argument(self.function, self.name) is not None
+        return self._images_argument() is not None
 
     def pick(self, output: Any, count: int) -> Picked:
-        keyword = _images_argument(self.function, self.name)
+        keyword = self._images_argument()
         if keyword is None:
             score = self.function(output)
         else:
@@ -78,36 +78,36 @@ class ScoreTarget(Target):
     def rows(self, images: torch.Tensor) -> "ScoreTarget":
         return replace(self, images=images_of_rows(self.images, images))
 
-
-def _images_argument(function: Callable[..., Any], name: str) -> str | None:
-    """How a function takes the images of the rows: by this keyword, as its second argument (""), or
-    not at all."""
-    try:
-        signature = inspect.signature(
-            function.forward if isinstance(function, nn.Module) else function
+    def _images_argument(self) -> str | None:
+        """How the function takes the images of the rows: by this keyword, as its second argument
+        (""), or not at all (None)."""
+        function = self.function
+        try:
+            signature = inspect.signature(
+                function.forward if isinstance(function, nn.Module) else function
+            )
+        except (TypeError, ValueError):  # a function of another language may not say what it takes
+            return None
+        images = signature.parameters.get("images")
+        if images and images.kind in (images.POSITIONAL_OR_KEYWORD, images.KEYWORD_ONLY):
+            return "images"
+        with suppress(TypeError):
+            signature.bind("output")
+            return None
+        with suppress(TypeError):
+            signature.bind("output", "images")
+            return ""
+        raise TargetError(
+            f"target {self.name} must be a function of the output, or of it and its rows' images, "
+            f"got {signature}; bind other arguments with functools.partial"
         )
-    except (TypeError, ValueError):  # a function of another language may not say what it takes
-        return None
-    images = signature.parameters.get("images")
-    if images is not None and images.kind in (images.POSITIONAL_OR_KEYWORD, images.KEYWORD_ONLY):
-        return "images"
-    with suppress(TypeError):
-        signature.bind("output")
-        return None
-    with suppress(TypeError):
-        signature.bind("output", "images")
-        return ""
-    raise TargetError(
-        f"target {name} must be a function of the output, or of it and its rows' images, got "
-        f"{signature}; bind other arguments with functools.partial"
-    )
 
 
 Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Another number to differentiate than the score: from ``(N, K)`` scores and the target's classes
+"""Another number to differentiate than the score: from scores ``(N, K)`` and the target's classes
 ``(N,)`` to ``(N,)``.
 
-It is frozen, as all that a need holds.
+It is frozen and compares by its values, as all that a need holds.
 """
 
 
@@ -152,8 +152,7 @@ class Contrast:
         similar = distance.topk(count, dim=1, largest=False).indices
         references = logits.gather(1, similar)
         gaps = target_logits - self.alpha * references
-        # Probabilities that add up to one among these classes; next to the best class, all of them
-        # may be nothing.
         if self.kind == "mean":
             return gaps.mean(1)
+        # Probabilities among these classes alone: among all classes, each may round to nothing.
         return (references.softmax(1) * gaps).sum(1)

@@ -64,11 +64,9 @@ def class_label(categories: Sequence[str] | None, index: int) -> str:
     >>> class_label(["cat", "dog"], 1), class_label(None, 1)
     ('dog', 'class 1')
     """
-    return (
-        categories[index]
-        if categories is not None and index < len(categories)
-        else f"class {index}"
-    )
+    if categories is not None and index < len(categories):
+        return categories[index]
+    return f"class {index}"
 
 
 def find_label(label: str, categories: Sequence[str] | None) -> int:
@@ -117,37 +115,24 @@ def find_label(label: str, categories: Sequence[str] | None) -> int:
 def _fitting(label: str, categories: Sequence[str]) -> list[int]:
     """The classes that a label fits best, in the ways that `find_label` says."""
     wanted = _words(label)
-    names = [[_words(category)] for category in categories]
-    synonyms = _synonyms(categories)
+    names = [[category] for category in categories]
+    synonyms = getattr(categories, "synonyms", ())
+    absent = getattr(categories, "absent", ())
     ways = (("whole", names), ("whole", synonyms), ("end", names), ("end", synonyms))
-    for where, words_of_classes in (*ways, ("inside", names)):
-        if where == "end" and any(
-            _fits(wanted, word, "whole", False) for word in _absent(categories)
-        ):
+    for where, names_of_classes in (*ways, ("inside", names)):
+        if where == "end" and any(_fits(wanted, _words(name), "whole", False) for name in absent):
             raise TargetError(
                 f"target {label!r} is not a label of this model, which has no class for it; name "
                 "another"
             )
         for plain in (True, False):
             fitting = []
-            for index, words_of_class in enumerate(words_of_classes):
-                if any(_fits(wanted, words, where, plain) for words in words_of_class):
+            for index, names_of_class in enumerate(names_of_classes):
+                if any(_fits(wanted, _words(name), where, plain) for name in names_of_class):
                     fitting.append(index)
             if fitting:
                 return fitting
     return []
-
-
-def _synonyms(categories: Sequence[str]) -> list[list[tuple[str, ...]]]:
-    """The words of each class's synonyms."""
-    if not isinstance(categories, Categories):
-        return [[] for _ in categories]
-    return [[_words(word) for word in words] for words in categories.synonyms]
-
-
-def _absent(categories: Sequence[str]) -> list[tuple[str, ...]]:
-    absent = categories.absent if isinstance(categories, Categories) else ()
-    return [_words(word) for word in absent]
 
 
 def find_category(category: Any, categories: Sequence[str] | None) -> Any:
@@ -159,19 +144,21 @@ def find_category(category: Any, categories: Sequence[str] | None) -> Any:
 
 
 def _folded(label: str) -> str:
+    """A label without regard to case, underscores and commas."""
     return " ".join(label.casefold().replace("_", " ").replace(",", " ").split())
 
 
 @lru_cache(maxsize=8192)
 def _words(label: str) -> tuple[str, ...]:
+    """The words of a label in lower case."""
     return tuple(re.sub(r"[-_,()]", " ", label.casefold()).split())
 
 
 def _fits(wanted: tuple[str, ...], words: tuple[str, ...], where: str, plain: bool) -> bool:
-    """Whether words are the "whole" of others, their "end" (which in English says what kind of
-    thing it is), or a part.
+    """Whether the ``wanted`` words are the "whole" of a name's ``words``, their "end" (which in
+    English says what kind of thing it is), or anywhere "inside".
 
-    Unless they are compared as they are, singular and plural make no difference.
+    With ``plain``, words are compared as they are; else singular and plural make no difference.
     """
     spare = len(words) - len(wanted)
     if not wanted or spare < 0 or (where == "whole" and spare > 0):
@@ -186,7 +173,7 @@ def _fits(wanted: tuple[str, ...], words: tuple[str, ...], where: str, plain: bo
 
 @cache
 def _forms(word: str) -> frozenset[str]:
-    """Return a word with what its singular might be, by the usual endings of English."""
+    """Return a word, and what its singular might be, by the usual endings of English."""
     endings = {"s": "", "es": "", "ies": "y", "ves": "f"}
     cut = {
         word[: -len(end)] + to
@@ -197,16 +184,17 @@ def _forms(word: str) -> frozenset[str]:
 
 
 def _suggestion(label: str, categories: Sequence[str]) -> str:
-    """Suggest labels with a word that begins like what was typed, those with a similar synonym, or
-    similar ones."""
+    """Return a question that suggests labels with a word that begins like what was typed; else the
+    label with a similar synonym, or similar ones."""
     part = " ".join(_words(label))
-    similar = [name for name in categories if f" {part}" in f" {' '.join(_words(name))}"]
-    if len(part) < 3:
-        similar = []
+    similar = []
+    if len(part) >= 3:
+        similar = [name for name in categories if f" {part}" in f" {' '.join(_words(name))}"]
     if not similar:
         labels: dict[str, str] = {}
-        for index, synonyms in enumerate(_synonyms(categories)):
-            labels |= {" ".join(words): categories[index] for words in synonyms}
+        synonyms_of_labels = getattr(categories, "synonyms", ())
+        for name, synonyms in zip(categories, synonyms_of_labels, strict=False):
+            labels |= {" ".join(_words(synonym)): name for synonym in synonyms}
         close = difflib.get_close_matches(part, labels, n=1, cutoff=0.8)
         similar = [labels[word] for word in close]
     if not similar:

@@ -73,7 +73,7 @@ class Separate(Target):
 
     Args:
         targets: N of them, in the order of the images.
-        images: whose rows the output has; None is a row for each image in turn.
+        images: the image of each row of the output; None is a row for each image in turn.
 
     >>> from explain.targets import ClassTarget, Difference
     >>> both = Separate((ClassTarget(2), Difference(0, 1)))
@@ -98,13 +98,9 @@ class Separate(Target):
         for image in set(images):
             scores[image], classes[image] = self.targets[image].rows(of_first).pick(output, count)
         picked = torch.stack([scores[image][row] for row, image in enumerate(images)])
-        indices = []
-        for row, image in enumerate(images):
-            of_image = classes[image]
-            if of_image is None:
-                return picked, None
-            indices.append(of_image[row])
-        return picked, torch.stack(indices)
+        if any(of_image is None for of_image in classes.values()):
+            return picked, None
+        return picked, torch.stack([classes[image][row] for row, image in enumerate(images)])
 
     def resolved(self, output: Any, count: int) -> "Separate":
         if self.images is not None:
@@ -113,13 +109,11 @@ class Separate(Target):
         resolved: list[Target] = []
         # each makes its choices on the rows of its image alone
         for image, target in enumerate(self.targets):
-            if isinstance(target, ScoreTarget):
-                resolved.append(target)
-                continue
-            row = take(output, count, [image])
-            choice = target.resolved(row, 1)
-            choice.pick(row, 1)  # one that holds something for several images is refused here
-            resolved.append(choice)
+            if not isinstance(target, ScoreTarget):
+                row = take(output, count, [image])
+                target = target.resolved(row, 1)
+                target.pick(row, 1)  # one that holds something for several images is refused here
+            resolved.append(target)
         return replace(self, targets=tuple(resolved))
 
     def rows(self, images: torch.Tensor) -> "Separate":
@@ -148,12 +142,9 @@ def take(value: Any, count: int, rows: Sequence[int]) -> Any:
     if isinstance(value, torch.Tensor):
         return value[list(rows)] if value.ndim and len(value) == count else value
     members = [member for _, member in items(value)]
-    if (
-        type(value) is list
-        and len(value) == count
-        and not any(isinstance(member, torch.Tensor) for member in value)
-    ):
+    has_tensors = any(isinstance(member, torch.Tensor) for member in members)
+    if type(value) is list and len(value) == count and not has_tensors:
         return [value[row] for row in rows]
-    return (
-        with_items(value, [take(member, count, rows) for member in members]) if members else value
-    )
+    if not members:
+        return value
+    return with_items(value, [take(member, count, rows) for member in members])

@@ -72,14 +72,13 @@ def read_class_maps(output: Any, count: int) -> ClassMaps | None:
 
 
 def _of_images(output: Any, names: tuple[str, ...], count: int) -> list[torch.Tensor]:
-    """The tensors of an output with these names; one that is not there, or has other rows, has no
-    dimensions."""
-    nothing = torch.tensor(0)
-    parts = items_named(output, names)
-    fits = [
-        isinstance(part, torch.Tensor) and part.ndim > 0 and len(part) == count for part in parts
-    ]
-    return [part if fit else nothing for part, fit in zip(parts, fits, strict=True)]
+    """The tensors of an output with these names; in the place of one that is not there, or has
+    other rows than images, a tensor without dimensions."""
+    tensors = []
+    for part in items_named(output, names):
+        fits = isinstance(part, torch.Tensor) and part.ndim > 0 and len(part) == count
+        tensors.append(part if fits else torch.tensor(0))
+    return tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,9 +148,8 @@ class Segmentation(CheckedTarget):
     def pick(self, output: Any, count: int) -> Picked:
         if not self.layout:
             return self.resolved(output, count).pick(output, count)
-        return self._means(of_class(self._read(output, count).maps, self.category)[:, None])[
-            :, 0
-        ], None
+        own_maps = of_class(self._read(output, count).maps, self.category)
+        return self._means(own_maps[:, None])[:, 0], None
 
     def resolved(self, output: Any, count: int) -> "Segmentation":
         """Return it with a class and a mask for each image, as the output has them."""
@@ -176,12 +174,10 @@ class Segmentation(CheckedTarget):
         return replace(self, category=find_category(self.category, categories))
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if self.layout == "prompts":
+            return None
         scores = self._means(self._read(output, count).maps.detach())
-        return (
-            None
-            if self.layout == "prompts"
-            else (scores, torch.tensor(self.category, device=scores.device))
-        )
+        return scores, torch.tensor(self.category, device=scores.device)
 
     def of_classes(self, classes: tuple[int, ...]) -> "Segmentation":
         return replace(self, category=classes)
@@ -193,14 +189,12 @@ class Segmentation(CheckedTarget):
         return class_maps
 
     def _masks(self, maps: torch.Tensor) -> torch.Tensor | None:
-        """The mask of each image, where there are masks."""
-        if self.mask is None:
+        """The mask of each image ``(N, H, W)``, where the caller gave one."""
+        mask = self.mask
+        if mask is None:
             return None
-        mask = (
-            self.mask.expand(len(maps), *self.mask.shape)
-            if self.mask.ndim == maps.ndim - 2
-            else self.mask
-        )
+        if mask.ndim == maps.ndim - 2:
+            mask = mask.expand(len(maps), *mask.shape)
         check_one_per_image("mask", len(mask), len(maps))
         if not mask.flatten(1).any(1).all():
             raise TargetError(
@@ -229,7 +223,7 @@ class Segmentation(CheckedTarget):
             shares = [(weights * (predicted == k)).flatten(1).sum(1) for k in range(classes)]
             return tuple(torch.stack(shares, 1).argmax(1).tolist())
         if classes > 1:
-            there = sorted(set(predicted.flatten().tolist()))[:8]
+            there = predicted.unique()[:8].tolist()
             raise TargetError(
                 f"category must be one of the {classes} classes of the model's maps, got None; "
                 f"take explain.targets.Segmentation(category); predicted here are {there}"
@@ -237,23 +231,20 @@ class Segmentation(CheckedTarget):
         return (0,) * count
 
     def _predicted(self, class_maps: ClassMaps, categories: tuple[int, ...]) -> torch.Tensor:
-        """Where the class of each image is predicted, or the part of it at the point."""
+        """Where the class of each image is predicted, or the part of it at the point: ``(N, H,
+        W)``."""
         maps = class_maps.maps
         outputs = _outputs_of(class_maps)
         several = class_maps.quality is None and maps.shape[1] > 1
         if several and outputs.kind != "labels":
-            best = maps.argmax(1)
-            mask = best == torch.tensor(categories, device=best.device).reshape(
-                -1, *[1] * (best.ndim - 1)
-            )
+            pairs = zip(maps.argmax(1), categories, strict=True)
+            mask = torch.stack([best == category for best, category in pairs])
         else:
             mask = of_class(maps, categories) > outputs.threshold
-        for image in (~mask.flatten(1).any(1)).nonzero().flatten().tolist()[:1]:
-            there = (
-                sorted(set(class_maps.maps[image].argmax(0).flatten().tolist()))[:5]
-                if several
-                else []
-            )
+        is_predicted = mask.flatten(1).any(1).tolist()
+        if not all(is_predicted):
+            image = is_predicted.index(False)
+            there = maps[image].argmax(0).unique()[:5].tolist() if several else []
             raise TargetError(
                 f"class {categories[image]} must be predicted somewhere in each image, but is "
                 f"not in image {image}; give a mask, or a class predicted there {there}"
@@ -272,9 +263,8 @@ class Segmentation(CheckedTarget):
         size = tuple(maps.shape[1:])
         rows, columns = mask.shape[-2:]
         height, width = size[-2:]
-        if abs(rows * width - columns * height) > max(
-            rows * width / height, columns * height / width
-        ):
+        rounding = max(rows * width / height, columns * height / width)
+        if abs(rows * width - columns * height) > rounding:
             raise TargetError(
                 f"mask must cover the whole input, whose maps are {height} x {width} (height x "
                 f"width), got {rows} x {columns}; give it in the shape of the input"
@@ -282,13 +272,15 @@ class Segmentation(CheckedTarget):
         floating = maps.dtype if maps.is_floating_point() else torch.float32
         # half precision cannot count the pixels
         weights = mask.to(torch.promote_types(floating, torch.float32))
+        if mask.shape[1:] == size:
+            return weights
         pool: Any = F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d
-        return weights if mask.shape[1:] == size else pool(weights, size)
+        return pool(weights, size)
 
 
 def _outputs_of(class_maps: ClassMaps) -> Outputs:
-    """What class maps are: scores, or probabilities, of classes of which one is at each place, or
-    may be several."""
+    """What class maps hold: scores or probabilities, of classes of which one is at each place, or
+    of labels of which several may be."""
     if class_maps.layout == "queries":
         return Outputs("none")
     if class_maps.layout == "prompts":
@@ -314,9 +306,8 @@ def _class_maps(output: Any, count: int) -> torch.Tensor | None:
 
 def of_class(maps: torch.Tensor, categories: Any) -> torch.Tensor:
     """The map of each image's own class: ``(N, K, H, W)`` and N indices to ``(N, H, W)``."""
-    return maps[
-        torch.arange(len(maps), device=maps.device), torch.tensor(categories, device=maps.device)
-    ]
+    images = torch.arange(len(maps), device=maps.device)
+    return maps[images, torch.tensor(categories, device=maps.device)]
 
 
 def _at(point: Sequence[float], masks: torch.Tensor) -> Any:
