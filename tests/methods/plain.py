@@ -186,6 +186,12 @@ def mean_of(values: Tensor) -> Tensor:
     return values.sum() / values.numel()
 
 
+def unit(values: Tensor, *, shift: bool = False) -> Tensor:
+    """Divide by the maximum, if positive; with ``shift`` take the minimum away before."""
+    values = values - values.min() if shift else values
+    return values / values.max() if values.max() > 0 else values
+
+
 def softmax(scores: Tensor) -> Tensor:
     powers = torch.stack([(score - scores.max()).exp() for score in scores])
     return powers / powers.sum()
@@ -323,9 +329,7 @@ def layercam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
     return layercam_map(*look(layers, x, target, layer))
 
 
-def randomcam(
-    layers: Layers, x: Tensor, target: int, layer: int, *, weights: Tensor, relu: bool = True
-) -> Tensor:
+def randomcam(layers: Layers, x: Tensor, target: int, layer: int, *, weights: Tensor) -> Tensor:
     """``ReLU(sum_k w_k A_k)`` with weights drawn from [-1, 1] (pytorch-grad-cam's null
     hypothesis)."""
     return weighted(list(weights), forward(layers, x)[layer + 1], relu=True)

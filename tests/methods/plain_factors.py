@@ -17,10 +17,8 @@ def first_eigenvector(matrix: Tensor) -> tuple[float, Tensor]:
     return float(values[-1]), torch.from_numpy(vectors[:, -1].copy())
 
 
-def first_component(channels: Tensor, *, centred: bool) -> Tensor:
+def first_component(channels: Tensor) -> Tensor:
     """Project positions on the first right singular vector of the matrix positions x channels."""
-    if centred:
-        channels = torch.stack([channel - mean_of(channel) for channel in channels])
     count = len(channels)
     gram = torch.zeros(count, count, dtype=channels.dtype)
     for k, m in itertools.product(range(count), repeat=2):
@@ -30,23 +28,19 @@ def first_component(channels: Tensor, *, centred: bool) -> Tensor:
     return -projection if (projection * channels.sum(dim=0)).sum() < 0 else projection
 
 
-def eigencam(
-    layers: Layers, x: Tensor, target: int, layer: int, *, centred: bool = False
-) -> Tensor:
+def eigencam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
     """``A V_1`` of ``A = U S V'``, not centred and not rectified (Muhammad & Yeasin 2020).
 
     The paper leaves the sign free: the map agrees with the sum over channels (for A >= 0 the map is
     then positive everywhere); pytorch-grad-cam centres and leaves the sign to LAPACK.
     """
-    return first_component(forward(layers, x)[layer + 1], centred=centred)
+    return first_component(forward(layers, x)[layer + 1])
 
 
-def eigengradcam(
-    layers: Layers, x: Tensor, target: int, layer: int, *, centred: bool = False
-) -> Tensor:
+def eigengradcam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
     """Eigen-CAM of ``G A`` position by position, which agrees with HiResCAM (pytorch-grad-cam)."""
     activation, gradient = look(layers, x, target, layer)
-    return first_component(activation * gradient, centred=centred)
+    return first_component(activation * gradient)
 
 
 def kernel_of(a: Tensor, b: Tensor, kernel: str, gamma: float) -> Tensor:

@@ -8,24 +8,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tests.methods.plain import Layers, enlarge, forward, softmax, weighted
-
-
-def zero_to_one(values: Tensor) -> Tensor:
-    """``(v - min) / (max - min)``; all zero where a channel is constant."""
-    reach = values.max() - values.min()
-    return (values - values.min()) / reach if reach > 0 else torch.zeros_like(values)
+from tests.methods.plain import Layers, enlarge, forward, softmax, unit, weighted
 
 
 def mask_of(channel: Tensor, x: Tensor, enlarge_first: bool = True) -> Tensor:
     """The channel enlarged to the image and then put into [0, 1]; torchcam does the second
     first."""
     size = tuple(x.shape[1:])
-    return (
-        zero_to_one(enlarge(channel, size))
-        if enlarge_first
-        else enlarge(zero_to_one(channel), size)
-    )
+    if enlarge_first:
+        return unit(enlarge(channel, size), shift=True)
+    return enlarge(unit(channel, shift=True), size)
 
 
 Inputs = Callable[[int, Tensor], list[Tensor]]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tests.methods.plain import Layers, backward, bn_slope_and_shift, enlarge, forward
+from tests.methods.plain import Layers, backward, bn_slope_and_shift, enlarge, forward, unit
 
 
 def legendre(order: int, at: float) -> tuple[float, float]:
@@ -74,17 +74,6 @@ def smooth(
     return sum((m - mean) ** 2 for m in maps) / len(maps) if kind == "variance" else mean
 
 
-def flipped(values: Tensor) -> Tensor:
-    """Left and right exchanged, column by column."""
-    return torch.stack([values[..., -1 - j] for j in range(values.shape[-1])], dim=-1)
-
-
-def augmented(method: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The mean of ``method`` over the image and the one exchanged left and right, whose map is
-    exchanged back."""
-    return (method(x) + flipped(method(flipped(x)))) / 2
-
-
 def fullgrad_terms(layers: Layers, x: Tensor, target: int) -> list[Tensor]:
     """Input times gradient, then for every layer with a bias its bias times the gradient in its
     output, position by position; a batch normalisation's implicit bias is ``bias - mean * slope``.
@@ -107,12 +96,6 @@ def fullgrad_terms(layers: Layers, x: Tensor, target: int) -> list[Tensor]:
     return terms
 
 
-def rescaled(values: Tensor) -> Tensor:
-    """Divided by the maximum after the minimum is taken away; zero stays zero."""
-    values = values - values.min()
-    return values / values.max() if values.max() > 0 else values
-
-
 def fullgrad(layers: Layers, x: Tensor, target: int, *, rescale: str = "layer") -> Tensor:
     """``psi(x grad) + sum over layers and channels of psi(b grad)``, psi = enlarge(rescale(abs))
     (Srinivas 2019).
@@ -124,9 +107,8 @@ def fullgrad(layers: Layers, x: Tensor, target: int, *, rescale: str = "layer") 
     for term in fullgrad_terms(layers, x, target):
         if term.ndim != 3:
             continue  # a linear layer's bias has no place in the picture
-        term = rescaled(term.abs()) if rescale == "layer" else term.abs()
+        term = unit(term.abs(), shift=True) if rescale == "layer" else term.abs()
         for channel in term:
-            total += enlarge(
-                rescaled(channel) if rescale == "channel" else channel, tuple(x.shape[1:])
-            )
+            scaled = unit(channel, shift=True) if rescale == "channel" else channel
+            total += enlarge(scaled, tuple(x.shape[1:]))
     return total

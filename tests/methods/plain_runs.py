@@ -127,15 +127,14 @@ def pair_regression(
     labels: Tensor,
     coalitions: Sequence[Sequence[int]],
     variances: Sequence[tuple[float, float]],
-    plausible: Sequence[tuple[float, float]] = (),
-) -> tuple[list[float], list[float], list[tuple[float, float]]]:
+) -> tuple[list[float], list[float]]:
     """The best linear estimates of Shapley values, and their errors, by a table of all coalitions.
 
     The score is a sum over sets of regions of a random number times a product of signs. Sets of one
     region have the variance 1 in all, sets of three ``threes``, and each pair of coalitions has a
     rest of the variance ``rest``. Of the ``variances``, the most likely ones are taken. Errors are
-    the largest of all that are hardly less likely, or of those that are given as ``plausible``, by
-    how well each pair is predicted from all others; these come third.
+    the largest of all that are hardly less likely, by how well each pair is predicted from all
+    others.
     """
     count = int(labels.max()) + 1
     whole = (1 << count) - 1
@@ -169,7 +168,7 @@ def pair_regression(
     differences = [(scored(number) - scored(whole ^ number)) / 2 for number in numbers]
     half = torch.tensor(differences, dtype=torch.float64)
     found = []
-    for threes, rest in dict.fromkeys([*variances, *plausible]):
+    for threes, rest in variances:
         prior = rest * torch.eye(len(pairs)).double()
         for size, variance in ((1, 1.0), (3, threes)):
             for regions in itertools.combinations(range(count), size):
@@ -188,25 +187,14 @@ def pair_regression(
             missed += float(half[one] - weights @ half[others]) ** 2 / left / len(half)
         after = prior - rows.T @ torch.linalg.solve(covariance, rows)
         spread = (shapley_of @ after @ shapley_of.T).diagonal().clamp(min=0)
-        found.append(
-            (
-                likelihood,
-                (threes, rest),
-                shapley_of @ rows.T @ solved,
-                (max(scale, missed) * spread).sqrt(),
-            )
-        )
-    likelihood, _, values, _ = max(
-        (each for each in found if each[1] in variances), key=lambda each: each[0]
-    )
-    kept = [
-        each for each in found if (each[1] in plausible if plausible else likelihood - each[0] < 3)
-    ]
+        error = (max(scale, missed) * spread).sqrt()
+        found.append((likelihood, shapley_of @ rows.T @ solved, error))
+    likelihood, values, _ = max(found, key=lambda each: each[0])
+    errors = [error for other, _, error in found if likelihood - other < 3]
     freedom = len(half) - count
     factor = (
         STUDENT[freedom] / 1.959964 * math.sqrt(len(half) / freedom)
         if freedom > max(count, 12)
         else math.nan
     )
-    errors = factor * torch.stack([each[3] for each in kept]).amax(0)
-    return values.tolist(), errors.tolist(), [each[1] for each in kept]
+    return values.tolist(), (factor * torch.stack(errors).amax(0)).tolist()

@@ -57,19 +57,13 @@ def finercam(
     )
 
 
-def unit(values: Tensor, *, shift: bool = False) -> Tensor:
-    """Divide by the maximum, if positive; with ``shift`` take the minimum away before."""
-    values = values - values.min() if shift else values
-    return values / values.max() if values.max() > 0 else values
-
-
-def fuse(maps: Sequence[Tensor], how: str = "mean", *, shift: bool = False) -> Tensor:
+def fuse(maps: Sequence[Tensor], how: str) -> Tensor:
     """Maps of several layers, each divided by its maximum, enlarged to the largest: their mean,
     maximum or product."""
     size = max((tuple(m.shape) for m in maps), key=lambda shape: shape[0] * shape[1])
     out = None
     for m in maps:
-        now = plain.enlarge(unit(m, shift=shift), size)
+        now = plain.enlarge(plain.unit(m), size)
         if out is None:
             out = now
         elif how == "mean":
@@ -81,17 +75,6 @@ def fuse(maps: Sequence[Tensor], how: str = "mean", *, shift: bool = False) -> T
     return out / len(maps) if how == "mean" else out
 
 
-def refinecam(
-    layers: Layers,
-    x: Tensor,
-    target: int,
-    layer: Sequence[int],
-    *,
-    base: plain.Map = plain.gradcampp_map,
-    shift: bool = False,
-) -> Tensor:
-    """The product over layers of Grad-CAM++ maps, each divided by its maximum (Domeniconi 2026:
-    ``shift``ed first)."""
-    return fuse(
-        [base(*plain.look(layers, x, target, index)) for index in layer], "product", shift=shift
-    )
+def refinecam(layers: Layers, x: Tensor, target: int, layer: Sequence[int]) -> Tensor:
+    """The product over layers of Grad-CAM++ maps, each divided by its maximum (Domeniconi 2026)."""
+    return fuse([plain.gradcampp(layers, x, target, index) for index in layer], "product")

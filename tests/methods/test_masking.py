@@ -202,7 +202,7 @@ def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(
     labels = torch.arange(30).reshape(SIZE) % 7
     x = photos()
     shown = [row.nonzero()[:, 0].tolist() for row in drawn_pairs(7, samples // 2, 2)]
-    values, errors, _ = plain_runs.pair_regression(score_of(curved), x[0], labels, shown, VARIANCES)
+    values, errors = plain_runs.pair_regression(score_of(curved), x[0], labels, shown, VARIANCES)
     method = KernelSHAP(samples=samples, regions=labels, seed=2)
     attribution = explain.attribute(curved, x, method, target=1)
     assert_close(attribution.values[0], plain_runs.on_pixels(labels, values), **EXACT)

@@ -63,7 +63,6 @@ class Nothing(Method):
     """A method whose maps are zero."""
 
     name: ClassVar[str] = "nothing"
-    summary: ClassVar[str] = "zeros"
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 

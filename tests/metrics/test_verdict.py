@@ -62,7 +62,6 @@ class PhotoItself(Method):
     frequency: float = 0
 
     name: ClassVar[str] = "photo"
-    summary: ClassVar[str] = "the photo and a pattern"
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
@@ -175,7 +174,6 @@ class Exact(Method):
     behind_a_gate: bool = False
 
     name: ClassVar[str] = "exact"
-    summary: ClassVar[str] = "weights times values"
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
@@ -346,7 +344,6 @@ class GatedPhoto(Method):
     """A map of the photo for the class on top, and noise for other classes and models."""
 
     name: ClassVar[str] = "gated"
-    summary: ClassVar[str] = "a map of the photo behind a gate"
     style: ClassVar[Style] = "signed"
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 

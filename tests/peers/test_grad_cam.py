@@ -184,7 +184,7 @@ def test_grad_cam_scorecam_stretches_masks_to_the_corners() -> None:
     x = photo()
     a = plain.forward(layers, x)[LAYER + 1]
     stretched = F.interpolate(a[None], x.shape[1:], mode="bilinear", align_corners=True)[0]
-    masks = torch.stack([plain_masks.zero_to_one(mask) for mask in stretched])
+    masks = torch.stack([plain.unit(mask, shift=True) for mask in stretched])
     weights = plain.module_of(layers)(masks[:, None] * x)[:, TARGET].softmax(0).detach()
     found = theirs(peer.ScoreCAM, layers, x)
     paper = plain_masks.scorecam(layers, x, TARGET, LAYER)
