@@ -1,7 +1,7 @@
 """`check_maps`: run the checks of a photo's maps, and make a `Verdict` of what they say."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -75,7 +75,7 @@ CONTROLS_AHEAD = 1
 decides is a photo map's, too."""
 
 
-def most_passes(maps: int, samples: int = MASKS) -> int:
+def most_passes(maps: int) -> int:
     """How many covered photos the check of so many maps of a photo runs at most: masked ones of the
     model and two copies; and the marked areas of the photo's own maps, and for four claims of each
     map, of what it shows and its placements.
@@ -85,7 +85,7 @@ def most_passes(maps: int, samples: int = MASKS) -> int:
     """
     placed = math.ceil(1 / (LEVEL * AREAS_SHARE))
     areas = 2 * MarkedAreas.photos_of_each * (PHOTO_MAPS + 2 * maps * placed)
-    return samples * (1 + DependsOnModel().copies) + areas
+    return MASKS * (1 + DependsOnModel().copies) + areas
 
 
 COSTLY = 60
@@ -222,13 +222,12 @@ class _Checks:
             return self.target.resolved(self._output, len(self.inputs))
 
     def verdict(self, label: str) -> Verdict:
-        checks = self.checks
         data = {
             name: self.context.data(name, of_map, of_map.score)
             for name, (_, of_map) in self.maps.items()
         }
         varied = {name: of_map for name, of_map in data.items() if not of_map.maps.constant[0]}
-        for (name, of_map), check in product(varied.items(), checks):
+        for (name, of_map), check in product(varied.items(), self.checks):
             try:
                 self.why_not[name, check.name] = check.not_applicable(self.context, of_map)
             except ExplainError as error:
@@ -237,8 +236,8 @@ class _Checks:
         tests: dict[tuple[str, str], CoverResult] = {}
         if varied:
             kept = {name: replace(of_map, keeps_maps=True) for name, of_map in varied.items()}
-            results = self._reattribution_results(checks, kept)
-            tests = self._covering_tests(checks, kept, results)
+            results = self._reattribution_results(kept)
+            tests = self._covering_tests(kept, results)
 
         def decided(name: str, check: Check) -> CheckResult:
             key = (name, check.name)
@@ -251,31 +250,32 @@ class _Checks:
 
         of_maps = {}
         for name in data:
-            of_checks = tuple(decided(name, check) for check in checks)
+            of_checks = tuple(decided(name, check) for check in self.checks)
             of_maps[name] = CheckResults(name, of_checks, tuple(self.notes[name]))
-        return Verdict(label, of_maps, self.seed, tuple(advice_on(of_maps, checks)))
+        return Verdict(label, of_maps, self.seed, tuple(advice_on(of_maps, self.checks)))
 
     @cached_property
     def _photo_maps(self) -> torch.Tensor:
         return photo_maps(self.context.images[0].detach().cpu().double())
 
     @cached_property
-    def _others(self) -> dict[int, list[int]]:
-        """The classes that maps are compared with, by how many they are."""
+    def _other_classes(self) -> dict[int, list[int]]:
+        """The classes that the maps of a check are compared with, by how many they are."""
         context = self.context
         if context.ranking is None or context.ranking[0].shape[1] < 2:
             return {}
-        by_class = [check for check in self.checks if isinstance(check, DependsOnClass)]
-        groups = [
-            [int(index) for index in one.other_classes(context)]
-            for check in by_class
-            for one in (check, check.reduced)
-        ]
-        return {len(group): group for group in groups}
+        groups = {}
+        for check in self.checks:
+            if isinstance(check, DependsOnClass):
+                for one in (check, check.reduced):
+                    classes = [int(index) for index in one.other_classes(context)]
+                    groups[len(classes)] = classes
+        return groups
 
     @cached_property
     def _classes(self) -> list[int]:
-        return list(dict.fromkeys(chain.from_iterable(self._others.values())))
+        """All of these classes."""
+        return list(dict.fromkeys(chain.from_iterable(self._other_classes.values())))
 
     @cached_property
     def _targets(self) -> list[Target]:
@@ -298,26 +298,29 @@ class _Checks:
         scores = torch.cat([request.scores(of_target) for of_target in evidence])
         return loss_of(whole, scores).cpu().double()
 
-    def _of_copy(self, copy: RandomWeights, perturbation: Perturbation) -> torch.Tensor:
-        """The same for a copy of the model."""
+    def _drops_of_copy(self, copy: RandomWeights, perturbation: Perturbation) -> torch.Tensor:
+        """What perturbed photos take from the score of the target in a copy of the model, ``(1,
+        K)``."""
         network = copy(self.context)
         with intervene(network, active_interventions(self.model)):
             return self._drops(perturbation, network)
 
     def _covering_tests(
-        self, checks: Sequence[Check], data: Mapping[str, MetricInput], results: Results
+        self, data: Mapping[str, MetricInput], results: Results
     ) -> dict[tuple[str, str], CoverResult]:
         """Test what the maps claim by covering parts of the photo: with masks, and where these do
         not decide, with the areas that the maps mark.
 
         The check `Faithful` has no figure but its test. It gets a result, unless the tests fail.
         """
-        faithful = next((check for check in checks if isinstance(check, Faithful)), None)
+        faithful = next((check for check in self.checks if isinstance(check, Faithful)), None)
         if faithful is None:
             return {}
         unmeasured = MetricResult(torch.tensor([math.nan]))
         of_faithful = {(name, faithful.name): unmeasured for name in data}
-        claiming = {check.name: check for check in checks if type(check).claims is not Check.claims}
+        claiming = {
+            check.name: check for check in self.checks if type(check).claims is not Check.claims
+        }
         claimed = {
             key: result for key, result in (results | of_faithful).items() if key[1] in claiming
         }
@@ -348,11 +351,11 @@ class _Checks:
         masks = faithful.masked
         with muted():
             drops = self._drops(masks)
-            copies = [self._of_copy(copy, masks)[0] for copy in self._copies(checks)]
+            copies = [self._drops_of_copy(copy, masks)[0] for copy in self._copies(checks)]
         photo = self.context.images
         of_classes = {
             number: drops[[1 + self._classes.index(index) for index in group]]
-            for number, group in self._others.items()
+            for number, group in self._other_classes.items()
         }
         of_copies = torch.stack(copies) if copies else torch.zeros(0, 0)
         strata = strata_of(faithful.samples)
@@ -399,7 +402,7 @@ class _Checks:
         if key not in self.drops_of_areas:
             with muted():
                 if claim.of == "copy":
-                    drops = self._of_copy(self._copies(self.checks)[0], areas)
+                    drops = self._drops_of_copy(self._copies(self.checks)[0], areas)
                 else:
                     drops = self._drops(areas)
             self.drops_of_areas[key] = drops.reshape(len(drops), -1, areas.photos_of_each).mean(2)
@@ -408,14 +411,14 @@ class _Checks:
             return drops[0] - drops[1:].mean(0)
         return drops[0]
 
-    def _reattribution_results(
-        self, checks: Sequence[Check], data: Mapping[str, MetricInput]
-    ) -> Results:
-        """The results of metrics that run the methods again; methods of many passes run with fewer
+    def _reattribution_results(self, data: Mapping[str, MetricInput]) -> Results:
+        """The results of checks that run the methods again; methods of many passes run with fewer
         samples."""
-        again: list[Any] = [check for check in checks if isinstance(check, ReattributionMetric)]
-        again = [
-            check for check in again if not any(self.why_not[name, check.name] for name in data)
+        again: list[Any] = [
+            check
+            for check in self.checks
+            if isinstance(check, ReattributionMetric)
+            and not any(self.why_not[name, check.name] for name in data)
         ]
         if not again:
             return {}
@@ -426,30 +429,25 @@ class _Checks:
             groups.setdefault((attribution.fuse, long), {})[name] = evaluated
         results: Results = {}
         for (fuse, long), group in groups.items():
-            options: Any = {**self.options, "fuse": fuse}
-            run = partial(reattribute, context=self.context, target=self.target, options=options)
-            results |= self._evaluate(
-                run, [check.reduced for check in again] if long else again, group
-            )
+            checks = [check.reduced for check in again] if long else again
+            results |= self._reattributed(checks, group, {**self.options, "fuse": fuse})
         return results
 
-    def _evaluate(
-        self, evaluate: Callable[..., Results], checks: Sequence[Any], maps: Mapping[str, Any]
+    def _reattributed(
+        self, checks: Sequence[Any], maps: Mapping[str, EvaluatedMethod], options: Any
     ) -> Results:
         """Run all checks together; if one of them fails, each alone, so that the others have a
         result."""
-        if not checks:
-            return {}
         try:
             with muted():  # the results contain it
-                return evaluate(checks, maps)
+                return reattribute(checks, maps, self.context, self.target, options)
         except ExplainError as error:
             if len(checks) == 1:
                 self.why_not |= {(name, checks[0].name): str(error) for name in maps}
                 return {}
         results: Results = {}
         for check in checks:
-            results |= self._evaluate(evaluate, [check], maps)
+            results |= self._reattributed([check], maps, options)
         return results
 
     def _cheaper(self, evaluated: EvaluatedMethod) -> tuple[EvaluatedMethod, bool]:

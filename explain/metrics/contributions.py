@@ -12,7 +12,7 @@ from explain._utils.random_numbers import normal, permutation, seeded
 from explain.baselines import Noise, Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
-from explain.engine.perturbations import rows_of
+from explain.engine.perturbations import one_by_one, rows_of
 from explain.methods.cam import ratio
 from explain.methods.estimates import MaskedInputs, Score
 from explain.metrics import base
@@ -50,11 +50,7 @@ class RandomSubsets(MaskedInputs):
     def masks(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
 
-        def without(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return torch.stack(
-                [~self.subset(evidence.size, sample) for sample in numbers.tolist()]
-            )[:, None]
-
+        without = one_by_one(lambda image, sample: ~self.subset(evidence.size, sample)[None])
         return rows_of([self.samples] * len(x), x.device, without)
 
 
@@ -96,9 +92,8 @@ class _SubsetCorrelation(ScoreMetric):
             sums = torch.stack([maps[:, subset].sum(1) for subset in pixels], 1)
             correlations.append(correlation(sums, data.loss(self.score, of_size)))
         curve = torch.stack(correlations, 1)
-        return MetricResult(
-            _defined(self, data, curve.mean(1)), curve, torch.tensor(self.sizes) / 100
-        )
+        value = _defined(self, data, curve.mean(1))
+        return MetricResult(value, curve, torch.tensor(self.sizes) / 100)
 
 
 @register
@@ -204,17 +199,13 @@ class FaithfulnessEstimate(ScoreMetric):
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
         ends = steps_of(data.pixels, self.groups)
-        return [
-            base.cover_ranks(
-                data.ranks("signed", self.seed), ends[:-1], ends[1:], self.baseline, self.score
-            )
-        ]
+        ranks = data.ranks("signed", self.seed)
+        return [base.cover_ranks(ranks, ends[:-1], ends[1:], self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         sums = _group_sums(data, "signed", self.seed, self.groups)
-        return MetricResult(
-            _defined(self, data, correlation(sums, data.loss(self.score, scores[0])))
-        )
+        value = correlation(sums, data.loss(self.score, scores[0]))
+        return MetricResult(_defined(self, data, value))
 
 
 @register
@@ -250,10 +241,8 @@ class MonotonicityCorrelation(ScoreMetric):
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
         ranks = data.ranks("absolute", self.seed)
         ends = steps_of(data.pixels, self.groups)
-        seeds = range(self.seed, self.seed + self.samples)
-        return [
-            base.cover_ranks(ranks, ends[:-1], ends[1:], Noise(seed), self.score) for seed in seeds
-        ]
+        noises = [Noise(seed) for seed in range(self.seed, self.seed + self.samples)]
+        return [base.cover_ranks(ranks, ends[:-1], ends[1:], noise, self.score) for noise in noises]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         change = torch.stack([data.loss(self.score, sample) ** 2 for sample in scores]).mean(0)
@@ -298,9 +287,8 @@ class NonSensitivity(ScoreMetric):
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         change = data.loss(self.score, scores[0]).abs()
-        sums = by_region(
-            data.maps.contributions.abs(), grid_regions(data.size, self.side, data.images)
-        )
+        regions = grid_regions(data.size, self.side, data.images)
+        sums = by_region(data.maps.contributions.abs(), regions)
         differs = self._is_nothing(sums) != self._is_nothing(change)
         return MetricResult(differs.to(scores[0]).mean(1))
 
@@ -317,6 +305,7 @@ def _group_sums(data: MetricInput, sign: Sign, seed: int, groups: int) -> torch.
 
 
 def _defined(metric: Metric, data: MetricInput, value: torch.Tensor) -> torch.Tensor:
+    """Correlations ``(N,)`` in the dtype of scores; warns of those that are NaN."""
     return data.undefined(metric, value, value.isnan(), VARIES).to(data.target_score.dtype)
 
 
@@ -338,10 +327,7 @@ class LessNoise(Perturbation):
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
 
-        def noisy(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            noise = torch.stack([self.noise(evidence.size, sample) for sample in numbers.tolist()])
-            return x[images] - noise[:, None].to(x)
-
+        noisy = one_by_one(lambda image, sample: x[image] - self.noise(evidence.size, sample).to(x))
         return rows_of([self.samples] * len(x), x.device, noisy)
 
 
