@@ -3,6 +3,7 @@ drop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar, Literal
 
 import torch
@@ -51,23 +52,21 @@ class _RankedCurve(ScoreMetric):
         return steps_of(self.total(data), self.steps)
 
     def photos_of_steps(self, data: MetricInput, covers: Covers, score: ScoreKind) -> ScoreRequest:
-        """The photos of all steps."""
+        """The photos of all steps, in each of which one more part of the map's values is
+        covered."""
         counts = torch.tensor(self.counts(data))
         total = torch.full_like(counts, self.total(data))
-        start = {"largest": torch.zeros_like(counts), "smallest": total - counts, "rest": counts}[
-            covers
-        ]
+        first = {"largest": torch.zeros_like(counts), "smallest": total - counts, "rest": counts}
         end = counts if covers == "largest" else total
-        return base.cover_ranks(self.ranks(data), start, end, self.baseline, score)
+        return base.cover_ranks(self.ranks(data), first[covers], end, self.baseline, score)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
         return [self.photos_of_steps(data, self.covers, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         counts = self.counts(data)
-        return MetricResult(
-            area_under_curve(scores[0], counts), scores[0], torch.tensor(counts) / counts[-1]
-        )
+        value = area_under_curve(scores[0], counts)
+        return MetricResult(value, scores[0], torch.tensor(counts) / counts[-1])
 
 
 @dataclass(frozen=True)
@@ -168,11 +167,15 @@ class PixelFlipping(_RankedCurve):
     minimums: ClassVar = {"steps": 1}
 
     def described(self) -> Mapping[str, str]:
-        covers, which, better = (
-            ("largest", "most", "less") if self.order == "morf" else ("smallest", "least", "more")
-        )
-        summary = f"area under the probability while pixels are flipped, the {which} relevant first"
-        return {"name": self.order, "summary": summary, "better": better, "covers": covers}
+        morf = self.order == "morf"
+        which = "most" if morf else "least"
+        return {
+            "name": self.order,
+            "summary": f"area under the probability while pixels are flipped, the {which} relevant "
+            "first",
+            "better": "less" if morf else "more",
+            "covers": "largest" if morf else "smallest",
+        }
 
 
 @dataclass(frozen=True)
@@ -220,9 +223,9 @@ class ROAD(_ShareCurve):
     baseline: Baseline = Neighbours()
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        kinds: list[ScoreKind] = (
-            [self.score] if data.probability is None else [self.score, "margin"]
-        )
+        kinds: list[ScoreKind] = [self.score]
+        if data.probability is not None:
+            kinds.append("margin")
         both: list[Covers] = ["largest", "smallest"]
         return [self.photos_of_steps(data, covers, kind) for kind in kinds for covers in both]
 
@@ -311,9 +314,7 @@ class AverageDrop(ScoreMetric):
         original = data.original(self.score)
         seen = scores[0][:, 0]
         drop = (original - seen).clamp(min=0) / torch.where(original == 0, 1, original)
-        return MetricResult(
-            by_original(self, self.score, data, drop, original, seen), parts={"seen": seen}
-        )
+        return MetricResult(by_original(self, data, drop, seen), parts={"seen": seen})
 
 
 @register
@@ -351,29 +352,24 @@ def share_counts(data: MetricInput, percentiles: Sequence[float]) -> list[int]:
 
 
 def by_original(
-    metric: base.Metric,
-    kind: Score,
-    data: MetricInput,
-    value: torch.Tensor,
-    original: torch.Tensor,
-    seen: torch.Tensor,
+    metric: "AverageDrop | IROF", data: MetricInput, value: torch.Tensor, seen: torch.Tensor
 ) -> torch.Tensor:
-    """Put NaN where a figure is a share of an original score that is negative or tiny compared with
-    those seen."""
-    why = f"the original score is below {SMALL:g}" + (
-        "" if kind == "probability" else " of those seen"
-    )
-    return data.undefined(metric, value, original < least(kind, original, seen), why)
+    """A figure ``value`` ``(N,)`` that is a share of the original score, with NaN where this is
+    negative, or tiny beside the scores ``seen`` ``(N,)`` or ``(N, K)``."""
+    original = data.original(metric.score)
+    why = f"the original score is below {SMALL:g}"
+    if metric.score == "logit":
+        why += " of those seen"
+    return data.undefined(metric, value, original < least(metric.score, original, seen), why)
 
 
 def least(kind: Score, *scores: torch.Tensor) -> torch.Tensor | float:
-    """The smallest number ``(N,)`` that figures are divided by: scores have no unit of their own,
-    probabilities do."""
+    """The smallest number ``(N,)`` that a figure is divided by: probabilities have a unit, and
+    scores are compared with the largest of ``scores``."""
     if kind == "probability":
         return SMALL
-    return SMALL * torch.cat(
-        [of_kind.reshape(len(of_kind), -1).abs() for of_kind in scores], 1
-    ).amax(1)
+    sizes = [of_kind.reshape(len(of_kind), -1).abs() for of_kind in scores]
+    return SMALL * torch.cat(sizes, 1).amax(1)
 
 
 @dataclass(frozen=True)
@@ -463,7 +459,8 @@ class IROF(ScoreMetric):
     map in each are covered. More is better. Not defined where :math:`p_0` is next to nothing.
 
     Args:
-        segments: about how many superpixels there are, see `explain.metrics.superpixels`.
+        segments: about how many superpixels there are, see
+            `explain.metrics.faithfulness.superpixels`.
         baseline: the photo's mean colour, as in the paper.
         score, sign, seed: as for `explain.metrics.Deletion`.
 
@@ -501,9 +498,7 @@ class IROF(ScoreMetric):
             area_under_curve(row[None, : last + 2], range(last + 2))
             for row, last in zip(curve, most, strict=True)
         ]
-        return MetricResult(
-            by_original(self, self.score, data, 1 - torch.cat(areas), first[:, 0], scores[0]), curve
-        )
+        return MetricResult(by_original(self, data, 1 - torch.cat(areas), scores[0]), curve)
 
 
 def superpixels(
@@ -529,6 +524,7 @@ def superpixels(
 
 
 def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) -> torch.Tensor:
+    """The superpixels of one photo ``(C, H, W)``: ``(H, W)``."""
     height, width = photo.shape[1:]
     side = max(1.0, (height * width / count) ** 0.5)
     down = max(1, round(height / side))
@@ -538,15 +534,12 @@ def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) 
     ).to(photo.device)
     row = places[0] * down // height
     column = places[1] * across // width
-    around = torch.stack(
-        [
-            (
-                (row + below).clamp(0, down - 1) * across + (column + right).clamp(0, across - 1)
-            ).flatten()
-            for below in (-1, 0, 1)
-            for right in (-1, 0, 1)
-        ]
-    )  # the pieces that each pixel may belong to
+    pieces_around = []  # the pieces that each pixel may belong to
+    for below, right in product((-1, 0, 1), repeat=2):
+        piece_row = (row + below).clamp(0, down - 1)
+        piece_column = (column + right).clamp(0, across - 1)
+        pieces_around.append((piece_row * across + piece_column).flatten())
+    around = torch.stack(pieces_around)
     centred = photo - photo.mean((1, 2), keepdim=True)
     colours = centred / centred.pow(2).mean().sqrt().clamp(min=torch.finfo(photo.dtype).tiny)
     # (F, H * W)

@@ -74,9 +74,8 @@ class Sensitivity(_NoisyCopies):
     units = "relative change"
 
     def described(self) -> Mapping[str, str]:
-        name, which = (
-            ("avgsensitivity", "mean") if self.of == "mean" else ("maxsensitivity", "largest")
-        )
+        name = "avgsensitivity" if self.of == "mean" else "maxsensitivity"
+        which = "mean" if self.of == "mean" else "largest"
         summary = f"{which} change of the map, relative to its norm, over noisy copies of the photo"
         return {"name": name, "summary": summary}
 
@@ -110,9 +109,8 @@ class LocalLipschitz(_NoisyCopies):
         return norm(variant.maps.values - data.maps.values) / norm(variant.images - data.images)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        return MetricResult(
-            data.undefined(self, numbers.amax(1), norm(data.maps.values) == 0, ZERO)
-        )
+        is_zero = norm(data.maps.values) == 0
+        return MetricResult(data.undefined(self, numbers.amax(1), is_zero, ZERO))
 
 
 @register(by="output")
@@ -170,19 +168,20 @@ class RelativeStability(_NoisyCopies):
         logits = numbers[:, 0, 2:]
         noisy = numbers[:, 1:]
         same = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
-        below = (
-            noisy[..., 1] if self.by == "input" else (noisy[..., 2:] - logits[:, None]).norm(dim=2)
-        )
-        # changes of the input are relative
-        unit = 1 if self.by == "input" else logits.norm(dim=1, keepdim=True)
+        below = noisy[..., 1]
+        unit: torch.Tensor | float = 1.0  # changes of the input are relative
+        if self.by == "output":
+            below = (noisy[..., 2:] - logits[:, None]).norm(dim=2)
+            unit = logits.norm(dim=1, keepdim=True)
         floor = torch.as_tensor(1e-6 * unit).to(below).clamp(min=torch.finfo(below.dtype).tiny)
         ratios = torch.where(same, noisy[..., 0] / torch.maximum(below, floor), -torch.inf)
         value = data.undefined(self, ratios.amax(1), norm(data.maps.values) == 0, ZERO)
-        return MetricResult(
-            data.undefined(self, value, ~same.any(1), "no noisy copy keeps its class")
-        )
+        why = "no noisy copy keeps its class"
+        return MetricResult(data.undefined(self, value, ~same.any(1), why))
 
     def _relative(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The difference of tensors ``(N, ...)``, value by value as a share of the magnitudes of
+        ``one``, of which small ones are raised to the floor."""
         sizes = one.abs()
         least = self.floor * over_all(sizes.flatten(1).amax(1), one)
         return (one - other) / torch.maximum(sizes, torch.where(least > 0, least, 1))
@@ -228,10 +227,9 @@ class Continuity(ReattributionMetric):
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
         assert isinstance(variant.of.images, ShiftedPhotos)
         down, across = variant.of.images.by
-        values = pixels_kept_by_shift(data.maps.per_pixel(self.sign), down, across)
-        return correlation(
-            values, pixels_kept_by_shift(variant.maps.per_pixel(self.sign), -down, -across)
-        )
+        of_map = pixels_kept_by_shift(data.maps.per_pixel(self.sign), down, across)
+        of_variant = pixels_kept_by_shift(variant.maps.per_pixel(self.sign), -down, -across)
+        return correlation(of_map, of_variant)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         by_shift = numbers.nan_to_num(0)
@@ -257,6 +255,6 @@ class ShiftedPhotos(OneForEach):
 def pixels_kept_by_shift(maps: torch.Tensor, down: int, across: int) -> torch.Tensor:
     """The pixels of maps ``(N, H, W)`` that stay on the photo when it is shifted: ``(N, K)``."""
     height, width = maps.shape[1:]
-    return maps[
-        :, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)
-    ].flatten(1)
+    rows = slice(max(0, -down), height - max(0, down))
+    columns = slice(max(0, -across), width - max(0, across))
+    return maps[:, rows, columns].flatten(1)
