@@ -5,6 +5,7 @@ import os
 import time
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -132,15 +133,14 @@ def run(context: click.Context, /, **values: Any) -> int:
     explainer = load_explainer(answer, model=options.model, **settings)
     line = RunProgress()
     line.hidden = answer.quiet
-    runner: Any = explain.run
-    how: dict[str, Any] = {"workers": options.workers}
+    runner: Any = partial(explain.run, workers=options.workers)
     if options.ray is not None:
-        runner = run_on_ray
-        how = {
-            "address": options.ray or None,
-            "actors": options.actors,
-            "gpus": options.gpus or 0.0,
-        }
+        runner = partial(
+            run_on_ray,
+            address=options.ray or None,
+            actors=options.actors,
+            gpus=options.gpus or 0.0,
+        )
     earlier = _manifest_of(options.output)
     begun = time.monotonic()
     try:
@@ -159,7 +159,6 @@ def run(context: click.Context, /, **values: Any) -> int:
                 metrics=metrics,
                 progress=line,
                 targets=targets_of(options.target, explainer.categories),
-                **how,
                 **call_options(options),
             )
     except KeyboardInterrupt:
@@ -172,7 +171,7 @@ def run(context: click.Context, /, **values: Any) -> int:
     if options.table is not None:
         with notes(answer):
             finished.export(options.table, photos=True, overwrite=options.force)
-        answer.say_all(wrote([options.table]))
+        answer.say(f"wrote {options.table}")
     document["table"] = options.table
     answer.add(document)
     return FAILED if answer.errors else 0

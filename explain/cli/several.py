@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,64 +60,68 @@ def find_photos(
     Raises:
         UsageError: ``recursive`` has no folder to look into, or ``slices`` no volume.
     """
-    from explain.data.opening import EXTENSIONS, SCANS, photos_in
     from explain.data.scans import chosen_numbers, read_range, slice_names
 
     if recursive and not any(map(os.path.isdir, names)):
         raise UsageError(
             "--recursive would have no effect without a folder; name one, or leave it out"
         )
-    photos: list[str] = []
-    problems: list[str] = []
     chosen = read_range(slices or ":")
     if chosen is None:
         raise UsageError(
             f"--slices must be a number or a range, as 12, 10:20 or ::5, got {slices!r}"
         )
-    counts: list[int] = []  # slices of each volume
-
-    def add(path: str) -> None:
-        names = slice_names(path)
-        if len(names) > 1:
-            counts.append(len(names))
-            names = [names[number] for number in chosen_numbers(chosen, len(names))]
-            if names and in_volumes:
-                names = [f"{path} slices {slices}" if slices else path]
-            if not names:
-                problems.append(
-                    f"image {path!r} has {counts[-1]} slices, and none of them is in {slices}"
-                )
-        photos.extend(names)
-
+    photos: list[str] = []
+    problems: list[str] = []
+    has_volume = False
     apart = os.path.realpath(apart_from) if apart_from else ""
-    for name in names:
-        if not name:  # as a path, it would be the folder we are in
-            problems.append("image must be a file or folder, got an empty name; check the command")
+    for path, problem in chain.from_iterable(_files_of(name, recursive, apart) for name in names):
+        if problem:
+            problems.append(problem)
             continue
-        if re.match(r"\w+://", name):
-            problems.append(f"image {name!r} must be a file, got an address; download it first")
-            continue
-        if name == STDIN or not os.path.isdir(name):  # unlike Path.is_dir, this accepts any name
-            add(str(Path(name)))
-            continue
-        files = list(photos_in(name, recursive=recursive, apart_from=apart))
-        for path, problem in files:
-            whole = str(Path(name, path))
-            if problem is None:
-                add(whole)
-            else:
-                problems.append(f"folder {whole!r} {problem}")
-        if not files:
-            is_deeper = any(path.is_dir() and path.name[0] != "." for path in Path(name).iterdir())
-            remedy = "; name another"
-            if is_deeper and not recursive:
-                remedy = "; --recursive looks into its folders"
-            problems.append(
-                f"folder {name!r} holds no images ({', '.join(sorted(EXTENSIONS | SCANS))}){remedy}"
-            )
-    if slices and not counts:
+        in_file = slice_names(path)
+        count = len(in_file)
+        if count > 1:
+            has_volume = True
+            in_file = [in_file[number] for number in chosen_numbers(chosen, count)]
+            if not in_file:
+                problems.append(
+                    f"image {path!r} has {count} slices, and none of them is in {slices}"
+                )
+            elif in_volumes:
+                in_file = [f"{path} slices {slices}" if slices else path]
+        photos += in_file
+    if slices and not has_volume:
         raise without_effect("--slices", " without a scan of several slices")
     return list(dict.fromkeys(photos)), problems
+
+
+def _files_of(name: str, recursive: bool, apart_from: str) -> Iterator[tuple[str, str]]:
+    """Yield the paths of the files that a name stands for, each with what is wrong with it, which
+    is empty for most."""
+    from explain.data.opening import EXTENSIONS, SCANS, photos_in
+
+    if not name:  # as a path, it would be the folder we are in
+        yield name, "image must be a file or folder, got an empty name; check the command"
+        return
+    if re.match(r"\w+://", name):
+        yield name, f"image {name!r} must be a file, got an address; download it first"
+        return
+    if name == STDIN or not os.path.isdir(name):  # unlike Path.is_dir, this accepts any name
+        yield str(Path(name)), ""
+        return
+    files = list(photos_in(name, recursive=recursive, apart_from=apart_from))
+    for path, problem in files:
+        whole = str(Path(name, path))
+        yield whole, "" if problem is None else f"folder {whole!r} {problem}"
+    if files:
+        return
+    is_deeper = any(path.is_dir() and path.name[0] != "." for path in Path(name).iterdir())
+    remedy = "name another"
+    if is_deeper and not recursive:
+        remedy = "--recursive looks into its folders"
+    endings = ", ".join(sorted(EXTENSIONS | SCANS))
+    yield name, f"folder {name!r} holds no images ({endings}); {remedy}"
 
 
 def photo_label(path: str) -> str:
@@ -272,6 +277,7 @@ def for_all(photos: Photos, work: Work, answer: Output, verb: str, folder: str =
 
 
 def _work_on(paths: Sequence[str], work: Work, tally: "_Tally") -> None:
+    """Do the work on one photo after the other, until one failed as all of them would."""
     from explain.data.files import distinct, slug
     from explain.data.scans import stem_of
 
