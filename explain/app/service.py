@@ -259,6 +259,7 @@ class Service:
         return self._begin(CheckTask(request, served, send, answer), served.slow)
 
     def _begin(self, job: ExplainTask | CheckTask, worker: WorkerThread) -> str:
+        """Queue a job, send its name and how many wait before it, and return the name."""
         name = self._jobs.add(job)
         job.send({"work": name, "before": worker.waiting})
         worker.submit(partial(job.attempt, job.begin))

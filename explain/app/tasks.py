@@ -96,6 +96,7 @@ class Scheduler:
             self._enter_slow()
 
     def _enter_slow(self) -> None:
+        """Wait until no quick task waits or runs, or for so long that a slow one has its turn."""
         with self._changed:
             self._changed.wait_for(lambda: not self.busy and not self._quick_waiting, PATIENCE)
             self._changed.wait_for(lambda: not self.busy)
@@ -510,6 +511,7 @@ class ExplainTask(PageTask):
         return {"method": self.method_key, "about": method_info(self.method_key), "maps": maps_now}
 
     def _send_answer(self, start: float, *, last: bool) -> None:
+        """Send all maps so far; ``start`` is when the newest were begun."""
         explanation = self.explanation
         assert explanation is not None
         answer = ShownAnswer(self.request, explanation, self.curves, self.photo_name)
@@ -589,6 +591,7 @@ class CheckTask(PageTask):
         self.send({**values, "end": True})
 
     def _verdict(self) -> dict[str, Any]:
+        """The results of the map's checks."""
         method = self.request.method
         verdict = self._answer.explanation.check(
             method, self.request.target, progress=self.progress
@@ -596,6 +599,7 @@ class CheckTask(PageTask):
         return {"verdict": verdict[method].to_dict()}
 
     def _curve(self) -> dict[str, Any]:
+        """The deletion and insertion curves of the map, which are kept with the answer."""
         target = self.request.target
         method = self.request.method
         computed_curves = self._answer.curves

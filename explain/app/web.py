@@ -86,6 +86,8 @@ class Access:
         return None
 
     def _is_known(self, host: str) -> bool:
+        """Whether a ``Host`` header names this app: by one of its names, or with a token by any IP
+        address."""
         name = host_name(host)
         if name in self.hosts:
             return True
@@ -259,6 +261,7 @@ class Handlers:
         return reply
 
     async def upload(self, request: Any) -> Any:
+        """Add the photo that is the body of a request; its name is in a header."""
         content = await _body(request, "photo", self._service.limits.upload)
         name = unquote(request.headers.get("x-name", ""))
         async with self._decoders:  # a photo takes hundreds of megabytes while it is decoded

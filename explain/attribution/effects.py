@@ -115,6 +115,7 @@ class Effects:
         return self._maps() if self.grid else self._table()
 
     def _bars(self) -> "Figure":
+        """A bar for each layer."""
         figure = self._empty(6.4, 0.8 + 0.28 * len(self.by_layer))
         axes = figure.subplots()
         axes.barh(
@@ -129,6 +130,7 @@ class Effects:
         return figure
 
     def _maps(self) -> "Figure":
+        """A map for each layer, whose units are places of the photo, on the photo."""
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
 
@@ -154,6 +156,7 @@ class Effects:
         return figure
 
     def _table(self) -> "Figure":
+        """A row of coloured cells for each layer, one for each unit."""
         from matplotlib.ticker import MaxNLocator
 
         table = pad_sequence(list(self.by_layer.values()), batch_first=True, padding_value=math.nan)

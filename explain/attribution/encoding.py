@@ -113,6 +113,7 @@ def decode(value: Any) -> Any:
 
 
 def _decode(value: Any) -> Any:
+    """Read an encoded value; `decode` turns the errors of damaged ones into one line."""
     match value:
         case list():
             return [_decode(item) for item in value]
@@ -214,6 +215,7 @@ def _classes() -> dict[str, type]:
 
 
 def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+    """Write a tensor of any type and shape: its bytes as text, unless it is too large."""
     # no record that holds it would be read again
     if tensor.numel() * tensor.element_size() > LARGEST:
         return {"unknown": f"a tensor of shape {tuple(tensor.shape)}"}
@@ -228,6 +230,8 @@ def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _decode_tensor(text: str, dtype: str, shape: list[int]) -> torch.Tensor:
+    """Read what `_encode_tensor` has written; a ``ValueError`` or ``RuntimeError`` where it is
+    damaged."""
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise ValueError

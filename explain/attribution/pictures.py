@@ -133,22 +133,20 @@ class Look:
                 styles.get_style(in_styles[0], **option)
 
     def of(self, method_style: str) -> Style:
-        """The style for a method whose own is ``own``; lines around contributions have the colours
-        of their sign.
+        """The style for a method whose own is ``method_style``; outlines of contributions have the
+        colours of their sign.
 
         Raises:
             ExplainError: there is no such style, or it has no such option.
         """
-        if self.style is not None:
-            style = styles.get_style(self.style, colormap=self.colormap, alpha=self.alpha)
-            return (
-                style.signed()
-                if method_style == "signed" and isinstance(style, render.Contour)
-                else style
+        if self.style is None:
+            return styles.get_style(
+                method_style, strict=False, colormap=self.colormap, alpha=self.alpha
             )
-        return styles.get_style(
-            method_style, strict=False, colormap=self.colormap, alpha=self.alpha
-        )
+        style = styles.get_style(self.style, colormap=self.colormap, alpha=self.alpha)
+        if method_style == "signed" and isinstance(style, render.Contour):
+            return style.signed()
+        return style
 
 
 def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:

@@ -151,6 +151,7 @@ class Commands(click.Group):
 
 
 def _refuse_misspelt(word: str, names: list[str]) -> None:
+    """Refuse a first word that is no file, but close to the name of a command."""
     if not (word.isascii() and word.isalpha()) or os.path.lexists(word):
         return
     for name in close_to(word, names, 1):
@@ -220,6 +221,7 @@ def options_from_file(command: Command) -> tuple[str, dict[str, Any]]:
 
 
 def _table(file: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """The table at these keys of a TOML file; empty where there is no file, or no such table."""
     if not Path(file).is_file():
         return {}
     import tomllib
@@ -290,6 +292,7 @@ def numbers(text: Any) -> Any:
 
 
 def _tell_output(context: click.Context, option: click.Parameter, value: bool) -> None:
+    """Set --quiet or --verbose in the `Output`; click calls it with what was typed."""
     if context.obj is not None:
         setattr(context.obj, str(option.name), value)
 
@@ -334,6 +337,7 @@ def _first_word(context: click.Context, argument: click.Parameter, begin: str) -
 def _at_least_one(
     context: click.Context, argument: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
+    """Refuse an empty list of images; click calls it with what was typed."""
     if not names:
         raise click.UsageError("name at least one image", context)
     return names

@@ -104,6 +104,7 @@ class Output:
 
 @contextmanager
 def _heard() -> Iterator[None]:
+    """Raise `OutputClosedError` for whatever error a stream raises."""
     try:
         yield
     except OSError as error:
@@ -242,6 +243,7 @@ class RunProgress(StatusLine):
         )
 
     def _tell(self) -> None:
+        """Print the line once a minute until the run has ended; runs in a thread of its own."""
         while not self._has_ended.wait(MINUTE):
             if not self.hidden:
                 tell(self._line)
@@ -284,6 +286,7 @@ class ProgressBar(StatusLine):
         self.wipe()
 
     def _draw(self, part: float, passes: str) -> None:
+        """Draw the bar, where this share of the passes for the current photo is done."""
         share = (self.done + part) / self.total
         elapsed = self.clock() - self._begun
         photos = f"{self.done}/{self.total} " if self.total > 1 else ""

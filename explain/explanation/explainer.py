@@ -402,6 +402,7 @@ class Explainer:
         return reported(by_place)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
+        """Read a photo, and make the model's input of it; ``place`` is its number among several."""
         photo = self._load(image)
         source = image_path(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)

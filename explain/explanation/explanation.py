@@ -546,6 +546,7 @@ class Explanation(Reportable):
         return widget(self, self.sheet(tile=260), self.alternative)
 
     def _target(self, target: int | str) -> int:
+        """The position of a target that was explained, by position or label."""
         if isinstance(target, str):
             try:
                 return find_label(target, self.targets)
@@ -563,6 +564,7 @@ class Explanation(Reportable):
         return target
 
     def _attribution(self, method: str | None, target: int) -> Attribution:
+        """The attribution of a method, by its name with or without options; None is the first."""
         result = self.results[target]
         name = ""
         if method is None:
