@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 import explain
 from explain.attribution.concepts import update
-from tests.conftest import ROOT, TinyNet, snapshot
+from tests.conftest import TinyNet, snapshot
 from tests.methods import plain, plain_factors
 from tests.methods.test_exact import photo, random_network
 
@@ -59,10 +57,3 @@ def test_the_model_is_left_as_found_and_a_seed_gives_the_same_again(
     assert first.heatmaps.shape == (3, 3, 12, 10)
     assert first.classes(2).shape == (3, 2)
     assert snapshot(net) == before
-
-
-def test_an_explainer_shows_concepts_of_a_photo() -> None:
-    picture, found = explain.Explainer("tiny").concepts(ROOT / "assets" / "chelsea.png", 3)
-    assert len(found) == 3
-    assert picture.width == 451
-    assert json.dumps(found.layer) == '"layer3"'

@@ -158,9 +158,6 @@ def nan():
 
 def boom():
     raise ZeroDivisionError("from the factory")
-
-def lost():
-    return open("own weights.pt")
 """
 
 
@@ -177,9 +174,7 @@ def lost():
             ["--model", "own_net:boom"],
             "model 'own_net:boom' raised ZeroDivisionError: from the factory",
         ),
-        (["--model", "own_net:lost"], "raised FileNotFoundError"),
         (["--model", "broken_net:Net"], "raised SyntaxError"),
-        (["--model", "own_net:Net", "--labels", "gap.txt"], "but line 2 is empty"),
         (
             ["--model", "own_net:Net", "--labels", "three.txt"],
             "each of the model's 2 classes, got 3",
@@ -195,7 +190,6 @@ def test_what_ones_own_model_does_wrong_is_one_line(
 ) -> None:
     (tmp_path / "own_net.py").write_text(OWN)
     (tmp_path / "broken_net.py").write_text("def Net(:")
-    (tmp_path / "gap.txt").write_text("cat\n\ndog\n")
     (tmp_path / "three.txt").write_text("cat\ndog\ncow\n\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "own_net", raising=False)
@@ -292,45 +286,27 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("options", "json_too"),
-    [
-        (["--method", "saliency", "--top-k", "2"], False),
-        (["--method", "saliency", "--top-k", "2"], True),
-        (["layers"], True),
-        (["concepts"], False),
-        (["--target", "\x1b[2J"], True),
-    ],
+    "options",
+    [["--method", "saliency"], ["--method", "saliency", "--json"], ["concepts"]],
 )
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_labels_and_layers_that_would_steer_the_terminal_are_shown_harmlessly(
-    options: list[str],
-    json_too: bool,
-    tmp_path: Path,
-    typed: Typed,
-    monkeypatch: pytest.MonkeyPatch,
+    options: list[str], tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hostile_net.py").write_text(HOSTILE)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "hostile_net", raising=False)
-    arguments = [*options, CAT, "--model", "hostile_net:Net", "--size", "16"]
-    if json_too:
-        arguments.append("--json")
-    code, out, err = typed(*arguments)
+    code, out, err = typed(*options, CAT, "--model", "hostile_net:Net", "--size", "16")
+    assert code == 0
     assert all(printable(line) == line for line in out + err), out + err
-    refused = options[0] in ("--layer", "--target")
-    assert code == 2 * refused
-    if json_too:
-        document = json.loads("\n".join(out))
-        assert bool(document["errors"]) == refused
-        assert refused or json.dumps(RAW)[1:-1] in json.dumps(document)
-    elif not refused:
+    if "--json" in options:
+        assert json.dumps(RAW)[1:-1] in json.dumps(json.loads("\n".join(out)))
+    else:
         assert any(STEERING in line for line in out), out
-    for record in Path("explained").glob("*.json"):
-        assert all(printable(line) == line for line in record.read_text("utf-8").splitlines())
-        stored = json.loads(record.read_text("utf-8"))
-        assert json.dumps(RAW)[1:-1] in json.dumps(
-            stored.get("predictions", stored.get("concepts"))
-        )
+    (record,) = Path("explained").glob("*.json")
+    text = record.read_text("utf-8")
+    assert all(printable(line) == line for line in text.splitlines())
+    assert json.dumps(RAW)[1:-1] in json.dumps(json.loads(text))
 
 
 def test_names_that_cannot_be_shown_stop_nothing_and_json_is_valid(
