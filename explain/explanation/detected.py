@@ -72,13 +72,12 @@ def located(
         boxes: list[Prediction | None] = []
         concrete: list[Target] = []
         for target, choice, of_images in zip(targets, resolved, scores, strict=True):
+            prediction = None
             if of_images is not None and isinstance(choice, Detected):
-                prediction, again = _box(
-                    choice, float(of_images[image]), image, size, detections, part, categories
-                )
+                score = float(of_images[image])
+                prediction, again = _box(choice, score, image, size, detections, part, categories)
                 name = prediction.label
             else:
-                prediction = None
                 name, again = _region(target, choice, image, categories)
             names.append(name)
             boxes.append(prediction)
@@ -92,11 +91,10 @@ def _resolved(target: Target, output: Any, count: int, size: tuple[int, ...]) ->
     if isinstance(target, (ClassTarget, TopClass)):
         if find_layout(output, count, size) is None:
             return target
-        target = (
-            Detections(index=target.rank)
-            if isinstance(target, TopClass)
-            else Detections(target.index)
-        )
+        if isinstance(target, TopClass):
+            target = Detections(index=target.rank)
+        else:
+            target = Detections(target.index)
     return target.for_input_size(size).resolved(output, count)
 
 

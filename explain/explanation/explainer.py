@@ -1,9 +1,8 @@
 """`Explainer`: a photo and a model in, an `Explanation` out."""
 
 import io
-import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
@@ -39,6 +38,7 @@ from explain.explanation.photos import (
     Photo,
     PhotoRequest,
     collected,
+    converted,
     explained,
     photos_for_targets,
     reported,
@@ -438,26 +438,18 @@ class Explainer:
         }
         explanations = []
         for index, photo in enumerate(photos):
-            of_photo = answers.results
-            box = seen[index] if seen else Box.whole(photo.image.size)
+            size = photo.image.size
+            results = answers.results_of(index)
             if tiles:
-                of_photo = _each(
-                    of_photo, partial(tiles_on_photo, boxes=tiles, size=photo.image.size)
-                )
-            if len(photos) > 1:
-                of_photo = _each(of_photo, operator.itemgetter(index))
+                results = converted(results, partial(tiles_on_photo, boxes=tiles, size=size))
             places = answers.places[index]
             if places is not None:
                 targets[index] = list(places.targets)
-                of_photo = [
-                    {name: replace(maps, target=label) for name, maps in of_target.items()}
-                    for label, of_target in zip(places.names, of_photo, strict=True)
-                ]
             explanation = Explanation(
                 photo=photo.image,
                 source=photo.source,
-                box=box,
-                results=tuple(of_photo),
+                box=seen[index] if seen else Box.whole(size),
+                results=tuple(results),
                 asked=tuple(map(encoding.encode_target, targets[index])),
                 request=replace(request, targets=targets[index], of_each=None),
                 probabilities=None if probabilities is None else probabilities[index].clone(),
@@ -641,13 +633,6 @@ class Explainer:
         """Return inputs on the model's device and in its precision."""
         parameter = next((p for p in self.model.parameters() if p.is_floating_point()), None)
         return x if parameter is None else x.to(parameter.device, parameter.dtype)
-
-
-def _each(
-    results: Sequence[Mapping[str, Attribution]], convert: Callable[[Attribution], Attribution]
-) -> list[dict[str, Attribution]]:
-    """The attributions of all targets and methods, converted."""
-    return [{name: convert(maps) for name, maps in of_target.items()} for of_target in results]
 
 
 @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)

@@ -4,6 +4,7 @@ for its photo."""
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
@@ -179,6 +180,27 @@ class BatchAnswers:
     logits: torch.Tensor | None
     probabilities: torch.Tensor | None
     places: Sequence[Located | None]
+
+    def results_of(self, image: int) -> list[dict[str, Attribution]]:
+        """The attributions of one photo, a batch of one, by method for each target; boxes and
+        regions are called by their names in the photo."""
+        results = self.results
+        if len(self.places) > 1:
+            results = converted(results, itemgetter(image))
+        place = self.places[image]
+        if place is None:
+            return results
+        return [
+            {name: replace(maps, target=label) for name, maps in of_target.items()}
+            for label, of_target in zip(place.names, results, strict=True)
+        ]
+
+
+def converted(
+    results: Iterable[Mapping[str, Attribution]], convert: Callable[[Attribution], Attribution]
+) -> list[dict[str, Attribution]]:
+    """The attributions by method for each target, each converted."""
+    return [{name: convert(maps) for name, maps in of_target.items()} for of_target in results]
 
 
 def photos_for_targets(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[ImageLike]:
