@@ -208,8 +208,9 @@ def _classes() -> dict[str, type]:
     classes: dict[str, type] = {}
     for module in modules:
         for name, value in vars(module).items():
-            is_own = isinstance(value, type) and value.__module__ == module.__name__
-            if is_own and is_dataclass(value) and not name.startswith("_"):
+            if not isinstance(value, type) or value.__module__ != module.__name__:
+                continue
+            if is_dataclass(value) and not name.startswith("_"):
                 classes[name] = value
     return classes
 

@@ -43,8 +43,8 @@ from explain.explanation.photos import (
     photos_for_targets,
     reported,
     rows_are_apart,
-    tiles_on_photo,
 )
+from explain.explanation.tiles import tiles_on_photo
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, unwrap
 from explain.methods.base import Method, MethodLike, get_method, options
 from explain.models import (

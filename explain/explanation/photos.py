@@ -23,104 +23,12 @@ from explain._utils.nested import first_tensor
 from explain._utils.signals import came_by_signal
 from explain.attribution.encoding import encode_fields, has_tensor
 from explain.attribution.result import Attribution
-from explain.data.boxes import Box
 from explain.data.images import ImageLike
 from explain.explanation.detected import Located
 from explain.hooks.preserve import untouched
-from explain.layers.layouts import enlarge
 from explain.methods import Method
 from explain.methods.base import get_method, list_methods
 from explain.targets import ClassTarget, Target, TopClass
-
-
-def tiles_on_photo(
-    attribution: Attribution, boxes: Sequence[Box], size: tuple[int, int]
-) -> Attribution:
-    """Lay the maps of tiles where the tiles lie in their photo.
-
-    Args:
-        attribution: that of one photo whose T tiles, frames or patches have a map each.
-        boxes: where each lies; of frames that show the same, the same.
-        size: the photo's (width, height).
-
-    Returns:
-        The attribution of one image, at the resolution of the finest tile. Values for pixels are
-        added up where tiles overlap; values of a layer become the mean over the tiles that show a
-        place.
-
-    >>> tiles = Attribution("m", torch.ones(1, 2, 2, 2), "score", torch.ones(1), "a", (2, 2, 2))
-    >>> tiles_on_photo(tiles, [Box(0, 0, 2, 2), Box(2, 0, 4, 2)], (4, 2)).values.shape
-    torch.Size([1, 2, 4])
-    """
-    height, width = attribution.size[1:]
-    pixels = attribution.values.ndim == len(attribution.size) + 2
-    finest = min(boxes, key=lambda box: box.height * box.width)
-    canvas = (
-        max(round(size[1] * height / finest.height), height),
-        max(round(size[0] * width / finest.width), width),
-    )
-    scale = height / finest.height, width / finest.width
-
-    def laid(values: torch.Tensor) -> torch.Tensor:
-        if pixels:
-            tiles = values[0] if attribution.frames_first else values[0].transpose(0, 1)
-            return _laid(tiles, boxes, canvas, scale) * len(boxes)
-        if len(values[0]) != len(boxes):  # a layer with fewer steps in time
-            values = enlarge(values[:, None], (len(boxes), *values.shape[2:]))[:, 0]
-        return _laid(values[0], boxes, canvas, scale)
-
-    return replace(
-        attribution,
-        values=laid(attribution.values),
-        maps={name: laid(values) for name, values in attribution.maps.items()},
-        size=canvas,
-        error=None,
-        sets=None,
-        frames_first=False,
-    )
-
-
-def _laid(
-    values: torch.Tensor,
-    boxes: Sequence[Box],
-    canvas: tuple[int, int],
-    scale: tuple[float, float],
-) -> torch.Tensor:
-    """Lay values of tiles, ``(T, C, H, W)`` of pixels or maps ``(T, h, w)``, down in their photo:
-    the mean over all of them, or for maps over those that show a place.
-
-    ``canvas`` is the photo's height and width in cells of the finest tile, and ``scale`` how many
-    of these a pixel of the photo has, down and across.
-    """
-    pixels = values.ndim == 4
-    height, width = canvas
-    down, across = scale
-    total = values.new_zeros(1, values.shape[1] if pixels else 1, height, width)
-    count = values.new_zeros(height, width)
-    for part, box in zip(values if pixels else values[:, None], boxes, strict=True):
-        sides = max(1, round(box.height * down)), max(1, round(box.width * across))
-        spread = part[None] if tuple(part.shape[1:]) == sides else enlarge(part[None], sides)
-        if pixels:  # the places that a value is spread over share it
-            spread = spread * (part[0].numel() / spread[0, 0].numel())
-        rows, own_rows = _overlap(round(box.top * down), sides[0], height)
-        columns, own_columns = _overlap(round(box.left * across), sides[1], width)
-        total[:, :, rows, columns] += spread[:, :, own_rows, own_columns]
-        count[rows, columns] += 1
-    return total / len(boxes) if pixels else (total / count.clamp(min=1))[:, 0]
-
-
-def _overlap(start: int, length: int, whole: int) -> tuple[slice, slice]:
-    """Where a part that begins at ``start`` lies in the whole, and what of the part does.
-
-    >>> _overlap(-2, 5, 8), _overlap(4, 5, 8)
-    ((slice(0, 3, None), slice(2, 5, None)), (slice(3, 8, None), slice(0, 5, None)))
-    """
-    if start + length == whole + 1:  # by rounding
-        start -= 1
-    first = max(start, 0)
-    end = max(0, min(start + length, whole))
-    return slice(first, end), slice(first - start, max(first - start, end - start))
-
 
 # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
 AT_ONCE = 8

@@ -16,7 +16,7 @@ import explain
 from explain import ImageError
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
-from explain.explanation.photos import tiles_on_photo
+from explain.explanation.tiles import tiles_on_photo
 from tests.conftest import settled
 
 SIDE = 24
