@@ -30,7 +30,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from explain._utils import nested
-from explain._utils.errors import HookError, LayerError, NotRecordedError, note
+from explain._utils.errors import HookError, LayerError, NotRecordedError, note, shown
 from explain._utils.signals import deferring_signals, signal_safe
 from explain._utils.spelling import did_you_mean
 from explain.hooks import attention_parts, preserve
@@ -650,6 +650,7 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Itera
             begins at the layer.
 
     Raises:
+        HookError: ``gradients`` is neither True nor False.
         LayerError: a layer is not in the model, or gives no tensor; or, when gradients are read,
             parts of them may be missing.
 
@@ -667,6 +668,11 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Itera
     >>> seen.of("lstm").tensors[1, 0].gradient
     tensor([[1., 1., 1.]])
     """
+    if not isinstance(gradients, bool):
+        raise HookError(
+            f"gradients of capture must be True or False, got {shown(gradients)}; "
+            "HookGroup.backward takes those of full-backward hooks"
+        )
     with preserve.recording(torch.is_grad_enabled()), HookGroup(model) as group:
         yield Capture(group, select_places(model, layers), gradients=gradients, every=True)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from explain import LayerError
-from explain.hooks import HookGroup
+from explain import HookError, LayerError
+from explain.hooks import HookGroup, capture
 from explain.hooks.capturing import Capture
 
 
@@ -26,3 +26,9 @@ def test_layers_without_usable_output_are_refused() -> None:
         with pytest.raises(LayerError, match=message), HookGroup(model) as group:
             Capture(group, ["0"], gradients=True)
             model(torch.ones(1))
+
+
+def test_gradients_that_are_neither_on_nor_off_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 1))
+    with pytest.raises(HookError), capture(model, "0", gradients="full_backward"):  # type: ignore[arg-type]
+        model(torch.ones(1, 2))
