@@ -21,7 +21,7 @@ from explain.engine.settings import RuntimeSettings
 from explain.hooks import FeatureExtractor
 from explain.hooks.layer_names import Where
 from explain.insight.maps import Names, fields_of, json_value, most_frequent
-from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
+from explain.insight.reattribution import RunPhotos, class_in, class_of
 from explain.layers.default_layer import stage_layers
 from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.store.reading import Row
@@ -238,7 +238,7 @@ def channels(
     size: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
     seen = Box(0, 0, 0, 0)
-    for batch in photos.batches(one_for_each_photo(photos.run)):
+    for batch in photos.batches():
         batch_size = tuple(batch.x.shape[2:])
         if not where:
             where = one_layer(model, as_inputs(batch.x[:1]), layer)

@@ -21,7 +21,7 @@ from explain.insight.maps import (
     json_value,
     most_frequent,
 )
-from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
+from explain.insight.reattribution import Batch, RunPhotos
 from explain.layers.layouts import enlarge
 from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.store.reading import Row
@@ -137,7 +137,7 @@ def shared_concepts(
     for _ in range(rounds):
         gram = gram * KEPT
         cross = cross * KEPT
-        for batch in photos.batches(one_for_each_photo(photos.run)):
+        for batch in photos.batches():
             name = name or one_layer(model, as_inputs(batch.x[:1]), layer)
             rows = _rows(feature_maps(model, batch.x, name))
             if not rows.any():
@@ -186,7 +186,7 @@ def _measured(photos: RunPhotos, name: str, what: torch.Tensor, most: int) -> Sh
     whole = 0.0
     count = 0
     examples: list[list[Example]] = [[] for _ in what]
-    for batch in photos.batches(one_for_each_photo(photos.run)):
+    for batch in photos.batches():
         maps = feature_maps(model, batch.x, name)
         rows = _rows(maps)
         where = concept_strengths(rows, what)

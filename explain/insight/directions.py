@@ -17,7 +17,7 @@ from explain.engine import LayerGradients
 from explain.hooks.layer_names import Where
 from explain.insight.channels import at_layer, feature_maps
 from explain.insight.maps import fields_of, in_percent
-from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
+from explain.insight.reattribution import RunPhotos, class_in, class_of
 from explain.targets import ClassTarget
 
 DECAY = 0.01
@@ -335,7 +335,7 @@ def _others_and_slopes(
     of_others: list[torch.Tensor] = []
     slopes: list[torch.Tensor] = []
     looked = 0
-    for batch in photos.batches(one_for_each_photo(photos.run)):
+    for batch in photos.batches():
         of_class = [i for i, row in enumerate(batch.rows) if class_of(row) == target]
         rest = [i for i in range(len(batch.rows)) if i not in of_class]
         if rest:

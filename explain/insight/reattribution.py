@@ -68,14 +68,15 @@ class RunPhotos(PhotoReader):
             )
         return self._explainer
 
-    def batches(self, rows: Iterable[Row], size: int = BATCH) -> Iterator[Batch]:
-        """Give rows with their inputs, together where their shapes are the same; photos that are
-        gone are `missing`.
+    def batches(self, rows: Iterable[Row] | None = None, size: int = BATCH) -> Iterator[Batch]:
+        """Give rows with their inputs, together where their shapes are the same; None takes one row
+        of each photo of the run. Photos that are gone are named in ``missing``.
 
         Raises:
             RunError: the inputs have another size than in the run.
         """
-        read = filter(None, map(self._pair, rows))
+        chosen = one_for_each_photo(self.run) if rows is None else rows
+        read = filter(None, map(self._pair, chosen))
         for same in in_batches(read, lambda pair: pair[1].shape, lambda _: size):
             x = self.explainer._placed(torch.stack([x for _, x in same]))
             yield Batch(tuple(row for row, _ in same), x)

@@ -1,7 +1,7 @@
 """The mark of a finding: the region that photos of the finding have in common, which other photos
 can be given."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,10 @@ class PhotosWithRegions:
         return PhotosWithRegions(
             [self.rows[i] for i in numbers], self.x[which], self.classes[which], self.regions[which]
         )
+
+
+ReadSome = Callable[[list[Row]], PhotosWithRegions]
+"""Reads some photos of these rows, drawn at random."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,19 +143,23 @@ def marked_photos(
         LayerError: a channel has no layer.
     """
     rows = list(one_for_each_photo(photos.run))
+
+    def read_some(rows: list[Row]) -> PhotosWithRegions:
+        order = permutation(len(rows), seed)[:most]
+        return _read_photos(photos, [rows[i] for i in order.tolist()])
+
     if isinstance(finding, (Channel, Direction)):
-        return _of_vector(finding, photos, rows, layer, most, seed)
+        return _of_vector(finding, photos, layer, rows, read_some)
     target = _class_called(finding.target, photos.run)
     if isinstance(finding, Cluster):
-        return _of_excess(finding.excess, set(finding.members), target, photos, rows, most, seed)
+        return _of_excess(finding.excess, set(finding.members), target, rows, read_some)
     boxed = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
     if not boxed:
         members = {row.name for row in rows if row.target == finding.target}
-        return _of_excess(finding.beyond_others, members, target, photos, rows, most, seed)
+        return _of_excess(finding.beyond_others, members, target, rows, read_some)
     with_class = [row for row in boxed if class_of(row) == target]
-    without_class = _random_rows([row for row in boxed if class_of(row) != target], most, seed)
     carriers = _around_object(_read_photos(photos, with_class))
-    hosts = _around_object(_read_photos(photos, without_class))
+    hosts = _around_object(read_some([row for row in boxed if class_of(row) != target]))
     return _check_enough(MarkedPhotos(target, carriers, carriers[:0], hosts, from_host=True))
 
 
@@ -159,28 +167,24 @@ def _of_excess(
     excess: torch.Tensor,
     members: Collection[str],
     target: int | None,
-    photos: RunPhotos,
     rows: list[Row],
-    most: int,
-    seed: int,
+    read_some: ReadSome,
 ) -> MarkedPhotos:
-    """Photos with the region where their mean map exceeds that of others."""
+    """Photos of the names ``members``, and others, with the region where the mean map of the first
+    exceeds that of others."""
     region = (excess >= CORE * excess.max())[None, None].float()
-    in_cluster = _random_rows([row for row in rows if row.name in members], most, seed)
-    not_in_cluster = [row for row in rows if row.name not in members]
-    of_class = _random_rows([row for row in not_in_cluster if class_of(row) == target], most, seed)
-    of_others = _random_rows([row for row in not_in_cluster if class_of(row) != target], most, seed)
-    carriers = _read_photos(photos, in_cluster)
+    carriers = read_some([row for row in rows if row.name in members])
     covers = F.interpolate(region, carriers.x.shape[2:]) > 0
     carriers = _with_regions(carriers, covers)
+    others = [row for row in rows if row.name not in members]
 
     def covered(rows: list[Row]) -> PhotosWithRegions:
-        of_rows = _read_photos(photos, rows)
-        return _with_regions(of_rows, covers) if len(of_rows) else carriers[:0]
+        photos = read_some(rows)
+        return _with_regions(photos, covers) if len(photos) else carriers[:0]
 
-    return _check_enough(
-        MarkedPhotos(target, carriers, covered(of_class), covered(of_others), from_host=False)
-    )
+    of_class = covered([row for row in others if class_of(row) == target])
+    hosts = covered([row for row in others if class_of(row) != target])
+    return _check_enough(MarkedPhotos(target, carriers, of_class, hosts, from_host=False))
 
 
 def _around_object(photos: PhotosWithRegions) -> PhotosWithRegions:
@@ -190,10 +194,9 @@ def _around_object(photos: PhotosWithRegions) -> PhotosWithRegions:
 def _of_vector(
     finding: Channel | Direction,
     photos: RunPhotos,
-    rows: list[Row],
     layer: str | None,
-    most: int,
-    seed: int,
+    rows: list[Row],
+    read_some: ReadSome,
 ) -> MarkedPhotos:
     """The photos in which a vector of a layer's channels is strongest, with the regions where it
     is."""
@@ -202,23 +205,25 @@ def _of_vector(
         raise LayerError(
             "layer must name the layer of the channel, got None; give that of its report"
         )
-    candidates = _read_photos(photos, _random_rows(rows, most, seed))
+    candidates = read_some(rows)
     model = photos.explainer.model
     maps = torch.cat(
         [feature_maps(model, x, layer).float().cpu() for x in torch.split(candidates.x, 32)]
     )
-    vector = (
-        finding.vector if isinstance(finding, Direction) else one_hot(finding.number, maps.shape[1])
-    )
+    if isinstance(finding, Channel):
+        target = None
+        vector = F.one_hot(torch.tensor(finding.number), maps.shape[1])
+    else:
+        target = _class_called(finding.target, photos.run)
+        vector = finding.vector
     along = torch.einsum("nchw,c->nhw", maps, vector.to(maps))
     order = along.flatten(1).amax(1).argsort(descending=True)
     count = min(CARRIERS, len(order) // 4)
-    size = (int(candidates.x.shape[2]), int(candidates.x.shape[3]))
-    large = enlarge(along[:, None], size)
+    large = enlarge(along[:, None], tuple(candidates.x.shape[2:]))
     candidates = _with_regions(candidates, large >= large.amax((2, 3), keepdim=True) / 2)
     return _check_enough(
         MarkedPhotos(
-            _class_called(finding.target, photos.run) if isinstance(finding, Direction) else None,
+            target,
             candidates[order[:count]],
             candidates[order[:0]],
             candidates[order[count:]],
@@ -233,14 +238,9 @@ def _class_called(target: str, run: StoredRun) -> int | None:
     return next((row.target_class for row in run.rows() if row.target == target), None)
 
 
-def one_hot(number: int, count: int) -> torch.Tensor:
-    """The vector ``(count,)`` of one channel."""
-    return F.one_hot(torch.tensor(number), count)
-
-
 def _read_photos(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
     """Read photos as inputs of one size."""
-    batches = list(photos.batches(rows)) if rows else []
+    batches = list(photos.batches(rows))
     if len({batch.x.shape[1:] for batch in batches}) > 1:
         raise RunError(
             "photos must have inputs of one size to exchange parts, got several; use one "
@@ -254,11 +254,6 @@ def _read_photos(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
 
 def _with_regions(photos: PhotosWithRegions, regions: torch.Tensor) -> PhotosWithRegions:
     return replace(photos, regions=regions.expand_as(photos.regions))
-
-
-def _random_rows(rows: list[Row], most: int, seed: int) -> list[Row]:
-    """Some rows at random."""
-    return [rows[i] for i in permutation(len(rows), seed)[:most].tolist()]
 
 
 def _check_enough(marks: MarkedPhotos) -> MarkedPhotos:

@@ -38,6 +38,7 @@ from explain.store.sources import (
     labels_in,
     path_text,
     plain_key,
+    reason_of,
     stamp_of,
 )
 
@@ -140,9 +141,9 @@ class PhotoList(Source):
                 delimiter = ";"
             return list(csv.DictReader(lines, delimiter=delimiter))
         except (OSError, ValueError, csv.Error, RecursionError) as error:
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
             raise RunError(
-                f"source {str(self.file)!r} cannot be read as a list ({reason}); save it again"
+                f"source {str(self.file)!r} cannot be read as a list ({reason_of(error)}); save it "
+                "again"
             ) from None
 
     def _rows(self) -> list[Any]:
@@ -419,16 +420,11 @@ class Shards(Source):
                     if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
                         raise tarfile.ReadError(f"bad header at byte {tar.offset}")
             except (OSError, tarfile.TarError) as error:
-                reason = (
-                    " ".join(str(getattr(error, "strerror", None) or error).split())[:80]
-                    or type(error).__name__
+                problem = (
+                    f"shard {name!r} is damaged or no plain tar file ({reason_of(error)}); pack it "
+                    "again"
                 )
-                yield Entry(
-                    name,
-                    problem=(
-                        f"shard {name!r} is damaged or no plain tar file ({reason}); pack it again"
-                    ),
-                )
+                yield Entry(name, problem=problem)
 
     def read(self, entry: Entry) -> Content:
         shard, start, size = entry.where

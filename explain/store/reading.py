@@ -31,6 +31,7 @@ from explain.store.sources import (
     entries_of,
     path_of,
     path_text,
+    reason_of,
     stamp_of,
     true_label_names,
 )
@@ -490,9 +491,7 @@ class StoredRun:
         except ExplainError:  # which is a ValueError too
             raise
         except (TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
-            raise self._damaged(
-                f"a cell cannot be read ({' '.join(str(error).split())[:80]})"
-            ) from None
+            raise self._damaged(f"a cell cannot be read ({reason_of(error)})") from None
 
     def _connect(self) -> sqlite3.Connection:
         """Open the file for reading, as an immutable one where nothing can be written beside it.

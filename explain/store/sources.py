@@ -198,6 +198,16 @@ def path_text(name: str | os.PathLike[str]) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
+def reason_of(error: BaseException) -> str:
+    """Return what an error says, on one short line.
+
+    >>> reason_of(FileNotFoundError(2, "No such file")), reason_of(ValueError())
+    ('No such file', 'ValueError')
+    """
+    words = " ".join(str(getattr(error, "strerror", None) or error).split())
+    return words[:100] or type(error).__name__
+
+
 def path_of(stored: str) -> str:
     """Return the path of a file that was stored as `path_text`: one with bytes that are no text has
     them back."""

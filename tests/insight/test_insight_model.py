@@ -193,9 +193,9 @@ def test_a_concept_of_the_class_is_significant_and_one_of_nothing_is_not(photos:
     assert (direction.score, direction.told_apart, direction.photos) == (1.0, 1.0, 14)
     as_large = sum(abs(gain) >= direction.gain for gain in direction.random_gains)
     assert direction.chance == (1 + as_large) / 201
-    assert concept_direction(photos, green, "red", layer="look").gain < 0
+    assert concept_direction(photos, green, "red", layer="look", fakes=20).gain < 0
     mixed = [photo_of(2 * (number % 2), 100 + number) for number in range(8)]
-    assert not concept_direction(photos, mixed, 1, layer="look").significant
+    assert not concept_direction(photos, mixed, 1, layer="look", fakes=40).significant
 
 
 def test_the_gain_is_the_mean_derivative_along_the_vector(
