@@ -167,12 +167,14 @@ class ExplainWarning(UserWarning):
 
 
 class _Here(threading.local):
-    """What the messages of this thread follow: names of images, whether somebody types commands,
-    who hears warnings."""
+    """How the messages of this thread are worded, and where its warnings go."""
 
     images: Sequence[str | None] = ()
+    """The names of a batch's images; see `naming`."""
     typed = False
+    """Whether somebody types commands; see `typed`."""
     collect_warnings: list[str] | None = None
+    """The list for warnings; see `collect_warnings`."""
 
 
 _here = _Here()
@@ -329,14 +331,10 @@ def keywords(
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        parameters = [
-            name
-            for name, parameter in inspect.signature(function).parameters.items()
-            if parameter.kind in kinds
-        ]
-        accepted = dict.fromkeys(
-            [*parameters, *(name for typed_dict in more for name in typed_dict.__annotations__)]
-        )
+        parameters = inspect.signature(function).parameters.items()
+        accepted = dict.fromkeys(name for name, parameter in parameters if parameter.kind in kinds)
+        for typed_dict in more:
+            accepted.update(dict.fromkeys(typed_dict.__annotations__))
         accepted.pop("self", None)
 
         @functools.wraps(function)
@@ -362,7 +360,7 @@ def keywords(
 
 
 def raised(error: BaseException) -> str:
-    """Say on one line what code that is not ours raised.
+    """Say on one line what other code raised: the kind of error and the first line of its message.
 
     >>> raised(ValueError("no\\nmore"))
     'raised ValueError: no'
@@ -371,7 +369,8 @@ def raised(error: BaseException) -> str:
 
 
 def shown(value: object, width: int = 60) -> str:
-    """Show a value that was given on one short line; of arrays and tensors, the kind and shape.
+    """Show an argument's value on one short line of a message; of arrays and tensors, the kind and
+    shape.
 
     >>> shown("0.6"), shown([1] * 100, 12)
     ("'0.6'", '[1, 1, 1, ...')
@@ -385,7 +384,7 @@ def shown(value: object, width: int = 60) -> str:
 
 
 def optional(module: str, why: str, extra: str, error: type[ExplainError]) -> Any:
-    """Import a module of a package that comes with an extra.
+    """Import a module of a package that comes with an ``extra``; ``why`` says what it is for.
 
     >>> optional("nothing.at.all", "for this", "app", AppError)
     Traceback (most recent call last):
@@ -401,8 +400,7 @@ def optional(module: str, why: str, extra: str, error: type[ExplainError]) -> An
 
 
 def short_repr(value: Any) -> str:
-    """Show a dataclass as it shows itself, but arrays and tensors as their kind and shape: a
-    ``__repr__``.
+    """A ``__repr__`` for dataclasses that shows arrays and tensors as their kind and shape.
 
     >>> import dataclasses, numpy
     >>> @dataclasses.dataclass
@@ -414,7 +412,9 @@ def short_repr(value: Any) -> str:
     """
     options = []
     for field in fields(value):
-        item = getattr(value, field.name)
-        text = f"<{shown(item)}>" if isinstance(getattr(item, "shape", None), tuple) else repr(item)
-        options += [f"{field.name}={text}"] if field.repr else []
+        if field.repr:
+            item = getattr(value, field.name)
+            is_array = isinstance(getattr(item, "shape", None), tuple)
+            text = f"<{shown(item)}>" if is_array else repr(item)
+            options.append(f"{field.name}={text}")
     return f"{type(value).__name__}({', '.join(options)})"

@@ -22,13 +22,12 @@ def duration(seconds: float) -> str:
 
 
 class StatusLine:
-    """One line on standard error that is drawn in place of the last one; in a terminal, unless
-    ``anywhere``."""
+    """One line on standard error that is drawn in place of the last one."""
 
-    _drawn = float("-inf")
-    _shown = False
-    hidden = False
-    anywhere = False
+    _drawn = float("-inf")  # the time of the last drawing, by the clock
+    _shown = False  # whether it is there to be removed
+    hidden = False  # whether it is not drawn at all
+    anywhere = False  # whether it is drawn outside of terminals too
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -59,8 +58,8 @@ class ProgressLine(StatusLine):
     the total."""
 
     anywhere = True
-    _first = (0, 0.0)
-    _last = 0
+    _first = (0, 0.0)  # what was done at the first call for a piece of work, and the time
+    _last = 0  # what was done at the last call
 
     def __call__(self, done: int, total: int | None) -> None:
         if done <= self._last or not self._last:  # something else has begun

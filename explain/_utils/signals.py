@@ -53,11 +53,11 @@ _main = threading.main_thread().ident
 _waiting: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []
 
 
+@dataclass(eq=False)
 class _InFront:
     """A handler that stands in front of a caller's own, ``theirs``, and passes signals on to it."""
 
-    def __init__(self, theirs: Callable[[int, FrameType | None], Any]) -> None:
-        self.theirs = theirs
+    theirs: Callable[[int, FrameType | None], Any]
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if _is_amid(frame) or _is_in_a_context_of_ours(frame) or _is_where_errors_are_lost(frame):

@@ -188,6 +188,11 @@ def _class_weights(
 def _similarity(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> Tensor:
+    """How much the best detection in each image is like the explained one ``(N,)``.
+
+    Raises:
+        TargetError: the target is no detection.
+    """
     if not isinstance(resolved.target, Detected):
         kind = either("a detected box, explain.targets.Detections,", "a detected box")
         got = resolved.name if resolved.classes is None else "a class"

@@ -61,6 +61,7 @@ class IncrementalInference:
         return self._call if self._is_faster[kind] else None
 
     def _call(self, owners: Tensor, inputs: Inputs) -> Any:
+        """The function that `faster_call` returns; rows of another kind are run as a whole."""
         box = changed_box(self._photos, owners, inputs.x)
         output = None
         if box is not None and self._is_faster.get(_kind(box)):

@@ -222,12 +222,14 @@ class BoxMaps(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     data = property(Tensor.detach)
-    """Cannot be set."""
+    """Cannot be set: that would not be dispatched."""
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Run an operator on boxes, as its form that does not overwrite; or on whole feature
+        maps."""
         schema = function._schema
         name = function.overloadpacket.__name__
         maps = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, BoxMaps)]
@@ -247,7 +249,7 @@ class BoxMaps(Tensor):
             maps[0]._become(box)
             return maps[0]
         result = BoxMaps(box, photos)
-        empty_results = len(schema.returns) - 1
+        empty_results = len(schema.returns) - 1  # those of normalisations are for training
         return (result, *[None] * empty_results) if empty_results else result
 
     def whole(self) -> Tensor:
@@ -282,7 +284,7 @@ def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps
 
 @dataclass(eq=False)
 class _Operator:
-    """An operator that is given feature maps that are known as boxes."""
+    """A call of an operator with feature maps that are known as boxes."""
 
     function: Any
     args: Any
@@ -337,8 +339,8 @@ class _Operator:
         return _first(self.function(*args, **kwargs))
 
     def _each_value(self) -> ChangedBox | None:
-        """An operator that takes each place of the feature maps alone, in the box that holds all
-        boxes."""
+        """An operator that takes each place of the feature maps alone, on the box that holds those
+        of all its arguments."""
         start, sides = _around(self.boxes)
         one = self.boxes[0]
         if any(box.map_sides != one.map_sides for box in self.boxes) or not _is_small(
@@ -349,6 +351,7 @@ class _Operator:
         return ChangedBox(self._of_photos(), one.owners, start, values)
 
     def _padded(self) -> ChangedBox | None:
+        """Padding with a constant, which moves the box."""
         (box,) = self.boxes
         pads = self.args[1]
         if min(pads) < 0 or len(pads) > 2 * len(box.sides):
@@ -404,11 +407,13 @@ def _is_constant(tensor: Tensor, dims: int) -> bool:
 
 
 def _first(result: Any) -> Tensor:
+    """What an operator returns, or the first of several results."""
     tensor: Tensor = result[0] if isinstance(result, tuple) else result
     return tensor
 
 
 def _same(one: Any, other: Any) -> bool:
+    """Whether two arguments are the same tensor, or equal otherwise."""
     return one is other or (
         not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
     )
