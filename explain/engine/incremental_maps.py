@@ -67,7 +67,7 @@ class ChangedBox:
             filled.index_copy_(0, own_place.flatten(), _rows(self.values))
         else:
             filled[own_place[is_kept]] = _rows(self.values)[is_kept.flatten()]
-        return filled.unflatten(0, (len(start), *sides)).movedim(-1, 1)
+        return filled.reshape((len(start), *sides, -1)).movedim(-1, 1)
 
     def whole(self) -> Tensor:
         """The whole feature maps of the rows ``(B, C, *map_sides)``."""

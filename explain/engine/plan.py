@@ -47,7 +47,7 @@ class PerturbationPass:
     @cached_property
     def inner(self) -> frozenset[NeedAtLayer]:
         """The evidence that is needed of each perturbed row."""
-        inner_needs = set()
+        inner_needs = set[NeedAtLayer]()
         for need in self.needs:
             if isinstance(need.kind, Attributions):
                 inner_needs.update(map(need.at_same_place, need.kind.method.needs))

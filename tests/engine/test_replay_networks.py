@@ -3,6 +3,7 @@ elsewhere."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -223,8 +224,9 @@ def ablated(model: Stem, x: torch.Tensor) -> torch.Tensor:
     return total
 
 
-@pytest.mark.parametrize("batch_size", [None, 4])
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize(
+    ("kind", "batch_size"), [*product(NETWORKS, [None, 4]), (Shortcut, 1), (CountsRows, 1)]
+)
 def test_ablations_equal_the_plain_computation(kind: type[Stem], batch_size: int | None) -> None:
     model = made(kind)
     expected = ablated(model, X[:1])
