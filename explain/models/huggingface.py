@@ -15,6 +15,7 @@ from torch import nn
 
 from explain._utils.errors import ModelError, either, option_name, quiet
 from explain.models.preprocessing import CenterCrop, Interpolation, StretchedPhoto
+from explain.targets.tokenizer import beside_weights
 
 SHOWN = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")
 """The values of an image processor that its text shows."""
@@ -154,17 +155,11 @@ def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Proc
     from, or, assumed, the usual one of the model's family at the size that the configuration names.
     Nothing is downloaded.
     """
-    processed = as_processed(getattr(model, "image_processor", None)) or as_processed(
-        getattr(model, "processor", None)
-    )
-    source = getattr(config, "_name_or_path", None)
-    if processed is None and source:
-        # it may not be here; a file of others may be wrong in any way
-        with suppress(Exception), quiet():
-            auto = importlib.import_module("transformers").AutoImageProcessor
-            processed = Processed(
-                auto.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-            )
+    processed = as_processed(getattr(model, "image_processor", None))
+    processed = processed or as_processed(getattr(model, "processor", None))
+    if processed is None:
+        processor = beside_weights(config, "AutoImageProcessor")
+        processed = None if processor is None else Processed(processor)
     is_own = processed is not None
     processed = processed or _usual(config)
     if size is None and not is_own:

@@ -32,8 +32,10 @@ from explain.targets.tokenizer import (
 )
 
 _PAIRS = (("get_image_features", "get_text_features"), ("encode_image", "encode_text"))
-# and the tokens of words, by their names
+"""The names of the functions of features: of transformers, and of open_clip."""
 Prepared = tuple[nn.Module, Inputs, dict[str, tuple[str, ...]]]
+"""A model whose output has the scores of texts, its inputs, and the tokens of each explained input
+of words, by the name of that input."""
 T = TypeVar("T")
 
 
@@ -75,8 +77,8 @@ class Text(CheckedTarget):
         return named_text(self.text)
 
     def without_words(self) -> "list[Text]":
-        """The text without its first word, without its second, and so on: what it loses is what a
-        word brings.
+        """Return the text without its first word, without its second, and so on: the score that it
+        loses is what the word brings.
 
         >>> text = Text("a red bus")
         >>> [(text - shorter).name for shorter in text.without_words()]
@@ -93,16 +95,14 @@ class Text(CheckedTarget):
     def pick(self, output: Any, count: int) -> Picked:
         scores = output.get(self.name) if isinstance(output, Mapping) else None
         if scores is None:
-            raise unsuitable(
-                repr(self.name),
-                "image and text features (CLIP, SigLIP and their relatives)",
-                output,
-            )
+            needs = "image and text features (CLIP, SigLIP and their relatives)"
+            raise unsuitable(repr(self.name), needs, output)
         return scores.reshape(count), None
 
 
 def targets_in(target: Any, kind: type[T]) -> Iterator[T]:
-    """The targets of a kind in a target, such as the texts in a difference of two.
+    """Yield the targets of a kind in a target, or in a tuple of targets, such as the texts in a
+    difference of two.
 
     >>> [text.text for text in targets_in(Text("a bus") - 2 * Text("a truck"), Text)]
     ['a bus', 'a truck']
@@ -135,9 +135,9 @@ def image_scorer(
     """Return a model of photos alone: the same modules under the same names, with the scores of
     texts as its output.
 
-    ``labels`` are the texts of zero-shot classes, with the class scores ``(N, K)`` as "logits";
-    they replace those that a scorer has. The features of texts are computed once, here; those of
-    texts with ``words`` from their embeddings.
+    ``labels`` are the texts of zero-shot classes, whose scores ``(N, K)`` are "logits" in the
+    output; they replace those that a scorer has. The features of texts are computed once, here, but
+    those of texts in ``words`` in each pass, from the embeddings of their tokens.
 
     Raises:
         ModelError: not an image-text model, or one without the tokenizer that a text needs.
@@ -170,11 +170,9 @@ def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> P
             f"target {texts[0].name!r} must have the photo as the only input, got {inputs}; give x "
             "alone"
         )
-    words = (
-        {text.name: _Words(model, text) for text in texts if text.words}
-        if is_image_text(model)
-        else {}
-    )
+    words = {}
+    if is_image_text(model):
+        words = {text.name: _Words(model, text) for text in texts if text.words}
     scorer = image_scorer(model, texts, words=words)
     if not words:
         return scorer, Inputs((inputs.x,)), {}
@@ -198,9 +196,10 @@ class _Words:
         self.tokens = token_names(tokenizer_of(model), self.arguments["ids"][0].tolist())
 
     def features(self, model: nn.Module, embedded: torch.Tensor) -> torch.Tensor:
-        arguments = {
-            name: tensor.expand(len(embedded), -1) for name, tensor in self.arguments.items()
-        }
+        """Return the features ``(N, F)`` of the text with other embeddings ``(N, L, D)``."""
+        arguments = {}
+        for name, tensor in self.arguments.items():
+            arguments[name] = tensor.expand(len(embedded), -1)
         with HookGroup(model) as group:
             group.forward(self.layer, lambda module, args, output: embedded)
             return _run_text(model, arguments)
@@ -231,8 +230,12 @@ def find_embedding(
 
 
 def _functions(model: nn.Module) -> tuple[Any, Any] | None:
-    pairs = ((getattr(model, image, None), getattr(model, text, None)) for image, text in _PAIRS)
-    return next((pair for pair in pairs if all(map(callable, pair))), None)
+    """The functions of a model that give the features of photos and of texts; None without both."""
+    for of_image, of_text in _PAIRS:
+        pair = (getattr(model, of_image, None), getattr(model, of_text, None))
+        if all(map(callable, pair)):
+            return pair
+    return None
 
 
 def _scores(
@@ -261,9 +264,9 @@ def _scores(
 
 def _similarity(model: nn.Module, cosine: torch.Tensor) -> torch.Tensor:
     """The model's logits of cosines, by the parameters that CLIP, SigLIP or ALIGN have for it."""
-    scale, bias, temperature = (
-        getattr(model, name, None) for name in ("logit_scale", "logit_bias", "temperature")
-    )
+    scale = getattr(model, "logit_scale", None)
+    temperature = getattr(model, "temperature", None)
+    bias = getattr(model, "logit_bias", None)
     if isinstance(scale, torch.Tensor):
         cosine = cosine * scale.exp()
     elif isinstance(temperature, torch.Tensor):
@@ -277,6 +280,7 @@ def _features(model: nn.Module, texts: Sequence[Text]) -> torch.Tensor:
 
 
 def _run_text(model: nn.Module, arguments: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The features ``(K, F)`` of texts, from the arguments that `_tokenized` makes."""
     run = _functions(model)[1]  # type: ignore[index]
     options = dict(arguments)
     ids = options.pop("ids")
@@ -310,13 +314,10 @@ def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tenso
         return {"ids": ids.to(device)}
     config = getattr(model, "config", None)
     length = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
-    how = {
-        "padding": "max_length",
-        "truncation": True,
-        "max_length": length,
-        "return_tensors": "pt",
-    }
-    tokens = tokenizer(written, **how)
-    warn_of_cut(written, tokens["input_ids"], lambda texts: tokenizer(texts, **how)["input_ids"])
+    tokenize = partial(
+        tokenizer, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+    )
+    tokens = tokenize(written)
+    warn_of_cut(written, tokens["input_ids"], lambda texts: tokenize(texts)["input_ids"])
     arguments = {name: tensor.to(device) for name, tensor in tokens.items()}
     return {"ids": arguments.pop("input_ids"), **arguments}

@@ -14,7 +14,7 @@ TokenIds = tuple[int, ...]
 
 
 def check_text(text: Any) -> str | TokenIds:
-    """Return a text as it is, and ids of tokens as a tuple."""
+    """Return a text as it is, or the ids of its tokens as a tuple; anything else is refused."""
     if isinstance(text, str) and text.strip():
         return text
     if hasattr(text, "__iter__") and not isinstance(text, str):
@@ -36,8 +36,8 @@ def named_text(text: str | TokenIds) -> str:
 def warn_of_cut(
     texts: Sequence[str], ids: torch.Tensor, ids_of: Callable[[list[str]], torch.Tensor]
 ) -> None:
-    """Warn of texts that are too long: their ``ids`` ``(N, L)`` are the same without the last
-    word."""
+    """Warn of texts that are too long for a tokenizer: their ``ids`` ``(N, L)`` are the same
+    without the last word, as ``ids_of`` shows."""
     shorter = ids_of([text.rpartition(" ")[0] for text in texts])
     for text, same in zip(texts, (ids == shorter).all(1).tolist(), strict=True):
         if same:
@@ -48,24 +48,31 @@ def warn_of_cut(
 
 
 def tokenizer_of(model: nn.Module) -> Any:
-    """The tokenizer that comes with a model, or lies where transformers loaded it from; None
-    without one."""
+    """Return the tokenizer that comes with a model, or lies where transformers loaded the model
+    from; None without one."""
     for holder in (model, getattr(model, "processor", None)):
         tokenizer = getattr(holder, "tokenizer", None)
         if callable(tokenizer):
             return tokenizer
-    source = getattr(getattr(model, "config", None), "_name_or_path", None)
+    return beside_weights(getattr(model, "config", None), "AutoTokenizer")
+
+
+def beside_weights(config: Any, kind: str) -> Any:
+    """Return what lies where transformers loaded a model with this configuration from, such as its
+    "AutoTokenizer"; None where it is not on this computer."""
+    source = getattr(config, "_name_or_path", None)
     if not source:
         return None
-    # it may not be here; a file of others may be wrong in any way
+    # a file of others may be wrong in any way
     with suppress(Exception), quiet():
-        auto = importlib.import_module("transformers").AutoTokenizer
+        auto = getattr(importlib.import_module("transformers"), kind)
         return auto.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     return None
 
 
 def need_tokenizer(model: nn.Module, what: str) -> Any:
-    """The same, refused where there is none."""
+    """Return the tokenizer of a model, which ``what`` is to be cut into tokens with; refused where
+    there is none."""
     tokenizer = tokenizer_of(model)
     if tokenizer is None:
         raise ModelError(
@@ -77,8 +84,8 @@ def need_tokenizer(model: nn.Module, what: str) -> Any:
 
 
 def token_names(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
-    """How a tokenizer writes each token, "" for tokens that are no part of a text; without one,
-    their numbers."""
+    """Return how a tokenizer writes each token, or "" for one that is no part of a text; without a
+    tokenizer, their numbers."""
     special = {*getattr(tokenizer, "all_special_ids", ()), getattr(tokenizer, "pad_token_id", None)}
     decoder = getattr(tokenizer, "decoder", None)
     if hasattr(tokenizer, "convert_ids_to_tokens"):
@@ -92,7 +99,8 @@ def token_names(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def words_of(tokens: Sequence[str]) -> list[list[int]]:
-    """Which tokens make up each word, by how tokenizers mark beginnings, ends and continuations.
+    """Return the places of the tokens that make up each word, by how tokenizers mark where a word
+    begins, ends or goes on.
 
     >>> (
     ...     words_of(["", "▁a", "▁zeb", "ra", ""]),
@@ -119,16 +127,13 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
 
 
 def ids_of(model: nn.Module, name: str) -> set[int]:
-    """The ids of a special token, by the model's configurations and its tokenizer."""
+    """Return the ids that a model's configurations and its tokenizer have for a special token, such
+    as "eos_token_id"."""
     config = getattr(model, "config", None)
-    text_config = getattr(config, "text_config", None)
+    holders = [config, getattr(config, "text_config", None), tokenizer_of(model)]
+    holders.append(getattr(model, "generation_config", None))
     ids = set()
-    for holder in (
-        getattr(model, "generation_config", None),
-        config,
-        text_config,
-        tokenizer_of(model),
-    ):
+    for holder in holders:
         value = getattr(holder, name, None)
         ids |= set(value if isinstance(value, list) else [value])
     return ids - {None}
