@@ -208,8 +208,9 @@ def _candidates(summary: ForwardSummary) -> list[_Candidate]:
     return candidates
 
 
-def _maps_as_the_input(candidates: list[_Candidate], size: Size) -> list[_Candidate]:
+def _maps_as_the_input(search: LayerSearch, candidates: list[_Candidate]) -> list[_Candidate]:
     """The maps that cover the input, not pooled, if there are any."""
+    size = tuple(search.inputs.x.shape[2:])
     maps = [candidate for candidate in candidates if candidate.is_map]
     covering = [
         candidate for candidate in maps if candidate.grid and has_aspect(candidate.grid.size, size)
@@ -268,7 +269,7 @@ def _last_feature_map(search: LayerSearch) -> tuple[str, bool]:
     says nothing.
     """
     candidates = _candidates(search.summary)
-    maps = _maps_as_the_input(candidates, tuple(search.inputs.x.shape[2:]))
+    maps = _maps_as_the_input(search, candidates)
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
     last_tokens = _before_attention(candidates)[-1:]
     latest = _latest_first([*maps[-1:], *last_tokens])[:1]
@@ -315,9 +316,7 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
         for candidate in _before_attention(candidates)
         if candidate.grid and candidate.grid.size in summary.sizes
     ]
-    covering = _latest_first(
-        _maps_as_the_input(candidates, tuple(search.inputs.x.shape[2:])) + tokens
-    )
+    covering = _latest_first(_maps_as_the_input(search, candidates) + tokens)
     resized = _latest_first(
         candidate for candidate in candidates if candidate.is_map and not candidate.is_pooling
     )

@@ -91,6 +91,11 @@ class Call:
             names = ("input", "condition", "other")
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments by name, tensors without their graphs."""
+        return {name: detach(value) for name, value in self.named.items()}
+
     def make(self, replaced: Mapping[int, Tensor] | None = None) -> Any:
         """Call the function, with some arguments replaced, by place."""
         if not replaced:
@@ -331,7 +336,7 @@ def _weighted(call: Call) -> LinearMap:
 
     Which contributions are positive is said by the weights of its kernel, place by place.
     """
-    options = {name: detach(value) for name, value in call.named.items()}
+    options = call.options
     weight = options["weight"]
     bias = options.get("bias")
     deformed = "offset" in options
@@ -424,7 +429,7 @@ def _convolution_back(options: Mapping[str, Any], transposed: bool) -> Back:
 def _batch_norm(call: Call) -> LinearMap | None:
     """A batch normalisation by running statistics; None by those of the batch, which depend on
     x."""
-    options = {name: detach(value) for name, value in call.named.items()}
+    options = call.options
     mean = options.get("running_mean")
     variance = options.get("running_var")
     if options.get("training", False) or mean is None or variance is None:

@@ -127,15 +127,12 @@ class Composite:
 
     def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "Composite":
         """The same, with the range of the input for rules that would take each image's own."""
-
-        def closed(rule: RelevanceRule) -> RelevanceRule:
-            return (
-                replace(rule, low=low, high=high)
-                if isinstance(rule, ZBox) and rule.low is None
-                else rule
-            )
-
-        return replace(self, rules=tuple((when, closed(rule)) for when, rule in self.rules))
+        rules: list[tuple[When, RelevanceRule]] = []
+        for when, rule in self.rules:
+            if isinstance(rule, ZBox) and rule.low is None:
+                rule = replace(rule, low=low, high=high)
+            rules.append((when, rule))
+        return replace(self, rules=tuple(rules))
 
     @property
     def kinds(self) -> frozenset[str]:

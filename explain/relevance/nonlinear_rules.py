@@ -55,7 +55,14 @@ class Uniform(RelevanceRule):
         return sent | dict.fromkeys(scales, send_nothing)
 
 
-class ActivationPassThrough(RelevanceRule):
+class _OfOneSignal(RelevanceRule):
+    """A rule for steps whose first argument alone depends on the input."""
+
+    def fits(self, step: Step) -> bool:
+        return super().fits(step) and tuple(step.dependent) == (0,)
+
+
+class ActivationPassThrough(_OfOneSignal):
     """An activation passes relevance on unchanged (Bach et al., 2015): its slope is that of the
     line from zero.
 
@@ -63,9 +70,6 @@ class ActivationPassThrough(RelevanceRule):
     """
 
     name: ClassVar[str] = "identity"
-
-    def fits(self, step: Step) -> bool:
-        return super().fits(step) and tuple(step.dependent) == (0,)
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         x = step.x.tensor
@@ -123,7 +127,7 @@ class Taylor(RelevanceRule):
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         if step.kind == "softmax":
-            return {0: lambda plain: self._of_softmax(step.result.tensor, gradient, plain, flow)}
+            return {0: partial(self._of_softmax, step.result.tensor, gradient, flow)}
         flow.take("softmax", gradient * step.result.tensor)
         # Half of it goes to the values; query and key share the other half.
         weights = 0.5 if 2 in step.entrances and len(step.entrances) > 1 else 1.0
@@ -138,7 +142,8 @@ class Taylor(RelevanceRule):
         return {place: partial(scaled, place) for place in step.entrances}
 
     @staticmethod
-    def _of_softmax(s: Tensor, gradient: Tensor, plain: Tensor, flow: RelevanceFlow) -> Tensor:
+    def _of_softmax(s: Tensor, gradient: Tensor, flow: RelevanceFlow, plain: Tensor) -> Tensor:
+        """The plain gradient of a softmax ``s``; the flow takes what it does not conserve."""
         # The gradients of a row add up to zero, so log s does for x, which differs by the same
         # number in a row.
         flow.take("softmax", s * gradient - torch.where(s > 0, s, 1).log() * plain)
@@ -157,14 +162,11 @@ def attention_scores(step: Step, query: Tensor, key: Tensor) -> tuple[Tensor, fl
     return scores, scale
 
 
-class ConstantDeviation(RelevanceRule):
+class ConstantDeviation(_OfOneSignal):
     """Normalisations divide by a constant (Ali et al., 2022): the deviation is not differentiated,
     the mean is."""
 
     name: ClassVar[str] = "constant deviation"
-
-    def fits(self, step: Step) -> bool:
-        return super().fits(step) and tuple(step.dependent) == (0,)
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         weight = parameter_of(step, "weight")
@@ -310,7 +312,7 @@ _ADDED: Mapping[str, Callable[[Step, Tensor], list[Tensor]]] = {
 step."""
 
 
-class ElementwisePassThrough(RelevanceRule):
+class ElementwisePassThrough(_OfOneSignal):
     """The pass rule: each element of the input gets the relevance of the element of the output at
     its position.
 
@@ -328,8 +330,7 @@ class ElementwisePassThrough(RelevanceRule):
                 len(step.values) == 3
                 and len({snapshot.tensor.shape[:-2] for snapshot in step.values.values()}) == 1
             )
-        elementwise = step.kind in ("activation", "softmax", "deviation")
-        return super().fits(step) and elementwise and tuple(step.dependent) == (0,)
+        return super().fits(step) and step.kind in ("activation", "softmax", "deviation")
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         if step.kind != "attention":

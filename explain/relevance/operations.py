@@ -197,7 +197,7 @@ class _Selection(NamedTuple):
 
 def _selections(call: Call) -> list[_Selection]:
     """What a call keeps where a mask says so."""
-    values = [*call.args, *call.kwargs.values()]
+    values = call.flat
     if call.name == "mul" and len(values) == 2:
         first, second = values
         return [_Selection(first, second, 1, (0,)), _Selection(second, first, 1, (1,))]
@@ -243,7 +243,7 @@ class Rectifiers:
             return
         row = call.info
         if row.has("greater") or row.has("less"):
-            first, second = [*call.args, *call.kwargs.values()][:2]
+            first, second = call.flat[:2]
             side = 1 if row.has("greater") else -1
             if _is_zero(first) and isinstance(second, Tensor):
                 self._signs[result] = _Sign(second.detach(), -side)

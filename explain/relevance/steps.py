@@ -215,7 +215,7 @@ class Step:
     @property
     def options(self) -> Mapping[str, Any]:
         """The arguments by name, where the names are known."""
-        return {name: calls.detach(value) for name, value in self.call.named.items()}
+        return self.call.options
 
     @property
     def linear(self) -> LinearMap:
