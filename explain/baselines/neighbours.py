@@ -80,7 +80,7 @@ def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
 def _inverse(level: _Level) -> torch.Tensor:
     """The inverse ``(b, h w, h w)`` of the coarsest grid's matrix; what is known stays 0."""
     cells = level.unknown[0].numel()
-    units = torch.eye(cells).to(level.unknown).unflatten(1, level.unknown.shape[1:])
+    units = torch.eye(cells).to(level.unknown).reshape([cells, *level.unknown.shape[1:]])
     around = _around(units).reshape(cells, cells)
     unknown = level.unknown.flatten(1)
     matrix = -around * unknown[:, :, None] * unknown[:, None]
@@ -211,7 +211,9 @@ class Neighbours(Baseline):
         frames = _frames(in_single_or_double(images))
         masks = _frames(keep.expand([len(images), *keep.shape[1:]]))
         filled = interpolated(frames, masks < 1)
-        filled = filled.unflatten(0, (len(images), -1)).movedim(1, 2).reshape(images.shape)
+        filled = (
+            filled.reshape([len(images), -1, *filled.shape[1:]]).movedim(1, 2).reshape(images.shape)
+        )
         if self.noise:
             filled = filled + self.noise * normal_draw(self.seed, images).to(filled)
         return blend(images, filled.to(images), keep)

@@ -332,7 +332,7 @@ class Defocus(Baseline):
                 blurs[which, owners[:, None, None], channels, places]
                 for which in (below, below + 1)
             )
-            return torch.lerp(one, other, level - below).unflatten(2, images.shape[2:])
+            return torch.lerp(one, other, level - below).reshape([len(owners), *images.shape[1:]])
 
         return cover
 
