@@ -169,7 +169,7 @@ def trace(
         x = second.x.clone().requires_grad_()
         with torch.enable_grad(), capture(model, names) as corrupted_pass:
             corrupted_score = resolved.pick(second.replaced(x).call(model), 1)[0][0]
-        corrupted_pass.backward(corrupted_score, (x,), roughly=True)
+        corrupted_pass.backward(corrupted_score, roughly=True)
     find_sites = _SiteFinder(model, first, at, clean_pass, corrupted_pass, named=layers is not None)
     sites = find_sites(names)
     if not sites:

@@ -8,6 +8,7 @@ two computed tensors, a softmax over keys, and a product with the result, in mat
 shortcuts while a tracer is active.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from string import ascii_uppercase
@@ -42,17 +43,16 @@ def fused_scores(
     mask: torch.Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
-    lowest: float = float("-inf"),
 ) -> torch.Tensor:
-    """The scores of a fused attention before its softmax, ``lowest`` where a mask hides a key from
-    a query."""
+    """The scores of a fused attention before its softmax, minus infinity where a mask hides a key
+    from a query."""
     key = spread(key, query.shape[-3]) if query.ndim > 3 else key
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is None:
         return scores
-    return scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
 
 
 def spread(tensor: torch.Tensor, heads: int) -> torch.Tensor:

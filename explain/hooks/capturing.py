@@ -269,15 +269,9 @@ class Capture:
     # Backward
 
     def backward(
-        self,
-        score: torch.Tensor,
-        also: tuple[Source, ...] = (),
-        *,
-        retain_graph: bool = False,
-        roughly: bool = False,
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Run backward from a scalar to the captured layers, filling their records; return the
-        gradients of ``also``.
+        self, score: torch.Tensor, *, retain_graph: bool = False, roughly: bool = False
+    ) -> None:
+        """Run backward from a scalar to the captured layers, filling their records.
 
         Nothing is accumulated anywhere: no parameter's ``.grad`` is read or written. A record that
         the score does not depend on keeps ``gradient=None``.
@@ -291,12 +285,11 @@ class Capture:
         for record in self.records:
             for of_tensor in (record, *record.tensors.values()):
                 of_tensor.gradient = None
-        wanted = list(also)
+        wanted: list[Source] = []
         for sources in self._sources.values():
             wanted += sources.summed + sources.requested_with
-        if not wanted or not score.requires_grad:
-            return (None,) * len(also)
-        return differentiate(score, wanted, retain_graph=retain_graph)[: len(also)]
+        if wanted and score.requires_grad:
+            differentiate(score, wanted, retain_graph=retain_graph)
 
     def sources_of(self, record: LayerCall) -> list[Source]:
         """What to differentiate with respect to, all in one call, for the gradient that `joined`
