@@ -91,7 +91,7 @@ def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
     """
     if maps.ndim == 4:
         return maps
-    return maps.unflatten(0, (count, -1)) if len(maps) % count == 0 else maps[:, None]
+    return torch.unflatten(maps, 0, (count, -1)) if len(maps) % count == 0 else maps[:, None]
 
 
 def _multiplied(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:

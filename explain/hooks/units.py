@@ -62,7 +62,7 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     if name == "region":
         kind = "numbers x0, y0, x1, y1 with x0 < x1 and y0 < y1"
         is_number = is_whole or units.dtype.kind == "f"
-        fits = is_number and units.shape == (4,) and (units[:2] < units[2:]).all()
+        fits = is_number and units.shape == (4,) and bool((units[:2] < units[2:]).all())
     elif name == "positions":
         kind = "pairs (row, column)"
         fits = is_whole and units.ndim == 2 and units.shape[1] == 2

@@ -238,7 +238,8 @@ class DeadUnits(OnParameters):
         name, layer = self._owners[parameter]
         moved = gradient.detach() != 0
         if isinstance(layer, _TRANSPOSED):  # (in, out of one group, ...)
-            moved = moved.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
+            by_group = torch.unflatten(moved, 0, (layer.groups, -1))
+            moved = by_group.transpose(1, 2).flatten(0, 1)
         alive = moved.flatten(1).any(1)
         # it stays on the device: reading it would wait for the device in every step
         alive_earlier = self._alive.get(name)
