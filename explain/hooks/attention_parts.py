@@ -43,16 +43,17 @@ def fused_scores(
     mask: torch.Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    lowest: float = -math.inf,
 ) -> torch.Tensor:
-    """The scores of a fused attention before its softmax, minus infinity where a mask hides a key
-    from a query."""
+    """The scores of a fused attention before its softmax, ``lowest`` where a mask hides a key from
+    a query."""
     key = spread(key, query.shape[-3]) if query.ndim > 3 else key
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is None:
         return scores
-    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
 
 
 def spread(tensor: torch.Tensor, heads: int) -> torch.Tensor:
