@@ -162,7 +162,7 @@ class Service:
             served.quick.submit(served.warm_up)
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Begin no further task, and forget nothing more."""
         self._closed.set()
         for served in self.models:
             served.quick.close()

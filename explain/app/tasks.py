@@ -161,7 +161,7 @@ class ServedModel:
 
     @cached_property
     def crops(self) -> dict[str, Explainer]:
-        """What explains with each crop that the preprocessing can be changed to; all share the
+        """The explainers for the crops that the preprocessing can be changed to; all share the
         model."""
         explainers = {"": self.explainer}
         for name, crop in CROPS.items():
@@ -171,8 +171,8 @@ class ServedModel:
                     explainers[name] = other
         return explainers
 
-    def seen(self, crop: str) -> Explainer:
-        """What explains with a crop.
+    def explainer_for(self, crop: str) -> Explainer:
+        """Return the explainer for a crop.
 
         Raises:
             ExplainError: the model's preprocessing has no such crop.
@@ -237,7 +237,7 @@ class ServedModel:
     def layers(self, photo: Image.Image, crop: str = "") -> dict[str, Any]:
         """The layers whose output is a feature map of one photo, with its size."""
         with muted(), self.scheduler.quick():
-            x = self.seen(crop).as_input(photo)
+            x = self.explainer_for(crop).as_input(photo)
             calls = list_layers(self.explainer.model, x)
             default = None
             with suppress(ExplainError):
@@ -397,7 +397,7 @@ def photo_name(photo: Image.Image) -> str:
 
 
 class ExplainTask(PageTask):
-    """Answers one request for a photo; the maps of a ``known`` answer are reused.
+    """Answers one request for a photo; the maps of an ``earlier`` answer are reused.
 
     ``keep`` stores each answer, and returns its name.
     """
@@ -414,7 +414,7 @@ class ExplainTask(PageTask):
         super().__init__(served, send)
         self.request = request
         self.photo = photo
-        self.explainer = served.seen(request.crop)
+        self.explainer = served.explainer_for(request.crop)
         if request.cover is not None:
             self.photo = request.cover.apply(photo, locate(self.explainer.preprocess, photo.size))
         self.photo_name = photo_name(photo)

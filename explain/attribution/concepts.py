@@ -58,8 +58,7 @@ class Concepts:
 
     @property
     def shares(self) -> list[float]:
-        """How much of what the concepts make up is each one's: the sums of map times vector,
-        together 1."""
+        """The share of each concept: the sum of its map times its vector, over that of all."""
         parts = self.maps.double().sum((0, *range(2, self.maps.ndim))) * self.vectors.double().sum(
             1
         )
@@ -209,7 +208,8 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
 def update(
     rows: torch.Tensor, where: torch.Tensor, what: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step: first where concepts are, then what they are."""
+    """Return both factors after one update: first the places ``(P, K)``, then the vectors
+    ``(K, C)``."""
 
     def divided(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
         return above / torch.where(below == 0, TINY, below)

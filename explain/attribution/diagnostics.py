@@ -70,7 +70,7 @@ def why_empty(
 
 
 def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
-    """Whether evidence of these kinds is there and zero for an image."""
+    """Whether there is evidence of these kinds, and all of it is zero for an image."""
     values: list[Any] = [
         value for need, value in evidence.answers.items() if isinstance(need, kinds)
     ]

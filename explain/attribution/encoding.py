@@ -170,7 +170,7 @@ def method_of(name: str, options: Mapping[str, Any]) -> Method:
 
 
 def unknown(value: Any) -> list[str]:
-    """What an encoded value holds that was the caller's own."""
+    """The names of the caller's own objects in an encoded value."""
     return [
         mapping["unknown"]
         for mapping in _mappings(value)

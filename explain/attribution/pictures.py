@@ -68,13 +68,13 @@ class Scene:
         return self.legends[key]
 
     def enlarged(self, times: int) -> "Scene":
-        """The same with every pixel of the photo as a square of so many."""
+        """Return the scene with each pixel of the photo as a square of ``times`` by ``times``."""
         if times == 1:
             return self
         return self._resized(times, Image.Resampling.NEAREST)
 
     def fitted(self, side: int | None) -> "Scene":
-        """The same with a photo that is at most so many pixels long and wide; None leaves it."""
+        """Return the scene with a photo of at most ``side`` pixels a side; None leaves it."""
         longest = max(self.photo.size)
         if side is None or longest <= side:
             return self
@@ -106,8 +106,8 @@ class Scene:
 
 @dataclass(frozen=True)
 class Look:
-    """How attributions are shown: in one style, or each in its method's own, with these options
-    where it has them."""
+    """How attributions are drawn: all in one style, or each in the style of its method; with the
+    options that the style has."""
 
     style: StyleLike | None = None
     colormap: str | None = None
@@ -118,7 +118,7 @@ class Look:
         styles.get_style(self.style or "heat", colormap=self.colormap, alpha=self.alpha)
 
     def refuse_unused(self, method_styles: Sequence[str]) -> None:
-        """Refuse options that none of the styles has in which these methods are drawn.
+        """Refuse a colour map or an opacity that no style has in which these methods are drawn.
 
         Raises:
             ExplainError: one has no effect.
@@ -213,8 +213,8 @@ def tiles_of(
 
 
 def without_set(attribution: Attribution, style: Style) -> Style | None:
-    """The style for the photo without the first set of regions, or whole if none was found; None
-    for other maps."""
+    """The style that draws the photo without its first set of regions, or the whole photo if it has
+    none; None for maps that are no sets of regions."""
     if attribution.sets is None or not isinstance(style, styles.RegionSets):
         return None
     return replace(style, without=True)
@@ -359,8 +359,8 @@ def layer_caption(attribution: Attribution) -> str:
 
 
 def remark(attribution: Attribution) -> str:
-    """What a map must not be taken for: one of the model as it is, or one that is complete, or of a
-    real method."""
+    """The warning below a map: that the model was altered, that the map is empty or not finished,
+    or that its method explains nothing."""
     remarks = [str(intervention) for intervention in attribution.interventions]
     if not attribution.values[:1].any():
         remarks.append("zero everywhere")

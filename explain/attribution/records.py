@@ -59,7 +59,7 @@ class Part(CheckedFields):
 
     @classmethod
     def read(cls, value: Any) -> Any:
-        """The part that an object of JSON is; anything else as it is.
+        """Make the part of an object of JSON; any other value is returned, for the field to refuse.
 
         Raises:
             RecordError: it lacks a field, or has one that is of another type.
@@ -76,7 +76,7 @@ class Part(CheckedFields):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The same in values of JSON."""
+        """Return the part in values of JSON."""
         plain: dict[str, Any] = json.loads(json.dumps(self, default=vars))
         return plain
 
@@ -127,7 +127,7 @@ class RecordedValues(Part):
     format: Literal["npy", "npz"] = "npy"
 
     def are(self, values: np.ndarray[Any, Any]) -> bool:
-        """Whether an array is the one that is meant."""
+        """Whether an array has the recorded shape and digest."""
         return {"shape": list(self.shape), "sha256": self.sha256} == shape_and_digest(values)
 
 

@@ -37,8 +37,8 @@ REGIONS = 7
 
 @dataclass(frozen=True, eq=False)
 class _Patches(Perturbation):
-    """The corrupted photo as often as there are patches; ``numbers`` says which patches the rows of
-    a batch have."""
+    """The corrupted photo, once for each patch; ``numbers`` has the patches of the rows that run
+    now, which the hooks of the sites read."""
 
     total: int
     numbers: list[torch.Tensor] = field(default_factory=lambda: [torch.zeros(0, dtype=torch.long)])

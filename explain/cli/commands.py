@@ -31,7 +31,7 @@ class UsageError(ExplainError):
 
 @contextmanager
 def as_usage(kinds: type[ExplainError] | tuple[type[ExplainError], ...]) -> Iterator[None]:
-    """Errors of these kinds are about what was typed."""
+    """Raise errors of these kinds as a `UsageError`."""
     try:
         yield
     except kinds as error:
@@ -302,7 +302,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[Any]]
 
 
 def names_of(kind: str) -> Complete:
-    """The "methods" or "metrics" that there are."""
+    """Return what completes a name of "methods" or "metrics"."""
 
     def complete(context: click.Context, option: click.Parameter, begin: str) -> list[Any]:
         import explain
@@ -314,7 +314,7 @@ def names_of(kind: str) -> Complete:
 
 
 def complete_words(*known_words: str) -> Complete:
-    """Some words that are usual."""
+    """Return what completes one of these words."""
     return lambda context, option, begin: [word for word in known_words if word.startswith(begin)]
 
 

@@ -78,12 +78,12 @@ class Output:
 
     def flush(self) -> None:
         """Let what was said be seen at once."""
-        with _heard():
+        with _as_closed_output():
             if self._stream is not None:
                 self._stream.flush()
 
     def _print(self, lines: Iterable[object]) -> None:
-        with _heard():
+        with _as_closed_output():
             if self._stream is not None:  # as it is where standard output was closed
                 self._stream.writelines(f"{printable(line)}\n" for line in lines)
 
@@ -91,7 +91,7 @@ class Output:
     def alone(self) -> Iterator[None]:
         """Keep standard output for what is said here; what anything else prints there goes to
         standard error."""
-        with _set_apart() as self._stream:
+        with _standard_output() as self._stream:
             try:
                 yield
             except OutputClosedError:
@@ -103,7 +103,7 @@ class Output:
 
 
 @contextmanager
-def _heard() -> Iterator[None]:
+def _as_closed_output() -> Iterator[None]:
     """Raise `OutputClosedError` for whatever error a stream raises."""
     try:
         yield
@@ -112,7 +112,7 @@ def _heard() -> Iterator[None]:
 
 
 @contextmanager
-def _set_apart() -> Iterator[TextIO | None]:
+def _standard_output() -> Iterator[TextIO | None]:
     """Yield standard output, or None where it is closed, and send there nothing else until the
     block ends."""
     ours = sys.stdout
@@ -122,7 +122,7 @@ def _set_apart() -> Iterator[TextIO | None]:
                 sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             )
         )
-        if ours is None or _number(ours) != 1 or _number(sys.stderr) != 2:
+        if ours is None or _descriptor(ours) != 1 or _descriptor(sys.stderr) != 2:
             yield ours
             return
         ours.flush()
@@ -142,7 +142,7 @@ def _set_apart() -> Iterator[TextIO | None]:
         yield output
 
 
-def _number(stream: Any) -> int | None:
+def _descriptor(stream: Any) -> int | None:
     """The file descriptor of a stream, or None where it has none."""
     try:
         return int(stream.fileno())

@@ -227,8 +227,10 @@ def _check_single(
 
 
 class ContactSheet:
-    """The page with all photos; how many curves the pages of single ones have, and what these
-    cost."""
+    """Makes the page of each photo, and collects what the page with all photos shows.
+
+    ``steps`` are those of the curves: None for the usual number, 0 for none.
+    """
 
     def __init__(
         self, options: SimpleNamespace, answer: Output, count: int, *, has_models: bool

@@ -322,7 +322,7 @@ class _Tally:
         return self.total - self.done - self.skipped - self.failed
 
     def rest(self, folder: str) -> str:
-        """What the last line says besides how many photos are done."""
+        """The end of the last line: how many photos were not done, and how many files written."""
         counts = {"failed": self.failed, "skipped": self.skipped, "not looked at": self.left}
         written = f"; {self.files} files written to {folder}" if folder and self.files else ""
         return in_brackets(counts) + written

@@ -108,7 +108,7 @@ def _scores(target: Target, output: Any, count: int) -> torch.Tensor | None:
 def _region(
     target: Target, resolved: Target, image: int, categories: Sequence[str] | None
 ) -> tuple[str, Target]:
-    """The name, and the target again, of what is no box on one photo."""
+    """The name of a target that is no box, and the target that explains the same again."""
     if isinstance(resolved, TopClass):
         index: Any = 0
     elif isinstance(resolved, ClassTarget):
@@ -128,7 +128,7 @@ def _box(
     part: Box,
     categories: Sequence[str] | None,
 ) -> tuple[Prediction, Target]:
-    """A detection on one photo, and the target that means it again."""
+    """A detection on one photo, and the target that explains the same again."""
     category = resolved.labels[image]
     label = class_label(categories, category)
     corners = resolved.boxes[image]

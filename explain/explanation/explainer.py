@@ -191,8 +191,8 @@ class Explainer:
             categories=self.categories,
             activation=None,
         )
-        self._said = activation or loaded.activation
-        self.activation = self._said
+        self._activation_of_caller = activation or loaded.activation
+        self.activation = self._activation_of_caller
         self.unit = unit or ""
         self._outputs: Outputs | None = None
         arguments: dict[str, Any] = {
@@ -293,9 +293,9 @@ class Explainer:
         """
         request = self._request(methods, target, **options)
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
-            return collected(self._all(image, request))
+            return collected(self._in_batches(image, request))
         (one,) = photos_for_targets([image], request)
-        return self._explained([self._photo(one)], request)[0]
+        return self._explained_together([self._photo(one)], request)[0]
 
     @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
     def each(
@@ -320,7 +320,7 @@ class Explainer:
         ... ]
         ['photo 1: image of 8 bytes is not an image']
         """
-        return self._all(images, self._request(methods, target, **options))
+        return self._in_batches(images, self._request(methods, target, **options))
 
     def _request(
         self,
@@ -331,15 +331,15 @@ class Explainer:
         top_k: int | None = None,
         **options: Any,
     ) -> PhotoRequest:
-        """Check the arguments, and write them down for records."""
+        """Check the arguments of a call, and turn them into a request."""
         options.setdefault("interventions", self.interventions)
         wanted = as_targets(target, targets, top_k, self.categories)
         listed = one_per_image(target)
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
         if self._outputs is None or self._outputs.kind == "numbers":
             asked = {one.activation for one in (*wanted, *(of_each or ()))} - {None}
-            activation = self._said or next(iter(asked), None)
-            if activation != self._said:
+            activation = self._activation_of_caller or next(iter(asked), None)
+            if activation != self._activation_of_caller:
                 self.activation = activation
                 self._outputs = None
         is_group = isinstance(methods, str) and methods in GROUPS
@@ -349,7 +349,7 @@ class Explainer:
         return PhotoRequest(chosen, wanted, options, of_each)
 
     def _methods(self, methods: Methods) -> list[Method]:
-        """The methods, with the black and white that the preprocessing makes."""
+        """The methods, with the input values of black and white where an option needs them."""
         listed = (
             [methods]
             if isinstance(methods, str) or not isinstance(methods, Iterable)
@@ -366,7 +366,7 @@ class Explainer:
             chosen.append(method)
         return chosen
 
-    def _all(
+    def _in_batches(
         self, images: Iterable[ImageLike], request: PhotoRequest
     ) -> Iterator[Explanation | PhotoError]:
         """Explain photos in batches, if it is the same as explaining each alone."""
@@ -388,7 +388,7 @@ class Explainer:
         every_image = enumerate(photos_for_targets(images, request))
         batches = explained(
             (read(image, place) for place, image in every_image),
-            lambda photos: self._explained(photos, request),
+            lambda photos: self._explained_together(photos, request),
             alike=lambda photo: (
                 (photo.x.shape, photo.x.dtype) if isinstance(photo, Photo) else None
             ),
@@ -408,7 +408,7 @@ class Explainer:
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
     @cpu_by_default()
-    def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
+    def _explained_together(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
         """Explain photos whose inputs have one shape in one batch."""
         targets = [self._targets_on(photo, request) for photo in photos]
         together = targets[0]
@@ -485,7 +485,7 @@ class Explainer:
         return BatchAnswers(results, logits, self._probabilities(x, logits), places)
 
     def _in_photo(self, photos: Sequence[Photo], x: torch.Tensor) -> InPhoto:
-        """What brings boxes on the inputs of some photos to these photos."""
+        """Return the function that brings a box on the input of a photo to pixels of the photo."""
 
         def in_photo(image: int, corners: Sequence[float]) -> Sequence[float]:
             seen = locate(self.preprocess, photos[image].image.size)

@@ -263,7 +263,7 @@ class Explanation(Reportable):
                 self.scene.fitted(LARGEST_SIDE),
                 self.results,
                 titles,
-                self._look(self._every, **options),
+                self._look(self._all_attributions, **options),
                 self._marks,
                 abreast,
             ),
@@ -483,7 +483,7 @@ class Explanation(Reportable):
         source = stem_of(self.source) if self.source else "image"
         photo = slug(str(stem) if stem else source)
         several = len(self.results) > 1
-        look = self._look(self._every, **options)
+        look = self._look(self._all_attributions, **options)
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
@@ -627,7 +627,7 @@ class Explanation(Reportable):
         return ["".join(self._title(index)) for index in range(len(self.results))]
 
     @property
-    def _every(self) -> list[Attribution]:
+    def _all_attributions(self) -> list[Attribution]:
         """The attributions of all methods and targets."""
         return [attribution for result in self.results for attribution in result.values()]
 

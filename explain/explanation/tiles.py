@@ -87,7 +87,8 @@ def _laid(
 
 
 def _overlap(start: int, length: int, whole: int) -> tuple[slice, slice]:
-    """Where a part that begins at ``start`` lies in the whole, and what of the part does.
+    """The places of the whole that a part from ``start`` covers, and the places of the part that
+    lie in the whole.
 
     >>> _overlap(-2, 5, 8), _overlap(4, 5, 8)
     ((slice(0, 3, None), slice(2, 5, None)), (slice(3, 8, None), slice(0, 5, None)))
