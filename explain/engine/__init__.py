@@ -20,11 +20,12 @@
     token_reruns      those of a transformer's tokens
     searches          rows that are chosen by the scores of earlier ones, step by step
     accumulators      where the results of perturbed rows add up
-    replay            the operations before a layer, recorded and replayed
     execution         a plan, run
 
-Beside them stands an accelerator that the engine can do without:
+Beside them stand two accelerators that the engine can do without. Where a network does not fit
+them, its passes are run as they are:
 
+    replay            the operations before a layer, recorded and replayed
     incremental       a faster call of the network on perturbed inputs, where a trial finds one
     incremental_maps  feature maps that are computed only where the perturbation changes them
 
