@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import remove_parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import explain
-from explain import ExplainError, ExplainWarning, ModelError
+from explain import ExplainError, ExplainWarning
 from explain.distributed.communication import communicate
 from tests.conftest import TinyNet, in_threads, settled, snapshot
 
@@ -39,15 +39,6 @@ def test_a_compiled_model_is_explained_through_the_original_and_says_so(
     with pytest.warns(ExplainWarning, match="model is compiled"):
         found = explain.attribute(compiled, x, "guidedbackprop", target=1).values
     assert torch.equal(found, expected)
-
-
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning"
-)
-def test_a_scripted_model_is_refused(x: torch.Tensor) -> None:
-    scripted = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 2, 1)).double(), x)
-    with pytest.raises(ModelError, match="Sequential"):
-        explain.attribute(scripted, x, target=0)
 
 
 class Checkpointed(nn.Module):
