@@ -9,8 +9,9 @@
     occlusion, surrogate, shapley, extremal
                      scores of perturbed photos
     evidence         the smallest sets of regions that are enough for an answer, or that it needs
-    regions, estimates
-                     what these share
+    regions, masking, estimates, coalitions
+                     what these share: parts of photos, photos of which a part is covered, maps
+                     from their scores, values of regions
     relevance, attention
                      relevance propagation, DeepLIFT and FullGrad; attention of transformers
     wrappers         any method averaged over noise, flips and scales

@@ -1,157 +1,31 @@
-"""Photos that are partly masked, and maps estimated from their scores as they come: standard
-errors, when to stop, and regions that are covered together."""
+"""Maps from the scores of perturbed photos: what methods that run these share, standard errors, and
+when to stop.
+
+- `RowMethod`: makes perturbed photos, and a map from all of their scores
+- `EstimateMethod`: estimates the map of each image as scores come, with an `Estimator`
+- `SearchMethod`: chooses what to run by the scores so far
+"""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from explain._utils.errors import MethodError
-from explain.baselines import Zero
-from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows
 from explain.engine.perturbations import (
     ByImage,
-    OneForEach,
-    ScoreKind,
     ScoreOf,
     Scores,
     Search,
     Searches,
     Unperturbed,
-    one_by_one,
-    one_row_each,
-    rows_of,
 )
 from explain.methods.base import PERTURBATION, Method, Outcome, relative_error
-from explain.methods.regions import Cell, Regions, Squares, pixels_of
-
-Score = Literal["logit", "probability"]
-"""What is explained: the score as the target picks it, or the probability of its class."""
-
-
-class MaskedInputs(Perturbation):
-    """Photos of which masks cover a part with a baseline.
-
-    A subclass is a frozen dataclass with the field ``baseline``, and makes the `masks`.
-    """
-
-    baseline: Baseline
-
-    covered_by = ""
-    """What a plan of runs calls the masks."""
-
-    def __str__(self) -> str:
-        return f"photos covered by {self.covered_by}; baseline: {self.baseline.name}"
-
-    def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks ``(b, 1, H, W)`` in [0, 1]: 1 where a photo stays as it is, 0 where it is
-        covered."""
-        raise NotImplementedError
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        x = evidence.inputs
-        if not evidence.size:  # no picture to cover
-            return one_row_each(x)
-        return self._covered(x, self.masks(evidence))
-
-    def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
-        """Cover the same part of another input: the masks of the first one, brought to its size.
-
-        Raises:
-            MethodError: one is a photo, the other a video.
-        """
-        x = evidence.inputs
-        make = first.masks
-        if not evidence.size or make is None:
-            return replace(first, build=lambda images, numbers: x[images])
-
-        def resized(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            masks = make(images, numbers).to(x)
-            if masks.ndim != x.ndim:
-                raise MethodError(
-                    "explained must name inputs of one kind where parts are covered, got "
-                    f"{masks.ndim} and {x.ndim} dimensions; leave out words=True, or use "
-                    "integratedgradients"
-                )
-            return F.interpolate(masks, evidence.size, mode="nearest-exact")
-
-        return self._covered(x, replace(first, build=resized))
-
-    def _covered(self, x: torch.Tensor, masks: PerturbedRows) -> PerturbedRows:
-        cover = self.baseline.covering(x)
-
-        def covered(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return cover(images, masks.build(images, numbers).to(x))
-
-        return replace(masks, build=covered, masks=masks.build)
-
-
-@dataclass(frozen=True, eq=False)
-class ShownParts(MaskedInputs):
-    """Perturbed photos of the image with the number ``image``: one for each of some ``parts``,
-    which shows this part and covers all else. ``mask`` makes the mask ``(H, W)`` of a part."""
-
-    baseline: Baseline
-    image: int
-    parts: Sequence[Any]
-    mask: Callable[[Any], torch.Tensor]
-
-    covered_by = "all but some parts"
-
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return len(self.parts)
-
-    def masks(self, evidence: Evidence) -> PerturbedRows:
-        counts = [0] * len(evidence.inputs)
-        counts[self.image] = len(self.parts)
-
-        mask_of = one_by_one(lambda image, number: self.mask(self.parts[number])[None])
-        return rows_of(counts, evidence.inputs.device, mask_of)
-
-
-@dataclass(frozen=True)
-class FullyMasked(OneForEach):
-    """Photos that a baseline covers entirely: a reference for the scores of others."""
-
-    baseline: Baseline
-
-    is_reference = True
-
-    def __str__(self) -> str:
-        return f"photos covered wholly; baseline: {self.baseline.name}"
-
-    def perturbed(self, evidence: Evidence) -> torch.Tensor:
-        x = evidence.inputs
-        if not evidence.size:
-            return x
-        nothing = torch.zeros_like(x[:, :1])
-        return self.baseline.covering(x)(torch.arange(len(x), device=x.device), nothing)
-
-
-def box_mask(cells: Sequence[Cell], like: torch.Tensor) -> torch.Tensor:
-    """A mask ``(H, W)`` for photos such as ``like``: 1 in the cells, 0 elsewhere."""
-    mask = like.new_zeros(like.shape[2:])
-    for cell in cells:
-        mask[pixels_of(cell)] = 1
-    return mask
-
-
-def blank_score(baseline: Baseline, score: ScoreKind) -> Scores:
-    """The need for the score ``(N,)`` of fully masked photos."""
-    return Scores(FullyMasked(baseline), ScoreOf(score))
-
-
-def whole_score(score: ScoreKind) -> Scores:
-    """The need for the score ``(N,)`` of the photos as they are, in the precision of the perturbed
-    ones."""
-    return Scores(Unperturbed(), ScoreOf(score))
-
+from explain.methods.masking import Score, whole_score
 
 TOGETHER = 16  # scores in a round, if no method has a reason for more
 NEW = 8  # a map is worked out again when the scores have become more by one in so many
@@ -528,166 +402,3 @@ class EstimateMethod(PerturbationMethod):
 
     def outcome(self, evidence: Evidence) -> Outcome:
         return evidence[self._estimate][1]  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class CoalitionDesign(ABC):
-    """Which of some regions are seen in each run: at most so many ``samples``, drawn by a seed."""
-
-    samples: int
-    seed: int
-
-    @abstractmethod
-    def rows(self, regions: int) -> torch.Tensor:
-        """For each run and region ``(P, M)`` how much of it is seen: truth values, or numbers in
-        [0, 1]."""
-
-    def most(self, regions: int) -> int:
-        """How many runs there are at most."""
-        return self.samples // self.unit(regions) * self.unit(regions)
-
-    def unit(self, regions: int) -> int:
-        """How many runs mean something only together."""
-        return 1
-
-
-@dataclass(frozen=True)
-class Coalitions(MaskedInputs):
-    """Photos that show some regions and cover the others."""
-
-    baseline: Baseline
-    regions: Regions
-    design: CoalitionDesign
-
-    @property
-    def covered_by(self) -> str:  # type: ignore[override]
-        return f"regions, {self.regions}"
-
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return self.design.most(self.regions.most(size)) if size else 0
-
-    def shown(self, labels: torch.Tensor) -> list[torch.Tensor]:
-        """For each image, given the number of each pixel's region, which regions are seen in each
-        run ``(P, M)``."""
-        counts = [int(of_image.max()) + 1 for of_image in labels]
-        designs = {
-            count: self.design.rows(count).to(labels.device) for count in dict.fromkeys(counts)
-        }
-        return [designs[count] for count in counts]
-
-    def masks(self, evidence: Evidence) -> PerturbedRows:
-        x = evidence.inputs
-        labels = self.regions(x)
-        shown = self.shown(labels)
-
-        mask_of = one_by_one(lambda image, run: shown[image][run].to(x)[labels[image]][None])
-        return rows_of([len(runs) for runs in shown], x.device, mask_of)
-
-
-class RegionMethod(EstimateMethod):
-    """A method that covers regions and estimates a value for each. It has the fields ``regions``
-    and ``baseline``."""
-
-    regions: Regions
-    baseline: Baseline
-    needs_blank = True
-    """Whether it compares with the score of a fully covered photo."""
-    designed_by: ClassVar[type[CoalitionDesign]]
-    coarse = False
-    """Whether the map has a value for each cell of a grid, and not for each pixel."""
-
-    @property
-    def design(self) -> CoalitionDesign:
-        return self.designed_by(getattr(self, "samples", 0), getattr(self, "seed", 0))
-
-    def solve(
-        self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
-    ) -> Estimate:
-        """A value for each region ``(M,)``.
-
-        Args:
-            seen: which regions were seen in each run ``(n, M)``.
-            scores: of the runs ``(n,)``.
-            whole, blank: the scores of the photo and of a fully covered one.
-        """
-        raise NotImplementedError
-
-    @property
-    def perturbation(self) -> Coalitions:
-        return Coalitions(self.baseline, self.regions, self.design)
-
-    @property
-    def references(self) -> frozenset[Need[Any]]:
-        blank = {blank_score(self.baseline, self.score)} if self.needs_blank else set()
-        return frozenset({whole_score(self.score), *blank})
-
-    def estimators(self, evidence: Evidence) -> list[Estimator]:
-        labels = self.regions(evidence.inputs)
-        whole = evidence[whole_score(self.score)]
-        blank = torch.zeros_like(whole)
-        if self.needs_blank:
-            blank = evidence[blank_score(self.baseline, self.score)]
-        shown = self.perturbation.shown(labels)
-        of_images = zip(labels, shown, whole.tolist(), blank.tolist(), strict=True)
-        return [
-            _RegionEstimator(self, of_image, runs, score, score_of_blank)
-            for of_image, runs, score, score_of_blank in of_images
-        ]
-
-
-@dataclass(frozen=True)
-class CoveredRegions(RegionMethod):
-    """The first options of methods that cover random sets of regions."""
-
-    samples: int = 500
-    regions: Regions = Squares()
-    baseline: Baseline = Zero()
-    score: Score = "logit"
-
-    style = "signed"
-
-
-@dataclass(frozen=True)
-class SampledRegions(CoveredRegions):
-    """Options of methods that cover random sets of regions."""
-
-    seed: int = 0
-    tolerance: float | None = None
-    max_seconds: float | None = None
-
-
-@dataclass(eq=False)
-class _RegionEstimator(Estimator):
-    """Estimates the values of the regions of one image, and lays them out as a map.
-
-    ``labels`` ``(H, W)`` is the region of each pixel, ``shown`` ``(P, M)`` says which regions are
-    seen in each run, and ``whole`` and ``blank`` are the scores of the photo and of a fully covered
-    one.
-    """
-
-    method: RegionMethod
-    labels: torch.Tensor
-    shown: torch.Tensor
-    whole: float
-    blank: float
-
-    def __post_init__(self) -> None:
-        self.count = len(self.shown)
-        self.unit = self.method.design.unit(self.shown.shape[1])
-        self.scores = self.labels.new_zeros(0, dtype=torch.float64)
-
-    def take(self, first: int, scores: torch.Tensor) -> None:
-        self.scores = torch.cat([self.scores, scores.double()])
-
-    def estimate(self) -> Estimate:
-        shown = self.shown[: len(self.scores)].double()
-        solved = self.method.solve(shown, self.scores, self.whole, self.blank)
-        error = None if solved.error is None else self._laid_out(solved.error)
-        return replace(solved, values=self._laid_out(solved.values), error=error)
-
-    def _laid_out(self, values: torch.Tensor) -> torch.Tensor:
-        """The value of its region for each pixel ``(H, W)``, or of coarse maps for each cell."""
-        regions = self.method.regions
-        if self.method.coarse and isinstance(regions, Squares):
-            return values.reshape(regions.cells(tuple(self.labels.shape)))
-        return values[self.labels]

@@ -29,7 +29,8 @@ from explain.engine.perturbations import (
 )
 from explain.layers.layouts import enlarge
 from explain.methods.base import Method, Outcome, register
-from explain.methods.estimates import FullyMasked, SearchMethod, ShownParts
+from explain.methods.estimates import SearchMethod
+from explain.methods.masking import FullyMasked, ShownParts
 from explain.methods.regions import Regions, Squares, region_values
 
 Proof = Literal["none", "found", "minimal", "smallest"]

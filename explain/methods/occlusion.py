@@ -16,16 +16,8 @@ from explain.engine import Evidence, Need, PerturbedRows, needs, perturbations
 from explain.engine.perturbations import Build, one_by_one, rows_of
 from explain.layers.layouts import enlarge
 from explain.methods.base import register
-from explain.methods.estimates import (
-    Estimate,
-    EstimateMethod,
-    Estimator,
-    MaskedInputs,
-    Score,
-    box_mask,
-    floored_error,
-    whole_score,
-)
+from explain.methods.estimates import Estimate, EstimateMethod, Estimator, floored_error
+from explain.methods.masking import MaskedInputs, Score, box_mask, whole_score
 from explain.methods.regions import Cell, pixels_of
 
 BLOCK = 32  # masks that come from one seed

@@ -17,7 +17,8 @@ from explain.engine.perturbations import Scores, ZeroInput, one_row_each, rows_o
 from explain.layers.layouts import enlarge
 from explain.methods.base import Outcome, Style, over_all, register
 from explain.methods.cam import ratio, unless_rounding, weighted_maps
-from explain.methods.estimates import RowMethod, Score
+from explain.methods.estimates import RowMethod
+from explain.methods.masking import Score
 from explain.methods.occlusion import enlarging
 from explain.methods.wrappers import noises, span
 

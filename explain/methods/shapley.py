@@ -18,19 +18,9 @@ from explain.baselines.base import Baseline
 from explain.engine import Evidence, Need
 from explain.engine.perturbations import ScoreOf, Scores, Search, Steps
 from explain.methods.base import register
-from explain.methods.estimates import (
-    CoalitionDesign,
-    Estimate,
-    SampledRegions,
-    Score,
-    SearchMethod,
-    ShownParts,
-    blank_score,
-    box_mask,
-    floored_error,
-    student_factor,
-    whole_score,
-)
+from explain.methods.coalitions import CoalitionDesign, SampledRegions
+from explain.methods.estimates import Estimate, SearchMethod, floored_error, student_factor
+from explain.methods.masking import Score, ShownParts, blank_score, box_mask, whole_score
 from explain.methods.regions import Cell, pixels_of, region_values
 
 THREES = (0.0, 0.01, 0.1, 0.3, 1.0)

@@ -13,14 +13,9 @@ from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.methods.base import register
 from explain.methods.cam import ratio
-from explain.methods.estimates import (
-    CoalitionDesign,
-    CoveredRegions,
-    Estimate,
-    RegionMethod,
-    Score,
-    floored_error,
-)
+from explain.methods.coalitions import CoalitionDesign, CoveredRegions, RegionMethod
+from explain.methods.estimates import Estimate, floored_error
+from explain.methods.masking import Score
 from explain.methods.regions import Regions, Squares
 
 FEWEST = 3  # runs more than regions, before the misses of a linear model say how far it may be off

@@ -17,7 +17,7 @@ from explain.attribution.diagnostics import image_names
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.engine.perturbations import ScoreKind, ScoreOf, Scores, one_row_each, rows_of
-from explain.methods.estimates import MaskedInputs, Score, blank_score, whole_score
+from explain.methods.masking import MaskedInputs, Score, blank_score, whole_score
 from explain.metrics.maps import Maps, Sign, ranks_of
 from explain.targets.outputs import Outputs
 

@@ -14,7 +14,7 @@ from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.engine.perturbations import one_by_one, rows_of
 from explain.methods.cam import ratio
-from explain.methods.estimates import MaskedInputs, Score
+from explain.methods.masking import MaskedInputs, Score
 from explain.metrics import base
 from explain.metrics.base import (
     Metric,

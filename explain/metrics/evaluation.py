@@ -32,7 +32,7 @@ from explain.engine.plan import Plan
 from explain.engine.settings import RuntimeSettings
 from explain.hooks import intervene, preserve, unwrap
 from explain.methods.base import Method, MethodLike, get_method
-from explain.methods.estimates import whole_score
+from explain.methods.masking import whole_score
 from explain.metrics import base, localisation
 from explain.metrics.base import (
     MapMetric,

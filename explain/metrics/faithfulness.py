@@ -11,7 +11,7 @@ import torch
 from explain.baselines import Blur, Mean, Neighbours, Noise, Zero
 from explain.baselines.base import Baseline
 from explain.engine.perturbations import ScoreKind
-from explain.methods.estimates import Score
+from explain.methods.masking import Score
 from explain.metrics import base
 from explain.metrics.base import MetricInput, MetricResult, ScoreMetric, ScoreRequest, register
 from explain.metrics.maps import Sign, area_under_curve, grid_regions, region_ranks, steps_of

@@ -35,7 +35,7 @@ from explain.methods import (
     Superpixels,
 )
 from explain.methods import shapley as pair_regression
-from explain.methods.estimates import RegionMethod
+from explain.methods.coalitions import RegionMethod
 from explain.methods.occlusion import BLOCK, SmoothGridMethod
 from explain.methods.regions import GivenRegions
 from explain.methods.shapley import drawn_pairs

@@ -1,0 +1,183 @@
+"""Methods that cover some regions of a photo in each run, and estimate a value for each region from
+the scores.
+
+A `RegionMethod` names a `CoalitionDesign`, which says what is seen in each run, and solves for the
+values (`RegionMethod.solve`).
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from explain.baselines import Zero
+from explain.baselines.base import Baseline
+from explain.engine import Evidence, Need, PerturbedRows
+from explain.engine.perturbations import one_by_one, rows_of
+from explain.methods.estimates import Estimate, EstimateMethod, Estimator
+from explain.methods.masking import MaskedInputs, Score, blank_score, whole_score
+from explain.methods.regions import Regions, Squares
+
+
+@dataclass(frozen=True)
+class CoalitionDesign(ABC):
+    """Which of some regions are seen in each run: at most so many ``samples``, drawn by a seed."""
+
+    samples: int
+    seed: int
+
+    @abstractmethod
+    def rows(self, regions: int) -> torch.Tensor:
+        """For each run and region ``(P, M)`` how much of it is seen: truth values, or numbers in
+        [0, 1]."""
+
+    def most(self, regions: int) -> int:
+        """How many runs there are at most."""
+        return self.samples // self.unit(regions) * self.unit(regions)
+
+    def unit(self, regions: int) -> int:
+        """How many runs mean something only together."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Coalitions(MaskedInputs):
+    """Photos that show some regions and cover the others."""
+
+    baseline: Baseline
+    regions: Regions
+    design: CoalitionDesign
+
+    @property
+    def covered_by(self) -> str:  # type: ignore[override]
+        return f"regions, {self.regions}"
+
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return self.design.most(self.regions.most(size)) if size else 0
+
+    def shown(self, labels: torch.Tensor) -> list[torch.Tensor]:
+        """For each image, given the number of each pixel's region, which regions are seen in each
+        run ``(P, M)``."""
+        counts = [int(of_image.max()) + 1 for of_image in labels]
+        designs = {
+            count: self.design.rows(count).to(labels.device) for count in dict.fromkeys(counts)
+        }
+        return [designs[count] for count in counts]
+
+    def masks(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+        labels = self.regions(x)
+        shown = self.shown(labels)
+
+        mask_of = one_by_one(lambda image, run: shown[image][run].to(x)[labels[image]][None])
+        return rows_of([len(runs) for runs in shown], x.device, mask_of)
+
+
+class RegionMethod(EstimateMethod):
+    """A method that covers regions and estimates a value for each. It has the fields ``regions``
+    and ``baseline``."""
+
+    regions: Regions
+    baseline: Baseline
+    needs_blank = True
+    """Whether it compares with the score of a fully covered photo."""
+    designed_by: ClassVar[type[CoalitionDesign]]
+    coarse = False
+    """Whether the map has a value for each cell of a grid, and not for each pixel."""
+
+    @property
+    def design(self) -> CoalitionDesign:
+        return self.designed_by(getattr(self, "samples", 0), getattr(self, "seed", 0))
+
+    def solve(
+        self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float
+    ) -> Estimate:
+        """A value for each region ``(M,)``.
+
+        Args:
+            seen: which regions were seen in each run ``(n, M)``.
+            scores: of the runs ``(n,)``.
+            whole, blank: the scores of the photo and of a fully covered one.
+        """
+        raise NotImplementedError
+
+    @property
+    def perturbation(self) -> Coalitions:
+        return Coalitions(self.baseline, self.regions, self.design)
+
+    @property
+    def references(self) -> frozenset[Need[Any]]:
+        blank = {blank_score(self.baseline, self.score)} if self.needs_blank else set()
+        return frozenset({whole_score(self.score), *blank})
+
+    def estimators(self, evidence: Evidence) -> list[Estimator]:
+        labels = self.regions(evidence.inputs)
+        whole = evidence[whole_score(self.score)]
+        blank = torch.zeros_like(whole)
+        if self.needs_blank:
+            blank = evidence[blank_score(self.baseline, self.score)]
+        shown = self.perturbation.shown(labels)
+        of_images = zip(labels, shown, whole.tolist(), blank.tolist(), strict=True)
+        return [
+            _RegionEstimator(self, of_image, runs, score, score_of_blank)
+            for of_image, runs, score, score_of_blank in of_images
+        ]
+
+
+@dataclass(frozen=True)
+class CoveredRegions(RegionMethod):
+    """The first options of methods that cover random sets of regions."""
+
+    samples: int = 500
+    regions: Regions = Squares()
+    baseline: Baseline = Zero()
+    score: Score = "logit"
+
+    style = "signed"
+
+
+@dataclass(frozen=True)
+class SampledRegions(CoveredRegions):
+    """Options of methods that cover random sets of regions."""
+
+    seed: int = 0
+    tolerance: float | None = None
+    max_seconds: float | None = None
+
+
+@dataclass(eq=False)
+class _RegionEstimator(Estimator):
+    """Estimates the values of the regions of one image, and lays them out as a map.
+
+    ``labels`` ``(H, W)`` is the region of each pixel, ``shown`` ``(P, M)`` says which regions are
+    seen in each run, and ``whole`` and ``blank`` are the scores of the photo and of a fully covered
+    one.
+    """
+
+    method: RegionMethod
+    labels: torch.Tensor
+    shown: torch.Tensor
+    whole: float
+    blank: float
+
+    def __post_init__(self) -> None:
+        self.count = len(self.shown)
+        self.unit = self.method.design.unit(self.shown.shape[1])
+        self.scores = self.labels.new_zeros(0, dtype=torch.float64)
+
+    def take(self, first: int, scores: torch.Tensor) -> None:
+        self.scores = torch.cat([self.scores, scores.double()])
+
+    def estimate(self) -> Estimate:
+        shown = self.shown[: len(self.scores)].double()
+        solved = self.method.solve(shown, self.scores, self.whole, self.blank)
+        error = None if solved.error is None else self._laid_out(solved.error)
+        return replace(solved, values=self._laid_out(solved.values), error=error)
+
+    def _laid_out(self, values: torch.Tensor) -> torch.Tensor:
+        """The value of its region for each pixel ``(H, W)``, or of coarse maps for each cell."""
+        regions = self.method.regions
+        if self.method.coarse and isinstance(regions, Squares):
+            return values.reshape(regions.cells(tuple(self.labels.shape)))
+        return values[self.labels]
