@@ -18,7 +18,7 @@ from explain.engine.needs import (
     InputAttention,
 )
 from explain.layers.layouts import Size
-from explain.methods.base import ATTENTION, Method, over_all, register
+from explain.methods.base import ATTENTION, Method, over_all, ratio, register
 from explain.relevance.composites import transformer_attribution
 
 _GRADIENTS = Attention(gradients=True)
@@ -486,5 +486,4 @@ def _normalised(relevance: torch.Tensor) -> torch.Tensor:
     """The identity, and what there is besides with rows that add up to one."""
     eye = torch.eye(relevance.shape[-1]).to(relevance)
     rest = relevance - eye
-    total = rest.sum(-1, keepdim=True)
-    return eye + torch.where(total == 0, 0, rest / torch.where(total == 0, 1, total))
+    return eye + ratio(rest, rest.sum(-1, keepdim=True))

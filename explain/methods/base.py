@@ -318,6 +318,14 @@ def over_all(per_image: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return per_image.reshape([-1] + [1] * (like.ndim - 1))
 
 
+def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
+    """A quotient that is zero where the denominator is; no epsilon, which would swamp small
+    gradients."""
+    return torch.where(
+        below == 0, torch.zeros_like(above), above / torch.where(below == 0, 1, below)
+    )
+
+
 def relative_error(values: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     """The largest standard error over the largest magnitude ``(N,)``.
 

@@ -42,6 +42,7 @@ from explain.methods.base import (
     Style,
     cam_map,
     over_all,
+    ratio,
     register,
     spatial_dims,
 )
@@ -56,14 +57,6 @@ def weighted_maps(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> t
     maps = evidence.activations
     cam = torch.bmm(weights[:, None], maps.flatten(2)).reshape(maps.shape[:1] + maps.shape[2:])
     return cam.clamp(min=0) if relu else cam
-
-
-def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
-    """A quotient that is zero where the denominator is; no epsilon, which would swamp small
-    gradients."""
-    return torch.where(
-        below == 0, torch.zeros_like(above), above / torch.where(below == 0, 1, below)
-    )
 
 
 def unless_rounding(values: torch.Tensor, terms: torch.Tensor, count: int = 1) -> torch.Tensor:

@@ -11,7 +11,7 @@ from explain._utils.errors import MethodError, short_repr
 from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
 from explain.engine.perturbations import Scores, Search, Searches, Steps, given_rows
-from explain.methods.base import GRADIENTS, Method, check_range, register
+from explain.methods.base import GRADIENTS, Method, check_range, ratio, register
 from explain.methods.path import (
     CompleteMethod,
     IntegratedGradients,
@@ -194,8 +194,8 @@ class _Changes(Accumulator):
             gradient = score_and_gradient[1:].reshape(self._x.shape[1:])
             least = torch.finfo(gradient.dtype).tiny
             square = (gradient / gradient.abs().max().clamp(min=least)).square()
-            total = square.sum()  # zero where all of the gradient is
-            self._latest[image] = score_and_gradient[0], square / torch.where(total > 0, total, 1)
+            # zero where all of the gradient is
+            self._latest[image] = score_and_gradient[0], ratio(square, square.sum())
 
     def _share_out(self, image: int, score: torch.Tensor) -> None:
         """Share out what the score has changed by since the latest point of the image."""

@@ -15,8 +15,8 @@ from explain.engine import Activations, Evidence, Need, PerturbedRows
 from explain.engine.needs import BlockTokens
 from explain.engine.perturbations import Scores, ZeroInput, one_row_each, rows_of
 from explain.layers.layouts import enlarge
-from explain.methods.base import Outcome, Style, over_all, register
-from explain.methods.cam import ratio, unless_rounding, weighted_maps
+from explain.methods.base import Outcome, Style, over_all, ratio, register
+from explain.methods.cam import unless_rounding, weighted_maps
 from explain.methods.estimates import RowMethod
 from explain.methods.masking import Score
 from explain.methods.occlusion import enlarging

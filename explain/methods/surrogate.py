@@ -11,8 +11,7 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import permutation, seeded, uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.methods.base import register
-from explain.methods.cam import ratio
+from explain.methods.base import ratio, register
 from explain.methods.coalitions import CoalitionDesign, CoveredRegions, RegionMethod
 from explain.methods.estimates import Estimate, floored_error
 from explain.methods.masking import Score

@@ -27,6 +27,7 @@ from explain.methods.base import (
     Style,
     cited,
     over_all,
+    ratio,
     register,
     register_wrapper,
     spatial_dims,
@@ -276,7 +277,7 @@ class SmoothGradCAMPlusPlus(cam.ClassActivationMap):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         first, second, third = evidence[self.derivatives].unbind(1)
         a = evidence.activations
-        alpha = cam.ratio(second, 2 * second + a.sum(spatial_dims(a), keepdim=True) * third)
+        alpha = ratio(second, 2 * second + a.sum(spatial_dims(a), keepdim=True) * third)
         weights = (alpha * first.clamp(min=0)).sum(spatial_dims(a))
         return cam.weighted_maps(weights, evidence, relu=True)
 

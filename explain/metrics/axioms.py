@@ -13,6 +13,7 @@ from explain.baselines.base import Baseline
 from explain.data.inputs import Inputs, Path
 from explain.engine import Evidence
 from explain.engine.perturbations import OneForEach
+from explain.methods.base import ratio
 from explain.metrics.base import (
     NOTHING,
     ZERO,
@@ -85,8 +86,7 @@ class Complexity(MapMetric):
         # whose sum must not overflow
         sizes = data.maps.per_pixel(self.sign).abs().flatten(1).double()
         total = sizes.sum(1, keepdim=True)
-        shares = sizes / torch.where(total > 0, total, 1)
-        value = torch.special.entr(shares).sum(1).to(data.maps.values)
+        value = torch.special.entr(ratio(sizes, total)).sum(1).to(data.maps.values)
         return MetricResult(data.undefined(self, value, total[:, 0] == 0, ZERO))
 
 

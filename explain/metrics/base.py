@@ -74,7 +74,7 @@ class MetricInput:
 
     @property
     def size(self) -> tuple[int, int]:
-        return int(self.images.shape[-2]), int(self.images.shape[-1])
+        return self.images.shape[-2], self.images.shape[-1]
 
     @property
     def pixels(self) -> int:

@@ -13,7 +13,7 @@ from explain.baselines import Noise, Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.engine.perturbations import one_by_one, rows_of
-from explain.methods.cam import ratio
+from explain.methods.base import ratio
 from explain.methods.masking import MaskedInputs, Score
 from explain.metrics import base
 from explain.metrics.base import (

@@ -239,7 +239,7 @@ def evaluate(
         )
     named = by_name(metrics, base.get_metric, MetricError, "metric")
     sources = _named(methods)
-    size = int(inputs.x.shape[2]), int(inputs.x.shape[3])
+    size = (inputs.x.shape[2], inputs.x.shape[3])
     known_boxes = None if boxes is None else localisation.boxes_per_image(boxes, len(inputs), size)
     regions = localisation.as_regions(masks, known_boxes, len(inputs), size)
     truth: dict[str, Any] = {"boxes": known_boxes, "regions": regions}
@@ -326,29 +326,26 @@ class _Evaluation:
         return _table(self.metrics, results, data, self.notes)
 
     def _explained(self, maps: Mapping[str, MapsLike]) -> torch.Tensor:
-        """The score ``(N,)`` that is explained; what is known of the model's outputs goes into the
-        context."""
+        """The score ``(N,)`` that is explained; makes the context, which knows the model's
+        outputs."""
         by_this_call = [
             source
             for name, source in maps.items()
             if isinstance(source, Attribution) and source is not self.methods[name]
         ]
+        explained: Attribution | Evidence
         if by_this_call:
-            first = by_this_call[0]
-            classes = None if isinstance(first.target, str) else first.target
-            score = first.score
-            logits = first.logits
+            explained = by_this_call[0]
+            classes = None if isinstance(explained.target, str) else explained.target
         else:
-            (unperturbed,) = scored(self.model, self.inputs, [], [self.resolved], self.settings)
-            classes = unperturbed.classes
-            score = unperturbed.score
-            logits = unperturbed.logits
+            (explained,) = scored(self.model, self.inputs, [], [self.resolved], self.settings)
+            classes = explained.classes
         if classes is not None:
             self.resolved = ClassTarget(tuple(classes.tolist()))
         self.context = ModelContext(
-            self.model, self.inputs, classes, logits, self.settings.activation
+            self.model, self.inputs, classes, explained.logits, self.settings.activation
         )
-        return score
+        return explained.score
 
     def _of_kind(self, kind: type[M]) -> list[M]:
         return [metric for metric in self.metrics.values() if isinstance(metric, kind)]

@@ -11,6 +11,7 @@ import torch
 from explain.baselines import Blur, Mean, Neighbours, Noise, Zero
 from explain.baselines.base import Baseline
 from explain.engine.perturbations import ScoreKind
+from explain.methods.base import ratio
 from explain.methods.masking import Score
 from explain.metrics import base
 from explain.metrics.base import MetricInput, MetricResult, ScoreMetric, ScoreRequest, register
@@ -313,7 +314,7 @@ class AverageDrop(ScoreMetric):
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         original = data.original(self.score)
         seen = scores[0][:, 0]
-        drop = (original - seen).clamp(min=0) / torch.where(original == 0, 1, original)
+        drop = ratio((original - seen).clamp(min=0), original)
         return MetricResult(by_original(self, data, drop, seen), parts={"seen": seen})
 
 

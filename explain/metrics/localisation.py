@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from explain._utils.errors import MetricError, image_name, shown
 from explain.baselines.replacements import to_unit
+from explain.methods.base import ratio
 from explain.metrics.base import NOTHING, ZERO, MapMetric, MetricInput, MetricResult, register
 from explain.metrics.faithfulness import share_counts
 from explain.metrics.maps import Sign, as_tensor, mid_ranks, ranks_of
@@ -41,7 +42,7 @@ class LocalisationMetric(MapMetric):
         wide = values.double()  # squares and sums of any size fit into it
         total = wide.flatten(1).sum(1)
         on_object = (wide * self.region(data)).flatten(1).sum(1)
-        share = (on_object / torch.where(total > 0, total, 1)).to(data.maps.values)
+        share = ratio(on_object, total).to(data.maps.values)
         return data.undefined(self, share, total == 0, why)
 
 
@@ -336,7 +337,7 @@ class AUC(LocalisationMetric):
         object_size = region.sum(1).double()
         rest_size = region.shape[1] - object_size
         wins = (ranks * region).sum(1) - object_size * (object_size - 1) / 2
-        value = (wins / torch.where(rest_size > 0, object_size * rest_size, 1)).to(maps)
+        value = ratio(wins, object_size * rest_size).to(maps)
         why = "the object takes the whole photo"
         return MetricResult(data.undefined(self, value, rest_size == 0, why))
 

@@ -15,8 +15,7 @@ from explain._utils.random_numbers import permutation
 from explain.attribution.result import Attribution, by_maximum
 from explain.baselines.replacements import blurred, to_unit
 from explain.layers.layouts import enlarge
-from explain.methods.base import Style
-from explain.methods.cam import ratio
+from explain.methods.base import Style, ratio
 
 Sign = Literal["own", "signed", "absolute"]
 """How values become one number for each pixel: "own" as the method means it (see `Maps.per_pixel`),
@@ -69,7 +68,7 @@ class Maps:
                 f"{shown(source)}"
             )
         count = len(images)
-        size = (int(images.shape[-2]), int(images.shape[-1]))
+        size = (images.shape[-2], images.shape[-1])
         fits = values.ndim == 3 or (values.ndim == 4 and tuple(values.shape[2:]) == size)
         if not fits or len(values) != count or 0 in values.shape:
             raise MetricError(
@@ -311,7 +310,7 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
     maps = maps.double()
     largest = maps.abs().amax((1, 2), keepdim=True)
     # so that what blocks are divided by fits any unit
-    maps = maps / torch.where(largest == 0, 1, largest)
+    maps = ratio(maps, largest)
     cell = max(1, min(cell, min(maps.shape[1:]) // 4))
     down = torch.zeros_like(maps)
     across = torch.zeros_like(maps)

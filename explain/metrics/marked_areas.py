@@ -92,7 +92,7 @@ class AreaTest:
         controls = int((self.drops(self.photo_maps) >= first).sum())
         if controls or not math.isfinite(first):
             return 1.0, controls
-        total = count_of_placements((int(values.shape[0]), int(values.shape[1]))) - 1
+        total = count_of_placements((values.shape[0], values.shape[1])) - 1
         numbers = 1 + permutation(total, self.seed)[:count]
         for chosen in (numbers[:AT_FIRST], numbers[AT_FIRST:]):
             if not len(chosen):

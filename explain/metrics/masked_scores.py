@@ -143,8 +143,7 @@ def spectral_residual(grey: torch.Tensor) -> torch.Tensor:
     residual = (sizes - _mean_around(sizes, 3)).exp()
     power = torch.fft.ifft2(torch.polar(residual, spectrum.angle())).abs().square()
     smooth = _mean_around(_mean_around(power, 7), 7)
-    size = [int(grey.shape[0]), int(grey.shape[1])]
-    return F.interpolate(smooth[None, None], size=size, mode="bilinear")[0, 0]
+    return F.interpolate(smooth[None, None], size=list(grey.shape), mode="bilinear")[0, 0]
 
 
 def _from_surroundings(image: torch.Tensor, side: int) -> torch.Tensor:
@@ -250,7 +249,7 @@ class RandomMasks(Perturbation):
 
     def masks(self, images: torch.Tensor) -> torch.Tensor:
         """The masks of photos ``(N, C, H, W)``: ``(N, K, H, W)``, True where a photo is covered."""
-        size = (int(images.shape[2]), int(images.shape[3]))
+        size = (images.shape[2], images.shape[3])
         numbers = [int.from_bytes(digest_of_tensor(image)[:6], "big") for image in images]
         generators = [seeded(number + self.seed) for number in numbers]
         return torch.stack([random_masks(size, self.samples, one) for one in generators])

@@ -12,6 +12,7 @@ from explain._utils.random_numbers import permutation
 from explain.attribution.diagnostics import image_names
 from explain.baselines.replacements import to_unit
 from explain.methods import Smooth
+from explain.methods.base import ratio
 from explain.metrics.base import CONSTANT, MetricInput, MetricResult, register
 from explain.metrics.maps import Sign, Similarity, similarity
 from explain.metrics.randomised import layer_groups
@@ -136,7 +137,9 @@ class MPRT(_MapSimilarity):
         curve = numbers[..., 0]
         zeros = numbers[..., -1]
         if self.samples:
-            of_model, *randomised = numbers[..., :-1].unflatten(2, data.size).unbind(1)
+            of_model, *randomised = (
+                numbers[..., :-1].reshape((*numbers.shape[:2], *data.size)).unbind(1)
+            )
             alike = [similarity(self.similarity, of_model, maps) for maps in randomised]
             curve = torch.stack(alike, 1)
             zeros = zeros[:, 1:]
@@ -183,7 +186,7 @@ class EfficientMPRT(ReattributionMetric):
         warn_of_zeros(self.name, data, numbers[:, 0] == 0)
         original = entropy(data.maps.per_pixel(self.sign), self.bins)
         randomised = numbers[:, 0]
-        rise = (randomised - original) / torch.where(original > 0, original, 1)
+        rise = ratio(randomised - original, original)
         value = data.undefined(self, rise, original == 0, CONSTANT).to(data.maps.values.dtype)
         return MetricResult(value, parts={"before": original, "after": randomised})
 

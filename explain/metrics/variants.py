@@ -97,7 +97,7 @@ class ModelContext:
 
     @property
     def count(self) -> int | None:
-        return None if self.logits is None else int(self.logits.shape[1])
+        return None if self.logits is None else self.logits.shape[1]
 
     @cached_property
     def randomised(self) -> Randomised:

@@ -11,8 +11,7 @@ from torch import nn
 from explain._utils.errors import MethodError, muted, shown
 from explain.attribution.api import attribute
 from explain.hooks.layer_names import Where
-from explain.methods.base import MethodLike
-from explain.methods.cam import ratio
+from explain.methods.base import MethodLike, ratio
 from explain.metrics.maps import gini
 from explain.targets.resolve import TargetLike
 
