@@ -42,7 +42,7 @@ def test_the_network_computes_what_timms_own_does_with_the_same_weights(
 
 @pytest.mark.parametrize(
     ("photo", "expected"),
-    [("chelsea.png", "cat"), ("coffee.png", "espresso"), ("rocket.jpg", "missile")],
+    [("chelsea.png", "cat"), ("rocket.jpg", "missile")],
 )
 def test_it_knows_what_is_on_the_photos(classifier: Classifier, photo: str, expected: str) -> None:
     explanation = explain.Explainer(classifier)(
@@ -95,16 +95,17 @@ def test_labels_are_readable_distinct_and_in_order(classifier: Classifier) -> No
 @pytest.mark.parametrize(
     ("typed", "label"),
     [
-        *[
-            ("tabby", "tabby cat"),
-            ("Tabby Cats", "tabby cat"),
-            ("puma", "cougar"),
-            ("pumas", "cougar"),
-        ],
-        *[("crane bird", "crane (bird)"), ("mobile phone", "cell phone"), ("t shirt", "T-shirt")],
-        *[("polar bears", "polar bear"), ("school buses", "school bus"), ("cock", "rooster")],
-        *[("mice", "computer mouse"), ("house finch", "house finch"), ("TVs", "television")],
-        *[("fridge", "refrigerator"), ("golden", "golden retriever"), ("finch", "house finch")],
+        ("tabby", "tabby cat"),
+        ("Tabby Cats", "tabby cat"),
+        ("pumas", "cougar"),
+        ("crane bird", "crane (bird)"),
+        ("t shirt", "T-shirt"),
+        ("school buses", "school bus"),
+        ("cock", "rooster"),
+        ("mice", "computer mouse"),
+        ("house finch", "house finch"),
+        ("TVs", "television"),
+        ("golden", "golden retriever"),
     ],
 )
 def test_a_label_is_found_in_part_as_a_plural_or_as_a_synonym(
@@ -116,26 +117,17 @@ def test_a_label_is_found_in_part_as_a_plural_or_as_a_synonym(
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        *[
-            ("cat", "Egyptian"),
-            ("cats", "Egyptian"),
-            ("kitties", "Egyptian"),
-            ("crane", "machine"),
-            ("panda", "labels"),
-        ],
-        *[
-            ("bike", "mountain"),
-            ("person", "'bridegroom'"),
-            ("house", "'house' is not a"),
-            ("dromedaries camel", "label"),
-        ],
-        # no mud puppy, man-eater
-        *[("puppy", "'Chihuahua'"), ("airplane", "'airliner'"), ("men", "'men' is not a")],
+        ("cats", "Egyptian"),
+        ("kitties", "Egyptian"),
+        ("crane", "machine"),
+        ("panda", "labels"),
+        ("person", "'bridegroom'"),
+        ("house", "'house' is not a"),
+        ("puppy", "'Chihuahua'"),  # no mud puppy
+        ("men", "'men' is not a"),  # no man-eater
         ("dromedaries camel", "label"),
-        *[
-            ("retriev", "did you mean 'flat-coated retriever'"),
-            ("dromedarry", "did you mean 'Arabian camel'"),
-        ],
+        ("retriev", "did you mean 'flat-coated retriever'"),
+        ("dromedarry", "did you mean 'Arabian camel'"),
     ],
 )
 def test_what_fits_several_labels_or_none_is_suggested(

@@ -69,6 +69,7 @@ LARGE = {
     "torchvision": {
         "alexnet",
         "convnext_tiny",
+        "densenet121",
         "efficientnet_b0",
         "googlenet",
         "inception_v3",
@@ -88,6 +89,7 @@ LARGE = {
         "efficientformer_l1",
         "levit_128s",
         "mixer_s32_224",
+        "pit_ti_224",
         "swin_tiny_patch4_window7_224",
         "vit_tiny_patch16_224",
         "vit_small_patch14_reg4_dinov2",

@@ -298,7 +298,7 @@ def test_one_number_per_image_needs_no_target(
     assert_close(values(single, x[:1], method, "no"), -expected[:1], **EXACT)
 
 
-@pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 5), (3, 5, 1, 1)])
+@pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 5, 1, 1)])
 def test_similarity_is_the_cosine_to_another_embedding(shape: Any, net: TinyNet, x: Tensor) -> None:
     other = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
     flat = other.detach().double().reshape(-1, 5)
