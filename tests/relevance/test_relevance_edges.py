@@ -15,7 +15,7 @@ import explain
 from explain.methods import LRP, DeepLIFT, FullGrad
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
-from tests.relevance.test_relevance import Then, random
+from tests.relevance.test_relevance import Then, assert_near, random
 
 
 class Residual(nn.Module):
@@ -67,7 +67,7 @@ def test_what_goes_through_a_layer_in_a_residual_block_is_what_a_plain_calculati
         of_y = plain.epsilon(*both, y.flatten(), of_u * kept.flatten(), rectified=True)
         expected = plain.epsilon(*stem, x.flatten(), of_y, rectified=True).reshape(x.shape)
         found = explain.attribute(model, x, LRP("Epsilon", ("norm", (channel,))), target=1).values
-        assert torch.allclose(found, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
+        assert_near(found, expected, 1e-9)
 
 
 # A normalisation behind steps in place
@@ -119,7 +119,7 @@ def test_a_convolution_and_a_normalisation_are_one_map_only_if_nothing_lies_betw
         ).values
         for made in (InBetween, Apart)
     )
-    assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12 * float(expected.abs().max()))
+    assert_near(found, expected, 1e-12)
 
 
 # Weights that no module has registered
@@ -217,9 +217,7 @@ def test_complex_numbers_pass_relevance_in_proportion(
         )
         of_y = plain.gradient(w, b, y.flatten(), of_z)
         expected = plain.epsilon(*first, x.flatten(), of_y, rectified=True).reshape(x.shape)
-        assert torch.allclose(
-            a.values, expected, rtol=1e-6, atol=1e-8 * float(expected.abs().max())
-        )
+        assert_near(a.values, expected)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from explain.methods import LRP
 from explain.relevance import Composite, Flat, When, WSquare, ZBox
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
-from tests.relevance.test_relevance import Then, random
+from tests.relevance.test_relevance import Then, assert_near, random
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 COMPOSITES = ["automatic", "Epsilon"]
@@ -101,7 +101,7 @@ def test_relevance_lies_where_the_pixels_lay(name: str, composite: str) -> None:
     else:
         expected = pulled_back(function, x, lrp(net, function(x), composite=composite).values)
     tolerance = 1e-6 if name.startswith("single") else 1e-11
-    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+    assert_near(found, expected, tolerance)
 
 
 IN_PLACE: dict[str, Function] = {
@@ -127,7 +127,7 @@ def test_what_changes_pixels_in_their_places_leaves_relevance_there(name: str) -
     expected = lrp(net, function(x)).values
     for way in (function, lambda x: function(x.flip(-1)).flip(-1)):
         found = lrp(Behind(net, way), x).values
-        assert (found - expected).abs().max() <= 1e-11 * expected.abs().max()
+        assert_near(found, expected, 1e-11)
 
 
 @pytest.mark.parametrize("name", ["grey by sums", "a blur beside the photo"])
@@ -150,7 +150,7 @@ def test_pixels_that_were_mixed_share_by_their_weights(name: str) -> None:
         weights, torch.zeros(len(weights)), lrp(net, function(x)).values.flatten(), 0
     )
     found = lrp(Behind(net, function), x).values.flatten()
-    assert (found - expected).abs().max() <= 1e-11 * expected.abs().max()
+    assert_near(found, expected, 1e-11)
 
 
 def test_two_explained_inputs_each_get_their_own() -> None:
@@ -235,7 +235,7 @@ def test_the_range_of_the_input_is_that_of_the_photo(name: str) -> None:
     method = LRP(Composite("box", ((When(first=True), ZBox(low, high)),)))
     model = Behind(Then(layer, head), function)
     found = explain.attribute(model, x, method, target=lambda output: output[:, 0]).values.flatten()
-    assert (found - expected).abs().max() <= 1e-9 * expected.abs().max()
+    assert_near(found, expected, 1e-9)
 
 
 class OneByOne(nn.Module):

@@ -12,7 +12,7 @@ import explain
 from explain.methods import LRP
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
-from tests.relevance.test_relevance import RULES, SHAPE, Then, everywhere, random
+from tests.relevance.test_relevance import RULES, SHAPE, Then, assert_near, everywhere, random
 
 
 class Turning(nn.Module):
@@ -60,9 +60,7 @@ def test_rules_know_what_normalisations_turn_around_and_rectifiers_make(
     model = nn.Sequential(nn.ReLU(), Then(layer, head))
     found = explain.attribute(model, x[None], everywhere(mine), target=lambda output: output[:, 0])
     expected = formula(w, b, x.flatten().clamp(min=0), head * z, **how).reshape(SHAPE)
-    assert torch.allclose(
-        found.values[0], expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max())
-    )
+    assert_near(found.values[0], expected)
     scale = found.values.abs().sum() + sum(t.abs().sum() for t in found.coverage.taken.values())
     assert found.delta.abs().max() <= 1e-9 * scale
 
