@@ -211,9 +211,8 @@ class Neighbours(Baseline):
         frames = _frames(in_single_or_double(images))
         masks = _frames(keep.expand([len(images), *keep.shape[1:]]))
         filled = interpolated(frames, masks < 1)
-        filled = (
-            filled.reshape([len(images), -1, *filled.shape[1:]]).movedim(1, 2).reshape(images.shape)
-        )
+        by_photo = filled.reshape([len(images), -1, *filled.shape[1:]])  # (N, T, C, H, W)
+        filled = by_photo.movedim(1, 2).reshape(images.shape)
         if self.noise:
             filled = filled + self.noise * normal_draw(self.seed, images).to(filled)
         return blend(images, filled.to(images), keep)

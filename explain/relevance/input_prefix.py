@@ -102,21 +102,16 @@ class _Operation:
                     total[0] + (self._size(place, value) if sizes else self.slopes[place]) * value
                 )
                 continue
+            # The gradient is linear in what arrives: its own derivative is the operation's.
             with torch.enable_grad():
-                dual = [t.clone().requires_grad_() for t in map(torch.zeros_like, total)]
-                result = self._back(dual)[place]
-            if result is None or not result.requires_grad:
+                arriving = [torch.zeros_like(t).requires_grad_() for t in total]
+                gradient = self._back(arriving)[place]
+            if gradient is None or not gradient.requires_grad:
                 raise _Unknown
-            parts = torch.autograd.grad(
-                result, dual, value.expand_as(result).to(result.dtype), allow_unused=True
-            )
-            products = [
-                torch.zeros_like(t) if part is None else part
-                for t, part in zip(total, parts, strict=True)
-            ]
-            if sizes and any(
-                bool(((f != 0) & (f.abs() <= _rounding(value))).any()) for f in products
-            ):
+            direction = value.expand_as(gradient).to(gradient.dtype)
+            products = torch.autograd.grad(gradient, arriving, direction, materialize_grads=True)
+            least = _rounding(value)
+            if sizes and any(bool(((f != 0) & (f.abs() <= least)).any()) for f in products):
                 raise _Unknown  # weights of both signs that add up to nothing, as a softmax has
             total = [t + f for t, f in zip(total, products, strict=True)]
         return (((self.node, i), t) for i, t in enumerate(total))
