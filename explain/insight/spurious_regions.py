@@ -176,14 +176,14 @@ def _of_excess(
     carriers = read_some([row for row in rows if row.name in members])
     covers = F.interpolate(region, carriers.x.shape[2:]) > 0
     carriers = _with_regions(carriers, covers)
-    others = [row for row in rows if row.name not in members]
+    rest = [row for row in rows if row.name not in members]
 
     def covered(rows: list[Row]) -> PhotosWithRegions:
         photos = read_some(rows)
         return _with_regions(photos, covers) if len(photos) else carriers[:0]
 
-    of_class = covered([row for row in others if class_of(row) == target])
-    hosts = covered([row for row in others if class_of(row) != target])
+    of_class = covered([row for row in rest if class_of(row) == target])
+    hosts = covered([row for row in rest if class_of(row) != target])
     return _check_enough(MarkedPhotos(target, carriers, of_class, hosts, from_host=False))
 
 

@@ -28,9 +28,9 @@ class Prepared:
     sha256: str
     size: tuple[int, int]
     box: Box
-    label: Label = None
-    boxes: tuple[ObjectBox, ...] = ()
-    notes: tuple[str, ...] = ()
+    label: Label
+    boxes: tuple[ObjectBox, ...]
+    notes: tuple[str, ...]
     lacking: frozenset[str] | None = None
 
 

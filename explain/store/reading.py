@@ -101,15 +101,15 @@ class Row:
     size: tuple[int, int]
     box: Box
     input_size: tuple[int, int]
-    boxes: tuple[Corners, ...] = ()
-    labels: tuple[str, ...] = ()
-    delta: float | None = None
-    runs: int | None = None
-    error: float | None = None
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-    style: Any = "heat"
-    uncentred: bool = False
-    columns: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    boxes: tuple[Corners, ...]
+    labels: tuple[str, ...]
+    delta: float | None
+    runs: int | None
+    error: float | None
+    metrics: Mapping[str, float | None]
+    style: Any
+    uncentred: bool
+    columns: Mapping[str, Any] = field(repr=False)
 
     @cached_property
     def values(self) -> torch.Tensor:
@@ -522,8 +522,10 @@ def row_of(columns: Mapping[str, Any], style: str | None = None, uncentred: bool
     layer = columns["layer"]
     if layer is not None and layer.startswith("["):
         layer = tuple(json.loads(layer))
-    same = {name: columns[name] for name in Row.__dataclass_fields__ if name in columns}
-    different = {
+    values: dict[str, Any] = {
+        name: columns[name] for name in Row.__dataclass_fields__ if name in columns
+    }
+    values |= {
         "layer": layer,
         "size": (columns["width"], columns["height"]),
         "input_size": (columns["input_height"], columns["input_width"]),
@@ -531,8 +533,11 @@ def row_of(columns: Mapping[str, Any], style: str | None = None, uncentred: bool
         "boxes": tuple(boxes_of_class(json.loads(columns["boxes"] or "[]"), columns["target"])),
         "labels": tuple(true_label_names(columns["labels"])),
         "metrics": json.loads(columns["metrics"]),
+        "style": style,
+        "uncentred": uncentred,
+        "columns": columns,
     }
-    return Row(**{**same, **different, "style": style, "uncentred": uncentred, "columns": columns})
+    return Row(**values)
 
 
 class PhotoReader:
