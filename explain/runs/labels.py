@@ -36,18 +36,17 @@ class Labels:
     """Whether mistakes are counted for each label."""
 
     def __post_init__(self) -> None:
-        self._known: dict[str, int | None] = {}
+        self._class_of_word: dict[str, int | None] = {}  # None where it means several
         self._notes: dict[str, str] = {}
         for exact in (False, True):  # a complete label counts more than a part of one
             classes_of_words: dict[str, int | None] = {}
             for index, category in enumerate(self.categories or ()):
                 for word in [category] if exact else category.split(","):
-                    classes_of_words[_plain(word)] = (
-                        None if _plain(word) in classes_of_words else index
-                    )
-            self._known.update(classes_of_words)
+                    plain = _plain(word)
+                    classes_of_words[plain] = None if plain in classes_of_words else index
+            self._class_of_word.update(classes_of_words)
         self._by_name = any(
-            self._known.get(_plain(name)) is not None for name in self.classes or ()
+            self._class_of_word.get(_plain(name)) is not None for name in self.classes or ()
         )
 
     def of(self, label: Label) -> list[ClassLabel] | None:
@@ -112,7 +111,7 @@ class Labels:
         if isinstance(label, Uncertain):
             return (*self._of_one(str(label))[:2], UNCERTAIN)
         if isinstance(label, str):
-            index = self._known.get(_plain(label))
+            index = self._class_of_word.get(_plain(label))
             return index, label if index is None else class_label(self.categories, index)
         if self._by_name and self.classes is not None and 0 <= label < len(self.classes):
             return self._of_one(self.classes[label])

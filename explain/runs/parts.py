@@ -231,11 +231,10 @@ def imported(folder: Storage) -> tuple[Path, int]:
     }
     file = index_file(folder)
     imported_stamps = _stamps_in(file)
-    parts = imported_stamps.items() - {(DESCRIPTION, imported_stamps.get(DESCRIPTION))}
-    if not parts <= stamps.items():
-        parts = set()
-    new = dict(stamps.items() - parts)
-    new.pop(DESCRIPTION, None)
+    parts = {name: stamp for name, stamp in imported_stamps.items() if name != DESCRIPTION}
+    if not parts.items() <= stamps.items():  # one was changed or removed
+        parts = {}
+    new = stamps.keys() - parts.keys() - {DESCRIPTION}
     if imported_stamps != stamps:
         if not parts:
             _remove(file)
