@@ -100,6 +100,8 @@ class AblationResult:
 
     @property
     def accuracy(self) -> tuple[float, ...]:
+        """The shares of photos for which the model gave the label, as for `intact`, `after` and
+        `control`."""
         right = (self.answers == self.labels[:, None])[self.labels >= 0]
         return tuple(right.double().mean(0).tolist())
 
@@ -248,8 +250,8 @@ def _ablated(
     class_of: Callable[[Row], int | None],
     baseline: BaselineLike,
 ) -> AblationResult:
-    """Count for which photos the model gives a class: as they are, covered, and covered
-    elsewhere."""
+    """Run photos as they are, covered, and covered elsewhere, and note the class that the model
+    gives."""
     filling = get_baseline(baseline)
     model = photos.explainer.model
     counted: list[Row] = []
@@ -280,6 +282,7 @@ def _ablated(
 
 
 def _checked_share(share: float | None) -> float:
+    """The share of the pixels to cover; that of `SHARE` where it is None."""
     share = SHARE if share is None else share
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
         raise RunError(f"share must lie between 0 and 1, got {shown(share)}; 0.1 is usual")
@@ -287,11 +290,13 @@ def _checked_share(share: float | None) -> float:
 
 
 def _as_masks(masks: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Masks ``(H, W)`` of some photos as one tensor ``(N, 1, H, W)``."""
     return torch.stack([*masks])[:, None]
 
 
 def _highest_pixels(heatmap: torch.Tensor, share: float) -> torch.Tensor:
-    """The share of the pixels with the highest values ``(H, W)``; of equal ones, the first."""
+    """The mask of the share of the pixels ``(H, W)`` with the highest values; of equal ones, the
+    first."""
     count = max(1, round(share * heatmap.numel()))
     covered = torch.zeros(heatmap.numel(), dtype=torch.bool, device=heatmap.device)
     covered[heatmap.flatten().argsort(descending=True, stable=True)[:count]] = True

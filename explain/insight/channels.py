@@ -46,14 +46,14 @@ def finer_layer(photos: RunPhotos, least: int) -> str | None:
 def at_layer(
     model: nn.Module, x: torch.Tensor, layer: str, target: Target, needs: Sequence[Need[Any]]
 ) -> Evidence:
-    """The evidence of a layer for a target, such as its activations ``(N, C, h, w)``."""
+    """Return the evidence of a layer for a target, such as its activations ``(N, C, h, w)``."""
     plan = plan_of(needs, [layer])
     (evidence_of,) = gather(model, as_inputs(x), plan, [target], RuntimeSettings())
     return evidence_of(layer)
 
 
 def feature_maps(model: nn.Module, x: torch.Tensor, layer: str) -> torch.Tensor:
-    """The feature maps ``(N, C, h, w)`` of a layer."""
+    """Return the feature maps ``(N, C, h, w)`` of a layer."""
     return at_layer(model, x, layer, TopClass(), [Activations()]).activations
 
 
@@ -182,8 +182,8 @@ class ChannelReport:
 
 
 def strongest(peaks: torch.Tensor, maps: torch.Tensor, photo: int, count: int) -> torch.Tensor:
-    """Enter feature maps into the peaks of each channel, of which there are ``count`` at most, one
-    for a photo.
+    """Return the ``count`` largest peaks of each channel, among those of the photos before and
+    those of some feature maps. A photo has one peak in each channel.
 
     Args:
         peaks: those of the photos before, the largest first: values, numbers of photos and of

@@ -141,8 +141,7 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
 
 
 def _apart(values: torch.Tensor, total: torch.Tensor, squares: torch.Tensor, count: int) -> float:
-    """How far the mean of some maps lies from that of all others: half the distance of shares that
-    is not chance.
+    """How far the mean of some maps lies from that of all others, less what chance gives: 0 to 1.
 
     The square of the distance of two means is on average the square of the true distance, and their
     variances.

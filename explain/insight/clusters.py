@@ -30,7 +30,8 @@ def distances(maps: torch.Tensor) -> torch.Tensor:
 
 
 def spectrum(apart: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Look at points as a graph in which each is joined to its nearest neighbours.
+    r"""Return the smallest eigenvalues, with their eigenvectors, of the graph in which each point
+    is joined to its nearest neighbours.
 
     Twice as many neighbours as the logarithm of the number of points, at least 5: the logarithm
     keeps a graph together (von Luxburg, 2007), and with no more than that, groups of some tens of
@@ -60,8 +61,8 @@ def spectrum(apart: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, torch.Te
 
 
 def number_of_groups(values: torch.Tensor) -> tuple[int, float]:
-    """How many groups there are, from 2, by the eigenvalues of `spectrum`, and the largest gap,
-    behind as many of them.
+    """Return how many groups there are, 2 or more, and the largest gap between the eigenvalues of
+    `spectrum` that follow each other, which is behind as many of them.
 
     A gap is the factor by which an eigenvalue is larger than the one before. Differences would say
     less: eigenvalues lie the further apart, the larger they are, also where there are no groups.

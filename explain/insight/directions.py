@@ -80,8 +80,8 @@ def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tens
 def _newton(
     gram: torch.Tensor, signs: torch.Tensor, margins: torch.Tensor, ridge: float
 ) -> torch.Tensor:
-    """Where the quadratic approximation of the loss is smallest: ridge regression with a weight for
-    each point."""
+    """One step of Newton's method: where the quadratic approximation of the loss is smallest, by
+    ridge regression with a weight for each point."""
     near = torch.sigmoid(margins)
     curvature = (near * (1 - near)).clamp(min=SMALLEST_STEP)
     wanted = signs * (margins + (1 - near) / curvature)
@@ -258,7 +258,8 @@ def _by_chance(
     fakes: int,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores and gains of concepts of ``count`` random photos, ``(fakes,)`` each."""
+    """The scores and gains of ``fakes`` concepts that mean nothing, ``(fakes,)`` each: each has
+    ``count`` random photos as its examples."""
     scores = []
     gains = []
     block = max(1, AT_ONCE // (draws * 2 * count * max(points.shape[1], 2 * count)))
@@ -283,7 +284,8 @@ def _trial(
     draws: int,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scores, gains and how well examples are told apart ``(F,)`` of concepts ``(F, n, C)``.
+    """The score, the gain, and how well examples are told apart, of each of F concepts ``(F, n,
+    C)``.
 
     ``rest`` has for each concept the numbers of the ``points`` that it is told from.
     """
@@ -323,14 +325,15 @@ def _above(points: torch.Tensor, vectors: torch.Tensor, middle: torch.Tensor) ->
 
 
 def _means(maps: torch.Tensor) -> torch.Tensor:
+    """The mean of each channel of feature maps ``(N, C, h, w)``: ``(N, C)``, on the CPU."""
     return maps.flatten(2).mean(2).float().cpu()
 
 
 def _others_and_slopes(
     photos: RunPhotos, layer: str, target: int, most: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The means of the channels in photos of other classes, and the slopes of the score in those of
-    the class."""
+    """The means of the channels in photos of other classes ``(M, C)``, and the slopes of the score
+    in each channel in photos of the class ``(N, C)``."""
     model = photos.explainer.model
     of_others: list[torch.Tensor] = []
     slopes: list[torch.Tensor] = []

@@ -69,7 +69,7 @@ class MeanMap:
 
     @property
     def picture(self) -> Image.Image:
-        """The brightest place has the most."""
+        """The mean map, drawn so that its brightest place has the most evidence."""
         blank = Image.new("RGB", (SIDE, SIDE), "white")
         values = (self.mean / self.mean.max().clamp(min=1e-12)).numpy()
         return get_style("intensity").draw(blank, values, Box(0, 0, float(SIDE), float(SIDE)))
@@ -192,5 +192,6 @@ def draw_label_mistakes(mistakes: Sequence[LabelMistakes], album: Album) -> dict
 
 
 def _drawn(title: str, groups: Sequence[Group]) -> Image.Image | None:
+    """A sheet of the groups that have tiles; None where none has."""
     full = tuple(group for group in groups if group.tiles)
     return contact_sheet(Layout(title, "", full), TILE) if full else None

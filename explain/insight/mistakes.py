@@ -127,6 +127,7 @@ def with_reasons(
 def _spoken(
     batch: Batch, pair: Confusion, photos: RunPhotos, method: MethodLike
 ) -> list[ClassEvidence]:
+    """What spoke for either class of a pair, in each photo of a batch."""
     model = photos.explainer.model
     wrong = ClassTarget(pair.prediction_class)
     right = ClassTarget(pair.label_class)
@@ -317,7 +318,7 @@ def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:
 
 
 def _oddness(row: Row) -> OddEvidence | None:
-    """What is odd about the smallest evidence of one photo, if something is."""
+    """What is odd about the smallest evidence of one photo; None if nothing is."""
     is_enough = row.method == "sufficient"
     if is_enough and row.metrics.get("set_size") == 0:
         return OddEvidence(row.name, row.target, "needs nothing of the photo", 0.0, math.nan)

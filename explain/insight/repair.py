@@ -48,10 +48,12 @@ class _BatchRunner:
         self._outputs = explainer._outputs or Outputs()
 
     def __call__(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """The same in batches, without gradients and on the CPU."""
+        """Return the same for any number of inputs: in batches, without gradients, and on the
+        CPU."""
         return in_parts(lambda part: self.log_probabilities(model, self.place(part)), x)
 
     def log_probabilities(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """The logarithms of the probabilities ``(N, K)`` of inputs on the model's device."""
         scores = find_logits(model(x), len(x)).float()
         if self._outputs.activation == "none" and self._outputs.kind == "classes":
             scores = scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
@@ -73,6 +75,8 @@ class WantedAnswers:
     unmarked: torch.Tensor
 
     def loss(self, scores: torch.Tensor) -> float:
+        """How far answers ``(N, K)``, logarithms of probabilities, are from those wanted: the mean
+        Kullback-Leibler divergence."""
         return float(F.kl_div(scores, self.wanted, log_target=True, reduction="batchmean"))
 
 
@@ -136,6 +140,8 @@ class LayerStatistics:
 def _statistics(
     marks: MarkedPhotos, model: nn.Module, run: _BatchRunner, layer: str, seed: int
 ) -> LayerStatistics:
+    """Measure what the mark does to the feature maps of a layer, on the photos to fit."""
+
     def maps(x: torch.Tensor) -> torch.Tensor:
         """The feature maps ``(N, C, P)`` of some photos."""
         return feature_maps(model, run.place(x), layer).double().cpu().flatten(2)
@@ -164,7 +170,7 @@ def _statistics(
 def _inserted(
     model: nn.Module, layer: str, x: torch.Tensor, channels: int
 ) -> tuple[nn.Module, nn.Module]:
-    """A copy of a model with a linear map of the channels after a layer; and this map."""
+    """Return a copy of a model with a linear map of the channels after a layer, and this map."""
     output = FeatureExtractor(model, layer)(x)[layer]
     linear: nn.Module
     if isinstance(output, torch.Tensor) and output.ndim > 2 and output.shape[1] == channels:
@@ -186,6 +192,7 @@ def _inserted(
 
 
 def _set(linear: Any, projection: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Write a projection, a matrix and an offset, into a linear map."""
     matrix, offset = projection
     with torch.no_grad():
         linear.weight.copy_(matrix.reshape(linear.weight.shape))
@@ -194,7 +201,8 @@ def _set(linear: Any, projection: tuple[torch.Tensor, torch.Tensor]) -> None:
 
 @dataclass(frozen=True)
 class _ProjectionChoice:
-    """A projection: its loss on the photos to choose by, and what it is."""
+    """The layer, the number of directions and the strength of a projection, with its loss on the
+    photos to choose by."""
 
     loss: float
     layer: str
@@ -375,6 +383,7 @@ def repair(
 
 
 def _joined(parts: Sequence[WantedAnswers]) -> WantedAnswers:
+    """Several sets of inputs and answers as one."""
     return WantedAnswers(
         torch.cat([part.x for part in parts]),
         torch.cat([part.wanted for part in parts]),

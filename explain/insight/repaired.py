@@ -52,6 +52,7 @@ class Answers:
 
     @property
     def accuracy(self) -> tuple[float, float]:
+        """The shares of answers that are the classes of the photos, before and after."""
         return self.share(self.classes[:, None])
 
     def share(self, target: int | torch.Tensor) -> tuple[float, float]:
@@ -205,6 +206,7 @@ class Repair:
     def _section(
         self, heading: str, content: str, draw: Callable[["Repair"], Image.Image]
     ) -> Section:
+        """A section with a picture; without, where the photos are tensors or gone."""
         try:
             return Section(heading, content, pictures=[(draw(self), heading)])
         except ExplainError as error:  # of photos that are tensors, or gone

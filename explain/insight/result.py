@@ -141,6 +141,7 @@ class Insight:
 
     @property
     def _is_coarse(self) -> bool:
+        """Whether the maps have too few places to tell a mark from what is beside it."""
         resolution = self.maps.resolution
         return resolution is not None and min(resolution) < MIN_RESOLUTION
 
@@ -308,6 +309,7 @@ class Insight:
         return files.write()
 
     def _page(self, pictures: Mapping[str, Image.Image]) -> str:
+        """The page ``insight.html``."""
         sections = [Section("Summary", "\n".join(self.headlines))] if self.headlines else []
         for name, part in self.parts(20).items():
             shown = [

@@ -170,8 +170,8 @@ def _of_excess(
     rows: list[Row],
     read_some: ReadSome,
 ) -> MarkedPhotos:
-    """Photos of the names ``members``, and others, with the region where the mean map of the first
-    exceeds that of others."""
+    """The marked photos of a mean map: those with the names ``members`` bear the mark, where the
+    mean map exceeds that of others by ``excess`` ``(16, 16)``."""
     region = (excess >= CORE * excess.max())[None, None].float()
     carriers = read_some([row for row in rows if row.name in members])
     covers = F.interpolate(region, carriers.x.shape[2:]) > 0
@@ -188,6 +188,7 @@ def _of_excess(
 
 
 def _around_object(photos: PhotosWithRegions) -> PhotosWithRegions:
+    """The photos, with all but their objects as the region."""
     return _with_regions(photos, torch.stack([~object_of(row) for row in photos.rows])[:, None])
 
 
@@ -198,8 +199,8 @@ def _of_vector(
     rows: list[Row],
     read_some: ReadSome,
 ) -> MarkedPhotos:
-    """The photos in which a vector of a layer's channels is strongest, with the regions where it
-    is."""
+    """The marked photos of a vector of a layer's channels: those in which it is strongest bear the
+    mark, where it is."""
     layer = finding.layer if isinstance(finding, Direction) else layer
     if layer is None:
         raise LayerError(
@@ -253,11 +254,12 @@ def _read_photos(photos: RunPhotos, rows: Sequence[Row]) -> PhotosWithRegions:
 
 
 def _with_regions(photos: PhotosWithRegions, regions: torch.Tensor) -> PhotosWithRegions:
+    """The photos with other regions: ``(N, 1, H, W)``, or one for all."""
     return replace(photos, regions=regions.expand_as(photos.regions))
 
 
 def _check_enough(marks: MarkedPhotos) -> MarkedPhotos:
-    """Refuse a finding of too few photos."""
+    """Refuse a finding with too few photos that bear the mark, or that do not."""
     for name, photos in (("of the finding", marks.carriers), ("without it", marks.hosts)):
         if len(photos) < 4 * LEAST:
             raise RunError(

@@ -156,6 +156,7 @@ def curves(
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
+    """Numbers as a page has them."""
     return [round(value, DIGITS) for value in values.double().tolist()]
 
 
@@ -226,6 +227,7 @@ def as_drawn(
 
 
 def _averaged(values: Array, longest: int | None) -> Array:
+    """A map ``(h, w)``, averaged down to ``longest`` cells along its longer side."""
     if longest is None or max(values.shape) <= longest:
         return values
     import cv2
@@ -409,6 +411,7 @@ def map_info(kind: str, quantised: Mapping[str, Any], **values: Any) -> dict[str
 
 
 def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
+    """The map of the first image as a page has it, with the maps of its layers."""
     values, kind = map_and_kind(attribution, detail.cells)
     layers = [
         {"layer": name, "plane": plane(array(maps[0]))}
@@ -472,6 +475,7 @@ def _shares(box: Sequence[float], seen: Box) -> list[float]:
 
 
 def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
+    """A target as a page has it: its label, class, score and place."""
     attribution = next(iter(subject.results[index].values()))
     category = int(attribution.target[0]) if isinstance(attribution.target, torch.Tensor) else None
     probability = None

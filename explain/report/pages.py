@@ -95,6 +95,7 @@ def _filled(template: str, **values: Any) -> str:
 
 @cache
 def _templates() -> "Environment":
+    """The templates of pages, read once."""
     from jinja2 import Environment, PackageLoader
 
     templates = Environment(
@@ -217,6 +218,7 @@ def _policy(*allowed: str) -> str:
 
 
 def _hash(text: str) -> str:
+    """The hash of a text as a policy names it."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
@@ -237,6 +239,7 @@ def _drawing() -> dict[str, Any]:
 
 
 def _colored(style: Colored, colormaps: Sequence[str], opacity: float = 100) -> dict[str, Any]:
+    """The colours of a kind of maps, for each colour map of the page."""
     styles = {name: replace(style, colormap=name) for name in colormaps}
     return {
         "colormap": style.colormap,

@@ -139,6 +139,7 @@ def reproduction(subject: Subject) -> Reproduction:
 
 @cache
 def _template(name: str) -> "Template":
+    """A template of commands or code, read once."""
     from jinja2 import Environment, PackageLoader
 
     templates = Environment(loader=PackageLoader("explain.report", "static"))
@@ -183,6 +184,8 @@ def _typed_method(attribution: Attribution) -> str | None:
 
 
 def _method_code(attribution: Attribution, typed: str | None) -> str:
+    """A method as Python code: as it is typed, else a call, else a name that stands for the
+    caller's own."""
     if typed is not None:
         return repr(typed)
     with suppress(ExplainError, ValueError):
@@ -191,6 +194,8 @@ def _method_code(attribution: Attribution, typed: str | None) -> str:
 
 
 def _target_code(subject: Subject, index: int) -> str:
+    """A target as Python code: its index, else a call, else a name that stands for the caller's
+    own."""
     encoded = subject.asked[index]
     if encoded is None:
         category = next(iter(subject.results[index].values())).target

@@ -125,7 +125,7 @@ def check_table(
 
 
 def columns_without_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of a row, but for its map."""
+    """Return the columns of a row in a table, without its map."""
     columns = {name: getattr(row, name, row.columns.get(name)) for name in COLUMNS}
     if isinstance(row.layer, tuple):
         columns["layer"] = ", ".join(row.layer)
@@ -135,7 +135,7 @@ def columns_without_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
 
 
 def with_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
-    """Return all columns of a row."""
+    """Return the columns of a row in a table, with its map."""
     return {
         **columns_without_map(row, metrics),
         "map_shape": list(row.values.shape),
@@ -220,6 +220,7 @@ def _write_csv(path: Path, head: Iterable[str], rows: Iterable[TableRow]) -> int
 
 
 def _in_cell(value: Any) -> Any:
+    """A value as a cell of CSV has it."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else as_cell(value)
 
 
@@ -244,7 +245,8 @@ def _probabilities(photo: Mapping[str, Any], kind: str) -> list[float]:
 
 
 def _labels_of(run: StoredRun, kind: str) -> list[str]:
-    """The labels, or classes, of which a run has the probabilities."""
+    """The names of the labels or classes whose probabilities the first photo has; none where they
+    are not stored."""
     for photo in run.photo_columns():
         return [run.label_of(number) for number in range(len(_probabilities(photo, kind)))]
     return []

@@ -152,13 +152,13 @@ class Job:
         return self.request.options.get("batch_size") or preparing.at_once(photo.x, self.device)
 
     def _kind(self, photo: Ready) -> object:
-        """What the photos of a batch have in common."""
+        """What photos must have in common to be explained in one batch."""
         if isinstance(photo, Failed):
             return None
         return photo.x.shape, photo.x.dtype, photo.lacking
 
     def _is_apart(self, photo: Any) -> bool:
-        """Whether a photo gives the same beside others as alone."""
+        """Whether a photo gives the same values in a batch as alone; the model is asked once."""
         if self._independent is None:
             with intervene(self.explainer.model, self.explainer.interventions):
                 self._independent = rows_are_apart(self.explainer.model, self._batch([photo]))
@@ -211,6 +211,7 @@ class Job:
         return records
 
     def _batch(self, photos: Sequence[Prepared]) -> torch.Tensor:
+        """The inputs of some photos ``(N, C, H, W)``, on the device of the model."""
         return self.explainer._placed(torch.stack([photo.x for photo in photos]))
 
     def _chosen(self, x: torch.Tensor) -> list[Method]:
@@ -231,7 +232,7 @@ class Job:
     def _names(
         self, attribution: Attribution, places: Sequence[Located | None], number: int
     ) -> list[str]:
-        """What a target is called on each photo."""
+        """What a target is called on each photo; ``number`` is its place among the targets."""
         if isinstance(attribution.target, str):
             return [place.names[number] if place else attribution.target for place in places]
         outputs = self.explainer._outputs or Outputs()
@@ -247,8 +248,8 @@ class Job:
         target: TargetLike,
         names: Sequence[str],
     ) -> dict[str, dict[str, list[float]]]:
-        """The metrics of each photo by method: those of boxes are NaN for photos without boxes of
-        what the target is called."""
+        """The metrics of each photo, by method and metric. Those that need boxes are NaN for photos
+        without boxes of the target."""
         boxes = [self._boxes(photo, name) for photo, name in zip(photos, names, strict=True)]
         metrics = [metric for metric in self.metrics if any(boxes) or not metric.needs_object]
         by_box = [metric.name for metric in metrics if metric.needs_object]
@@ -285,7 +286,7 @@ class Job:
         return figures
 
     def _boxes(self, photo: Prepared, target: str) -> list[Corners]:
-        """Where the object of a target is, in pixels of the input."""
+        """The boxes of a target's object, in pixels of the input."""
         boxes = boxes_of_class(self.labels.of_boxes(photo.boxes), target)
         return boxes_on_input(boxes, photo.box, photo.x.shape[-2:])
 
@@ -381,14 +382,14 @@ class Job:
 
 
 def _figure(values: torch.Tensor | None, image: int) -> float | None:
-    """The figure of an image, None where it is not known."""
+    """The figure of one image of a batch; None where there is none."""
     if values is None or values[image].isnan():
         return None
     return float(values[image])
 
 
 def _short(value: float) -> float:
-    """A number of float32 in as many digits as it has."""
+    """A number without the digits that float32 does not have."""
     return float(f"{value:.7g}")
 
 

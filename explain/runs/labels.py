@@ -73,7 +73,8 @@ class Labels:
         return [self._of_one(one) for one in dict.fromkeys(self._split(labels))]
 
     def _split(self, labels: Iterable[str | int]) -> Iterator[str | int]:
-        """Labels with commas, which are none of the model's, as several that all are."""
+        """Labels, of which those with commas that are none of the model's are split where each part
+        is one of them."""
         for label in labels:
             parts = label.split(",") if isinstance(label, str) else [label]
             is_one = len(parts) == 1 or self._of_one(label)[0] is not None
@@ -92,12 +93,13 @@ class Labels:
         return [(*box[:4], *(self._of_one(label)[1] for label in box[4:])) for box in boxes]
 
     def notes(self, label: Label) -> list[str]:
-        """What is to be said of labels that are none of the model's."""
+        """Return warnings about those labels of a photo that are none of the model's."""
         if self.categories is None:
             return []
         return [self._note(name) for index, name in true_labels(self.of(label)) if index is None]
 
     def _note(self, name: str) -> str:
+        """The warning about a label that is none of the model's; made once for each label."""
         if name not in self._notes:
             close = close_to(name, [*(self.categories or ())], 1)
             remedy = f"; did you mean {close[0]!r}?" if close else ""
@@ -108,6 +110,7 @@ class Labels:
         return self._notes[name]
 
     def _of_one(self, label: str | int) -> ClassLabel:
+        """The class and the text of one label."""
         if isinstance(label, Uncertain):
             return (*self._of_one(str(label))[:2], UNCERTAIN)
         if isinstance(label, str):
@@ -126,4 +129,6 @@ def true_labels(labels: Iterable[Sequence[Any]] | None) -> list[tuple[int | None
 
 
 def _plain(name: str) -> str:
+    """A label without what makes no difference: capitals, dashes, underlines, more than one
+    blank."""
     return re.sub(r"[\s_-]+", " ", name.casefold()).strip()

@@ -92,7 +92,7 @@ class Storage:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn errors of the file system into ours."""
+        """Turn errors of the file system into a `RunError`."""
         try:
             yield
         except (OSError, ValueError, ImportError) as error:
@@ -179,6 +179,7 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
 
 
 def _with_map(result: dict[str, Any], values: Any) -> dict[str, Any]:
+    """A result with its map, as a Parquet file has it. The map must fit its digest."""
     with np.errstate(all="ignore"):  # of a damaged map, which the digest shows
         columns = packed(np.asarray(values.values.to_numpy()).reshape(json.loads(result["shape"])))
     if columns["content"] != result["content"]:
@@ -187,8 +188,8 @@ def _with_map(result: dict[str, Any], values: Any) -> dict[str, Any]:
 
 
 def describe(folder: Storage, store: Store, names: Iterable[str]) -> None:
-    """Write beside the parts what they do not have, and note which of the parts are in the SQLite
-    file."""
+    """Write the manifest and the failures beside the parts, and note which files the SQLite file
+    has."""
     run = StoredRun(store.file)
     failures = list(run.query("SELECT name, path, reason FROM failures"))
     description = {"manifest": run.manifest, "failures": failures}
@@ -261,7 +262,7 @@ def imported(folder: Storage) -> tuple[Path, int]:
 
 
 def _description(folder: Storage) -> dict[str, Any]:
-    """What is written beside the parts.
+    """The manifest and the failures of a run, which are written beside its parts.
 
     Raises:
         RunError: it is not there, or damaged.
@@ -286,6 +287,7 @@ def _description(folder: Storage) -> dict[str, Any]:
 
 
 def _remove(file: Path) -> None:
+    """Remove an index with the files of SQLite beside it, and make its folder."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         for ending in ("", "-wal", "-shm"):
@@ -297,7 +299,8 @@ def _remove(file: Path) -> None:
 
 
 def _stamps_in(file: Path) -> dict[str, str]:
-    """The files that an index has; none where there is no index, or a damaged one."""
+    """The files that were imported into an index, with their stamps; none where there is no index,
+    or a damaged one."""
     if file.exists():
         with suppress(RunError):
             return dict(StoredRun(file).query("SELECT file, stamp FROM parts"))
@@ -305,7 +308,8 @@ def _stamps_in(file: Path) -> dict[str, str]:
 
 
 def index_of(address: str | os.PathLike[str]) -> Path:
-    """Return the SQLite file of a folder, brought up to date; a warning says if it was not.
+    """Return the SQLite file of a folder, brought up to date; a warning names it if something was
+    imported.
 
     Raises:
         RunError: there is no run.

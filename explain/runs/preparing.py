@@ -39,13 +39,13 @@ Ready: TypeAlias = Prepared | Failed
 
 @dataclass(frozen=True, eq=False)
 class Preparer:
-    """Reads entries of one source, and preprocesses them for one model. ``boxes`` are the parts of
-    photos of each size that the model sees."""
+    """Reads entries of one source, and preprocesses them for one model."""
 
     source: Source
     preprocess: Preprocess
     window: Window | None
     boxes: dict[tuple[int, int], Box] = field(default_factory=dict, init=False)
+    """The part that the model sees of photos of each size (width, height), once it is known."""
 
     def __call__(self, entry: Entry) -> Ready:
         if entry.problem is not None:
@@ -60,6 +60,7 @@ class Preparer:
             return failed(entry, error)
 
     def _prepared(self, entry: Entry, notes: list[str]) -> Prepared:
+        """Read a photo, preprocess it, and find the part of it that the model sees."""
         content = self.source.read(entry)
         if isinstance(content.image, torch.Tensor):
             x = _as_float(content.image).cpu().contiguous()
@@ -90,13 +91,14 @@ class Preparer:
 
 
 def failed(entry: Entry, error: Exception) -> Failed:
-    """Return what is stored of a photo that could not be read or explained."""
+    """Return what is stored of a photo that could not be read or explained, and why."""
     reason = str(error) if isinstance(error, ExplainError) else raised(error)
     return Failed(entry.name, reason, entry.path, stamp=entry.stamp)
 
 
 def _as_float(x: Any) -> torch.Tensor:
-    """The model's input, which is stored and compared as it is, so that integers are refused."""
+    """What a preprocessing returns, which must be a float tensor ``(C, H, W)``: it is stored and
+    compared as it is."""
     if as_input(x).ndim == 4:
         raise ImageError(
             f"preprocess must return a tensor (C, H, W) in a run, got shape {tuple(x.shape)}; "
@@ -128,7 +130,7 @@ def at_once(x: torch.Tensor, device: torch.device) -> int:
 
 
 def answer_of(photo: Ready, result: Any) -> Any:
-    """What is stored of a photo: its result, or why it failed."""
+    """Return what is stored of a photo that was explained: the result, or why it failed."""
     if not isinstance(photo, Prepared):
         return photo
     if not isinstance(result, Exception):

@@ -143,7 +143,8 @@ def to_html(
 
 
 def _by_label(run: StoredRun, photo: LabelledPhoto, threshold: float) -> dict[str, Any]:
-    """What a page says of a photo of which several labels may be true: these, and the mistakes."""
+    """What a page says of a photo of which several labels may be true: the true ones, and the
+    mistakes."""
     missed, false_alarms = photo.mistakes(threshold)
     mistakes = [("missed", number) for number in missed]
     mistakes += [("false alarm", number) for number in false_alarms]

@@ -192,7 +192,8 @@ class RunCall:
         self._confirmed: list[Entry] = []
 
     def unstored_entries(self) -> Iterator[Entry]:
-        """The photos that are not stored by the stamp of their file."""
+        """The entries of the source, without those that are stored with all results and whose file
+        has not changed, by its stamp."""
         for entry in entries_of(self.job.source):
             self._names.add(entry.name)
             if self._is_stored_file(entry):
@@ -208,7 +209,8 @@ class RunCall:
             yield from map(self.job.preparer, self.unstored_entries())
 
     def to_explain(self, ready: Iterable[Ready]) -> Iterator[Ready]:
-        """Of these, the photos to explain."""
+        """Of the photos that were read, those to explain: new ones, changed ones, and those that
+        lack methods or metrics."""
         for photo in ready:
             if not isinstance(photo, Prepared) or not self.is_stored(photo):
                 yield photo
@@ -240,7 +242,7 @@ class RunCall:
         self.store.end(time.strftime(TIME, time.gmtime()), self._names)
 
     def is_stored(self, photo: Prepared) -> bool:
-        """Whether a photo that was read is stored.
+        """Whether a photo that was read is stored with these pixels, labels and boxes.
 
         Raises:
             RunError: it has other pixels than before, although its file has not changed, or it has
@@ -274,11 +276,13 @@ class RunCall:
         return self._is_labelled(stored, entry.label, entry.boxes)
 
     def _is_labelled(self, stored: StoredPhoto, label: Label, boxes: tuple[ObjectBox, ...]) -> bool:
+        """Whether labels and boxes are those that are stored."""
         labels = labels_as_text(self.job.labels.of(label))
         boxes_text = boxes_as_text(self.job.labels.of_boxes(boxes))
         return stored.labels == labels and stored.boxes == boxes_text
 
     def _report(self) -> None:
+        """Tell the caller of the progress."""
         total = self.job.source.count
         if self._progress is True:
             show_progress(self._done + self._failed + self._there, total)

@@ -31,7 +31,14 @@ class CannotBeginError(Exception):
 
 
 class EndedError(Exception):
-    """A worker died, or takes too long for the next photo; the message says which."""
+    """A worker died, or takes too long for the next photo; the message says which.
+
+    ``is_next`` says that it is the fault of the next photo; else any that was sent may be it.
+    """
+
+    def __init__(self, message: str, *, is_next: bool) -> None:
+        super().__init__(message)
+        self.is_next = is_next
 
 
 def default_workers() -> int:
@@ -80,14 +87,10 @@ def read_ahead(
             )
             yield from map(preparer, source)
         except EndedError as error:
-            if alone or error.args[1]:
+            if alone or error.is_next:
                 entry = sent.popleft()
-                yield Failed(
-                    entry.name,
-                    f"image {entry.name!r} {error.args[0]}",
-                    entry.path,
-                    stamp=entry.stamp,
-                )
+                reason = f"image {entry.name!r} {error}"
+                yield Failed(entry.name, reason, entry.path, stamp=entry.stamp)
             suspects.extendleft(reversed(sent))
             sent.clear()
             continue
@@ -98,7 +101,8 @@ def read_ahead(
 
 
 def _until_broken(entries: Iterator[Entry], broken: list[Exception]) -> Iterator[Entry]:
-    """The entries of a source; if it breaks off, those before are read first."""
+    """The entries of a source. An error of the source ends them, and is noted in ``broken`` to be
+    raised later."""
     try:
         yield from entries
     except Exception as error:  # of the caller's own source
@@ -106,12 +110,14 @@ def _until_broken(entries: Iterator[Entry], broken: list[Exception]) -> Iterator
 
 
 def _drained(entries: deque[Entry]) -> Iterator[Entry]:
+    """Entries as they are taken out of a queue, until it is empty."""
     while entries:
         yield entries.popleft()
 
 
 def _sending(entries: Iterable[Entry], sent: deque[Entry]) -> Iterator[bytes]:
-    """The entries as they are sent, which are noted."""
+    """Entries, pickled for a worker. Each is noted in ``sent``, since photos come back in this
+    order without it."""
     for entry in entries:
         sent.append(entry)
         try:
@@ -175,10 +181,10 @@ def _loading(
 
 
 def _in_time(loaded: Iterator[bytes], timeout: float) -> Iterator[bytes]:
-    """What workers give.
+    """The pickled photos that come from workers.
 
     Raises:
-        EndedError: with the reason, and whether it is the fault of the next photo.
+        EndedError: a worker died, or takes too long.
     """
     begun = time.monotonic()
     while True:
@@ -187,10 +193,10 @@ def _in_time(loaded: Iterator[bytes], timeout: float) -> Iterator[bytes]:
         except RuntimeError as error:  # of torch, which has no other kind for either
             if "timed out" not in str(error):
                 died = "ended its worker process while it was read (out of memory?); read it alone"
-                raise EndedError(died, False) from error
+                raise EndedError(died, is_next=False) from error
             if time.monotonic() - begun > timeout:
                 slow = f"took longer than {timeout:g} s to be read; mend it or allow more time"
-                raise EndedError(slow, True) from error
+                raise EndedError(slow, is_next=True) from error
             continue
         if content is None:
             return
@@ -200,8 +206,8 @@ def _in_time(loaded: Iterator[bytes], timeout: float) -> Iterator[bytes]:
 
 @contextmanager
 def _deaths_are_awaited() -> Iterator[None]:
-    """Once a loader of torch was used, a dead worker raises an error wherever the main thread is:
-    keep it from that."""
+    """Keep PyTorch from raising an error for a dead worker wherever the main thread is: once a
+    loader was used, its handler of SIGCHLD would do so."""
     handler = None
     if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
         handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -213,7 +219,8 @@ def _deaths_are_awaited() -> Iterator[None]:
 
 
 def _begin(number: int) -> None:
-    """Let a worker end with its parent, which decides on interrupts."""
+    """Prepare a worker, as it starts: it ends with its parent, which alone decides on
+    interrupts."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -79,6 +79,8 @@ def preprocessing_identity(
 
 
 def _test_inputs(explainer: Explainer) -> list[Any]:
+    """What the preprocessing makes of the test pictures, or the names of the errors that it
+    raises."""
     return [_result(explainer.preprocess, picture) for picture in _pictures()]
 
 

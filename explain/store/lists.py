@@ -103,6 +103,7 @@ class PhotoList(Source):
         return entries
 
     def _entry(self, row: Any, classes: Sequence[str]) -> Entry:
+        """The entry of one row; ``classes`` are the columns that `class_columns` finds."""
         if not isinstance(row, (str, Mapping)):
             raise RunError(
                 f'must be an object or a path, got {type(row).__name__}; write it as {{"path": '
@@ -147,6 +148,7 @@ class PhotoList(Source):
             ) from None
 
     def _rows(self) -> list[Any]:
+        """The rows of the list, one for each photo, also of annotations as COCO has them."""
         rows = self.content()
         if isinstance(rows, dict) and "images" in rows:
             try:
@@ -165,7 +167,8 @@ class PhotoList(Source):
 
 
 def _joined(earlier: Entry, later: Entry) -> Entry:
-    """A photo of two lines of a list, with the labels and boxes of both."""
+    """One entry from two lines of a list about the same photo, with the labels and boxes of
+    both."""
     labels = dict.fromkeys((*labels_in(earlier.label), *labels_in(later.label)))
     label = earlier.label if later.label is None else as_label(list(labels))
     boxes = dict.fromkeys((*earlier.boxes, *later.boxes))
@@ -178,7 +181,7 @@ uncertain."""
 
 
 def class_columns(rows: Sequence[Any]) -> list[str]:
-    """Return the columns of a table that each say of a class whether it is true.
+    """Return the columns of a table that say of one class each whether it is true of a photo.
 
     >>> class_columns([{"path": "a.png", "age": "61", "Edema": "1.0"}, {"Edema": ""}])
     ['Edema']
@@ -362,6 +365,8 @@ class AnnotatedSource(Source):
         return {**self.source.identity(), "boxes": path_text(self.list.file)}
 
     def _listed(self, entry: Entry) -> Entry | None:
+        """What the list has of a photo; None where no path in it fits, or where one fits several
+        photos and is the name of none of them."""
         listed: Entry | None = self._index.find(entry.path or entry.name, entry.name)
         if listed is not None and self._claims[listed.name] > 1 and listed.name != entry.name:
             return None
@@ -459,8 +464,8 @@ def shard_names(pattern: str) -> list[str] | None:
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, Any]]:
-    """The files of a shard: the name of the photo, the kind, and the place of a picture or the
-    content of a label."""
+    """The files of a shard, one after the other: the name of the photo, the kind of file, and the
+    place of a picture (start and size in bytes) or the content of a label."""
     while (member := tar.next()) is not None:
         tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
         folder, file = os.path.split(member.name)
@@ -497,6 +502,7 @@ def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
 
 
 def _check_exists(path: str | os.PathLike[str], kind: str) -> None:
+    """Refuse a path at which there is no file; ``kind`` says what it should be."""
     if not os.path.isfile(path):
         raise RunError(
             f"source {path_text(path)!r} must be {kind}, but there is no such file; check the path"
@@ -549,6 +555,7 @@ def source_of(source: Any, boxes: str | os.PathLike[str] | None = None) -> Sourc
 
 
 def _of_name(name: str | os.PathLike[str]) -> Source:
+    """The source of a path, of a pattern, or of a range of shards."""
     path = os.fspath(name)
     if os.path.isdir(path):
         shards = sorted(

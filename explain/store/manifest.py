@@ -22,8 +22,8 @@ MAY_DIFFER = frozenset(["begun", "ended", "device", "batch_size"])
 
 
 def alike(key: str, one: Any, other: Any) -> bool:
-    """Whether two values under a key of `model_identity` are the same, as far as devices
-    compute the same.
+    """Whether two values under a key of `model_identity` are the same, up to the rounding of
+    different devices.
 
     >>> alike("weights", 1.0, 1.000001)
     False
@@ -104,8 +104,8 @@ def must_agree(
 
 
 def _names_to_add(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Which methods or metrics to name so that the new ones are added, where nothing else
-    differs."""
+    """A clause that lists the methods or metrics to ask for so that the new ones are added; empty
+    where something else differs too."""
     both = {
         name: {**stored[name], **now[name]}
         for name in ("methods", "metrics")
@@ -192,6 +192,7 @@ def _in_words(value: Any, categories: Sequence[str] | None) -> str:
 def _target_in_words(
     name: str | None, options: Mapping[str, Any], categories: Sequence[str] | None
 ) -> str:
+    """A target of a manifest for people, from its class and its options."""
     if name == "TopClass":
         rank = options.get("rank", 0)
         return "the top class" if not rank else f"class {rank + 1} from the top"
@@ -205,7 +206,8 @@ def _target_in_words(
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The values inside of nested dictionaries, by all keys that lead there."""
+    """The values inside nested dictionaries, each with the keys that lead to it, joined by
+    commas."""
     if isinstance(value, Mapping):
         for name, nested_value in value.items():
             yield from _leaves(f"{key}, {name}" if key else name, nested_value)

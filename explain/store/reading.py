@@ -128,8 +128,8 @@ class Row:
         return self.label_class == self.prediction_class
 
     def is_right(self, threshold: float) -> bool | None:
-        """What `correct` says; for a model with one label, whether this is predicted, from a
-        probability of ``threshold`` on, where it is true, and nowhere else."""
+        """Whether the prediction is right, as `correct` says. A model with a single label is right
+        where this label is true and its probability is at least ``threshold``, or neither."""
         photo = None if self.correct is not None else LabelledPhoto.of(self.columns)
         if photo is None or len(photo.probabilities) > 1 or photo.uncertain:
             return self.correct
@@ -197,7 +197,8 @@ class LabelledPhoto(NamedTuple):
 
     @classmethod
     def of(cls, columns: Mapping[str, Any]) -> "LabelledPhoto | None":
-        """Read the columns of ``photos``; None where one class is true, or no label is known."""
+        """Read the columns of ``photos``; None where only one class can be true, or no label is
+        known."""
         if columns["labels"] is None:
             return None
         probabilities = json.loads(columns["probabilities"] or "{}").get("labels")
@@ -417,6 +418,7 @@ class StoredRun:
             yield from db.execute(statement, values)
 
     def _count(self, table: str) -> int:
+        """How many rows a table has."""
         (row,) = self.query(f"SELECT count(*) FROM {table} NOT INDEXED")
         return int(row[0])
 
@@ -454,6 +456,8 @@ class StoredRun:
             yield cells
 
     def _rows(self, clause: str, values: Sequence[str]) -> Iterator[Row]:
+        """The rows that a clause of SQL selects, in its order. Each map is compared with its digest
+        as it is read."""
         with self._reading() as db:
             db.execute("BEGIN")  # rows that are written meanwhile are for the next reader
             db.row_factory = sqlite3.Row
@@ -471,6 +475,7 @@ class StoredRun:
                 yield row_of(dict(columns), method["style"], uncentred)
 
     def _damaged(self, reason: str) -> RunError:
+        """The error of a file that is damaged."""
         return RunError(
             f"run {path_text(self.path)!r} is damaged: {reason}; take another copy of it, or run "
             "it again"
@@ -480,7 +485,7 @@ class StoredRun:
     def _reading(
         self, what: str = "run", remedy: str = "take another copy of it"
     ) -> Iterator[sqlite3.Connection]:
-        """The file, opened for reading; errors of SQLite and of damaged cells become ours."""
+        """Open the file for reading. Errors of SQLite and of damaged cells become a `RunError`."""
         try:
             with closing(self._connect()) as db:
                 yield db

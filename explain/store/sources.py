@@ -209,8 +209,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def path_of(stored: str) -> str:
-    """Return the path of a file that was stored as `path_text`: one with bytes that are no text has
-    them back."""
+    """Return the path of a file from its stored text: `path_text` turned around."""
     if os.path.lexists(stored) or "\\x" not in stored:
         return stored
     named = re.sub(
@@ -306,6 +305,7 @@ def content_of(item: Any, image: str | None = None, label: str | None = None) ->
 
 
 def _first(cells: Mapping[str, Any], names: Iterable[str]) -> Any:
+    """The first of these names' cells that there is."""
     return next((cells[name] for name in names if name in cells), None)
 
 
@@ -351,6 +351,7 @@ def as_label(value: Any) -> Label:
 
 
 def _as_one_label(value: Any) -> str | int | None:
+    """A single label as text or a whole number; None for what is neither."""
     if isinstance(value, Uncertain):
         return value
     if isinstance(value, str):
@@ -364,7 +365,7 @@ def _as_one_label(value: Any) -> str | int | None:
 
 
 def labels_in(label: Label) -> tuple[str | int, ...]:
-    """Return the labels that are true of a photo.
+    """Return a label as a tuple of labels: none, one or several.
 
     >>> labels_in(None), labels_in("cat"), labels_in((1, "dog"))
     ((), ('cat',), (1, 'dog'))
@@ -406,7 +407,7 @@ def as_boxes(value: Any) -> tuple[ObjectBox, ...]:
 
 
 def boxes_of_class(boxes: Iterable[Sequence[Any]], target: str) -> list[Corners]:
-    """Return the boxes of what a target means: those with its label, and those without a label.
+    """Return the boxes that count for a target: those with its label, and those without a label.
 
     >>> boxes_of_class([(0, 0, 1, 1, "dog"), (2, 2, 3, 3, "cat")], "dog@2")
     [(0, 0, 1, 1)]
@@ -471,7 +472,8 @@ class Columns:
 
     @classmethod
     def of(cls, features: Mapping[str, Any]) -> "Columns":
-        """Find the columns by their features, as data sets of Hugging Face have them.
+        """Return the columns of a data set of Hugging Face that are images and labels, by their
+        features.
 
         Raises:
             RunError: none holds images.

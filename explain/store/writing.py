@@ -138,6 +138,7 @@ def content_digest(content: bytes) -> int:
 
 
 def _kept(value: Any) -> Any:
+    """A cell as SQLite gives it back: None for NaN, and 0.0 for -0.0."""
     if not isinstance(value, float):
         return value
     return None if math.isnan(value) else value + 0.0
@@ -278,6 +279,8 @@ class Store:
                     )
 
     def _write_photo(self, record: PhotoRecord) -> None:
+        """Write a photo with its results, in place of what is stored of it; ``record.added`` leaves
+        the results of other methods."""
         self._db.execute("DELETE FROM failures WHERE name = ?", (record.name,))
         if record.added:
             number = self._number("SELECT id FROM photos WHERE name = ?", record.name)
@@ -327,6 +330,7 @@ class Store:
         self._db.close()
 
     def _number(self, statement: str, *values: Any) -> int:
+        """The whole number that a query gives."""
         return int(self._db.execute(statement, values).fetchone()[0])
 
     def insert(

@@ -300,6 +300,7 @@ def assert_agrees(
 
 
 def _name(method: MethodLike | None) -> str:
+    """What a method is called; empty where there is none."""
     return method if isinstance(method, str) else getattr(method, "name", "")
 
 

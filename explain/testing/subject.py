@@ -72,6 +72,7 @@ class ModelUnderTest:
             )
 
     def _photo(self, image: Any, region: RegionLike | None, place: int) -> PhotoUnderTest:
+        """A photo as an input, with the region in it."""
         if isinstance(image, torch.Tensor):
             photo: Any = image
             x = self.explainer._placed(image[None])
