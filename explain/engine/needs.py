@@ -67,7 +67,7 @@ class Backward:
         """Whether it propagates relevance, or differences from a reference."""
         return self.composite is not None or self.reference is not None
 
-    @property
+    @cached_property
     def changes_gradients(self) -> bool:
         """Whether hooks change gradients on the way."""
         return self.rule is not None or self.composite is not None or self.reference is not None
@@ -115,7 +115,7 @@ class Need(Generic[T]):
             self.backward.propagates or self.backward.rule is not None
         )
 
-    @property
+    @cached_property
     def hooked(self) -> bool:
         """Whether full-backward hooks bring it, in a pass of its own."""
         return getattr(self, "gradients", None) == "full_backward"
