@@ -466,15 +466,28 @@ class Capture:
             self._lost.append(layer)
         if not first.requires_grad:
             self._must_have_histories(layer, first, inputs, output)
+        replacements = self._attach_all(record, tensors.values(), inputs)
+        if not replacements:
+            return None
+        return nested.edit(output, lambda path, t: replacements.get(id(t), t))
+
+    def _attach_all(
+        self,
+        record: LayerCall,
+        tensors: Iterable[tuple[TensorRecord, torch.Tensor]],
+        inputs: Versions,
+    ) -> dict[int, torch.Tensor]:
+        """Let gradients arrive at the tensors of an output, the record's own and others; return
+        what replaces tensors, by their ids."""
         sources = GradientSources([], [])
         replacements: dict[int, torch.Tensor] = {}
-        for of_tensor, tensor in tensors.values():
+        for of_tensor, tensor in tensors:
             if not tensor.is_floating_point():
                 continue
             used = copy_with_history(tensor) if _is_passed_through(tensor, inputs) else tensor
             attached = self._attach(of_tensor, used)
             if not attached.summed:  # only its replacement has a history
-                self._lost.append(layer)
+                self._lost.append(record.layer)
                 used = copy_with_history(tensor)
                 attached = self._attach(of_tensor, used)
             if used is not tensor:
@@ -484,9 +497,7 @@ class Capture:
             sources.requested_with.extend(attached.requested_with)
         self._sources[record] = sources
         self._without_graph.discard(record)
-        if not replacements:
-            return None
-        return nested.edit(output, lambda path, t: replacements.get(id(t), t))
+        return replacements
 
     def _recorded(self, layer: str, tensor: torch.Tensor) -> LayerCall | None:
         """Make a record of a call; None if backward repeats it (a checkpoint) and its gradient is

@@ -89,14 +89,7 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
         for change in several
         if isinstance(change, Replace) and isinstance(change.by, nn.Module)
     ]
-    inserted = [
-        (f"{replacement.layer}/{replacement.name}", replacement.by) for replacement in replacements
-    ]
-    if len(dict(inserted)) < len(inserted):
-        raise HookError(
-            f"names of modules that are inserted at {inserted[0][0]} must differ; give each a name="
-        )
-    with inserting(model, inserted), HookGroup(model) as group:
+    with inserting(model, _inserted_modules(replacements)), HookGroup(model) as group:
         placed = {intervention: _placed(intervention, model) for intervention in several}
         # values are taken from the model with what is inserted, and else as it is
         with HookGroup(model) as first:
@@ -128,6 +121,23 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
                 f"interventions had no effect, since their layers did not run{why}: "
                 f"{', '.join(map(str, idle))}"
             )
+
+
+def _inserted_modules(replacements: Iterable[Replace]) -> dict[str, nn.Module]:
+    """The modules that replacements put behind layers, by the names that they have then.
+
+    Raises:
+        HookError: two of them have the same name.
+    """
+    modules: dict[str, nn.Module] = {}
+    for replacement in replacements:
+        name = f"{replacement.layer}/{replacement.name}"
+        if name in modules:
+            raise HookError(
+                f"names of modules that are inserted at {name} must differ; give each a name="
+            )
+        modules[name] = replacement.by
+    return modules
 
 
 def _placed(intervention: Intervention, model: nn.Module) -> list[Intervention]:
@@ -230,7 +240,8 @@ def _photo_grid(model: nn.Module, inputs: tuple[Any, Any], layer: str, length: i
     grids = _photo_grids.setdefault(model, {})
     if key not in grids:
         try:
-            grids[key] = providers.grids_of_photo(copied(model, share=True), Inputs(*inputs))
+            args, kwargs = inputs
+            grids[key] = providers.grids_of_photo(copied(model, share=True), Inputs(args, kwargs))
         except Exception as error:  # a model that cannot be copied, or is given no photo
             if came_by_signal(error):
                 raise

@@ -238,7 +238,7 @@ class Ablate(Intervention):
                 f"{self} by a baseline must be on a map (N, C, H, W), got {tuple(values.shape)}"
             )
         maps = values.movedim(channel_dim, 1)
-        covered: torch.Tensor = self.by(maps, maps.new_zeros(1, 1, *maps.shape[2:]))
+        covered: torch.Tensor = self.by(maps, torch.zeros_like(maps[:1, :1]))
         return covered.to(values).movedim(1, channel_dim)
 
     def _resampled(self, values: torch.Tensor, over: Sequence[int]) -> torch.Tensor:

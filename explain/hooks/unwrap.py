@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -95,15 +95,11 @@ class _ModuleNames(threading.local):
 module_names = _ModuleNames()
 
 
-def inserting(
-    model: nn.Module, modules: Iterable[tuple[str, nn.Module]]
-) -> AbstractContextManager[None]:
+def inserting(model: nn.Module, modules: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
     """Let modules that hooks insert into a model have names in it, such as ``layer3/sae``, for this
     thread."""
     outer = module_names.inserted
-    return temporarily(
-        module_names, inserted={**outer, model: {**outer.get(model, {}), **dict(modules)}}
-    )
+    return temporarily(module_names, inserted={**outer, model: {**outer.get(model, {}), **modules}})
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
