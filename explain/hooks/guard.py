@@ -169,7 +169,8 @@ class GradientHook(Hook):
     """
 
     def __call__(self, *arguments: Any) -> Any:
-        with EditDetector([gradient for _, gradient in nested.paths(arguments)]) as edits:
+        values = arguments[1:] if isinstance(arguments[0], nn.Module) else arguments
+        with EditDetector([gradient for _, gradient in nested.paths(values)]) as edits:
             result = super().__call__(*arguments)
         if edits.any():
             raise HookError(
@@ -178,7 +179,7 @@ class GradientHook(Hook):
             )
         if result is None:
             return None
-        first = arguments[1] if isinstance(arguments[0], nn.Module) else arguments[0]
+        first = values[0]
         if isinstance(first, (tuple, list)) and isinstance(result, torch.Tensor):
             result = (result,)  # a single one may come without its tuple
         expected = _layout(first)
