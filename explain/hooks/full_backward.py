@@ -13,11 +13,9 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from explain._utils import nested
 from explain._utils.errors import HookError
-from explain.hooks.graph import continue_from
+from explain.hooks.graph import Gradients, continue_from
 from explain.hooks.guard import Hook
 from explain.hooks.handles import Registered
-
-Gradients = tuple[torch.Tensor | None, ...]
 
 
 class _Gate(torch.autograd.Function):

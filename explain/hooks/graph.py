@@ -179,9 +179,9 @@ def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
     if first is None or layout is None:
         return None
     is_last = first.is_contiguous(memory_format=layout)
-    # by a checkpoint, which gives it out once
+    # A checkpoint packs what is saved, and gives it out only once; PyTorch 2.6 cannot unpack.
     packed = getattr(saved, "unpack_hook", None) is not None
-    if packed or not hasattr(saved, "unpack"):  # which PyTorch 2.6 does not have
+    if packed or not hasattr(saved, "unpack"):
         # A copy that both checks find to have the channels last is right for any input, but slower.
         return (first.clone(memory_format=layout), *gradients[1:]) if packed or is_last else None
     x = saved.unpack()

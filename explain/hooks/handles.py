@@ -14,8 +14,8 @@ from explain._utils.signals import deferring_signals
 
 
 class Acting(threading.local):
-    """How many hooks of groups this thread is in: what is called now, the model may not have
-    called."""
+    """How many hooks of groups are running in this thread: whoever follows the calls of a model
+    leaves out those that are made meanwhile."""
 
     depth = 0
 
@@ -23,8 +23,8 @@ class Acting(threading.local):
 acting = Acting()
 
 _does_nothing = nullcontext().__exit__
-"""Takes what it is called with, and returns None: known to every Python, so that pickles need no
-package of ours."""
+"""A function that does nothing with its arguments. It is Python's own, so that pickles can be read
+without this package."""
 
 
 class Registered:

@@ -73,7 +73,7 @@ class _HeldMode:
 
 _held_modes: dict[int, _HeldMode] = {}
 _plain_train = nn.Module.train
-"""What `_train` stands in for while modules are held; it may be somebody else's."""
+"""The function that `_train` replaces while modules are held; it may be somebody else's."""
 
 
 def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
@@ -137,7 +137,7 @@ def _train(module: nn.Module, mode: bool = True) -> Any:
 
 
 _MODULE = frozenset(vars(nn.Module())) | {"forward"}
-"""What hooks and modes change in a module, and models do not."""
+"""Attributes of every module: hooks and modes change them, forward passes do not."""
 
 
 class _WrittenState:

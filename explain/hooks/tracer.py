@@ -120,6 +120,7 @@ def transparent_copy(function: Any) -> Callable[..., Any] | None:
 
 
 _CLOSED = frozenset(["softsign", "gumbel_softmax", "interpolate", "grid_sample", "embedding"])
+"""Functions that are shown as one call, as operations of their own."""
 
 
 def _copy(function: types.FunctionType) -> Callable[..., Any]:
