@@ -366,17 +366,17 @@ PERTURBING = [
 @pytest.mark.parametrize("method", PERTURBING)
 def test_values_of_each_image_go_with_its_perturbed_rows(method: str) -> None:
     model = net()
-    x = photos(3)
-    others = photos(3, seed=4)
+    x = photos(2)
+    others = photos(2, seed=4)
     found = explain.attribute(
         model,
         x,
         method,
         target=1,
         interventions=[Patch("layer1", others, channels=[0, 2])],
-        batch_size=4,
+        batch_size=3,
     )
-    for i in range(3):
+    for i in range(2):
         patch = Patch("layer1", others[i : i + 1], channels=[0, 2])
         alone = explain.attribute(model, x[i : i + 1], method, target=1, interventions=[patch])
         torch.testing.assert_close(found.values[i], alone.values[0], rtol=1e-8, atol=1e-10)

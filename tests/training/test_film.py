@@ -59,23 +59,6 @@ def test_a_film_has_the_stored_maps_in_the_order_of_the_steps(folder: Path) -> N
     assert found.similarity[-1] == pytest.approx(1.0)
 
 
-def test_a_film_moves_through_all_looks_and_holds_the_last(folder: Path, tmp_path: Path) -> None:
-    found = film(folder / "short.sqlite", "dog.png", method="saliency")
-    files = found.save(tmp_path / "dog.gif", seconds=0.1)
-    assert [path.name for path in files] == ["dog.gif", "dog.png"]
-    with Image.open(files[0]) as moving:
-        frames = [
-            (frame.convert("RGB"), frame.info["duration"])
-            for frame in ImageSequence.Iterator(moving)
-        ]
-    assert [pause for _, pause in frames] == [100] * 2 + [400]
-    for (frame, _), expected in zip(frames, found.pictures(), strict=True):
-        assert frame.size == expected.size
-        assert np.abs(np.asarray(frame, float) - np.asarray(expected, float)).mean() < 8
-    with Image.open(files[1]) as drawn:
-        assert drawn.width > 600
-
-
 def test_a_photo_is_found_by_its_name_and_the_end_of_it(folder: Path) -> None:
     file = folder / "t.sqlite"
     assert film(file, "cat.png", method="saliency").name == "cat.png"
@@ -85,7 +68,7 @@ def test_a_photo_is_found_by_its_name_and_the_end_of_it(folder: Path) -> None:
         film(file, "dgo.png")
 
 
-def test_the_command_writes_both_files(
+def test_the_command_writes_a_film_that_holds_the_last_look_and_a_figure(
     folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -99,6 +82,18 @@ def test_the_command_writes_both_files(
         "  wrote film.gif",
         "  wrote film.png",
     ]
+    with Image.open("film.gif") as moving:
+        frames = [
+            (frame.convert("RGB"), frame.info["duration"])
+            for frame in ImageSequence.Iterator(moving)
+        ]
+    assert [pause for _, pause in frames] == [400, 400, 1600]
+    pictures = film(folder / "short.sqlite", "dog.png", method="saliency").pictures()
+    for (frame, _), expected in zip(frames, pictures, strict=True):
+        assert frame.size == expected.size
+        assert np.abs(np.asarray(frame, float) - np.asarray(expected, float)).mean() < 8
+    with Image.open("film.png") as drawn:
+        assert drawn.width > 600
     assert main([*words, "--force", "--output", "a/dog.webp", "--json"]) == 0
     document: Any = json.load(io.StringIO(capsys.readouterr().out))
     assert document["films"][0]["steps"] == [0, 5, 10]
