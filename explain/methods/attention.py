@@ -30,8 +30,9 @@ _RELEVANCE = AttentionRelevance(transformer_attribution())
 def photo_tokens(
     method: str, maps: Sequence[torch.Tensor], evidence: Evidence
 ) -> tuple[list[int], Size]:
-    """Which tokens are the photo's, and how they lie; the last attention may be that of one query,
-    which pools them.
+    """The numbers of the photo's tokens, and the grid ``(h, w)`` that they lie on.
+
+    The last of the attention ``maps`` may be that of one query, which pools the tokens.
 
     Raises:
         MethodError: the model has no attention among all tokens, or only within windows.
@@ -62,7 +63,7 @@ def photo_tokens(
 
 
 def weighted_attention(weights: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """The mean over heads of what is positive of attention times gradient: ``(N, queries,
+    """The positive part of attention times gradient, averaged over heads: ``(N, queries,
     keys)``."""
     return (weights * (0 if gradient is None else gradient)).clamp(min=0).mean(1)
 
@@ -102,7 +103,8 @@ class RolloutMethod(AttentionMethod):
 def _of_rows(
     matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, tokens: Sequence[int]
 ) -> torch.Tensor:
-    """What all tokens are to those that the score is read from ``(N, tokens)``.
+    """The rows of a matrix ``(N, tokens, tokens)`` for the tokens that the score is read from, on
+    average ``(N, tokens)``.
 
     These are the class token, where others than the photo's ``tokens`` come before all of these,
     and all tokens, where there are no others. Elsewhere, the gradient tells.
@@ -119,14 +121,15 @@ def _of_rows(
 
 
 def _identity(matrix: torch.Tensor) -> torch.Tensor:
-    """The identity for what goes around an attention; nothing goes around one that pools the
-    tokens."""
+    """The identity ``(queries, keys)``, for the shortcut around an attention; zero for an attention
+    that pools the tokens, which has no shortcut."""
     queries, keys = matrix.shape[-2:]
     return (torch.eye(queries, keys) * (queries == keys)).to(matrix)
 
 
 def mixed(attention: torch.Tensor) -> torch.Tensor:
-    """Half attention and half the identity, with rows that add up to one."""
+    """Half an attention ``(N, queries, keys)`` and half the identity, with rows that add up to
+    one."""
     half = (attention + _identity(attention)) / 2
     return half / half.sum(-1, keepdim=True)
 
@@ -263,7 +266,7 @@ class GradECLIP(AttentionMethod):
         return values.clamp(min=0).reshape((len(values), *size))
 
     def _of(self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-        """What one attention takes from some tokens ``(N, tokens)``."""
+        """What the score takes from some tokens through one attention ``(N, tokens)``."""
         query = attention.query
         key = attention.key
         gradient = attention.gradient
@@ -435,7 +438,7 @@ class CheferBimodal(AttentionMethod):
         return row[:, list(grid.tokens)].reshape((-1, *grid.size))
 
     def _sizes(self, maps: Sequence[AttentionMap], evidence: Evidence) -> tuple[int, int]:
-        """How many tokens the photo has, and how many the other side."""
+        """How many tokens the photo has, and how many there are of the other kind."""
         count = len(evidence.inputs)
         shapes = [tuple(attention.weights.shape[-2:]) for attention in maps]
         between = [shape for shape in shapes if shape[0] != shape[1]]
@@ -457,7 +460,8 @@ class CheferBimodal(AttentionMethod):
 
 
 def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int], torch.Tensor]:
-    """What each kind of token has of each, by their numbers, after all attentions."""
+    """The relevance ``(N, a, b)`` of tokens of each kind for those of each kind, after all
+    attentions; kinds are named by their numbers of tokens, ``sizes``."""
     first = maps[0].weights
     relevance = {}
     for a, b in itertools.product(sizes, repeat=2):
@@ -483,7 +487,8 @@ def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int]
 
 
 def _normalised(relevance: torch.Tensor) -> torch.Tensor:
-    """The identity, and what there is besides with rows that add up to one."""
+    """The identity plus the rest of a relevance ``(N, tokens, tokens)``, whose rows are scaled to
+    add up to one."""
     eye = torch.eye(relevance.shape[-1]).to(relevance)
     rest = relevance - eye
     return eye + ratio(rest, rest.sum(-1, keepdim=True))

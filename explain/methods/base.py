@@ -92,8 +92,8 @@ class Citation(CheckedFields):
 
 @cache
 def _bibliography() -> dict[str, Citation]:
-    """The sources of all methods here, by key and by the names of the methods, from
-    ``bibliography.bib``."""
+    """The sources in ``bibliography.bib``, by their keys and by the names of the methods that they
+    are for."""
     text = packaged_text("explain.methods", "bibliography.bib")
     sources: dict[str, Citation] = {}
     for kind, key, body in re.findall(r"@(\w+)\{([^,]+),\n(.*?)\n\}", text, re.DOTALL):
@@ -117,7 +117,7 @@ def _bibliography() -> dict[str, Citation]:
 
 
 def cited(key: str) -> Citation:
-    """The source with this key, or of the method with this name, in ``bibliography.bib``.
+    """Return the source in ``bibliography.bib`` with this key, or of the method with this name.
 
     >>> cited("selvaraju2017gradcam").shorthand
     'Selvaraju et al., ICCV 2017'
@@ -248,8 +248,8 @@ class Method(CheckedFields):
         return Outcome()
 
     def channels(self, evidence: Evidence) -> torch.Tensor | None:
-        """What each channel of the layer contributes: ``(N, C)``; None where these options are
-        about no layer."""
+        """What each channel of the layer contributes ``(N, C)``; None where the method explains no
+        layer."""
         return None
 
     def in_layer(self) -> "Method":
@@ -345,7 +345,7 @@ def spatial_dims(maps: torch.Tensor) -> tuple[int, ...]:
 
 
 def cam_map(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
-    """The map ``(N, h, w)`` of the CAM that a method is made of.
+    """The map ``(N, h, w)`` of the CAM that is an option of the method called ``method``.
 
     Raises:
         MethodError: ``cam`` gives something for each pixel and channel instead.
@@ -474,6 +474,7 @@ def is_lasting(method: Method) -> bool:
 
 
 def _by_text(text: str) -> Method:
+    """Read a method from a text such as ``smooth(gradcam, samples=5)``."""
     if "(" not in text:
         return _known_as(text.lower(), text)
     try:
@@ -507,6 +508,8 @@ def _by_text(text: str) -> Method:
 
 
 def _known_as(name: str, text: str) -> Method:
+    """The registered method with this name; refused with a suggestion where there is none in
+    ``text``."""
     if name not in _known:
         several = [part.strip() for part in text.lower().split(",")]
         if len(several) > 1 and set(several) <= _known.keys():
@@ -557,7 +560,7 @@ register_reader(
 
 
 def method_or_unknown(method: str | Method) -> Method:
-    """The method of a name; one without any metadata for a name that is not known."""
+    """The method of a name; for a name that is not known, one without any metadata."""
     try:
         return get_method(method)
     except MethodError:
@@ -589,8 +592,8 @@ def _title(match: re.Match[str]) -> str:
 
 
 def innermost_method(method: str | Method) -> Method:
-    """The method that wrappers are around, whose family is theirs; one of no family for a name that
-    is not known.
+    """The method that wrappers are around, whose family is theirs; for a name that is not known,
+    one of no family.
 
     >>> (
     ...     innermost_method("smooth(saliency)").family,

@@ -22,22 +22,23 @@ from explain.methods.regions import Regions, Squares
 
 @dataclass(frozen=True)
 class CoalitionDesign(ABC):
-    """Which of some regions are seen in each run: at most so many ``samples``, drawn by a seed."""
+    """Which of M regions are seen in each run: at most ``samples`` runs, drawn by ``seed``."""
 
     samples: int
     seed: int
 
     @abstractmethod
     def rows(self, regions: int) -> torch.Tensor:
-        """For each run and region ``(P, M)`` how much of it is seen: truth values, or numbers in
-        [0, 1]."""
+        """How much of each region is seen in each run ``(P, M)``: truth values, or numbers in [0,
+        1]."""
 
     def most(self, regions: int) -> int:
-        """How many runs there are at most."""
+        """How many runs there are at most for so many regions."""
         return self.samples // self.unit(regions) * self.unit(regions)
 
     def unit(self, regions: int) -> int:
-        """How many runs mean something only together."""
+        """How many runs in a row mean something only together, such as those of one order of
+        regions."""
         return 1
 
 
@@ -57,8 +58,8 @@ class Coalitions(MaskedInputs):
         return self.design.most(self.regions.most(size)) if size else 0
 
     def shown(self, labels: torch.Tensor) -> list[torch.Tensor]:
-        """For each image, given the number of each pixel's region, which regions are seen in each
-        run ``(P, M)``."""
+        """For each image, which regions are seen in each run ``(P, M)``; ``labels`` ``(N, H, W)``
+        is the region of each pixel."""
         counts = [int(of_image.max()) + 1 for of_image in labels]
         designs = {
             count: self.design.rows(count).to(labels.device) for count in dict.fromkeys(counts)
@@ -127,7 +128,7 @@ class RegionMethod(EstimateMethod):
 
 @dataclass(frozen=True)
 class CoveredRegions(RegionMethod):
-    """The first options of methods that cover random sets of regions."""
+    """The options of methods that cover random sets of regions, without those for an early end."""
 
     samples: int = 500
     regions: Regions = Squares()
@@ -139,7 +140,7 @@ class CoveredRegions(RegionMethod):
 
 @dataclass(frozen=True)
 class SampledRegions(CoveredRegions):
-    """Options of methods that cover random sets of regions."""
+    """The options of methods that cover random sets of regions."""
 
     seed: int = 0
     tolerance: float | None = None

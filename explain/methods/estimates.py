@@ -135,13 +135,13 @@ class _ImageScores:
             self.done = self.taken >= self.estimator.count or self._is_exact()
 
     def take_rest(self) -> None:
-        """Take what waits, as far as it means something."""
+        """Take the scores that wait, but for those whose unit is not complete."""
         if not self.done:
             self._take(len(self._waiting) // self.estimator.unit * self.estimator.unit)
 
     def estimate(self, *, recent: bool = False) -> Estimate:
-        """What the scores that were taken say, in the precision of the photo; a ``recent`` one if
-        few are new."""
+        """The estimate from the scores that were taken, in the precision of the photo; a ``recent``
+        one may leave out the latest few."""
         slack = self._estimated // NEW if recent and not self.done else 0
         if self._latest is None or self.taken > self._estimated + slack:
             estimate = self.estimator.estimate()
@@ -151,18 +151,21 @@ class _ImageScores:
         return self._latest
 
     def _next_check(self) -> int:
+        """The number of scores at which the error is checked next."""
         if self._tolerance is None:
             return self.estimator.count
         rounds = max(1, math.ceil(self._checked // NEW / self._round))
         return min(self._checked + rounds * self._round, self.estimator.count)
 
     def _take(self, count: int) -> None:
+        """Give the first scores that wait to the estimator."""
         if count:
             self.estimator.take(self.taken, self._waiting[:count])
             self._waiting = self._waiting[count:]
             self.taken += count
 
     def _is_exact(self) -> bool:
+        """Whether the error is within the tolerance."""
         self._checked = self.taken
         estimate = self.estimate()
         if estimate.error is None or self._tolerance is None:
@@ -213,6 +216,7 @@ class _Estimating(Accumulator):
         return self._collected(finished=False) if self.has_result() else None
 
     def _collected(self, *, finished: bool) -> tuple[torch.Tensor, Outcome]:
+        """The maps ``(N, ...)`` of all images, and how the estimate went."""
         ended = [finished or image.done for image in self._images]
         for image in self._images:
             image.take_rest()
@@ -250,7 +254,7 @@ class PerturbationMethod(Method):
 
 @dataclass(frozen=True)
 class _RowsOf(Perturbation):
-    """The rows of a `RowMethod`."""
+    """The perturbation that makes the rows of a `RowMethod`."""
 
     method: "RowMethod"
 
@@ -369,11 +373,11 @@ class EstimateMethod(PerturbationMethod):
 
     @property
     def perturbation(self) -> Perturbation:
-        """Which photos are run."""
+        """The photos that are run."""
         raise NotImplementedError
 
     def estimators(self, evidence: Evidence) -> Sequence[Estimator]:
-        """A new estimator of the map of each image."""
+        """New estimators, one for the map of each image."""
         raise NotImplementedError
 
     @property

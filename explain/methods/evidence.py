@@ -346,8 +346,8 @@ class RegionSet:
 
     @property
     def ranks(self) -> torch.Tensor:
-        """A number in (0, 1] for each region of the set, 1 where its absence leaves the lowest
-        value."""
+        """A number in (0, 1] for each region of the set; 1 for the one whose absence leaves the
+        lowest value."""
         values, places = torch.unique(self.without[self.regions], return_inverse=True)
         ranks: torch.Tensor = 1 - places.to(values) / max(len(values), 1)
         return ranks
@@ -615,13 +615,14 @@ class RegionSearch(Search):
 
 
 def baseline_maps(baseline: Baseline) -> Attributions:
-    """The need for a layer's feature maps ``(N, C, h, w)`` of photos of which nothing is left but
-    the baseline."""
+    """The need for a layer's feature maps ``(N, C, h, w)`` of photos that a baseline covers
+    entirely."""
     return Attributions(FullyMasked(baseline), AnswerTo(Activations()), KeepAllRows())
 
 
 def members(level: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
-    """The groups of a level that have some of these regions ``(M,)``, as sets of these: ``(G, M)``.
+    """The groups of a level that some regions ``(M,)`` are in, as sets of these regions: ``(G,
+    M)``.
 
     >>> members(torch.tensor([0, 0, 1, 2]), torch.tensor([True, True, False, True])).int()
     tensor([[1, 1, 0, 0],
@@ -642,5 +643,6 @@ def step_lengths(count: int, steps: Iterable[int]) -> list[int]:
 
 
 def union(groups: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """The unions of so many of the first groups ``(G, M)``: ``(len(lengths), M)``."""
+    """The unions of the first groups ``(G, M)``, as many of them as each of the ``lengths`` says:
+    ``(len(lengths), M)``."""
     return groups.cumsum(0)[torch.tensor(lengths, device=groups.device) - 1] > 0

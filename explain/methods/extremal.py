@@ -51,7 +51,7 @@ class SmoothMasks:
         self._kernel = kernel.to(like)[:, :, None, :, None, :]
 
     def full(self, values: torch.Tensor) -> torch.Tensor:
-        """The masks with what lies beyond the photo."""
+        """The masks with a margin of sigma around the photo: ``(b, 1, H + ..., W + ...)``."""
         margin = self._beyond + self._radius
         side = 2 * self._radius + 1
         padded = F.pad(values[:, 0], [margin] * 4)
@@ -71,7 +71,7 @@ class SmoothMasks:
         return masks[..., : masks.shape[2] - beyond, : masks.shape[3] - beyond]
 
     def cropped(self, full: torch.Tensor) -> torch.Tensor:
-        """The part of them that lies on the photo."""
+        """The part ``(b, 1, H, W)`` of masks with a margin that lies on the photo."""
         start = self._beyond * self._step
         height, width = self._size
         return full[..., start : start + height, start : start + width]
@@ -198,6 +198,8 @@ class _Ascent(Search):
         return masks.take_along_dim(smallest[:, None, None, None], 1)[:, 0]
 
     def _step(self, number: int) -> Steps:
+        """One step of the ascent in all masks; odd ones see the photo as it is, even ones
+        mirrored."""
         areas = len(self._method.area)
         with recording(True):
             values = self._values.clone().requires_grad_()

@@ -53,7 +53,8 @@ class MaskedInputs(Perturbation):
         return self._covered(x, self.masks(evidence))
 
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
-        """Cover the same part of another input: the masks of the first one, brought to its size.
+        """Cover the same part of another explained input, with the masks of the first one brought
+        to its size.
 
         Raises:
             MethodError: one is a photo, the other a video.
@@ -76,6 +77,7 @@ class MaskedInputs(Perturbation):
         return self._covered(x, replace(first, build=resized))
 
     def _covered(self, x: torch.Tensor, masks: PerturbedRows) -> PerturbedRows:
+        """The photos ``x`` covered by masks."""
         cover = self.baseline.covering(x)
 
         def covered(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -127,7 +129,8 @@ class FullyMasked(OneForEach):
 
 
 def box_mask(cells: Sequence[Cell], like: torch.Tensor) -> torch.Tensor:
-    """A mask ``(H, W)`` for photos such as ``like``: 1 in the cells, 0 elsewhere."""
+    """A mask ``(H, W)`` for photos such as ``like`` ``(N, C, H, W)``: 1 in the cells, 0
+    elsewhere."""
     mask = like.new_zeros(like.shape[2:])
     for cell in cells:
         mask[pixels_of(cell)] = 1

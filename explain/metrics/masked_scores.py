@@ -167,7 +167,8 @@ def _mean_around(values: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def _from_middle(count: int, middle: float = 0.5) -> torch.Tensor:
-    """The squared distances of pixels from the middle, in shares of the length."""
+    """The squared distances of ``count`` pixels from the middle of their line, in shares of its
+    length."""
     return ((torch.arange(count) + 0.5) / count - middle).square()
 
 
@@ -326,8 +327,8 @@ class MaskedScores:
 
     @cached_property
     def nuisance(self) -> torch.Tensor:
-        """What explains drops without any model, ``(K, c)``: the covered area, for each baseline,
-        and what masks cover of maps of the photo alone (`photo_maps`)."""
+        """What explains drops without any model ``(K, c)``: the area that masks cover, for each
+        baseline, and what they cover of maps of the photo alone (`photo_maps`)."""
         area = self.covered.flatten(1).mean(1)
         of_baselines = F.one_hot(self.strata // 2, BASELINES).to(area)
         by_area = [of_baselines, of_baselines * area[:, None], area.square()[:, None]]
@@ -335,8 +336,8 @@ class MaskedScores:
         return torch.cat([*by_area, self.covered.flatten(1) @ maps.flatten(1).T], 1)
 
     def weights(self, drops: torch.Tensor) -> torch.Tensor:
-        """The weight of each mask ``(K,)``: one by the deviation of what the nuisance leaves of
-        drops in its stratum. Where more cells are covered, scores vary more."""
+        """The weight of each mask ``(K,)``: the inverse of the deviation of drops in its stratum,
+        without what the nuisance explains. Where more cells are covered, scores vary more."""
         rest = _without(drops, _basis(self.nuisance)).square()
         count = 2 * BASELINES
         sums = torch.zeros(count).to(rest).index_add_(0, self.strata, rest)

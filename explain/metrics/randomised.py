@@ -29,7 +29,8 @@ POWER_ITERATIONS = 15
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A module that is initialised as one, with its own parameters in the order of their first use.
+    """A module that is initialised as a whole, with its own parameters in the order of their first
+    use.
 
     The parametrizations of a module belong to it. A parameter in no module makes a layer of its
     own.
@@ -95,7 +96,7 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
 
 
 def _trained(module: nn.Module) -> list[torch.Tensor]:
-    """Parameters, and the statistics of normalisations, that a module holds itself."""
+    """The parameters, and the statistics of normalisations, that a module itself holds."""
     parameters = [
         parameter for part in _own_parts(module) for parameter in part.parameters(recurse=False)
     ]
@@ -115,12 +116,13 @@ def _own_parts(module: nn.Module) -> list[nn.Module]:
 
 
 def _parametrizations(module: nn.Module) -> nn.ModuleDict:
+    """What parametrizes the tensors of a module, by their names."""
     return module.parametrizations if parametrize.is_parametrized(module) else nn.ModuleDict()  # type: ignore[return-value]
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """The address of a tensor, which its views from the first value on share (``.data``,
-    ``.T``)."""
+    """The address of a tensor's values, which its views share that begin at the first value
+    (``.data``, ``.T``)."""
     return (tensor.data_ptr() if tensor.layout == torch.strided else 0) or id(tensor)
 
 
@@ -138,7 +140,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.modules: dict[nn.Module, None] = {}
 
     def in_order(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Those that are used, by their numbers in the order of first use."""
+        """Those of some tensors that are used, by the numbers of their first uses, in order."""
         used = {
             self.order[_memory(tensor)]: tensor
             for tensor in tensors
@@ -270,12 +272,13 @@ class Randomised:
 
 
 def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of tensors."""
     return [tensor.detach().clone() for tensor in tensors]
 
 
 def _reset(layer: Layer) -> None:
-    """Let a module initialise its weights where they are plain ones, and bring them back to what
-    they come from.
+    """Initialise the plain weights of a module as its class does, and change what they are computed
+    from accordingly.
 
     Raises:
         MetricError: the module's own function fails.
@@ -314,7 +317,7 @@ def _reset(layer: Layer) -> None:
 
 
 def _iterate(module: nn.Module) -> None:
-    """Let spectral normalisation, which goes on with every step of training, find the norm of new
+    """Let spectral normalisation, which iterates with every step of training, find the norm of new
     weights."""
     parts = {part: part.training for part in _own_parts(module)[1:]}
     for part in parts:

@@ -81,13 +81,13 @@ class CoverResult:
 
     @property
     def is_typical(self) -> bool:
-        """Whether a typical map of the photo does as well, and more masks would not help."""
+        """Whether half of the photo's own maps do as well, and more masks would not help."""
         typical = self.of_controls > 0 and self.controls >= self.of_controls / 2
         return typical and math.isinf(self.needed)
 
     @property
     def more(self) -> str:
-        """How many masks would do, as far as these say."""
+        """What more masks would do, as a report says it."""
         if math.isinf(self.needed):
             return "more masks would hardly help"
         return f"about {round(self.needed, -1 if self.needed < 1000 else -2):.0f} would do"
@@ -241,7 +241,7 @@ class DependenceCheck(Check, ReattributionMetric):
     says: ClassVar[str] = ""
 
     def compare(self, data: MetricInput, variant: VariantResult) -> torch.Tensor:
-        """The similarity, and the other map with its signs: ``(N, 1 + H * W)``."""
+        """The similarity to the other map, and that map with its signs: ``(N, 1 + H * W)``."""
         alike = self.similarity_to(data, variant)
         return torch.cat([alike[:, None].double(), variant.maps.contributions.flatten(1)], 1)
 

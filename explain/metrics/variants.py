@@ -40,8 +40,8 @@ def photos_of(inputs: Inputs) -> torch.Tensor:
 
 @dataclass(eq=False)
 class ModelContext:
-    """What a metric may change: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their
-    number ``K``.
+    """The model and the photos of an evaluation, which a metric may vary: the ``model``, N
+    ``images``, their ``classes`` ``(N,)``, and the number of classes K (``count``).
 
     ``logits`` ``(N, K)`` are the scores of all classes, ``outputs`` says how they become
     probabilities, and ``inputs`` are the model's arguments, which contain the photos. ``ranking``
@@ -191,7 +191,7 @@ class ReattributionMetric(Metric):
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedMethod:
-    """A method of an evaluation, its attribution, and the input of metrics."""
+    """A method of an evaluation, its attribution, and what metrics see of it."""
 
     method: Method
     attribution: Attribution
@@ -248,7 +248,8 @@ def reattribute(
 def _batches(
     comparisons: Mapping[Variant, Mapping[str, Any]], images: int
 ) -> Iterator[list[Variant]]:
-    """Variants of the same methods that only change the photos, or only the class, run together."""
+    """Group variants that can run together: of the same methods, and changing only the photos, or
+    only the class."""
 
     def kind(variant: Variant) -> tuple[Any, ...]:
         changes_both = variant.classes is not None and variant.images is not None
@@ -268,8 +269,8 @@ def _run(
     target: Target,
     options: AttributeOptions,
 ) -> list[dict[str, VariantResult]]:
-    """The maps of the methods in each variant; the variants run as one batch, or as classes of
-    one."""
+    """The maps of the methods in each of some variants, which run as one batch of photos, or as
+    several classes of one."""
     first = variants[0]
     count = len(context.images)
     model = context.model if first.model is None else first.model(context)
@@ -309,7 +310,8 @@ def _run(
 
 
 def _by_layers(methods: Mapping[str, EvaluatedMethod]) -> dict[tuple[str, ...] | None, list[str]]:
-    """Methods of the same layers run together; those without a layer run with any of them.
+    """Group methods that can run together by their layers; those without a layer run with any
+    group.
 
     A method that explained the input, and would explain a layer where one is named, runs alone.
     """
