@@ -26,8 +26,8 @@ FEWEST = 4  # masks that say how far their scores differ
 
 @dataclass(frozen=True)
 class Windows(MaskedInputs):
-    """A window at every ``stride``-th place; None takes a seventh of each side, at every half of
-    that.
+    """Photos covered by a window at every ``stride``-th place. None takes windows of a seventh of
+    each side, at every half of them.
 
     Windows begin at multiples of the stride; the last ones are cut off at the border.
     """
@@ -69,7 +69,8 @@ class Windows(MaskedInputs):
         return list(itertools.product(*intervals))
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """A mask ``(1, H, W)`` for each window: 0 removes the pixels in it, 1 keeps all others."""
+        """The masks ``(b, 1, H, W)``, one for each window: 0 removes the pixels in it, 1 keeps all
+        others."""
         x = evidence.inputs
         boxes = self.boxes(evidence.size)
 
@@ -78,7 +79,8 @@ class Windows(MaskedInputs):
 
 
 def _by_side(option: str, lengths: int | tuple[int, ...] | None, usual: list[int]) -> list[int]:
-    """A length for each side; a single one is for all of them."""
+    """Bring an option into a length for each side of the photo; a single length is for all sides,
+    and None for the ``usual`` ones."""
     if lengths is None:
         return usual
     if isinstance(lengths, int):
@@ -154,7 +156,7 @@ class Occlusion(EstimateMethod):
     style = "signed"
 
     def with_frames(self, x: torch.Tensor, *, frames_first: bool) -> "Occlusion":
-        """The same with a window for each direction, where frames lie behind each other and no
+        """The method with a window for each direction, where the frames are those of a video and no
         slices of a volume."""
         if not frames_first and x.shape[1] != 3:
             return self
@@ -197,7 +199,7 @@ class SmoothGrids(MaskedInputs):
     covered_by = "random smooth masks"
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
-        """The masks ``(1, H, W)``, in [0, 1]: 1 keeps a pixel, 0 removes it."""
+        """The masks ``(b, 1, H, W)`` in [0, 1]: 1 keeps a pixel, 0 removes it."""
         x = evidence.inputs
         block_of = lru_cache(maxsize=1)(partial(self._block, x))
         smooth = one_by_one(lambda image, number: block_of(number // BLOCK)[number % BLOCK][None])
@@ -227,7 +229,8 @@ def enlarging(cells: int, length: int) -> torch.Tensor:
 
 
 class _ScoreWeightedMasks(Estimator):
-    """The mean of masks times their scores, divided by the probability that a cell is kept.
+    """Estimates the mean of masks times their scores, divided by the probability that a cell is
+    kept.
 
     If ``centred``, the scores are taken from their mean on. ``whole`` is the score of the photo
     itself, which one more mask could have too, so that errors include it.

@@ -377,7 +377,7 @@ class BlurPath(Path):
         return one_by_one(lambda image, step: self.at(x[image], step + 1) - self.at(x[image], step))
 
     def at(self, x: torch.Tensor, step: float) -> torch.Tensor:
-        """The photo after so many steps; after all of them, it is sharp."""
+        """The photo ``(C, H, W)`` after so many steps; after all of them, it is sharp."""
         return blurred(x, self.sigma * min(x.shape[-2:]) * (1 - step / self.steps))
 
 
@@ -431,8 +431,8 @@ class BlurIntegratedGradients(CompleteMethod):
 
 @dataclass(frozen=True)
 class RandomPoints(Path):
-    """Random points between the photo, with noise, and baselines drawn at random; weights are their
-    differences."""
+    """Random points between the photo, which gets noise, and baselines drawn at random; a
+    gradient's weight is the difference of these."""
 
     steps: int
     baseline: PathBaseline
@@ -462,8 +462,8 @@ class RandomPoints(Path):
     def drawing(
         self, x: torch.Tensor
     ) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor, float]]:
-        """From the numbers of photo and sample to the baseline, the photo with noise, and how far
-        between them.
+        """Make the function that draws: from the numbers of a photo and a sample to a baseline, the
+        photo with noise ``(C, H, W)`` each, and the share of the way between them.
 
         Each photo has the same draws, whichever stand beside it.
         """
@@ -487,8 +487,8 @@ class RandomPoints(Path):
 
 
 def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Baselines ``(B, C, H, W)`` for a photo ``(C, H, W)``; a single one may come without its first
-    dimension.
+    """Bring a tensor of baselines into the shape ``(B, C, H, W)`` for photos such as ``x`` ``(C, H,
+    W)``; a single one may come without its first dimension.
 
     Raises:
         MethodError: they are of another shape.
@@ -506,7 +506,7 @@ def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Baselines(Perturbation):
-    """All baselines, for each photo."""
+    """All baselines ``(B, C, H, W)``, run for each photo."""
 
     full_precision = True
 

@@ -25,8 +25,8 @@ TINY = 1e-12  # of the whole way: what rounding leaves
 
 
 def _ranked(gradient: torch.Tensor) -> torch.Tensor:
-    """Magnitudes in steps so coarse that rounding does not decide which of two equal ones is
-    smaller."""
+    """Magnitudes of a gradient in whole steps, so coarse that rounding does not decide which of two
+    equal ones is smaller."""
     size = gradient.abs()
     limits = torch.finfo(gradient.dtype)
     return torch.round(size / (size.max().clamp(min=limits.tiny) * limits.eps ** (2 / 3))).double()
@@ -170,8 +170,8 @@ class Walk(Search):
 
 @dataclass(frozen=True)
 class ByDirection(Reducer):
-    """Shares out the change of the score from each point to the next; the last point's next is the
-    photo."""
+    """Shares out the change of the score from each point to the next by the squared gradient; the
+    photo comes after the last point."""
 
     def begin(self, evidence: Evidence) -> Accumulator:
         return _Changes(evidence)
@@ -254,8 +254,8 @@ class IDGI(CompleteMethod):
 
     @property
     def _changes(self) -> Attributions | None:
-        """The need for the sum over the path's points, if they can be named before the first of
-        them is run."""
+        """The need for the sum over the points of the path; None where these depend on gradients
+        and have to be searched."""
         if isinstance(self.path, GuidedIntegratedGradients):
             return None
         along: Any = self.path.along  # type: ignore[attr-defined]
@@ -368,6 +368,8 @@ class XRAI(Method):
         return torch.stack([self._ranked(of_image, image) for of_image, image in images]).to(x)
 
     def _ranked(self, pixels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        """The map ``(H, W)`` of one photo ``image`` ``(1, C, H, W)`` from the attributions of its
+        ``pixels`` ``(H, W)``."""
         share = (pixels.numel() / USUAL_AREA) ** 0.5
         cuts: list[Regions] = [Felzenszwalb(scale) for scale in SCALES]
         if self.regions is not None:
@@ -383,7 +385,7 @@ class XRAI(Method):
 
 
 def dilated(masks: torch.Tensor, radius: int) -> torch.Tensor:
-    """Regions ``(S, H, W)`` with all pixels that are no further than so many from them.
+    """Regions ``(S, H, W)`` and all pixels no further than ``radius`` from them.
 
     >>> dilated(torch.tensor([[[1, 0, 0, 0]]]) > 0, 1).int().tolist()
     [[[1, 1, 0, 0]]]
@@ -394,8 +396,8 @@ def dilated(masks: torch.Tensor, radius: int) -> torch.Tensor:
 
 
 def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tensor:
-    """The mean over the new pixels of each region ``(S, H, W)``, the largest first, at these
-    pixels.
+    """Rank regions ``(S, H, W)`` by the mean of their pixels that no better region covers; each
+    pixel gets the mean of the region that first covers it ``(H, W)``.
 
     Regions that bring less than ``least`` pixels are dropped; what none covers gets its own mean.
 

@@ -38,8 +38,8 @@ class Regions(CheckedFields):
 
 @dataclass(frozen=True)
 class Squares(Regions):
-    """A grid of cells, ``across`` in each direction; of a video, in time too. Smaller photos have a
-    cell a pixel.
+    """A grid of cells, ``across`` in each direction, of a video in time too. A photo with fewer
+    pixels has a cell for each pixel.
 
     >>> Squares(2)(torch.zeros(1, 3, 2, 4))[0]
     tensor([[0, 0, 1, 1],
@@ -71,6 +71,7 @@ class Squares(Regions):
 
 
 def _check_photos(kind: str, image: torch.Tensor) -> None:
+    """Refuse volumes and videos, which this way of cutting does not take."""
     if image.ndim != 3:
         raise MethodError(
             f"regions by {kind} must be of photos, got {image.ndim + 1} dimensions; take Squares()"
@@ -144,7 +145,8 @@ def halves(cell: Cell) -> list[Cell]:
 
 
 def _spread(image: torch.Tensor, cell: Cell) -> float:
-    """The sum of squared deviations from a cell's mean colour; -1 for what cannot be cut."""
+    """The sum of squared deviations from the mean colour of a cell; -1 for a single pixel, which
+    cannot be cut."""
     part = image[:, *pixels_of(cell)].flatten(1)
     if part.shape[1] == 1:
         return -1.0
@@ -217,6 +219,7 @@ class GivenRegions(Regions):
         return max(len(labels.unique()) for labels in self._of_images(size))
 
     def _of_images(self, size: tuple[int, ...]) -> torch.Tensor:
+        """The numbers ``(N, H, W)``, or ``(1, H, W)`` where all images have the same."""
         return self.labels[None] if self.labels.ndim == len(size) else self.labels
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
@@ -324,8 +327,8 @@ class Felzenszwalb(Regions):
 
 
 def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
-    """Join the pixels of ``image`` ``(C, H, W)`` to regions of at least so many: their numbers
-    ``(H, W)``."""
+    """Join the pixels of ``image`` ``(C, H, W)`` to regions of at least ``least`` pixels; returns
+    the number of each pixel's region ``(H, W)``."""
     numbers = torch.arange(image[0].numel()).reshape(image.shape[1:])
     neighbours = [
         (numbers[:, :-1], numbers[:, 1:]),

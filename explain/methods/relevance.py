@@ -150,6 +150,7 @@ class LRP(Method):
 
     @property
     def _rules(self) -> Composite:
+        """The composite, with the range of the input where that is named."""
         if self.low is None or self.high is None:
             return self._given
         return self._given.within(self.low, self.high)
@@ -365,10 +366,11 @@ class FullGrad(Method):
         return of_input.flatten(1).sum(1) - self.expected_sum(evidence)
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor:
-        """The score without what the biases add to it."""
+        """The score less what the biases add to it ``(N,)``."""
         return evidence.score - sum(term.flatten(1).sum(1) for term in evidence[BiasTerms()])
 
     def _map(self, contributions: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+        """The map ``(N, H, W)`` of one term ``(N, C, h, w)``."""
         sizes = contributions.abs()
         if self.rescale:
             sizes = to_unit(sizes)

@@ -266,8 +266,7 @@ class AblationCAM(RowMethod):
         return channels
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
-        """The layer's maps with one of them set to zero; those that are zero already have no
-        rows."""
+        """The layer's maps with one of them set to zero; a map that is zero already has no row."""
         a = evidence.activations
 
         def ablated(images: torch.Tensor, channel: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -325,8 +324,8 @@ TOGETHER = 64  # masks that are enlarged at a time
 
 
 def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> torch.Tensor:
-    """The sums ``(K, h, w)`` of maps ``(C, h, w)`` that look alike, each enlarged and brought to
-    [0, 1] before.
+    """Cluster maps ``(C, h, w)`` that look alike, and add up each cluster: ``(K, h, w)``; each map
+    is enlarged and brought to [0, 1] before.
 
     Two masks lie apart by one minus their cosine. Enlarging is linear, so the cosines are those of
     the small maps with the products of the enlarging; what is subtracted from each map is a
@@ -401,14 +400,14 @@ class ViTCX(RowMethod):
     words = "the photo seen through clusters of maps, and with the noise of each"
 
     def tried(self) -> "ViTCX":
-        """With as few masks as show whether a network fits."""
+        """The method with as few masks as show whether a network fits."""
         return replace(self, distance=4.0)
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 2 * channels
 
     def clusters(self, evidence: Evidence) -> list[torch.Tensor]:
-        """Of each image, the sum of the maps of each cluster ``(K, h, w)``."""
+        """The sums of the maps of each cluster ``(K, h, w)``, for each image."""
         if len(evidence[BlockTokens()]) < 2:
             raise MethodError(
                 "vitcx must have at least two transformer blocks, got fewer; take scorecam"
@@ -507,7 +506,7 @@ class TIS(RowMethod):
         return self.samples
 
     def tokens(self, evidence: Evidence) -> list[torch.Tensor]:
-        """Of each image, which tokens its masks keep ``(K, h, w)``: those where a mean of like
+        """The tokens that each mask keeps ``(K, h, w)``, for each image: those where a mean of like
         channels is largest."""
         blocks = evidence[BlockTokens()]
         sizes = {tuple(block.shape[2:]) for block in blocks}
@@ -543,8 +542,7 @@ ROUNDS = 100  # after which means need not stand still
 
 
 def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
-    """Put together what lies apart by less than ``most``: the number of each row's cluster
-    ``(n,)``.
+    """Cluster rows that lie apart by less than ``most``: the number of each row's cluster ``(n,)``.
 
     Two clusters lie apart by the largest of the ``distances`` ``(n, n)`` between their members; the
     two that lie nearest are joined first. Clusters are numbered by their first members.
@@ -568,8 +566,8 @@ def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
 
 
 def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
-    """The centres ``(k, D)`` of clusters of points ``(n, D)``: each point belongs to the nearest,
-    and they are means.
+    """The centres ``(k, D)`` of clusters of points ``(n, D)`` by k-means: each point belongs to the
+    nearest centre, and a centre is the mean of its points.
 
     They begin at points that the seed draws (Lloyd's algorithm), and stop when no point changes its
     cluster. There are no more of them than different points.

@@ -84,8 +84,8 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
 
 @dataclass(frozen=True)
 class _Fit:
-    """What two variances lead to: their likelihood, and the factor of the covariance of what was
-    observed."""
+    """The likelihood of the observed scores under two variances, and the Cholesky factor of the
+    covariance of these."""
 
     likelihood: float
     threes: float
@@ -93,7 +93,7 @@ class _Fit:
     factor: torch.Tensor
 
     def across(self, signs: torch.Tensor) -> torch.Tensor:
-        """The covariance of each pair with each value."""
+        """The covariance of each observed pair with each value ``(n, M)``."""
         regions = signs.shape[1]
         pairs = ((signs.sum(1, keepdim=True) - signs).square() - (regions - 1)) / 2
         # of which each has a third
@@ -101,7 +101,7 @@ class _Fit:
         return 2 * signs / regions + self.threes * in_threes + self.rest * coefficients(signs)
 
     def error(self, signs: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-        """The standard deviation of what is not known of each value.
+        """The standard deviation of what is unknown of each value ``(M,)``.
 
         Its scale is that of what was observed, or, if that is more, that by which pairs differ from
         what all others say of them.
@@ -124,7 +124,7 @@ class _Fit:
 def _compared(
     signs: torch.Tensor, half: torch.Tensor, of_threes: Sequence[float], least: float = 0
 ) -> Iterator[_Fit]:
-    """What each pair of variances leads to; rests are those from the ``least`` on."""
+    """The fit to each pair of variances; rests are those from the ``least`` on."""
     alike = signs @ signs.T
     regions = signs.shape[1]
     eye = torch.eye(len(signs), dtype=signs.dtype, device=signs.device)
@@ -144,8 +144,8 @@ def _compared(
 
 
 def coefficients(signs: torch.Tensor) -> torch.Tensor:
-    """What the half difference of each pair ``(n, M)``, given as -1 and 1, counts in each region's
-    Shapley value.
+    """How much the half difference of each pair ``(n, M)``, which are given as -1 and 1, counts in
+    each region's Shapley value ``(n, M)``.
 
     >>> coefficients(torch.tensor([[1.0, 1.0], [1.0, -1.0]])).tolist()
     [[1.0, 1.0], [1.0, -1.0]]
@@ -183,7 +183,7 @@ class Pairs(CoalitionDesign):
 
 @lru_cache(maxsize=8)
 def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
-    """One coalition of each pair ``(n, M)``."""
+    """Draw one coalition of each pair ``(n, M)``."""
     generator = seeded(seed)
     if regions <= 24 and pairs >= 2 ** (regions - 1) - 1:
         numbers = torch.arange(1, 2 ** (regions - 1), device="cpu")
@@ -229,7 +229,7 @@ class ShapleyMethod(SampledRegions):
     photo."""
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
-        """By how much the values of the regions miss that difference ``(N,)``."""
+        """By how much the values of the regions miss the difference of the scores ``(N,)``."""
         values_of_regions = region_values(values, self.regions(evidence.inputs))
         sums = torch.stack([of_image.sum() for of_image in values_of_regions])
         return sums - score_gain(self, evidence)
@@ -492,7 +492,7 @@ class _Tree(Search):
 
     @property
     def planned(self) -> int:
-        """Fewer than are allowed where no cell is left to cut."""
+        """Fewer runs than are allowed, where no cell is left to cut."""
         can_go_on = self._next(1) and self._method.samples - self.samples >= 2
         return self._method.samples if can_go_on else self.samples
 
@@ -541,7 +541,7 @@ class _Tree(Search):
 def _halved(
     part: ValuedCell, halves: tuple[Cell, Cell], scores: Mapping[tuple[Cell, ...], float]
 ) -> list[ValuedCell]:
-    """Each half of a part, valued without and with the other."""
+    """The halves of a part, each valued without and with the other half."""
     parts = []
     for half, other in (halves, halves[::-1]):
         with_half = scores[*part.seen, half]

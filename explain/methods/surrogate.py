@@ -163,14 +163,15 @@ class LIME(CoveredRegions):
 
 @dataclass(frozen=True)
 class NeighbourImage(Baseline):
-    """Another image of the batch: all stand in a random circle, and each shows its neighbour."""
+    """Another image of the batch: all images stand in a random circle, and each shows its
+    neighbour."""
 
     seed: int = 0
 
     name = "another image of the batch"
 
     def givers(self, images: int) -> torch.Tensor:
-        """Which image each one gets its region from."""
+        """The number of the image that each one shows ``(N,)``."""
         circle = permutation(images, self.seed)
         return circle.roll(1)[circle.argsort()]
 
@@ -366,8 +367,8 @@ GROUP = 20  # masks in which each cell is seen as often as not
 
 
 def hsic(seen: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:
-    """The biased estimate of HSIC for each column of truth values ``(n, M)`` and a kernel ``(n,
-    n)``.
+    """The biased estimate of HSIC of each region ``(M,)``, from which regions are seen in each run
+    ``(n, M)`` and a kernel of the scores ``(n, n)``.
 
     With the kernel of a cell 1 where two masks agree on it and 0 elsewhere: tr(K H L H) / n².
     """

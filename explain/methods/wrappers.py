@@ -144,6 +144,7 @@ class Smooth(WrapperMethod):
 
     @property
     def _is_published(self) -> bool:
+        """Whether the method is the gradient, as in the papers."""
         return self.method == gradients.Saliency(absolute=False)
 
     @property
@@ -184,7 +185,7 @@ register_wrapper("var", partial(Smooth, statistic="variance"))
 
 
 class Moments(Accumulator):
-    """A statistic of tensors for each of several images, one tensor at a time (Welford, 1962)."""
+    """A statistic of the values of each image, which come one by one (Welford, 1962)."""
 
     def __init__(self, statistic: Statistic) -> None:
         self._statistic = statistic

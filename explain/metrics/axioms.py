@@ -156,7 +156,7 @@ class Raised(OneForEach):
 
 @dataclass(frozen=True)
 class Shifting:
-    """Makes a model that takes that number away first."""
+    """Makes the model that takes a number away from its photo first."""
 
     shift: float
 

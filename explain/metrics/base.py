@@ -274,8 +274,8 @@ class ScoreRequest:
 
     @property
     def blank(self) -> Scores | None:
-        """The need for the scores of wholly covered photos; None where these are not among the
-        photos."""
+        """The need for the scores of photos that a baseline covers entirely; None where no photo of
+        the request is one."""
         if self.places is None or not bool((self.places == COVERED).any()):
             return None
         return blank_score(self.of.baseline, self.score)  # type: ignore[attr-defined]

@@ -122,6 +122,7 @@ def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
 
 
 def _counts(method: Method) -> dict[str, int]:
+    """The options of a method that are numbers of samples or steps."""
     return {name: value for name in COUNTS if isinstance(value := options(method).get(name), int)}
 
 
@@ -214,10 +215,12 @@ class _Checks:
 
     @cached_property
     def _output(self) -> Any:
+        """The model's output for the photo."""
         with untouched(self.model), torch.no_grad():
             return self.inputs.detached().call(self.model)
 
     def _settled_target(self) -> Target:
+        """The target with what it reads from the output, such as its box, resolved."""
         with torch.no_grad():
             return self.target.resolved(self._output, len(self.inputs))
 
@@ -256,6 +259,7 @@ class _Checks:
 
     @cached_property
     def _photo_maps(self) -> torch.Tensor:
+        """The maps of the photo alone ``(m, H, W)``."""
         return photo_maps(self.context.images[0].detach().cpu().double())
 
     @cached_property
@@ -363,6 +367,7 @@ class _Checks:
         return MaskedScores(photo[0], shown, strata, drops[0], of_classes, of_copies)
 
     def _copies(self, checks: Sequence[Check]) -> list[RandomWeights]:
+        """The copies of the model that the checks compare with; none if no check does."""
         by_model = next((check for check in checks if isinstance(check, DependsOnModel)), None)
         return [] if by_model is None else by_model.copied(self.context)
 
@@ -382,7 +387,7 @@ class _Checks:
         )
 
     def _under_areas(self, claims: Sequence[Claim], by_masks: CoverResult) -> CoverResult:
-        """The same after the areas that the maps mark are covered as well."""
+        """The same, after the areas that the maps mark have been covered as well."""
         p_value = 0.0
         controls = 0
         for claim in claims:

@@ -33,7 +33,8 @@ VARIES = "the map's sums or the scores do not vary"
 
 @dataclass(frozen=True)
 class RandomSubsets(MaskedInputs):
-    """Photos without random subsets of so many ``pixels``, the same ones for every photo."""
+    """Photos of which random subsets of so many ``pixels`` are covered, the same ones for every
+    photo."""
 
     baseline: Baseline
     samples: int
@@ -293,11 +294,12 @@ class NonSensitivity(ScoreMetric):
         return MetricResult(differs.to(scores[0]).mean(1))
 
     def _is_nothing(self, sizes: torch.Tensor) -> torch.Tensor:
+        """Which squares ``(N, R)`` are nothing beside the largest one."""
         return sizes <= self.threshold * sizes.amax(1, keepdim=True)
 
 
 def _group_sums(data: MetricInput, sign: Sign, seed: int, groups: int) -> torch.Tensor:
-    """What the maps add up to over each group of pixels, in the order of their ranks: ``(N,
+    """What the maps add up to over groups of pixels, in the order of their ranks: ``(N,
     groups)``."""
     ranks = data.ranks(sign, seed)
     ends = torch.tensor(steps_of(data.pixels, groups)[1:], device=ranks.device)

@@ -149,6 +149,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
     @property
     def _rows(self) -> list[list[str]]:
+        """The cells of the printed table, the head first."""
         head = ["", *(f"{name} {ARROWS[metric.better]}" for name, metric in self.metrics.items())]
         rows = [
             [method, *(_shown(self.mean(method, name)) for name in self.metrics)]
@@ -166,6 +167,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def _one(self, method: str, metric: str) -> MetricResult:
+        """The result of a metric for a method; refused with a suggestion if there is none."""
         if metric not in self[method]:
             raise MetricError(
                 f"metric {metric!r} was not evaluated here; {did_you_mean(metric, self[method])}"
@@ -174,6 +176,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
 
 def _shown(value: float) -> str:
+    """A figure as a table prints it."""
     if math.isnan(value):
         return "–"
     return f"{value:.4g}" if value and abs(value) < 1e-3 else f"{value:.3f}"
@@ -276,6 +279,7 @@ def _by_maps(metrics: Mapping[str, Metric], data: Mapping[str, MetricInput]) -> 
 def _table(
     metrics: Mapping[str, Metric], results: Results, names: Iterable[str], notes: Sequence[str] = ()
 ) -> Table:
+    """The table of results in the order of ``names`` and ``metrics``."""
     ordered = {name: {metric: results[name, metric] for metric in metrics} for name in names}
     return Table(dict(metrics), ordered, tuple(notes))
 
@@ -348,6 +352,7 @@ class _Evaluation:
         return explained.score
 
     def _of_kind(self, kind: type[M]) -> list[M]:
+        """The metrics of a kind."""
         return [metric for metric in self.metrics.values() if isinstance(metric, kind)]
 
     def _maps(self) -> dict[str, MapsLike]:

@@ -72,7 +72,7 @@ class _RankedCurve(ScoreMetric):
 
 @dataclass(frozen=True)
 class _StepCurve(_RankedCurve):
-    """Such a curve in equal steps."""
+    """A curve of the score while pixels are covered in equal steps."""
 
     steps: int = 64
     baseline: Baseline = Zero()
@@ -181,7 +181,7 @@ class PixelFlipping(_RankedCurve):
 
 @dataclass(frozen=True)
 class _ShareCurve(_RankedCurve):
-    """Such a curve at some shares of the pixels."""
+    """A curve of the score while some shares of the pixels are covered."""
 
     percentiles: tuple[float, ...] = (1, 5, 10, 20, 50)
     baseline: Baseline = Zero()
@@ -345,7 +345,7 @@ class IncreaseInConfidence(AverageDrop):
 
 
 def share_counts(data: MetricInput, percentiles: Sequence[float]) -> list[int]:
-    """How many pixels shares in per cent are: at least one, and never all."""
+    """How many pixels each share in per cent is: at least one, and never all."""
     return [
         min(max(1, round(data.pixels * share / 100)), max(1, data.pixels - 1))
         for share in percentiles

@@ -327,6 +327,7 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
 
 
 def _to_length_one(blocks: torch.Tensor) -> torch.Tensor:
+    """Blocks ``(..., D)`` divided by their Euclidean norms."""
     return blocks / (blocks.square().sum(-1, keepdim=True) + 1e-10).sqrt()
 
 
