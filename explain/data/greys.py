@@ -39,7 +39,7 @@ def check_window(window: Any) -> Window | None:
 
 
 def stored_bits(image: Image.Image) -> int | None:
-    """How many bits a TIFF file says its greys have, where these are no whole bytes."""
+    """Return how many bits a TIFF file says its greys have; None where these are whole bytes."""
     with suppress(Exception):  # a damaged file
         (bits,) = image.tag_v2[258]  # type: ignore[attr-defined]
         return int(bits) if 8 < bits < 16 else None
@@ -124,7 +124,8 @@ def _extremes(values: Array) -> tuple[float, float]:
 def _range_of(
     least: float, peak: float, dtype: np.dtype[Any], bits: int | None
 ) -> tuple[float, float, str]:
-    """The values that are shown black and white, and what is to be said of that."""
+    """Return the values that are shown black and white, and how a message describes them; "" where
+    nothing has to be said."""
     if least < -0.01 * abs(peak):
         high = peak if peak > least else least + 1
         return least, high, "from the darkest to the brightest"
@@ -144,8 +145,8 @@ def _range_of(
 
 
 MIN_CONTRAST = 8
-"""Of 255: photos with less show nothing, and what a network says of them is about nothing."""
-
+"""Of 255: how far the brightest and the darkest value of a channel are apart in photos that show
+something."""
 
 NO_CONTRAST = "the photo shows nothing: all of its pixels have nearly the same value"
 
@@ -157,7 +158,8 @@ def has_contrast(photo: Image.Image) -> bool:
     (False, True)
     """
     few = photo.resize((8, 8), Image.Resampling.NEAREST)  # which are enough in nearly every photo
-    return any(
-        max(high - low for low, high in pixels.convert("RGB").getextrema()) >= MIN_CONTRAST  # type: ignore[misc]
-        for pixels in (few, photo)
-    )
+    for pixels in (few, photo):
+        extrema: Any = pixels.convert("RGB").getextrema()
+        if max(high - low for low, high in extrema) >= MIN_CONTRAST:
+            return True
+    return False

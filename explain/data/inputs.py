@@ -20,7 +20,7 @@ InputLayout: TypeAlias = Literal["NTCHW", "NCTHW"]
 
 
 _OF_TENSORS = ("x", "other_tensors", "sizes")
-"""What is computed of the arguments once, and again where their tensors are others."""
+"""The cached properties that are computed again where an argument's tensors are others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +254,8 @@ class Inputs:
             raise
 
     def _unnamed(self, model: nn.Module) -> str | None:
-        """What to write where arguments are missing, or an image is in the place of another one."""
+        """The message for a model whose other arguments are missing, or whose first argument is no
+        image; None where neither is so."""
         parameters = inspect.signature(model.forward).parameters
         takes = [*parameters]
         name = type(model).__name__
@@ -263,20 +264,14 @@ class Inputs:
             return (
                 f"x must be given by name to {name}, whose first argument is {takes[0]}; {remedy}"
             )
-        needed = [
-            p.name
-            for p in parameters.values()
-            if p.default is p.empty and p.kind < p.VAR_POSITIONAL
-        ]
-        missing = ", ".join(name for name in needed[len(self.args) :] if name not in self.kwargs)
-        remedy = (
-            f"use explain.attribute(model, (x, {missing}), ...), or for photos a module that "
-            "adds them"
-        )
+        positional = [p for p in parameters.values() if p.kind < p.VAR_POSITIONAL]
+        needed = [p.name for p in positional if p.default is p.empty]
+        missing = ", ".join(key for key in needed[len(self.args) :] if key not in self.kwargs)
+        if not missing:
+            return None
         return (
-            f"x must come with the other inputs of {name} ({missing}); {remedy}"
-            if missing
-            else None
+            f"x must come with the other inputs of {name} ({missing}); use explain.attribute(model,"
+            f" (x, {missing}), ...), or for photos a module that adds them"
         )
 
     @property
@@ -328,10 +323,8 @@ class Inputs:
             raise ImageError(
                 f"explained must name one of the input tensors ({names}), got {wanted!r}"
             )
-        got = (
-            ", ".join(type(value).__name__ for value in (*self.args, *self.kwargs.values()))
-            or "nothing"
-        )
+        kinds = [type(value).__name__ for value in self._arguments.values()]
+        got = ", ".join(kinds) or "nothing"
         raise ImageError(
             f"x must be a tensor (N, C, H, W), got {got}; use explainer.preprocess(image)[None]"
         )
@@ -379,17 +372,12 @@ _CHANNELS = re.compile(r"to have \d+ channels, but got \d+ channels instead")
 
 
 def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.Pattern[str], str]]:
-    """Say what does not fit between an input and the model that has just failed on it, and how
-    torch would say it."""
+    """Yield what does not fit between an input and the model that has just failed on it: a pattern
+    of torch's message for it, and ours."""
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     if weight is not None and weight.dtype != x.dtype:
-        yield (
-            _PRECISION,
-            (
-                f"{name} must be {weight.dtype} as the weights are, got {x.dtype}; use "
-                f"x.to({weight.dtype})"
-            ),
-        )
+        message = f"{name} must be {weight.dtype} as the weights are, got {x.dtype}"
+        yield _PRECISION, f"{message}; use x.to({weight.dtype})"
     convolutions = ((n, m) for n, m in model.named_modules() if type(m) in (nn.Conv2d, nn.Conv3d))
     layer, first = next(convolutions, ("", None))
     if not isinstance(first, (nn.Conv2d, nn.Conv3d)):
@@ -410,9 +398,8 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
         }
         preprocess = either("a preprocess= of your own", "an attribute preprocess of the model")
         other = f"give it the channels that it was trained with, photos by {preprocess}"
-        remedy = (
-            remedies.get(x.shape[1], other) if first.in_channels == 3 and x.ndim == 4 else other
-        )
+        is_of_photos = first.in_channels == 3 and x.ndim == 4
+        remedy = remedies.get(x.shape[1], other) if is_of_photos else other
         channels = f"{first.in_channels} channel{'s' * (first.in_channels > 1)}"
         yield _CHANNELS, f"{name} must have {channels} {takes}, got {x.shape[1]}; {remedy}"
 

@@ -208,7 +208,8 @@ class _Page:
         write = partial(self.write, size=self.small, color=FAINT, top=top)
         if legend.ramp:
             self.images.append((left, colors_top, whole, thick, ramp(legend, 256, 1)))
-            aligned: list[Align] = ["left", *["center"] * (count - 2), "right"]
+            inner: list[Align] = ["center"] * (count - 2)
+            aligned: list[Align] = ["left", *inner, "right"]
             heights = [
                 write(label, left, whole, ha=align)
                 for label, align in zip(legend.labels, aligned, strict=False)

@@ -31,7 +31,7 @@ from explain.targets.tokenizer import (
     words_of,
 )
 
-LONGEST = 32  # tokens of a model's own answer
+LONGEST = 32  # tokens of a model's own answer, at most
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,10 @@ class Answer(CheckedTarget):
 
 
 def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> Prepared:
-    """Prepare a model and its inputs for the answers in targets, and say what the tokens of
-    explained words are.
+    """Return a model whose output has the log-probability of each word of the answer in targets,
+    the inputs with the answer behind the prompts, and the tokens of explained words.
+
+    Without an answer in the targets, model and inputs stay as they are.
 
     Raises:
         ModelError: the model reads its answer from both sides, or gives no logits of tokens.
@@ -176,10 +178,12 @@ def _log_probabilities(
     words: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> dict[str, torch.Tensor]:
-    """The log-probability of each word of the answer, ``(N, W)``.
+    """The forward of the prepared model: the log-probability of each word of the answer, ``(N,
+    W)``.
 
-    ``ids`` are its tokens, which ``parts`` puts together to words; ``words`` take the place of what
-    ``layer`` embeds.
+    ``run`` is the forward of the caller's model. ``ids`` are the answer's tokens, and ``parts`` the
+    places of those that make up each word. ``words`` ``(N, L, D)`` take the place of what ``layer``
+    embeds.
     """
     with HookGroup(model) as group:
         if words is not None:
@@ -194,10 +198,10 @@ def _log_probabilities(
 
 
 class JointTokens(NamedTuple):
-    """Tokens of a photo in a sequence of ``length`` with those of a text: where they are, and how
-    they lie.
+    """Where the tokens of a photo are in a sequence of ``length``, which has those of a text too.
 
-    ``read`` are the tokens that the text's next ones are read from, of each image or of all alike.
+    ``read`` are the places from whose logits the answer's tokens are read: one list for each image,
+    or a single list for all.
     """
 
     length: int
@@ -229,6 +233,7 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> JointToken
 
 
 def _logits(output: Any, count: int) -> torch.Tensor:
+    """The logits of the next token ``(N, L, V)`` in a model's output."""
     logits: torch.Tensor | None = find_tensor(output, count, (3,), ("logits",))
     if logits is None:
         raise unsuitable("answer", "logits of the next token (N, L, V) for input_ids", output)
@@ -241,8 +246,7 @@ def _at(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def _with_padding(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs with a mask of the prompts' tokens, where there is none but prompts end in tokens
-    that fill up."""
+    """The inputs with an attention mask, where they have none but prompts end in padding."""
     prompt = inputs.kwargs["input_ids"]
     if "attention_mask" in inputs.kwargs:
         return inputs
@@ -258,7 +262,7 @@ def _with_padding(model: nn.Module, inputs: Inputs) -> Inputs:
 
 
 def _ends(kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """The number of the place ``(N,)`` behind each text's last token, which padding may follow."""
+    """The place ``(N,)`` behind the last token of each text, which padding may follow."""
     ids = kwargs["input_ids"]
     mask = kwargs.get("attention_mask")
     if mask is None:
@@ -267,9 +271,8 @@ def _ends(kwargs: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
-    """The inputs with tokens behind the prompts, in all that has a number for each token.
-
-    What fills up the prompts comes behind the new tokens.
+    """The inputs with the tokens ``ids`` behind the prompts, and before what pads these; masks and
+    positions are extended, too.
     """
     prompt = inputs.kwargs["input_ids"]
     ends = _ends(inputs.kwargs).tolist()

@@ -98,9 +98,13 @@ class Separate(Target):
         for image in set(images):
             scores[image], classes[image] = self.targets[image].rows(of_first).pick(output, count)
         picked = torch.stack([scores[image][row] for row, image in enumerate(images)])
-        if any(of_image is None for of_image in classes.values()):
-            return picked, None
-        return picked, torch.stack([classes[image][row] for row, image in enumerate(images)])
+        indices = []
+        for row, image in enumerate(images):
+            of_image = classes[image]
+            if of_image is None:
+                return picked, None
+            indices.append(of_image[row])
+        return picked, torch.stack(indices)
 
     def resolved(self, output: Any, count: int) -> "Separate":
         if self.images is not None:

@@ -223,7 +223,7 @@ class Segmentation(CheckedTarget):
             shares = [(weights * (predicted == k)).flatten(1).sum(1) for k in range(classes)]
             return tuple(torch.stack(shares, 1).argmax(1).tolist())
         if classes > 1:
-            there = predicted.unique()[:8].tolist()
+            there = sorted(set(predicted.flatten().tolist()))[:8]
             raise TargetError(
                 f"category must be one of the {classes} classes of the model's maps, got None; "
                 f"take explain.targets.Segmentation(category); predicted here are {there}"
@@ -244,7 +244,8 @@ class Segmentation(CheckedTarget):
         is_predicted = mask.flatten(1).any(1).tolist()
         if not all(is_predicted):
             image = is_predicted.index(False)
-            there = maps[image].argmax(0).unique()[:5].tolist() if several else []
+            best = maps[image].argmax(0).flatten().tolist()
+            there = sorted(set(best))[:5] if several else []
             raise TargetError(
                 f"class {categories[image]} must be predicted somewhere in each image, but is "
                 f"not in image {image}; give a mask, or a class predicted there {there}"
@@ -275,7 +276,8 @@ class Segmentation(CheckedTarget):
         if mask.shape[1:] == size:
             return weights
         pool: Any = F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d
-        return pool(weights, size)
+        shares: torch.Tensor = pool(weights, size)
+        return shares
 
 
 def _outputs_of(class_maps: ClassMaps) -> Outputs:

@@ -152,8 +152,7 @@ class Difference(Sum):
 
     Args:
         this: anything that can be a target: a class index, a label, a callable, a `Target`; None is
-            each image's top
-        class.
+            each image's top class.
         that: the same.
 
     >>> why = Difference(2, 0)
@@ -162,11 +161,12 @@ class Difference(Sum):
     """
 
     def __init__(self, this: TargetLike, that: TargetLike) -> None:
-        first, second = (
-            ClassTarget(target) if isinstance(target, str) else as_target(target)
-            for target in (this, that)
-        )
-        super().__init__(((1.0, first), (-1.0, second)))
+        terms = []
+        for weight, target in ((1.0, this), (-1.0, that)):
+            # a label stays one until labels are known
+            one = ClassTarget(target) if isinstance(target, str) else as_target(target)
+            terms.append((weight, one))
+        super().__init__(tuple(terms))
 
 
 def _from_numbers(numbers: Any, target: object, categories: Labels) -> Target:
@@ -202,6 +202,7 @@ def _for_one_image(item: Any, targets: object, categories: Labels) -> Target:
 
 
 def _whole(numbers: Sequence[Any], target: object) -> tuple[int, ...]:
+    """Whole numbers as plain ones; others are refused, in a message about the whole target."""
     if any(isinstance(number, bool) or not hasattr(number, "__index__") for number in numbers):
         raise _no_classes(target)
     return tuple(operator.index(number) for number in numbers)
