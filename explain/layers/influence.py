@@ -25,7 +25,7 @@ from explain.hooks.graph import ValueDroppedError, differentiate, graph
 from explain.hooks.layer_names import place_of
 from explain.layers.grids import NetworkGrids
 from explain.layers.layouts import to_spatial
-from explain.layers.recording import ForwardGraph, tensors_in
+from explain.layers.recording import ForwardGraph, last_of_place, tensors_in
 from explain.layers.summary import ForwardSummary
 
 Score: TypeAlias = Callable[[Any], Tensor]
@@ -81,7 +81,7 @@ def first_that_shows(layers: Iterable[str], influences: Mapping[str, ScoreInflue
     reached = [
         layer for layer in layers if layer in influences and any(influences[layer].positions)
     ]
-    return next((layer for layer in reached if influences[layer].shows), next(iter(reached), None))
+    return min(reached, key=lambda layer: not influences[layer].shows, default=None)
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,11 @@ class _Backward:
 
 def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, ScoreInfluence]:
     """How some layers reach the score; those that no gradient comes back to are left out."""
-    score = search.score
-    backward = (
-        None
-        if search.recorded is None
-        else _backward_through(search.recorded, search.model, layers, score)
-    )
-    if backward is None:
-        backward = _run_backward(search.model, search.inputs, layers, score)
+    backward = _backward_in_graph(search, layers) or _run_backward(search, layers)
     grids = NetworkGrids(search.model, search.inputs)
-    answers = set() if score is None else _nodes_of_answer(backward.score, backward.output)
+    answers = set[Node]()
+    if search.score is not None:
+        answers = _nodes_of_answer(backward.score, backward.output)
     reached = {node for nodes in backward.nodes.values() for node in nodes}
     factors = _layers_that_weigh(backward.score, reached)
     influences = {}
@@ -124,17 +119,16 @@ def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, Score
     return influences
 
 
-def _run_backward(
-    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None
-) -> _Backward:
+def _run_backward(search: LayerSearch, layers: Sequence[str]) -> _Backward:
     """Run a model, and backward to some layers."""
+    model = search.model
     names = dict.fromkeys(place_of(layer, model).layer for layer in layers)
 
     def run(cut: bool) -> tuple[capturing.Capture, Tensor | None, Any]:
         with preserve.untouched(model, grad=not cut), HookGroup(model) as group:
             capture = capturing.Capture(group, names, gradients=True, cut=cut)
-            output = inputs.detached().call(model)
-            total = _total(score, output)
+            output = search.inputs.detached().call(model)
+            total = _total(search.score, output)
             if total is not None:
                 capture.backward(total, roughly=True)
         return capture, total, output
@@ -151,18 +145,19 @@ def _run_backward(
     return _Backward(total, output, gradients, nodes)
 
 
-def _backward_through(
-    recorded: ForwardGraph, model: nn.Module, layers: Sequence[str], score: Score | None
-) -> _Backward | None:
-    """Run backward in the graph of a pass to some layers; None where it did not keep the values
-    that this takes."""
+def _backward_in_graph(search: LayerSearch, layers: Sequence[str]) -> _Backward | None:
+    """Run backward in the recorded graph to some layers; None without one, or where it did not keep
+    the values that this takes."""
+    recorded = search.recorded
+    if recorded is None:
+        return None
     edges = {
         layer: edge
         for layer in layers
-        if (edge := recorded.edge_of(place_of(layer, model))) is not None
+        if (edge := last_of_place(recorded.edges, place_of(layer, search.model))) is not None
     }
-    with preserve.untouched(model, grad=True):
-        total = _total(score, recorded.output)
+    with preserve.untouched(search.model, grad=True):
+        total = _total(search.score, recorded.output)
         if total is None or not total.requires_grad or not edges:
             return _Backward(total, recorded.output, {}, {})
         try:

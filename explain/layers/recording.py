@@ -139,10 +139,6 @@ class ForwardGraph:
     output: Any
     edges: Mapping[CallKey, GradientEdge]
 
-    def edge_of(self, place: LayerPlace) -> GradientEdge | None:
-        """Where the tensor of a call is, or of the last one of a layer."""
-        return last_of_place(self.edges, place)
-
 
 class ModuleCallRecorder:
     """The calls of modules in a pass of ``count`` images of ``size``; of a ``source``, whether they
