@@ -10,6 +10,7 @@ from math import ceil, inf
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal, TypeVar
 
+import torch
 from PIL import Image, ImageOps
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
@@ -178,23 +179,19 @@ class CoveredRegion(CheckedFields):
         top = round(box.top + y0 * box.height)
         right = round(box.left + x1 * box.width)
         bottom = round(box.top + y1 * box.height)
-        hidden = Image.new("L", photo.size)
-        hidden.paste(255, (left, top, right, bottom))
-        small = (
-            ImageOps.contain(photo, (SIDE, SIDE), Image.Resampling.BOX)
-            if max(photo.size) > SIDE
-            else photo
-        )
+        small = photo
+        if max(photo.size) > SIDE:
+            small = ImageOps.contain(photo, (SIDE, SIDE), Image.Resampling.BOX)
         share = small.width / photo.width
-        kept = Image.new("1", small.size, 1)
-        kept.paste(
-            0, (int(left * share), int(top * share), ceil(right * share), ceil(bottom * share))
-        )
         x = pil_to_tensor(small)[None] / 255
-        keep = pil_to_tensor(kept)[None].ne(0).to(x.dtype)
+        keep = torch.ones_like(x[:, :1])
+        rows = slice(max(0, int(top * share)), ceil(bottom * share))
+        columns = slice(max(0, int(left * share)), ceil(right * share))
+        keep[..., rows, columns] = 0
         levels = (get_baseline(self.fill)(x, keep)[0].clamp(0, 1) * 255).round().byte()
         filled = to_pil_image(levels).resize(photo.size, Image.Resampling.BICUBIC)
-        covered.paste(filled, mask=hidden)
+        corners = (left, top, right, bottom)
+        covered.paste(filled.crop(corners), corners)
         return covered
 
 

@@ -281,20 +281,21 @@ class PageTask:
 
     def attempt(self, step: Callable[[], None]) -> None:
         """Run a step of the job; an error is sent in one line, and the app continues."""
+        last: dict[str, Any] = {}
         try:
             step()
+            return
         except AbandonedError:
-            self.send({"end": True})
+            pass
         except KeyboardInterrupt:  # stopped before there was anything to show
-            self.send({"stopped": self.running, "end": True})
+            last = {"stopped": self.running}
         except ExplainError as error:
-            self.send({"error": str(error), "end": True})
+            last = {"error": str(error)}
         except MemoryError:
-            self.send(
-                {"error": "out of memory; give a smaller photo or fewer methods", "end": True}
-            )
+            last = {"error": "out of memory; give a smaller photo or fewer methods"}
         except BaseException as error:  # of the model's own code, or a mistake of this package
-            self.send({"error": printable(f"the model {raised(error)}"), "end": True})
+            last = {"error": printable(f"the model {raised(error)}")}
+        self.send({**last, "end": True})
 
     def check_wanted(self) -> None:
         """Raise `AbandonedError` where the job was dropped."""

@@ -48,6 +48,11 @@ def test_all_are_those_below_200_passes_and_everything_is_the_rest_too() -> None
     chosen = select(WIDE, X)
     every = select(WIDE, X, "everything")
     assert every.costly == {}
+    assert len(every.notes) == 1  # those for other networks
+    unfit, costly = chosen.notes
+    assert all(name in unfit for name in chosen.unfit)
+    assert all(name in costly for name in chosen.costly)
+    assert "scorecam (302)" in costly
     assert set(chosen.methods) | set(chosen.costly) == set(every.methods)
     assert (
         set(chosen.unfit)
