@@ -185,12 +185,14 @@ def _of_torch(
     if name not in READY:
         raise HookError(f"how {name!r} is unknown; {did_you_mean(name, READY)}")
     state: Any = group
-    ready: Any = getattr(
-        default_hooks, "allreduce_hook" if name == "allreduce" else f"{name}_compress_hook", None
-    )
+    ready: Any
     if name == "powersgd":
         ready = powerSGD_hook.powerSGD_hook
         state = powerSGD_hook.PowerSGDState(process_group=group, **options)
+    elif name == "allreduce":
+        ready = default_hooks.allreduce_hook
+    else:
+        ready = getattr(default_hooks, f"{name}_compress_hook")
     # PowerSGD's callbacks wait for further messages on the threads that deliver them. Gloo has two:
     # with two buckets under way nothing is left to deliver it, and all ranks wait forever. So there
     # is one bucket under way at a time.

@@ -217,9 +217,7 @@ class Monitor:
 
     def _begin_board(self) -> None:
         """Open what writes for TensorBoard."""
-        writer, is_new = writer_of(self._board_or_folder)
-        if is_new:
-            self._files.callback(writer.close)
+        writer = self._files.enter_context(writer_of(self._board_or_folder))
         photos = self._photos.photos
         self._board = TensorBoardLog(
             writer, photos, [self._photos.scene(photo, SIDE) for photo in photos]

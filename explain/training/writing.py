@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,9 @@ class TensorBoardLog:
         self._writer.add_image(f"maps/{tag}", np.asarray(picture), step, dataformats="HWC")
 
 
-def writer_of(board: Any) -> tuple[Any, bool]:
-    """Return what writes for TensorBoard, and whether it was made here and has to be closed.
+def writer_of(board: Any) -> AbstractContextManager[Any]:
+    """Return what writes for TensorBoard while a block lasts; the end closes it if it was made
+    here.
 
     Args:
         board: a folder, or a writer such as ``torch.utils.tensorboard.SummaryWriter``.
@@ -172,9 +174,8 @@ def writer_of(board: Any) -> tuple[Any, bool]:
     """
     if isinstance(board, (str, os.PathLike)):
         optional("tensorboard", "to write a board", "tensorboard", RunError)
-        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(
-            os.fspath(board)
-        ), True
+        tensorboard = importlib.import_module("torch.utils.tensorboard")
+        return closing(tensorboard.SummaryWriter(os.fspath(board)))
     if callable(getattr(board, "add_scalar", None)) and callable(getattr(board, "add_image", None)):
-        return board, False
+        return nullcontext(board)
     raise RunError(f"board must be a folder or a SummaryWriter, got {shown(board)}; name a folder")
