@@ -31,7 +31,7 @@ class LabelJob(Job):
     is_training = True
     by_label = False
 
-    def answers(self, photos: list[Prepared]) -> list[PhotoRecord]:
+    def answers(self, photos: Sequence[Prepared]) -> list[PhotoRecord]:
         if self.by_label:
             classes = [self.labels.first_class(photo.label) for photo in photos]
             targets = as_targets(None if None in classes else classes)

@@ -30,7 +30,6 @@ class Layer(nn.Module):
         self.conv = nn.Conv2d(3, 4, 3, padding=1)
         self.way = way
         self.kept: Any = None
-        self.skips: list[torch.Tensor] = []
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> Any:
         y = self.conv(x)
@@ -39,8 +38,6 @@ class Layer(nn.Module):
                 return y, y.mean((2, 3))
             case "twice":
                 return y, y
-            case "list":
-                self.skips[:] = [y]
             case "attribute":
                 self.kept = y
             case "dataclass":
@@ -62,13 +59,12 @@ class Layer(nn.Module):
 WAYS = [
     "tuple",
     "twice",
-    "list",
     "attribute",
     "second argument",
     "view",
     "overwritten inside",
 ]
-STAYS = ["twice", "list", "attribute", "second argument", "overwritten inside"]
+STAYS = ["twice", "attribute", "second argument", "overwritten inside"]
 """What autograd itself does not let anybody overwrite afterwards."""
 
 
@@ -106,8 +102,6 @@ class Net(nn.Module):
                 return given
             case "twice":
                 return given[0], given[1].amax((2, 3))
-            case "list":
-                return given, self.body.skips[0].amax((2, 3))
             case "attribute":
                 return given, self.body.kept.amax((2, 3))
             case "dataclass":
@@ -125,7 +119,7 @@ def plainly(model: Net, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     y = model.body.conv(model.stem(x)).detach()
     y = y.relu() if way == "overwritten inside" else y.permute(0, 1, 3, 2) if way == "view" else y
     y = y.contiguous().requires_grad_()
-    largest = way in ("twice", "list", "attribute", "second argument")
+    largest = way in ("twice", "attribute", "second argument")
     second = y.amax((2, 3)) if largest else y.mean((2, 3))
     factor = 1.5 if model.in_place and way not in STAYS else 1
     scores = model.other(second)
@@ -268,6 +262,36 @@ def test_checkpoints_are_recorded_once_while_backward_repeats_them(reentrant: bo
         (model.other(second) + model.fc((maps**2).mean((2, 3))))[:, 0].sum().backward()
     assert len(seen.records) == 1
     assert_close(seen.gradients["body"], expected)
+
+
+def test_the_input_of_a_layer_that_takes_a_container_is_captured_within_it() -> None:
+    class Sums(nn.Module):
+        def forward(self, given: list[torch.Tensor]) -> torch.Tensor:
+            given.append(given[0] * 3)
+            return given[0] ** 2
+
+    net = nn.ModuleDict({"sums": Sums()})
+    x = torch.tensor([1.0, 2.0])
+    given = [x]
+    with torch.no_grad(), capture(net, "sums:input") as seen:
+        out = net["sums"](given)
+        (out.sum() + given[1].sum() + given[0].sum()).backward()
+    assert given[0] is x  # what hooks put into the caller's list is taken back
+    assert torch.equal(seen.gradients["sums:input"], 2 * x + 3)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [("text", "must return a tensor, got str"), (torch.ones(1).long(), "floating-point")],
+)
+def test_layers_without_usable_output_are_refused(output: Any, message: str) -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return output
+
+    model = nn.Sequential(Odd())
+    with pytest.raises(LayerError, match=message), capture(model, "0"):
+        model(torch.ones(1))
 
 
 def test_gradients_of_which_parts_may_be_missing_are_refused() -> None:
