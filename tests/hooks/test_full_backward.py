@@ -246,7 +246,6 @@ def test_transforms_of_torch_func_are_refused() -> None:
     ("way", "options", "layer", "of_input", "of_output"),
     [
         ("attribute", {}, "layer.0", [-12.0, 42.0], ([-4.0, 14.0],)),
-        ("list", {}, "layer", [-12.0, 42.0], ([-4.0, 14.0],)),
         ("list", {"only": True}, "layer", [-18.0, 36.0], ([-6.0, 12.0],)),
         ("attribute", {"inplace": True}, "layer", [0.0, 42.0], ([0.0, 14.0],)),
         ("twice", {}, "layer", [-12.0, 42.0], ([2.0, 2.0], [-6.0, 12.0])),
