@@ -10,7 +10,7 @@ from PIL import Image
 from explain._utils.errors import ExplainError
 from explain.data.boxes import Box
 from explain.insight.class_statistics import ClassStatistics
-from explain.insight.clusters import Cluster, distances
+from explain.insight.clusters import Cluster
 from explain.insight.maps import RunMaps, heated, in_percent, short
 from explain.insight.mistakes import Confusion, LabelMistakes
 from explain.insight.reattribution import RunPhotos, one_for_each_photo
@@ -82,11 +82,9 @@ def draw_class_means(
     means = []
     for look in looks[:GROUPS]:
         of_class = maps[maps.of_target[look.target]]
-        mean = of_class.values.mean(0, keepdim=True)
-        apart = torch.stack(
-            [distances(torch.cat([mean, one[None]]))[0, 1] for one in of_class.values]
-        )
-        nearest = apart.argsort(stable=True)[:PHOTOS].tolist()
+        # by the distance of Hellinger, as in clusters
+        likeness = (of_class.values.double() * look.mean.double()).sqrt().sum((1, 2))
+        nearest = likeness.argsort(descending=True, stable=True)[:PHOTOS].tolist()
         keys = [(of_class.names[i], look.target) for i in nearest]
         on_object = (
             f", {in_percent(look.on_object.value)} on the object"
