@@ -331,6 +331,39 @@ def _sentence(table: str, row: Any, which: str) -> str:
     return _cell(SECTIONS[table][which], row)
 
 
+def _check_requested(
+    explainer: Explainer | None,
+    channels: int,
+    concepts: int,
+    examples: Any,
+    target: int | str | None,
+    layer: Where | None,
+) -> None:
+    """Refuse options of `insight` that lack another one, or have no effect."""
+    requested = [name for name, value in (("channels", channels), ("concepts", concepts)) if value]
+    if examples is not None:
+        requested.append("examples")
+    for name, value in (("target", target), ("layer", layer)):
+        if value is not None and not requested:
+            raise ArgumentError(
+                f"{option_name(name)} has no effect without channels, concepts or examples; "
+                "leave it out"
+            )
+    if requested and explainer is None:
+        remedy = either("give the explainer of the run", "give --model")
+        raise ArgumentError(f"{option_name(requested[0])} must have the model, got none; {remedy}")
+    if examples is not None and target is None:
+        raise ArgumentError(
+            f"{option_name('target')} must say of which class the examples may be a reason; "
+            "give a class"
+        )
+    if target is not None and requested == ["concepts"]:
+        raise ArgumentError(
+            f"{option_name('target')} has no effect with concepts, which all photos share; "
+            "leave it out"
+        )
+
+
 @keywords()
 def insight(
     run: StoredRun,
@@ -370,28 +403,7 @@ def insight(
         ArgumentError: the explainer is needed, or an argument has no effect.
         TargetError, LayerError: there is no such class, or layer.
     """
-    requested = [name for name, value in (("channels", channels), ("concepts", concepts)) if value]
-    if examples is not None:
-        requested.append("examples")
-    for name, value in (("target", target), ("layer", layer)):
-        if value is not None and not requested:
-            raise ArgumentError(
-                f"{option_name(name)} has no effect without channels, concepts or examples; "
-                "leave it out"
-            )
-    if requested and explainer is None:
-        remedy = either("give the explainer of the run", "give --model")
-        raise ArgumentError(f"{option_name(requested[0])} must have the model, got none; {remedy}")
-    if examples is not None and target is None:
-        raise ArgumentError(
-            f"{option_name('target')} must say of which class the examples may be a reason; "
-            "give a class"
-        )
-    if target is not None and requested == ["concepts"]:
-        raise ArgumentError(
-            f"{option_name('target')} has no effect with concepts, which all photos share; "
-            "leave it out"
-        )
+    _check_requested(explainer, channels, concepts, examples, target, layer)
     least = THRESHOLD if threshold is None else threshold
     labels = label_mistakes(run, least)
     maps = read_maps(run, method, least)

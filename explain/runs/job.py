@@ -181,25 +181,18 @@ class Job:
             answers = self.explainer._attributed(x, request, [photo.box for photo in photos])
             probabilities = answers.probabilities
             predictions = self.explainer._answers(len(photos), probabilities, answers.logits)
-            names = [
-                self._names(next(iter(maps.values())), answers.places, number)
-                for number, maps in enumerate(answers.results)
-            ]
-            of_targets = zip(request.targets, answers.results, names, strict=False)
-            figures = [
-                self._evaluated(photos, x, maps, target, labels)
-                for target, maps, labels in of_targets
-            ]
-        of_photos = (
-            [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
-        )
-        results: list[list[dict[str, Any]]] = [[] for _ in photos]
-        for maps, of_maps, labels in zip(answers.results, figures, names, strict=True):
-            for name, attribution in maps.items():
-                on_cpu = attribution.converted(torch.Tensor.cpu)
-                for image, rows in enumerate(results):
-                    result = self._result(on_cpu, image, of_photos[image], of_maps[name])
-                    rows.append({**result, "target": labels[image]})
+            of_photos = (
+                [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
+            )
+            results: list[list[dict[str, Any]]] = [[] for _ in photos]
+            for number, maps in enumerate(answers.results):
+                names = self._names(next(iter(maps.values())), answers.places, number)
+                figures = self._evaluated(photos, x, maps, request.targets[number], names)
+                for method, attribution in maps.items():
+                    on_cpu = attribution.converted(torch.Tensor.cpu)
+                    for image, rows in enumerate(results):
+                        row = self._result(on_cpu, image, of_photos[image], figures[method])
+                        rows.append({**row, "target": names[image]})
         records = []
         for image, photo in enumerate(photos):
             places = answers.places[image]
