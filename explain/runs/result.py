@@ -3,21 +3,22 @@ tables."""
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
 from explain._utils.errors import ExplainError, RunError, keywords, printable, shown
-from explain.attribution import pictures, records, result
+from explain.attribution import pictures, records
+from explain.attribution.result import Attribution
 from explain.data.files import Files, distinct, slug
 from explain.data.scans import stem_of
 from explain.render.styles import StyleLike
 from explain.report.pages import entry, sheet_of, write_page
-from explain.report.reproduce import Reproduction
+from explain.report.reproduce import Reproduction, Subject
 from explain.runs.exporting import export
 from explain.runs.parts import index_of
 from explain.store.reading import LabelledPhoto, PhotoReader, Row, StoredRun
@@ -123,7 +124,7 @@ def to_html(
     for _, rows, photo in _shown(run, which, source, failures):
         first = rows[0]
         figures = {row.method: dict(row.metrics) for row in rows if row.target == first.target}
-        short, full = entry(_as_explanation(rows, photo, origin), [figures], repeated_by=code)
+        short, full = entry(_PhotoOfRun.of(rows, photo, origin), [figures], repeated_by=code)
         labelled = LabelledPhoto.of(first.columns)
         is_right = first.is_right(threshold)
         if labelled is not None:
@@ -157,51 +158,59 @@ def _by_label(run: StoredRun, photo: LabelledPhoto, threshold: float) -> dict[st
     }
 
 
-def _as_explanation(rows: list[Row], photo: Image.Image, origin: records.ModelOrigin) -> Any:
-    """One photo of a run in the form of an explanation, as a report takes it: the top class, and
-    the maps."""
-    maps: dict[str, dict[str, result.Attribution]] = {}
-    for row in rows:
-        maps.setdefault(row.target, {})[row.method] = row.attribution
-    first = rows[0]
-    targets = list(maps)
-    methods = [
-        name for name in maps[targets[0]] if all(name in of_target for of_target in maps.values())
-    ]
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class _PhotoOfRun(Subject):
+    """A photo of a run in the form of an explanation, as a page takes it: without a model."""
 
-    def record(method: str | None = None, target: int | str = 0) -> dict[str, Any]:
-        label = targets[target] if isinstance(target, int) else target
-        row = next(
-            row for row in rows if row.target == label and row.method == (method or methods[0])
+    rows: Sequence[Row]
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Row], photo: Image.Image, origin: records.ModelOrigin
+    ) -> "_PhotoOfRun":
+        """The photo with the maps of those methods that it has for every target."""
+        maps: dict[str, dict[str, Attribution]] = {}
+        for row in rows:
+            maps.setdefault(row.target, {})[row.method] = row.attribution
+        of_targets = list(maps.values())
+        methods = [name for name in of_targets[0] if all(name in of_one for of_one in of_targets)]
+        first = rows[0]
+        return cls(
+            photo,
+            first.path or first.name,
+            origin,
+            first.box,
+            tuple({name: of_target[name] for name in methods} for of_target in of_targets),
+            first.input_size,
+            asked=[None] * len(maps),
+            rows=rows,
         )
+
+    @property
+    def targets(self) -> list[str]:
+        return list(dict.fromkeys(row.target for row in self.rows))
+
+    @property
+    def predicted(self) -> list[Prediction]:
+        first = self.rows[0]
+        if first.prediction is None or first.prediction_probability is None:
+            return []
+        return [Prediction(first.prediction, first.prediction_probability, None)]
+
+    def amount(self, target: int) -> str:
+        return "" if self.predicted else self.rows[0].prediction or ""
+
+    def target_at(self, index: int) -> str:
+        return self.targets[index]
+
+    def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
+        label = self.targets[target] if isinstance(target, int) else target
+        wanted = (label, method or self.methods[0])
+        row = next(row for row in self.rows if (row.target, row.method) == wanted)
         return {
             **{name: getattr(row, name) for name in RECORDED.split()},
             "metrics": dict(row.metrics),
         }
-
-    predicted = []
-    if first.prediction is not None and first.prediction_probability is not None:
-        predicted.append(Prediction(first.prediction, first.prediction_probability, None))
-    return SimpleNamespace(
-        photo=photo,
-        origin=origin,
-        results=[{name: of_target[name] for name in methods} for of_target in maps.values()],
-        source=first.path or first.name,
-        box=first.box,
-        crops=(),
-        input_size=first.input_size,
-        methods=methods,
-        targets=targets,
-        record=record,
-        predicted=predicted,
-        amount=lambda target: "" if predicted else first.prediction or "",
-        asked=[None] * len(targets),
-        categories=None,
-        probabilities=None,
-        explainer=None,
-        detections=(),
-        boxes=(),
-    )
 
 
 RECORDED = (
