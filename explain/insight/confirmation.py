@@ -89,11 +89,13 @@ def _trial(
     def scores(x: torch.Tensor) -> torch.Tensor:
         return find_logits(explainer.model(explainer._placed(x)), len(x))
 
+    exchanged = marks.exchanged()
     with untouched(explainer.model), intervene(explainer.model, explainer.interventions):
-        moved, control = (in_parts(scores, x).argmax(1).eq(target) for x in marks.pairs())
+        taken = in_parts(scores, exchanged.marked).argmax(1) == target
+        control = in_parts(scores, exchanged.control).argmax(1) == target
     return TriedFinding(
         finding,
-        taken=float(moved.double().mean()),
+        taken=float(taken.double().mean()),
         control=float(control.double().mean()),
-        chance=sign_test(moved, control),
+        chance=sign_test(taken, control),
     )

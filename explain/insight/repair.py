@@ -92,21 +92,20 @@ def _wanted_answers(
 ) -> WantedAnswers:
     """Other photos with the mark and as they are, photos of the finding, and others of its class:
     half as many each."""
-    marked, control = marks.pairs(seed)
+    exchanged = marks.exchanged(seed)
     hosts = marks.hosts.x
     rest_of_class = _others_repeated(marks)
     times = max(1, round(len(marks) / len(marks.carriers) / 2))
     without = [marks.without(seed + i) for i in range(times)]
-    x = torch.cat([marked, hosts, marks.carriers.x.repeat(times, 1, 1, 1), rest_of_class])
+    x = torch.cat([exchanged.marked, hosts, marks.carriers.x.repeat(times, 1, 1, 1), rest_of_class])
     unmarked = [
-        ~marks.donors(seed)[2],
+        ~exchanged.regions,
         torch.ones_like(hosts[:, :1], dtype=torch.bool),
         ~marks.carriers.regions.repeat(times, 1, 1, 1),
         torch.ones_like(rest_of_class[:, :1], dtype=torch.bool),
     ]
-    return WantedAnswers(
-        x, run(model, torch.cat([control, hosts, *without, rest_of_class])), torch.cat(unmarked)
-    )
+    without_mark = torch.cat([exchanged.control, hosts, *without, rest_of_class])
+    return WantedAnswers(x, run(model, without_mark), torch.cat(unmarked))
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,16 +145,16 @@ def _statistics(
         """The feature maps ``(N, C, P)`` of some photos."""
         return feature_maps(model, run.place(x), layer).double().cpu().flatten(2)
 
-    marked, control = marks.pairs(seed)
+    exchanged = marks.exchanged(seed)
     difference = torch.zeros((), dtype=torch.float64)
     for with_mark, without in zip(
-        torch.split(marked, BATCH), torch.split(control, BATCH), strict=True
+        torch.split(exchanged.marked, BATCH), torch.split(exchanged.control, BATCH), strict=True
     ):
         difference = difference + (maps(with_mark) - maps(without)).sum(0)
     total = torch.zeros((), dtype=torch.float64)
     squares = torch.zeros((), dtype=torch.float64)
     count = 0
-    for x in torch.split(torch.cat([control, _others_repeated(marks)]), BATCH):
+    for x in torch.split(torch.cat([exchanged.control, _others_repeated(marks)]), BATCH):
         points = maps(x).transpose(0, 1).flatten(1)
         total = total + points.sum(1)
         squares = squares + points @ points.T
@@ -419,12 +418,12 @@ def _answers(
     prove: MarkedPhotos, model: nn.Module, new: nn.Module, run: _BatchRunner, seed: int
 ) -> dict[str, Answers]:
     """What both models say of photos that were used neither to fit nor to choose."""
-    moved, control = prove.pairs(seed)
+    exchanged = prove.exchanged(seed)
     groups = {
         "marked": (prove.carriers.x, prove.carriers.classes),
         "without": (prove.without(seed), prove.carriers.classes),
-        "moved": (moved, prove.hosts.classes),
-        "control": (control, prove.hosts.classes),
+        "moved": (exchanged.marked, prove.hosts.classes),
+        "control": (exchanged.control, prove.hosts.classes),
         "own": (prove.of_class.x, prove.of_class.classes),
         "elsewhere": (prove.hosts.x, prove.hosts.classes),
     }

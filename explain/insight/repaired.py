@@ -296,18 +296,18 @@ def _carriers(repair: Repair) -> list[_Case]:
 
 def _marked_hosts(repair: Repair) -> list[_Case]:
     """Some hosts with the mark; those whose answer the repair changed come first."""
-    donors, _, regions = repair.marks.donors(repair.seed)
-    x, _ = repair.marks.pairs(repair.seed)
+    exchanged = repair.marks.exchanged(repair.seed)
     answers = repair.answers["moved"].predictions
     same = (answers[:, 0] == answers[:, 1]).int()
     cases = []
     for i in same.argsort(stable=True)[:SHOWN].tolist():
         row = repair.marks.hosts.rows[i]
         host = np.asarray(_as_seen(repair, row))
-        donor = np.asarray(_as_seen(repair, repair.marks.carriers.rows[int(donors[i])]))
-        mask = regions[i][0, :, :, None].numpy()
+        donor = np.asarray(_as_seen(repair, repair.marks.carriers.rows[int(exchanged.donors[i])]))
+        region = exchanged.regions[i]
+        mask = region[0, :, :, None].numpy()
         photo = Image.fromarray(np.where(mask, donor, host))
-        cases.append(_Case(row, photo, regions[i], x[i]))
+        cases.append(_Case(row, photo, region, exchanged.marked[i]))
     return cases
 
 

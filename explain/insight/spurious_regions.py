@@ -3,7 +3,7 @@ can be given."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +56,19 @@ ReadSome = Callable[[list[Row]], PhotosWithRegions]
 """Reads some photos of these rows, drawn at random."""
 
 
+class ExchangedRegions(NamedTuple):
+    """Hosts in which a region was replaced: ``marked`` ``(N, C, H, W)`` has the pixels of a marked
+    photo there, and ``control`` those of another host.
+
+    ``regions`` are ``(N, 1, H, W)``, and ``donors`` ``(N,)`` the numbers of the marked photos.
+    """
+
+    marked: torch.Tensor
+    control: torch.Tensor
+    regions: torch.Tensor
+    donors: torch.Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class MarkedPhotos:
     """The photos that bear the mark of a finding; ``of_class``, others of the class; and ``hosts``,
@@ -97,23 +110,17 @@ class MarkedPhotos:
             yield replace(self, **part)
             first = last
 
-    def donors(self, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For each host a marked photo and another host, whose pixels it gets; and the region,
-        ``(N, 1, H, W)``."""
+    def exchanged(self, seed: int = 0) -> ExchangedRegions:
+        """Give each host the region of a marked photo, and of another host instead, which are drawn
+        at random."""
         generator = torch.Generator().manual_seed(seed)
         donors = torch.randint(len(self.carriers), (len(self),), generator=generator)
         steps = torch.randint(1, len(self), (len(self),), generator=generator)
         controls = (torch.arange(len(self)) + steps) % len(self)
         regions = self.hosts.regions if self.from_host else self.carriers.regions[donors]
-        return donors, controls, regions
-
-    def pairs(self, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each host with the region of a marked photo, and of another host instead: ``(N, C, H,
-        W)`` each."""
-        donors, controls, region = self.donors(seed)
-        marked = self.carriers.x[donors]
-        control = self.hosts.x[controls]
-        return torch.where(region, marked, self.hosts.x), torch.where(region, control, self.hosts.x)
+        marked = torch.where(regions, self.carriers.x[donors], self.hosts.x)
+        control = torch.where(regions, self.hosts.x[controls], self.hosts.x)
+        return ExchangedRegions(marked, control, regions, donors)
 
     def without(self, seed: int = 0) -> torch.Tensor:
         """The marked photos with the pixels of others in place of the mark."""
