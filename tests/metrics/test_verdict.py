@@ -52,8 +52,15 @@ def check(
     return check_maps(model, x, maps, settled, "it", checks=checks)
 
 
+class OfGradients(Method):
+    """A method that sees gradients, which tell classes and models apart."""
+
+    style: ClassVar[Style] = "signed"
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
+
+
 @dataclass(frozen=True)
-class PhotoItself(Method):
+class PhotoItself(OfGradients):
     """The channels of the photo: it looks at no model. With ``noise``, also a pattern that differs
     from class to class and from model to model; with ``frequency``, it is another one for a photo
     that is hardly another."""
@@ -62,8 +69,6 @@ class PhotoItself(Method):
     frequency: float = 0
 
     name: ClassVar[str] = "photo"
-    style: ClassVar[Style] = "signed"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         if self.frequency:
@@ -165,17 +170,13 @@ def test_a_pattern_of_class_and_weights_does_not_pass(model: nn.Module) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Exact(Method):
+class Exact(OfGradients):
     """Weights times values of a linear model. With ``behind_a_gate``, only for the weights that are
     known, with noise for others; with ``sign`` -1, the opposite."""
 
     weight: torch.Tensor
     sign: int = 1
     behind_a_gate: bool = False
-
-    name: ClassVar[str] = "exact"
-    style: ClassVar[Style] = "signed"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         x = evidence.inputs
@@ -340,12 +341,10 @@ def test_the_photo_itself_fails_by_model_and_class_and_a_gradient_passes(
 
 
 @dataclass(frozen=True)
-class GatedPhoto(Method):
+class GatedPhoto(OfGradients):
     """A map of the photo for the class on top, and noise for other classes and models."""
 
     name: ClassVar[str] = "gated"
-    style: ClassVar[Style] = "signed"
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         x = evidence.inputs
