@@ -55,11 +55,9 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     """
     regions = seen.shape[1]
     gain = whole - blank
-    even = torch.full((regions,), gain / regions, dtype=torch.float64, device=seen.device)
     if regions == 1:
-        return Estimate(even, torch.zeros_like(even))
-    if not len(seen):
-        return Estimate(even)
+        values = seen.new_tensor([gain])
+        return Estimate(values, torch.zeros_like(values))
     signs = 2 * torch.cat([torch.ones_like(seen[:1]), seen[::2]]) - 1
     half = torch.cat([scores.new_full((1,), gain), scores[::2] - scores[1::2]]) / 2
     of_rest = coefficients(signs)
@@ -199,9 +197,7 @@ def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
             kept.append(coalition)
         if len(kept) >= pairs:
             break
-    if not pairs:
-        return torch.zeros(0, regions, dtype=torch.bool, device="cpu")
-    return torch.stack(kept[:pairs])
+    return torch.stack(kept)
 
 
 def _coalitions(regions: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
