@@ -341,8 +341,8 @@ def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor
     flat = image.flatten(1)
     weights = (flat[:, first] - flat[:, second]).square().sum(0).sqrt()
     order = weights.argsort(stable=True)
-    columns = [column[order].tolist() for column in (weights, first, second)]
-    edges = list(zip(*columns, strict=True))
+    ordered = weights[order].tolist()
+    edges = list(zip(ordered, first[order].tolist(), second[order].tolist(), strict=True))
     roots = numbers.flatten().tolist()
     sizes = [1] * len(roots)
     inner = [0.0] * len(roots)
