@@ -126,12 +126,10 @@ class _Reading:
     def path(self, path: str) -> Image.Image:
         """Read a file, or slices of one."""
         if re.match(r"\w+://", path):
-            raise ImageError(f"image {self.name} must be a file, got an address; download it first")
+            raise self.error("must be a file, got an address; download it first")
         file_name, chosen = split_slice(path)
         if os.path.isdir(file_name):  # unlike Path.is_dir, this accepts any name
-            raise ImageError(
-                f"image {self.name} must be a file, got a folder; name the images in it"
-            )
+            raise self.error("must be a file, got a folder; name the images in it")
         is_our_pipe = _OURS.fullmatch(os.path.abspath(file_name)) is not None
         try:
             with open_for_reading(Path(file_name), pipes=is_our_pipe) as file:
@@ -158,7 +156,7 @@ class _Reading:
             reason = f"must be a file, {error.strerror}; save what it gives to a file first"
         except (OSError, ValueError) as error:
             reason = f"cannot be read: {_reason(error)}"
-        raise ImageError(f"image {self.name} {reason}")
+        raise self.error(reason)
 
     def file(self, file: Any, size: int) -> Image.Image:
         """Read an open file of so many bytes."""
@@ -175,9 +173,7 @@ class _Reading:
             except ImageError:
                 raise
             except MemoryError:
-                raise ImageError(
-                    f"image {self.name} is too large for the memory; resize it first"
-                ) from None
+                raise self.error("is too large for the memory; resize it first") from None
             except Exception as error:  # headers, too, may hold anything
                 raise self.damaged(error) from None
         for remark in remarks:
@@ -185,13 +181,15 @@ class _Reading:
         return image
 
     def damaged(self, error: BaseException) -> ImageError:
-        return ImageError(
-            f"image {self.name} is damaged or truncated ({_reason(error)}); get the file again"
-        )
+        return self.error(f"is damaged or truncated ({_reason(error)}); get the file again")
+
+    def error(self, message: str) -> ImageError:
+        """The error that says this of the image."""
+        return ImageError(f"image {self.name} {message}")
 
     def _read(self, file: Any, size: int) -> Image.Image:
         if size == 0:
-            raise ImageError(f"image {self.name} is empty (0 bytes); get the file again")
+            raise self.error("is empty (0 bytes); get the file again")
         scan = read_scan(file, self.name, size)
         if scan is not None:
             return self.slices_of(scan)
@@ -199,21 +197,17 @@ class _Reading:
         try:
             with Image.open(file) as image:
                 if image.format in NO_PHOTOS:
-                    raise ImageError(
-                        f"image {self.name} must be a photo, got {image.format}; convert it to PNG "
-                        "or JPEG"
+                    raise self.error(
+                        f"must be a photo, got {image.format}; convert it to PNG or JPEG"
                     )
                 if image.format == "DDS" and size < image.width * image.height / 2:
                     # No kind of DDS is denser; Pillow before 13 takes minutes to fill up what is
                     # missing.
-                    raise ImageError(
-                        f"image {self.name} is damaged or truncated (too short); get the file again"
-                    )
+                    raise self.error("is damaged or truncated (too short); get the file again")
                 return self.decode(image, self.window, file)
         except Image.DecompressionBombError:
-            raise ImageError(
-                f"image {self.name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it "
-                "first"
+            raise self.error(
+                f"is larger than {MAX_PIXELS // 10**6} megapixels; resize it first"
             ) from None
         except UnidentifiedImageError:
             return self._without_pillow(file)
@@ -226,8 +220,8 @@ class _Reading:
             return self.decode(self._from_heic(file), self.window)
         pixels = _with_opencv(file) if head[:4] in _TIFF else None
         if pixels is None:
-            raise ImageError(
-                f"image {self.name} is not an image that Pillow can read; convert it to PNG or JPEG"
+            raise self.error(
+                "is not an image that Pillow can read; convert it to PNG or JPEG"
             ) from None
         return self.decode(Image.fromarray(to_8_bits(pixels, window=self.window, name=self.name)))
 
@@ -235,8 +229,8 @@ class _Reading:
         try:
             from pillow_heif import open_heif
         except ImportError:
-            raise ImageError(
-                f"image {self.name} is a HEIC photo, which needs the package pillow-heif; run pip "
+            raise self.error(
+                "is a HEIC photo, which needs the package pillow-heif; run pip "
                 "install pillow-heif, or convert it to JPEG"
             ) from None
         file.seek(0)
@@ -251,18 +245,14 @@ class _Reading:
         count = 0 if scan is None else len(scan.slices)
         numbers = chosen_numbers(chosen, count)
         if scan is None or not numbers:
-            raise ImageError(
-                f"image {self.name} must be of the {count} slices of its file; name one"
-            )
+            raise self.error(f"must be of the {count} slices of its file; name one")
         if len(numbers) == 1:
             return self.decode(scan.picture(numbers[0], self.window))
         if not self.stack:
             example = slice_name(scan.name.strip("'"), numbers[len(numbers) // 2])
             # bytes and arrays have no name
             remedy = f"name one, as {example!r}" if scan.name[0] == "'" else "give them one by one"
-            raise ImageError(
-                f"image {self.name} must be one slice, got {len(numbers)} slices; {remedy}"
-            )
+            raise self.error(f"must be one slice, got {len(numbers)} slices; {remedy}")
         picture, cells = scan.stack(numbers, self.window)
         decoded = self.decode(picture)
         decoded.cells = cells  # type: ignore[attr-defined]
@@ -273,22 +263,19 @@ class _Reading:
     ) -> Image.Image:
         """Return an opened image as an upright RGB picture; ``file`` is the one that it is from."""
         width, height = image.size
-        named = f"image {self.name} is {width} x {height}"
+        size = f"{width} x {height}"
         if width * height > MAX_PIXELS:
-            raise ImageError(f"{named}, over {MAX_PIXELS // 10**6} megapixels; resize it first")
+            raise self.error(f"is {size}, over {MAX_PIXELS // 10**6} megapixels; resize it first")
         if max(width, height) > MAX_SIDE:
-            raise ImageError(f"{named}, over {MAX_SIDE} pixels long; cut it into pieces first")
+            raise self.error(f"is {size}, over {MAX_SIDE} pixels long; cut it into pieces first")
         if not width or not height:
-            raise ImageError(
-                f"image {self.name} must have at least one pixel, got {width} x {height}; get the "
-                "file again"
-            )
+            raise self.error(f"must have at least one pixel, got {size}; get the file again")
         try:
             picture = _to_rgb(image, window, file)
         except (ImageError, ExplainWarning):  # a warning may be an error for the caller
             raise
         except MemoryError:
-            raise ImageError(f"{named}, too large for the memory; resize it first") from None
+            raise self.error(f"is {size}, too large for the memory; resize it first") from None
         except Exception as error:  # decoders raise nearly anything on damaged files
             raise self.damaged(error) from None
         # nothing is left to do: it is upright, and nothing in it is transparent
