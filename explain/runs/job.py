@@ -164,8 +164,8 @@ class Job:
                 self._independent = rows_are_apart(self.explainer.model, self._batch([photo]))
         return self._independent
 
-    def answers(self, photos: Sequence[Prepared]) -> list[PhotoRecord]:
-        """Explain photos of one kind together."""
+    def answers(self, photos: Sequence[Any]) -> list[PhotoRecord]:
+        """Explain photos of one kind together; they are `Prepared`."""
         notes: list[str] = []
         with (
             intervene(self.explainer.model, self.explainer.interventions),
@@ -293,7 +293,9 @@ class Job:
         """The columns of ``results`` for one image of a batch, but for the name of the target."""
         index = None if isinstance(attribution.target, str) else int(attribution.target[image])
         samples = _figure(attribution.spent, image)
-        metrics = {metric: values[image] for metric, values in figures.items()}
+        metrics: dict[str, float | None] = {
+            metric: values[image] for metric, values in figures.items()
+        }
         metrics |= set_figures(attribution, image)
         layer = attribution.layer
         return {
