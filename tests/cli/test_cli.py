@@ -25,7 +25,7 @@ from tests.conftest import ROOT
 CAT = str(ROOT / "assets" / "chelsea.png")
 COFFEE = str(ROOT / "assets" / "coffee.png")
 COMMAND = [sys.executable, "-m", "explain.cli"]
-ALWAYS = ["--model", "tiny"]  # which is quicker than the default
+ALWAYS = ["--model", "tiny", "--size", "64"]  # which is quicker than the default
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
