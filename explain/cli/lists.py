@@ -36,12 +36,14 @@ def list_methods(answer: Output, pattern: str | None) -> None:
             answer.say(family)
         for method in members:
             values = {name: _plain(value) for name, value in options(method).items()}
-            document: dict[str, Any] = {
+            document = {
                 "name": method.name,
                 "about": method.summary,
                 "paper": method.paper,
+                "only_for": method.only_for or None,
+                "family": family,
+                "options": values,
             }
-            document |= {"only_for": method.only_for or None, "family": family, "options": values}
             suffix = f"; for {method.only_for}" if method.only_for else ""
             line = f"  {method.name:<{width}}  {method.summary} ({method.paper}){suffix}"
             answer.add(document, [line, *_options_lines(pattern, values, width + 4)])
@@ -70,9 +72,10 @@ def list_metrics(answer: Output, pattern: str | None) -> None:
             "paper": metric.paper,
             "units": metric.units,
             "better": metric.better,
+            "options": values,
         }
         line = f"{metric.name:<24} {ARROWS[metric.better]} {metric.summary} ({metric.paper})"
-        answer.add({**document, "options": values}, [line, *_options_lines(pattern, values, 25)])
+        answer.add(document, [line, *_options_lines(pattern, values, 25)])
 
 
 @commands.command("models", key="models", epilog="Example: explain models 'resnet*'")

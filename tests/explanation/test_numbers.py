@@ -121,7 +121,6 @@ def test_who_asks_for_yes_or_no_says_that_the_number_is_a_score_of_yes(target: s
     torch.testing.assert_close(a.values[0, 0, 0].double(), yes - covered[0, 0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("unit", [3, ["years"]])
-def test_a_unit_that_is_no_text_is_refused(unit: Any) -> None:
+def test_a_unit_that_is_no_text_is_refused() -> None:
     with pytest.raises(explain.ArgumentError, match="unit"):
-        explain.Explainer(Age(), unit=unit)
+        explain.Explainer(Age(), unit=["years"])  # type: ignore[arg-type]

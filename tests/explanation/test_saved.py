@@ -87,23 +87,20 @@ def test_whatever_field_is_damaged_is_refused_in_one_line_or_makes_no_difference
     assert tried / 4 < refused < tried
 
 
-@pytest.mark.parametrize("file", [None, 3, b"a.json", ["a.json"], "a.png"])
-def test_what_is_no_path_is_refused(file: Any) -> None:
-    with pytest.raises(RecordError, match="file must"):
-        explain.load(file)
+def test_what_is_no_path_of_a_record_is_refused() -> None:
+    for file in (None, b"a.json", "a.png"):
+        with pytest.raises(RecordError, match="file must"):
+            explain.load(file)  # type: ignore[arg-type]
 
 
-def test_a_tensor_too_large_for_a_record_is_named_in_it_and_the_rest_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_a_tensor_too_large_for_a_record_is_named_in_it() -> None:
     large = torch.zeros(1).expand(2**27)  # which needs no memory
     assert encode(large) == {"unknown": f"a tensor of shape ({2**27},)"}
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_values_are_read_in_either_order(order: Any, saved: Path) -> None:
+def test_values_are_read_in_the_order_of_fortran_too(saved: Path) -> None:
     first = explain.load(saved).values
-    np.save(saved.with_suffix(".npy"), np.asarray(first.numpy(), order=order))
+    np.save(saved.with_suffix(".npy"), np.asfortranarray(first.numpy()))
     assert torch.equal(explain.load(saved).values, first)
 
 
