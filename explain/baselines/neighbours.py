@@ -147,6 +147,7 @@ def _coarser(maps: torch.Tensor) -> torch.Tensor:
 
 
 def _even(maps: torch.Tensor) -> torch.Tensor:
+    """Maps with zeros added below and on the right, so that their sides are even."""
     height, width = maps.shape[2:]
     if height % 2 == width % 2 == 0:
         return maps

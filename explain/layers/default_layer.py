@@ -348,6 +348,7 @@ def _map_of_one_answer(search: LayerSearch, score: Score) -> str:
 
 
 def _no_map(model: nn.Module, calls: int) -> LayerError:
+    """The error where no layer gives a map, after so many calls."""
     hides_layers = any(
         isinstance(module, torch.jit.ScriptModule) or hasattr(module, "hidden_layers")
         for module in model.modules()

@@ -55,7 +55,7 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
     if (first, second) not in layouts:
         seen = _by_convolution(model, inputs)
         layouts[first, second] = seen or _by_lengths(model, first, second)
-        _say(model, inputs, layouts[first, second], certain=seen is not None)
+        _warn_once(model, inputs, layouts[first, second], certain=seen is not None)
     return replace(inputs, layout=layouts[first, second])
 
 
@@ -121,7 +121,7 @@ def _by_lengths(model: nn.Module, first: int, second: int) -> InputLayout:
     return "NTCHW" if second in usual else "NCTHW"
 
 
-def _say(model: nn.Module, inputs: Inputs, layout: InputLayout, *, certain: bool) -> None:
+def _warn_once(model: nn.Module, inputs: Inputs, layout: InputLayout, *, certain: bool) -> None:
     """Warn once for a model that frames come first, or that this is as likely as what is
     assumed."""
     first, second = inputs.x.shape[1:3]

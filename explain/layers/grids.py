@@ -97,6 +97,7 @@ class NetworkGrids(Grids):
         return self._by_shape[key]
 
     def _read(self, shape: Size, layer: str | None, constant: int | None) -> Grid | None:
+        """Tell how a tensor covers the input, as `grid`, which keeps the answer."""
         frames = frames_in_batch(shape, self.size, self.count) if len(self.size) == 3 else None
         if layer is not None:
             place = self._place(layer)

@@ -95,7 +95,7 @@ def locate_tensors(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]
         tries = [inputs.rows(torch.zeros(2, dtype=torch.long)), inputs]
     for images in tries:
         try:
-            return _follow(model, images)
+            return _locate_once(model, images)
         except Exception as error:  # it may take one image alone
             if came_by_signal(error):
                 raise
@@ -140,7 +140,7 @@ def folded_by_time(
     return frozenset(by_time)
 
 
-def _follow(model: nn.Module, inputs: Inputs) -> Places:
+def _locate_once(model: nn.Module, inputs: Inputs) -> Places:
     """Run a network on these inputs, and follow where the values of its tensors lie."""
     values = [
         value

@@ -191,6 +191,7 @@ class Stitched(nn.Module):
         return prod(map(len, self.starts(size)))
 
     def _weights(self, sides: Size) -> Tensor:
+        """How much each pixel of a window counts: ``(1, 1, h, w)``."""
         weights = torch.ones((1, 1, *sides), dtype=torch.float64)
         if self.weights == "uniform":
             return weights

@@ -120,6 +120,7 @@ class BatchLayout:
         return numbers
 
     def _note(self, tensor: Tensor, numbers: Tensor | None) -> None:
+        """Keep the image numbers of a tensor, unless they are those of its rows."""
         self._known.pop(tensor, None)
         if numbers is None:
             return

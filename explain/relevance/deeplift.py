@@ -108,12 +108,14 @@ def _through(step: Step, arrived: Tensor) -> Tensor:
 
 
 def _product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
+    """Each factor changes by the mean of the other one."""
     a, a0 = pair.inputs_at(0)
     b, b0 = pair.inputs_at(1)
     return {0: _meeting(gradient * _mean(b, b0), a), 1: _meeting(gradient * _mean(a, a0), b)}
 
 
 def _quotient(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
+    """The product with one over the denominator."""
     above, below = (1, 0) if pair.step.function.startswith("r") else (0, 1)
     a, a0 = pair.inputs_at(above)
     b, b0 = pair.inputs_at(below)
@@ -123,6 +125,7 @@ def _quotient(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
 
 
 def _matrix_product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
+    """As a product: each matrix by the mean of the other one."""
     a, a0 = pair.inputs_at(0)
     b, b0 = pair.inputs_at(1)
     of_a = gradient @ _mean(b, b0).transpose(-2, -1)
@@ -167,6 +170,7 @@ def _softmax(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
 
 
 def _attention(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
+    """Two matrix products, with a softmax between them."""
     (q, q0), (k, k0), (v, v0) = (pair.inputs_at(i) for i in range(3))
     scores, scale = attention_scores(pair.step, q, k)
     scores0, _ = attention_scores(pair.step, q0, k0)

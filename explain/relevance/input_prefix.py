@@ -215,6 +215,7 @@ class Prefix:
         return middle_of_x - half_of_x, middle_of_x + half_of_x
 
     def _forward(self, values: Values, *, sizes: bool) -> Tensor:
+        """Bring values of the sources forward to what the map is given."""
         values_by_edge = dict(values)
         for operation in self._operations:
             values_by_edge.update(operation.forward(values_by_edge, sizes=sizes))

@@ -274,6 +274,7 @@ def _summands(step: Step, gradient: Tensor) -> list[Tensor]:
 
 
 def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
+    """Of constants that are concatenated or stacked with signals."""
     # An empty tensor of one dimension, such as a cache at its start, joins anything.
     tensors = step.call.flat
     places = [i for i in step.call.tensor_places if tensors[i].numel() or i in step.dependent]
@@ -287,6 +288,7 @@ def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
 
 
 def _chosen(step: Step, gradient: Tensor) -> list[Tensor]:
+    """Of a constant that stands where a mask says so."""
     mask = step.options["mask" if step.function == "masked_fill" else "condition"]
     values = {
         i: value for i, value in step.constants.items() if value is not mask and not _is_mask(value)

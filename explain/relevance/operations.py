@@ -304,6 +304,7 @@ def _bounded(call: Call) -> Rectified | None:
 
 
 def _is_zero(value: Any) -> bool:
+    """Whether a value is a constant zero, of any shape."""
     if isinstance(value, Tensor):
         return not value.requires_grad and not is_transforming() and not bool(value.any())
     return isinstance(value, (int, float)) and value == 0

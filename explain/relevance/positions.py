@@ -134,11 +134,13 @@ class PositionTracer(Tracer):
         return result
 
     def _add_constants(self, call: Call, shape: tuple[int, ...], state: Positions) -> None:
+        """Note where a sum lies, by each constant that may be in it."""
         for tensor in call.tensors:
             if self.of(tensor) is NOWHERE:
                 self.added.setdefault(storage_of(tensor), []).append((shape, state))
 
     def _set_state(self, tensor: Tensor, state: State) -> None:
+        """Note where a tensor lies; of a sequence of tokens, also by its shape."""
         self._states[tensor] = state
         if isinstance(state, tuple) and tensor.ndim == 3:
             alike = self.sequences.setdefault(tuple(tensor.shape), [])
@@ -244,6 +246,7 @@ def _pixels(x: Tensor, dim: int) -> Tensor:
 
 
 def _moves(call: Call, results: Sequence[Tensor]) -> bool:
+    """Whether a call moves or selects values, instead of computing new ones."""
     if call.info.has("reshapes"):
         return bool(results[0].shape != call.flat[0].shape)
     return (
@@ -310,6 +313,7 @@ def _mean(state: State, dims: Sequence[int]) -> State:
 
 
 def _reduced(state: State, dims: int | Sequence[int], result: Tensor) -> State:
+    """The positions of what is reduced along some dimensions."""
     along = [dims] if isinstance(dims, int) else list(dims)
     mean = _mean(state, along)
     if isinstance(mean, Lost) or mean[0].ndim == result.ndim:

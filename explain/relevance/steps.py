@@ -129,6 +129,7 @@ class Snapshot:
 
     @property
     def tensor(self) -> Tensor:
+        """The tensor as it was, computed again where it was overwritten."""
         if self.kept is None and self.again is not None:
             linear, x = self.again
             return linear.run(x.tensor, linear.weight, linear.bias)
@@ -143,11 +144,13 @@ class Snapshots:
         self._kept: dict[int, list[Snapshot]] = {}
 
     def keep(self, tensor: Tensor, **more: Any) -> Snapshot:
+        """Keep a tensor as it is now."""
         kept = Snapshot(detached(tensor), **more)
         self._kept.setdefault(calls.storage_of(tensor), []).append(kept)
         return kept
 
     def use(self, tensors: Sequence[Tensor]) -> None:
+        """Note that something is computed from tensors."""
         for tensor in tensors:
             for kept in self._kept.get(calls.storage_of(tensor), ()):
                 kept.used = True
