@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE = 480  # pixels of the longer side of the photo in a film
-TILES = 8  # looks that a figure shows at most
+TILES = 8  # snapshots that a figure shows at most
 WIDE = 10.0  # inches of a figure
 
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """The maps of one photo by one method, look by look.
+    """The maps of one photo by one method, snapshot by snapshot.
 
     ``name`` is what the photo is called, ``steps`` has the numbers of training steps, and ``rows``
     what is stored of each; `pictures` are what it shows, `save` writes them as one moving picture,
@@ -66,8 +66,8 @@ class Film:
             return [float(np.corrcoef(values, maps[-1])[0, 1]) for values in maps]
 
     def pictures(self) -> list[Image.Image]:
-        """Return the photo with the map of each look, and below it the step and the probability;
-        all of one size."""
+        """Return the photo with the map of each snapshot, and below it the step and the
+        probability; all of one size."""
         pictures = [
             captions.caption(overlay, f"step {step:,}", f"{row.method} · {_outcome(row)}")
             for step, row, overlay in zip(self.steps, self.rows, self._overlays, strict=True)
@@ -89,7 +89,7 @@ class Film:
 
         Args:
             path: ends in ``.gif`` or ``.webp``.
-            seconds: how long each look is shown; the last one four times as long.
+            seconds: how long each snapshot is shown; the last one four times as long.
             overwrite: replace files that are there.
 
         Returns:
@@ -106,8 +106,8 @@ class Film:
         return files.write()
 
     def figure(self) -> "Figure":
-        """Return a figure: up to eight looks, evenly spread, and over all steps the probability and
-        `similarity`."""
+        """Return a figure: up to eight snapshots, evenly spread, and over all steps the probability
+        and `similarity`."""
         shown = evenly_spread(len(self), TILES)
         tiles = [
             Tile(self._overlays[i], f"step {self.steps[i]:,}", _outcome(self.rows[i]))
@@ -118,7 +118,7 @@ class Film:
         steps = f"from step {self.steps[0]} to step {self.steps[-1]}"
         figure = empty(
             (WIDE, height + 3.0),
-            f"how {self.method} moved on {self.name} over {len(self)} looks, {steps}",
+            f"how {self.method} moved on {self.name} over {len(self)} snapshots, {steps}",
         )
         above, below = figure.subplots(2, 1, height_ratios=[height, 3.0])
         above.imshow(np.asarray(picture))
@@ -155,7 +155,7 @@ class Film:
 
     @cached_property
     def _overlays(self) -> list[Image.Image]:
-        """The photo with the map of each look on it."""
+        """The photo with the map of each snapshot on it."""
         look = Look(self.style)
         box = self.rows[0].box
         scene = Scene(self.photo, box, (box,)).fitted(SIDE)
@@ -176,7 +176,7 @@ def film(
     """Show how the map of a photo moved during training.
 
     Args:
-        run: the file of a training that was watched with `Watch`.
+        run: the file of a training that was watched with `Monitor`.
         photo: its name there, or the end of its name or path, such as "cat.jpg".
         method: which, where there are several.
         target: a label or the number of a class, where several were explained.

@@ -31,7 +31,7 @@ from explain.store.writing import locked_run, method_row
 from explain.targets.resolve import TargetLike
 from explain.training.gradients import DeadUnits, GradientFlow, Scaler
 from explain.training.photos import WatchedPhotos
-from explain.training.writing import TensorBoardLog, TrainingLook, TrainingStore, writer_of
+from explain.training.writing import TensorBoardLog, TrainingSnapshot, TrainingStore, writer_of
 
 SIDE = 384  # pixels of the longer side of a picture on a board
 
@@ -40,23 +40,23 @@ class Monitor:
     """Explains a fixed set of photos every so many steps of a training; call `step` after each step
     of the optimizer.
 
-    The first look is at the network before its first step, and the last one at what it is at the
-    end of the block. In the steps just before each look, gradients are watched: their flow from
-    layer to layer (`GradientFlow`) and units that get none (`DeadUnits`). Between looks there are
-    no hooks. The model, its gradients and modes, and the random numbers of the training stay as
-    they are without it.
+    The first of these snapshots is of the network before its first step, and the last one of what
+    it is at the end of the block. In the steps just before each snapshot, gradients are watched:
+    their flow from layer to layer (`GradientFlow`) and units that get none (`DeadUnits`). At other
+    times there are no hooks. The model, its gradients and modes, and the random numbers of the
+    training stay as they are without it.
 
     Each photo is explained for its label, where that is a class of the model, and otherwise for its
     top class.
 
-    What goes wrong at the first look is raised. Later, it becomes a warning, and the training goes
-    on.
+    What goes wrong at the first snapshot is raised. Later, it becomes a warning, and the training
+    goes on.
 
     Args:
         explainer: an `Explainer` of the model that is trained, or the model.
         photos: at most 64, as for `explain.run`: a folder, a list, pairs of a photo and a label, a
             small data set.
-        every: how many steps there are from one look to the next.
+        every: how many steps there are from one snapshot to the next.
         output: the file of a run, which keeps maps, figures and gradients; see `film`. A training
             that goes on from an earlier step continues the file from there, and what came after
             that step is taken out of it.
@@ -64,7 +64,7 @@ class Monitor:
             two must be given.
         methods, target, targets, top_k, layer, fuse, batch_size: as for `explain.run`.
         precision, samples, tolerance, max_seconds: as for `explain.run`.
-        window: in how many steps before each look gradients are watched; 0 for none.
+        window: in how many steps before each snapshot gradients are watched; 0 for none.
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.
         start: how many steps of training there were before.
 
@@ -147,7 +147,7 @@ class Monitor:
         )
 
     def begin(self) -> None:
-        """Open what is written to, and look at the network as it is now.
+        """Open what is written to, and take a snapshot of the network as it is now.
 
         Raises:
             RunError: the file cannot be used, or none of the photos can be explained.
@@ -160,7 +160,7 @@ class Monitor:
                 self._begin_file(self.output)
             if self._board_or_folder is not None:
                 self._begin_board()
-            self._look({}, first=True)
+            self._take_snapshot({}, first=True)
             self._watch_gradients()
         # an interrupt too must not leave hooks and the lock of the file behind
         except BaseException:
@@ -168,12 +168,12 @@ class Monitor:
             raise
 
     def step(self, step: int | None = None, **figures: Any) -> None:
-        """Note that a step of training is done, and look if it is time to.
+        """Note that a step of training is done, and take a snapshot if it is time to.
 
         Args:
             step: how many steps there have been; by default, one more than before.
-            figures: numbers that are kept with the look, such as ``loss=loss``. They are read only
-                if there is one.
+            figures: numbers that are kept with the snapshot, such as ``loss=loss``. They are read
+                only if there is one.
 
         Raises:
             RunError: the watch has not begun, or a figure is no number.
@@ -184,15 +184,15 @@ class Monitor:
             )
         self.done = self.done + 1 if step is None else step
         if self.done >= self._next_snapshot:
-            self._look(figures)
+            self._take_snapshot(figures)
         self._watch_gradients()
 
     def close(self, *, completed: bool = True) -> None:
-        """Look once more if the training was completed, and close what is written to."""
+        """Take a last snapshot if the training was completed, and close what is written to."""
         try:
             if self._begun and completed:
                 if self.done > self._last_snapshot:
-                    self._look({})
+                    self._take_snapshot({})
                 if self.output is not None:
                     with self._warning(), self._store() as store:
                         store.end(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
@@ -223,7 +223,7 @@ class Monitor:
             writer, photos, [self._photos.scene(photo, SIDE) for photo in photos]
         )
 
-    def _look(self, figures: dict[str, Any], *, first: bool = False) -> None:
+    def _take_snapshot(self, figures: dict[str, Any], *, first: bool = False) -> None:
         """Make a snapshot, and write it."""
         numbers = {name: _number(name, value) for name, value in figures.items()}
         self._last_snapshot = self.done
@@ -240,11 +240,11 @@ class Monitor:
                 f"{len(failures)} of {len(records)} photos could not be explained at step "
                 f"{self.done}: {failures[0].reason}"
             )
-        snapshot = TrainingLook(self.done, records, numbers, **gradients)
+        snapshot = TrainingSnapshot(self.done, records, numbers, **gradients)
         with nullcontext() if first else self._warning():
             self._write(snapshot)
 
-    def _write(self, snapshot: TrainingLook) -> None:
+    def _write(self, snapshot: TrainingSnapshot) -> None:
         """Write a snapshot to the file and the board."""
         methods = self._photos.job.methods or []
         if self.output is not None:
@@ -271,7 +271,7 @@ class Monitor:
 
     def _gradients(self) -> dict[str, Any]:
         """What was seen of gradients since the hooks were put in place, which are taken away: rows
-        of a `TrainingLook`."""
+        of a `TrainingSnapshot`."""
         watched = self._watched
         self._watched = None
         self._hooks.close()
@@ -289,7 +289,7 @@ class Monitor:
         }
 
     def _store(self) -> AbstractContextManager[TrainingStore]:
-        """The file, opened for one look: a process forked between two has no part in it."""
+        """The file, opened for one snapshot: a process forked between two has no part in it."""
         assert self.output is not None
         return closing(TrainingStore(self.output, self._manifest))
 

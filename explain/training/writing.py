@@ -26,7 +26,7 @@ TABLES = packaged_text("explain.training", "tables.sql").split(";\n")
 
 
 @dataclass(frozen=True)
-class TrainingLook:
+class TrainingSnapshot:
     """What is seen at a step of a training.
 
     ``photos`` are called as `stored_name` says, and ``figures`` are numbers such as the loss. Of
@@ -45,7 +45,7 @@ class TrainingLook:
     def dead(self) -> float:
         """The share of units that got no gradient; 0.0 where there are none.
 
-        >>> TrainingLook(0, [], {}, units=[("conv", 4, [1])]).dead
+        >>> TrainingSnapshot(0, [], {}, units=[("conv", 4, [1])]).dead
         0.25
         """
         total = sum(count for _, count, _ in self.units)
@@ -84,7 +84,7 @@ class TrainingStore(Store):
             for table in ("figures", "gradients", "units"):
                 self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
 
-    def enter(self, snapshot: TrainingLook) -> None:
+    def enter(self, snapshot: TrainingSnapshot) -> None:
         """Write all that belongs to a step at once; what was there of this step is replaced."""
         start = len(stored_name(snapshot.step, "")) + 1
         photo = (
@@ -121,7 +121,7 @@ class TensorBoardLog:
         self._photos = photos
         self._scenes = scenes
 
-    def enter(self, snapshot: TrainingLook, styles: Mapping[str, str]) -> None:
+    def enter(self, snapshot: TrainingSnapshot, styles: Mapping[str, str]) -> None:
         """Write the pictures and figures of a step; ``styles`` are those of the methods."""
         for photo, record, scene in zip(self._photos, snapshot.photos, self._scenes, strict=True):
             if isinstance(record, PhotoRecord):
