@@ -57,7 +57,7 @@ class ScoreWeightedMethod(RowMethod):
         x = evidence.inputs
         a = evidence.activations
         channels = [
-            of_image.nonzero()[:, 0].repeat_interleave(self.times)
+            of_image.nonzero()[:, 0].to(x.device).repeat_interleave(self.times)
             for of_image in self.seen(evidence)
         ]
 
