@@ -119,7 +119,6 @@ def _figures(rows: Sequence[Sequence[str]]) -> list[bool]:
     ] * len(rows[0])
 
 
-FORMAT = 1
 STYLES = ("look.css",)
 SCRIPTS = (
     "elements.js",
@@ -151,7 +150,7 @@ class PageTemplate:
     kind: str
     style: str
     script: str
-    policy: str = ""
+    policy: str = "img-src data: blob:"
 
 
 def static(names: Sequence[str]) -> str:
@@ -187,12 +186,10 @@ def page(
         front = PageTemplate(
             "widget" if widget else "report", static(STYLES), static((*SCRIPTS, "begin.js"))
         )
-    sources = front.policy or "img-src data: blob:"
-    policy = _policy(
-        sources, f"style-src {_hash(front.style)}", f"script-src {_hash(front.script)}"
-    )
+    style_source = f"style-src {_hash(front.style)}"
+    script_source = f"script-src {_hash(front.script)}"
+    policy = _policy(front.policy, style_source, script_source)
     shared = {
-        "format": FORMAT,
         "version": __version__,
         "drawing": _drawing(),
         "cover": Mask.cover,
