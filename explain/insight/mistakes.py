@@ -192,7 +192,7 @@ class LabelMistakes:
 def unknown_labels(run: StoredRun) -> dict[str, int]:
     """Labels of the source that are none of the model's, and how many photos have each, the most
     frequent first; none where the model has no labels."""
-    if run.manifest.get("categories") is None:
+    if run.manifest["categories"] is None:
         return {}
     counts: Counter[str] = Counter()
     for (labels,) in run.query("SELECT labels FROM photos WHERE labels IS NOT NULL ORDER BY id"):

@@ -103,17 +103,15 @@ class RunPhotos(PhotoReader):
 
 def _check_explainer(explainer: Explainer, manifest: Mapping[str, Any]) -> None:
     """Refuse an explainer with other weights or another preprocessing than those of a run."""
-    weights = manifest.get("weights")
-    if weights is not None and digest_of_model(explainer.model) != weights:
+    if digest_of_model(explainer.model) != manifest["weights"]:
         raise RunError(
             "explainer must have the weights that the run was made with; give the same model"
         )
-    key = "test_inputs"
     now = preprocessing_identity(explainer)
     # a function and options may do the same to the photos of the run, and not to the test pictures
     comparable = _is_own(now) == _is_own(manifest)
-    if comparable and key in manifest and not alike(key, manifest[key], now[key]):
-        stored = {name: manifest.get(name) for name in now}
+    if comparable and not alike("test_inputs", manifest["test_inputs"], now["test_inputs"]):
+        stored = {name: manifest[name] for name in now}
         raise RunError(
             "explainer must preprocess photos as in the run, but "
             f"{'; '.join(changes_in_words(stored, now))}; give the same preprocessing"
@@ -122,7 +120,7 @@ def _check_explainer(explainer: Explainer, manifest: Mapping[str, Any]) -> None:
 
 def _is_own(identity: Mapping[str, Any]) -> bool:
     """Whether the preprocessing is the caller's own function."""
-    return "preprocess" in (identity.get("explainer", {}).get("from_caller") or ())
+    return "preprocess" in identity["explainer"]["from_caller"]
 
 
 def in_parts(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:

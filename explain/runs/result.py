@@ -117,7 +117,7 @@ def to_html(
     Raises:
         ExplainError: the choice is unknown, no photo can be shown, or the page cannot be written.
     """
-    origin = records.ModelOrigin(str(run.manifest.get("model", "model")), None, "")
+    origin = records.ModelOrigin(str(run.manifest["model"]), None, "")
     code = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
     items = []
     failures: dict[str, str] = {}

@@ -399,7 +399,7 @@ class StoredRun:
 
     @cached_property
     def _categories(self) -> list[str] | None:
-        categories: list[str] | None = self.manifest.get("categories")
+        categories: list[str] | None = self.manifest["categories"]
         return categories
 
     def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
@@ -555,8 +555,8 @@ class PhotoReader:
 
     def __init__(self, run: "StoredRun", source: Any = None) -> None:
         self.run = run
-        origin = run.manifest.get("explainer", {})
-        self.window: Window | None = decode(origin.get("arguments", {}).get("window"))
+        arguments = run.manifest["explainer"]["arguments"]
+        self.window: Window | None = decode(arguments.get("window"))
         self.source = None if source is None else source_of(source)
 
     @cached_property
