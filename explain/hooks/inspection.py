@@ -322,7 +322,6 @@ def timeline(model: nn.Module, *inputs: Any) -> Timeline:
        8  backward      model (Sequential)
     """
     events = Timeline()
-    sources = as_sources(inputs)
     modules = unwrap.hookable(model)
     names = {module: name for name, module in modules.items()}
 
@@ -334,5 +333,6 @@ def timeline(model: nn.Module, *inputs: Any) -> Timeline:
         group.forward(modules, partial(note, "forward"))
         group.backward_pre(modules, partial(note, "backward-pre"))
         group.backward(modules, partial(note, "backward"))
+        sources = as_sources(inputs)
         _differentiate(model(*sources), None, sources)
     return events

@@ -59,16 +59,18 @@ class Average(nn.Module):
 
 
 class Replaced(nn.Module):
-    """Puts another tensor in the place of a buffer, and makes one that was not there, for the size
-    of the photos."""
+    """Puts another tensor in the place of a buffer, makes one that was not there, for the size of
+    the photos, and deletes one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("total", torch.zeros(3, dtype=torch.float64))
         self.register_buffer("ramp", None)
+        self.register_buffer("start", torch.ones(()))
         self.width: int | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._buffers.pop("start", None)
         self.total = self.total + x.detach().mean((0, 2, 3))
         if self.width != x.shape[3]:
             self.width = x.shape[3]
@@ -102,6 +104,7 @@ def test_what_passes_write_into_a_model_is_put_back(kind: str) -> None:
     if not exact:
         explain.attribute(model, x, "occlusion(window=4, stride=4)", target=1)
     assert snapshot(model) == before
+    assert dict(model[0].named_buffers()).keys() == buffers.keys()
     assert all(each is buffers[name] for name, each in model[0].named_buffers())
     assert {
         name: value for name, value in vars(model[0]).items() if not name.startswith("_")
