@@ -90,9 +90,10 @@ def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> Box:
     seen = gradient.abs().amax((0, 1)) > 0
     if not seen.any():
         return Box.whole((width, height))
-    rows = seen.any(1).nonzero().flatten().tolist()
-    columns = seen.any(0).nonzero().flatten().tolist()
-    return Box(columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
+    places = seen.nonzero()
+    top, left = places.amin(0).tolist()
+    bottom, right = places.amax(0).tolist()
+    return Box(left, top, right + 1, bottom + 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ maps in pictures."""
 import io
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -314,7 +314,7 @@ def _marked_hosts(repair: Repair) -> list[_Case]:
 def _as_seen(repair: Repair, row: Row) -> Image.Image:
     """The part of a photo that the model saw, in the size of its input."""
     height, width = row.input_size
-    box = (round(row.box.left), round(row.box.top), round(row.box.right), round(row.box.bottom))
+    box = tuple(map(round, astuple(row.box)))
     return repair.photos.picture(row).convert("RGB").crop(box).resize((width, height))
 
 

@@ -204,7 +204,7 @@ class Insight:
             words = SECTIONS[name]
             content = filled(words["about" if rows else "nothing"], **vars(self))
             cells = [
-                [_cell(column, row) for column in words["cells"]] if "cells" in words else row
+                [filled(column, row) for column in words["cells"]] if "cells" in words else row
                 for row in rows
             ]
             sections[name] = Section(
@@ -321,14 +321,9 @@ class Insight:
         return document(f"What {self.run.path.name} says", self.summary, sections)
 
 
-def _cell(column: str, row: Any) -> str:
-    """What a row has in a column; "–" where it has no figure."""
-    return filled(column, row)
-
-
 def _sentence(table: str, row: Any, which: str) -> str:
     """A sentence about the first row of a table."""
-    return _cell(SECTIONS[table][which], row)
+    return filled(SECTIONS[table][which], row)
 
 
 def _check_requested(

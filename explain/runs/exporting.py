@@ -247,9 +247,8 @@ def _probabilities(photo: Mapping[str, Any], kind: str) -> list[float]:
 def _labels_of(run: StoredRun, kind: str) -> list[str]:
     """The names of the labels or classes whose probabilities the first photo has; none where they
     are not stored."""
-    for photo in run.photo_columns():
-        return [run.label_of(number) for number in range(len(_probabilities(photo, kind)))]
-    return []
+    first = next(run.photo_columns(), {"probabilities": None})
+    return [run.label_of(number) for number in range(len(_probabilities(first, kind)))]
 
 
 def _to_coco(run: StoredRun, boxes: str | os.PathLike[str] | None, path: Path) -> int:

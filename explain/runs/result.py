@@ -128,11 +128,11 @@ def to_html(
         labelled = LabelledPhoto.of(first.columns)
         is_right = first.is_right(threshold)
         if labelled is not None:
-            short = {**short, **_by_label(run, labelled, threshold)}
+            short |= _by_label(run, labelled, threshold)
         elif is_right is not None:
-            short = {**short, "truth": printable(first.label)}
+            short["truth"] = printable(first.label)
         if is_right is not None:
-            short = {**short, "right": is_right}
+            short["right"] = is_right
         items.append((short, full))
     if not items:
         reason = next(iter(failures.values()), "it has none")
