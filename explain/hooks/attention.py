@@ -36,25 +36,25 @@ class AttentionRecord:
             masks = [getattr(node, f"_saved_attn_{name}", None) for name in ("mask", "bias")]
             mask = next((mask.detach() for mask in masks if mask is not None), None)
             causal = getattr(node, "_saved_is_causal", False)
+            scale = getattr(node, "_saved_scale", None)
             self.query = node._saved_query.detach()
-            self.key = node._saved_key.detach()
-            scores = fused_scores(
-                self.query, self.key, mask, causal, getattr(node, "_saved_scale", None)
-            )
-            self.key = spread(self.key, self.query.shape[1])
+            self.key = spread(node._saved_key.detach(), self.query.shape[1])
+            self.weights = fused_scores(self.query, self.key, mask, causal, scale).softmax(-1)
         else:
             self.query, self.key = _multiplied(node)
-        self.weights = scores.softmax(-1) if self.fused else node._saved_result.detach().clone()
+            self.weights = node._saved_result.detach().clone()
         group.put_node(node, self._take, pre=True)
 
     def _take(self, grad_outputs: tuple[torch.Tensor | None, ...]) -> None:
         """Note the gradient in the weights, before the attention's Node runs."""
-        arrived = grad_outputs[0]
-        if arrived is not None and self.fused:
-            value = self.node._saved_value.detach()
-            self.gradient = arrived.detach() @ spread(value, arrived.shape[1]).transpose(-2, -1)
-        elif arrived is not None:
-            self.gradient = arrived.detach().clone()
+        if grad_outputs[0] is None:
+            return
+        arrived = grad_outputs[0].detach()
+        if self.fused:
+            value = spread(self.node._saved_value.detach(), arrived.shape[1])
+            self.gradient = arrived @ value.transpose(-2, -1)
+        else:
+            self.gradient = arrived.clone()
 
 
 def attention(
