@@ -31,15 +31,19 @@ class AttentionRecord:
     def __init__(self, node: Any, group: HookGroup) -> None:
         self.node = node
         self.gradient: torch.Tensor | None = None
+        self.query: torch.Tensor | None
+        self.key: torch.Tensor | None
         self.fused = node.name().startswith(_FUSED)
         if self.fused:
             masks = [getattr(node, f"_saved_attn_{name}", None) for name in ("mask", "bias")]
             mask = next((mask.detach() for mask in masks if mask is not None), None)
             causal = getattr(node, "_saved_is_causal", False)
             scale = getattr(node, "_saved_scale", None)
-            self.query = node._saved_query.detach()
-            self.key = spread(node._saved_key.detach(), self.query.shape[1])
-            self.weights = fused_scores(self.query, self.key, mask, causal, scale).softmax(-1)
+            query: torch.Tensor = node._saved_query.detach()
+            key = spread(node._saved_key.detach(), query.shape[1])
+            self.query = query
+            self.key = key
+            self.weights = fused_scores(query, key, mask, causal, scale).softmax(-1)
         else:
             self.query, self.key = _multiplied(node)
             self.weights = node._saved_result.detach().clone()
