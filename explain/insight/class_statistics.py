@@ -84,9 +84,9 @@ class ClassStatistics(MapStatistics):
     the photo that these cover, and ``excess`` how far the first is beyond the second: 0 is what an
     even map has, 1 has all on the object. Photos that the object fills (more than nine tenths) say
     nothing of that, and do not count for it. ``apart`` is how far the mean map lies from that of
-    all other photos, beyond what chance alone would give: 0 to 1. ``beyond_others`` ``(16, 16)`` is
-    the difference of the two. ``striking`` is the figure that classes are ordered by, see
-    `class_mean_maps`.
+    all other photos, beyond what chance alone would give: 0 where they are the same, 1 for two even
+    maps of different halves of the photo. ``beyond_others`` ``(16, 16)`` is the difference of the
+    two. ``striking`` is the figure that classes are ordered by, see `class_mean_maps`.
     """
 
     photos: int
@@ -141,7 +141,7 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
 
 
 def _apart(values: torch.Tensor, total: torch.Tensor, squares: torch.Tensor, count: int) -> float:
-    """How far the mean of some maps lies from that of all others, less what chance gives: 0 to 1.
+    """How far the mean of some maps lies from that of all others, less what chance gives.
 
     The square of the distance of two means is on average the square of the true distance, and their
     variances.
@@ -154,6 +154,6 @@ def _apart(values: torch.Tensor, total: torch.Tensor, squares: torch.Tensor, cou
     noise = values.var(0) / len(values)
     of_rest = ((squares - (values**2).sum(0)) / rest_count - rest**2) / (rest_count - 1)
     true = ((mean - rest) ** 2 - noise - of_rest.clamp(min=0)).sum().clamp(min=0)
-    # The root of the places brings it to the scale of a sum over them; 1 would be two maps without
-    # a common place.
+    # The root of the places brings it to the scale of a sum over them: 1 for two even maps that
+    # each fill another half of the photo, and more where maps fill less.
     return float((true * mean.numel()).sqrt() / 2)
