@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -68,29 +69,32 @@ def test_the_probability_of_every_label_is_stored_and_written(tmp_path: Path) ->
     assert list(one_of_five.labelled_photos()) == []
 
 
-TRUE = [{"Mass", "Edema"}, set(), {"Fluid", "Nodule"}]
-UNCERTAIN = [{"Fluid"}, set(), set()]
+# of three photos and five labels
+TRUE = np.array([[1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 1, 1]], bool)
+UNCERTAIN = np.array([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]], bool)
 
 
 def test_labels_that_are_missed_and_false_alarms_are_counted_explained_and_shown(
     tmp_path: Path,
 ) -> None:
     run = several(tmp_path)
-    probabilities = [dict(zip(LABELS, by_hand(number), strict=True)) for number in range(3)]
-    threshold = sum(sorted(value for photo in probabilities for value in photo.values())[6:8]) / 2
-    expected: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
-    for label in LABELS:
-        missed = {}
-        alarms = {}
-        for number, of_photo in enumerate(probabilities):
-            is_true = label in TRUE[number]
-            is_predicted = of_photo[label] >= threshold
-            if is_true and not is_predicted:
-                missed[f"{number:03}.png"] = pytest.approx(of_photo[label], abs=1e-6)
-            if is_predicted and not is_true and label not in UNCERTAIN[number]:
-                alarms[f"{number:03}.png"] = pytest.approx(of_photo[label], abs=1e-6)
-        if missed or alarms:
-            expected[label] = missed, alarms
+    probabilities = np.array([by_hand(number) for number in range(3)])
+    threshold = np.sort(probabilities.flatten())[6:8].mean()
+    predicted = probabilities >= threshold
+    missed = TRUE & ~predicted
+    alarms = predicted & ~TRUE & ~UNCERTAIN
+
+    def named(mistakes: Any, label: int) -> dict[str, Any]:
+        return {
+            f"{number:03}.png": pytest.approx(probabilities[number, label], abs=1e-6)
+            for number in np.flatnonzero(mistakes[:, label])
+        }
+
+    expected = {
+        label: (named(missed, k), named(alarms, k))
+        for k, label in enumerate(LABELS)
+        if (missed | alarms)[:, k].any()
+    }
     network = explainer(categories=LABELS, activation="sigmoid")
     insight = run.insight(explainer=network, threshold=threshold)
     assert insight.labels is not None
@@ -98,11 +102,11 @@ def test_labels_that_are_missed_and_false_alarms_are_counted_explained_and_shown
     actual = {one.label: (one.missed_photos, one.alarm_photos) for one in insight.labels}
     assert actual == expected
     counts = [one.missed + one.false_alarms for one in insight.labels]
-    assert counts == sorted((len(m) + len(a) for m, a in expected.values()), reverse=True)
+    assert counts == sorted(filter(None, (missed | alarms).sum(0)), reverse=True)
     first = insight.labels[0]
-    sizes = [sum(first.label in true for true in TRUE)]
-    sizes.append(3 - sizes[0] - sum(first.label in doubt for doubt in UNCERTAIN))
-    assert [first.present, first.absent] == sizes
+    is_true = TRUE[:, LABELS.index(first.label)]
+    absent = ~is_true & ~UNCERTAIN[:, LABELS.index(first.label)]
+    assert (first.present, first.absent) == (is_true.sum(), absent.sum())
     for one in insight.labels:
         for name, heatmap in one.maps.items():
             x = as_it_is(picture(int(name[:3])))[None]
@@ -116,14 +120,11 @@ def test_labels_that_are_missed_and_false_alarms_are_counted_explained_and_shown
     place, _ = run.to_html(tmp_path / "run.html", threshold=threshold)
     photos = Read(place.read_text("utf-8")).data["index"]["photos"]
     for number in range(3):
-        name = f"{number:03}.png"
-        wrong = {f"missed: {label}" for label, (missed, _) in expected.items() if name in missed}
-        wrong |= {
-            f"false alarm: {label}" for label, (_, alarms) in expected.items() if name in alarms
-        }
+        wrong = {f"missed: {LABELS[k]}" for k in np.flatnonzero(missed[number])}
+        wrong |= {f"false alarm: {LABELS[k]}" for k in np.flatnonzero(alarms[number])}
         assert {mistake for mistake, _ in photos[number]["mistakes"]} == wrong
-    tops = [max(of_photo, key=of_photo.__getitem__) for of_photo in probabilities]
-    are_right = [top in true if true else None for top, true in zip(tops, TRUE, strict=True)]
+    tops = probabilities.argmax(1)
+    are_right = [TRUE[n, top] if TRUE[n].any() else None for n, top in enumerate(tops)]
     assert [photo.get("right") for photo in photos] == [*are_right, None]
     assert insight.maps.correct.tolist() == pytest.approx(
         [math.nan if is_right is None else float(is_right) for is_right in [*are_right, None]],
