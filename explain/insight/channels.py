@@ -28,6 +28,8 @@ from explain.store.reading import Row
 from explain.targets import ClassTarget, Target, TopClass
 
 DRAWS = 8  # inputs by which a receptive field is found
+DRAWN = 6  # channels of a picture
+TILE = 120  # pixels of a patch in it
 
 
 def finer_layer(photos: RunPhotos, least: int) -> str | None:
@@ -165,10 +167,10 @@ class ChannelReport:
     def to_dict(self) -> dict[str, Any]:
         return fields_of(self)
 
-    def picture(self, photos: RunPhotos, most: int = 6, tile: int = 120) -> Image.Image:
+    def picture(self, photos: RunPhotos) -> Image.Image:
         """The patches of the first channels, a row for each."""
         groups = []
-        for channel in self.channels[:most]:
+        for channel in self.channels[:DRAWN]:
             tiles = tuple(
                 Tile(patch.picture(photos), f"{patch.value:.3g}") for patch in channel.patches
             )
@@ -178,7 +180,7 @@ class ChannelReport:
             Layout(
                 title, f"each place sees {self.field[0]} × {self.field[1]} pixels", tuple(groups)
             ),
-            tile,
+            TILE,
         )
 
 

@@ -32,6 +32,7 @@ KEPT = 0.5
 """How much what was found in a round counts in the next: its places were those of concepts that
 have moved since."""
 TINY = 1e-12
+TILE = 140  # pixels of a photo in a picture
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ class SharedConcepts:
             )
         return table
 
-    def picture(self, photos: RunPhotos, tile: int = 140) -> Image.Image:
+    def picture(self, photos: RunPhotos) -> Image.Image:
         """Each concept in the photos in which it is strongest."""
         groups: list[Group] = []
         for share, examples in zip(self.shares, self.examples, strict=True):
@@ -93,7 +94,7 @@ class SharedConcepts:
             groups.append(Group(f"concept {len(groups) + 1}: {in_percent(share)}", tuple(tiles)))
         title = f"{len(self.shares)} concepts of {self.layer} in {self.photos} photos"
         return contact_sheet(
-            Layout(title, f"{in_percent(self.error)} of the layer left over", tuple(groups)), tile
+            Layout(title, f"{in_percent(self.error)} of the layer left over", tuple(groups)), TILE
         )
 
 

@@ -46,16 +46,19 @@ def fields_of(thing: Any, names: str = "") -> dict[str, Any]:
     return {name: json_value(getattr(thing, name)) for name in listed}
 
 
-def short(name: str, most: int = 24) -> str:
+SHORT = 24  # letters of a photo's name
+
+
+def short(name: str) -> str:
     """The end of a photo's name, which says more than its beginning: as many of its folders as
     there is room for.
 
-    >>> short("a/folder/of/photos/0001.png", 20), short("a/folder/of/photos/0001.png", 8)
-    ('…/of/photos/0001.png', '…001.png')
+    >>> short("one/folder/of/photos/0001.png"), short("one-photo-with-a-long-name.png")
+    ('…/of/photos/0001.png', '…to-with-a-long-name.png')
     """
-    if len(name) <= most:
+    if len(name) <= SHORT:
         return name
-    end = name[1 - most :]
+    end = name[1 - SHORT :]
     return f"…{end[end.index('/') :] if '/' in end else end}"
 
 

@@ -22,6 +22,7 @@ from explain.store.reading import Row, StoredRun
 from explain.targets import ClassTarget, Difference
 
 HALF = 0.5  # of what is enough that has to lie on the object
+MOST_PAIRS = 20
 SHOWN = 6  # photos of a pair
 
 
@@ -87,11 +88,11 @@ _PHOTOS = (
 )
 
 
-def pairs(run: StoredRun, most: int = 20) -> list[Confusion]:
+def pairs(run: StoredRun) -> list[Confusion]:
     """Say which classes are taken for which, the most frequent pair first; photos whose label is
     known count."""
     confusions = []
-    for label, prediction, right, wrong, count, sure, of, back in run.query(_PAIRS, (most,)):
+    for label, prediction, right, wrong, count, sure, of, back in run.query(_PAIRS, (MOST_PAIRS,)):
         photos = Names(name for (name,) in run.query(_PHOTOS, (right, wrong, SHOWN)))
         confusions.append(
             Confusion(label, prediction, right, wrong, count, of, back, float(sure), photos)
