@@ -390,19 +390,23 @@ class Capture:
     def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
         """Record the outputs of a module; let the graph begin at its last part, where it has not
         begun."""
-        running: list[Versions | None] = []
-        """The inputs of the calls that have begun; None where no gradient is recorded."""
+        running: list[Versions] = []
+        """The inputs of the calls that have begun. A module may call itself: only when a call ends
+        is it known which one it is."""
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            running.append(_versions_of((args, kwargs)) if self._is_wanted(layer) else None)
+            running.append(_versions_of((args, kwargs)))
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
-            if not running or running[-1] is None or not self._begin_graph(module, args, kwargs):
+            is_wanted = bool(running) and self._is_wanted(layer)
+            if not is_wanted or not self._begin_graph(module, args, kwargs):
                 return None
             return nested.SwappedInputs((args, kwargs), _aliased)
 
         def leave(module: nn.Module, args: Any, output: Any) -> Any:
-            return self._leave(layer, running.pop() if running else None, output)
+            # a call that had begun before is not among them
+            inputs = running.pop() if running else {}
+            return self._leave(layer, inputs if self._is_wanted(layer) else None, output)
 
         if layer in self._wanted:
             group.put(partial(module.register_forward_pre_hook, with_kwargs=True), enter)

@@ -149,31 +149,40 @@ class _WrittenState:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._values: list[tuple[Any, dict[str, Any]]] = []
-        """Dictionaries of modules, and what was in them."""
+        self._values: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
+        """Modules with their buffers and their other attributes."""
         self._copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         for module in modules:
             buffers = module._buffers
             if not buffers or isinstance(module, nn.modules.batchnorm._NormBase):
                 continue
-            self._values.append((buffers, dict(buffers.items())))
-            self._values.append((vars(module), {**vars(module)}))
+            self._values.append((module, dict(buffers.items()), {**vars(module)}))
             for tensor in buffers.values():
                 if tensor is not None:
                     self._copies.append((tensor, tensor.detach().clone(), _version(tensor)))
 
     def __exit__(self, *error: object) -> None:
         """Give modules the buffers, the values in these, and the other attributes that they had."""
-        for now, earlier in self._values:
-            for name in {*now.keys(), *earlier} - _MODULE:
-                if name not in earlier:
-                    del now[name]
-                elif name not in now or now[name] is not earlier[name]:
-                    now[name] = earlier[name]
+        for module, buffers, attributes in self._values:
+            _put_back(module._buffers, buffers)
+            _put_back(vars(module), attributes)
         for tensor, copied, version in self._copies:
             if not _is_same(tensor, copied, version):
                 with torch.no_grad():
                     tensor.resize_(copied.shape).copy_(copied)
+
+
+def _put_back(now: dict[str, Any], earlier: dict[str, Any]) -> None:
+    """Put what a module holds back; what a pass has deleted comes where it was among the others."""
+    deleted = earlier.keys() - now.keys() - _MODULE
+    for name in now.keys() - earlier.keys() - _MODULE:
+        del now[name]
+    for name in earlier.keys() - _MODULE:
+        if name not in now or now[name] is not earlier[name]:
+            now[name] = earlier[name]
+    if deleted:
+        for name in earlier:
+            now[name] = now.pop(name)
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -285,6 +294,7 @@ class _LeftAsFound(SignalSafe[None]):
         self.create_graph = create_graph
         self.alone = alone
         """Whether another one may not begin inside it."""
+        self._has_ended = False
         self._modes: list[_HeldMode] = []
         self._shared: Shared | None = None
         self._default_device: Any = CALLERS_DEVICE.get()
@@ -342,7 +352,10 @@ class _LeftAsFound(SignalSafe[None]):
         disturbed = _release_modes(self._modes)
         self._shared.on_exit(error)
         self._torch.on_exit(error)
-        _current.block = self._outer
+        self._has_ended = True
+        # an outer block may have ended before, and none is under way in a forked child
+        while _current.block is not None and _current.block._has_ended:
+            _current.block = _current.block._outer
         if isinstance(error, (RuntimeError, HookError)):
             remedy = next((_REMEDIES[part] for part in _REMEDIES if part in str(error)), None)
             if remedy is not None:
@@ -403,7 +416,8 @@ def own_statistics(model: nn.Module) -> Iterator[None]:
                     module._buffers[name] = statistic.clone()
         yield
     finally:
-        for buffers, name, statistic in originals:
+        # modules may share a dictionary: what was there first is put back last
+        for buffers, name, statistic in reversed(originals):
             buffers[name] = statistic
 
 

@@ -128,3 +128,26 @@ def test_a_captured_activation_that_a_hook_returns_is_not_overwritten() -> None:
         net(x())
     assert torch.equal(seen.records[0].activation, copied)
     assert torch.equal(seen.activations["0"], copied)
+
+
+class Recursive(nn.Module):
+    """Calls itself before it does its own work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, depth: int = 2) -> torch.Tensor:
+        return torch.tanh(self.layer(self(x, depth - 1) if depth else x))
+
+
+def test_calls_of_a_module_that_calls_itself_are_counted_as_they_end() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Recursive().double())
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    with capture(model, "0@1") as seen:
+        model(ones).sum().backward()
+    layer = model[0].layer
+    second = torch.tanh(layer(torch.tanh(layer(ones))))
+    score = torch.tanh(layer(second)).sum()
+    torch.testing.assert_close(seen.gradients["0@1"], torch.autograd.grad(score, second)[0])
