@@ -151,3 +151,9 @@ def test_calls_of_a_module_that_calls_itself_are_counted_as_they_end() -> None:
     second = torch.tanh(layer(torch.tanh(layer(ones))))
     score = torch.tanh(layer(second)).sum()
     torch.testing.assert_close(seen.gradients["0@1"], torch.autograd.grad(score, second)[0])
+
+
+def test_gradients_that_are_neither_on_nor_off_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 1))
+    with pytest.raises(HookError), capture(model, "0", gradients="full_backward"):  # type: ignore[arg-type]
+        model(torch.ones(1, 2))
