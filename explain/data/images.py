@@ -128,7 +128,8 @@ class _Reading:
         if re.match(r"\w+://", path):
             raise self.error("must be a file, got an address; download it first")
         file_name, chosen = split_slice(path)
-        if os.path.isdir(file_name):  # unlike Path.is_dir, this accepts any name
+        # an empty name is the folder here; unlike Path.is_dir, os.path.isdir accepts any name
+        if os.path.isdir(file_name or os.curdir):
             raise self.error("must be a file, got a folder; name the images in it")
         is_our_pipe = _OURS.fullmatch(os.path.abspath(file_name)) is not None
         try:

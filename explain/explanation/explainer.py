@@ -407,9 +407,12 @@ class Explainer:
         source = image_path(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
-    @cpu_by_default()
     def _explained_together(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
         """Explain photos whose inputs have one shape in one batch."""
+        with cpu_by_default():  # a decorator would stand between the caller and warnings
+            return self._explanations_of(photos, request)
+
+    def _explanations_of(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
         targets = [self._targets_on(photo, request) for photo in photos]
         together = targets[0]
         names = [photos[0].source]

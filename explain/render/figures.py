@@ -201,7 +201,7 @@ class _Page:
         left = self._left(column) + (self.cell - whole) / 2
         thick = 0.5 * self.small / 72
         count = len(legend.labels)
-        step = whole / count
+        step = whole / max(1, count)
         top = self.gap / 2
         colors_top = self.top + top
         top += thick + self.gap / 2
@@ -224,7 +224,7 @@ class _Page:
         widths = [_text_width(text, self.small, "normal") for text in texts]
         in_a_line = legend.ramp and count == 2 and sum(widths) + 2 * self.gap < whole
         if not in_a_line:
-            top += max(heights)
+            top += max(heights, default=0.0)
         return top + write(legend.meaning, left, whole, top=top)
 
     def write(

@@ -259,7 +259,7 @@ class Detections(CheckedTarget):
         words = [self._words(corners[cell], category, image) for cell, category in detected]
         what = f"take what is: {', '.join(words)}" if words else "nothing is detected"
         named = "" if label is None else f"{self._called(label)} "
-        place = f"{named}box 120,40,300,380"
+        place = f"{named}box 120,40,300,380".strip()
         return f"{what}; or, for what speaks against it, a place such as {place!r}"
 
     def _words(self, corners: torch.Tensor, label: int, image: int) -> str:

@@ -237,15 +237,17 @@ class Segmentation(CheckedTarget):
         outputs = _outputs_of(class_maps)
         several = class_maps.quality is None and maps.shape[1] > 1
         if several and outputs.kind != "labels":
-            pairs = zip(maps.argmax(1), categories, strict=True)
-            mask = torch.stack([best == category for best, category in pairs])
+            best = maps.argmax(1)
+            wanted = torch.tensor(categories, device=best.device)
+            mask = best == wanted.reshape(-1, *[1] * (best.ndim - 1))
         else:
             mask = of_class(maps, categories) > outputs.threshold
         is_predicted = mask.flatten(1).any(1).tolist()
         if not all(is_predicted):
             image = is_predicted.index(False)
-            best = maps[image].argmax(0).flatten().tolist()
-            there = sorted(set(best))[:5] if several else []
+            there = []
+            if several:
+                there = sorted(set(maps[image].argmax(0).flatten().tolist()))[:5]
             raise TargetError(
                 f"class {categories[image]} must be predicted somewhere in each image, but is "
                 f"not in image {image}; give a mask, or a class predicted there {there}"

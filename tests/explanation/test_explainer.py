@@ -52,6 +52,21 @@ def test_any_module_can_be_explained_with_its_own_labels() -> None:
     assert explain.Explainer(net, preprocess=CenterCrop(40))(CAT).targets[0].startswith("class ")
 
 
+@pytest.mark.parametrize("several", ["one photo", "a list", "each"])
+def test_warnings_about_photos_carry_the_line_of_the_caller(several: str) -> None:
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Tanh(), pooled)
+    explainer = explain.Explainer(model, preprocess=CenterCrop(32))
+    calls = {
+        "one photo": lambda: explainer(CAT, "guidedbackprop", 1),
+        "a list": lambda: explainer([CAT], "guidedbackprop", 1),
+        "each": lambda: list(explainer.each([CAT], "guidedbackprop", 1)),
+    }
+    with pytest.warns(explain.ExplainWarning) as caught:
+        calls[several]()
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 def test_a_single_logit_says_yes_or_no() -> None:
     model = settled(TinyNet(classes=1))
     explanation = explain.Explainer(model, preprocess=CenterCrop(32), activation="sigmoid")(

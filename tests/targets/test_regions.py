@@ -228,6 +228,11 @@ def test_an_output_alone_is_read_by_its_values_at_all_places() -> None:
     assert torch.equal(Segmentation().resolved(scores[:, :1].sigmoid(), 2).mask, scores[:, 0] > 0)
 
 
+def test_a_mask_of_truth_values_that_are_all_false_has_no_region() -> None:
+    with pytest.raises(explain.TargetError):
+        Segmentation(0).resolved(torch.zeros(1, 1, 4, 4, dtype=torch.bool), 1)
+
+
 def test_small_scores_of_a_map_are_no_probabilities() -> None:
     model = Labels(1, lambda s: 0.1 + 0.01 * s.abs()).eval()
     x = torch.rand(1, 3, 8, 8)
