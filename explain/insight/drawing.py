@@ -124,7 +124,8 @@ def _draw_means(title: str, means: Sequence[MeanMap], album: Album) -> Image.Ima
     for mean in means:
         photos = []
         for key in mean.keys:
-            photo = album.photo(rows[key])
+            # a run that went on since may have another answer for this photo
+            photo = album.photo(rows[key]) if key in rows else None
             if photo is not None:
                 photos.append(
                     Tile(rows[key].overlay(get_style(rows[key].style), photo), short(key[0]))

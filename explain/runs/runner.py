@@ -146,7 +146,7 @@ def run(
         )
     job = Job(source_of(source, boxes), explainer, methods, target, metrics, **options)
     file = Path(output)
-    if file.is_dir():
+    if os.path.isdir(file):  # unlike Path.is_dir, this accepts any name
         raise RunError(
             f"output {path_text(file)!r} must be a file, got a folder; name a file in it, such as "
             "run.sqlite"

@@ -169,8 +169,9 @@ class PhotoList(Source):
 def _joined(earlier: Entry, later: Entry) -> Entry:
     """One entry from two lines of a list about the same photo, with the labels and boxes of
     both."""
-    labels = dict.fromkeys((*labels_in(earlier.label), *labels_in(later.label)))
-    label = earlier.label if later.label is None else as_label(list(labels))
+    label = earlier.label
+    if later.label not in (None, label):
+        label = as_label(list(dict.fromkeys((*labels_in(label), *labels_in(later.label)))))
     boxes = dict.fromkeys((*earlier.boxes, *later.boxes))
     return replace(earlier, label=label, boxes=tuple(boxes))
 
@@ -186,19 +187,17 @@ def class_columns(rows: Sequence[Any]) -> list[str]:
     >>> class_columns([{"path": "a.png", "age": "61", "Edema": "1.0"}, {"Edema": ""}])
     ['Edema']
     """
-    cells_of: dict[Any, dict[str, None]] = {}  # the different cells of each column
-    for row in rows:
-        for column, value in row.items() if isinstance(row, Mapping) else ():
-            cell = "" if value is None else str(value).strip()
-            cells_of.setdefault(column, {})[cell] = None
-    keys = {column: plain_key(column) for column in cells_of}
+    named = [row for row in rows if isinstance(row, Mapping)]
+    keys = {column: plain_key(column) for row in named for column in row}
     if not {*keys.values()}.isdisjoint(LABELS):
         return []
     classes = []
     shares = {}  # columns with a number between 0 and 1
-    for column, cells in cells_of.items():
-        if keys[column] in (*IMAGES, *EDGES, "boxes"):
+    for column, key in keys.items():
+        if key in (*IMAGES, *EDGES, "boxes"):
             continue
+        values = (row[column] for row in named if column in row)
+        cells = dict.fromkeys("" if value is None else str(value).strip() for value in values)
         other = next((cell for cell in cells if cell not in _TRUTHS), None)
         if other is None and any(cells):
             classes.append(column)

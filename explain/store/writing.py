@@ -387,7 +387,7 @@ def locked_run(file: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout  # here, since reading needs no lock
 
-    names = file.stat().st_nlink if file.is_file() else 1
+    names = file.stat().st_nlink if os.path.isfile(file) else 1
     if names > 1:
         raise RunError(
             f"output {path_text(file)!r} must have one name, got {names} hard links; make a copy "

@@ -154,6 +154,11 @@ def test_a_source_that_breaks_off_is_told_and_what_came_before_is_kept(tmp_path:
         assert stored_run(tmp_path, Trap(), name=name).photos == 4
 
 
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError):
+        stored_run(tmp_path, folder_of(tmp_path / "photos", 1), name=f"{'x' * 300}/run.sqlite")
+
+
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """No file can grow beyond this: to SQLite it is the same as a disk that is full."""

@@ -107,7 +107,8 @@ def test_a_column_for_each_class_says_what_is_true_what_is_not_and_what_is_uncer
     ]
     assert Labels(list("abc")).of((1, -1, 0)) == [(0, "a"), (1, "b", "uncertain")]
     (tmp_path / "vectors.jsonl").write_text('{"path": "a.png", "label": [1, 0, 1]}\n')
-    (tmp_path / "pandas.csv").write_text('path,label\na.png,"[1, 0, 1]"\n')
+    # on two lines, one for each box of the photo
+    (tmp_path / "pandas.csv").write_text('path,label\na.png,"[1, 0, 1]"\na.png,"[1, 0, 1]"\n')
     for name in ("vectors.jsonl", "pandas.csv"):
         assert listed(source_of(tmp_path / name)) == [("a.png", (1, 0, 1), ())]
     (tmp_path / "wrong.csv").write_text("photo,diagnosis\na.png,Edema\n")
