@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -219,6 +220,7 @@ def test_a_measured_plan_says_seconds_and_memory(counted: Counting) -> None:
         r"at most about [\d.]+ (s|min|h), and \d+ MB besides the weights",
         str(plan).splitlines()[-1],
     )
+    assert " 5 MB " in str(replace(plan, memory=5 * 2**20))
 
 
 def test_progress_may_be_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import explain
 from explain.attribution.result import Attribution
 from explain.methods import HSIC, LIME, RISE, KernelSHAP, Method, ShapleySampling, Sobol
+from explain.methods.surrogate import left_out_error
 
 SIDE = 3
 CELLS = SIDE**2
@@ -163,3 +164,11 @@ def test_an_image_without_an_error_yet_has_nan_beside_others() -> None:
     assert found.error[0].isfinite().all()
     assert found.error[1].isnan().all()
     assert found.relative_error.isnan().tolist() == [False, True]
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    """Of five numbers, with the factor of Student's t for four degrees of freedom."""
+    numbers = torch.tensor([[1.0], [4.0], [2.0], [8.0], [5.0]], dtype=torch.float64)
+    means = [torch.cat([numbers[:i], numbers[i + 1 :]]).mean(0) for i in range(5)]
+    expected = numbers.std(0) / math.sqrt(5) * 2.776445 / 1.959964
+    torch.testing.assert_close(left_out_error(means), expected, rtol=1e-6, atol=0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import explain
 from explain import metrics as m
 from explain.baselines import Blur, Mean, Neighbours, Noise, Zero
 from explain.metrics.faithfulness import superpixels
+from explain.metrics.masked_scores import Rolled
+from explain.metrics.sanity import CoverResult
 
 HEIGHT = 12
 WIDTH = 10
@@ -471,6 +474,54 @@ def test_superpixels_follow_colours_and_have_no_gaps() -> None:
     of_square = labels[bright].bincount(minlength=24)
     of_rest = labels[~bright].bincount(minlength=24)
     assert torch.minimum(of_square, of_rest).sum() < 0.05 * 24 * 32
+
+
+def slic(photo: np.ndarray[Any, Any], count: int, compactness: float) -> np.ndarray[Any, Any]:
+    """Superpixels of a photo ``(C, H, W)``, pixel by pixel."""
+    _, height, width = photo.shape
+    side = max(1.0, (height * width / count) ** 0.5)
+    down = max(1, round(height / side))
+    across = max(1, round(width / side))
+    centred = photo - photo.mean((1, 2), keepdims=True)
+    colours = centred / np.sqrt((centred**2).mean())
+    pixels = [(i, j) for i in range(height) for j in range(width)]
+    at = {
+        (i, j): np.append(colours[:, i, j], np.array([i, j]) * compactness / side)
+        for i, j in pixels
+    }
+    labels = {(i, j): (i * down // height, j * across // width) for i, j in pixels}
+    first = dict(labels)
+    for _ in range(5):
+        centres = {}
+        for piece in set(labels.values()):
+            centres[piece] = np.mean([at[p] for p in pixels if labels[p] == piece], 0)
+        for pixel in pixels:
+            row, column = first[pixel]
+            near = [p for p in centres if abs(p[0] - row) < 2 and abs(p[1] - column) < 2]
+            labels[pixel] = min(near, key=lambda p: ((at[pixel] - centres[p]) ** 2).sum())
+    return np.array([labels[p][0] * across + labels[p][1] for p in pixels]).reshape(height, width)
+
+
+@pytest.mark.parametrize("size", [(9, 11), (2, 30), (30, 2)])
+def test_superpixels_are_those_of_a_plain_loop(size: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    photo = torch.randn(1, 3, *size, generator=generator)
+    labels = superpixels(photo, 6)[0]
+    expected = slic(photo[0].double().numpy(), 6, 1.0)
+    assert torch.equal(labels, torch.from_numpy(np.unique(expected, return_inverse=True)[1]))
+
+
+def test_a_photo_that_is_rolled_is_mirrored_and_moved_by_half() -> None:
+    photo = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(2))
+    rolled = Rolled().replacement(photo)
+    for row, column in product(range(5), range(4)):
+        assert torch.equal(
+            rolled[0, :, (row + 2) % 5, (column + 2) % 4], photo[0, :, row, 3 - column]
+        )
+
+
+def test_a_map_is_typical_if_half_of_the_photos_own_maps_do_as_well() -> None:
+    assert [CoverResult(controls=n, of_controls=10).is_typical for n in (4, 5)] == [False, True]
 
 
 def test_the_channels_of_a_map_are_pooled_by_their_squares() -> None:
