@@ -252,7 +252,8 @@ def enter(registry: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
 
 
 def _kinds(of: type) -> dict[str, Any]:
-    """The types of the fields, without those whose names cannot be resolved, as in a function."""
+    """The types of a class's fields. A class whose hints have a name that cannot be resolved, as of
+    one that was written inside a function, has those of its bases alone."""
     with suppress(NameError, TypeError):
         return typing.get_type_hints(of, include_extras=True)
     hints: dict[str, Any] = {}

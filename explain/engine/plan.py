@@ -360,7 +360,7 @@ class Plan:
         )
 
     def _nested(self) -> list[str]:
-        """The lines for what is perturbed of rows that are perturbed themselves."""
+        """The lines for rows that are perturbed once more, as by occlusion inside SmoothGrad."""
         lines = []
         for stream, inner in self._perturbed():
             lines.append(f"  made of these: {self._run(stream, inner)}")

@@ -160,19 +160,19 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         from torch.utils.flop_counter import flop_registry, sdpa_flop_count  # slow to load
 
-        self._formulas: Any = flop_registry
-        self._of_attention: Any = sdpa_flop_count
+        self._flops_of_operator: Any = flop_registry
+        self._flops_of_attention: Any = sdpa_flop_count
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        formula = self._formulas.get(func.overloadpacket)
+        formula = self._flops_of_operator.get(func.overloadpacket)
         if formula is not None:
             self.count += formula(*args, **kwargs, out_val=output)
         elif "scaled_dot_product" in str(func):  # a kernel without a formula, as that of CPUs
             query, key, value = args[:3]
-            self.count += self._of_attention(query.shape, key.shape, value.shape)
+            self.count += self._flops_of_attention(query.shape, key.shape, value.shape)
         return output
 
 

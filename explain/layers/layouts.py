@@ -18,7 +18,7 @@ from explain.targets.answer import JointTokens
 Size = tuple[int, ...]
 """Height and width; of a video, frames before them."""
 Layout = Literal["NCHW", "NHWC", "NTCHW", "tokens", "tokens first", "tokens last"]
-MAPS: dict[Layout, int] = {"NCHW": 1, "NHWC": -1, "NTCHW": 2}
+CHANNEL_DIMS: dict[Layout, int] = {"NCHW": 1, "NHWC": -1, "NTCHW": 2}
 """The layouts of maps, unlike tokens, and the dimension that their channels are in."""
 
 
@@ -56,7 +56,7 @@ class Grid:
     @property
     def is_map(self) -> bool:
         """Whether the layout is that of a map, and not of tokens."""
-        return self.layout in MAPS
+        return self.layout in CHANNEL_DIMS
 
     @property
     def of_images(self) -> int:
@@ -70,7 +70,7 @@ class Grid:
         >>> Grid("NHWC", 7, 7).of_channels, Grid("tokens last", 7, 7).of_channels
         (-1, 1)
         """
-        return MAPS.get(self.layout, 1 if self.layout == "tokens last" else -1)
+        return CHANNEL_DIMS.get(self.layout, 1 if self.layout == "tokens last" else -1)
 
     @property
     def of_tokens(self) -> int:
@@ -124,7 +124,7 @@ class Grid:
         if self.folded:
             return self.unfolded(self.of_frame.spread(tensor)).movedim(1, 2)
         if self.is_map:
-            return tensor.movedim(MAPS[self.layout], 1)
+            return tensor.movedim(CHANNEL_DIMS[self.layout], 1)
         cells = math.prod(self.size)
         index = list(self.places) if self.places else slice(self.skip, self.skip + cells)
         rows = self._rows(tensor)[:, index]
@@ -140,7 +140,7 @@ class Grid:
         if self.folded:
             return self.of_frame.fold(self.refolded(maps.movedim(2, 1)), like)
         if self.is_map:
-            return maps.movedim(1, MAPS[self.layout])
+            return maps.movedim(1, CHANNEL_DIMS[self.layout])
         index = torch.tensor(self.tokens, device=maps.device)
         rows = self._rows(like).index_copy(1, index, maps.flatten(2).mT)
         return rows.mT if self.layout == "tokens last" else rows.movedim(0, self.of_images)
@@ -258,7 +258,7 @@ def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
             return LayoutReading((likeliest,))
     if len(shape) != len(size) + 2:
         return LayoutReading()
-    layouts = [of_map for of_map in MAPS if layout in (None, of_map)]
+    layouts = [of_map for of_map in CHANNEL_DIMS if layout in (None, of_map)]
     if len(size) == 2:
         layouts = [of_map for of_map in layouts if of_map != "NTCHW"]
     readings = [_grid_of(of_map, shape) for of_map in layouts]
@@ -353,8 +353,8 @@ def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
 
 
 def _grid_of(layout: Layout, shape: Size) -> Grid | None:
-    """The grid of a map of ``shape``, ``(N, C, h, w)`` in ``NCHW``; None of a single position."""
-    channels = MAPS[layout] % len(shape)
+    """The grid of a map of ``shape``, ``(N, C, h, w)`` in ``NCHW``; None for one position."""
+    channels = CHANNEL_DIMS[layout] % len(shape)
     *frames, height, width = (shape[dim] for dim in range(1, len(shape)) if dim != channels)
     if height * width <= 1:
         return None

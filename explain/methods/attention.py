@@ -96,11 +96,11 @@ class RolloutMethod(AttentionMethod):
         joint = _identity(maps[0].weights.mean(1)).expand(len(evidence.inputs), -1, -1)
         for matrix in self.matrices(evidence):
             joint = matrix @ joint
-        row = _of_rows(joint, maps[-1], evidence, tokens)
+        row = _row_of_score(joint, maps[-1], evidence, tokens)
         return row[:, tokens].reshape((-1, *size))
 
 
-def _of_rows(
+def _row_of_score(
     matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, tokens: Sequence[int]
 ) -> torch.Tensor:
     """The rows of a matrix ``(N, tokens, tokens)`` for the tokens that the score is read from, on

@@ -89,10 +89,10 @@ class MaxBoxAccV2(LocalisationMetric):
             )
         maps = data.maps.per_pixel(self.sign).double()
         varies = maps.flatten(1).amin(1) < maps.flatten(1).amax(1)
-        levels = torch.where(varies[:, None, None], to_unit(maps), 1).cpu().numpy()
+        unit_maps = torch.where(varies[:, None, None], to_unit(maps), 1).cpu().numpy()
         best = [
-            self._overlaps(level, boxes.double())
-            for level, boxes in zip(levels, data.boxes, strict=True)
+            self._overlaps(unit_map, boxes.double())
+            for unit_map, boxes in zip(unit_maps, data.boxes, strict=True)
         ]
         overlaps = torch.stack(best).to(data.maps.values)
         value = overlaps.new_tensor([self.of_data_set(row[None]) for row in overlaps])
@@ -104,15 +104,15 @@ class MaxBoxAccV2(LocalisationMetric):
         shares = [(overlaps >= degree / 100).double().mean(0).amax() for degree in self.overlaps]
         return float(torch.stack(shares).mean())
 
-    def _overlaps(self, levels: NDArray[np.float64], boxes: torch.Tensor) -> torch.Tensor:
-        """The best overlap of a box around a part of ``levels`` ``(H, W)`` with one of the boxes
+    def _overlaps(self, unit_map: NDArray[np.float64], boxes: torch.Tensor) -> torch.Tensor:
+        """The best overlap of a box around a part of ``unit_map`` ``(H, W)`` with one of the boxes
         ``(k, 4)``, at each threshold ``(T,)``."""
         import cv2
         from torchvision.ops import box_iou
 
         best = []
         for threshold in np.arange(self.thresholds) / self.thresholds:
-            above = (levels >= threshold).astype(np.uint8)
+            above = (unit_map >= threshold).astype(np.uint8)
             _, _, stats, _ = cv2.connectedComponentsWithStats(above, connectivity=8)
             parts = torch.from_numpy(stats[1:, :4]).double()  # x, y, width, height
             corners = torch.cat([parts[:, :2], parts[:, :2] + parts[:, 2:]], 1)

@@ -587,6 +587,7 @@ def as_place(text: str) -> Place | None:
 
 
 def _label(text: str | None) -> int | str | None:
-    """A label in a text for a place, as a class index where it is a number; None without one."""
+    """The label in the text of a place, such as "bird" of "bird box 1,2,3,4": a class index where
+    it is a number, None where there is none."""
     text = (text or "").strip()
-    return int(text) if text.isdigit() else text or None
+    return int(text) if text.isdecimal() else text or None

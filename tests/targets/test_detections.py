@@ -18,6 +18,7 @@ import explain
 from explain import TargetError
 from explain.methods import HiResCAM, Occlusion, Saliency
 from explain.targets import Detections, Difference, as_target
+from explain.targets.detections import as_place
 from explain.targets.detector_outputs import find_layout, read
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
@@ -565,3 +566,9 @@ def test_queries_of_transformers_are_what_their_processor_makes_of_them(
     assert settled.labels == (int(expected["labels"][cell]),)
     assert_close(settled.boxes[0], expected["boxes"][cell], rtol=1e-5, atol=1e-4)
     assert_close(target.pick(output, 1)[0][0], expected["scores"][cell])
+
+
+def test_a_label_of_digits_that_are_no_number_is_a_word() -> None:
+    place = as_place("²@2")
+    assert place is not None
+    assert place.label == "²"
