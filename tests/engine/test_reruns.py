@@ -15,6 +15,7 @@ from torch import nn
 
 import explain
 from explain import ModelError
+from explain.engine.blocks import with_first
 from explain.methods import (
     AblationCAM,
     Augmented,
@@ -402,3 +403,17 @@ def test_coupled_rows_are_seen_however_small_the_scores_are(shift: float | None)
         for size in (5, 1)
     )
     torch.testing.assert_close(pieces, alone, rtol=1e-4, atol=1e-7 * float(alone.abs().max()))
+
+
+@pytest.mark.parametrize("value", [5, None])
+def test_the_first_argument_of_a_block_is_changed_where_keywords_alone_are_given(
+    value: int | None,
+) -> None:
+    """The module's signature tells which keyword is the first."""
+
+    class Block(nn.Module):
+        def forward(self, hidden: int, mask: int) -> int:
+            return hidden + mask
+
+    changed = with_first(Block(), (), {"mask": 1, "hidden": 2}, lambda hidden: value)
+    assert changed == (None if value is None else ((), {"mask": 1, "hidden": 5}))

@@ -326,3 +326,28 @@ def test_fullgrad_counts_what_is_added_to_each_image_where_a_network_doubles_its
         Mirrored().double().eval(), random(3, 3, 2, 4, 4), FullGrad(rescale=False), target=1
     )
     torch.testing.assert_close(a.delta, torch.zeros(3, dtype=torch.float64))
+
+
+class ByAddmm(nn.Module):
+    """A linear head, as a module or as a product of matrices that a bias is added to."""
+
+    def __init__(self, *, module: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3)
+        self.head = nn.Linear(12, 2)
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x).relu().flatten(1)
+        return self.head(y) if self.module else torch.addmm(self.head.bias, y, self.head.weight.T)
+
+
+def test_a_product_that_a_bias_is_added_to_is_a_linear_map() -> None:
+    torch.manual_seed(0)
+    model = ByAddmm(module=True).double().eval()
+    x = random(3, 2, 2, 4, 4)
+    expected = explain.attribute(model, x, "lrp", target=1)
+    model.module = False
+    found = explain.attribute(model, x, "lrp", target=1)
+    torch.testing.assert_close(found.values, expected.values)
+    torch.testing.assert_close(found.delta, expected.delta)
