@@ -336,6 +336,7 @@ class InputRerun:
             and context.settings.precision == "full"
         )
         is_photo = len(context.inputs.paths) == 1 and context.inputs.layout != "NTCHW"
+        # its own tensors are made within the model's passes, on the default device of the caller
         is_on_cpu = x.device.type == "cpu" and CALLERS_DEVICE.get() is None
         if not is_plain or not is_photo or not is_on_cpu or count < WORTH_A_TRIAL:
             return None
