@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # nor do threads spin where others want the processor
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -54,6 +56,17 @@ HOOK_DICTS = [
 # as shells have it for what they run in the background
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let each test draw the same numbers in every run, whichever tests run before it.
+
+    ``EXPLAIN_TEST_SEED=1`` and so on let them draw others, to look for tests that hold by chance.
+    """
+    seed = int(os.environ.get("EXPLAIN_TEST_SEED", "0"))
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
 
 
 @pytest.fixture

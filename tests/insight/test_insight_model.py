@@ -147,8 +147,8 @@ def test_an_insight_with_the_model_has_what_the_functions_return(photos: RunPhot
 
 def test_where_maps_are_coarse_an_insight_names_the_last_layer_that_is_not(tmp_path: Path) -> None:
     """Of maps of 12, 6 and 3 places a side; a run of that layer has nothing to be told."""
-    stages = [nn.Sequential(nn.Conv2d(k, 4, 3, 2, 1), nn.ReLU()) for k in (3, 4, 4)]
     torch.manual_seed(0)
+    stages = [nn.Sequential(nn.Conv2d(k, 4, 3, 2, 1), nn.ReLU()) for k in (3, 4, 4)]
     model = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
     explainer = explain.Explainer(model, preprocess=as_it_is)
     photos = [photo_of(number % 3, number) for number in range(6)]
