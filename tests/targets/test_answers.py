@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
@@ -94,15 +95,12 @@ def qwen(transformers: Any) -> Any:
 def packed(photo: Tensor) -> Tensor:
     """The patches of 4 x 4 pixels of a photo, blocks of 2 x 2 of them one after the other, each
     twice: for Qwen."""
-    corners = [
-        (8 * i + 4 * k, 8 * j + 4 * m)
-        for i in range(2)
-        for j in range(3)
-        for k in range(2)
-        for m in range(2)
-    ]
-    patches = [photo[0, :, y : y + 4, x : x + 4] for y, x in corners]
-    return torch.stack([torch.stack([patch, patch], 1).flatten() for patch in patches])
+    rows = []
+    for top, left in product(range(0, 16, 8), range(0, 24, 8)):
+        for y, x in product((top, top + 4), (left, left + 4)):
+            patch = photo[0, :, y : y + 4, x : x + 4]
+            rows.append(torch.stack([patch, patch], 1).flatten())
+    return torch.stack(rows)
 
 
 MODELS = {"LLaVA": llava, "PaliGemma": paligemma, "BLIP": blip, "Qwen2.5-VL": qwen}
@@ -111,23 +109,18 @@ MODELS = {"LLaVA": llava, "PaliGemma": paligemma, "BLIP": blip, "Qwen2.5-VL": qw
 @pytest.fixture(params=MODELS, scope="module")
 def prompted(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Tensor]]:
     transformers = pytest.importorskip("transformers", reason="transformers is an extra")
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        model = MODELS[request.param](transformers)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim > 1:
-                    parameter.copy_(0.2 * torch.randn_like(parameter))
-        model.photo = torch.randn(
-            1, 3, 16, 24 if "Qwen" in request.param else 16, dtype=torch.float64
-        )
+    torch.manual_seed(5)
+    model = MODELS[request.param](transformers)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.2)
+    is_qwen = "Qwen" in request.param
+    model.photo = torch.randn(1, 3, 16, 24 if is_qwen else 16, dtype=torch.float64)
     ids = torch.tensor([PROMPT[request.param]])
     inputs = {"pixel_values": model.photo, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if "Qwen" in request.param:
-        inputs["pixel_values"], inputs["image_grid_thw"] = (
-            packed(model.photo),
-            torch.tensor([[1, 4, 6]]),
-        )
+    if is_qwen:
+        inputs["pixel_values"] = packed(model.photo)
+        inputs["image_grid_thw"] = torch.tensor([[1, 4, 6]])
         inputs["mm_token_type_ids"] = (ids == 39).long()
     if request.param == "PaliGemma":
         inputs["token_type_ids"] = torch.zeros_like(ids)
@@ -161,12 +154,8 @@ def test_the_score_and_the_gradient_are_those_of_a_pass_for_each_word(prompted: 
     model, inputs = prompted
     photo = model.photo.clone().requires_grad_()
     expected = one_by_one(model, inputs, photo)
-    maps = explain.attribute(
-        model,
-        inputs,
-        "inputxgradient",
-        targets=[Answer(ANSWER), *(Answer(ANSWER, word=i) for i in range(3))],
-    )
+    targets = [Answer(ANSWER, word=word) for word in (None, 0, 1, 2)]
+    maps = explain.attribute(model, inputs, "inputxgradient", targets=targets)
     for attribution, score in zip(maps, [expected.sum(1), *expected.unbind(1)], strict=True):
         (gradient,) = torch.autograd.grad(score.sum(), photo, retain_graph=True)
         assert_close(attribution.score, score.detach(), rtol=1e-6, atol=1e-8)
@@ -185,50 +174,26 @@ def test_prompts_that_are_filled_up_on_the_right_are_read_where_they_end(
 ) -> None:
     model, inputs = prompted
     ids = torch.cat([inputs["input_ids"], torch.tensor([[11, 12]])], 1)
-    both = torch.cat([ids, ids])
-    both[1, -2:] = 0  # the second prompt is shorter
-    mask = torch.ones_like(both)
-    mask[1, -2:] = 0
-    photos = torch.cat([model.photo, -model.photo])
-    batch = {"pixel_values": photos, "input_ids": both, "token_type_ids": torch.zeros_like(both)}
-    batch |= {"attention_mask": mask} if masked else {}
-    if "token_type_ids" not in inputs:
-        batch.pop("token_type_ids")
-    names = ["inputxgradient", "occlusion(window=8, stride=8, baseline=0)"]
-    maps = explain.attribute(model, batch, names, target=Answer(ANSWER))
-    alone = [
-        {**inputs, "pixel_values": photos[:1], "input_ids": ids},
-        {**inputs, "pixel_values": photos[1:]},
-    ]
-    for prompts in alone:
-        prompts["attention_mask"] = torch.ones_like(prompts["input_ids"])
-        if "token_type_ids" in prompts:
-            prompts["token_type_ids"] = torch.zeros_like(prompts["input_ids"])
-    for i, single in enumerate(alone):
-        photo = photos[i : i + 1].clone().requires_grad_()
-        expected = one_by_one(model, single, photo).sum()
-        (gradient,) = torch.autograd.grad(expected, photo)
-        product = (gradient * photo).detach()[0]
-        assert_close(maps["inputxgradient"].score[i], expected.detach(), rtol=1e-6, atol=1e-8)
-        assert_close(maps["inputxgradient"].values[i], product, rtol=1e-4, atol=1e-7)
-        covered = photo.detach().clone()
-        covered[..., :8, 8:16] = 0
-        drop = expected.detach() - one_by_one(model, single, covered).sum().detach()
-        by_occlusion = maps["occlusion"].values[i].reshape(-1, 16, 16)[0, 3, 12]
-        assert float(by_occlusion) == pytest.approx(float(drop), rel=1e-4)
-    if "token_type_ids" in inputs or 39 not in ids:
-        return
-    rolled, *rows = (
-        explain.attribute(model, prompts, "rollout", target=Answer(ANSWER)).values
-        for prompts in (batch, *alone)
-    )
-    assert_close(rolled, torch.cat(rows))
+    batch = {"pixel_values": torch.cat([model.photo, -model.photo]), "input_ids": ids.repeat(2, 1)}
+    batch["input_ids"][1, -2:] = 0  # the second prompt is shorter
+    if masked:
+        batch["attention_mask"] = (batch["input_ids"] > 0).long()
+    methods = ["inputxgradient", "occlusion(window=8, stride=8, baseline=0)"]
+    if "token_type_ids" in inputs:
+        batch["token_type_ids"] = torch.zeros_like(batch["input_ids"])
+    elif 39 in ids:
+        methods.append("rollout")
+    together = explain.attribute(model, batch, methods, target=Answer(ANSWER))
+    for i, prompt in enumerate((ids, inputs["input_ids"])):
+        single = {name: values[i : i + 1, : prompt.shape[1]] for name, values in batch.items()}
+        single["attention_mask"] = torch.ones_like(prompt)
+        alone = explain.attribute(model, single, methods, target=Answer(ANSWER))
+        for name, attribution in alone.items():
+            assert_close(together[name].values[i], attribution.values[0], rtol=1e-4, atol=1e-7)
+            assert_close(together[name].score[i], attribution.score[0])
     filled = {name: values[1:] for name, values in batch.items()}
-    free, expected_free = (
-        explain.attribute(model, prompts, "saliency", target=Answer()).score
-        for prompts in (filled, alone[1])
-    )
-    assert_close(free, expected_free)
+    free = [explain.attribute(model, x, "saliency", target=Answer()) for x in (filled, single)]
+    assert_close(free[0].score, free[1].score)
 
 
 @pytest.mark.parametrize("prompted", ["LLaVA"], indirect=True)
@@ -268,7 +233,17 @@ def followed(matrices: list[Tensor]) -> Tensor:
     return product
 
 
+@pytest.mark.parametrize("prompted", ["BLIP"], indirect=True)
+def test_where_words_look_at_the_photo_the_answer_is_the_mean_of_its_tokens(prompted: Any) -> None:
+    model, inputs = prompted
+    first = inputs["input_ids"].shape[1] - 1
+    names = ["cheferbimodal", *(f"cheferbimodal(token={first + word})" for word in range(3))]
+    maps = [explain.attribute(model, inputs, name, target=Answer(ANSWER)).values for name in names]
+    assert_close(maps[0], sum(maps[1:]) / 3)
+
+
 @pytest.mark.filterwarnings("ignore:gradeclip is zero everywhere")
+@pytest.mark.parametrize("prompted", ["LLaVA", "PaliGemma", "Qwen2.5-VL"], indirect=True)
 def test_attention_methods_follow_the_language_model_from_the_tokens_that_say_a_word(
     prompted: Any,
 ) -> None:
@@ -276,13 +251,6 @@ def test_attention_methods_follow_the_language_model_from_the_tokens_that_say_a_
     ids = torch.cat([inputs["input_ids"], torch.tensor([ANSWER])], 1)
     first = inputs["input_ids"].shape[1] - 1
     places = (ids[0] == 39).nonzero()[:, 0]
-    if not len(places):  # BLIP, whose words look at the photo: those that say the answer are maps
-        names = ["cheferbimodal", *(f"cheferbimodal(token={first + word})" for word in range(3))]
-        maps = [
-            explain.attribute(model, inputs, name, target=Answer(ANSWER)).values for name in names
-        ]
-        assert_close(maps[0], sum(maps[1:]) / 3)
-        return
     model.set_attn_implementation("eager")
     output = run(model, inputs, model.photo.clone().requires_grad_(), ids, output_attentions=True)
     score = output.logits[0, first + 1].log_softmax(-1)[ANSWER[1]]
@@ -294,15 +262,11 @@ def test_attention_methods_follow_the_language_model_from_the_tokens_that_say_a_
         "rollout": followed([a.mean(0) for a in weights])[first : first + 3].mean(0)[places],
         "gradientrollout": followed(weighted)[first + 1][places],
     }
-    names = [*expected, "cheferattribution", "gradeclip"]
-    maps = explain.attribute(model, inputs, names, target=Answer(ANSWER, word=1))
+    maps = explain.attribute(model, inputs, [*expected, "gradeclip"], target=Answer(ANSWER, word=1))
     for name, values in expected.items():
-        assert_close(
-            maps[name].values.flatten(), values.to(maps[name].values), rtol=1e-4, atol=1e-7
-        )
-    for each in maps.values():
-        assert each.values.shape[1:] == (2, len(places) // 2)
-        assert each.heatmap.shape[1:] == model.photo.shape[2:]
+        grid = values.to(maps[name].values).reshape(1, 2, -1)
+        assert_close(maps[name].values, grid, rtol=1e-4, atol=1e-7)
+        assert maps[name].heatmap.shape[1:] == model.photo.shape[2:]
     both = explain.attribute(model, inputs, "gradeclip", target=Answer(ANSWER, word=1, words=True))
     assert_close(both.values, maps["gradeclip"].values)
     assert not both.parts["words"].values[0, places].any()
@@ -348,10 +312,9 @@ def test_cams_explain_a_layer_that_keeps_images_apart_and_else_say_what_to_use(
     (gradients,) = torch.autograd.grad(score, kept[0])
     of_photo = (kept[0] * gradients).sum(2)[0, : ids.shape[1]][inputs["mm_token_type_ids"][0] == 1]
     assert_close(maps.values[0], of_photo.reshape(2, 3))
-    # all patches are one batch: (patches, values)
-    for layer in ("model.visual.blocks.1", "model.visual.merger"):
-        with pytest.raises(explain.LayerError, match="saliency"):
-            explain.attribute(model, inputs, "gradcam", target=Answer(ANSWER), layer=layer)
+    with pytest.raises(explain.LayerError, match="saliency"):  # all patches are one batch
+        layer = "model.visual.merger"
+        explain.attribute(model, inputs, "gradcam", target=Answer(ANSWER), layer=layer)
 
 
 @pytest.mark.parametrize("prompted", ["LLaVA"], indirect=True)

@@ -19,7 +19,7 @@ from torch.testing import assert_close
 from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
 
 import explain
-from explain import LayerError, TargetError
+from explain import TargetError
 from explain.methods import GradCAM, IntegratedGradients, Saliency
 from explain.targets import (
     BinaryLogit,
@@ -32,8 +32,7 @@ from explain.targets import (
     as_target,
 )
 from explain.targets.base import find_logits
-from explain.targets.detections import overlaps
-from tests.conftest import Made, TinyNet, settled, snapshot
+from tests.conftest import Made, TinyNet, settled
 
 SIGNED = [Saliency(absolute=False), GradCAM(relu=False), IntegratedGradients(steps=4)]
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -108,18 +107,6 @@ def predicted(dense: nn.Module, x: Tensor) -> tuple[int, Tensor]:
     return category, best == category
 
 
-@pytest.mark.parametrize("method", ["integratedgradients", "ablationcam"])
-def test_the_predicted_region_is_that_of_the_unaltered_image(
-    method: str, dense: nn.Module, x: Tensor
-) -> None:
-    category, mask = predicted(dense, x)
-    assert 0 < mask.float().mean() < 1
-    target = Segmentation(category)
-    maps = values(dense, x, method, target, layer="features", batch_size=5)
-    expected = values(dense, x, method, Segmentation(category, mask), layer="features")
-    assert_close(maps, expected, **EXACT)
-
-
 def test_the_score_of_a_region_is_the_mean_of_its_logits(dense: nn.Module, x: Tensor) -> None:
     maps = dense(x)["out"]
     category, mask = predicted(dense, x)
@@ -127,36 +114,15 @@ def test_the_score_of_a_region_is_the_mean_of_its_logits(dense: nn.Module, x: Te
     assert_close(Segmentation(category).pick({"out": maps}, 3)[0], expected, **EXACT)
     finer = mask[0].repeat_interleave(2, 0).repeat_interleave(2, 1).numpy().astype(np.uint8) * 255
     assert_close(Segmentation(category, finer).pick(maps[:1], 1)[0], expected[:1], **EXACT)
-    coarse = Segmentation(category, mask[0]).pick(
-        SimpleNamespace(logits=F.avg_pool2d(maps[:1], 2)), 1
-    )[0]
-    assert_close(coarse, _weighted(F.avg_pool2d(maps[0, category][None], 2)[0], mask[0]), **EXACT)
-    single = Segmentation(0).pick(maps[:, :1] - maps[:, :1].mean((2, 3), keepdim=True), 3)[0]
-    assert (single > 0).all()
-
-
-def _weighted(logits: Tensor, mask: Tensor) -> Tensor:
-    share = F.avg_pool2d(mask.double()[None], 2)[0]
-    return ((logits * share).sum() / share.sum())[None]
+    small = F.avg_pool2d(maps[:1], 2)  # each place counts by its share of the region
+    share = F.avg_pool2d(mask[:1].double(), 2)
+    coarse = Segmentation(category, mask[0]).pick(SimpleNamespace(logits=small), 1)[0]
+    assert_close(coarse[0], (small[0, category] * share).sum() / share.sum(), **EXACT)
+    of_one_class = maps[:, :1] - maps[:, :1].mean((2, 3), keepdim=True)
+    assert (Segmentation(0).pick(of_one_class, 3)[0] > 0).all()
 
 
 # --- boxes
-
-
-@pytest.mark.parametrize(
-    "target", [Detections(), Detections(box=(0, 0, 5, 5)), Detections(box=[[5, 6, 10, 12]] * 3)]
-)
-def test_a_detections_score_is_the_models_own(
-    target: Detections, windows: nn.Module, x: Tensor
-) -> None:
-    attribution = explain.attribute(windows, x, "gradcam", target=target, layer="features")
-    for i, image in enumerate(windows(x)):
-        place = 0
-        if target.box is not None:
-            box = torch.as_tensor(target.box).reshape(-1, 4)[0]
-            place = int(overlaps(image["boxes"], box).argmax())
-        assert_close(attribution.score[i], image["scores"][place].detach(), **EXACT)
-    assert attribution.logits is None
 
 
 def test_no_detection_is_refused_in_the_image_and_scores_0_in_altered_ones(
@@ -187,7 +153,6 @@ def test_a_detector_of_torchvision() -> None:
     ).eval()
     x = torch.rand(2, 3, 64, 64)
     images = model(list(x))
-    before = snapshot(model)
     best = explain.attribute(model, x, "saliency", target=Detections())
     for score, image in zip(best.score, images, strict=True):
         assert_close(score, image["scores"].max().detach(), rtol=1e-5, atol=1e-7)
@@ -195,9 +160,6 @@ def test_a_detector_of_torchvision() -> None:
     of_box = explain.attribute(model, x[:1], "gradcam", target=target)
     assert_close(of_box.score[0], images[0]["scores"][3].detach(), rtol=1e-5, atol=1e-7)
     assert of_box.layer == "backbone"  # the level of the pyramid that the box was pooled from
-    assert snapshot(model) == before
-    with pytest.raises(LayerError, match="map"):
-        explain.attribute(model, x, "gradcam", target=Detections(), layer="roi_heads.box_head")
 
 
 def test_of_the_best_detections_there_are_as_many_as_the_photo_has(
@@ -280,19 +242,16 @@ def wrapping(net: nn.Module, wrap: Any) -> nn.Module:
     return Made(lambda model, x: wrap(model.net(x)), net=net).eval()
 
 
-@pytest.mark.parametrize("wrap", [lambda y: y[:, 0], lambda y: (y, None)])
-@pytest.mark.parametrize("count", [1, 3])
-def test_one_number_per_image_needs_no_target(
-    wrap: Any, count: int, net: TinyNet, x: Tensor
-) -> None:
-    model = wrapping(net, lambda y: wrap(y[:, :1]))
+@pytest.mark.parametrize("wrap", [lambda y: y[:, 0], lambda y: (y[:, :1], None)])
+def test_one_number_per_image_needs_no_target(wrap: Any, net: TinyNet, x: Tensor) -> None:
+    model = wrapping(net, wrap)
     method = Saliency(absolute=False)
-    expected = values(net, x[:count], method, 0)
+    expected = values(net, x, method, 0)
     signs = {None: 1, 0: 1, BinaryLogit(): 1, BinaryLogit(positive=False): -1}
     signs |= {"yes": 1, "no": -1, "this": 1, "not this": -1}
     for target, sign in signs.items():
         labels = ["this"] if isinstance(target, str) else None
-        signed = values(model, x[:count], method, target, categories=labels)
+        signed = values(model, x, method, target, categories=labels)
         assert_close(signed, sign * expected, **EXACT)
     single = wrapping(net, lambda y: y[:, :1].squeeze())  # of one image, a number alone
     assert_close(values(single, x[:1], method, "no"), -expected[:1], **EXACT)
@@ -361,6 +320,6 @@ class Attributes(dict[str, Any]):
     ],
 )
 def test_models_may_wrap_their_scores(wrap: Any, net: TinyNet, x: Tensor) -> None:
-    for method in ("gradcam", "scorecam", "finercam", "integratedgradients(steps=3)"):
+    for method in ("scorecam", "finercam"):
         wrapped = values(wrapping(net, wrap), x, method, None, layer="net.layer2")
         assert_close(wrapped, values(net, x, method, None, layer="layer2"), **EXACT)

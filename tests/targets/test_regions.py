@@ -54,32 +54,28 @@ class Segmenter(nn.Module):
             return SimpleNamespace(loss=None, logits=maps)
         if self.layout in ("queries", "detr"):
             logits = self.queries(features.mean((2, 3))).unflatten(1, (QUERIES, CLASSES + 1))
-            names = ["class_queries_logits", "masks_queries_logits"]
-            names = names if self.layout == "queries" else ["logits", "pred_masks"]
-            boxes = {} if self.layout == "queries" else {"pred_boxes": logits[..., :4].sigmoid()}
-            return {**boxes, **dict(zip(names, [logits, self.masks(features)], strict=True))}
+            masks = self.masks(features)
+            if self.layout == "queries":
+                return {"class_queries_logits": logits, "masks_queries_logits": masks}
+            boxes = logits[..., :4].sigmoid()
+            return {"pred_boxes": boxes, "logits": logits, "pred_masks": masks}
         if self.layout == "prompts":
             masks = maps.unflatten(1, (2, MASKS))
             return {"iou_scores": masks.mean((3, 4)), "pred_masks": masks}
         return maps
 
 
-def class_map(layout: str, output: Any, index: int) -> Tensor:
-    """The map of a class in plain steps."""
+def class_maps(layout: str, output: Any) -> Tensor:
+    """The maps of all classes in plain steps."""
     if layout in ("queries", "detr"):
-        logits, masks = (
-            output.values() if layout == "queries" else (output["logits"], output["pred_masks"])
-        )
-        total = torch.zeros_like(masks[:, 0])
-        for query in range(QUERIES):
-            odds = logits[:, query].exp()
-            share = odds[:, index] / odds.sum(1)
-            total = total + share[:, None, None] / (1 + (-masks[:, query]).exp())
-        return total
+        logits, masks = list(output.values())[-2:]
+        shares = logits.exp() / logits.exp().sum(-1, keepdim=True)
+        return torch.einsum("nqk,nqhw->nkhw", shares[..., :CLASSES], masks.sigmoid())
     if layout == "prompts":
-        return output["pred_masks"][:, index // MASKS, index % MASKS]
-    maps = output["out"] if layout == "out" else output.logits if layout == "logits" else output
-    return maps[:, index]
+        return output["pred_masks"].flatten(1, 2)
+    if layout == "out":
+        return output["out"]
+    return output.logits if layout == "logits" else output
 
 
 NAMES = {"out": "class maps", "logits": "class maps", "volume": "class maps", "detr": "queries"}
@@ -99,9 +95,8 @@ def test_every_layout_target_and_method_equals_the_plain_computation(
     layout: str, kind: str
 ) -> None:
     model, x = segmenter(layout)
-    with torch.no_grad():
-        output = model(x)
-        maps = torch.stack([class_map(layout, output, k) for k in range(CLASSES)], 1)
+    output = model(x)
+    maps = class_maps(layout, output)[:, :CLASSES].detach()
     one_by_one = layout == "prompts"
     best = maps.argmax(1)
     index = int(best.flatten(1).mode(1).values[0])
@@ -114,7 +109,12 @@ def test_every_layout_target_and_method_equals_the_plain_computation(
         at = next(place for place in zip(*predicted.all(0).nonzero(as_tuple=True), strict=True))
         shares = [(float(i) + 0.5) / n for i, n in zip(at, predicted.shape[1:], strict=True)]
         target = Segmentation(index, point=tuple(reversed(shares)))
-        region = _flooded(predicted, at)
+        grown = torch.zeros(predicted.shape)
+        grown[(slice(None), *at)] = 1
+        pool = F.max_pool3d if layout == "volume" else F.max_pool2d
+        for _ in range(predicted[0].numel()):  # by neighbours
+            grown = pool(grown, 3, 1, 1) * predicted
+        region = grown > 0
     else:
         mask = torch.zeros(maps.shape[2:], dtype=torch.bool)
         mask[..., 1:3, 1:3] = True
@@ -125,52 +125,17 @@ def test_every_layout_target_and_method_equals_the_plain_computation(
             categories = [int(best[i][mask].mode().values) for i in range(2)]
         target = Segmentation(index if kind == "mask" else None, mask)
 
-    def score(output: Any) -> Tensor:
-        rows = [
-            class_map(layout, output, categories[i])[i::2][:, region[i]].mean(1) for i in range(2)
-        ]
-        return torch.stack(rows, 1).flatten()  # rows are the two images in turn
-
-    maps = explain.attribute(model, x, METHODS, target=target, layer="features", batch_size=2)
     assert target.resolved(output, 2).layout == NAMES.get(layout, layout)
-    leaf = x.clone().requires_grad_()
-    features = model.features(leaf)
-    with explain.hooks.capture(model, "features") as seen:
-        expected = score(model(leaf))
-        (gradient,) = torch.autograd.grad(expected.sum(), leaf)
-    assert_close(maps["saliency"].values, gradient, **EXACT)
-    assert_close(maps["saliency"].score, expected.detach(), **EXACT)
-    weights = seen.gradients["features"].flatten(2).mean(2)
-    assert_close(
-        maps["gradcam"].values, torch.einsum("nc,nc...->n...", weights, features.detach()), **EXACT
-    )
-    for i in range(2):  # methods that run altered images, each image alone
-        alone = explain.attribute(
-            model,
-            x[i : i + 1],
-            METHODS[2:],
-            batch_size=1,
-            target=lambda output, i=i: class_map(layout, output, categories[i])[:, region[i]].mean(
-                1
-            ),
-        )
+    found = explain.attribute(model, x, METHODS, target=target, layer="features", batch_size=2)
+    for i in range(2):
+
+        def score(output: Any, i: int = i) -> Tensor:
+            return class_maps(layout, output)[:, categories[i], region[i]].mean(1)
+
+        alone = explain.attribute(model, x[i : i + 1], METHODS, target=score, layer="features")
         for method, attribution in alone.items():
-            assert_close(maps[method].values[i], attribution.values[0], **EXACT)
-
-
-def _flooded(masks: Tensor, at: Any) -> Tensor:
-    """The connected part around a position, neighbour by neighbour."""
-    parts = torch.zeros_like(masks)
-    for mask, part in zip(masks, parts, strict=True):
-        left = [tuple(map(int, at))]
-        while left:
-            place = left.pop()
-            inside = all(0 <= i < n for i, n in zip(place, mask.shape, strict=True))
-            if inside and mask[place] and not part[place]:
-                part[place] = True
-                steps = torch.cartesian_prod(*[torch.tensor([-1, 0, 1])] * mask.ndim).tolist()
-                left += [tuple(i + d for i, d in zip(place, step, strict=True)) for step in steps]
-    return parts
+            assert_close(found[method].values[i], attribution.values[0], **EXACT)
+            assert_close(found[method].score[i], attribution.score[0], **EXACT)
 
 
 class Labels(nn.Module):

@@ -3,6 +3,7 @@ models."""
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,14 +77,12 @@ MODELS = {
 
 @pytest.fixture(params=MODELS, scope="module")
 def model(request: pytest.FixtureRequest) -> Any:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        maps = MODELS[request.param]()
-        with torch.no_grad():
-            for parameter in maps.parameters():  # transformers' initial values are close to zero
-                if parameter.ndim > 1:
-                    parameter.copy_(0.3 * torch.randn_like(parameter))
-    return maps.double().eval()
+    torch.manual_seed(3)
+    model = MODELS[request.param]()
+    for parameter in model.parameters():  # transformers' initial values are close to zero
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.3)
+    return model.double().eval()
 
 
 @pytest.fixture
@@ -121,15 +120,10 @@ def test_words_and_photo_come_from_one_pass(model: Any, x: Tensor) -> None:
     handle = embedding.register_forward_hook(lambda module, args, output: rows)
     of_photo, of_words = torch.autograd.grad(logits(model, start, BUS)[0], (start, rows))
     handle.remove()
-    plan = str(explain.plan(model, x, "inputxgradient", target=Text(BUS, words=True)))
-    assert plan.startswith("1 forward pass of 2 images")
-    assert len(plan.splitlines()) == 2
     maps = explain.attribute(model, x, "inputxgradient", target=Text(BUS, words=True))
     assert_close(maps.values[0], (of_photo * x)[0], rtol=1e-7, atol=1e-9)
-    expected = (of_words * rows)[0].sum(1)
-    assert_close(
-        torch.tensor([value for _, value in maps.words[0]]), expected.detach().to(torch.float32)
-    )
+    values = torch.tensor([value for _, value in maps.words[0]], dtype=torch.float64)
+    assert_close(values, (of_words * rows)[0].sum(1).detach(), rtol=1e-5, atol=1e-6)
     assert not any(m._forward_hooks for m in model.modules())
 
 
@@ -146,18 +140,15 @@ def test_occlusion_covers_the_photo_alone(model: Any, x: Tensor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:gradeclip is zero everywhere")
-@pytest.mark.parametrize("method", ["gradcam", "gradeclip", "attnlrp", "rollout"])
-def test_methods_for_transformers_explain_the_image_tower(
-    model: Any, x: Tensor, method: str
-) -> None:
-    one, both = (explain.attribute(model, each, method, target=Text(BUS)) for each in (x[:1], x))
-    assert both.heatmap.shape == (2, 16, 16)
-    assert_close(both.values[:1], one.values, rtol=1e-6, atol=1e-9)
-    if method == "gradcam":  # the tokens of a late block, though there are no class scores
-        assert any(f".{number}." in f".{one.layer}." for number in (1, 2)) or "post" in str(
-            one.layer
-        )
-        assert "text" not in str(one.layer)
+def test_methods_for_transformers_explain_the_image_tower(model: Any, x: Tensor) -> None:
+    methods = ["gradcam", "gradeclip", "attnlrp", "rollout"]
+    one, both = (explain.attribute(model, each, methods, target=Text(BUS)) for each in (x[:1], x))
+    for name, attribution in both.items():
+        assert attribution.heatmap.shape == (2, 16, 16)
+        assert_close(attribution.values[:1], one[name].values, rtol=1e-6, atol=1e-9)
+    # the tokens of a late block, though there are no class scores
+    assert re.search(r"\.[12]\.|post", both["gradcam"].layer)
+    assert "text" not in both["gradcam"].layer
 
 
 def test_labels_are_zero_shot_classes(model: Any, x: Tensor) -> None:
@@ -172,8 +163,6 @@ def test_labels_are_zero_shot_classes(model: Any, x: Tensor) -> None:
     of_class = explain.attribute(scorer, x, "saliency", target=1)
     of_text = explain.attribute(model, x, "saliency", target=Text("some trucks there"))
     assert_close(of_class.values, of_text.values)
-    of_patches = explain.lens(scorer, x, tokens=True).tokens
-    assert of_patches.shape[-1] == 3
     del model.tokenizer
 
 
@@ -183,14 +172,10 @@ def test_what_a_word_brings_is_what_the_text_loses_without_it() -> None:
     x = explainer.as_input("assets/coffee.png")
     text = Text("a cup of coffee")
     texts = ["a cup of coffee", "cup of coffee", "a of coffee", "a cup coffee", "a cup of"]
-    with torch.no_grad():
-        photo = clip.encode_image(x)
-        features = clip.encode_text(clip.tokenizer(texts))
-        scores = clip.logit_scale.exp() * nn.functional.cosine_similarity(photo, features)
+    photo = clip.encode_image(x)
+    cosines = nn.functional.cosine_similarity(photo, clip.encode_text(clip.tokenizer(texts)))
+    scores = (clip.logit_scale.exp() * cosines).detach()
     targets = [text - shorter for shorter in text.without_words()]
-    assert str(explain.plan(clip, x, "gradcam", targets=targets)).startswith(
-        "1 forward pass of 1 image"
-    )
     maps = explain.attribute(clip, x, "gradcam", targets=targets)
     assert_close(torch.cat([a.score for a in maps]), scores[0] - scores[1:], rtol=1e-4, atol=1e-4)
     for one in (Text("bus"), Text(BUS)):
