@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import nn
@@ -49,18 +51,14 @@ def folder_of(path: Path, count: int, size: tuple[int, int] = (24, 20)) -> Path:
     return path
 
 
-def contents(run: explain.Run) -> dict[tuple[str, str, str], tuple[Any, ...]]:
+def contents(run: explain.Run) -> dict[tuple[str, str, str], explain.runs.RunRow]:
     """All rows of a run, by what they are of."""
-    return {
-        (row.name, row.method, row.target): (
-            row.sha256,
-            row.prediction,
-            row.values,
-            row.score,
-            row.probability,
-        )
-        for row in run.rows()
-    }
+    return {(row.name, row.method, row.target): row for row in run.rows()}
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def assert_same(one: explain.Run, other: explain.Run) -> None:
@@ -68,9 +66,8 @@ def assert_same(one: explain.Run, other: explain.Run) -> None:
     expected = contents(other)
     assert actual.keys() == expected.keys()
     assert len(one) == len(actual)
-    for key, (sha256, prediction, values, score, probability) in actual.items():
-        assert expected[key][:2] == (sha256, prediction)
-        torch.testing.assert_close(values, expected[key][2], rtol=2e-3, atol=1e-6)
-        torch.testing.assert_close(
-            torch.tensor([score, probability]), torch.tensor(expected[key][3:])
-        )
+    for key, row in actual.items():
+        same = expected[key]
+        assert (row.sha256, row.prediction) == (same.sha256, same.prediction)
+        torch.testing.assert_close(row.values, same.values, rtol=2e-3, atol=1e-6)
+        assert (row.score, row.probability) == pytest.approx((same.score, same.probability), 1e-5)
