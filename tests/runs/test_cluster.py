@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-import explain
-from explain.cli import main
 from explain.runs import Content, Entry, run_on_ray
 from explain.runs.runner import State
 from explain.store.sources import Folder
+from tests.cli.conftest import Typed
 from tests.conftest import ROOT
-from tests.runs.networks import explainer, folder_of
+from tests.runs.networks import explainer, folder_of, stored_run
+from tests.runs.test_spreading import by_key
 
 pytestmark = [
     pytest.mark.long,
@@ -56,82 +56,33 @@ class Slow(Folder):
         return super().read(entry)
 
 
-def table(where: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
-    rows = parquet.read_table(where).to_pylist()
-    by_key = {(row["name"], row["method"], row["target"]): row for row in rows}
-    assert len(by_key) == len(rows)
-    return by_key
-
-
-def test_two_actors_find_what_one_machine_exports(tmp_path: Path) -> None:
-    folder_of(tmp_path / "photos", 21)
-    (tmp_path / "photos" / "bad.png").write_bytes(b"none")
-    model_explainer = explainer(categories=list("abcde"))
-    options: dict[str, Any] = {"batch_size": 4, "top_k": 2, "metrics": ["insertion"]}
-    local = explain.run(
-        tmp_path / "photos",
-        model_explainer,
-        METHODS,
-        output=tmp_path / "r.sqlite",
-        workers=0,
-        **options,
-    )
-    local.export(tmp_path / "r.parquet")
-    run = run_on_ray(
-        tmp_path / "photos",
-        model_explainer,
-        METHODS,
-        output=tmp_path / "maps",
-        actors=ACTORS,
-        per_file=4,
-        **options,
-    )
-    assert table(tmp_path / "maps") == table(tmp_path / "r.parquet")
-    ours = parquet.read_table(tmp_path / "maps").schema
-    theirs = parquet.read_table(tmp_path / "r.parquet").schema
-    assert ours.equals(theirs, check_metadata=False)
-    assert (len(run), run.failures) == (84, local.failures)
-
-
 def test_an_actor_that_is_killed_costs_time_and_nothing_else(tmp_path: Path) -> None:
-    folder_of(tmp_path / "photos", 40)
-    (tmp_path / "readers").mkdir()
+    source = folder_of(tmp_path / "photos", 40)
+    (source / "bad.png").write_bytes(b"none")
+    readers = tmp_path / "readers"
+    readers.mkdir()
     killed: list[int] = []
 
     def kill_one(state: State) -> None:
         if not killed and state.done >= 8:
-            killed.append(max(int(file.name) for file in (tmp_path / "readers").iterdir()))
+            killed.append(max(int(file.name) for file in readers.iterdir()))
             os.kill(killed[0], signal.SIGKILL)
 
-    run = run_on_ray(
-        Slow(tmp_path / "photos"),
-        explainer(),
-        METHODS,
-        output=tmp_path / "maps",
-        actors=ACTORS,
-        per_file=4,
-        batch_size=4,
-        progress=kill_one,
-    )
-    readers = {int(file.name) for file in (tmp_path / "readers").iterdir()}
+    options: dict[str, Any] = {"batch_size": 4, "metrics": ["insertion"]}
+    cluster: dict[str, Any] = {"actors": ACTORS, "per_file": 4, "progress": kill_one}
+    maps = tmp_path / "maps"
+    run = run_on_ray(Slow(source), explainer(), METHODS, output=maps, **cluster, **options)
     assert killed
-    assert len(readers) > ACTORS  # another took its place
-    assert (run.photos, run.failures, run.ended) == (40, {}, True)
-    explain.run(
-        tmp_path / "photos",
-        explainer(),
-        METHODS,
-        output=tmp_path / "r.sqlite",
-        workers=0,
-        batch_size=4,
-    ).export(tmp_path / "r.parquet")
-    assert table(tmp_path / "maps") == table(tmp_path / "r.parquet")
+    assert len(list(readers.iterdir())) > ACTORS  # another took its place
+    local = stored_run(tmp_path, source, explainer(), METHODS, **options)
+    local.export(tmp_path / "r.parquet")
+    assert (run.photos, run.failures, run.ended) == (40, local.failures, True)
+    assert by_key(maps) == by_key(tmp_path / "r.parquet")
+    schemas = [parquet.read_table(place).schema for place in (maps, tmp_path / "r.parquet")]
+    assert schemas[0].equals(schemas[1], check_metadata=False)
 
 
-def test_the_command_runs_on_a_cluster_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_runs_on_a_cluster_and_goes_on(tmp_path: Path, typed: Typed) -> None:
     folder_of(tmp_path / "photos", 5)
     words = [
         "run",
@@ -146,9 +97,8 @@ def test_the_command_runs_on_a_cluster_and_goes_on(
         "--size",
         "32",
     ]
-    assert main([*words, "--actors", "1"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("; 5 rows in maps")
-    assert main(words) == 0
-    assert "explained 0 photos" in capsys.readouterr().out
-    assert main([*words, "-m", "saliency"]) == 1
-    assert "must be continued as it was begun, but methods: gradcam" in capsys.readouterr().err
+    assert typed(*words, "--actors", "1")[1][0].endswith("; 5 rows in maps")
+    assert "explained 0 photos" in typed(*words)[1][0]
+    code, _, err = typed(*words, "-m", "saliency")
+    assert code == 1
+    assert "must be continued as it was begun, but methods: gradcam" in err[0]

@@ -11,7 +11,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,43 +65,42 @@ def slowly(image: Image.Image) -> torch.Tensor:
     return as_it_is(image)
 
 
+def assert_sound(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
 def test_a_run_that_is_killed_at_any_time_goes_on_where_it_stopped(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "photos", 16)
     file = tmp_path / "run.sqlite"
-    methods = ["gradcam", "saliency"]
     model = explainer().model
+    slow = explain.Explainer(model, preprocess=slowly)
+    options: dict[str, Any] = {"methods": ["gradcam", "saliency"], "target": 1}
 
     def go() -> None:
-        model_explainer = explain.Explainer(model, preprocess=slowly)
-        stored_run(tmp_path, folder, model_explainer, methods, target=1, workers=1, batch_size=3)
+        stored_run(tmp_path, folder, slow, workers=1, batch_size=3, **options)
 
     stored = 0
     for _ in range(2):
         process = forked(go)
         until(lambda: rows(file) > stored)  # noqa: B023
-        workers_ = children(process.pid)
-        assert len(workers_) == 1
+        workers = children(process.pid)
+        assert len(workers) == 1
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        until(lambda: not any(map(is_there, workers_)))  # noqa: B023
-        with sqlite3.connect(file) as db:
-            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            counts = db.execute("SELECT count(*) FROM results GROUP BY photo").fetchall()
-        db.close()
-        assert {count for (count,) in counts} == {2}
+        until(lambda: not any(map(is_there, workers)))  # noqa: B023
+        assert_sound(file)
+        (counts,) = explain.open_run(file).query(
+            "SELECT DISTINCT count(*) FROM results GROUP BY photo"
+        )
+        assert counts == (2,)
         assert stored < rows(file) < 32
         stored = rows(file)
-    model_explainer = explainer(model)
-    slow_explainer = explain.Explainer(model, preprocess=slowly)
-    run = stored_run(tmp_path, folder, slow_explainer, methods, target=1)
+    run = stored_run(tmp_path, folder, slow, **options)
     assert (run.photos, len(run), run.ended) == (16, 32, True)
-    whole = stored_run(tmp_path, folder, model_explainer, methods, name="whole.sqlite", target=1)
-    assert_same(run, whole)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "photos",
-        "run.sqlite",
-        "whole.sqlite",
-    ]
+    assert_same(run, stored_run(tmp_path, folder, explainer(model), name="whole.sqlite", **options))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"photos", "run.sqlite", "whole.sqlite"}
 
 
 class Trap(Source):
@@ -125,10 +124,8 @@ class Trap(Source):
 
 
 def test_a_photo_that_hangs_its_decoder_is_given_up(tmp_path: Path) -> None:
-    run = stored_run(tmp_path, Trap(b=lambda: time.sleep(60)), workers=1, timeout=1.0)
-    assert run.failures == {
-        "b": "image 'b' took longer than 1 s to be read; mend it or allow more time"
-    }
+    run = stored_run(tmp_path, Trap(b=lambda: time.sleep(60)), workers=1, timeout=0.5)
+    assert run.failures["b"].startswith("image 'b' took longer than 0.5 s to be read")
     assert [row.name for row in run.rows()] == ["a", "c", "d"]
 
 
@@ -136,8 +133,7 @@ def test_a_worker_that_dies_costs_its_photo_only(tmp_path: Path) -> None:
     run = stored_run(tmp_path, Trap(c=lambda: os.kill(os.getpid(), signal.SIGKILL)), workers=2)
     assert list(run.failures) == ["c"]
     assert [row.name for row in run.rows()] == ["a", "b", "d"]
-    run = stored_run(tmp_path, Trap(), workers=1)
-    assert (run.photos, run.failures) == (4, {})
+    assert stored_run(tmp_path, Trap(), workers=1).photos == 4
 
 
 def test_a_source_that_breaks_off_is_told_and_what_came_before_is_kept(tmp_path: Path) -> None:
@@ -152,11 +148,6 @@ def test_a_source_that_breaks_off_is_told_and_what_came_before_is_kept(tmp_path:
             stored_run(tmp_path, Broken(), name=name, workers=count, batch_size=1)
         assert explain.open_run(tmp_path / name).photos in (1, 2)
         assert stored_run(tmp_path, Trap(), name=name).photos == 4
-
-
-def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError):
-        stored_run(tmp_path, folder_of(tmp_path / "photos", 1), name=f"{'x' * 300}/run.sqlite")
 
 
 @contextmanager
@@ -174,16 +165,11 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 def test_a_full_disk_ends_the_run_and_loses_nothing_that_was_written(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "photos", 12, (64, 48))
-    file = tmp_path / "run.sqlite"
     options: dict[str, Any] = {"methods": "saliency", "target": 1, "batch_size": 1}
-    with (
-        files_of_at_most(300_000),
-        pytest.raises(RunError, match=r"output .* cannot be written .*(disk|full)"),
-    ):
+    message = r"output .* cannot be written .*(disk|full)"
+    with files_of_at_most(300_000), pytest.raises(RunError, match=message):
         stored_run(tmp_path, folder, **options)
-    with sqlite3.connect(file) as db:
-        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    db.close()
-    assert 0 < rows(file) < 12
+    assert_sound(tmp_path / "run.sqlite")
+    assert 0 < rows(tmp_path / "run.sqlite") < 12
     run = stored_run(tmp_path, folder, **options)
     assert_same(run, stored_run(tmp_path, folder, name="whole.sqlite", **options))

@@ -209,6 +209,7 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(
         ({"metod": "lrp"}, TypeError, "did you mean 'methods'"),
         ({"output": "."}, RunError, "output"),
         ({"output": "/dev/null/x"}, RunError, "cannot be written: "),
+        ({"output": "x" * 300 + "/run.sqlite"}, RunError, "output"),
     ],
 )
 def test_what_is_wrong_for_all_photos_is_raised(

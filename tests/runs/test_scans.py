@@ -26,17 +26,16 @@ def test_slices_are_read_in_the_window_of_the_run_whoever_reads_them(tmp_path: P
     np.save(folder / "air.npy", np.full((40, 40), -1000))
     Image.new("RGB", (40, 40)).save(folder / "black.png")
     model = settled(TinyNet())
-    explainer = explain.Explainer(model, size=40, mean=0.5, std=0.25, window=(LEVEL, WIDTH))
-    run = stored_run(tmp_path, folder, explainer, "saliency", target=1)
-    rows = {row.name: row for row in run.rows()}
-    assert list(rows) == [f"scan.npy slice {number}" for number in range(4)]
+    network = explain.Explainer(model, size=40, mean=0.5, std=0.25, window=(LEVEL, WIDTH))
+    run = stored_run(tmp_path, folder, network, "saliency", target=1)
+    rows = list(run.rows())
+    assert [row.name for row in rows] == [f"scan.npy slice {number}" for number in range(4)]
     assert sorted(run.failures) == ["air.npy", "black.png"]
-    photos = RunPhotos(explain.open_run(tmp_path / "run.sqlite"), explainer)
-    for number, row in enumerate(rows.values()):
-        shares = (volume[number] - (LEVEL - WIDTH / 2)) / WIDTH
+    photos = RunPhotos(explain.open_run(run.path), network)
+    for scan, row in zip(volume, rows, strict=True):
+        shares = (scan - (LEVEL - WIDTH / 2)) / WIDTH
         greys = np.round(shares.clip(0, 1) * 255).astype(np.uint8)
-        assert np.array_equal(np.asarray(photos.picture(row))[:, :, 0], greys)
-        x = explainer.preprocess(Image.fromarray(greys).convert("RGB"))[None]
+        x = network.preprocess(Image.fromarray(greys).convert("RGB"))[None]
         (batch,) = photos.batches([row])
         torch.testing.assert_close(batch.x, x)
         alone = explain.attribute(model, x, "saliency", target=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,16 @@ parquet: Any = pytest.importorskip("pyarrow.parquet", reason="an extra")
 METHODS = ["gradcam", "saliency"]
 
 
+class Death(BaseException):
+    """Nothing in the process sees it, as when the system ends it."""
+
+
 class Cluster:
     """In place of Ray: takes each piece to a process that has got the job pickled; the last piece
-    comes back first."""
+    comes back first. Something may interfere with each piece."""
 
-    def __init__(self) -> None:
+    def __init__(self, interfere: Callable[[Cluster], object] = id) -> None:
+        self.interfere = interfere
         self.pieces: list[list[str]] = []
         self.sent: list[bytes] = []
 
@@ -48,10 +53,11 @@ class Cluster:
             return None
         piece = pickle.loads(self.sent.pop())
         self.pieces.append([entry.name for entry in piece])
-        return piece, pickle.loads(pickle.dumps(self.report(piece)))
-
-    def report(self, piece: list[Entry]) -> Report | None:
-        return self.there.report(piece)
+        self.interfere(self)
+        try:
+            return piece, pickle.loads(pickle.dumps(self.there.report(piece)))
+        except Death:
+            return piece, None
 
 
 def spread(
@@ -96,69 +102,50 @@ def by_key(file: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
 
 
 def test_rows_are_those_of_one_machine_to_the_last_digit(tmp_path: Path) -> None:
-    folder_of(tmp_path / "photos", 22)
-    lines = [f"photos/{n:03}.png,{'abcde'[n % 5]},2,3,9,11" for n in range(22)]
-    (tmp_path / "list.csv").write_text("\n".join(["path,label,x0,y0,x1,y1", *lines]))
+    folder_of(tmp_path / "photos", 10)
+    lines = [f"photos/{n:03}.png,{'abcde'[n % 5]},2,3,9,11" for n in range(10)]
+    source = tmp_path / "list.csv"
+    source.write_text("\n".join(["path,label,x0,y0,x1,y1", *lines]))
     options: dict[str, Any] = {"metrics": ["pointinggame"], "batch_size": 4, "top_k": 2}
-    model_explainer = explainer(categories=list("abcde"))
-    cluster = Cluster()
-    local = stored_run(
-        tmp_path, tmp_path / "list.csv", model_explainer, METHODS, name="r.sqlite", **options
-    )
-    states: list[State] = []
-    run = spread(
-        tmp_path / "list.csv",
-        tmp_path / "maps",
-        METHODS,
-        cluster,
-        model_explainer=model_explainer,
-        per_file=8,
-        progress=states.append,
-        **options,
-    )
-    assert sorted(map(len, cluster.pieces)) == [6, 8, 8]
+    network = explainer(categories=list("abcde"))
+    local = stored_run(tmp_path, source, network, METHODS, **options)
     local.export(tmp_path / "r.parquet")
-    assert by_key(tmp_path / "maps") == by_key(tmp_path / "r.parquet")
+    options.update(model_explainer=network, per_file=4)
+    cluster = Cluster()
+    states: list[State] = []
+    maps = tmp_path / "maps"
+    run = spread(source, maps, METHODS, cluster, progress=states.append, **options)
+    assert sorted(map(len, cluster.pieces)) == [2, 4, 4]
+    assert by_key(maps) == by_key(tmp_path / "r.parquet")
     assert digests(run) == digests(local)
-    assert (len(run), run.photos, run.ended, run.failures) == (88, 22, True, {})
-    assert (states[-1].done, states[-1].total) == (22, 22)
+    assert (len(run), run.photos, run.ended, run.failures) == (40, 10, True, {})
+    assert (states[-1].done, states[-1].total) == (10, 10)
     free = {"begun": None, "ended": None}
     assert {**run.manifest, **free} == {**local.manifest, **free}
-    for query in (
-        "name, class, options, style, paper, digest FROM methods",
-        "name, stamp, label, digest FROM photos",
-    ):
+    for query in ("name, class, options, style, paper FROM methods", "stamp, digest FROM photos"):
         assert sorted(run.query(f"SELECT {query}")) == sorted(local.query(f"SELECT {query}"))
-    assert run.insight("gradcam").lines(1)[0].endswith("44 maps of gradcam")
+    assert run.insight("gradcam").lines(1)[0].endswith("20 maps of gradcam")
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    class Stopped(Cluster):
-        def report(self, piece: list[Entry]) -> Report | None:
-            if len(self.pieces) == 3:
-                raise KeyboardInterrupt
-            return self.there.report(piece)
+    def stop(cluster: Cluster) -> None:
+        if len(cluster.pieces) == 3:
+            raise KeyboardInterrupt
 
     photos = folder_of(tmp_path / "photos", 10)
     maps = tmp_path / "maps"
     with pytest.raises(KeyboardInterrupt):
-        spread(photos, maps, cluster=Stopped(), per_file=2)
+        spread(photos, maps, cluster=Cluster(stop), per_file=2)
     stopped = open_run(maps)
     assert (stopped.photos, stopped.ended) == (4, False)
-    names = set(stopped.identified)
     cluster = Cluster()
     states: list[State] = []
     run = spread(photos, maps, cluster=cluster, per_file=5, progress=states.append)
     assert sorted(map(len, cluster.pieces)) == [1, 5]
-    assert not {name for piece in cluster.pieces for name in piece} & names
     assert len(by_key(maps)) == run.photos == 10
     assert (run.ended, states[-1].there, states[-1].done) == (True, 4, 6)
     with pytest.raises(RunError, match="methods: gradcam before, saliency now"):
         spread(photos, maps, "saliency")
-
-
-class Death(BaseException):
-    """Nothing in the process sees it, as when the system ends it."""
 
 
 class Deadly(Source):
@@ -179,18 +166,10 @@ class Deadly(Source):
 
 
 def test_a_photo_that_ends_each_process_costs_itself_only(tmp_path: Path) -> None:
-    deaths = []
-
-    class Restarting(Cluster):
-        def report(self, piece: list[Entry]) -> Report | None:
-            try:
-                return self.there.report(piece)
-            except Death:
-                deaths.append(piece)
-                return None
-
-    run = spread(Deadly(), tmp_path / "maps", cluster=Restarting())
-    assert list(map(len, deaths)) == [4, 4, 1, 1]  # twice with the others, and twice alone
+    cluster = Cluster()
+    run = spread(Deadly(), tmp_path / "maps", cluster=cluster)
+    deaths = [len(piece) for piece in cluster.pieces if "c" in piece]
+    assert deaths == [4, 4, 1, 1]  # twice with the others, and twice alone
     assert (list(run.failures), run.photos) == (["c"], 3)
     assert run.failures["c"].startswith("image 'c' ended the process that explained it")
 
@@ -198,17 +177,15 @@ def test_a_photo_that_ends_each_process_costs_itself_only(tmp_path: Path) -> Non
 def test_errors_of_all_photos_and_machines_are_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Elsewhere(Cluster):
-        def report(self, piece: list[Entry]) -> Report | None:
-            self.there.folder.path = str(tmp_path)
-            return self.there.report(piece)
+    def move(cluster: Cluster) -> None:
+        cluster.there.folder.path = str(tmp_path)
 
     photos = folder_of(tmp_path / "photos", 3)
     with pytest.raises(LayerError, match="nolayer"):
         spread(photos, tmp_path / "layer", layer="nolayer")
     assert not list((tmp_path / "layer").glob("*.parquet"))
     with pytest.raises(RunError, match="photos were written elsewhere"):
-        spread(photos, tmp_path / "elsewhere", cluster=Elsewhere())
+        spread(photos, tmp_path / "elsewhere", cluster=Cluster(move))
     monkeypatch.setattr("explain.runs.cluster.versions", lambda: {"explain": "9", "torch": "9"})
     with pytest.raises(RunError, match="explain must have the same version"):
         spread(photos, tmp_path / "versions")
@@ -232,10 +209,9 @@ def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None
     status = index.stat()
     assert digests(open_run(maps)) == complete
     assert index.stat() == status  # nothing was new
-    for content in (b"", b"no database" * 100):
-        index.write_bytes(content)
-        with pytest.warns(ExplainWarning, match="3 new"):
-            assert digests(open_run(maps)) == complete
+    index.write_bytes(b"no database" * 100)
+    with pytest.warns(ExplainWarning, match="3 new"):
+        assert digests(open_run(maps)) == complete
     first = min(maps.glob("*.parquet"))
     content = first.read_bytes()
     first.unlink()
@@ -243,7 +219,7 @@ def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None
         pytest.warns(ExplainWarning, match="2 of 6 photos"),
         pytest.warns(ExplainWarning, match="2 new"),
     ):
-        assert (open_run(maps).photos, len(open_run(maps))) == (4, 4)
+        assert len(open_run(maps)) == open_run(maps).photos == 4
     first.write_bytes(content[:-100])
     with pytest.raises(RunError, match="cannot be read"):
         open_run(maps)
@@ -258,13 +234,13 @@ def test_no_corruption_of_a_part_gives_other_maps_unseen(maps: Path) -> None:
     complete = digests(open_run(maps))
     content = first.read_bytes()
     refused = 0
-    for seed in range(24):
+    for seed in range(12):
         first.write_bytes(damaged(content, seed))
         try:
             assert digests(open_run(maps)) == complete
         except RunError:
             refused += 1
-    assert refused > 12
+    assert refused > 6
 
 
 def test_an_address_is_indexed_in_the_cache(
@@ -273,25 +249,23 @@ def test_an_address_is_indexed_in_the_cache(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     photos = folder_of(tmp_path / "photos", 3)
     address = f"memory://{tmp_path}"
-    cluster = Cluster()
     run = spread(photos, address, METHODS, per_file=2)
     assert (run.photos, len(run), run.path.parent) == (3, 6, tmp_path / "cache" / "explain")
     picture(9).save(photos / "more.png")
+    cluster = Cluster()
     assert len(spread(photos, address, METHODS, cluster)) == 8
     assert cluster.pieces == [["more.png"]]
     run.path.unlink()
     with pytest.warns(ExplainWarning, match="3 new"):
         run = open_run(address)
-    written, failures = run.write_pictures("worst:2", tmp_path / "pictures")
-    assert (len(written), failures) == (4, {})
-    assert run.to_html(tmp_path / "page.html")[0].is_file()
+    assert len(run.write_pictures("worst:2", tmp_path / "pictures")[0]) == 4
     assert run.insight("gradcam").method == "gradcam"
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000, b'{"manifest": 1}'])
-def test_damaged_json_of_a_folder_is_refused_in_one_line(maps: Path, content: bytes) -> None:
-    (maps / "_run.json").write_bytes(content)
-    for call in (lambda: open_run(maps), lambda: spread(maps.parent / "photos", maps, per_file=2)):
+def test_damaged_json_of_a_folder_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "_run.json").write_bytes(content)
+    for call in (lambda: open_run(tmp_path), lambda: spread([picture(0)], tmp_path)):
         with pytest.raises(RunError, match=r"_run\.json"):
             call()
 
