@@ -98,3 +98,26 @@ def test_a_model_goes_with_its_explainer(photo: Image.Image) -> None:
         return [weakref.ref(thing) for thing in (model, model[0], model[0].weight, explainer)]
 
     assert_nothing_outlives(run)
+
+
+@pytest.mark.usefixtures("new_objects_alone")
+def test_lrp_keeps_no_weights_of_maps_merged_with_normalisations() -> None:
+    width, depth = 64, 5
+    layers = [
+        layer
+        for _ in range(depth)
+        for layer in (nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+    ]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 2)]
+    model = settled(nn.Sequential(*layers, *head)).eval()
+    of_parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    live_bytes: list[int] = []
+
+    def measure(*args: Any) -> None:
+        tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+        storages = {t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        live_bytes.append(sum(storages[where] for where in storages.keys() - of_parameters))
+
+    model[depth // 2 * 3].register_full_backward_hook(measure)
+    explain.attribute(model, torch.rand(1, width, 3, 3), "lrp", target=1)
+    assert max(live_bytes) < 2.5 * model[0].weight.nbytes

@@ -234,21 +234,31 @@ Back = Callable[[Tensor, Tensor, Tensor], Tensor]
 class LinearMap:
     """``function(x, weight, bias)``; ``place`` is that of x among the call's arguments.
 
-    The result's channels run along dimension ``channels``. ``back(gradient, x, weight)`` is the
-    gradient in x, without a forward pass before it; None lets autograd find it. ``scaled`` gives
-    the weights times a number for each output channel, ``(K,)``; None where it is not known which
-    these are. ``alike`` says that every input and output channel of a convolution sees the others
-    in the same way.
+    ``call_weight`` is the weight of the call. The result's channels run along dimension
+    ``channels``. ``back(gradient, x, weight)`` is the gradient in x, without a forward pass before
+    it; None lets autograd find it. ``scaled`` gives the weights of the call times a number for each
+    output channel, ``(K,)``; None where it is not known which these are. ``alike`` says that every
+    input and output channel of a convolution sees the others in the same way. ``factor`` ``(K,)``
+    is what a normalisation behind the map multiplies its channels by.
     """
 
     place: int
     function: Run
-    weight: Tensor
+    call_weight: Tensor
     bias: Tensor | None
     channels: int
     back: Back | None = None
     scaled: Callable[[Tensor], Tensor] | None = None
     alike: bool = False
+    factor: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights, times ``factor``; computed at each call, as keeping those of all maps would
+        take as much memory as the model."""
+        if self.factor is None or self.scaled is None:
+            return self.call_weight
+        return self.scaled(self.factor)
 
     def then(self, factor: Tensor, shift: Tensor | None) -> "LinearMap | None":
         """This map, and behind it a normalisation that multiplies each channel and adds to it: one
@@ -261,7 +271,10 @@ class LinearMap:
         bias = shift
         if self.bias is not None:
             bias = self.bias * factor if shift is None else self.bias * factor + shift
-        return replace(self, weight=self.scaled(factor.flatten()), bias=bias)
+        factors = factor.flatten()
+        if self.factor is not None:
+            factors = factors * self.factor
+        return replace(self, bias=bias, factor=factors)
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """What the function makes of other values than those of the call; in the widest of their

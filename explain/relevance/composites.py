@@ -226,7 +226,8 @@ def automatic_composite(steps: Sequence[Step]) -> Composite:
     # images.
     convolutions = [step for step in steps if step.kind == "convolution"]
     weights = {
-        step.node if step.map is None else step.linear.weight.data_ptr() for step in convolutions
+        step.node if step.map is None else step.linear.call_weight.data_ptr()
+        for step in convolutions
     }
     return COMPOSITES["EpsilonPlusFlat" if len(weights) > 1 else "Epsilon"]
 

@@ -116,9 +116,10 @@ class AlphaBeta(_Stabilised):
         linear = step.linear
         x = step.x.tensor
         bias = None if linear.bias is None or not self.bias else _signed(linear.bias, sign)
-        parts = [(x, _signed(linear.weight, sign))]
+        weight = linear.weight
+        parts = [(x, _signed(weight, sign))]
         if not flow.is_nonnegative(step):
-            parts = [(x.clamp(min=0), parts[0][1]), (x.clamp(max=0), _signed(linear.weight, -sign))]
+            parts = [(x.clamp(min=0), parts[0][1]), (x.clamp(max=0), _signed(weight, -sign))]
         z = _run(step, parts, bias)
         small = sign * self._small(flow, z)
         none = z == 0
@@ -157,24 +158,26 @@ class Gamma(_Stabilised):
         x = step.x.tensor
         z = step.result.tensor
         half = self.gamma / 2
-        weight = linear.weight.abs() * half
+        weight = linear.weight
+        size_weight = weight.abs() * half
         bias = None if linear.bias is None else linear.bias.abs() * half
         size = z.abs()
-        below = _run(step, [(x.abs(), weight)], bias).add_(size, alpha=1 + half)
+        below = _run(step, [(x.abs(), size_weight)], bias).add_(size, alpha=1 + half)
         small = self._small(flow, below.masked_fill(z <= 0, 0) if step.rectified else below)
         below = below + small
         of_z = size.mul_(gradient).div_(below)  # R sign(z) by what is shared out
         of_size = (gradient * z).div_(below)
         _take(step, flow, of_z, None if linear.bias is None else linear.bias * (1 + half))
         _take(step, flow, of_size, bias, small)
-        of_x = linear.backward(of_z, x, linear.weight).mul_(1 + half)
-        return of_x.addcmul_(linear.backward(of_size, x, weight), x.sign())
+        of_x = linear.backward(of_z, x, weight).mul_(1 + half)
+        return of_x.addcmul_(linear.backward(of_size, x, size_weight), x.sign())
 
     def _of_positive(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         """Where x and z are not negative, the positive weights alone count for more."""
         linear = step.linear
         x = step.x.tensor
-        weight = linear.weight + self.gamma * linear.weight.clamp(min=0)
+        weight = linear.weight
+        weight = weight + self.gamma * weight.clamp(min=0)
         bias = None if linear.bias is None else linear.bias + self.gamma * linear.bias.clamp(min=0)
         z = _run(step, [(x, weight)], bias).clamp(min=0)  # nothing arrives where it is negative
         small = self._small(flow, z)
@@ -283,7 +286,8 @@ class ZBox(_AtInput):
         linear = step.linear
         x = step.x.tensor
         ends = self._range(step, flow, prefix)
-        weights = (linear.weight, -linear.weight.clamp(min=0), -linear.weight.clamp(max=0))
+        weight = linear.weight
+        weights = (weight, -weight.clamp(min=0), -weight.clamp(max=0))
         parts = list(zip((x, *ends), weights, strict=True))
         share = self._quotient(relevance, _run(step, parts, None), flow)
         of_x = torch.zeros_like(x)
