@@ -4,7 +4,7 @@ over 50 seeds.
     python examples/benchmarks/coverage.py kernelshap shapleysampling sobol
 
 The games are those of tests/methods/test_errors.py: scores with known Shapley values and Sobol
-indices, from a majority vote to a network. It takes some minutes for each method.
+indices, from a majority vote to random scores. It takes some minutes for each method.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
         ]
         for stop in stops:
             found = games.covered(
-                of, exact, lambda seed, kind=kind, stop=stop: kind(stop, games.SIDE, seed=seed)
+                of, exact, lambda seed, kind=kind, stop=stop: kind(stop, games.SIDE, seed=seed), 50
             )
             for name, (share, given) in zip(games.GAMES, found, strict=True):
                 told = f"{share:.2f} of the intervals of {given} seeds" if given else "no error yet"

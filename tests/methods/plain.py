@@ -14,11 +14,10 @@ activations and gradients. Elsewhere: `plain_scores` (other scores, several laye
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Layer = tuple[object, ...]
@@ -31,13 +30,14 @@ def module_of(layers: Layers) -> nn.Sequential:
     parts: list[nn.Module] = []
     for kind, *values in layers:
         if kind == "conv":
-            weight, bias = values
-            conv = nn.Conv2d(weight.shape[1], weight.shape[0], weight.shape[2:], padding=1).double()
-            conv.weight.data = weight.clone()
-            conv.bias.data = bias.clone()
-            parts.append(conv)
+            outputs, inputs, *sides = values[0].shape
+            parts.append(filled(nn.Conv2d(inputs, outputs, sides, padding=1), *values))
         elif kind == "bn":
-            parts.append(bn_module(*values))
+            mean, variance, weight, bias, epsilon = values
+            norm = filled(nn.BatchNorm2d(len(mean), eps=epsilon), weight, bias)
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(variance)
+            parts.append(norm)
         elif kind == "relu":
             parts.append(nn.ReLU(inplace=True))
         elif kind == "halve":
@@ -45,69 +45,25 @@ def module_of(layers: Layers) -> nn.Sequential:
         elif kind == "mean":
             parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         elif kind == "linear":
-            weight, bias = values
-            linear = nn.Linear(weight.shape[1], weight.shape[0]).double()
-            linear.weight.data = weight.clone()
-            linear.bias.data = bias.clone()
-            parts.append(linear)
+            parts.append(filled(nn.Linear(*values[0].T.shape), *values))
     return nn.Sequential(*parts).eval()
 
 
-def bn_module(
-    mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, epsilon: float
-) -> nn.BatchNorm2d:
-    norm = nn.BatchNorm2d(len(mean), eps=epsilon).double()
-    norm.weight.data = weight.clone()
-    norm.bias.data = bias.clone()
-    norm.running_mean.copy_(mean)
-    norm.running_var.copy_(variance)
-    return norm
-
-
-def conv_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A 3x3 convolution with one pixel of padding, one output at a time; ``x`` is ``(C, H, W)``."""
-    _, height, width = x.shape
-    padded = torch.zeros(x.shape[0], height + 2, width + 2, dtype=x.dtype)
-    padded[:, 1:-1, 1:-1] = x
-    out = torch.zeros(weight.shape[0], height, width, dtype=x.dtype)
-    for k, i, j in itertools.product(range(len(weight)), range(height), range(width)):
-        out[k, i, j] = (padded[:, i : i + 3, j : j + 3] * weight[k]).sum() + bias[k]
-    return out
-
-
-def conv_backward(gradient: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of `conv_forward` in its input: each output hands its gradient to the window
-    that it read."""
-    outputs, height, width = gradient.shape
-    padded = torch.zeros(weight.shape[1], height + 2, width + 2, dtype=gradient.dtype)
-    for k, i, j in itertools.product(range(outputs), range(height), range(width)):
-        padded[:, i : i + 3, j : j + 3] += gradient[k, i, j] * weight[k]
-    return padded[:, 1:-1, 1:-1]
+def filled(module: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
+    module.double()
+    module.weight.data = weight.clone()
+    module.bias.data = bias.clone()
+    return module
 
 
 def bn_slope_and_shift(
     mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """Batch normalisation in evaluation is ``slope * x + shift``; the shift is its implicit
-    bias."""
+    """Batch normalisation in evaluation is ``slope * x + shift``, of ``(C, 1, 1)`` each; the shift
+    is its implicit bias."""
     slope = weight / (variance + epsilon) ** 0.5
-    return slope, bias - slope * mean
-
-
-def halve(x: Tensor) -> Tensor:
-    """The mean of every cell of 2x2 positions; an odd row or column at the end is left out."""
-    out = torch.zeros(x.shape[0], x.shape[1] // 2, x.shape[2] // 2, dtype=x.dtype)
-    for k, i, j in itertools.product(*map(range, out.shape)):
-        out[k, i, j] = x[k, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].sum() / 4
-    return out
-
-
-def halve_backward(gradient: Tensor, before: Tensor) -> Tensor:
-    """The gradient of `halve` in its input: a quarter for each of the four."""
-    out = torch.zeros_like(before)
-    for i, j in itertools.product(*map(range, gradient.shape[1:])):
-        out[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2] = gradient[:, i, j, None, None] / 4
-    return out
+    shift = bias - slope * mean
+    return slope[:, None, None], shift[:, None, None]
 
 
 def forward(layers: Layers, x: Tensor) -> list[Tensor]:
@@ -118,21 +74,19 @@ def forward(layers: Layers, x: Tensor) -> list[Tensor]:
     for kind, *parameters in layers:
         now = values[-1]
         if kind == "conv":
-            values.append(conv_forward(now, *parameters))
+            values.append(F.conv2d(now[None], *parameters, padding=1)[0])
         elif kind == "bn":
             slope, shift = bn_slope_and_shift(*parameters)
-            values.append(torch.stack([slope[k] * now[k] + shift[k] for k in range(len(now))]))
+            values.append(slope * now + shift)
         elif kind == "relu":
-            values.append(torch.where(now > 0, now, torch.zeros_like(now)))
+            values.append(rectified(now))
         elif kind == "halve":
-            values.append(halve(now))
+            values.append(F.avg_pool2d(now, 2))
         elif kind == "mean":
-            values.append(torch.stack([channel.sum() / channel.numel() for channel in now]))
+            values.append(now.mean((1, 2)))
         elif kind == "linear":
             weight, bias = parameters
-            values.append(
-                torch.stack([(row * now).sum() + b for row, b in zip(weight, bias, strict=True)])
-            )
+            values.append(weight @ now + bias)
     return values
 
 
@@ -152,22 +106,22 @@ def backward(
     gradients = [gradient]
     for (kind, *parameters), before in zip(reversed(layers), reversed(values[:-1]), strict=True):
         if kind == "conv":
-            gradient = conv_backward(gradient, parameters[0])
+            gradient = F.conv_transpose2d(gradient[None], parameters[0], padding=1)[0]
         elif kind == "bn":
-            slope, _ = bn_slope_and_shift(*parameters)
-            gradient = torch.stack([slope[k] * gradient[k] for k in range(len(gradient))])
+            gradient = bn_slope_and_shift(*parameters)[0] * gradient
         elif kind == "relu":
             if rule != "deconv":
-                gradient = torch.where(before > 0, gradient, torch.zeros_like(gradient))
+                gradient = gradient * (before > 0)
             if rule != "plain":
                 gradient = rectified(gradient)
         elif kind == "halve":
-            gradient = halve_backward(gradient, before)
+            quarters = F.interpolate(gradient[None], scale_factor=2)[0] / 4
+            gradient = torch.zeros_like(before)
+            gradient[:, : quarters.shape[1], : quarters.shape[2]] = quarters
         elif kind == "mean":
             gradient = (gradient / before[0].numel())[:, None, None].expand_as(before)
         elif kind == "linear":
-            weight = parameters[0]
-            gradient = sum(weight[row] * gradient[row] for row in range(len(weight)))
+            gradient = gradient @ parameters[0]
         gradients.insert(0, gradient)
     return gradients
 
@@ -179,11 +133,11 @@ def one_hot(target: int, like: Tensor) -> Tensor:
 
 
 def rectified(values: Tensor) -> Tensor:
-    return torch.where(values > 0, values, torch.zeros_like(values))
+    return values.clamp(min=0)
 
 
 def mean_of(values: Tensor) -> Tensor:
-    return values.sum() / values.numel()
+    return values.mean()
 
 
 def unit(values: Tensor, *, shift: bool = False) -> Tensor:
@@ -192,30 +146,9 @@ def unit(values: Tensor, *, shift: bool = False) -> Tensor:
     return values / values.max() if values.max() > 0 else values
 
 
-def softmax(scores: Tensor) -> Tensor:
-    powers = torch.stack([(score - scores.max()).exp() for score in scores])
-    return powers / powers.sum()
-
-
 def enlarge(values: Tensor, size: tuple[int, int]) -> Tensor:
     """Bilinear interpolation between the centres of cells; the border values go on outside."""
-    height, width = values.shape
-    rows, columns = (
-        interpolation(*counts).to(values.dtype) for counts in ((height, size[0]), (width, size[1]))
-    )
-    return rows @ values @ columns.T
-
-
-@cache
-def interpolation(count: int, size: int) -> Tensor:
-    """The weights ``(size, count)`` of bilinear interpolation along one side."""
-    out = torch.zeros(size, count, dtype=torch.float64)
-    for i in range(size):
-        place = min(max((i + 0.5) * count / size - 0.5, 0), count - 1)
-        below = int(place)
-        out[i, below] += 1 - (place - below)
-        out[i, min(below + 1, count - 1)] += place - below
-    return out
+    return F.interpolate(values[None, None], size, mode="bilinear")[0, 0]
 
 
 def saliency(layers: Layers, x: Tensor, target: int) -> Tensor:
@@ -239,9 +172,7 @@ def deconvnet(layers: Layers, x: Tensor, target: int) -> Tensor:
 def weighted(weights: Sequence[Tensor | float], activation: Tensor, *, relu: bool) -> Tensor:
     """``sum_k w_k A_k``, rectified where asked; a weight is a number, or a map to multiply position
     by position."""
-    out = torch.zeros(activation.shape[1:], dtype=activation.dtype)
-    for weight, channel in zip(weights, activation, strict=True):
-        out = out + weight * channel
+    out = sum(weight * channel for weight, channel in zip(weights, activation, strict=True))
     return rectified(out) if relu else out
 
 
@@ -258,11 +189,10 @@ def gradcam_map(activation: Tensor, gradient: Tensor, *, relu: bool = True) -> T
 def gradcampp_map(activation: Tensor, gradient: Tensor, *, relu: bool = True) -> Tensor:
     weights = []
     for a, g in zip(activation, gradient, strict=True):
-        weight = 0.0
-        for slope in g.flatten():
-            if slope > 0:
-                weight += slope / (2 + a.sum() * slope)  # alpha = g^2 / (2 g^2 + sum(A) g^3)
-        weights.append(weight)
+        slopes = g[g > 0]
+        weights.append(
+            (slopes / (2 + a.sum() * slopes)).sum()
+        )  # alpha = g^2 / (2 g^2 + sum(A) g^3)
     return weighted(weights, activation, relu=relu)
 
 

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from tests.methods.plain import Layers, forward, look, mean_of
-
-
-def first_eigenvector(matrix: Tensor) -> tuple[float, Tensor]:
-    """The largest eigenvalue of a symmetric matrix, and its eigenvector."""
-    values, vectors = np.linalg.eigh(matrix.numpy())
-    return float(values[-1]), torch.from_numpy(vectors[:, -1].copy())
+from tests.methods.plain import Layers, forward, look
 
 
 def first_component(channels: Tensor) -> Tensor:
-    """Project positions on the first right singular vector of the matrix positions x channels."""
-    count = len(channels)
-    gram = torch.zeros(count, count, dtype=channels.dtype)
-    for k, m in itertools.product(range(count), repeat=2):
-        gram[k, m] = (channels[k] * channels[m]).sum()
-    _, vector = first_eigenvector(gram)
-    projection = sum(vector[k] * channels[k] for k in range(count))
+    """Project positions on the first eigenvector of the products of channels."""
+    flat = channels.flatten(1)
+    _, vectors = np.linalg.eigh((flat @ flat.T).numpy())
+    projection = torch.einsum("k,khw->hw", torch.from_numpy(vectors[:, -1].copy()), channels)
     return -projection if (projection * channels.sum(dim=0)).sum() < 0 else projection
 
 
@@ -43,16 +32,6 @@ def eigengradcam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
     return first_component(activation * gradient)
 
 
-def kernel_of(a: Tensor, b: Tensor, kernel: str, gamma: float) -> Tensor:
-    product = (a * b).sum()
-    return {
-        "linear": lambda: product,
-        "sigmoid": lambda: torch.tanh(gamma * product + 1),
-        "poly": lambda: (gamma * product + 1) ** 3,
-        "rbf": lambda: torch.exp(-gamma * ((a - b) ** 2).sum()),
-    }[kernel]()
-
-
 def kpcacam(
     layers: Layers, x: Tensor, target: int, layer: int, *, kernel: str = "sigmoid"
 ) -> Tensor:
@@ -63,32 +42,29 @@ def kpcacam(
     scikit-learn's SVC.
     """
     activation = forward(layers, x)[layer + 1]
-    activation = torch.stack([channel - mean_of(channel) for channel in activation])
     samples = activation.flatten(1).T
-    gamma = 1 / (samples.shape[1] * float((samples * samples).sum()) / samples.numel())
-    gram = x.new_zeros(len(samples), len(samples))
-    for i, a in enumerate(samples):
-        for j, b in enumerate(samples[: i + 1]):
-            gram[i, j] = gram[j, i] = kernel_of(a, b, kernel, gamma)
-    rows = gram.mean(dim=1)
-    everything = gram.mean()
-    centred_gram = gram - rows[:, None] - rows[None, :] + everything
-    value, vector = first_eigenvector(centred_gram)
-    scores = vector * max(value, 0.0) ** 0.5
+    samples = samples - samples.mean(0)
+    gamma = 1 / (samples.shape[1] * float((samples * samples).mean()))
+    products = samples @ samples.T
+    gram = {
+        "linear": lambda: products,
+        "sigmoid": lambda: torch.tanh(gamma * products + 1),
+        "poly": lambda: (gamma * products + 1) ** 3,
+        "rbf": lambda: torch.exp(-gamma * torch.cdist(samples, samples) ** 2),
+    }[kernel]()
+    centre = torch.eye(len(gram), dtype=gram.dtype) - 1 / len(gram)
+    values, vectors = np.linalg.eigh((centre @ gram @ centre).numpy())
+    scores = torch.from_numpy(vectors[:, -1].copy()) * max(values[-1], 0.0) ** 0.5
     return (-scores if scores[scores.abs().argmax()] < 0 else scores).reshape(activation.shape[1:])
 
 
 def fem(layers: Layers, x: Tensor, target: int, layer: int, *, k: float = 2.0) -> Tensor:
     """``sum_k mean(A_k) [A_k > mean(A_k) + k std(A_k)]``: binary maps, standard deviation over all
     (Fuad 2020)."""
-    out = torch.zeros(forward(layers, x)[layer + 1].shape[1:], dtype=x.dtype)
-    for channel in forward(layers, x)[layer + 1]:
-        mean = mean_of(channel)
-        deviation = mean_of((channel - mean) ** 2) ** 0.5
-        for place in itertools.product(*map(range, channel.shape)):
-            if channel[place] > mean + k * deviation:
-                out[place] += mean
-    return out
+    activation = forward(layers, x)[layer + 1]
+    mean = activation.mean((1, 2), keepdim=True)
+    deviation = activation.std((1, 2), correction=0, keepdim=True)
+    return torch.where(activation > mean + k * deviation, mean, 0).sum(0)
 
 
 def nmf(

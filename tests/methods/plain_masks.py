@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tests.methods.plain import Layers, enlarge, forward, softmax, unit, weighted
+from tests.methods.plain import Layers, enlarge, forward, unit, weighted
 
 
 def mask_of(channel: Tensor, x: Tensor, enlarge_first: bool = True) -> Tensor:
@@ -33,7 +33,7 @@ def masked_cam(layers: Layers, x: Tensor, target: int, layer: int, inputs: Input
     for k, channel in enumerate(activation):
         scores = [forward(layers, masked)[-1][target] - black for masked in inputs(k, channel)]
         gains.append(sum(scores) / len(scores))
-    return weighted(list(softmax(torch.stack(gains))), activation, relu=True)
+    return weighted(list(torch.stack(gains).softmax(0)), activation, relu=True)
 
 
 def scorecam(

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tests.methods.plain import Layers, backward, bn_slope_and_shift, enlarge, forward, unit
-
-
-def legendre(order: int, at: float) -> tuple[float, float]:
-    """The Legendre polynomial and its slope, by recurrence."""
-    before = 1.0
-    now = at
-    for n in range(2, order + 1):
-        before, now = now, ((2 * n - 1) * at * now - (n - 1) * before) / n
-    return now, order * (at * now - before) / (at * at - 1)
 
 
 def quadrature(rule: str, steps: int) -> tuple[list[float], list[float]]:
@@ -29,18 +20,8 @@ def quadrature(rule: str, steps: int) -> tuple[list[float], list[float]]:
     if rule != "gausslegendre":
         offset = {"left": 0.0, "midpoint": 0.5, "right": 1.0}[rule]
         return [(i + offset) / steps for i in range(steps)], [1 / steps] * steps
-    points = []
-    weights = []
-    for i in range(steps):
-        root = -math.cos(math.pi * (i + 0.75) / (steps + 0.5))
-        for _ in range(20 if steps > 1 else 0):
-            value, slope = legendre(steps, root)
-            root -= value / slope
-        slope = legendre(steps, root)[1] if steps > 1 else 1.0
-        root = root if steps > 1 else 0.0
-        points.append((root + 1) / 2)
-        weights.append(1 / ((1 - root * root) * slope * slope))
-    return points, weights
+    points, weights = np.polynomial.legendre.leggauss(steps)
+    return ((points + 1) / 2).tolist(), (weights / 2).tolist()
 
 
 def integratedgradients(
@@ -85,12 +66,9 @@ def fullgrad_terms(layers: Layers, x: Tensor, target: int) -> list[Tensor]:
     terms = [x * gradients[0]]
     for (kind, *parameters), gradient in zip(layers, gradients[1:], strict=True):
         if kind == "conv":
-            terms.append(
-                torch.stack([bias * g for bias, g in zip(parameters[1], gradient, strict=True)])
-            )
+            terms.append(parameters[1][:, None, None] * gradient)
         elif kind == "bn":
-            _, shift = bn_slope_and_shift(*parameters)
-            terms.append(torch.stack([bias * g for bias, g in zip(shift, gradient, strict=True)]))
+            terms.append(bn_slope_and_shift(*parameters)[1] * gradient)
         elif kind == "linear":
             terms.append(parameters[1] * gradient)
     return terms

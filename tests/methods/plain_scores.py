@@ -24,7 +24,7 @@ def finer_slope(
     sum p ("weighted")."""
     count = len(references)
     shares = (
-        plain.softmax(logits[list(references)]).tolist()
+        logits[list(references)].softmax(0).tolist()
         if objective == "weighted"
         else [1 / count] * count
     )

@@ -3,7 +3,6 @@ plainly, value by value."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 
@@ -20,16 +19,10 @@ def blurred(x: Tensor, sigma: float) -> Tensor:
     """Each pixel is the mean of all pixels, weighted by a Gaussian of their distance."""
     if sigma == 0:
         return x
-    found = torch.zeros_like(x)
-    height, width = x.shape[1:]
-    for i, j in itertools.product(range(height), range(width)):
-        total = 0.0
-        for k, m in itertools.product(range(height), range(width)):
-            weight = math.exp(-((i - k) ** 2 + (j - m) ** 2) / (2 * sigma**2))
-            found[:, i, j] += weight * x[:, k, m]
-            total += weight
-        found[:, i, j] /= total
-    return found
+    rows, columns = (torch.arange(size, dtype=x.dtype) for size in x.shape[1:])
+    across = torch.exp(-((rows[:, None] - rows) ** 2) / (2 * sigma**2))
+    along = torch.exp(-((columns[:, None] - columns) ** 2) / (2 * sigma**2))
+    return across @ x @ along / across.sum(1)[:, None] / along.sum(1)
 
 
 def blurintegratedgradients(
@@ -75,39 +68,27 @@ def guided(
     whole = float((x - baseline).abs().sum())
     now = baseline.clone()
     for i in range(steps):
-        gradient = backward(layers, forward(layers, now), target)[0].flatten().tolist()
+        slopes = backward(layers, forward(layers, now), target)[0].abs()
         # what differs by less is equal
-        unit = max(map(abs, gradient)) * torch.finfo(x.dtype).eps ** (2 / 3)
-        gradient = [round(abs(each) / unit) if unit else 0 for each in gradient]
-        begin = now.clone()
+        unit = slopes.max() * torch.finfo(x.dtype).eps ** (2 / 3)
+        slopes = (slopes / unit).round() if unit else slopes
+        begin = now
         done = (i + 1) / steps
         least = baseline + max(done - distance, 0) * (x - baseline)
         most = baseline + min(done + distance, 1) * (x - baseline)
-        values = now.flatten().tolist()
-        ends = list(
-            zip(
-                least.flatten().tolist(), most.flatten().tolist(), x.flatten().tolist(), strict=True
-            )
-        )
-        for j, (low, high, _) in enumerate(ends):
-            values[j] = max(values[j], low) if high >= low else min(values[j], low)
+        now = torch.where(most >= least, torch.maximum(now, least), torch.minimum(now, least))
         while True:
-            gap = sum(
-                abs(end - value) for (_, _, end), value in zip(ends, values, strict=True)
-            ) - whole * (1 - done)
-            moving = [j for j, (_, high, _) in enumerate(ends) if abs(high - values[j]) > 1e-13]
-            if gap <= 1e-12 * whole or not moving:
+            gap = float((x - now).abs().sum()) - whole * (1 - done)
+            moving = (most - now).abs() > 1e-13
+            if gap <= 1e-12 * whole or not moving.any():
                 break
-            sizes = sorted(gradient[j] if j in moving else math.inf for j in range(len(values)))
-            threshold = sizes[int((len(values) - 1) * fraction)]
-            chosen = [j for j in moving if gradient[j] <= threshold]
-            gain = sum(abs(ends[j][1] - values[j]) for j in chosen)
-            part = min(1.0, gap / gain)
-            for j in chosen:
-                values[j] += part * (ends[j][1] - values[j])
+            ranked = torch.where(moving, slopes, math.inf).flatten().sort().values
+            chosen = moving & (slopes <= ranked[int((len(ranked) - 1) * fraction)])
+            rest = (most - now) * chosen
+            gain = float(rest.abs().sum())
+            now = now + min(1.0, gap / gain) * rest
             if gap < gain:
                 break
-        now = torch.tensor(values, dtype=x.dtype).reshape(x.shape)
         yield begin, now
 
 
