@@ -13,25 +13,31 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from explain.baselines import Zero
+from explain.baselines.base import Baseline
+
+ZERO = Zero()
 STUDENT = {14: 2.144787, 15: 2.131450, 20: 2.085963, 25: 2.059539}
 """The 97.5 % points of Student's t, from any table."""
 
 ScoreOf = Callable[[Tensor], float]
 
 
-def occlusion(score: ScoreOf, x: Tensor, window: int, stride: int) -> Tensor:
+def occlusion(
+    score: ScoreOf, x: Tensor, window: int, stride: int, baseline: Baseline = ZERO
+) -> Tensor:
     """The mean drop over the windows that cover each pixel."""
     _, height, width = x.shape
     total = torch.zeros(height, width).double()
     times = torch.zeros(height, width).double()
     rows = [i for i in range(0, height, stride) if i == 0 or i - stride + window < height]
     columns = [j for j in range(0, width, stride) if j == 0 or j - stride + window < width]
-    for i in rows:
-        for j in columns:
-            covered = x.clone()
-            covered[:, i : i + window, j : j + window] = 0
-            total[i : i + window, j : j + window] += score(x) - score(covered)
-            times[i : i + window, j : j + window] += 1
+    for i, j in itertools.product(rows, columns):
+        hidden = torch.zeros(height, width).double()
+        hidden[i : i + window, j : j + window] = 1
+        covered = baseline(x[None], 1 - hidden[None, None])[0]
+        total += (score(x) - score(covered)) * hidden
+        times += hidden
     return total / times
 
 
