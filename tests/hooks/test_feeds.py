@@ -3,8 +3,7 @@ used."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from torch import nn
 
 import explain
 from explain.hooks import capture
+from tests.conftest import Made, in_threads, snapshot
 
 
 def photos() -> torch.Tensor:
@@ -57,95 +57,59 @@ class Kept(nn.Module):
         return y
 
 
+METHODS = {
+    "gradcam(relu=False)": "gradcam(relu=False, gradients=full_backward)",
+    "guidedbackprop": "guidedbackprop(gradients=full_backward)",
+    "saliency": "saliency(gradients=full_backward)",
+}
+
+
 @pytest.mark.parametrize(
-    ("way", "refused"),
-    [
-        ("modules", []),
-        ("in place", []),
-        ("in place at once", []),
-        ("a function", ["guidedbackprop"]),
-        ("a list", []),
-        ("a mapping", []),
-    ],
+    "way", ["modules", "in place", "in place at once", "a function", "a list", "a mapping"]
 )
-def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(
-    way: str, refused: list[str]
-) -> None:
-    torch.manual_seed(0)
+def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(way: str) -> None:
     model = Ways(way).double().eval()
     x = photos()
-    modes = [module.training for module in model.modules()]
-    methods = {
-        "gradcam": "gradcam(relu=False)",
-        "guidedbackprop": "guidedbackprop()",
-        "saliency": "saliency()",
-    }
-    for name, plain in methods.items():
+    before = snapshot(model)
+    for plain, hooked in METHODS.items():
         for targets in ([2], [0, 4]):  # of several, each has hooks of its own
-            method = plain.replace("(", "(gradients=full_backward, ")
-            if name in refused:
+            run = partial(explain.attribute, model, x, targets=targets, layer="layer")
+            if way == "a function" and plain == "guidedbackprop":
                 with pytest.raises(explain.ExplainError, match="full-backward"):
-                    explain.attribute(model, x, method, targets=targets, layer="layer")
+                    run(hooked)
                 continue
-            found = explain.attribute(model, x, method, targets=targets, layer="layer")
-            expected = explain.attribute(model, x, plain, targets=targets, layer="layer")
-            for one, other in zip(found, expected, strict=True):
+            for one, other in zip(run(hooked), run(plain), strict=True):
                 torch.testing.assert_close(one.values, other.values, rtol=1e-12, atol=1e-14)
-    assert [module.training for module in model.modules()] == modes
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
+    assert snapshot(model) == before
     with pytest.raises(explain.ExplainError, match="positional"):
         explain.attribute(model, {"photo": x}, "saliency(gradients=full_backward)", target=2)
-
-
-class SomeCalls(nn.Module):
-    """Calls its layer three times, and scores what the calls in ``used`` give."""
-
-    def __init__(self, used: tuple[int, ...]) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3).double()
-        self.used = used
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        outputs = [x]
-        for _ in range(3):
-            outputs.append(self.layer(outputs[-1]).tanh())
-        return torch.stack([outputs[1 + i] for i in self.used]).square().sum()
 
 
 @pytest.mark.parametrize("way", ["backward", "another thread", "seen.backward", "calls of others"])
 @pytest.mark.parametrize("used", [(1,), (0, 2)])
 def test_each_call_of_a_layer_has_its_own_gradient_or_none(used: tuple[int, ...], way: str) -> None:
-    torch.manual_seed(0)
-    model = SomeCalls(used)
+    outputs: list[torch.Tensor] = []
+
+    def three_calls(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        outputs[:] = [model.layer(x)]
+        for _ in range(2):
+            outputs.append(model.layer(outputs[-1].tanh()))
+        return torch.stack([outputs[i].tanh() for i in used]).square().sum()
+
+    model = Made(three_calls, layer=nn.Linear(3, 3)).double()
     x = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
-    outputs = [model.layer(x)]
-    outputs += [model.layer(outputs[-1].tanh())]
-    outputs += [model.layer(outputs[-1].tanh())]
-    score = torch.stack([outputs[i].tanh() for i in used]).square().sum()
-    expected = torch.autograd.grad(score, outputs, allow_unused=True)
+    expected = torch.autograd.grad(three_calls(model, x), outputs, allow_unused=True)
+    others = int(way == "calls of others")
     with capture(model, "layer") as seen:
-        if way == "calls of others":
-            in_thread(lambda: SomeCalls.forward(model, 3 * x).backward())
+        in_threads(others, lambda number: three_calls(model, 3 * x).backward())
         score = model(x)
-        if way == "calls of others":
-            in_thread(lambda: SomeCalls.forward(model, 5 * x).backward())
+        in_threads(others, lambda number: three_calls(model, 5 * x).backward())
     if way == "seen.backward":
         seen.backward(score)
         assert model.layer.weight.grad is None
     elif way == "another thread":
-        in_thread(score.backward)
+        in_threads(1, lambda number: score.backward())
     else:
         score.backward()
-    assert len(seen.records) == 3
     for record, gradient in zip(seen.records, expected, strict=True):
-        if gradient is None:
-            assert record.gradient is None
-        else:
-            torch.testing.assert_close(record.gradient, gradient, rtol=1e-12, atol=1e-14)
-
-
-def in_thread(work: Callable[[], object]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+        torch.testing.assert_close(record.gradient, gradient, rtol=1e-12, atol=1e-14)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,9 +48,9 @@ def with_channels(
     new: Callable[[torch.Tensor], Any], channels: list[int]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     def change(output: torch.Tensor) -> torch.Tensor:
-        found = output.clone()
-        found[:, channels] = new(output)
-        return found
+        changed = output.clone()
+        changed[:, channels] = new(output)
+        return changed
 
     return change
 
@@ -101,13 +102,12 @@ def test_an_intervention_is_bit_equal_to_a_plain_hook(name: str) -> None:
 def test_a_region_of_the_photo_is_the_positions_whose_centres_are_in_it() -> None:
     model = net()
     x = photos()
-    expected = torch.zeros(6, 5, dtype=torch.bool)  # of layer2, half the photo's size
-    for row in range(6):
-        for column in range(5):
-            expected[row, column] = 3 <= (row + 0.5) * 2 < 8 and 2 <= (column + 0.5) * 2 < 7
+    # of layer2, which has half the photo's size
+    rows, columns = ((torch.arange(n)[:, None] + 0.5) * 2 for n in (6, 5))
+    inside = (rows >= 3) & (rows < 8) & ((columns >= 2) & (columns < 7)).mT
     with intervene(model, [Ablate("layer2", region=(2, 3, 7, 8))]):
         found = model(x)
-    plain = under_a_hook(model, "layer2", lambda out: torch.where(expected, 0.0, out), x)
+    plain = under_a_hook(model, "layer2", lambda out: torch.where(inside, 0.0, out), x)
     assert torch.equal(found, plain)
 
 
@@ -130,45 +130,54 @@ def plain_attention(
     return layer.out_proj(heads.transpose(1, 2).flatten(2))
 
 
+def by_einsum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    weights = torch.einsum("bihd, bjhd -> bhij", q, k).softmax(-1)
+    return torch.einsum("bjhd,bhij->bihd", v, weights).transpose(1, 2)
+
+
+MIXED: dict[str, Callable[..., torch.Tensor]] = {
+    "fused": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1),
+    "eager": lambda q, k, v: torch.matmul((q @ k.transpose(-2, -1)).softmax(dim=-1), v),
+    "reversed": lambda q, k, v: (
+        (v.mT @ F.dropout(nn.Softmax(-1)(q @ k.mT), 0.5, False).permute(0, 1, 3, 2)).mT
+    ),
+    "einsum": by_einsum,
+}
+
+
 class Eager(nn.Module):
+    """The same attention as code, mixed in one of the ways above."""
+
     def __init__(self, of: nn.MultiheadAttention, kind: str) -> None:
         super().__init__()
         self.of = of
-        self.kind = kind
+        self.mix = MIXED[kind]
         self.num_heads = of.num_heads
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        count, tokens, width = x.shape
         parts = F.linear(x, self.of.in_proj_weight, self.of.in_proj_bias)
-        q, k, v = parts.reshape(count, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        q = q * q.shape[-1] ** -0.5
-        if self.kind == "fused":
-            mixed = F.scaled_dot_product_attention(q, k, v, scale=1)
-        elif self.kind == "eager":
-            mixed = torch.matmul((q @ k.transpose(-2, -1)).softmax(dim=-1), v)
-        elif self.kind == "reversed":
-            weights = F.dropout(nn.Softmax(-1)(q @ k.mT), 0.5, self.training)
-            mixed = (v.mT @ weights.permute(0, 1, 3, 2)).mT
-        else:  # by einsum
-            q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-            weights = torch.einsum("bihd, bjhd -> bhij", q, k).softmax(-1)
-            mixed = torch.einsum("bjhd,bhij->bihd", v, weights).transpose(1, 2)
-        return self.of.out_proj(mixed.transpose(1, 2).reshape(count, tokens, width))
+        q, k, v = parts.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = self.mix(q * q.shape[-1] ** -0.5, k, v)
+        return self.of.out_proj(mixed.transpose(1, 2).flatten(2))
 
 
-class Multihead(nn.Module):
-    def __init__(self, of: nn.MultiheadAttention, weights: bool) -> None:
-        super().__init__()
-        self.of = of
-        self.weights = weights
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.of(x, x, x, need_weights=self.weights)[0]
+def multihead(of: nn.MultiheadAttention, *, weights: bool) -> nn.Module:
+    return Made(lambda model, x: model.of(x, x, x, need_weights=weights)[0], of=of)
 
 
 @pytest.mark.parametrize("part", ["q", "k", "v", "pattern", "heads"])
 @pytest.mark.parametrize(
-    "kind", ["fused", "eager", "reversed", "einsum", "module", "module with weights", "fast path"]
+    "kind",
+    [
+        "fused",
+        "eager",
+        "reversed",
+        "einsum",
+        "module",
+        "module with weights",
+        "module on the fast path",
+    ],
 )
 @pytest.mark.parametrize("units", [{"tokens": [0, 2]}, {"heads": [0], "tokens": [3]}])
 def test_every_part_of_an_attention_is_replaced(
@@ -177,9 +186,10 @@ def test_every_part_of_an_attention_is_replaced(
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
     x = torch.rand(3, 5, 8, dtype=torch.float64)
-    of_module = {"module": False, "module with weights": True, "fast path": False}
     model = nn.Sequential(
-        Multihead(layer, of_module[kind]) if kind in of_module else Eager(layer, kind)
+        multihead(layer, weights=kind == "module with weights")
+        if "module" in kind
+        else Eager(layer, kind)
     ).eval()
 
     heads = units.get("heads", [0, 1])
@@ -191,7 +201,7 @@ def test_every_part_of_an_attention_is_replaced(
         return edited
 
     ablate = Ablate(f"0:{part}", **units)
-    with torch.set_grad_enabled(kind != "fast path"), intervene(model, [ablate]):
+    with torch.set_grad_enabled(kind != "module on the fast path"), intervene(model, [ablate]):
         output = model(x)
     expected = plain_attention(layer, x, **{part: zeroed})
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-14)
@@ -201,7 +211,7 @@ def test_every_part_of_an_attention_is_replaced(
 def test_a_hook_group_and_a_capture_see_the_parts_of_an_attention() -> None:
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
-    model = nn.Sequential(Multihead(layer, False))
+    model = nn.Sequential(multihead(layer, weights=False))
     x = torch.rand(1, 5, 8, dtype=torch.float64)
     kept: list[torch.Tensor] = []
     output = plain_attention(layer, x, pattern=lambda weights: kept.append(weights) or weights)
@@ -291,11 +301,9 @@ WRONG: dict[str, tuple[Callable[[], Intervention], str]] = {
     "position": (lambda: Ablate("layer1", positions=[(12, 0)]), "12 × 10"),
     "region": (lambda: Ablate("layer2", region=(0, 0, 0.5, 0.5)), "larger"),
     "tokens": (lambda: Ablate("layer1", tokens=[0]), "positions"),
-    "direction": (lambda: Steer("layer1", torch.ones(5)), "6 channels"),
     "directions": (lambda: Project("layer1", torch.ones(5)), "6"),
     "by": (lambda: Ablate("layer1", by="nothing"), "zero"),
     "values": (lambda: Patch("layer1", torch.ones(2, 6, 5, 5), from_input=False), "broadcast"),
-    "layer": (lambda: Ablate("layer9"), "layer"),
     "images": (lambda: Patch("layer1", torch.ones(3, 6, 12, 10), from_input=False), "images"),
     "one vector": (lambda: Ablate("fc", by="mean"), "reference"),
     "not a value": (lambda: "layer1", "Ablate"),  # type: ignore[return-value, arg-type]
@@ -342,17 +350,12 @@ def test_values_of_each_image_go_with_its_perturbed_rows(method: str) -> None:
     model = net()
     x = photos(2)
     others = photos(2, seed=4)
-    found = explain.attribute(
-        model,
-        x,
-        method,
-        target=1,
-        interventions=[Patch("layer1", others, channels=[0, 2])],
-        batch_size=3,
-    )
+    interventions = [Patch("layer1", others, channels=[0, 2])]
+    run = partial(explain.attribute, method=method, target=1)
+    found = run(model, x, interventions=interventions, batch_size=3)
     for i in range(2):
         patch = Patch("layer1", others[i : i + 1], channels=[0, 2])
-        alone = explain.attribute(model, x[i : i + 1], method, target=1, interventions=[patch])
+        alone = run(model, x[i : i + 1], interventions=[patch])
         torch.testing.assert_close(found.values[i], alone.values[0], rtol=1e-8, atol=1e-10)
 
 
@@ -374,20 +377,18 @@ def test_directions_are_not_rounded_to_half_precision() -> None:
     direction = torch.tensor([1.0, 1.0 / 3, 1e-5, 0.2, 0.7, 0.4], dtype=torch.float64)
     model = nn.Sequential(nn.Identity()).half()
     x = torch.rand(2, 6, generator=torch.Generator().manual_seed(0)).half()
+    unit = direction / direction.norm()
+    expected = x.double() - (x.double() @ unit)[:, None] * unit
     for directions in (direction, torch.stack([direction, 3 * direction]), 1e-9 * direction):
         with intervene(model, [Project("0", directions)]):
-            found = model(x).double()
-        unit = direction / direction.norm()
-        torch.testing.assert_close(
-            found, x.double() - (x.double() @ unit)[:, None] * unit, rtol=0, atol=3e-3
-        )
+            torch.testing.assert_close(model(x).double(), expected, rtol=0, atol=3e-3)
 
 
 def test_every_attention_takes_its_values_from_an_input() -> None:
     torch.manual_seed(0)
     layers = [nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2)]
     shared = nn.Linear(8, 8)
-    blocks = nn.ModuleList(Multihead(layer, False) for layer in layers)
+    blocks = nn.ModuleList(multihead(layer, weights=False) for layer in layers)
 
     def twice(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         for block in model.blocks:
@@ -424,15 +425,12 @@ def test_a_tensor_that_is_there_twice_is_replaced_twice() -> None:
 def test_copies_with_random_weights_are_altered_too(metric: str) -> None:
     model = net()
 
-    def scores() -> torch.Tensor:
-        table = explain.evaluate(model, photos(1), "saliency", metric, target=1)
-        return table["saliency"][metric]
-
-    unaltered = scores()
-    change = with_channels(lambda out: 0, [1, 4])
+    evaluate = partial(explain.evaluate, model, photos(1), "saliency", metric, target=1)
+    unaltered = evaluate()["saliency"][metric]
     with intervene(model, [Ablate("layer1", channels=[1, 4])]):
-        values = scores()
+        values = evaluate()["saliency"][metric]
+    change = with_channels(lambda out: 0, [1, 4])
     # copies have it, too
     with model.layer1.register_forward_hook(lambda module, args, output: change(output)):
-        torch.testing.assert_close(values, scores())
+        torch.testing.assert_close(values, evaluate()["saliency"][metric])
     assert not torch.allclose(values, unaltered)
