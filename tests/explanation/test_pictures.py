@@ -271,5 +271,5 @@ def test_a_result_of_any_size_takes_at_most_300_kilobytes_of_a_notebook() -> Non
         noise, "inputxgradient", targets=[0, 1]
     )
     page = explanation._repr_html_()
-    assert "<iframe" in page
+    assert page.startswith("<img")  # the page in its frame would be larger
     assert len(page) < 300_000
