@@ -3,7 +3,10 @@ in the photo."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,45 +20,42 @@ from explain import ImageError
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
 from explain.explanation.tiles import tiles_on_photo
-from tests.conftest import settled
+from tests.conftest import Made, settled
+from tests.runs.networks import as_it_is, picture, stored_run
 
 SIDE = 24
 
 
-class Bag(nn.Module):
-    """Attention over the patches of a bag."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, 2)
-        self.weight = nn.Linear(8, 1)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        features = self.conv(x.flatten(0, 1)).relu().mean((2, 3)).unflatten(0, x.shape[:2])
-        return self.head((self.weight(features).softmax(1) * features).sum(1))
-
-
 def pixels(image: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(image.convert("RGB")).copy()).movedim(2, 0).float() / 255
+    return as_it_is(image.convert("RGB"))
 
 
 def cut(x: torch.Tensor) -> torch.Tensor:
     """The patches ``(6, 3, SIDE, SIDE)`` of 2 rows and 3 columns."""
-    return torch.stack(
-        [x[:, i : i + SIDE, j : j + SIDE] for i in (0, SIDE) for j in (0, SIDE, 2 * SIDE)]
-    )
+    rows = x.unfold(1, SIDE, SIDE).unfold(2, SIDE, SIDE)
+    return rows.movedim(0, 2).flatten(0, 1)
 
 
-def photo() -> Image.Image:
-    noise = np.random.default_rng(0).integers(0, 256, (2 * SIDE, 3 * SIDE, 3), np.uint8)
-    return Image.fromarray(noise)
+PHOTO = picture(0, (3 * SIDE, 2 * SIDE))
 
 
-def bag() -> Bag:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Bag().eval()
+def input_times_gradient(score: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Of the pixels of the photo, by autograd."""
+    x = pixels(PHOTO).requires_grad_()
+    (gradient,) = torch.autograd.grad(score(x), x)
+    return gradient * x.detach()
+
+
+def bag() -> nn.Module:
+    """Attention over the patches of a bag."""
+    parts = {"conv": nn.Conv2d(3, 8, 3, 2), "weight": nn.Linear(8, 1), "head": nn.Linear(8, 3)}
+
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        maps = net.conv(x.flatten(0, 1))
+        features = maps.relu().mean((2, 3)).unflatten(0, x.shape[:2])
+        return net.head((net.weight(features).softmax(1) * features).sum(1))
+
+    return settled(Made(forward, **parts)).eval()
 
 
 def test_values_of_patches_are_those_of_the_photo(tmp_path: Path) -> None:
@@ -63,52 +63,46 @@ def test_values_of_patches_are_those_of_the_photo(tmp_path: Path) -> None:
     explainer = explain.Explainer(
         model, preprocess=lambda image: cut(pixels(image)), layout="NTCHW"
     )
-    explanation = explainer(photo(), ["inputxgradient", "gradcam(relu=False)"], target=1)
-    x = pixels(photo()).requires_grad_()
-    (gradient,) = torch.autograd.grad(model(cut(x)[None])[0, 1], x)
-    assert_close(explanation["inputxgradient"].values[0], gradient * x.detach())
-    kept: list[torch.Tensor] = []
-    handle = model.conv.register_forward_hook(lambda module, args, output: kept.append(output))
-    score = model(cut(x)[None])[0, 1]
-    handle.remove()
-    (of_maps,) = torch.autograd.grad(score, kept[0])
-    maps = (of_maps.mean((2, 3), keepdim=True) * kept[0]).sum(1).detach()
-    large = nn.functional.interpolate(maps[:, None], (SIDE, SIDE), mode="bilinear")[:, 0]
-    rows = [torch.cat([*large[i : i + 3]], 1) for i in (0, 3)]
-    assert_close(explanation["gradcam"].values[0], torch.cat(rows))
-    assert explanation.overlay("gradcam").size == photo().size
+    explanation = explainer(PHOTO, ["inputxgradient", "gradcam(relu=False)"], target=1)
+    expected = input_times_gradient(lambda x: model(cut(x)[None])[0, 1])
+    assert_close(explanation["inputxgradient"].values[0], expected)
+    maps = model.conv(cut(pixels(PHOTO)))
+    behind = Made(lambda net, maps: model.function(net, maps[None]), **dict(model.named_children()))
+    behind.conv = nn.Identity()
+    (gradients,) = torch.autograd.grad(behind(maps)[0, 1], maps)
+    cams = (gradients.mean((2, 3), keepdim=True) * maps).sum(1, keepdim=True).detach()
+    large = nn.functional.interpolate(cams, (SIDE, SIDE), mode="bilinear")[:, 0]
+    on_photo = large.unflatten(0, (2, 3)).transpose(1, 2).reshape(2 * SIDE, 3 * SIDE)
+    assert_close(explanation["gradcam"].values[0], on_photo)
+    assert explanation.overlay("gradcam").size == PHOTO.size
     assert len(explanation.crops) == 6
-    paths = explanation.save(tmp_path)
-    saved = explain.load(next(path for path in paths if path.name.endswith("gradcam.json")))
-    assert_close(saved.values, explanation["gradcam"].values[0])
-    several = explainer([photo(), photo()], "inputxgradient", target=1)
-    for explanation_of_one in several:
-        assert torch.equal(explanation_of_one.values, explanation["inputxgradient"].values[0])
+    explanation.save(tmp_path)
+    saved = explain.load(tmp_path / "image-gradcam.json")
+    assert_close(saved.values, on_photo)
+    for one in explainer([PHOTO, PHOTO], "inputxgradient", target=1):
+        assert torch.equal(one.values, explanation["inputxgradient"].values[0])
 
 
 def test_a_photo_is_a_film_that_stands_still_where_a_model_takes_frames() -> None:
     model = bag()
     one = explain.Explainer(model, preprocess=pixels, layout="NTCHW")
-    assert one.as_input(photo()).shape == (1, 1, 3, 2 * SIDE, 3 * SIDE)
+    assert one.as_input(PHOTO).shape == (1, 1, 3, 2 * SIDE, 3 * SIDE)
     model.config = type("Config", (), {"model_type": "tiny", "num_frames": 4})()
     four = explain.Explainer(model, preprocess=pixels, layout="NTCHW")
-    assert four.as_input(photo()).shape == (1, 4, 3, 2 * SIDE, 3 * SIDE)
-    x = pixels(photo()).requires_grad_()
-    (gradient,) = torch.autograd.grad(model(x.expand(1, 4, -1, -1, -1))[0, 1], x)
-    assert_close(four(photo(), "inputxgradient", target=1).values, gradient * x.detach())
+    assert four.as_input(PHOTO).shape == (1, 4, 3, 2 * SIDE, 3 * SIDE)
+    expected = input_times_gradient(lambda x: model(x.expand(1, 4, -1, -1, -1))[0, 1])
+    assert_close(four(PHOTO, "inputxgradient", target=1).values, expected)
 
 
 def test_tiles_of_other_sizes_add_up_and_those_beyond_the_photo_are_cut() -> None:
-    values = torch.zeros(1, 2, 3, 4, 4)  # tiles before channels
-    values[0, 0] = 1.0
+    values = torch.ones(1, 2, 3, 4, 4)  # tiles before channels
     values[0, 1] = 2.0
     tiles = Attribution("m", values, "score", torch.ones(1), None, (2, 4, 4), frames_first=True)
     # the whole photo, and a finer one whose upper half is padding
     boxes = [Box(0, 0, 8, 8), Box(4, -2, 8, 2)]
-    values_on_photo = tiles_on_photo(tiles, boxes, (8, 8)).values
     expected = torch.full((1, 3, 8, 8), 1 / 4)  # a value of the whole is shared by four places
     expected[:, :, :2, 4:] += 2
-    assert_close(values_on_photo, expected)
+    assert_close(tiles_on_photo(tiles, boxes, (8, 8)).values, expected)
     layers = Attribution("m", values[:, :, 0], "score", torch.ones(1), "a", (2, 4, 4))
     means = torch.ones(1, 8, 8)
     means[:, :2, 4:] = 1.5
@@ -120,47 +114,30 @@ def test_runs_and_concepts_of_tiles_are_refused(tmp_path: Path) -> None:
         bag(), preprocess=lambda image: cut(pixels(image)), layout="NTCHW"
     )
     with pytest.raises(explain.ExplainError, match="run"):
-        explain.run([photo()], explainer, "gradcam", output=tmp_path / "run.sqlite", workers=0)
+        stored_run(tmp_path, [PHOTO], explainer)
     with pytest.raises(explain.ExplainError, match="concepts"):
-        explainer.concepts(photo())
-    with pytest.raises(explain.ExplainError, match="layout"):
-        explain.Explainer(bag(), layout="NHWC")  # type: ignore[arg-type]
+        explainer.concepts(PHOTO)
 
 
-class Volumetric(nn.Module):
-    """A network of volumes ``(N, 1, D, H, W)``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv3d(1, 4, 3, padding=1)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.conv(x).relu().mean((2, 3, 4)))
-
-
-@pytest.mark.parametrize(("slices", "numbers"), [("", range(5)), (" slices 1:4", range(1, 4))])
-def test_a_volume_is_explained_as_a_stack_of_its_slices(
-    slices: str, numbers: range, tmp_path: Path
-) -> None:
+def test_slices_of_a_volume_are_explained_as_a_stack(tmp_path: Path) -> None:
     volume = np.random.default_rng(0).integers(-1000, 3000, (5, SIDE, SIDE)).astype(np.int16)
     np.save(tmp_path / "scan.npy", volume)
-    model = settled(Volumetric()).eval()
+    parts = {"conv": nn.Conv3d(1, 4, 3, padding=1), "head": nn.Linear(4, 3)}
+    model = Made(lambda net, x: net.head(net.conv(x).relu().mean((2, 3, 4))), **parts)
+    model = settled(model).eval()
     explainer = explain.Explainer(model, size=SIDE, crop=1, mean=0.5, std=0.25, window=(1000, 4000))
-    explanation = explainer(f"{tmp_path}/scan.npy{slices}", "inputxgradient", target=1)
-    greys = np.round((volume[list(numbers)] + 1000.0) / 4000 * 255).clip(0, 255) / 255
+    place = f"{tmp_path}/scan.npy slices 1:4"
+    explanation = explainer(place, "inputxgradient", target=1)
+    greys = np.round((volume[1:4] + 1000.0) / 4000 * 255).clip(0, 255) / 255
     x = torch.from_numpy((greys - 0.5) / 0.25)[None, None].requires_grad_()
-    (gradient,) = torch.autograd.grad(settled(Volumetric()).double()(x)[0, 1], x)
+    (gradient,) = torch.autograd.grad(copy.deepcopy(model).double()(x)[0, 1], x)
     expected = (gradient * x).detach()[0, 0]
-    values = explanation["inputxgradient"].values[0, 0]
-    assert len(explanation.crops) == len(numbers)
+    values = explanation.values[0].double()
     for box, of_slice in zip(explanation.crops, expected, strict=True):
-        top = round(box.top)
-        left = round(box.left)
-        laid = values[top : top + SIDE, left : left + SIDE]
-        assert_close(laid.double(), of_slice, rtol=1e-4, atol=1e-7)
-    assert_close(values.double().sum(), expected.sum(), rtol=1e-4, atol=1e-7)
-    record = next(path for path in explanation.save(tmp_path / "out") if path.suffix == ".json")
-    assert_close(explain.load(record).repeat(explainer).values, explain.load(record).values)
+        part = values[round(box.top) :, round(box.left) :][:SIDE, :SIDE]
+        assert_close(part, of_slice, rtol=1e-4, atol=1e-7)
+    assert_close(values.sum(), expected.sum(), rtol=1e-4, atol=1e-7)
+    saved = explain.load(explanation.save(tmp_path / "out")[2])
+    assert_close(saved.repeat(explainer).values, saved.values)
     with pytest.raises(ImageError, match="one slice"):
-        explain.Explainer("tiny")(f"{tmp_path}/scan.npy{slices}")
+        explain.Explainer("tiny")(place)
