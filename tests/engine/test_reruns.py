@@ -55,11 +55,6 @@ class Small(nn.Module):
     def head(self, maps: torch.Tensor) -> torch.Tensor:
         return self.fc(self.between(F.softplus(maps)).square().mean((2, 3)))
 
-    def cleared(self) -> Small:
-        self.rows.clear()
-        self.given.clear()
-        return self
-
     def times_given(self, row: torch.Tensor) -> int:
         return sum(torch.equal(each, row) for given in self.given for each in given)
 
@@ -67,7 +62,9 @@ class Small(nn.Module):
 def small(between: Tensors | None = None, before: Tensors | None = None) -> Small:
     model = settled(Small(between, before)).double().eval()
     explain.attribute(model, X[:1], "eigencam", target=1, layer="conv")  # looks at the layers
-    return model.cleared()
+    model.rows.clear()
+    model.given.clear()
+    return model
 
 
 # Plain computations, of one image and one row at a time.
@@ -135,24 +132,13 @@ PLAIN: dict[str, tuple[Any, Callable[[Small, torch.Tensor, int], torch.Tensor]]]
 }
 
 
-def noting(told: list[tuple[int, int]]) -> Callable[[int, int], None]:
-    return lambda done, total: told.append((done, total))
-
-
-# Equal rows run once.
-
-
-def rows_of(model: Small, methods: Any, targets: Any = (1,), x: torch.Tensor = X[:1]) -> int:
-    model.cleared()
-    explain.attribute(model, x, methods, targets=list(targets), layer="conv")
-    return sum(model.rows)
-
-
 def test_a_blank_photo_and_the_photo_itself_are_scored_once() -> None:
     model = small()
-    rows_of(model, ["scorecam", "sscam", "iscam", "integratedgradients"])
+    methods = ["scorecam", "sscam", "iscam", "integratedgradients"]
+    explain.attribute(model, X[:1], methods, target=1, layer="conv")
     assert model.times_given(torch.zeros_like(X[0])) == 1
-    rows_of(model, ["ablationcam"])
+    model.rows.clear()
+    explain.attribute(model, X[:1], "ablationcam", target=1, layer="conv")
     assert sum(model.rows) == 3  # the photo; from its layer on for all maps; and for one alone
 
 
@@ -160,30 +146,23 @@ def test_a_blank_photo_and_the_photo_itself_are_scored_once() -> None:
 @pytest.mark.parametrize("method", PLAIN)
 def test_every_batch_size_gives_the_plain_computation(method: str, batch_size: int | None) -> None:
     model = small()
-    made, plain = PLAIN[method]
-    targets = [2, 0, 4]
-    found = explain.attribute(
-        model, X, made, target=targets, layer="conv", batch_size=batch_size
-    ).values
-    expected = torch.cat(
-        [plain(model, x[None], target) for x, target in zip(X, targets, strict=True)]
-    )
-    torch.testing.assert_close(found, expected, **EXACT)
-    assert found.any()
+    asked, plain = PLAIN[method]
+    classes = [2, 0, 4]
+    rows = zip(X, classes, strict=True)
+    expected = torch.cat([plain(model, x[None], target) for x, target in rows])
+    assert expected.any()
+    how = {"layer": "conv", "batch_size": batch_size}
+    for target in (classes, lambda output: output[torch.arange(3), classes]):
+        values = explain.attribute(model, X, asked, target=target, **how).values
+        torch.testing.assert_close(values, expected, **EXACT)
 
 
-# Rows that depend on each other.
-
-COUPLED: dict[str, Callable[[], Small]] = {
-    "statistics of the batch": lambda: small(
-        lambda maps: F.batch_norm(maps, None, None, training=True)
-    ),
-    "the mean of the batch": lambda: small(lambda maps: 2 * maps - maps.mean(0, keepdim=True)),
-    "the largest value, of the input": lambda: small(before=lambda x: x / (1 + x.abs().amax())),
-    "the rows before": lambda: small(lambda maps: maps.cumsum(0)),
-    "all but the last row": lambda: small(
-        lambda maps: torch.cat([maps[:-1] * len(maps), maps[-1:]])
-    ),
+COUPLED: dict[str, Tensors] = {
+    "statistics of the batch": lambda maps: F.batch_norm(maps, None, None, training=True),
+    "the mean of the batch": lambda maps: 2 * maps - maps.mean(0, keepdim=True),
+    "the largest value": lambda maps: maps / (1 + maps.abs().amax()),
+    "the rows before": lambda maps: maps.cumsum(0),
+    "all but the last row": lambda maps: torch.cat([maps[:-1] * len(maps), maps[-1:]]),
 }
 
 
@@ -195,19 +174,16 @@ class Among:
     image: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._own(self.model(self._put(x, X)))
+        return self.model(self._beside(x, X))[[self.image]]
 
     def maps(self, x: torch.Tensor) -> torch.Tensor:
-        return self._own(self.model.maps(self._put(x, X)))
+        return self.model.maps(self._beside(x, X))[[self.image]]
 
     def head(self, maps: torch.Tensor) -> torch.Tensor:
-        return self._own(self.model.head(self._put(maps, self.model.maps(X))))
+        return self.model.head(self._beside(maps, self.model.maps(X)))[[self.image]]
 
-    def _put(self, row: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _beside(self, row: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return torch.cat([rows[: self.image], row, rows[self.image + 1 :]])
-
-    def _own(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows[self.image : self.image + 1]
 
 
 @pytest.mark.parametrize(
@@ -216,28 +192,12 @@ class Among:
 def test_images_that_change_each_others_scores_are_explained_as_they_are_in_their_batch(
     coupling: str, batch_size: int | None
 ) -> None:
-    model = COUPLED[coupling]()
-    methods = [made for made, _ in PLAIN.values()]
-    found = explain.attribute(model, X, methods, target=2, layer="conv", batch_size=batch_size)
-    for attribution, (_, plain) in zip(found.values(), PLAIN.values(), strict=True):
+    model = small(COUPLED[coupling])
+    methods = [asked for asked, _ in PLAIN.values()]
+    maps = explain.attribute(model, X, methods, target=2, layer="conv", batch_size=batch_size)
+    for name, (_, plain) in PLAIN.items():
         expected = [plain(Among(model, i), X[i : i + 1], 2) for i in range(len(X))]  # type: ignore[arg-type]
-        torch.testing.assert_close(attribution.values, torch.cat(expected), **EXACT)
-
-
-class Counting(Small):
-    """Remembers how often it has run."""
-
-    def head(self, maps: torch.Tensor) -> torch.Tensor:
-        return super().head(maps) + len(self.rows)
-
-
-def test_a_network_that_gives_other_scores_each_time_is_refused() -> None:
-    model = settled(Counting()).double().eval()
-    for method, _ in PLAIN.values():
-        for images in (X, X[:1]):
-            with pytest.raises(ModelError, match="; ") as error:
-                explain.attribute(model, images, method, target=2, layer="conv")
-            assert "\n" not in str(error.value)
+        torch.testing.assert_close(maps[name].values, torch.cat(expected), **EXACT)
 
 
 def test_a_perturbed_photo_whose_score_is_no_number_is_refused_and_the_layer_is_named() -> None:
@@ -247,156 +207,93 @@ def test_a_perturbed_photo_whose_score_is_no_number_is_refused_and_the_layer_is_
         explain.attribute(model, X, "scorecam", target=1, layer="conv")
 
 
-# Targets that pick for each image.
+def noting(steps: list[tuple[int, int]]) -> Callable[[int, int], None]:
+    return lambda rows, total: steps.append((rows, total))
 
-
-@pytest.mark.parametrize("labels", [torch.tensor(labels) for labels in ([2], [2, 0], [2, 0, 0])])
-def test_functions_of_so_many_rows_are_exact_in_every_batch_size(labels: torch.Tensor) -> None:
-    model = small()
-    made = IntegratedGradients(steps=4)
-    images = X[: len(labels)]
-    expected = torch.cat(
-        [x * integrated(model, x[None], int(t), 4) for x, t in zip(images, labels, strict=True)]
-    )
-    for batch_size in (None, 1, 2, 3):
-        found = explain.attribute(
-            model,
-            images,
-            made,
-            target=lambda o: o[torch.arange(len(labels)), labels],
-            batch_size=batch_size,
-        )
-        torch.testing.assert_close(found.values, expected, **EXACT)
-
-
-# Memory.
 
 ERRORS = {
-    "of torch": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-    "of the CPU": lambda: RuntimeError(
-        "DefaultCPUAllocator: not enough memory: you tried to allocate 2000000 bytes"
-    ),
-    "of Python": lambda: MemoryError(),
+    "of torch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "of the CPU": RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"),
+    "of Python": MemoryError(),
 }
 
 
-class Limited(Small):
-    """Has memory for a few rows at once."""
-
-    most = 100
-    failures = 0
-    error = "of torch"
-
-    def head(self, maps: torch.Tensor) -> torch.Tensor:
-        if len(maps) > self.most:
-            self.failures += 1
-            raise ERRORS[self.error]()
-        return super().head(maps)
-
-
-def limited(most: int, error: str = "of torch") -> Limited:
-    model = settled(Limited()).double().eval()
-    explain.attribute(model, X, "eigencam", target=1, layer="conv")
-    model.most = most
-    model.error = error
-    return model
-
-
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("batch_size", [None, 8])
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 @pytest.mark.parametrize("method", PLAIN)
-def test_pieces_that_do_not_fit_are_halved_and_counted_once(method: str, error: str) -> None:
-    made, plain = PLAIN[method]
-    expected = plain(small(), X[:1], 1)
-    for batch_size in (None, 8):
-        model = limited(3, error)
-        told = list[tuple[int, int]]()
-        found = explain.attribute(
-            model, X[:1], made, target=1, layer="conv", batch_size=batch_size, progress=noting(told)
-        )
-        torch.testing.assert_close(found.values, expected, **EXACT)
-        assert model.failures > 0
-        assert told == sorted(set(told))
-        assert told[-1][0] == told[-1][1]
+def test_pieces_that_do_not_fit_are_halved_and_counted_once(
+    method: str, error: BaseException, batch_size: int | None
+) -> None:
+    asked, plain = PLAIN[method]
+    model = small()
+    expected = plain(model, X[:1], 1)
+    head = model.head
+    failures: list[int] = []
+
+    def limited(maps: torch.Tensor) -> torch.Tensor:
+        if len(maps) > 3:
+            failures.append(len(maps))
+            raise error
+        return head(maps)
+
+    model.head = limited  # type: ignore[method-assign]
+    steps: list[tuple[int, int]] = []
+    how = {"layer": "conv", "batch_size": batch_size, "progress": noting(steps)}
+    values = explain.attribute(model, X[:1], asked, target=1, **how).values
+    torch.testing.assert_close(values, expected, **EXACT)
+    assert failures
+    assert steps == sorted(set(steps))
+    assert steps[-1][0] == steps[-1][1]
 
 
-# Early ends and progress.
-
-
-@pytest.mark.parametrize("coupling", [None, "statistics of the batch"])
-def test_progress_has_one_total_and_never_goes_back(coupling: str | None) -> None:
-    model = small() if coupling is None else COUPLED[coupling]()
-    told = list[tuple[int, int]]()
+@pytest.mark.parametrize("coupling", [None, COUPLED["statistics of the batch"]])
+def test_progress_has_one_total_and_never_goes_back(coupling: Tensors | None) -> None:
+    steps: list[tuple[int, int]] = []
     methods = ["scorecam", "ablationcam", Smooth(samples=6), IntegratedGradients(steps=5)]
-    explain.attribute(
-        model, X[:1], methods, target=1, layer="conv", batch_size=4, progress=noting(told)
-    )
+    how = {"batch_size": 4, "progress": noting(steps)}
+    explain.attribute(small(coupling), X[:1], methods, target=1, layer="conv", **how)
     # of the maps twice, noisy copies, points of the path, and the blank photo
     total = 4 + 4 + 6 + 5 + 1
-    assert {all_of_them for _, all_of_them in told} == {total}
-    done = [rows for rows, _ in told]
-    assert done == sorted(set(done))
-    assert done[-1] == total
+    assert {last for _, last in steps} == {total}
+    rows = [count for count, _ in steps]
+    assert rows == sorted(set(rows))
+    assert rows[-1] == total
 
 
-# The number of rows.
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 5])
+@pytest.mark.parametrize("images", [1, 3])
+def test_each_copy_of_an_image_has_its_baseline(images: int, batch_size: int | None) -> None:
+    """Noisy copies have it as it is, and mirrored ones mirrored."""
+    model = small()
+    g = torch.Generator().manual_seed(3)
+    baseline = torch.rand(images, 3, 6, 5, generator=g, dtype=torch.float64)
+    path = IntegratedGradients(steps=3, baseline=baseline)
+
+    def plain(x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        return (x - start) * integrated(model, x[None], 1, 3, start)[0]
+
+    methods = [Smooth(path, samples=4), Augmented(path, scales=(1.0,))]
+    maps = explain.attribute(model, X, methods, target=1, batch_size=batch_size)
+    smooth, augmented = (a.values for a in maps.values())
+    for i, (x, start) in enumerate(zip(X, baseline.expand_as(X), strict=True)):
+        copies = [plain(copy[0], start) for copy in noisy(x[None], 4)]
+        torch.testing.assert_close(smooth[i], sum(copies) / 4, **EXACT)
+        mirrored = plain(x.flip(-1), start.flip(-1)).flip(-1)
+        torch.testing.assert_close(augmented[i], (plain(x, start) + mirrored) / 2, **EXACT)
 
 
 @pytest.mark.parametrize(
-    ("samples", "batch_size", "sizes"), [(12, 5, [4, 4, 4]), (7, 4, [4, 3]), (40, None, [40])]
+    "scaled",
+    [
+        lambda scores: 1e-6 * scores,
+        lambda scores: (10 * scores - torch.tensor([0.0, 0, 12, 0, 0])).softmax(1),
+    ],
+    ids=["tiny scores", "small probabilities"],
 )
-def test_batches_have_as_many_rows_as_fit_shared_evenly(
-    samples: int, batch_size: int | None, sizes: list[int]
-) -> None:
-    model = small()
-    explain.attribute(model, X[:1], Smooth(samples=samples), target=1, batch_size=batch_size)
-    assert model.rows == [1, 3, *sizes]  # the photo, and the probe
-
-
-# Baselines, noise and units.
-
-
-@pytest.mark.parametrize("batch_size", [None, 1, 2, 3, 5])
-def test_each_noisy_copy_has_the_baseline_of_its_image(batch_size: int | None) -> None:
-    model = small()
-    baseline = torch.rand(
-        3, 3, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64
-    )
-    made = Smooth(IntegratedGradients(steps=3, baseline=baseline), samples=4)
-    found = explain.attribute(model, X, made, target=1, batch_size=batch_size).values
-    for x, start, values in zip(X, baseline, found, strict=True):
-        each = [(copy - start) * integrated(model, copy, 1, 3, start) for copy in noisy(x[None], 4)]
-        torch.testing.assert_close(values[None], sum(each) / 4, **EXACT)
-
-
-@pytest.mark.parametrize(("images", "batch_size"), [(1, None), (3, 2)])
-def test_a_baseline_is_mirrored_with_the_photo(images: int, batch_size: int | None) -> None:
-    model = small()
-    generator = torch.Generator().manual_seed(3)
-    baseline = torch.rand(images, 3, 6, 5, generator=generator, dtype=torch.float64)
-    method = Augmented(IntegratedGradients(steps=3, baseline=baseline), scales=(1.0,))
-    values = explain.attribute(model, X, method, target=1, batch_size=batch_size).values
-    starts = baseline.expand_as(X)
-
-    def plainly(x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        return (x - start) * integrated(model, x[None], 1, 3, start)[0]
-
-    for x, start, image in zip(X, starts, values, strict=True):
-        mirrored = plainly(x.flip(-1), start.flip(-1)).flip(-1)
-        torch.testing.assert_close(image, (plainly(x, start) + mirrored) / 2, **EXACT)
-
-
-@pytest.mark.parametrize("shift", [None, 12.0], ids=["tiny scores", "small probabilities"])
-def test_coupled_rows_are_seen_however_small_the_scores_are(shift: float | None) -> None:
-    model = COUPLED["the mean of the batch"]().float()
+def test_coupled_rows_are_seen_however_small_the_scores_are(scaled: Tensors) -> None:
+    model = small(COUPLED["the mean of the batch"]).float()
     head = model.head
-
-    def scaled(maps: torch.Tensor) -> torch.Tensor:
-        scores = head(maps)
-        if shift is None:
-            return 1e-6 * scores
-        return (10 * scores - torch.tensor([0.0, 0, shift, 0, 0])).softmax(1)
-
-    model.head = scaled  # type: ignore[method-assign]
+    model.head = lambda maps: scaled(head(maps))  # type: ignore[method-assign]
     method = IntegratedGradients(steps=8)
     pieces, alone = (
         explain.attribute(model, X[:1].float(), method, target=2, batch_size=size).values
