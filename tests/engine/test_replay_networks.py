@@ -3,13 +3,15 @@ elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import explain
@@ -17,259 +19,216 @@ from explain import ModelError
 from explain.methods import AblationCAM
 from tests.conftest import settled
 
-X = torch.randn(2, 3, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+X = torch.randn(1, 3, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 SIGNED = AblationCAM(relu=False)
-ONCE = "what lies before the layer is replayed"
-WHOLE = "all of the network runs again"
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
+Between = Callable[[Any, Tensor], Tensor]
 
 
-class Stem(nn.Module):
-    """A stem, the layer, and a head; subclasses say what happens in between."""
+class Net(nn.Module):
+    """A stem, the layer, and a head; ``between`` says what happens in between, the layer
+    included."""
 
-    def __init__(self) -> None:
+    def __init__(self, between: Between) -> None:
         super().__init__()
+        self.between = between
         self.stem = nn.Conv2d(3, 6, 3, padding=1)
         self.layer = nn.Conv2d(6, 6, 3, padding=1)
         self.fc = nn.Linear(6, 5)
+        self.turn = 0
         self.register_buffer("count", torch.ones(()))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.between(self.stem(x)))
-
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        return self.layer(h.relu())
-
-    def head(self, y: torch.Tensor) -> torch.Tensor:
-        return self.fc(F.softplus(y).square().mean((2, 3)))
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.between(self, self.stem(x))
+        return self.fc(F.softplus(maps).square().mean((2, 3)))
 
 
-class Shortcut(Stem):
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        h = h.tanh()
-        return self.layer(h) + h
-
-
-class Beside(Stem):
-    """Rows that are put beside others have to be as many."""
-
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self.layer(h), h], 2)
-
-
-class CountsRows(Stem):
+def counts_rows(net: Any, h: Tensor) -> Tensor:
     """Works behind the layer on as many rows as there were before it."""
-
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        y = self.layer(h)
-        for i in range(len(h)):
-            y[i] = y[i] * 2 - y[i].mean()
-        return y
+    y = net.layer(h)
+    for i in range(len(h)):
+        y[i] = y[i] * 2 - y[i].mean()
+    return y
 
 
-class InPlaceBefore(Stem):
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        before = h.sum((2, 3), keepdim=True)
-        h.relu_().add_(1).mul_(before)
-        return self.layer(h) + 0.1 * h
+def in_place_before(net: Any, h: Tensor) -> Tensor:
+    size = h.sum((2, 3), keepdim=True)
+    h.relu_().add_(1).mul_(size)
+    return net.layer(h) + 0.1 * h
 
 
-class InPlaceBehind(Stem):
+def in_place_behind(net: Any, h: Tensor) -> Tensor:
     """Overwrites behind the layer what the tape keeps."""
-
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        h = h.tanh()
-        y = self.layer(h)
-        h.mul_(2)
-        return y + h
+    h = h.tanh()
+    y = net.layer(h)
+    h.mul_(2)
+    return y + h
 
 
-class InPlaceByNumpy(Stem):
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        h = h.detach().tanh()
-        values = h.numpy()
-        y = self.layer(h)
-        values *= 2
-        return y + h
+def in_place_by_numpy(net: Any, h: Tensor) -> Tensor:
+    h = h.detach().tanh()
+    values = h.numpy()
+    y = net.layer(h)
+    values *= 2
+    return y + h
 
 
-class Decides(Stem):
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        h = h.tanh() if h.mean() > 0 else h.sigmoid()
-        for _ in range(1 + int(h.amax().item() > 0.5)):
-            h = h * 1.5
-        return self.layer(h) + h
+def decides(net: Any, h: Tensor) -> Tensor:
+    h = h.tanh() if h.mean() > 0 else h.sigmoid()
+    for _ in range(1 + int(h.amax().item() > 0.5)):
+        h = h * 1.5
+    return net.layer(h) + h
 
 
-class Views(Stem):
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        flat = h.view(len(h), 6, -1)
-        flat[:, :2] += 1
-        return self.layer(flat.mT.mT.reshape(h.shape)) + h[:, [1, 0, 2, 3, 5, 4]]
+def views(net: Any, h: Tensor) -> Tensor:
+    flat = h.view(len(h), 6, -1)
+    flat[:, :2] += 1
+    rows = torch.stack([row * 2 for row in flat.mT.mT.reshape(h.shape)])
+    most, where = h.max(1, keepdim=True)
+    return net.layer(rows) + most * (where + 1)
 
 
-class Iterates(Stem):
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        rows = torch.stack([row * 2 for row in h])
-        most, where = h.max(1, keepdim=True)
-        return self.layer(rows) + most * (where + 1)
+def writes_a_buffer(net: Any, h: Tensor) -> Tensor:
+    net.count.fill_(h.square().mean())
+    return net.layer(h) * net.count
 
 
-class WritesABuffer(Stem):
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        self.count.fill_(h.square().mean())
-        return self.layer(h) * self.count
+def counts_calls(net: Any, h: Tensor) -> Tensor:
+    net.count += 1
+    return net.layer(h) * net.count
 
 
-class CountsItsCalls(Stem):
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        self.count += 1
-        return self.layer(h) * self.count
+def counts_calls_behind(net: Any, h: Tensor) -> Tensor:
+    y = net.layer(h)
+    net.count += 1
+    return y * net.count
 
 
-class Remembers(Stem):
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        self.kept = h.tanh()
-        y = self.layer(h)
-        return y + self.kept
+def random_behind(net: Any, h: Tensor) -> Tensor:
+    h = h * torch.rand(1, dtype=h.dtype)
+    return net.layer(h) * torch.rand(1, dtype=h.dtype)
 
 
-class RandomBehind(Stem):
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        h = h * torch.rand(1, dtype=h.dtype)
-        return self.layer(h) * torch.rand(1, dtype=h.dtype)
-
-
-class TakesTurns(Stem):
+def takes_turns(net: Any, h: Tensor) -> Tensor:
     """Does the same by another function every time."""
-
-    turn = 0
-
-    def between(self, h: torch.Tensor) -> torch.Tensor:
-        self.turn += 1
-        h = h.relu() if self.turn % 2 else h.clamp(min=0)
-        return self.layer(h) + h
+    net.turn += 1
+    h = h.relu() if net.turn % 2 else h.clamp(min=0)
+    return net.layer(h) + h
 
 
-NETWORKS: dict[type[Stem], str] = {
-    Stem: ONCE,
-    Shortcut: ONCE,
-    InPlaceBefore: ONCE,
-    Decides: ONCE,
-    Views: ONCE,
-    Iterates: ONCE,
-    Remembers: ONCE,
-    WritesABuffer: ONCE,
-    InPlaceBehind: WHOLE,
-    InPlaceByNumpy: WHOLE,
-    Beside: WHOLE,
-    CountsRows: WHOLE,
-    RandomBehind: WHOLE,
-    TakesTurns: WHOLE,
+def shortcut(net: Any, h: Tensor) -> Tensor:
+    h = h.tanh()
+    return net.layer(h) + h
+
+
+REPLAYED: dict[str, Between] = {
+    "one behind the other": lambda net, h: net.layer(h.relu()),
+    "a shortcut": shortcut,
+    "in place before": in_place_before,
+    "decides": decides,
+    "views": views,
+    "writes a buffer": writes_a_buffer,
 }
+RUN_AGAIN: dict[str, Between] = {
+    "in place behind": in_place_behind,
+    "in place by NumPy": in_place_by_numpy,
+    # rows that are put beside others have to be as many
+    "beside": lambda net, h: torch.cat([net.layer(h), h], 2),
+    "counts rows": counts_rows,
+    "random behind": random_behind,
+    "takes turns": takes_turns,
+}
+NETWORKS = REPLAYED | RUN_AGAIN
 
 
 class Stems(TorchDispatchMode):
     """Counts how often the stem's convolution is computed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.convolution.default and args[0].shape[1] == 3:
-            self.count += 1
+        self.count += func is torch.ops.aten.convolution.default and args[0].shape[1] == 3
         return func(*args, **(kwargs or {}))
 
 
-def made(kind: type[Stem]) -> Stem:
-    model = settled(kind()).double().eval()
-    explain.attribute(model, X[:1], "eigencam", target=1, layer="layer")  # looks at the layers
-    model.turn = 0  # type: ignore[attr-defined]
+def network(between: Between) -> Net:
+    model = settled(Net(between)).double().eval()
+    explain.attribute(model, X, "eigencam", target=1, layer="layer")  # looks at the layers
+    model.turn = 0
     torch.manual_seed(0)
     return model
 
 
-def score(
-    model: Stem, x: torch.Tensor, without: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The score of one image, with a map of the layer set to zero by a hook; and the maps as they
-    were."""
-    seen: list[torch.Tensor] = []
+def score(model: Net, without: int | None = None) -> tuple[Tensor, Tensor]:
+    """The score, with a map of the layer set to zero by a hook; and the maps as they were."""
+    maps: list[Tensor] = []
 
-    def zeroed(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        seen.append(output.clone())
-        if without is None:
-            return output
-        keep = torch.ones(output.shape[1], dtype=output.dtype)
-        keep[without] = 0
-        return output * keep[:, None, None]
+    def zeroed(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        maps.append(output.clone())
+        numbers = torch.arange(output.shape[1])[:, None, None]
+        return output if without is None else output * (numbers != without)
 
-    handle = model.layer.register_forward_hook(zeroed)
     count = model.count.clone()
     state = torch.get_rng_state()
-    with torch.no_grad():
-        found = model(x)[0, 1]
+    with torch.no_grad(), model.layer.register_forward_hook(zeroed):
+        output = model(X)[0, 1]
         model.count.copy_(count)
     torch.set_rng_state(state)
-    handle.remove()
-    return found, seen[0]
+    return output, maps[0]
 
 
-def ablated(model: Stem, x: torch.Tensor) -> torch.Tensor:
+def ablated(model: Net) -> Tensor:
     """Ablation-CAM, signed, with a whole pass for each of the maps."""
-    full, maps = score(model, x)
-    total = torch.zeros_like(maps[:, 0])
-    for channel in range(maps.shape[1]):
-        total += (full - score(model, x, channel)[0]) / full * maps[:, channel]
-    return total
+    full, maps = score(model)
+    drops = [(full - score(model, channel)[0]) / full for channel in range(maps.shape[1])]
+    return (torch.stack(drops)[:, None, None] * maps).sum(1)
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch_size"), [*product(NETWORKS, [None, 4]), (Shortcut, 1), (CountsRows, 1)]
+    ("name", "batch_size"), [*product(NETWORKS, [None, 4]), ("a shortcut", 1), ("counts rows", 1)]
 )
-def test_ablations_equal_the_plain_computation(kind: type[Stem], batch_size: int | None) -> None:
-    model = made(kind)
-    expected = ablated(model, X[:1])
-    model = made(kind)
+def test_ablations_equal_the_plain_computation(name: str, batch_size: int | None) -> None:
+    expected = ablated(network(NETWORKS[name]))
+    model = network(NETWORKS[name])
     with Stems() as stems:
-        found = explain.attribute(
-            model, X[:1], SIGNED, target=1, layer="layer", batch_size=batch_size
-        ).values
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+        how = {"layer": "layer", "batch_size": batch_size}
+        values = explain.attribute(model, X, SIGNED, target=1, **how).values
+    assert_close(values, expected, **EXACT)
     # the photo's own pass is kept
-    assert (stems.count == 1) == (NETWORKS[kind] == ONCE)
+    assert (stems.count == 1) == (name in REPLAYED)
 
 
-@pytest.mark.parametrize("method", ["scorecam", "smooth(ablationcam)"])
-def test_a_network_that_scores_an_image_otherwise_every_time_is_refused(method: str) -> None:
-    model = made(CountsItsCalls)
+@pytest.mark.parametrize(
+    ("between", "method"),
+    [
+        (counts_calls, "scorecam"),
+        (counts_calls, "smooth(ablationcam)"),
+        (counts_calls_behind, "ablationcam"),
+        (counts_calls_behind, "integratedgradients"),
+    ],
+)
+def test_a_network_that_scores_an_image_otherwise_every_time_is_refused(
+    between: Between, method: str
+) -> None:
     with pytest.raises(ModelError, match="whenever") as error:
-        explain.attribute(model, X[:1], method, target=1, layer="layer")
+        explain.attribute(network(between), X, method, target=1, layer="layer")
     assert "\n" not in str(error.value)
 
 
 def test_what_counts_before_the_layer_is_as_it_was_in_the_pass_of_the_photo() -> None:
-    model = made(CountsItsCalls)
-    expected = ablated(model, X[:1])
-    model = made(CountsItsCalls)
-    before = model.count.clone()
-    found = explain.attribute(model, X[:1], SIGNED, target=1, layer="layer").values
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-    assert model.count == before
+    model = network(counts_calls)
+    expected = ablated(model)
+    count = model.count.clone()
+    values = explain.attribute(model, X, SIGNED, target=1, layer="layer").values
+    assert_close(values, expected, **EXACT)
+    assert model.count == count
 
 
 def test_nothing_is_replayed_past_hooks_of_others() -> None:
-    model = made(Shortcut)
-    calls = list[int]()
-    expected = ablated(model, X[:1])
-    handle = model.stem.register_forward_hook(
-        lambda module, args, output: calls.append(len(output))
-    )
-    with Stems() as stems:
-        found = explain.attribute(
-            model, X[:1], SIGNED, target=1, layer="layer", batch_size=2
-        ).values
-    handle.remove()
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-    assert stems.count == len(calls) == 1 + 1 + 3  # the photo, the probe, and three pieces
-    assert set(calls) == {1}
+    model = network(shortcut)
+    expected = ablated(model)
+    calls: list[int] = []
+    with model.stem.register_forward_hook(lambda module, args, output: calls.append(len(output))):
+        values = explain.attribute(model, X, SIGNED, target=1, layer="layer", batch_size=2).values
+    assert_close(values, expected, **EXACT)
+    assert calls == [1] * (1 + 1 + 3)  # the photo, the probe, and three pieces
