@@ -4,105 +4,72 @@ no gradient."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import explain
 from explain import UnusedLayerError
 from explain.methods import GradCAM
-from tests.conftest import settled
+from tests.conftest import Made, settled
 
 X = torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 SIGNED = GradCAM(relu=False)
 
 
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.Conv2d(3, 4, 3)
-        self.two = nn.Conv2d(4, 6, 3)
-        self.fc = nn.Linear(6, 5)
+def network(first: Callable[[bool], Any], second: Callable[[bool], Any]) -> nn.Module:
+    """Two convolutions and a head; gradients are switched as said for each convolution."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.two(self.one(x).tanh()).tanh().mean((2, 3)))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        with first(net.training):
+            maps = net.one(x).tanh()
+        with second(net.training):
+            maps = net.two(maps).tanh()
+        return net.fc(maps.mean((2, 3)))
 
-
-class Flag(Plain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.set_grad_enabled(True):
-            return super().forward(x)
+    parts = {"one": nn.Conv2d(3, 4, 3), "two": nn.Conv2d(4, 6, 3), "fc": nn.Linear(6, 5)}
+    return settled(Made(forward, **parts)).double().eval()
 
 
-class Begins(Plain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            maps = self.one(x).tanh()
-        return self.fc(self.two(maps).tanh().mean((2, 3)))
+def as_it_is(training: bool) -> Any:
+    return torch.set_grad_enabled(torch.is_grad_enabled())
 
 
-class Ends(Plain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        maps = self.one(x).tanh()
-        with torch.enable_grad():
-            maps = self.two(maps).tanh()
-        return self.fc(maps.mean((2, 3)))
+def on(training: bool) -> Any:
+    return torch.enable_grad()
 
 
-class InBlock(Plain):
-    """Gradients are switched inside a module, as a decorated block does it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.two = Enabled()
-
-
-class Enabled(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Conv2d(4, 6, 3))
-
-    @torch.enable_grad()
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x)
-
-
-def plain_gradcam(model: nn.Module, layer: str, target: int) -> torch.Tensor:
-    seen: list[torch.Tensor] = []
-    with torch.enable_grad():
-        with model.get_submodule(layer).register_forward_hook(
-            lambda module, args, output: seen.append(output)
-        ):
-            score = model(X)[:, target].sum()
-        gradient = torch.autograd.grad(score, seen[-1])[0]
-    return (gradient.mean((2, 3), keepdim=True) * seen[-1]).sum(1).detach()
+@torch.enable_grad()
+def plain_gradcam(model: nn.Module, layer: str) -> Tensor:
+    maps: list[Tensor] = []
+    with model.get_submodule(layer).register_forward_hook(lambda *call: maps.append(call[-1])):
+        score = model(X)[:, 2].sum()
+    (gradient,) = torch.autograd.grad(score, maps)
+    return (gradient.mean((2, 3), keepdim=True) * maps[0]).sum(1).detach()
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
 @pytest.mark.parametrize("layer", ["one", "two"])
-@pytest.mark.parametrize("kind", [Flag, Begins, Ends, InBlock])
+@pytest.mark.parametrize("switches", [(on, on), (on, as_it_is), (as_it_is, on)])
 def test_a_model_that_switches_gradients_is_explained_as_autograd_sees_it(
-    kind: Callable[[], nn.Module], layer: str, frozen: bool
+    switches: Any, layer: str, frozen: bool
 ) -> None:
-    model = settled(kind()).double().eval()
-    expected = plain_gradcam(model, layer, 2)
+    model = network(*switches)
+    expected = plain_gradcam(model, layer)
     model.requires_grad_(not frozen)
     for caller in (torch.enable_grad, torch.no_grad, torch.inference_mode):
         with caller():
-            found = explain.attribute(model, X, SIGNED, target=2, layer=layer)
+            a = explain.attribute(model, X, SIGNED, target=2, layer=layer)
             assert torch.is_grad_enabled() == (caller is torch.enable_grad)
-        torch.testing.assert_close(found.values, expected)
+        assert_close(a.values, expected)
 
 
 def test_a_layer_whose_gradient_the_model_itself_cuts_off_is_refused() -> None:
-    class Frozen(Plain):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.set_grad_enabled(self.training):
-                maps = self.one(x).tanh()
-            return self.fc(self.two(maps).tanh().mean((2, 3)))
-
-    model = settled(Frozen()).double().eval()
+    model = network(torch.set_grad_enabled, as_it_is)
     with pytest.raises(UnusedLayerError, match="without no_grad"):
         explain.attribute(model, X, SIGNED, target=2, layer="one")
-    found = explain.attribute(model, X, SIGNED, target=2, layer="two")
-    torch.testing.assert_close(found.values, plain_gradcam(model, "two", 2))
+    values = explain.attribute(model, X, SIGNED, target=2, layer="two").values
+    assert_close(values, plain_gradcam(model, "two"))
