@@ -8,62 +8,45 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.parametrize import remove_parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import explain
 from explain import ExplainError, ExplainWarning
 from explain.distributed.communication import communicate
-from tests.conftest import TinyNet, in_threads, settled, snapshot
+from tests.conftest import Made, TinyNet, in_threads, settled, snapshot
 
 
-def test_data_parallel_is_looked_into(net: TinyNet, x: torch.Tensor) -> None:
-    expected = explain.attribute(net, x, "gradcam", target=1)
-    found = explain.attribute(nn.DataParallel(net), x, "gradcam", target=1)
-    assert found.layer == expected.layer
-    assert torch.equal(found.values, expected.values)
+def test_wrapped_and_compiled_models_are_looked_into(net: TinyNet, x: torch.Tensor) -> None:
+    expected = explain.attribute(net, x, "guidedgradcam", target=1)
+    a = explain.attribute(nn.DataParallel(net), x, "guidedgradcam", target=1)
+    assert a.layer == expected.layer
+    assert torch.equal(a.values, expected.values)
     assert explain.find_concepts(nn.DataParallel(net), x, 2).layer == "dropout"
-
-
-def test_a_compiled_model_is_explained_through_the_original_and_says_so(
-    net: TinyNet, x: torch.Tensor
-) -> None:
-    expected = explain.attribute(net, x, "guidedbackprop", target=1).values
-    compiled = torch.compile(net, backend="eager")
     with pytest.warns(ExplainWarning, match="model is compiled"):
-        found = explain.attribute(compiled, x, "guidedbackprop", target=1).values
-    assert torch.equal(found, expected)
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.net, x, use_reentrant=False)
+        a = explain.attribute(torch.compile(net, backend="eager"), x, "guidedgradcam", target=1)
+    assert torch.equal(a.values, expected.values)
 
 
 def test_checkpoints_and_autocast_of_the_caller_make_no_difference(
     net: TinyNet, x: torch.Tensor
 ) -> None:
-    for method in ("gradcam", "guidedbackprop", "fullgrad", "scorecam"):
-        expected = explain.attribute(net, x, method, target=1, layer="dropout").values
-        found = explain.attribute(
-            Checkpointed(net), x, method, target=1, layer="net.dropout"
-        ).values
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-    expected = explain.attribute(net, x, "gradcam", target=1)
+    methods = ["gradcam", "guidedbackprop", "fullgrad", "scorecam"]
+    expected = explain.attribute(net, x, methods, target=1, layer="dropout")
+    model = Made(lambda outer, x: checkpoint(outer.net, x, use_reentrant=False), net=net)
+    maps = explain.attribute(model, x, methods, target=1, layer="net.dropout")
+    for name, a in maps.items():
+        torch.testing.assert_close(a.values, expected[name].values, rtol=1e-9, atol=1e-12)
     with torch.autocast("cpu", torch.bfloat16):
-        found = explain.attribute(net.float(), x.float(), "gradcam", target=1)
-    assert found.values.dtype == torch.float32
-    assert (found.heatmap - expected.heatmap).abs().max() < 0.05
+        a = explain.attribute(net.float(), x.float(), "gradcam", target=1, layer="dropout")
+    assert a.values.dtype == torch.float32
+    assert (a.heatmap - expected["gradcam"].heatmap).abs().max() < 0.05
 
 
 def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(
@@ -73,21 +56,21 @@ def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(
     models = [net, *(settled(TinyNet(), seed).double().train() for seed in (1, 2))]
     net.avgpool.register_forward_pre_hook(lambda module, args: time.sleep(0.002))
     expected = [explain.attribute(model, x, methods, target=2) for model in models]
-    before = [snapshot(model) for model in models]
-    wrong: list[str] = []
+    states = [snapshot(model) for model in models]
+    results: list[tuple[int, dict[str, explain.Attribution]]] = []
 
     def work(number: int) -> None:
         for step in range(2):
             which = (number + step) % 3
-            for name, found in explain.attribute(models[which], x, methods, target=2).items():
-                if not torch.allclose(
-                    found.values, expected[which][name].values, rtol=1e-10, atol=1e-13
-                ):
-                    wrong.append(f"{name} in thread {number}")
+            results.append((which, explain.attribute(models[which], x, methods, target=2)))
 
     in_threads(8, work)
-    assert wrong == []
-    assert [snapshot(model) for model in models] == before
+    assert len(results) == 16
+    for which, maps in results:
+        for name, a in maps.items():
+            values = expected[which][name].values
+            torch.testing.assert_close(a.values, values, rtol=1e-10, atol=1e-13)
+    assert [snapshot(model) for model in models] == states
 
 
 @contextmanager
@@ -123,7 +106,7 @@ def test_eval_and_train_that_another_thread_calls_meanwhile_hold_afterwards(
 ) -> None:
     hooks = snapshot(net)["hooks"]
     train = nn.Module.train
-    errors = []
+    errors: list[str] = []
     net.train()
     with explained_elsewhere(net, x, errors), explained_elsewhere(net, x, errors):
         assert not net.training
@@ -142,12 +125,8 @@ def test_eval_and_train_that_another_thread_calls_meanwhile_hold_afterwards(
         net.train()
         assert all(module.training for module in net.modules())
     assert all(module.training for module in net.modules())
-    words = (
-        "model must stay in evaluation mode, but another thread called its train(); explain a "
-        "copy of it"
-    )
-    refused = f"{words}: explain.hooks.copied(model)"
-    assert errors == [refused] * 2
+    assert len(errors) == 2
+    assert all("must stay in evaluation mode" in error for error in errors)
     assert snapshot(net)["hooks"] == hooks
     assert nn.Module.train is train
 
@@ -180,56 +159,31 @@ def test_a_distributed_model_is_looked_into_and_trains_on(
         assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_parametrised_weights_are_explained_as_what_they_come_to(
-    net: TinyNet, x: torch.Tensor
-) -> None:
-    methods = ["gradcam", "cam", "guidedbackprop", "fullgrad"]
-    for layer in (net.conv1, net.fc):
-        nn.utils.parametrizations.weight_norm(layer)
-        layer.parametrizations.weight.original0.data.mul_(3)  # norms other than the weight had
-    values = explain.attribute(net, x, methods, target=1)
-    for layer in (net.conv1, net.fc):
-        remove_parametrizations(layer, "weight")
-    for name, expected in explain.attribute(net, x, methods, target=1).items():
-        torch.testing.assert_close(values[name].values, expected.values, rtol=1e-9, atol=1e-12)
-
-
-class OnDefaultDevice(nn.Module):
-    """A network that asks for the default device in each pass, and may fail."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-        self.devices: set[str] = set()
-        self.fails = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.devices.add(torch.get_default_device().type)
-        if self.fails:
-            raise RuntimeError("cannot")
-        return self.net(x)
-
-
 def test_a_default_device_of_the_caller_is_that_of_the_model_alone(
     net: TinyNet, x: torch.Tensor
 ) -> None:
     """A tensor that followed the default device here would hold no values."""
-    model = OnDefaultDevice(net)
+    devices: set[str] = set()
+
+    def forward(outer: Any, x: torch.Tensor) -> torch.Tensor:
+        devices.add(torch.get_default_device().type)
+        return outer.net(x)
+
+    model = Made(forward, net=net)
     names = ["gradcam", "occlusion(window=6)", "featurepermutation"]
     metrics = ["deletion", "sparseness", "mprt"]
     expected = explain.attribute(model, x, names, target=1)
     scores = explain.evaluate(model, x, ["gradcam"], metrics, target=1)
-    model.devices.clear()
+    devices.clear()
     with torch.device("meta"):
-        found = explain.attribute(model, x, names, target=1)
+        maps = explain.attribute(model, x, names, target=1)
         again = explain.evaluate(model, x, ["gradcam"], metrics, target=1)
-        model.fails = True
-        with pytest.raises(RuntimeError, match="cannot"):
-            explain.attribute(model, x, "gradcam", target=1)
+        with pytest.raises(ZeroDivisionError):
+            explain.attribute(model, x, target=lambda output: 1 // 0)
         assert torch.get_default_device().type == "meta"
     assert torch.get_default_device().type == "cpu"
-    assert model.devices == {"meta"}
-    for name, attribution in expected.items():
-        torch.testing.assert_close(found[name].values, attribution.values)
+    assert devices == {"meta"}
+    for name, a in expected.items():
+        torch.testing.assert_close(maps[name].values, a.values)
     for metric in metrics:
         assert torch.equal(again["gradcam"][metric], scores["gradcam"][metric])

@@ -3,7 +3,7 @@ repeating tells."""
 
 from __future__ import annotations
 
-import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +21,33 @@ def doubled(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
     return output.flip(1)
 
 
-def made(folder: Path) -> tuple[explain.Explainer, str]:
-    path = folder / "photo.png"
-    Image.effect_noise((40, 30), 60).convert("RGB").save(path)
-    return explain.Explainer("tiny"), str(path)
-
-
-def saved(explainer: explain.Explainer, path: str, folder: Path) -> Any:
-    return explain.load(
-        explainer(path, "gradcam(relu=False)", 1, layer="layer2").save(folder, overwrite=True)[1]
-    )
-
-
 @pytest.mark.parametrize("grouped", [True, False])
 def test_a_map_that_the_callers_hooks_altered_says_so_and_is_not_repeated_silently(
     tmp_path: Path, grouped: bool
 ) -> None:
-    explainer, path = made(tmp_path)
-    with HookGroup(explainer.model) as group:
+    explainer = explain.Explainer("tiny")
+    photo = tmp_path / "photo.png"
+    Image.effect_noise((40, 30), 60).convert("RGB").save(photo)
+    layer = explainer.model.get_submodule("layer1")
+
+    def saved() -> Any:
+        explanation = explainer(str(photo), "gradcam(relu=False)", 1, layer="layer2")
+        return explain.load(explanation.save(tmp_path / "out", overwrite=True)[1])
+
+    plain = saved()
+    assert plain.record["explainer"]["hooks"] == []
+    with HookGroup(explainer.model) as group, ExitStack() as stack:
         if grouped:
             group.forward("layer1", doubled)
-            altered = saved(explainer, path, tmp_path / "altered")
         else:
-            handle = explainer.model.get_submodule("layer1").register_forward_hook(doubled)
-            altered = saved(explainer, path, tmp_path / "altered")
-            handle.remove()
+            stack.enter_context(layer.register_forward_hook(doubled))
+        altered = saved()
+        (hook,) = altered.record["explainer"]["hooks"]
+        assert "layer1" in hook
+        assert "doubled" in hook
         if grouped:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                again = altered.repeat(explainer)
-            torch.testing.assert_close(again.values, altered.values)
-    (told,) = altered.record["explainer"]["hooks"]
-    assert "layer1" in told
-    assert "doubled" in told
+            torch.testing.assert_close(altered.repeat(explainer).values, altered.values)
+        with pytest.warns(ExplainWarning, match="hooks"):
+            plain.repeat(explainer)
     with pytest.warns(ExplainWarning, match="hooks"):
         altered.repeat(explainer)
-    plain = saved(explainer, path, tmp_path / "plain")
-    assert plain.record["explainer"]["hooks"] == []
-    explainer.model.get_submodule("layer1").register_forward_hook(doubled)
-    with pytest.warns(ExplainWarning, match="hooks"):
-        plain.repeat(explainer)

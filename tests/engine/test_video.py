@@ -2,62 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import explain
-from tests.conftest import ATTENDING, COVERING, settled
+from tests.conftest import ATTENDING, COVERING, Made, settled
 
 FRAMES = 3
-METHODS = sorted(set(explain.list_methods()) - COVERING - ATTENDING)
 # noise differs from frame to frame
 NOISY = {"sscam", "smoothgrad", "smoothgrad2", "vargrad", "smoothgradcam++"}
+METHODS = sorted(set(explain.list_methods()) - COVERING - ATTENDING - NOISY)
 
 
-class Clip(nn.Module):
+def network(conv: Any, kernel: Any, stride: Any, padding: Any) -> Any:
     """Two convolutions of single frames, and a linear layer on the mean over time and place."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv3d(3, 6, (1, 3, 3), padding=(0, 1, 1))
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv3d(6, 4, (1, 3, 3), stride=(1, 2, 2), padding=(0, 1, 1))
-        self.fc = nn.Linear(4, 5)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        maps = net.relu(net.conv2(net.relu(net.conv1(x))))
+        return net.fc(maps.flatten(2).mean(2))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.relu(self.conv2(self.relu(self.conv1(x)))).mean((2, 3, 4)))
-
-
-class Still(nn.Module):
-    """The same network for a single picture, of which every frame is a copy."""
-
-    def __init__(self, clip: Clip) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 6, 3, padding=1)
-        self.conv2 = nn.Conv2d(6, 4, 3, stride=2, padding=1)
-        self.relu = nn.ReLU()
-        self.fc = clip.fc
-        for own, theirs in ((self.conv1, clip.conv1), (self.conv2, clip.conv2)):
-            own.weight.data = theirs.weight.data[:, :, 0]
-            own.bias.data = theirs.bias.data
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.relu(self.conv2(self.relu(self.conv1(x)))).mean((2, 3)))
+    conv1 = conv(3, 6, kernel, padding=padding)
+    conv2 = conv(6, 4, kernel, stride, padding)
+    relu = nn.ReLU(inplace=True)
+    return settled(Made(forward, conv1=conv1, relu=relu, conv2=conv2, fc=nn.Linear(4, 5)))
 
 
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in NOISY])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_frozen_picture_is_explained_like_the_picture(method: str) -> None:
     """Kernels that reach over one frame see in every copy of a picture the picture."""
-    moving = settled(Clip()).double().eval()
-    still = Still(moving).eval()
-    picture = torch.randn(
-        1, 3, 12, 10, generator=torch.Generator().manual_seed(4), dtype=torch.float64
-    )
+    moving = network(nn.Conv3d, (1, 3, 3), (1, 2, 2), (0, 1, 1)).double().eval()
+    still = network(nn.Conv2d, 3, 2, 1).double().eval()
+    for flat, deep in zip(still.parameters(), moving.parameters(), strict=True):
+        flat.data = deep.data.reshape(flat.shape)
+    g = torch.Generator().manual_seed(4)
+    picture = torch.randn(1, 3, 12, 10, generator=g, dtype=torch.float64)
     video = picture[:, :, None].repeat(1, 1, FRAMES, 1, 1)
-    found, expected = (
-        explain.attribute(m, x, method, target=2) for m, x in ((moving, video), (still, picture))
+    a, expected = (
+        explain.attribute(model, x, method, target=2)
+        for model, x in ((moving, video), (still, picture))
     )
     for frame in range(FRAMES):
-        torch.testing.assert_close(found.heatmap[:, frame], expected.heatmap, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a.heatmap[:, frame], expected.heatmap, rtol=1e-5, atol=1e-6)
