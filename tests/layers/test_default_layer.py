@@ -3,6 +3,7 @@ heads of others."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,10 @@ import torchvision
 from torch import nn
 
 import explain
+from explain import LayerError
 from explain.methods import GradCAM
 from explain.targets import Segmentation
-from tests.conftest import settled
+from tests.conftest import Made, settled
 
 SIGNED = GradCAM(relu=False)
 
@@ -48,17 +50,6 @@ class Positions(nn.Module):
         )
 
 
-class Constant(nn.Module):
-    """A gate of 12 channels that is learned, and the same for all photos."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(torch.randn(12, 8, 8))
-
-    def forward(self, maps: torch.Tensor) -> torch.Tensor:
-        return self.logits.sigmoid().expand(len(maps), -1, -1, -1).clone()
-
-
 def attended(maps: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """The mean of maps with attention over their places, of several heads."""
     weights = logits.flatten(2).softmax(2)
@@ -71,7 +62,6 @@ def conv(into: int) -> nn.Conv2d:
 
 BESIDE: dict[str, Callable[[], nn.Module]] = {
     "position map": lambda: Small(lambda f, pos: f * (1 + pos(f)), pos=Positions()),
-    "constant gate": lambda: Small(lambda f, gate: f * gate(f), gate=Constant()),
     "gate of one channel": lambda: Small(lambda f, gate: f * gate(f).sigmoid(), gate=conv(1)),
     "gate of all channels": lambda: Small(lambda f, gate: f * gate(f).sigmoid(), gate=conv(12)),
     "squeeze and excitation": lambda: Small(
@@ -130,8 +120,6 @@ class Maps(nn.Module):
 @pytest.mark.parametrize(
     ("channels", "finish"),
     [
-        (1, lambda maps: maps[:, 0].exp()),  # depth (N, h, w)
-        (1, lambda maps: F.interpolate(maps, scale_factor=4)),  # depth (N, 1, H, W)
         # depth in bins
         (9, lambda maps: (maps.softmax(1) * torch.arange(9.0).view(9, 1, 1)).sum(1)),
         (48, lambda maps: F.pixel_shuffle(maps, 4)),
@@ -148,27 +136,24 @@ def test_an_answer_that_is_a_map_is_not_the_layer(
     assert found.layer == "encoder"
 
 
-class MapsAndClasses(nn.Module):
+def maps_and_classes(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A map of classes behind a decoder, and classes of the whole photo."""
-
-    def __init__(self, blocks: int) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU())
-        decoder = [nn.Sequential(nn.Conv2d(12, 12, 3, 1, 1), nn.ReLU()) for _ in range(blocks)]
-        self.decoder = nn.Sequential(nn.ConvTranspose2d(8, 12, 2, 2), *decoder)
-        self.maps = nn.Conv2d(12, 4, 1)
-        self.classes = nn.Linear(8, 7)
-        self.passes = 0
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.passes += 1
-        encoded = self.encoder(x)
-        return self.maps(self.decoder(encoded)), self.classes(encoded.mean((2, 3)))
+    model.passes += 1
+    encoded = model.encoder(x)
+    return model.maps(model.decoder(encoded)), model.classes(encoded.mean((2, 3)))
 
 
 @pytest.mark.parametrize("blocks", [3, 30])
 def test_the_layer_is_one_that_the_target_comes_from(blocks: int) -> None:
-    model = settled(MapsAndClasses(blocks)).eval()
+    block = nn.Sequential(nn.Conv2d(12, 12, 3, 1, 1), nn.ReLU())
+    decoder = [nn.ConvTranspose2d(8, 12, 2, 2), *(copy.deepcopy(block) for _ in range(blocks))]
+    parts = {
+        "encoder": nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU()),
+        "decoder": nn.Sequential(*decoder),
+        "maps": nn.Conv2d(12, 4, 1),
+        "classes": nn.Linear(8, 7),
+    }
+    model = settled(Made(maps_and_classes, **parts, passes=0)).eval()
     x = torch.rand(2, 1, 32, 32)
     region = Segmentation(2, torch.ones(32, 32))
     for target, layer in [
@@ -181,3 +166,5 @@ def test_the_layer_is_one_that_the_target_comes_from(blocks: int) -> None:
     model.passes = 0
     assert explain.attribute(model, x, "eigencam", target=5).layer == "encoder"
     assert model.passes == 1  # the layer of classes is kept
+    with pytest.raises(LayerError, match="layer 'decoder' must"):
+        explain.attribute(model, x, "gradcam", target=3, layer="decoder")

@@ -14,7 +14,7 @@ from explain.layers import default_layer
 from explain.layers.recording import executed_modules
 from explain.layers.summary import summary_is_current
 from explain.methods import FullGrad, GradCAM, HiResCAM
-from tests.conftest import TinyNet
+from tests.conftest import Made, TinyNet
 
 
 @pytest.mark.parametrize(
@@ -52,22 +52,17 @@ def test_the_default_layer_is_remembered_only_while_the_model_is_the_same(
     assert len(calls) == 2
 
 
-class Exits(nn.Module):
+def exits(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Bright inputs, and all while ``shallow`` is set, leave behind the first convolution."""
+    maps = model.one(x).tanh()
+    if not model.shallow and x.mean() <= 0.5:
+        maps = model.two(maps)
+    return model.head(maps.mean((2, 3)))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.Conv2d(3, 4, 3)
-        self.two = nn.Conv2d(4, 4, 3)
-        self.shallow = False
-        self.early = nn.Linear(4, 5)
-        self.late = nn.Linear(4, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        maps = self.one(x).tanh()
-        if self.shallow or x.mean() > 0.5:
-            return self.early(maps.mean((2, 3)))
-        return self.late(self.two(maps).mean((2, 3)))
+def exiting() -> nn.Module:
+    parts = {"one": nn.Conv2d(3, 4, 3), "two": nn.Conv2d(4, 4, 3), "head": nn.Linear(4, 5)}
+    return Made(exits, **parts, shallow=False).eval()
 
 
 def followed(model: nn.Module, x: torch.Tensor) -> tuple[bool, str]:
@@ -80,7 +75,7 @@ def followed(model: nn.Module, x: torch.Tensor) -> tuple[bool, str]:
 
 @pytest.mark.parametrize("first", ["bright", "dark"])
 def test_the_default_layer_does_not_depend_on_which_input_came_first(first: str) -> None:
-    model = Exits().eval()
+    model = exiting()
     noise = torch.randn(2, 3, 8, 8)
     given = {"bright": (noise + 2, "one"), "dark": (noise - 2, "two")}
     assert default_layer(model, given[first][0]) == given[first][1]
@@ -97,7 +92,7 @@ def test_the_default_layer_does_not_depend_on_which_input_came_first(first: str)
 
 
 def test_a_batch_that_goes_another_way_than_its_first_image_is_looked_at_whole() -> None:
-    model = Exits().eval()
+    model = exiting()
     x = torch.stack([torch.full((3, 8, 8), 0.9), torch.full((3, 8, 8), -2.0)])
     # the first image alone leaves early, both together do not
     assert default_layer(model, x) == "one"
@@ -126,67 +121,26 @@ def test_a_convolutions_map_has_its_channels_first_whatever_its_shape_looks_like
     )
     x = torch.randn(2, 1, 8, 5)
     for layer, size in [("0", (4, 3)), ("1", (4, 3)), ("2", (2, 2)), ("3", (2, 2))]:
-        assert attribute(
-            model.eval(), x, GradCAM(relu=False), target=0, layer=layer
-        ).values.shape == (2, *size)
+        found = attribute(model.eval(), x, GradCAM(relu=False), target=0, layer=layer)
+        assert found.values.shape == (2, *size)
     assert attribute(model, x, FullGrad(), target=0).delta.abs().max() < 1e-5
 
 
-class TwoHeads(nn.Module):
-    """Its last map is that of a head which the classes do not come from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Conv2d(3, 4, 3, padding=1)
-        self.fc = nn.Linear(4, 5)
-        self.mask = nn.Conv2d(4, 1, 3, padding=1)
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        maps = self.body(x).relu()
-        return {"mask": self.mask(maps), "logits": self.fc(maps.mean((2, 3)))}
-
-
-def test_the_default_layer_is_one_that_the_target_depends_on() -> None:
-    model = TwoHeads().eval()
-    x = torch.randn(2, 3, 8, 8)
-    assert attribute(model, x, GradCAM(relu=False), target=0).layer == "body"
-    assert attribute(model, x, "eigencam", target=0).layer == "body"
-
-    class Two(TwoHeads):
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            maps = self.body(x).relu()
-            other = self.mask(x[:, :1].expand(-1, 4, -1, -1))
-            return {"mask": other, "logits": self.fc(maps.mean((2, 3)))}
-
-    found = attribute(
-        Two().eval(), x, GradCAM(relu=False), target=lambda output: output["mask"].mean((1, 2, 3))
-    )
-    assert found.layer == "mask"
-    with pytest.raises(LayerError, match="layer 'mask' must"):
-        attribute(model, x, "gradcam", target=0, layer="mask")
-
-
-class TwoResolutions(nn.Module):
+def two_resolutions(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Two maps, of which the finer one comes last, and scores of its cells."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fine = nn.Conv2d(3, 4, 3, padding=1)
-        self.coarse = nn.Conv2d(4, 4, 3, 4, padding=1)
-        self.mixed = nn.Conv2d(4, 4, 3, padding=1)
-        self.head = nn.Conv2d(4, 2, 1)
-        self.passes = 0
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.passes += 1
-        fine = self.fine(x).relu()
-        return {
-            "cells": self.head(self.mixed(fine + F.interpolate(self.coarse(fine), fine.shape[-2:])))
-        }
+    model.passes += 1
+    fine = model.fine(x).relu()
+    coarse = F.interpolate(model.coarse(fine), fine.shape[-2:])
+    return {"cells": model.head(model.mixed(fine + coarse))}
 
 
 def test_a_single_cell_is_explained_at_the_coarsest_map_and_a_region_at_the_last_one() -> None:
-    model = TwoResolutions().eval()
+    parts = {
+        "fine": nn.Conv2d(3, 4, 3, padding=1),
+        "coarse": nn.Conv2d(4, 4, 3, 4, padding=1),
+        "mixed": nn.Conv2d(4, 4, 3, padding=1),
+    }
+    model = Made(two_resolutions, **parts, head=nn.Conv2d(4, 2, 1), passes=0).eval()
     x = torch.randn(2, 3, 16, 16)
     methods = [GradCAM(relu=False), HiResCAM()]
     for target, layer in (

@@ -16,6 +16,8 @@ from explain.data.inputs import as_inputs
 from explain.layers import list_layers
 from explain.layers.summary import channels_of
 from explain.methods import GradCAM
+from tests.conftest import Made
+from tests.networks import WIDTH, Block
 
 SIGNED = GradCAM(relu=False)
 
@@ -66,77 +68,59 @@ def plain_gradcam(
     return torch.einsum("nk,nk...->n...", weights, maps).detach()
 
 
-LAST = (0, 2, 3, 1)
-FIRST = (0, 3, 1, 2)
+VIDEO = ((8, 16, 8), 4, (2, 4, 4))
 
-IMAGES = [
-    ("channels first, oblong map", lambda t: t, lambda t: t, (32, 32), 8, (4, 16), (8, 2)),
-    ("channels first, oblong input", lambda t: t, lambda t: t, (32, 16), 4, (4, 4), (8, 4)),
-    (
-        "channels last, cube",
-        lambda t: t.permute(LAST),
-        lambda t: t.permute(FIRST),
+
+def unchanged(maps: torch.Tensor) -> torch.Tensor:
+    return maps
+
+
+# What a module does with a map, the inverse of it, and the sizes of input, channels and patches.
+LAID_OUT: dict[str, tuple[Any, ...]] = {
+    "channels first, oblong map": (unchanged, unchanged, (32, 32), 8, (4, 16)),
+    "channels first, oblong input": (unchanged, unchanged, (32, 16), 4, (4, 4)),
+    "channels last, cube": (
+        lambda t: t.movedim(1, -1),
+        lambda t: t.movedim(-1, 1),
         (32, 32),
         8,
         (4, 4),
-        (8, 8),
     ),
-    (
-        "positions last",
+    "positions last": (
         lambda t: t.flatten(2),
         lambda t: t.unflatten(2, (7, 7)),
         (28, 28),
         64,
         (4, 4),
-        (7, 7),
     ),
-    (
-        "tokens",
+    "tokens": (
         lambda t: t.flatten(2).mT,
         lambda t: t.mT.unflatten(2, (4, 4)),
         (16, 16),
         16,
         (4, 4),
-        (4, 4),
     ),
-]
+    "video, channels first": (unchanged, unchanged, *VIDEO),
+    "video, channels last": (lambda t: t.movedim(1, -1), lambda t: t.movedim(-1, 1), *VIDEO),
+    "video, frames first": (lambda t: t.transpose(1, 2), lambda t: t.transpose(1, 2), *VIDEO),
+    "video, positions last": (
+        lambda t: t.flatten(2),
+        lambda t: t.unflatten(2, (4, 4, 2)),
+        *VIDEO,
+    ),
+}
 
 
-@pytest.mark.parametrize("case", IMAGES, ids=[case[0] for case in IMAGES])
-def test_a_map_is_found_in_whatever_layout_a_module_gives_it(case: tuple[Any, ...]) -> None:
-    _, lay, back, size, channels, stride, of_map = case
-    torch.manual_seed(0)
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_a_map_is_found_in_whatever_layout_a_module_gives_it(name: str) -> None:
+    lay, back, size, channels, stride = LAID_OUT[name]
     model = LaidOut(lay, size, channels, stride).double().eval()
     x = torch.randn(2, 3, *size, dtype=torch.float64)
-    found = explain.attribute(model, x, SIGNED, target=1, layer="own")
-    assert found.values.shape == (2, *of_map)
-    torch.testing.assert_close(found.values, plain_gradcam(model, x, 1, back))
-    assert channels_of(model, as_inputs(x), ["own"]) == {"own": channels}
+    maps = explain.attribute(model, x, [SIGNED, "ablationcam"], target=1, layer="own")
+    torch.testing.assert_close(maps["gradcam"].values, plain_gradcam(model, x, 1, back))
     # maps are put back as they lay
-    replaced = explain.attribute(model, x, "ablationcam", target=1, layer="own")
-    assert replaced.values.shape == (2, *of_map)
-
-
-VIDEOS = [
-    ("channels first", lambda t: t, lambda t: t),
-    ("channels last", lambda t: t.movedim(1, -1), lambda t: t.movedim(-1, 1)),
-    ("frames first", lambda t: t.transpose(1, 2), lambda t: t.transpose(1, 2)),
-    ("positions last", lambda t: t.flatten(2), lambda t: t.unflatten(2, (4, 4, 2))),
-]
-
-
-@pytest.mark.parametrize("case", VIDEOS, ids=[case[0] for case in VIDEOS])
-def test_a_video_is_found_in_whatever_layout_a_module_gives_it(case: tuple[Any, ...]) -> None:
-    _, lay, back = case
-    torch.manual_seed(0)
-    model = LaidOut(lay, (8, 16, 8), 4, (2, 4, 4)).double().eval()
-    x = torch.randn(2, 3, 8, 16, 8, dtype=torch.float64)
-    found = explain.attribute(model, x, SIGNED, target=1, layer="own")
-    torch.testing.assert_close(found.values, plain_gradcam(model, x, 1, back))
-    assert (
-        explain.attribute(model, x, "ablationcam", target=1, layer="own").values.shape
-        == found.values.shape
-    )
+    assert maps["ablationcam"].values.shape == maps["gradcam"].values.shape
+    assert channels_of(model, as_inputs(x), ["own"]) == {"own": channels}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 3, 2), (0, 3, 2, 1), (0, 3, 1, 2)], ids=str)
@@ -153,20 +137,13 @@ def test_the_number_of_tokens_is_not_their_height_and_width(
 ) -> None:
     """Of a map that a function makes, no module shows the size; it is found out."""
 
-    class Pooled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 6, 3, 2, 1)
-            self.flat = nn.Flatten(2)
-            self.norm = nn.LayerNorm(6)
-            self.head = nn.Linear(6 * 16, 3)
+    def pooled(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = model.flat(nn.functional.adaptive_avg_pool2d(model.conv(x).relu(), of_map))
+        y = model.norm(y.transpose(1, 2)) if normalised else y
+        return model.head(y.flatten(1))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.flat(nn.functional.adaptive_avg_pool2d(self.conv(x).relu(), of_map))
-            y = self.norm(y.transpose(1, 2)) if normalised else y
-            return self.head(y.flatten(1))
-
-    model = Pooled().eval()
+    parts = {"conv": nn.Conv2d(3, 6, 3, 2, 1), "flat": nn.Flatten(2), "norm": nn.LayerNorm(6)}
+    model = Made(pooled, **parts, head=nn.Linear(6 * 16, 3)).eval()
     x = torch.rand(2, 3, 32, 32)
     a = explain.attribute(model, x, SIGNED, target=1, layer="norm" if normalised else "flat")
     assert a.values.shape == (2, *of_map)
@@ -176,47 +153,28 @@ def test_tokens_without_a_map_are_those_that_are_clear_elsewhere() -> None:
     """A vision transformer that cuts patches by hand: what an untrained attention averages tells
     nothing by itself."""
 
-    class Transformer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Linear(48, 16)
-            self.position = nn.Parameter(0.02 * torch.randn(1, 24, 16))
-            layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
-            self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-            self.norm = nn.LayerNorm(16)
-            self.head = nn.Linear(16, 3)
+    def transformer(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        tokens = nn.functional.unfold(x, 4, stride=4).transpose(1, 2)
+        return model.head(model.blocks(model.embed(tokens) + model.position).mean(1))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            tokens = (
-                self.embed(nn.functional.unfold(x, 4, stride=4).transpose(1, 2)) + self.position
-            )
-            return self.head(self.norm(self.blocks(tokens)).mean(1))
-
-    torch.manual_seed(0)
-    calls = list_layers(Transformer().eval(), torch.rand(1, 3, 24, 16))
+    embed = nn.Linear(48, WIDTH)
+    blocks = nn.Sequential(Block(), Block(), nn.LayerNorm(WIDTH))
+    model = Made(transformer, embed=embed, blocks=blocks, head=nn.Linear(WIDTH, 3))
+    model.position = nn.Parameter(0.02 * torch.randn(1, 24, WIDTH))
+    calls = list_layers(model.eval(), torch.rand(1, 3, 24, 16))
     assert {str(call.grid) for call in calls if len(call.shape) == 3} == {"6 x 4"}
 
 
 def test_a_layout_that_no_corner_shows_is_refused_in_one_line() -> None:
     """Every position answers to everything alike: nothing tells 8 x 8 from 8 x 2."""
 
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.own = Own(lambda x: x.mean((1, 2, 3))[:, None, None, None].expand(-1, 8, 8, 2))
-            self.fc = nn.Linear(128, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.fc(self.own(x).flatten(1))
-
-    model = Mixed().eval()
+    mixed = Own(lambda x: x.mean((1, 2, 3))[:, None, None, None].expand(-1, 8, 8, 2))
+    head = nn.Sequential(nn.Flatten(), nn.Linear(128, 3))
+    model = Made(lambda model, x: model.head(model.own(x)), own=mixed, head=head).eval()
     x = torch.randn(2, 3, 32, 32)
-    with pytest.raises(LayerError) as refused:
+    doubt = r"\(2, 8, 8, 2\), which may be 8 x 8 in the layout NHWC or 8 x 2 in the layout NCHW"
+    with pytest.raises(LayerError, match=doubt):
         explain.attribute(model, x, SIGNED, target=1, layer="own")
-    assert "\n" not in str(refused.value)
-    assert "(2, 8, 8, 2), which may be 8 x 8 in the layout NHWC or 8 x 2 in the layout NCHW" in str(
-        refused.value
-    )
     (own,) = (call for call in list_layers(model, x) if call.name == "own")
     assert own.grid is None
     assert "8 x 2 in the layout NCHW" in own.doubt
@@ -231,6 +189,6 @@ def test_a_network_that_takes_one_photo_alone_is_followed_on_it() -> None:
                 raise ValueError("not the photo that I know")
             return super().forward(given)
 
-    model = Picky(lambda t: t.permute(0, 2, 3, 1)).eval()
+    model = Picky(lambda t: t.movedim(1, -1)).eval()
     found = explain.attribute(model, x, SIGNED, target=1, layer="own").values
-    torch.testing.assert_close(found, plain_gradcam(model, x, 1, lambda t: t.permute(FIRST)))
+    torch.testing.assert_close(found, plain_gradcam(model, x, 1, lambda t: t.movedim(-1, 1)))

@@ -3,7 +3,7 @@ pixels."""
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,7 +19,7 @@ from explain.attribution.selection import select
 from explain.methods import GradCAM, HiResCAM, Saliency
 from explain.models import Stitched
 from explain.targets import Segmentation
-from tests.conftest import settled, snapshot
+from tests.conftest import Made, settled, snapshot
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -46,15 +46,13 @@ def photos(*size: int) -> Tensor:
 
 
 def importance(sides: tuple[int, ...], weights: str) -> Tensor:
-    """MONAI's importance map, value by value."""
-    found = torch.ones(sides, dtype=torch.float64)
-    for place in product(*map(range, sides)):
-        if weights == "gaussian":
-            parts = [
-                ((i - (n - 1) / 2) / (n / 8)) ** 2 / 2 for i, n in zip(place, sides, strict=True)
-            ]
-            found[place] = max(math.exp(-sum(parts)), 1e-3)
-    return found
+    """MONAI's importance map: a product of Gaussians along the sides, or one everywhere."""
+    values = torch.ones(sides, dtype=torch.float64)
+    if weights == "gaussian":
+        grid = torch.meshgrid(*map(torch.arange, sides), indexing="ij")
+        for side, places in zip(sides, grid, strict=True):
+            values *= (-(((places.double() - (side - 1) / 2) / (side / 8)) ** 2) / 2).exp()
+    return values.clamp(min=1e-3)
 
 
 def windows_of(
@@ -64,30 +62,21 @@ def windows_of(
     along = []
     for length, side in zip(size, sides, strict=True):
         interval = max(1, int(side * (1 - overlap)))
-        starts = [0]
-        while starts[-1] + side < length:
-            starts.append(starts[-1] + interval)
-        along.append(
-            [
-                slice(s - max(s + side - length, 0), s - max(s + side - length, 0) + side)
-                for s in starts
-            ]
-        )
+        starts = [min(s, length - side) for s in range(0, length - side + interval, interval)]
+        along.append([slice(start, start + side) for start in starts])
     return list(product(*along))
 
 
 def stitched_plainly(
-    parts: list[Tensor], places: list[Any], sides: tuple[int, ...], size: Any, weights: str
+    parts: list[Tensor], size: Any, sides: tuple[int, ...], overlap: float, weights: str
 ) -> Tensor:
     """The weighted mean of what windows gave, window by window."""
     mode = "trilinear" if len(sides) == 3 else "bilinear"
     total = torch.zeros(*parts[0].shape[:2], *size, dtype=torch.float64)
     share = torch.zeros(size, dtype=torch.float64)
     each = importance(sides, weights)
-    for part, place in zip(parts, places, strict=True):
-        total[(..., *place)] += each * F.interpolate(
-            part, size=sides, mode=mode, align_corners=False
-        )
+    for part, place in zip(parts, windows_of(size, sides, overlap), strict=True):
+        total[(..., *place)] += each * F.interpolate(part, size=sides, mode=mode)
         share[place] += each
     return total / share
 
@@ -108,84 +97,61 @@ def test_scores_gradients_and_maps_equal_the_plain_computation(
     x = photos(*size)
     stitched = Stitched(net, sides, overlap, weights, recompute).eval()
     leaf = x.clone().requires_grad_()
-    places = windows_of(size, sides, overlap)
-    features = [net.features(leaf[(..., *place)]) for place in places]
-    scores = stitched_plainly(
-        [net.head(each.tanh()) for each in features], places, sides, size, weights
-    )
+    stitch = partial(stitched_plainly, size=size, sides=sides, overlap=overlap, weights=weights)
+    features = [net.features(leaf[(..., *place)]) for place in windows_of(size, sides, overlap)]
+    scores = stitch([net.head(each.tanh()) for each in features])
     assert_close(stitched(x), scores, **EXACT)
     mask = torch.zeros(size)
-    mask[(slice(2, 5), slice(3, 9))] = 1
+    mask[2:5, 3:9] = 1
     score = (scores[:, 1] * mask).flatten(1).sum(1) / mask.sum()
-    gradients = torch.autograd.grad(score.sum(), [leaf, *features])
+    gradient, *of_features = torch.autograd.grad(score.sum(), [leaf, *features])
     methods = [Saliency(absolute=False), GradCAM(), HiResCAM(relu=False)]
     before = snapshot(stitched)
-    found = explain.attribute(
-        stitched, x, methods, target=Segmentation(1, mask), layer="model.features"
-    )
+    target = Segmentation(1, mask)
+    found = explain.attribute(stitched, x, methods, target=target, layer="model.features")
     assert snapshot(stitched) == before
-    assert_close(found["saliency"].values, gradients[0], **EXACT)
+    assert_close(found["saliency"].values, gradient, **EXACT)
     assert_close(found["saliency"].score, score.detach(), **EXACT)
     cams = []
     products = []
-    for activation, gradient in zip(features, gradients[1:], strict=True):
-        weighted = (
-            gradient.flatten(2).mean(2).reshape(*gradient.shape[:2], *[1] * len(size)) * activation
-        )
-        cams.append(weighted.sum(1, keepdim=True).clamp(min=0).detach())
-        products.append((gradient * activation).sum(1, keepdim=True).detach())
-    assert_close(
-        found["gradcam"].values, stitched_plainly(cams, places, sides, size, weights)[:, 0], **EXACT
-    )
-    assert_close(
-        found["hirescam"].values,
-        stitched_plainly(products, places, sides, size, weights)[:, 0],
-        **EXACT,
-    )
-    assert found["gradcam"].layer == "model.features"
+    for activation, each in zip(features, of_features, strict=True):
+        weights_of_maps = each.mean([*range(2, each.ndim)], keepdim=True)
+        cams.append((weights_of_maps * activation).sum(1, keepdim=True).clamp(min=0).detach())
+        products.append((each * activation).sum(1, keepdim=True).detach())
+    assert_close(found["gradcam"].values, stitch(cams)[:, 0], **EXACT)
+    assert_close(found["hirescam"].values, stitch(products)[:, 0], **EXACT)
     assert found["gradcam"].heatmap.shape == (2, *size)
 
 
-class Tokens(nn.Module):
+def of_tokens(model: nn.Module, x: Tensor) -> Tensor:
     """A segmenter of patches as tokens, with one module that is called twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(1, 4, 2, 2)
-        self.mix = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps = self.patches(x)
-        tokens = self.mix(self.mix(maps.flatten(2).mT).tanh())
-        return self.head(tokens.tanh()).mT.unflatten(2, maps.shape[2:])
+    maps = model.patches(x)
+    tokens = model.mix(model.mix(maps.flatten(2).mT).tanh())
+    return model.head(tokens.tanh()).mT.unflatten(2, maps.shape[2:])
 
 
 @pytest.mark.parametrize("layer", ["model.mix", "model.mix@0"])
 def test_tokens_lie_in_windows_and_calls_are_counted_in_them(layer: str) -> None:
-    net = settled(Tokens(), seed=5).double().eval()
+    parts = {"patches": nn.Conv2d(1, 4, 2, 2), "mix": nn.Linear(4, 4), "head": nn.Linear(4, 3)}
+    net = settled(Made(of_tokens, **parts), seed=5).double().eval()
     x = photos(12, 12)
-    sides = (4, 8)
-    places = windows_of((12, 12), sides, 0.5)
+    stitch = partial(stitched_plainly, size=(12, 12), sides=(4, 8), overlap=0.5, weights="gaussian")
     score = Segmentation(2, torch.ones(12, 12))
-    found = explain.attribute(
-        Stitched(net, sides).eval(), x, HiResCAM(relu=False), target=score, layer=layer
-    )
+    stitched = Stitched(net, (4, 8)).eval()
+    found = explain.attribute(stitched, x, HiResCAM(relu=False), target=score, layer=layer)
     leaves = []
     scores = []
-    for place in places:
+    for place in windows_of((12, 12), (4, 8), 0.5):
         first = net.mix(net.patches(x[(..., *place)]).flatten(2).mT)
         second = net.mix(first.tanh())
         leaves.append(first if layer.endswith("0") else second)
         scores.append(net.head(second.tanh()).mT.unflatten(2, (2, 4)))
-    total = stitched_plainly(scores, places, sides, (12, 12), "gaussian")[:, 2].mean((1, 2)).sum()
+    total = stitch(scores)[:, 2].mean((1, 2)).sum()
     maps = [
         (gradient * tokens).sum(2).detach().unflatten(1, (2, 4))[:, None]
         for tokens, gradient in zip(leaves, torch.autograd.grad(total, leaves), strict=True)
     ]
-    assert_close(
-        found.values, stitched_plainly(maps, places, sides, (12, 12), "gaussian")[:, 0], **EXACT
-    )
+    assert_close(found.values, stitch(maps)[:, 0], **EXACT)
 
 
 def test_layers_are_chosen_in_a_window_and_what_cannot_be_stitched_is_refused() -> None:
