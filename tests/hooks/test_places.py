@@ -80,6 +80,7 @@ def test_a_layer_that_never_ran_is_told_by_an_error_that_is_a_key_error_too() ->
 
 
 def test_a_captured_activation_that_a_hook_returns_is_not_overwritten() -> None:
+    torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(inplace=True))
     with torch.no_grad(), capture(net, "0", gradients=False) as seen:
         net(x() - 1)

@@ -83,7 +83,7 @@ def test_the_figures_are_those_of_plain_algebra() -> None:
     within = sizes[..., :2].sum((1, 2)) / sizes.sum((1, 2))
     assert use.share == pytest.approx(float(within.mean()))
     assert use.excess is not None
-    assert use.excess.mean == pytest.approx(float(within.mean()) - 0.5)
+    assert use.excess.mean + 0.5 == pytest.approx(float(within.mean()))  # shares are float32
 
 
 @pytest.mark.parametrize("method", ["hirescam", "inputxgradient", None])
